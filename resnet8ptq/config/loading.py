@@ -1,5 +1,6 @@
 """Turns Hydra's composed config into a checked `RunConfig`; saves and loads it."""
 
+import functools
 import inspect
 import logging
 import re
@@ -35,6 +36,7 @@ if "replace" not in inspect.signature(_register_resolver).parameters:
 _register_resolver("safe_name", lambda text: safe_name(str(text)), replace=True)
 
 
+@functools.cache  # Hydra 1.4 warns of a second time
 def register_schemas() -> None:
     """Register the schemas in Hydra's store, before Hydra composes.
 

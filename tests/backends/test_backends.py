@@ -149,9 +149,9 @@ def test_batch_size_does_not_change_predictions(quantize, backend, dtype):
     # PT2E computes in float, on some CPUs in another order in another batch: what lies between two
     # levels may then fall to the other one, in single images.
     most = 0.02 * len(whole) if backend == "torch_pt2e" and dtype != "fp32" else 0
-    for found in (ragged, single):
-        assert (np.abs(found - whole).max(axis=1) > 1e-5).sum() <= most
-        assert (found.argmax(1) != whole.argmax(1)).sum() <= most
+    for split in (ragged, single):
+        assert (np.abs(split - whole).max(axis=1) > 1e-5).sum() <= most
+        assert (split.argmax(1) != whole.argmax(1)).sum() <= most
 
 
 @pytest.mark.parametrize("backend", params(INSTALLED))
@@ -232,7 +232,7 @@ def test_decisions_of_a_step_have_the_effect_of_settings(
     assert decided.quantized_layers == asked.quantized_layers < whole.artifact.quantized_layers
     assert overruled.quantized_layers == whole.artifact.quantized_layers
     batch = shapes.test.inputs(slice(20))
-    [one], [other] = (quantizer.load(each.path, 1).predict(batch) for each in (decided, asked))
+    [one], [other] = (quantizer.load(item.path, 1).predict(batch) for item in (decided, asked))
     np.testing.assert_array_equal(one, other)
 
 
@@ -241,10 +241,12 @@ def test_given_ranges_win_and_make_calibration_needless(
     quantize, shapes, shapes_model, tmp_path, backend
 ):
     whole = quantize(f"backend={backend}", "dtype=u8s8")
-    given = {name: (2 * low, 2 * high) for name, (low, high) in whole.artifact.ranges.items()}
+    doubled = {name: (2 * low, 2 * high) for name, (low, high) in whole.artifact.ranges.items()}
     nothing = shapes.test.take(np.arange(0))  # images to calibrate on would be missed
-    artifact = quantize_network(quantizer_of(whole.config), shapes_model, nothing, tmp_path, given)
-    assert artifact.ranges == given
+    artifact = quantize_network(
+        quantizer_of(whole.config), shapes_model, nothing, tmp_path, doubled
+    )
+    assert artifact.ranges == doubled
     assert artifact.path.read_bytes() != whole.artifact.path.read_bytes()
 
 

@@ -124,7 +124,7 @@ def test_no_two_backends_read_the_same_files():
 
 @every_quantizing
 def test_advice_names_it(backend):
-    settings = [each.settings for each in candidates.advise(("sse2", "avx2"))]
+    settings = [item.settings for item in candidates.advise(("sse2", "avx2"))]
     assert any(f"backend={backend.name}" in words for words in settings)
 
 
@@ -181,8 +181,8 @@ def test_a_backend_of_one_folder_and_one_option_is_complete(project):
     assert "largest difference" in example.run(sys.executable, folder)
     served = load_served(done, ours.info.run_id)
     with np.load(folder / "test_vectors.npz") as vectors:
-        (found,) = served.predict(vectors["inputs"]).values()
-        np.testing.assert_allclose(found, vectors["output_0"], atol=1e-6)
+        (result,) = served.predict(vectors["inputs"]).values()
+        np.testing.assert_allclose(result, vectors["output_0"], atol=1e-6)
 
     network = project / "network.onnx"
     onnx.save(onnx.load_from_string(files["model.toy"].read_bytes()[4:]), network)

@@ -202,8 +202,8 @@ def test_an_operator_of_several_steps_between_convolutions_keeps_its_layout(shap
     inner = onnx.helper.make_node("LpNormalization", ["wide"], ["inner"], "inner")
     path = write_chain(tmp_path / "steps.onnx", inner)
     _, predictor = lower(replace(shapes_model, onnx_path=path), tmp_path, "dtype=int8")
-    [expected], [found] = open_runner(str(path))(PICTURES), predictor.predict(PICTURES)
-    assert np.linalg.norm(found - expected) < 0.1 * np.linalg.norm(expected)
+    [expected], [result] = open_runner(str(path))(PICTURES), predictor.predict(PICTURES)
+    assert np.linalg.norm(result - expected) < 0.1 * np.linalg.norm(expected)
 
 
 @needs_executorch
@@ -260,8 +260,8 @@ def test_weights_on_the_left_and_several_matrices_stay_in_float(shapes_model, tm
     network = replace(shapes_model, onnx_path=path)
     artifact, predictor = lower(network, tmp_path, "dtype=int8", "per_channel=true")
     assert artifact.quantized_layers == 1
-    [expected], [found] = open_runner(str(path))(PICTURES), predictor.predict(PICTURES)
-    assert np.linalg.norm(found - expected) < 0.1 * np.linalg.norm(expected)
+    [expected], [result] = open_runner(str(path))(PICTURES), predictor.predict(PICTURES)
+    assert np.linalg.norm(result - expected) < 0.1 * np.linalg.norm(expected)
 
 
 def test_a_recurrent_layer_is_unsupported_before_any_work(shapes_model, tmp_path):
@@ -308,8 +308,8 @@ def test_a_padding_that_crops_or_that_a_pool_takes_runs(shapes_model, tmp_path, 
         axis.Clear()
     onnx.save(proto, path)
     _, predictor = lower(replace(shapes_model, onnx_path=path), tmp_path, "dtype=int8")
-    [expected], [found] = open_runner(str(path))(PICTURES), predictor.predict(PICTURES)
-    assert np.linalg.norm(found - expected) < 0.1 * np.linalg.norm(expected)
+    [expected], [result] = open_runner(str(path))(PICTURES), predictor.predict(PICTURES)
+    assert np.linalg.norm(result - expected) < 0.1 * np.linalg.norm(expected)
 
 
 def test_says_how_to_install_it(monkeypatch):

@@ -199,8 +199,8 @@ def test_data_beside_a_file_is_read(tmp_path, cache_root):
     path = tmp_path / "small.onnx"
     path.write_bytes(small().SerializeToString())
     (tmp_path / "own.bin").write_bytes(bytes(range(8)))
-    [found] = reading.admit(path, cache_root).open_run(1)([np.ones((1, 4), np.float32)])
-    np.testing.assert_array_equal(found, [[(0 + 2 + 4 + 6) / 2, (1 + 3 + 5 + 7) / 2]])
+    [result] = reading.admit(path, cache_root).open_run(1)([np.ones((1, 4), np.float32)])
+    np.testing.assert_array_equal(result, [[(0 + 2 + 4 + 6) / 2, (1 + 3 + 5 + 7) / 2]])
 
 
 @pytest.mark.parametrize("name", ["../own.bin", "/etc/hostname", "link.bin", ""])

@@ -282,7 +282,7 @@ def test_weights_of_nearly_nothing_are_one_line(
     model = replace(shapes_model, onnx_path=tmp_path / "dead.onnx")
     with caplog.at_level("INFO"):
         quantize_network(quantizer, model, draw_calibration(shapes, 1, 0).split, tmp_path)
-    [line] = [each for each in caplog.records if "scale" in each.getMessage()]
+    [line] = [record for record in caplog.records if "scale" in record.getMessage()]
     assert line.levelname == level
     assert words in line.getMessage()
 

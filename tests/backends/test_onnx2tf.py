@@ -119,8 +119,8 @@ def test_the_network_decides_who_converts(name, dtype, flow, tmp_path):
     path.write_bytes(magic.get(path.suffix, b"onnx"))
     config = make_config("data=shapes", "backend=tflite", f"dtype={dtype}")
     complete = resolve_name(config.backend.descriptor.complete)
-    found = complete(config.backend, format_name(path), None, is_float=config.dtype.is_float)
-    assert found.flow == flow
+    result = complete(config.backend, format_name(path), None, is_float=config.dtype.is_float)
+    assert result.flow == flow
 
 
 # The graph that onnx2tf gets
@@ -147,8 +147,8 @@ def test_prepared_graphs_compute_the_same():
 def test_tensors_are_matched_by_their_values(content, shapes_model, batch):
     names = correspondence.find(content, shapes_model.onnx_path, batch[:2])
     model, graph = contents.read(content), onnx.load(shapes_model.onnx_path).graph
-    [taken], [given] = model.subgraphs[0].inputs, model.subgraphs[0].outputs
-    assert (names[taken][0], names[given][-1]) == (graph.input[0].name, graph.output[0].name)
+    [taken], [value] = model.subgraphs[0].inputs, model.subgraphs[0].outputs
+    assert (names[taken][0], names[value][-1]) == (graph.input[0].name, graph.output[0].name)
     made = [int(operator.outputs[0]) for code, operator in contents.operators(model)]
     kinds = {name: node.op_type for node in graph.node for name in node.output}
     codes = {"CONV_2D": ("Conv", "Relu"), "ADD": ("Add", "Relu"), "FULLY_CONNECTED": ("Gemm",)}

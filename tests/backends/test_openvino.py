@@ -291,7 +291,7 @@ def test_signals_are_computed_as_in_onnx_runtime(tmp_path, pool, caplog):
 
 
 @needs_openvino
-def test_kernels_that_add_more_noise_than_quantization_are_told(tmp_path, caplog):
+def test_kernels_that_add_more_noise_than_quantization_are_reported(tmp_path, caplog):
     """OpenVINO computes ONNX Runtime's file wrongly, in batches of 9 and more."""
     network, split = make_signals(tmp_path, MEANS[0], 0)
     theirs = quantize_network(quantizer_of(settings_of("onnx")), network, split, tmp_path)

@@ -161,12 +161,12 @@ def test_padding_does_not_calibrate(phrases, tmp_path):
     stored = drawn.images[:]
     longer = {name: np.pad(stored[name], [(0, 0), (0, 9)]) for name in stored.dtype.names}
     padded = replace(drawn, images=pack(longer))
-    found = [
+    ranges = [
         quantize_network(quantizer_of(config), fp32, split, folder).ranges
         for split, folder in ((drawn, tmp_path / "a"), (padded, tmp_path / "b"))
         if folder.mkdir() is None
     ]
-    assert found[0] == found[1]
+    assert ranges[0] == ranges[1]
 
 
 @pytest.mark.parametrize("setting", ["method=qat", "corrections.reconstruction=true"])

@@ -175,15 +175,15 @@ def test_integers_are_scaled_by_the_file(file_of, batch):
     path = file_of("per_channel=false")
     interpreter = Interpreter(model_path=str(path))
     interpreter.allocate_tensors()
-    (taken,), (given,) = interpreter.get_input_details(), interpreter.get_output_details()
+    (taken,), (value,) = interpreter.get_input_details(), interpreter.get_output_details()
     assert taken["quantization"] == (1.0, -128)  # raw pixels are levels: the scale rounds none
     predictor = tflite().load(path, THREADS)
     for image in batch[:20].astype(np.int16):
         interpreter.set_tensor(taken["index"], (image[None] - 128).astype(np.int8))
         interpreter.invoke()
-        levels = interpreter.get_tensor(given["index"]).astype(np.int16)
-        found = predictor.predict(image[None].astype(np.float32))[0]
-        np.testing.assert_array_equal(found, (levels + 128) / np.float32(256))
+        levels = interpreter.get_tensor(value["index"]).astype(np.int16)
+        output = predictor.predict(image[None].astype(np.float32))[0]
+        np.testing.assert_array_equal(output, (levels + 128) / np.float32(256))
     beyond = predictor.predict(np.full((1, 32, 32, 3), 300, np.float32))[0]
     np.testing.assert_array_equal(
         beyond, predictor.predict(np.full((1, 32, 32, 3), 255, np.float32))[0]
@@ -242,7 +242,7 @@ def test_the_real_network(cache_root, tmp_path):
 
     calibration = draw_calibration(real, 20, 42).split
     quantized = evaluator.quantize(network, Decisions(), calibration, tmp_path)
-    found = evaluator.run(quantized.path, some).outputs.values[0].argmax(1)
-    accuracy, expected = ((classes == some.labels).mean() for classes in (found, fp32))
+    result = evaluator.run(quantized.path, some).outputs.values[0].argmax(1)
+    accuracy, expected = ((classes == some.labels).mean() for classes in (result, fp32))
     assert accuracy == pytest.approx(expected, abs=0.01)
     assert quantized.size_bytes < 100_000

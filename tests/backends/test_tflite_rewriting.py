@@ -103,8 +103,8 @@ def test_the_uncorrected_network_comes_back_as_the_converter_made_it(
     tensors = before.subgraphs[0].tensors
     theirs = {}  # the converter's own ranges, by ONNX name
     for index, name in rewriting._name_activations(before, names, graph).items():
-        found = tensors[index].quantization
-        scale, zero_point = float(found.scale[0]), int(found.zeroPoint[0])
+        quantization = tensors[index].quantization
+        scale, zero_point = float(quantization.scale[0]), int(quantization.zeroPoint[0])
         theirs[name] = (scale * (-128 - zero_point), scale * (127 - zero_point))
     plan = Plan(WeightScheme("int8", per_channel))
     written = rewriting.rewrite(content, graph, graph, plan, theirs)
@@ -178,10 +178,10 @@ def test_activations_have_the_true_ranges(converted, graph, ranges):
     for index, name in rewriting._name_activations(read, names, graph).items():
         if "Reshape" in name:  # of the pooled sum, whose range it keeps
             continue
-        found = tensors[index].quantization
+        quantization = tensors[index].quantization
         low, high = ranges[name]
         low, high = min(low, 0), max(high, 0)
-        scale, zero_point = float(found.scale[0]), int(found.zeroPoint[0])
+        scale, zero_point = float(quantization.scale[0]), int(quantization.zeroPoint[0])
         assert scale == pytest.approx((high - low) / 255)
         assert scale * (-128 - zero_point) == pytest.approx(low, abs=0.51 * scale)
         seen.append(name)
@@ -203,7 +203,7 @@ def find_pool(content: bytes, graph: onnx.GraphProto) -> tuple[str, float, str]:
     (name,) = [n.output[0] for n in graph.node if n.op_type == "AveragePool"]
     read = contents.read(content)
     ((code, operator),) = [
-        found for found in contents.operators(read) if found[0] in ("AVERAGE_POOL_2D", "MEAN")
+        result for result in contents.operators(read) if result[0] in ("AVERAGE_POOL_2D", "MEAN")
     ]
     made = read.subgraphs[0].tensors[operator.outputs[0]]
     assert list(made.shape) == [1, 1, 1, 64]
@@ -221,18 +221,19 @@ def test_a_pool_over_whole_maps_has_a_range_of_its_own(converted, shapes_model, 
     assert find_pool(free, graph)[:2] == ("MEAN", pytest.approx((high - min(low, 0)) / 255))
     assert find_pool(free, graph)[1] < 0.7 * shared
     # Where its range is not known, it stays a pool with that of its input.
-    others = {key: found for key, found in ranges.items() if key != name}
+    others = {key: result for key, result in ranges.items() if key != name}
     kept = rewriting.rewrite(content, graph, graph, INT8, others)
     assert find_pool(kept, graph)[0] == "AVERAGE_POOL_2D"
     [batch] = shapes.test.take(np.arange(200)).batches(200)
     [exact] = open_runner(proto, THREADS)(batch)
-    errors = [np.square(run(each, batch) - exact).mean() for each in (free, kept)]
+    errors = [np.square(run(item, batch) - exact).mean() for item in (free, kept)]
     assert errors[0] < errors[1]
 
 
 def test_a_pool_over_parts_of_maps_stays(converted):
     read = contents.read(converted(True))
-    ((_, pool),) = [found for found in contents.operators(read) if found[0] == "AVERAGE_POOL_2D"]
+    operators = contents.operators(read)
+    ((_, pool),) = [pair for pair in operators if pair[0] == "AVERAGE_POOL_2D"]
     pool.builtinOptions.filterWidth -= 1
     rewriting.pools_to_means(read)
     assert "MEAN" not in dict(contents.operators(read))
@@ -251,10 +252,10 @@ def test_4_bit_weights_predict_as_simulated(quantize, shapes_model, shapes):
         correcting.round_weights(simulated.graph, node, INT4.default)
     [batch] = shapes.test.take(np.arange(500)).batches(500)
     float_activations = open_runner(simulated, THREADS)(batch)[0]
-    found = cell.predict()
-    assert (found.argmax(1) == float_activations.argmax(1)).mean() > 0.96
+    outputs = cell.predict()
+    assert (outputs.argmax(1) == float_activations.argmax(1)).mean() > 0.96
     labels = shapes.test.labels[:500]
-    right, expected = ((p.argmax(1) == labels).mean() for p in (found, float_activations))
+    right, expected = ((p.argmax(1) == labels).mean() for p in (outputs, float_activations))
     assert right == pytest.approx(expected, abs=0.02)
 
 
@@ -311,13 +312,13 @@ def test_layers_of_every_kind_are_matched_and_run_in_4_bits(small, shapes, calib
         layer.weights.type = TensorType.INT8
         contents.write_levels(read, layer.weights, levels, scale)
     [batch] = shapes.test.take(np.arange(50)).batches(50)
-    found = run_without_xnnpack(written, batch)
-    np.testing.assert_array_equal(found, run_without_xnnpack(contents.write(read), batch))
-    assert len(np.unique(found, axis=0)) > 10
+    result = run_without_xnnpack(written, batch)
+    np.testing.assert_array_equal(result, run_without_xnnpack(contents.write(read), batch))
+    assert len(np.unique(result, axis=0)) > 10
     simulated = onnx.load(network.onnx_path)
     for node in weight_layers(simulated.graph).values():
         correcting.round_weights(simulated.graph, node, INT4.default)
-    np.testing.assert_allclose(found, open_runner(simulated, THREADS)(batch)[0], atol=0.1)
+    np.testing.assert_allclose(result, open_runner(simulated, THREADS)(batch)[0], atol=0.1)
 
 
 def test_the_quantizer_writes_the_corrected_network(shapes_model, calibration, tmp_path):
@@ -346,8 +347,8 @@ def test_the_quantizer_writes_the_corrected_network(shapes_model, calibration, t
 
 def test_given_ranges_win(shapes_model, ranges, calibration, tmp_path):
     config = make_config("data=shapes", "backend=tflite", "per_channel=true")
-    given = {name: (2 * low, 2 * high) for name, (low, high) in ranges.items()}
-    made = quantize_network(quantizer_of(config), shapes_model, calibration, tmp_path, given)
+    doubled = {name: (2 * low, 2 * high) for name, (low, high) in ranges.items()}
+    made = quantize_network(quantizer_of(config), shapes_model, calibration, tmp_path, doubled)
     first = next(contents.layers(contents.read(made.path.read_bytes())))
     assert first.input.quantization.scale[0] == 2
 
@@ -372,8 +373,8 @@ def test_a_channel_of_zeros_and_one_of_tiny_weights_keep_their_biases(converted,
     graph_weights.write_bias(other, node, bias)
     read = contents.read(rewriting.rewrite(converted(True), graph, other, INT8, ranges))
     layer = next(contents.layers(read))
-    found = contents.read_values(read, layer.bias)
-    np.testing.assert_allclose(found[:2], 1.5, atol=contents.scales(layer.bias).max() / 2)
+    values = contents.read_values(read, layer.bias)
+    np.testing.assert_allclose(values[:2], 1.5, atol=contents.scales(layer.bias).max() / 2)
     assert np.abs(contents.read_levels(read, layer.bias)).max() < 2**31
     assert not contents.read_levels(read, layer.weights)[0].any()
 
@@ -394,7 +395,7 @@ def test_another_network_is_unsupported_and_the_layer_named(converted, graph, ra
 def test_an_activation_without_a_range_is_unsupported(converted, graph, ranges):
     missing = next(name for name in ranges if "add" in name and "Add" in name)
     with_relu = next(node.output[0] for node in graph.node if missing in node.input)
-    left = {name: found for name, found in ranges.items() if name != with_relu}
+    left = {name: result for name, result in ranges.items() if name != with_relu}
     with pytest.raises(UnsupportedError, match=r"add_1/Add.*: the ONNX graph has no such"):
         rewriting.rewrite(converted(True), graph, graph, INT8, left)
 
@@ -453,7 +454,7 @@ def test_the_data_of_buffers_is_aligned(converted):
 
 
 def test_a_file_that_predicts_differently_is_not_taken(converted, shapes):
-    whole, other = (predictor.open_run(converted(each), THREADS) for each in (True, False))
+    whole, other = (predictor.open_run(converted(item), THREADS) for item in (True, False))
     batches = list(shapes.test.take(np.arange(100)).batches(50))
     check_same(whole, whole, batches)
     with pytest.raises(QuantizationError, match=r"^slim: .* predicts differently"):

@@ -40,14 +40,14 @@ def layer_weights(model: Fp32Model) -> dict[str, NDArray[np.float32]]:
     """The float weights by the ONNX node's name, output channels first."""
     graph = onnx.load(model.onnx_path).graph
     constants = {t.name: onnx.numpy_helper.to_array(t) for t in graph.initializer}
-    found = {}
+    result = {}
     for node in weight_layers(graph).values():
         weights = constants[node.input[1]]
         turned = node.op_type != "Conv" and not any(
             a.name == "transB" and a.i for a in node.attribute
         )
-        found[node.name] = weights.T if turned else weights
-    return found
+        result[node.name] = weights.T if turned else weights
+    return result
 
 
 def stored_levels(cell: Cell) -> list[NDArray[np.int64]]:
@@ -81,10 +81,10 @@ def test_integer_weights_are_those_of_the_grid(quantize, shapes_model, backend, 
     stored = stored_levels(cell)
     assert len(stored) == len(expected) == WEIGHT_LAYERS
     by_size = sorted(stored, key=lambda w: (w.size, w.flat[:8].tolist()))
-    for found, levels in zip(
+    for result, levels in zip(
         by_size, sorted(expected, key=lambda w: (w.size, w.flat[:8].tolist())), strict=True
     ):
-        assert (found.reshape(levels.shape) == levels).all()
+        assert (result.reshape(levels.shape) == levels).all()
 
 
 @pytest.mark.parametrize("backend", FLOWS)
@@ -157,8 +157,8 @@ def test_a_reshape_before_the_softmax_changes_nothing(quantize, shapes_model, tm
         quantizer, model, draw_calibration(whole.data, 20, whole.config.seed).split, tmp_path
     )
     images = whole.data.test.images[:50].astype(np.float32)
-    [found] = quantizer.load(artifact.path, THREADS).predict(images)
-    np.testing.assert_allclose(found, whole.predict(images=50), atol=2 / 256)
+    [result] = quantizer.load(artifact.path, THREADS).predict(images)
+    np.testing.assert_allclose(result, whole.predict(images=50), atol=2 / 256)
 
 
 def test_what_depends_on_constants_alone_can_be_traced():
@@ -170,9 +170,9 @@ def test_what_depends_on_constants_alone_can_be_traced():
     )
     module = to_torch_module(proto)
     traced = torch.fx.symbolic_trace(module)
-    given = torch.arange(16.0).reshape(2, 4, 2)
-    assert torch.equal(traced(given), given.reshape(2, 8) / 2)
-    assert traced(given[:1]).shape == (1, 8)
+    inputs = torch.arange(16.0).reshape(2, 4, 2)
+    assert torch.equal(traced(inputs), inputs.reshape(2, 8) / 2)
+    assert traced(inputs[:1]).shape == (1, 8)
 
 
 @pytest.mark.parametrize(
@@ -619,7 +619,7 @@ def test_engine_auto_does_not_depend_on_the_run_before(monkeypatch, quantize_ane
 
 
 @pytest.mark.parametrize(
-    ("engine", "given", "expected"),
+    ("engine", "value", "expected"),
     [
         ("fbgemm", "null", 7),
         ("x86", "null", 7),
@@ -628,10 +628,10 @@ def test_engine_auto_does_not_depend_on_the_run_before(monkeypatch, quantize_ane
         ("onednn", "true", 7),
     ],
 )
-def test_reduce_range_follows_the_engine(engine, given, expected):
+def test_reduce_range_follows_the_engine(engine, value, expected):
     if engine not in torch.backends.quantized.supported_engines:
         pytest.skip(f"this build of torch has no {engine}")
-    overrides = (f"backend.engine={engine}", f"reduce_range={given}")
+    overrides = (f"backend.engine={engine}", f"reduce_range={value}")
     resolved = quantizer_of(make_config("backend=torch", *overrides)).resolve()
     assert resolved.activation_bits == expected
 

@@ -143,7 +143,7 @@ def recorded() -> dict[str, Any]:
         for name in sweeps.SWEEP24
     }
     four = [cell for cell in cells if cell["calib"] == "minmax" and not cell["per_channel"]]
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "sweep4": {"samples": {name: [sample(8.0, four)] * 2 for name in sweeps.SWEEP4}},
         "sweep24": {"samples": grid},
         "equality": {"runs": [{**cell, "equal": True} for cell in cells]},
@@ -153,7 +153,7 @@ def recorded() -> dict[str, Any]:
         **{"cpu": "A CPU", "cores": 2, "memory_bytes": 8_000_000_000, "platform": "Linux x86_64"},
         **{"load_average": 0.1, "versions": {"version.onnxruntime": "1.0"}},
     }
-    return {name: {**section, "measured": {**measured}} for name, section in found.items()}
+    return {name: {**section, "measured": {**measured}} for name, section in result.items()}
 
 
 @pytest.mark.slow
@@ -169,10 +169,10 @@ def test_page_is_made_from_the_measurements(tmp_path):
 
 
 def test_page_says_what_differs(tmp_path):
-    found = copy.deepcopy(recorded())
-    found["equality"]["runs"][0]["equal"] = False
-    found["sweep4"]["measured"]["commit"] = "fedcba9876543210"
-    page = results.render(found)
+    result = copy.deepcopy(recorded())
+    result["equality"]["runs"][0]["equal"] = False
+    result["sweep4"]["measured"]["commit"] = "fedcba9876543210"
+    page = results.render(result)
     assert "Predictions of 17 of 18" in page and "| onnx | int8 | minmax | False |" in page
     assert "sweep4: A CPU" in page and "fedcba987654" in page
 

@@ -185,10 +185,10 @@ def test_the_layers_around_values_that_float16_lacks_are_named(tmp_path):
     onnx.save(proto, tmp_path / "network.onnx")
     samples = Split(np.ones((8, 4), np.float32), None, "made")
     config = configure(tmp_path / "cache")
-    found = Activations(tmp_path / "network.onnx", samples, config.calib, runtime_of(config))
-    assert [*found.find_beyond(65504)] == ["second", "third"]
-    assert found.find_beyond(65504)["third"] == pytest.approx(1e5)
-    assert found.find_beyond(1e6) == {}
+    result = Activations(tmp_path / "network.onnx", samples, config.calib, runtime_of(config))
+    assert [*result.find_beyond(65504)] == ["second", "third"]
+    assert result.find_beyond(65504)["third"] == pytest.approx(1e5)
+    assert result.find_beyond(1e6) == {}
 
 
 def test_given_ranges_win_and_where_they_suffice_nothing_is_run(
@@ -204,8 +204,8 @@ def test_given_ranges_win_and_where_they_suffice_nothing_is_run(
     mixed = Activations(
         shapes_model.onnx_path, split, config.calib, runtime_of(config), {name: (-1.0, 1.0)}
     )
-    found = mixed.find_ranges([name, "not in the graph"])
-    assert found == {name: (-1.0, 1.0)}
+    ranges = mixed.find_ranges([name, "not in the graph"])
+    assert ranges == {name: (-1.0, 1.0)}
 
 
 def test_threads_do_not_change_the_statistics(shapes_model, split, tmp_path):

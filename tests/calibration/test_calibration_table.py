@@ -60,7 +60,7 @@ def test_the_other_formats_have_one_number_per_tensor(folder):
     highest = {name: float(text) for name, text in (line.split(" ") for line in lines)}
     assert highest == {name: high for name, (_, high) in AS_FLOAT32.items()}
     table = TrtTable.GetRootAs((folder / "calibration.flatbuffers").read_bytes(), 0)
-    pairs = [table.Dict(place) for place in range(table.DictLength())]
+    pairs = [table.Dict(position) for position in range(table.DictLength())]
     assert {pair.Key().decode(): float(pair.Value()) for pair in pairs} == highest
 
 

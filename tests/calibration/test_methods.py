@@ -92,8 +92,8 @@ def collector_of(stats: TensorStats, config: CalibConfig) -> HistogramCollector:
 
 def range_of_onnxruntime(stats: TensorStats, config: CalibConfig) -> Range:
     with contextlib.redirect_stdout(io.StringIO()):
-        found = collector_of(stats, config).compute_collection_result()["x"]
-    return float(found[0]), float(found[1])
+        result = collector_of(stats, config).compute_collection_result()["x"]
+    return float(result[0]), float(result[1])
 
 
 def entropy_range_of_onnxruntime(stats: TensorStats, config: CalibConfig) -> Range:
@@ -205,11 +205,11 @@ def test_entropy_is_the_least_divergence_of_all_candidates(counts, levels):
     middle = len(counts) // 2
     halves = range(levels // 2, middle + 1)
     expected = [divergence_by_definition(counts, half, levels) for half in halves]
-    found = [methods._divergence(counts, middle, half, levels) for half in halves]
-    assert found == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    result = [methods._divergence(counts, middle, half, levels) for half in halves]
+    assert result == pytest.approx(expected, rel=1e-9, abs=1e-12)
     stats = TensorStats(-1.0, 1.0, counts)
     low, high = find_range(stats, make_config("entropy", bins=len(counts), levels=levels))
-    half = halves[int(np.argmin(found))]
+    half = halves[int(np.argmin(result))]
     assert (low, high) == (
         stats.edges[middle - half],
         stats.edges[min(middle + half + 1, len(counts))],
@@ -349,15 +349,15 @@ def test_moving_average_by_hand():
 def test_mse_is_as_good_as_a_search_over_the_values_themselves(name):
     values = draw(name)
     stats = observe(values, bins=2048)
-    found = squared_error(values, *find_range(stats, CalibConfig(name="mse")))
+    result = squared_error(values, *find_range(stats, CalibConfig(name="mse")))
     fractions = np.linspace(0.85, 1, 16)
     least = min(
         squared_error(values, low * stats.low, high * stats.high)
         for low in fractions
         for high in fractions
     )
-    assert found <= 1.005 * least
-    assert found <= 1.0001 * squared_error(values, stats.low, stats.high)
+    assert result <= 1.005 * least
+    assert result <= 1.0001 * squared_error(values, stats.low, stats.high)
 
 
 # Properties
@@ -468,9 +468,9 @@ def test_moving_average_is_that_of_torch(values, constant):
     for batch in values:
         observer(torch.from_numpy(batch))
     stats = observe(*values)
-    found = find_range(stats, CalibConfig(name="moving_average", averaging_constant=constant))
+    result = find_range(stats, CalibConfig(name="moving_average", averaging_constant=constant))
     theirs = (observer.min_val.item(), observer.max_val.item())
-    assert found == pytest.approx(theirs, rel=1e-5, abs=1e-5 * stats.threshold)
+    assert result == pytest.approx(theirs, rel=1e-5, abs=1e-5 * stats.threshold)
 
 
 @given(values=TENSORS, cuts=st.tuples(st.floats(50.01, 100), st.floats(50.01, 100)))
@@ -508,8 +508,8 @@ def test_mse_and_moving_average_keep_more_of_the_logits_than_minmax(real_files, 
     if not machine.has_vnni():
         pytest.skip("without VNNI 16-bit sums saturate, which drowns the difference")
     config = make_run_config("dtype=u8s8", "per_channel=true", "calib.samples_per_class=20")
-    found = locate.find_data(config.data)
-    dataset = registry.load(found.name, found.root)
+    data = locate.find_data(config.data)
+    dataset = registry.load(data.name, data.root)
     network = model.load(config.model, dataset, cache.folder(None))
     drawn = draw_calibration(dataset, 20, config.seed)
     others = np.setdiff1d(np.arange(700), drawn.indices)[:500]

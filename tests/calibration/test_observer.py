@@ -48,8 +48,8 @@ def test_statistics_do_not_depend_on_batches_or_order(values, data):
 def test_ranges_of_batches_are_the_same_in_parts_and_from_their_ends(values, parts):
     observer = TensorObserver()
     for batch in values:
-        for place, part in enumerate(np.array_split(batch, min(parts, batch.size))):
-            observer.observe(part, new_batch=place == 0)
+        for position, part in enumerate(np.array_split(batch, min(parts, batch.size))):
+            observer.observe(part, new_batch=position == 0)
     ends = [(batch.min(), batch.max()) for batch in values]
     whole = min(low for low, _ in ends), max(high for _, high in ends)
     for stats in (observer.stats(64), TensorStats.of_batches(np.array(ends, np.float64))):

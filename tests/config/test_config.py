@@ -48,10 +48,10 @@ def complaint(*overrides: str) -> str:
     ],
 )
 def test_what_the_tests_compose_is_what_hydra_composes(overrides):
-    found = [OmegaConf.to_container(compose_whole(*overrides)) for _ in range(2)]
+    containers = [OmegaConf.to_container(compose_whole(*overrides)) for _ in range(2)]
     with initialize_config_dir(str(CONF), version_base="1.3"):
         expected = compose("config", overrides, return_hydra_config=True)
-    assert found == [OmegaConf.to_container(expected)] * 2
+    assert containers == [OmegaConf.to_container(expected)] * 2
 
 
 def test_every_group_has_options():

@@ -60,7 +60,7 @@ def test_the_end_of_the_block_waits(tmp_path):
     assert (tmp_path / "file").read_text() == "done"
 
 
-def test_errors_are_told_once_and_stop_nothing(tmp_path):
+def test_errors_are_reported_once_and_stop_nothing(tmp_path):
     with background.allowed():
         for number in range(3):
             background.put(fail, f"error {number}")

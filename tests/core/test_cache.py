@@ -145,8 +145,8 @@ def test_code_is_known_by_every_byte_that_a_module_imports(tmp_path, monkeypatch
 
 def test_a_run_depends_on_every_module_that_its_registries_name():
     behind = code.closure("resnet8ptq.exploration.running")
-    for place in ("backends/onnx/quantizer", "data/sources/coco", "tasks/detection/task"):
-        assert f"resnet8ptq.{place.replace('/', '.')}" in behind
+    for position in ("backends/onnx/quantizer", "data/sources/coco", "tasks/detection/task"):
+        assert f"resnet8ptq.{position.replace('/', '.')}" in behind
     assert not any(name.startswith(("resnet8ptq.report", "resnet8ptq.tracking")) for name in behind)
 
 
@@ -267,17 +267,17 @@ def test_a_failed_build_leaves_nothing_behind(tmp_path):
 
 
 def test_what_a_killed_build_left_is_cleared_away(tmp_path, make):
-    place = cache.path_of(tmp_path, "kind", {"a": 1})
-    left, others = place.with_name(f".{place.name}-x"), place.with_name(".another-x")
+    path = cache.path_of(tmp_path, "kind", {"a": 1})
+    left, others = path.with_name(f".{path.name}-x"), path.with_name(".another-x")
     for folder in (left, others):
         folder.mkdir(parents=True)
         (folder / "half").touch()
-    place.with_name(f".{place.name}-y").touch()  # no folder: it stays, and is in nobody's way
+    path.with_name(f".{path.name}-y").touch()  # no folder: it stays, and is in nobody's way
 
     def look(folder: Path) -> None:
         """It is built where a rename is enough, under a name that the next one clears away."""
-        assert folder.parent.parent == place.parent
-        assert folder.parent.name.startswith(f".{place.name}-")
+        assert folder.parent.parent == path.parent
+        assert folder.parent.name.startswith(f".{path.name}-")
         make(folder)
 
     cache.entry(tmp_path, "kind", {"a": 1}, look)
@@ -373,10 +373,10 @@ def test_the_setting_wins_over_the_environment(tmp_path, monkeypatch):
 
 def test_without_either_it_is_the_users_cache_folder(tmp_path, monkeypatch):
     monkeypatch.delenv("RESNET8PTQ_CACHE")
-    found = cache.folder(None)
-    assert found == cache.downloads_folder()
-    assert found.is_absolute()
-    assert found.name == "resnet8ptq"
+    result = cache.folder(None)
+    assert result == cache.downloads_folder()
+    assert result.is_absolute()
+    assert result.name == "resnet8ptq"
 
 
 def test_a_relative_or_home_folder_is_made_absolute(tmp_path, monkeypatch):

@@ -78,27 +78,27 @@ def test_the_cpu_is_what_linux_or_else_py_cpuinfo_says(monkeypatch, text, expect
             raise FileNotFoundError
         return text
 
-    found = {"brand_raw": "py-cpuinfo's", "flags": ["neon"]}
-    monkeypatch.setattr(cpuinfo, "get_cpu_info", lambda: found)
+    result = {"brand_raw": "py-cpuinfo's", "flags": ["neon"]}
+    monkeypatch.setattr(cpuinfo, "get_cpu_info", lambda: result)
     monkeypatch.setattr(Path, "read_text", read_text)
     assert machine.cpu.__wrapped__() == expected
 
 
 def test_linux_and_py_cpuinfo_agree_on_this_cpu():
     name, flags = machine.cpu.__wrapped__()
-    told = cpuinfo.get_cpu_info()
-    assert name == told["brand_raw"]
-    assert set(flags) <= set(told["flags"])  # which adds CPUID's spellings: avx512vnni
+    cpu = cpuinfo.get_cpu_info()
+    assert name == cpu["brand_raw"]
+    assert set(flags) <= set(cpu["flags"])  # which adds CPUID's spellings: avx512vnni
     vnni = {"avx512_vnni", "avx512vnni", "avx_vnni"}
-    assert set(flags).isdisjoint(vnni) == set(told["flags"]).isdisjoint(vnni)
+    assert set(flags).isdisjoint(vnni) == set(cpu["flags"]).isdisjoint(vnni)
 
 
 def test_versions_are_those_of_the_installed_packages():
-    found = machine.versions()
-    assert found["version.python"] == sys.version.split()[0]
-    assert found["version.numpy"] == np.__version__
+    result = machine.versions()
+    assert result["version.python"] == sys.version.split()[0]
+    assert result["version.numpy"] == np.__version__
     for package in ("onnx", "onnxruntime", "torch", "onnx2torch", "tf2onnx", "keras"):
-        assert re.match(r"\d+\.\d+", found[f"version.{package}"])
+        assert re.match(r"\d+\.\d+", result[f"version.{package}"])
 
 
 def test_a_package_that_is_not_there_has_no_version(monkeypatch):
@@ -107,7 +107,7 @@ def test_a_package_that_is_not_there_has_no_version(monkeypatch):
     assert set(machine.versions.__wrapped__()) == {"version.python", "version.numpy"}
 
 
-def test_versions_are_told_without_importing():
+def test_versions_are_reported_without_importing():
     code = (
         "import sys; from resnet8ptq.core import machine; machine.versions();"
         "print({'torch', 'tensorflow', 'onnx', 'mlflow'} & set(sys.modules))"
@@ -165,7 +165,7 @@ def test_the_peak_is_that_of_this_run_and_not_of_an_earlier_one():
     assert large - small > 0.9 * size
 
 
-def test_where_the_mark_cannot_be_reset_no_peak_is_told(monkeypatch):
+def test_where_the_mark_cannot_be_reset_no_peak_is_reported(monkeypatch):
     def refuse(*_: object) -> None:
         raise PermissionError
 

@@ -55,7 +55,7 @@ def test_a_step_is_named_and_its_parts_are_counted(clock):
     ]
 
 
-def test_outer_steps_are_told_if_they_have_parts(clock):
+def test_outer_steps_are_reported_if_they_have_parts(clock):
     lines: list[str] = []
     seen = Watch(lines.append)
     trying, quantizing = seen.step("Trying", "changes", 3), seen.step("Quantizing")

@@ -276,10 +276,10 @@ def test_learned_layers_are_kept_and_the_rest_ends_in_time(proto, images, caplog
 
     short = replace(setting, runtime=replace(setting.runtime, deadline=After()))
     over = replace(setting, runtime=replace(setting.runtime, deadline=Deadline(at=0)))
-    made = [adaround.round_weights(proto, each, 30, 0) for each in (short, over)]
+    made = [adaround.round_weights(proto, split, 30, 0) for split in (short, over)]
     assert made[0] == made[1] != proto
-    for each in (short, over):
-        assert each.runtime.deadline.cut_short == [f"learned rounding: 2 of {known} layers"]
+    for split in (short, over):
+        assert split.runtime.deadline.cut_short == [f"learned rounding: 2 of {known} layers"]
     assert "max_seconds: the time is up: learned rounding" in caplog.text
     assert adaround.round_weights(proto, setting, 30, 0) != made[0]
     assert deadline.cut_short == []
@@ -316,8 +316,8 @@ def test_means_and_errors_in_parts_are_those_of_the_whole(proto, images, monkeyp
     assert layers.errors(proto, proto, setting) == pytest.approx(errors, rel=1e-4)
     again = bias_correction.correct_biases(proto, proto, setting)
     for node in layers.find(proto.graph, setting.selection).values():
-        found, wanted = (read_bias(made.graph, node) for made in (again, corrected))
-        np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4)
+        result, wanted = (read_bias(made.graph, node) for made in (again, corrected))
+        np.testing.assert_allclose(result, wanted, rtol=1e-3, atol=1e-4)
 
 
 def test_weights_are_replaced_in_their_place(proto):
@@ -458,7 +458,7 @@ def test_layers_in_float_are_left_alone(name, proto, shapes_model, images, tmp_p
     assert not changed & {*first.input, *last.input}
 
 
-def test_a_pair_without_its_layer_is_told(proto, caplog):
+def test_a_pair_without_its_layer_is_reported(proto, caplog):
     firsts = [node.name for node, _ in equalization.find_pairs(proto.graph, Selection())]
     assert equalization.equalize(proto, Selection(nodes_to_exclude=firsts)) == proto
     assert "corrections.equalization: changes nothing" in caplog.text

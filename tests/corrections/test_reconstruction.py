@@ -99,9 +99,9 @@ def test_a_range_that_blocks_share_is_learned_in_the_first(shapes_model, images,
     setting = setting_of(images, WeightScheme("int8"))
     shared = replace(setting, activations=ActivationScheme(level_pools=("AveragePool",)))
     counts = []
-    for each in (setting, shared):
+    for split in (setting, shared):
         seen.clear()
-        reconstruction.reconstruct(shapes_model.onnx_path, each, 1, 1)
+        reconstruction.reconstruct(shapes_model.onnx_path, split, 1, 1)
         counts.append(len(seen))
         assert len(set(seen)) == len(seen)
     assert counts[0] == counts[1] + 1  # that of the pool
@@ -165,11 +165,11 @@ def test_a_backend_finds_the_learned_levels(shapes_model, images, tmp_path):
 @pytest.mark.slow
 def test_the_same_seed_gives_the_same_network(shapes_model, images):
     setting = setting_of(images, WeightScheme("int4", True))
-    found = [
+    result = [
         reconstruction.reconstruct(shapes_model.onnx_path, setting, 4, seed)[0].SerializeToString()
         for seed in (1, 1, 2)
     ]
-    assert found[0] == found[1] != found[2]
+    assert result[0] == result[1] != result[2]
 
 
 @pytest.mark.parametrize("other", ["corrections.adaround=true", "method=qat"])

@@ -40,8 +40,8 @@ def test_it_yields_what_the_whole_network_makes(proto, images, monkeypatch, budg
         batches = [*walked.run(names)]
         assert [len(batch) for batch, _ in batches] == [8, 8, 4]
         expected = open_runner(expose(proto, names))(whole)
-        for found, wanted in zip(zip(*batches, strict=True), expected, strict=True):
-            np.testing.assert_allclose(np.concatenate(found), wanted, rtol=1e-4, atol=1e-4)
+        for result, wanted in zip(zip(*batches, strict=True), expected, strict=True):
+            np.testing.assert_allclose(np.concatenate(result), wanted, rtol=1e-4, atol=1e-4)
         write_weights(proto.graph, node, 0.9 * read_weights(proto.graph, node))
 
 

@@ -39,9 +39,9 @@ def read(root, **settings):
 
 
 def same_samples(data, inputs=INPUTS, labels=LABELS):
-    found, given = whole(data), np.lexsort(inputs.reshape(len(inputs), -1).T)
-    np.testing.assert_array_equal(found[0], inputs[given])
-    np.testing.assert_array_equal(found[1], labels[given])
+    result, given = whole(data), np.lexsort(inputs.reshape(len(inputs), -1).T)
+    np.testing.assert_array_equal(result[0], inputs[given])
+    np.testing.assert_array_equal(result[1], labels[given])
 
 
 @pytest.mark.parametrize("inputs", arrays.INPUTS)
@@ -71,7 +71,7 @@ def test_a_split_of_its_own_is_kept(tmp_path, pattern):
     np.testing.assert_array_equal(data.test.labels, LABELS[8:])
 
 
-def test_equal_samples_in_both_splits_are_told(tmp_path, caplog):
+def test_equal_samples_in_both_splits_are_reported(tmp_path, caplog):
     np.savez(
         tmp_path / "a.npz", x_train=INPUTS, y_train=LABELS, x_test=INPUTS[:2], y_test=LABELS[:2]
     )
@@ -80,7 +80,7 @@ def test_equal_samples_in_both_splits_are_told(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("split", [True, False])
-def test_repeated_test_samples_are_told(split, tmp_path, caplog):
+def test_repeated_test_samples_are_reported(split, tmp_path, caplog):
     samples = np.arange(60.0).reshape(20, 3)
     double = {"x": np.tile(samples, (2, 1)), "y": np.tile(np.arange(20) % 2, 2)}
     train = {"x_train": samples + 0.5, "y_train": np.arange(20) % 2}
@@ -90,7 +90,7 @@ def test_repeated_test_samples_are_told(split, tmp_path, caplog):
     assert f"{'20 of 40' if split else '10 of 20'} test samples repeat others" in caplog.text
 
 
-def test_unnamed_classes_that_are_tested_but_not_trained_are_told(tmp_path, caplog):
+def test_unnamed_classes_that_are_tested_but_not_trained_are_reported(tmp_path, caplog):
     labels = np.arange(COUNT) % 4
     rare = labels == 2
     sides = {"x_train": INPUTS[~rare], "y_train": labels[~rare], "x_test": INPUTS, "y_test": labels}
@@ -177,7 +177,7 @@ def test_the_split_depends_on_the_seed_and_not_on_the_order(tmp_path):
         for name, seed in (("a.npz", 0), ("b.npz", 0), ("a.npz", 1))
     ]
     assert tests[0] == tests[1] != tests[2]
-    assert [len(found) for found in tests] == [3, 3, 3]  # one of four, of each class
+    assert [len(labels) for labels in tests] == [3, 3, 3]  # one of four, of each class
 
 
 SHAPES = hnp.array_shapes(min_dims=1, max_dims=4, max_side=4)
@@ -187,9 +187,9 @@ SHAPES = hnp.array_shapes(min_dims=1, max_dims=4, max_side=4)
     st.sampled_from(sorted(IDX_CODES)).flatmap(lambda dtype: hnp.arrays(np.dtype(dtype), SHAPES))
 )
 def test_any_idx_array_is_read_back(tmp_path_factory, array):
-    found = unpack(pack_idx(array), tmp_path_factory.getbasetemp())
-    assert (found.dtype, found.shape) == (array.dtype, array.shape)
-    assert found.tobytes() == array.tobytes()
+    result = unpack(pack_idx(array), tmp_path_factory.getbasetemp())
+    assert (result.dtype, result.shape) == (array.dtype, array.shape)
+    assert result.tobytes() == array.tobytes()
 
 
 @given(st.integers(0, len(pack_idx(INPUTS)) - 1))
@@ -275,7 +275,7 @@ def test_what_is_wrong_is_one_line_that_names_it(tmp_path):
 
 
 @pytest.mark.parametrize("key", ["inputs", "labels", "groups"])
-def test_a_misspelt_name_of_an_array_is_told(tmp_path, key):
+def test_a_misspelt_name_of_an_array_is_reported(tmp_path, key):
     np.savez(tmp_path / "a.npz", x_train=INPUTS, y_train=LABELS, x_test=INPUTS, y_test=LABELS)
     with pytest.raises(
         ConfigError, match=rf"^data\.{key}: got x_tran, expected a file, or one of x_"
@@ -372,13 +372,13 @@ def test_offset_and_scale_are_for_integers(tmp_path):
     np.testing.assert_array_equal(data.test.inputs(slice(None)), (stored - 83) * 0.5)
 
 
-def test_a_scale_that_is_not_used_is_told(tmp_path, caplog):
+def test_a_scale_that_is_not_used_is_reported(tmp_path, caplog):
     beside = {"Scale": np.float32(0.5847029), "zero_point": np.int32(83), "offset": np.ones(2)}
     np.savez(tmp_path / "a.npz", x=INPUTS, y=LABELS, **beside)
     read(tmp_path / "a.npz")
-    [told] = caplog.messages
-    assert "a.npz: holds Scale 0.5847029, zero_point 83, which are not used; " in told
-    assert told.endswith("; data.scale=0.5847029 data.offset=83 applies them")
+    [messages] = caplog.messages
+    assert "a.npz: holds Scale 0.5847029, zero_point 83, which are not used; " in messages
+    assert messages.endswith("; data.scale=0.5847029 data.offset=83 applies them")
     caplog.clear()
     read(tmp_path / "a.npz", offset=83.0)
     np.savez(tmp_path / "b.npz", x=INPUTS.astype(np.float32), y=LABELS, **beside)
@@ -413,8 +413,8 @@ def test_one_hot_labels_are_classes(tmp_path, dtype, caplog):
     classes = np.arange(40) % 4
     images = np.arange(40 * 4, dtype=np.uint8).reshape(40, 2, 2)
     np.savez(tmp_path / "a.npz", images=images, labels=np.eye(4, dtype=dtype)[classes])
-    found, labels = whole(read(tmp_path / "a.npz"))
-    assert labels.tolist() == [int(image[0, 0]) // 4 % 4 for image in found]
+    result, labels = whole(read(tmp_path / "a.npz"))
+    assert labels.tolist() == [int(image[0, 0]) // 4 % 4 for image in result]
     assert "one-hot, taken as 4 classes" in caplog.text
 
 

@@ -188,12 +188,12 @@ def wraps(gadget: Gadget) -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize("place", ["alone", "value", "label", "in an array"])
+@pytest.mark.parametrize("position", ["alone", "value", "label", "in an array"])
 @pytest.mark.parametrize("name", gadgets(Path("x")))
-def test_a_hostile_pickle_is_refused_before_it_acts(tmp_path, name, place):
+def test_a_hostile_pickle_is_refused_before_it_acts(tmp_path, name, position):
     target = tmp_path / "target"
     for protocol in range(6):
-        content = pickle.dumps(wraps(gadgets(target)[name])[place], protocol=protocol)
+        content = pickle.dumps(wraps(gadgets(target)[name])[position], protocol=protocol)
         with pytest.raises(DataError, match="test_batch"):
             read_test(tmp_path, content)
         assert {path.name for path in tmp_path.iterdir()} == {"test_batch"}
@@ -366,9 +366,9 @@ def read_in_own_process(folder: Path, contents: list[bytes], extra_bytes: int = 
 @pytest.mark.slow
 def test_no_flipped_bit_goes_further_than_a_refusal(tmp_path):
     contents = []
-    for place, bit in product(OUTSIDE, range(8)):
+    for position, bit in product(OUTSIDE, range(8)):
         content = bytearray(VALID)
-        content[place] ^= 1 << bit
+        content[position] ^= 1 << bit
         contents.append(bytes(content))
     read_in_own_process(tmp_path, contents)
 
@@ -377,8 +377,8 @@ def test_no_flipped_bit_goes_further_than_a_refusal(tmp_path):
 def test_no_damaged_byte_in_the_description_of_the_array_crashes_the_process(tmp_path):
     """numpy trusts the state of a pickled dtype; the process may not die of one wrong byte."""
     contents = [
-        VALID[:place] + bytes([value]) + VALID[place + 1 :]
-        for place, value in product(DESCRIPTION, WRONG)
+        VALID[:position] + bytes([value]) + VALID[position + 1 :]
+        for position, value in product(DESCRIPTION, WRONG)
     ]
     read_in_own_process(tmp_path, contents)
 

@@ -59,12 +59,12 @@ def test_boxes_come_with_their_pictures(boxes):
     assert sorted(labels["image_id"].tolist()) == [image["id"] for image in content["images"]]
     for record in labels:
         expected = [a for a in content["annotations"] if a["image_id"] == record["image_id"]]
-        found = record["boxes"][: record["count"]]
-        assert found["bbox"].tolist() == [a["bbox"] for a in expected]
-        assert [data.class_ids[c] for c in found["category"]] == [
+        result = record["boxes"][: record["count"]]
+        assert result["bbox"].tolist() == [a["bbox"] for a in expected]
+        assert [data.class_ids[c] for c in result["category"]] == [
             a["category_id"] for a in expected
         ]
-        assert found["crowd"].tolist() == [bool(a["iscrowd"]) for a in expected]
+        assert result["crowd"].tolist() == [bool(a["iscrowd"]) for a in expected]
     assert 0 in labels["count"]  # an empty picture is one too
 
 
@@ -91,8 +91,8 @@ def test_all_pictures_are_scored_where_others_calibrate(boxes, tmp_path):
 def test_pictures_without_any_object_cannot_be_scored(boxes):
     path = boxes / "instances.json"
     content = json.loads(path.read_text())
-    for each in content["annotations"]:
-        each["iscrowd"] = 1
+    for annotation in content["annotations"]:
+        annotation["iscrowd"] = 1
     path.write_text(json.dumps(content))
     labels = read(boxes).test.labels
     setting = TaskContext(

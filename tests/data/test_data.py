@@ -57,8 +57,8 @@ def make_places(root: Path) -> dict[str, Path]:
         "env": root / "named",
         "local": root / "data" / "cifar-10-batches-py",
     }
-    for place in places.values():
-        place.mkdir(parents=True)
+    for position in places.values():
+        position.mkdir(parents=True)
     return places
 
 
@@ -347,12 +347,12 @@ def test_one_different_pixel_makes_another_image():
 def test_batches_hold_every_image_once_and_in_order(count, size):
     images = np.arange(count * 12, dtype=np.uint32).astype(np.uint8).reshape(count, 2, 2, 3)
     batches = Split(images, np.zeros(count, dtype=np.int64), "here").batches(size)
-    found = list(batches)
-    assert len(found) == len(batches)
-    assert all(len(batch) == size for batch in found[:-1])
-    assert all(0 < len(batch) <= size for batch in found)
-    assert all(batch.dtype == np.float32 for batch in found)
-    assert np.array_equal(np.concatenate([*found, np.zeros((0, 2, 2, 3))]), images)
+    result = list(batches)
+    assert len(result) == len(batches)
+    assert all(len(batch) == size for batch in result[:-1])
+    assert all(0 < len(batch) <= size for batch in result)
+    assert all(batch.dtype == np.float32 for batch in result)
+    assert np.array_equal(np.concatenate([*result, np.zeros((0, 2, 2, 3))]), images)
 
 
 def test_batches_can_be_gone_through_twice():
@@ -369,8 +369,10 @@ def test_hashes_are_of_every_byte(count):
     split = Split(images, labels, "here")
     whole = f"({count}, 2, 1, 3)".encode() + images.tobytes() + labels.tobytes()
     assert split.digest == hashlib.sha256(whole).hexdigest()
-    each = [hashlib.blake2b(image.tobytes(), digest_size=16).digest() for image in images]
-    assert split.pixel_hashes.tolist() == [found.rstrip(b"\0") for found in each]  # as numpy has it
+    hashes = [hashlib.blake2b(image.tobytes(), digest_size=16).digest() for image in images]
+    assert split.pixel_hashes.tolist() == [
+        value.rstrip(b"\0") for value in hashes
+    ]  # as numpy has it
 
 
 def test_a_digest_has_the_dtype_and_the_groups_and_not_the_order_in_memory():
@@ -546,7 +548,7 @@ def test_what_is_held_out_leaves_fewer_to_calibrate_with():
 def test_without_held_out_images_the_calibration_draw_is_the_plain_one():
     random = np.random.default_rng(42)
     members = [np.flatnonzero(SMALL.train.labels == label) for label in range(3)]
-    plain = np.concatenate([random.choice(found, 5, replace=False) for found in members])
+    plain = np.concatenate([random.choice(member, 5, replace=False) for member in members])
     assert draw_calibration(SMALL, 5, 42).indices.tolist() == sorted(plain.tolist())
 
 

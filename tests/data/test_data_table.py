@@ -55,9 +55,9 @@ def write_pictures(folder, count=4):
 def test_columns_of_numbers(tmp_path, suffix):
     data = read(write(tmp_path / f"a{suffix}", **numbers()))
     assert (data.name, data.class_names, data.named) == ("a", ("0", "1"), False)
-    found, labels = whole(data)
-    assert sorted(map(tuple, found)) == [(n, n / 2) for n in range(8)]
-    assert np.array_equal(labels, found[:, 0] % 2)
+    result, labels = whole(data)
+    assert sorted(map(tuple, result)) == [(n, n / 2) for n in range(8)]
+    assert np.array_equal(labels, result[:, 0] % 2)
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
@@ -98,8 +98,8 @@ def test_named_columns(tmp_path):
         write(tmp_path / "a.csv", **content), inputs=["b"], labels="kind", classes=["yes", "no"]
     )
     assert data.image_shape == (1,) and data.class_names == ("yes", "no")
-    found, labels = whole(data)
-    assert np.array_equal(labels, 1 - (2 * found[:, 0]) % 2)
+    result, labels = whole(data)
+    assert np.array_equal(labels, 1 - (2 * result[:, 0]) % 2)
 
 
 @pytest.mark.parametrize("kinds", [["no", "yes"], [False, True]])
@@ -130,8 +130,8 @@ def test_pictures_by_path(tmp_path):
     path = write(tmp_path / "a.csv", **write_pictures(tmp_path))
     data = read(path)
     assert data.class_names == ("green", "red") and data.image_shape == (4, 6, 3)
-    found, labels = whole(data)
-    assert np.array_equal(found[:, 0, 0].argmax(1), np.where(labels == 1, 0, 1))
+    result, labels = whole(data)
+    assert np.array_equal(result[:, 0, 0].argmax(1), np.where(labels == 1, 0, 1))
 
 
 def test_pictures_elsewhere(tmp_path):
@@ -303,12 +303,12 @@ def test_any_column_is_taken_or_refused_in_one_line(tmp_path_factory, cells):
     quoted = (f'"{cell}"'.replace("\0", "") if cell is not None else "" for cell in cells)
     path.write_text("a,y\n" + "".join(f"{cell},{cell}\n" for cell in quoted), "utf-8", "replace")
     try:
-        found = Table(Path("t"), read_columns(path), "")
-        labels, names, _ = columns.labels(found, "y", None)
-        assert len(labels) == len(found.columns) and (
+        result = Table(Path("t"), read_columns(path), "")
+        labels, names, _ = columns.labels(result, "y", None)
+        assert len(labels) == len(result.columns) and (
             labels.dtype.kind == "f" or labels.max() < len(names)
         )
-        assert np.isfinite(samples(found, ["a"], tmp_path_factory)).all()
+        assert np.isfinite(samples(result, ["a"], tmp_path_factory)).all()
     except PtqError as error:
         assert str(error) and "\n" not in str(error)
 
@@ -318,11 +318,11 @@ def test_no_path_leads_outside(tmp_path_factory, text):
     folder = tmp_path_factory.getbasetemp().resolve()
     content = Table(Path("t"), pa.table({"path": [text.encode("utf-8", "replace").decode()]}), "")
     try:
-        [found] = columns.pictures_at(content, "path", folder)
+        [result] = columns.pictures_at(content, "path", folder)
     except DataError as error:
         assert str(error).startswith("t: column 'path', row 1: ")
     else:
-        assert found.content.resolve().is_relative_to(folder)
+        assert result.content.resolve().is_relative_to(folder)
 
 
 def test_what_numbers_the_rows_is_no_input(tmp_path):
@@ -332,7 +332,7 @@ def test_what_numbers_the_rows_is_no_input(tmp_path):
     assert read(path, inputs=["id", "a"]).image_shape == (2,)
 
 
-def test_the_order_of_named_classes_is_told(tmp_path, caplog):
+def test_the_order_of_named_classes_is_reported(tmp_path, caplog):
     caplog.set_level("INFO")
     path = write(tmp_path / "a.csv", a=[1, 2, 3, 4] * 4, label=["yes", "no"] * 8)
     assert read(path).class_names == ("no", "yes")
@@ -350,9 +350,9 @@ def test_a_table_of_many_columns(tmp_path, suffix):
     genes = {f"g{n}": random.normal(size=12) for n in range(count)}
     data = read(write(tmp_path / f"a{suffix}", **genes, label=[0, 1] * 6))
     assert data.image_shape == (count,)
-    found, expected = whole(data)[0], np.stack(list(genes.values()), axis=1)
+    result, expected = whole(data)[0], np.stack(list(genes.values()), axis=1)
     np.testing.assert_array_equal(
-        found[np.argsort(found[:, 0])], expected[expected[:, 0].argsort()]
+        result[np.argsort(result[:, 0])], expected[expected[:, 0].argsort()]
     )
 
 

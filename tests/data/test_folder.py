@@ -82,15 +82,15 @@ def test_formats_and_modes(tmp_path, suffix, mode):
     lossless = {"lossless": True} if suffix == ".webp" else {}
     picture(RED, (32, 16), mode).save(path, **lossless)
     wanted = np.asarray(picture(RED, (32, 16), mode).convert("RGB"))
-    found = decoded(path)
-    assert found.dtype == np.uint8 and found.shape == (16, 32, 3)
-    assert np.abs(found[:, :8].astype(int) - wanted[:, :8]).max() <= (8 if suffix == ".jpg" else 0)
+    result = decoded(path)
+    assert result.dtype == np.uint8 and result.shape == (16, 32, 3)
+    assert np.abs(result[:, :8].astype(int) - wanted[:, :8]).max() <= (8 if suffix == ".jpg" else 0)
 
 
 def test_alpha_is_left_out(tmp_path):
-    found = picture(RED, mode="RGBA")
-    found.putalpha(10)
-    found.save(tmp_path / "a.png")
+    result = picture(RED, mode="RGBA")
+    result.putalpha(10)
+    result.save(tmp_path / "a.png")
     assert tuple(decoded(tmp_path / "a.png")[0, 0]) == RED
 
 
@@ -111,45 +111,45 @@ def test_pictures_are_turned_upright(tmp_path, orientation):
     exif = turned.getexif()
     exif[0x0112] = orientation  # what a viewer is to do with it
     turned.save(tmp_path / "a.png", exif=exif)
-    found = decoded(tmp_path / "a.png")
-    assert found.shape == ((4, 6, 3) if orientation < 5 else (6, 4, 3))
+    result = decoded(tmp_path / "a.png")
+    assert result.shape == ((4, 6, 3) if orientation < 5 else (6, 4, 3))
     red = {1: (0, 0), 2: (0, -1), 3: (0, -1), 4: (0, 0), 5: (0, 0), 6: (0, 0), 7: (-1, 0)}
-    assert tuple(found[red.get(orientation, (-1, 0))]) == RED
+    assert tuple(result[red.get(orientation, (-1, 0))]) == RED
     turned.save(tmp_path / "a.jpg", exif=exif)
     for name in ("a.png", "a.jpg"):
-        assert pictures.read_size(tmp_path / name) == found.shape[1::-1]
+        assert pictures.read_size(tmp_path / name) == result.shape[1::-1]
 
 
 # Resizing
 
 
 def test_squash_stretches():
-    found = pictures.fit(picture(RED, (40, 20)), PreprocessConfig(size=10))
-    assert found.size == (10, 10)
-    assert found.getpixel((0, 5)) == RED and found.getpixel((9, 5)) == (0, 0, 0)
+    result = pictures.fit(picture(RED, (40, 20)), PreprocessConfig(size=10))
+    assert result.size == (10, 10)
+    assert result.getpixel((0, 5)) == RED and result.getpixel((9, 5)) == (0, 0, 0)
 
 
 def test_letterbox_keeps_all_of_it():
     settings = PreprocessConfig(size=[20, 20], resize="letterbox", pad=114)
-    found = pictures.fit(picture(RED, (40, 20)), settings)
-    assert found.getpixel((0, 0)) == found.getpixel((19, 19)) == (114, 114, 114)
-    assert found.getpixel((0, 10)) == RED
+    result = pictures.fit(picture(RED, (40, 20)), settings)
+    assert result.getpixel((0, 0)) == result.getpixel((19, 19)) == (114, 114, 114)
+    assert result.getpixel((0, 10)) == RED
 
 
 def test_fit_fills_and_cuts_the_sides():
-    found = pictures.fit(picture(RED, (40, 10)), PreprocessConfig(size=10, resize="fit"))
-    assert found.size == (10, 10)
-    assert found.getpixel((0, 0)) == RED and found.getpixel((9, 9)) == (0, 0, 0)
+    result = pictures.fit(picture(RED, (40, 10)), PreprocessConfig(size=10, resize="fit"))
+    assert result.size == (10, 10)
+    assert result.getpixel((0, 0)) == RED and result.getpixel((9, 9)) == (0, 0, 0)
 
 
 def test_crop_keeps_a_part_of_it():
     """As torchvision has it: resized to 256 for 224, then cut from the centre."""
     rows = np.arange(256, dtype=np.uint8)
-    found = pictures.fit(
+    result = pictures.fit(
         Image.fromarray(np.broadcast_to(rows[:, None], (256, 256)).copy()),
         PreprocessConfig(size=224, resize="crop", channels="grey"),
     )
-    np.testing.assert_array_equal(np.asarray(found)[:, 0], rows[16:240])
+    np.testing.assert_array_equal(np.asarray(result)[:, 0], rows[16:240])
 
 
 def test_grey_is_one_channel(tmp_path):

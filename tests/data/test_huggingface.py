@@ -55,8 +55,8 @@ def test_arrays_and_a_selection(tmp_path):
         {"x": datasets.Array2D((2, 3), "float32"), "y": datasets.Value("int64")}
     )
     values = [np.full((2, 3), n).tolist() for n in range(8)]
-    found = datasets.Dataset.from_dict({"x": values, "y": [0, 1] * 4}, features=features)
-    found.select(range(1, 7)).save_to_disk(tmp_path / "a")
+    result = datasets.Dataset.from_dict({"x": values, "y": [0, 1] * 4}, features=features)
+    result.select(range(1, 7)).save_to_disk(tmp_path / "a")
     samples, labels = whole(read(tmp_path / "a"))
     assert samples.shape == (6, 2, 3) and samples[:, 0, 0].tolist() == [1, 2, 3, 4, 5, 6]
     assert labels.tolist() == [1, 0, 1, 0, 1, 0]

@@ -45,9 +45,9 @@ def test_without_settings_nothing_changes():
 def test_presets_for_any_channels(preset, expected):
     config = make_config("data=shapes", f"preprocess={preset}").preprocess
     steps = make_preprocessing(config, (256, 1), 0.0, 1.0)
-    found = steps.apply(PIXELS.reshape(1, 256, 1)).ravel()
+    result = steps.apply(PIXELS.reshape(1, 256, 1)).ravel()
     wanted = np.asarray(expected(PIXELS.astype(np.float32)), np.float32)
-    np.testing.assert_allclose(found, wanted, rtol=2e-7, atol=1e-7)
+    np.testing.assert_allclose(result, wanted, rtol=2e-7, atol=1e-7)
 
 
 @pytest.mark.parametrize("preset", ["raw", "torchvision_imagenet"])
@@ -71,9 +71,9 @@ def test_presets_for_colours():
         config = make_config("data=shapes", f"preprocess={preset}").preprocess
         return make_preprocessing(config, (1, 1, 3), 0.0, 1.0).apply(pixel).ravel()
 
-    found = apply("torchvision_imagenet")
+    result = apply("torchvision_imagenet")
     wanted = (np.array([10, 100, 200]) / 255 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
-    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    np.testing.assert_allclose(result, wanted, rtol=1e-6)
     np.testing.assert_allclose(
         apply("caffe"), [200 - 103.939, 100 - 116.779, 10 - 123.68], rtol=1e-6
     )
@@ -81,9 +81,9 @@ def test_presets_for_colours():
 
 def test_stored_integers_stand_for_others():
     steps = Preprocessing(offset=83, step=0.5847029)
-    found = steps.apply(np.array([[-128, 83, 127]], np.int8))
+    result = steps.apply(np.array([[-128, 83, 127]], np.int8))
     np.testing.assert_array_equal(
-        found, np.array([[-211 * 0.5847029, 0, 44 * 0.5847029]], np.float32)
+        result, np.array([[-211 * 0.5847029, 0, 44 * 0.5847029]], np.float32)
     )
 
 
@@ -95,10 +95,10 @@ def test_stored_integers_stand_for_others():
 def test_layout_permutes_the_axes(drawn):
     shape, layout = drawn
     samples = np.arange(2 * np.prod(shape)).reshape(2, *shape)
-    found = arrange(samples, layout)
-    assert found.flags.c_contiguous
-    assert found.shape == (2, *(shape[axis] for axis in layout))
-    np.testing.assert_array_equal(arrange(found, np.argsort(layout)), samples)
+    result = arrange(samples, layout)
+    assert result.flags.c_contiguous
+    assert result.shape == (2, *(shape[axis] for axis in layout))
+    np.testing.assert_array_equal(arrange(result, np.argsort(layout)), samples)
 
 
 def test_layout_adds_and_takes_away_a_channel_axis():
@@ -135,9 +135,9 @@ def test_preprocessing_and_dtype_are_part_of_the_identity():
 def test_both_splits_are_arranged():
     images = np.zeros((2, 4, 3, 3), np.uint8)
     plain = Dataset("made up", ("a",), split_of(images), split_of(images[:1]))
-    found = plain.with_splits(lambda split: replace(split, layout=(2, 0, 1)))
-    assert [split.layout for split in (found.train, found.test)] == [(2, 0, 1)] * 2
-    assert (len(found.train), len(found.test)) == (2, 1)
+    result = plain.with_splits(lambda split: replace(split, layout=(2, 0, 1)))
+    assert [split.layout for split in (result.train, result.test)] == [(2, 0, 1)] * 2
+    assert (len(result.train), len(result.test)) == (2, 1)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_resizing_stored_pictures(cache_root):
     assert grey.image_shape == (32, 32, 1)
     luminance = raw.test.images[0] @ [0.299, 0.587, 0.114]  # ITU-R BT.601
     np.testing.assert_allclose(grey.test.images[0][..., 0], luminance, atol=1)
-    assert len({each.test.digest for each in (raw, small, grey)}) == 3
+    assert len({item.test.digest for item in (raw, small, grey)}) == 3
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_each_sample_comes_once_with_its_label_and_a_share_of_each_class(settled
         assert np.bincount(split.labels).tolist() == [COUNT // 2 // len(NAMES)] * len(NAMES)
     pixels = np.concatenate([data.train.images[:], data.test.images[:]])
     labels = np.concatenate([data.train.labels, data.test.labels])
-    places = [int(np.flatnonzero((each == PIXELS).all(axis=(1, 2, 3)))[0]) for each in pixels]
+    places = [int(np.flatnonzero((pixel == PIXELS).all(axis=(1, 2, 3)))[0]) for pixel in pixels]
     assert sorted(places) == list(range(COUNT))
     assert (labels == LABELS[places]).all()
 

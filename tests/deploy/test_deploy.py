@@ -86,8 +86,8 @@ def deploy(runs: Called, *words: str) -> Called:
 
 
 def run_id(runs: Called, backend: str) -> str:
-    (found,) = [r.info.run_id for r in runs.children if r.data.params["backend"] == backend]
-    return str(found)
+    (result,) = [r.info.run_id for r in runs.children if r.data.params["backend"] == backend]
+    return str(result)
 
 
 def predictions(runs: Called, backend: str) -> np.ndarray:
@@ -104,21 +104,21 @@ def run_example(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]"
 @pytest.mark.slow
 @pytest.mark.parametrize(("backend", "file"), BACKENDS.items())
 def test_folder_computes_what_the_run_predicted(backend, file, runs, deployed):
-    found = deployed[backend]
-    assert found.called.code == 0, found.called.err
-    assert "predictions equal to the run's on 500 of 500 samples" in found.called.out
-    assert found.called.out.splitlines()[-1].endswith("example.py PICTURE")
+    result = deployed[backend]
+    assert result.called.code == 0, result.called.err
+    assert "predictions equal to the run's on 500 of 500 samples" in result.called.out
+    assert result.called.out.splitlines()[-1].endswith("example.py PICTURE")
     expected = predictions(runs, backend)
-    with np.load(found.folder / "test_vectors.npz") as vectors:
+    with np.load(result.folder / "test_vectors.npz") as vectors:
         places = np.linspace(0, len(expected) - 1, 10).astype(int)
         np.testing.assert_allclose(vectors["output_0"], expected[places], atol=1e-6)
         assert vectors["samples"].dtype == np.uint8
-    done = run_example(found.folder)
+    done = run_example(result.folder)
     assert done.returncode == 0, done.stderr
-    code = (found.folder / "example.py").read_text()
+    code = (result.folder / "example.py").read_text()
     assert "resnet8ptq" not in code
-    (run,) = [run for run in runs.children if run.info.run_id == found.run_id]
-    assert (found.folder / file).read_bytes() == runs.artifacts(run)[file].read_bytes()
+    (run,) = [run for run in runs.children if run.info.run_id == result.run_id]
+    assert (result.folder / file).read_bytes() == runs.artifacts(run)[file].read_bytes()
 
 
 def test_card_says_what_was_measured(runs, deployed):
@@ -140,7 +140,7 @@ def test_card_says_what_was_measured(runs, deployed):
 def test_example_fails_where_the_model_is_another(deployed, tmp_path):
     folder = Path(shutil.copytree(deployed["onnx"].folder, tmp_path / "copy"))
     proto = onnx.load(folder / "model.onnx")
-    (weights, *_) = [each for each in proto.graph.initializer if len(each.dims) == 4]
+    (weights, *_) = [item for item in proto.graph.initializer if len(item.dims) == 4]
     values = onnx.numpy_helper.to_array(weights)
     weights.CopyFrom(onnx.numpy_helper.from_array(-values, weights.name))
     onnx.save(proto, folder / "model.onnx")
@@ -380,8 +380,8 @@ def test_opset_and_ir_are_lowered_where_the_operators_allow():
     expected = onnx.reference.ReferenceEvaluator(proto).run(None, {"x": inputs})[0]
     assert older_runtime.lower(proto, 17) == "opset 22, IR 11 -> opset 20, IR 9"
     assert (proto.opset_import[0].version, proto.ir_version) == (20, 9)
-    found = onnx.reference.ReferenceEvaluator(proto).run(None, {"x": inputs})[0]
-    np.testing.assert_array_equal(found, expected)
+    result = onnx.reference.ReferenceEvaluator(proto).run(None, {"x": inputs})[0]
+    np.testing.assert_array_equal(result, expected)
 
 
 def test_opsets_without_an_operator_are_left_out():
@@ -466,8 +466,8 @@ def test_example_reads_pictures_as_runs_do(resize, tmp_path):
     )
     names: dict[str, object] = {}
     exec(code, names)
-    found = names["read"](tmp_path / "a.png")
-    np.testing.assert_array_equal(found, pictures.decode(tmp_path / "a.png", config.preprocess))
+    result = names["read"](tmp_path / "a.png")
+    np.testing.assert_array_equal(result, pictures.decode(tmp_path / "a.png", config.preprocess))
 
 
 @pytest.mark.parametrize("layout", [None, (2, 0, 1)])
@@ -522,8 +522,8 @@ def test_served_model_predicts_what_the_run_did(backend, runs, servers, deployed
             f"{servers[backend]}/invocations", json={"inputs": values}, timeout=60
         )
         assert answer.ok, answer.text
-        (found,) = answer.json()["predictions"].values()
-        np.testing.assert_allclose(found, expected, atol=1e-6)
+        (result,) = answer.json()["predictions"].values()
+        np.testing.assert_allclose(result, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -534,9 +534,9 @@ def test_registered_model_is_whole(backend, runs, deployed):
     described = yaml.safe_load((home / "MLmodel").read_text())
     assert described["signature"] and (home / "input_example.json").exists()
     pinned = (home / "requirements.txt").read_text().split()
-    assert all("==" in each and "+" not in each for each in pinned)
+    assert all("==" in item and "+" not in item for item in pinned)
     framework = FRAMEWORKS.get(backend, backend)
-    assert any(each.startswith(f"{framework}==") for each in pinned)
+    assert any(item.startswith(f"{framework}==") for item in pinned)
 
 
 @pytest.mark.slow
@@ -548,9 +548,9 @@ def test_a_measurement_carried_by_hand_is_added_to_the_run(runs, tmp_path):
     command = [sys.executable, "-I", str(program)]
     done = subprocess.run(command, capture_output=True, check=True, timeout=300)
     (tmp_path / "result").write_bytes(done.stdout)
-    told = call_beside(runs.folder, "measured", str(tmp_path / "result"))
-    assert told.code == 0, told.err
-    [run] = [one for one in told.children if one.info.run_id == run_id(runs, "onnx")]
+    ended = call_beside(runs.folder, "measured", str(tmp_path / "result"))
+    assert ended.code == 0, ended.err
+    [run] = [one for one in ended.children if one.info.run_id == run_id(runs, "onnx")]
     metrics = run.data.metrics
     assert metrics["target/accuracy"] == metrics["target/here_accuracy"]
     assert metrics["target/latency_p50_ms"] > 0

@@ -32,10 +32,10 @@ def test_the_example_cuts_a_text_to_the_only_length_of_a_network(tmp_path, sampl
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.jit.load
 @pytest.mark.parametrize("backend", ["onnx", "torch", "executorch", "openvino"])
 def test_a_network_of_texts_is_deployed_and_served(tmp_path, cache_root, backend):
-    given = phrases.data_settings(cache_root)
+    settings = phrases.data_settings(cache_root)
     data = registry.load("arrays", str(cache_root / "phrases.npz"), cache_root)
     network = text_networks.write_bag_of_words(tmp_path / "bag.onnx", data)
-    words = (*given, f"model.path={network}", f"backend={backend}", *FAST)
+    words = (*settings, f"model.path={network}", f"backend={backend}", *FAST)
     ended = call(tmp_path, *words)
     assert ended.code == 0, ended.err
     [run] = ended.runs

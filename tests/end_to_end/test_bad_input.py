@@ -29,8 +29,8 @@ def many_classes(tmp_path: Path) -> tuple[str, ...]:
 
 
 def arrays(tmp_path: Path, **changes: object) -> tuple[str, ...]:
-    with np.load(write_data(tmp_path / "a.npz", 12)) as given:
-        np.savez(tmp_path / "a.npz", **({**given} | changes))
+    with np.load(write_data(tmp_path / "a.npz", 12)) as value:
+        np.savez(tmp_path / "a.npz", **({**value} | changes))
     return ("data=arrays", f"data.root={tmp_path / 'a.npz'}")
 
 

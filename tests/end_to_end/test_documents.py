@@ -117,10 +117,10 @@ def list_jobs(overrides: Sequence[str]) -> list[list[str]]:
     """Return overrides of jobs in which every value of a sweep occurs."""
     parsed = OverridesParser.create().parse_overrides([*overrides])
     values = [
-        [f"{each.get_key_element()}={value}" for value in each.sweep_string_iterator()]
-        if each.is_sweep_override()
-        else [each.input_line]
-        for each in parsed
+        [f"{item.get_key_element()}={value}" for value in item.sweep_string_iterator()]
+        if item.is_sweep_override()
+        else [item.input_line]
+        for item in parsed
     ]
     jobs = [
         [value or choices[0] for value, choices in zip(job, values, strict=True)]

@@ -198,14 +198,14 @@ def test_a_full_cache_is_named_and_keeps_nothing_half_made(disk):
 def test_a_run_on_a_full_disk_fails_in_one_line_and_is_on_record(disk, tmp_path):
     disk.fill()
     (disk.folder / "filler").write_bytes(bytes(3_900_000))  # 300 kB are left; the network has 320
-    found = call(
+    result = call(
         tmp_path, *QUICK, "dtype=fp32", f"hydra.run.dir={disk.folder}/run", **NO_REAL_FILES
     )
-    assert found.code == 1
-    (error,) = found.errors
+    assert result.code == 1
+    (error,) = result.errors
     assert "No space left on device" in error
-    assert "Traceback" not in found.err
-    (run,) = found.runs
+    assert "Traceback" not in result.err
+    (run,) = result.runs
     assert (run.info.status, run.data.tags["status"]) == ("FAILED", "failed")
     assert "No space left on device" in run.data.tags["reason"]
     assert run.data.metrics == {}
@@ -215,13 +215,13 @@ def test_a_run_on_a_full_disk_fails_in_one_line_and_is_on_record(disk, tmp_path)
 @pytest.mark.slow
 def test_a_run_in_a_read_only_folder_is_one_line(disk, tmp_path):
     disk.make_read_only()
-    found = call(
+    result = call(
         tmp_path, *QUICK, "dtype=fp32", f"hydra.run.dir={disk.folder}/run", **NO_REAL_FILES
     )
-    assert found.code == 1
-    (error,) = found.errors
+    assert result.code == 1
+    (error,) = result.errors
     assert f"Read-only file system: '{disk.folder}/run'" in error
-    assert "Traceback" not in found.err
+    assert "Traceback" not in result.err
 
 
 def cut(path: Path) -> None:
@@ -246,7 +246,7 @@ def test_a_damaged_database_is_refused_and_can_be_made_again_from_the_folders(tm
     # Elsewhere: this process still has the damaged file open.
     fresh = new_store(tmp_path / "fresh")
     assert sync.sync(fresh, tmp_path / "runs").logged == [tmp_path / "runs" / "run"]
-    found = only_run(fresh)
-    assert (found.info.status, found.data.metrics["loss"]) == ("FINISHED", 1 / 3)
-    names = [item.path for item in fresh.client.list_artifacts(found.info.run_id)]
+    result = only_run(fresh)
+    assert (result.info.status, result.data.metrics["loss"]) == ("FINISHED", 1 / 3)
+    names = [item.path for item in fresh.client.list_artifacts(result.info.run_id)]
     assert names == ["result.json"]

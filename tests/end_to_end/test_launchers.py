@@ -163,33 +163,33 @@ def started() -> Iterator[Started]:
     if sys.platform != "linux":
         pytest.skip("needs /proc")
     forked.start_server()  # which is not ours
-    found = Started()
+    result = Started()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(*found.mark.split("="))
-        yield found
-    for process in found:
+        patch.setenv(*result.mark.split("="))
+        yield result
+    for process in result:
         os.kill(process, signal.SIGKILL)
 
 
 @pytest.mark.usefixtures("shapes_model")  # a conversion would not be interrupted
 def test_interrupted_jobs_are_closed_and_leave_no_process(tmp_path, started):
-    found = interrupt(tmp_path, signal.SIGTERM, set("01"[:CORES]), *LAUNCHERS["processes"])
-    assert found.code == 143
-    assert len(found.children) == min(2, CORES)
-    for run in (found.parent, *found.children):
+    result = interrupt(tmp_path, signal.SIGTERM, set("01"[:CORES]), *LAUNCHERS["processes"])
+    assert result.code == 143
+    assert len(result.children) == min(2, CORES)
+    for run in (result.parent, *result.children):
         assert (run.info.status, run.data.tags["status"]) == ("KILLED", "killed")
-    assert "Traceback" not in found.err
+    assert "Traceback" not in result.err
     assert list(started) == []
 
 
 @pytest.mark.usefixtures("shapes_model")
 def test_interrupted_jobs_of_slurm_are_cancelled(tmp_path, cluster):
-    found = interrupt(tmp_path, signal.SIGINT, {"0", "1"}, *LAUNCHERS["slurm"])
-    assert found.code == 130
-    assert len(found.children) == 2
-    for run in (found.parent, *found.children):
+    result = interrupt(tmp_path, signal.SIGINT, {"0", "1"}, *LAUNCHERS["slurm"])
+    assert result.code == 130
+    assert len(result.children) == 2
+    for run in (result.parent, *result.children):
         assert (run.info.status, run.data.tags["status"]) == ("KILLED", "killed")
-    assert "Traceback" not in found.err
+    assert "Traceback" not in result.err
     assert cluster.list_jobs("PENDING", "RUNNING") == []
 
 
@@ -224,14 +224,14 @@ def test_what_slurm_ends_is_named_and_run_again(tmp_path, cluster):
 
 
 @pytest.mark.usefixtures("cluster")
-def test_what_slurm_refuses_is_told_in_one_line(tmp_path):
+def test_what_slurm_refuses_is_reported_in_one_line(tmp_path):
     new_store(tmp_path / "mlruns")
     nowhere = "hydra.launcher.partition=nowhere"
-    found = call(tmp_path, "-m", *QUICK, "dtype=int8", *LAUNCHERS["slurm"], nowhere)
-    assert found.code == 1
-    assert "Traceback" not in found.err
-    assert "hydra/launcher=slurm: " in found.err
-    assert "Invalid partition name specified" in found.err
+    result = call(tmp_path, "-m", *QUICK, "dtype=int8", *LAUNCHERS["slurm"], nowhere)
+    assert result.code == 1
+    assert "Traceback" not in result.err
+    assert "hydra/launcher=slurm: " in result.err
+    assert "Invalid partition name specified" in result.err
 
 
 def call_and_kill(folder: Path, pids: Iterable[int], *args: str, **env: str) -> Called:

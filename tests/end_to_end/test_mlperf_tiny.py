@@ -39,13 +39,13 @@ def folder(tmp_path):
 @pytest.mark.parametrize("name", TASKS)
 def test_files_are_found_in_the_folder(name, folder, no_downloads, caplog):
     asked = make_config(f"benchmark={name}", f"benchmark.folder={folder}").benchmark
-    found = mlperf_tiny.find_files(asked, Paths(), quantizes=False)
+    files = mlperf_tiny.find_files(asked, Paths(), quantizes=False)
     task = mlperf_tiny.SUITE[name]
-    assert found.quantized == str(folder / task.official.path)
+    assert files.quantized == str(folder / task.official.path)
     if task.network is not None:
-        assert found.network == str(folder / task.network.path)
+        assert files.network == str(folder / task.network.path)
     if task.data is not None:
-        assert found.data == str(folder / task.data.path.replace("*", "samples"))
+        assert files.data == str(folder / task.data.path.replace("*", "samples"))
     fixed = [file for file in (task.network, task.official) if file is not None and file.sha256]
     assert caplog.text.count("is not the suite's own file") == len(fixed)
 
@@ -81,7 +81,7 @@ def test_a_sweep_names_what_it_lacks(tmp_path):
     assert done.code == 0, done.err
     assert "kws/*.npz is not in benchmark.folder=" in done.out
     cells = [line.split("│")[1:-1] for line in done.out.splitlines() if "│ kws DS-CNN" in line]
-    assert [each[-1].strip() for each in cells] == ["unsupported"] * 2
+    assert [cell[-1].strip() for cell in cells] == ["unsupported"] * 2
     names = {run.info.run_name for run in done.children}
     assert names == {f"kws-{backend}-int8-minmax-per_tensor" for backend in ("onnx", "torch")}
 
@@ -102,7 +102,7 @@ def test_the_table_says_which_targets_are_met():
         "ci95/value_high": 0.92,
     }
     metrics |= {"size_bytes": 53936.0}
-    found = rows(
+    result = rows(
         [
             RunRecord.of("1", params, metrics | {"accuracy": 0.902}, {"status": "ok"}),
             RunRecord.of("2", params, metrics | {"accuracy": 0.899}, {"status": "ok"}),
@@ -113,7 +113,7 @@ def test_the_table_says_which_targets_are_met():
     start = ["kws", "onnx", "int8"]
     middle = ["1,000", "accuracy", "91.30%"]
     end = ["88.00% to 92.00%", "90.00%"]
-    assert found == [
+    assert result == [
         [*start, *middle, "90.20%", *end, "yes", "53.9", "ok"],
         [*start, *middle, "89.90%", *end, "no", "53.9", "ok"],
         [*start, "", "", "", "", "", "0.9", "", "", "unsupported"],

@@ -43,12 +43,12 @@ def test_channels_first_and_logits(run, tmp_path, backend):
     result = run(
         f"data.root={data}", f"model.path={network}", f"backend={backend}", "preprocess=unit"
     )
-    found = result.measurement
-    assert found is not None, result.reason
-    assert (found.comparison.model.correct, found.comparison.model.total) == (60, 60)
-    np.testing.assert_allclose(found.comparison.model.probabilities.sum(1), 1, atol=1e-5)
-    assert found.comparison.model.logits is not None
-    assert found.comparison.sqnr_db > 20
+    measurement = result.measurement
+    assert measurement is not None, result.reason
+    assert (measurement.comparison.model.correct, measurement.comparison.model.total) == (60, 60)
+    np.testing.assert_allclose(measurement.comparison.model.probabilities.sum(1), 1, atol=1e-5)
+    assert measurement.comparison.model.logits is not None
+    assert measurement.comparison.sqnr_db > 20
 
 
 def test_a_preprocessing_that_does_not_fit_is_named(run, tmp_path, caplog):
@@ -66,7 +66,7 @@ def test_a_preprocessing_that_does_not_fit_is_named(run, tmp_path, caplog):
 @pytest.mark.parametrize(
     ("saturates", "settings"), [(False, "per_channel=true"), (True, "reduce_range=true")]
 )
-def test_without_labels_the_preprocessing_and_the_noise_are_told(
+def test_without_labels_the_preprocessing_and_the_noise_are_reported(
     run, tmp_path, caplog, monkeypatch, saturates, settings
 ):
     caplog.set_level("INFO")
@@ -147,9 +147,9 @@ def test_the_networks_picture_size_is_taken(run, tmp_path, caplog):
     assert line.endswith("uses the network's, [8, 6], by preprocess.resize=fit")
     [path] = tmp_path.glob("run0/config.yaml")
     assert OmegaConf.load(path).preprocess.size == [8, 6]
-    found = identity.find(resolve(make_config(*settings)))
-    assert found == identity.find(resolve(make_config(*settings, "preprocess.size=[8,6]")))
-    assert found != identity.find(resolve(make_config(*settings, "preprocess.size=[8,7]")))
+    actual = identity.find(resolve(make_config(*settings)))
+    assert actual == identity.find(resolve(make_config(*settings, "preprocess.size=[8,6]")))
+    assert actual != identity.find(resolve(make_config(*settings, "preprocess.size=[8,7]")))
 
 
 def test_a_size_that_the_network_leaves_free_is_asked_for(run, tmp_path):
@@ -176,24 +176,24 @@ def fp32_accuracy(folder: Path, *args: str) -> float:
 def test_keyword_spotting(shared, tmp_path):
     kws = shared / "kws"
     stored = ("data.offset=83", "data.scale=0.5847029")
-    found = fp32_accuracy(
+    result = fp32_accuracy(
         tmp_path,
         *("data=arrays", f"data.root={kws / 'kws01.npz'}", *stored),
         f"model.path={kws / 'kws_ref_model'}",
     )
-    assert abs(found - 0.913) < 0.04
+    assert abs(result - 0.913) < 0.04
 
 
 @pytest.mark.slow
 def test_mnist(shared, tmp_path):
     mnist = shared / "mnist"
-    found = fp32_accuracy(
+    result = fp32_accuracy(
         tmp_path,
         *("data=arrays", f"data.root={mnist / 't10k-images-idx3-ubyte.gz'}"),
         f"data.labels={mnist / 't10k-labels-idx1-ubyte.gz'}",
         f"model.path={mnist / 'mnist.onnx'}",
     )
-    assert abs(found - 0.9891) < 0.006
+    assert abs(result - 0.9891) < 0.006
 
 
 @pytest.mark.slow
@@ -212,5 +212,5 @@ def test_a_head_of_ones_own_on_a_folder_of_pictures(shared, tmp_path):
     program, name, sweep, *settings, backend, per_channel = shlex.split(command)
     assert (program, name, sweep) == ("resnet8ptq", "run", "-m")
     assert (backend, per_channel) == ("backend=onnx,torch,tflite", "per_channel=true")
-    found = fp32_accuracy(tmp_path, *settings)
-    assert found >= 8 / 12
+    result = fp32_accuracy(tmp_path, *settings)
+    assert result >= 8 / 12

@@ -63,8 +63,8 @@ def cell_of(run: Run) -> tuple[str, str]:
 
 def test_sweep_prints_every_cell_and_the_reason(sweep):
     assert sweep.code == 0, sweep.err
-    found = {(r["framework"], r["dtype"]): r["status"] for r in sweep.table}
-    assert found == {
+    result = {(r["framework"], r["dtype"]): r["status"] for r in sweep.table}
+    assert result == {
         ("onnx", "fp32"): "baseline",
         ("torch", "fp32"): "baseline",
         ("onnx", "int8"): "ok",
@@ -202,8 +202,8 @@ def test_failing_cell_is_on_record_and_does_not_stop_the_sweep(failing_sweep):
     parent = failing_sweep.parent
     assert (parent.info.status, parent.data.tags["status"]) == ("FAILED", "failed")
     assert (failing_sweep.code, len(failing_sweep.errors)) == (1, 1)
-    found = [(row["calib.num_bins"], row["status"]) for row in failing_sweep.table]
-    assert found == [("", "baseline"), ("2048", "ok"), ("2047", "failed")]
+    pairs = [(row["calib.num_bins"], row["status"]) for row in failing_sweep.table]
+    assert pairs == [("", "baseline"), ("2048", "ok"), ("2047", "failed")]
     assert f"failed: {REFUSED} (" in " ".join(failing_sweep.out.split())
 
 
@@ -216,13 +216,13 @@ def test_failing_cell_is_on_record_and_does_not_stop_the_sweep(failing_sweep):
     ],
 )
 def test_sweep_that_cannot_be_composed_has_failed(tmp_path, override, named, recorded):
-    found = call(tmp_path, "-m", *QUICK, override, **NO_REAL_FILES)
-    assert len(found.errors) == 1
-    assert named in found.errors[0]
-    assert "Traceback" not in found.err
-    assert found.code == 2
-    assert "Browse:" not in found.out  # there is nothing to see
-    runs = found.runs if (tmp_path / "mlruns").exists() else []
+    result = call(tmp_path, "-m", *QUICK, override, **NO_REAL_FILES)
+    assert len(result.errors) == 1
+    assert named in result.errors[0]
+    assert "Traceback" not in result.err
+    assert result.code == 2
+    assert "Browse:" not in result.out  # there is nothing to see
+    runs = result.runs if (tmp_path / "mlruns").exists() else []
     assert [run.info.status for run in runs] == recorded
     assert {run.data.tags["status"] for run in runs} <= {"failed"}
 
@@ -241,20 +241,20 @@ ERRORS: list[tuple[list[str], dict[str, str], int, str]] = [
 )
 def test_error_is_one_line_and_harms_no_earlier_run(sweep, args, env, code, named):
     before = {run.info.run_id: run.to_dictionary() for run in [sweep.parent, *sweep.children]}
-    found = call(sweep.folder, *QUICK, *args, **env)
-    assert_one_error(found, code, named)
+    result = call(sweep.folder, *QUICK, *args, **env)
+    assert_one_error(result, code, named)
     after = {run.info.run_id: run.to_dictionary() for run in sweep.runs}
     assert {key: after[key] for key in before} == before
 
 
-def assert_one_error(found: Called, code: int, named: str) -> None:
-    assert found.code == code
-    assert len(found.errors) == 1
-    assert named in found.errors[0]
-    assert found.err.splitlines()[-1] == found.errors[0]
+def assert_one_error(result: Called, code: int, named: str) -> None:
+    assert result.code == code
+    assert len(result.errors) == 1
+    assert named in result.errors[0]
+    assert result.err.splitlines()[-1] == result.errors[0]
     for unwanted in ("Traceback", "hunter2", "HYDRA_FULL_ERROR", "Error executing job"):
-        assert unwanted not in found.err
-    assert found.out == ""
+        assert unwanted not in result.err
+    assert result.out == ""
 
 
 @pytest.mark.parametrize(
@@ -299,14 +299,14 @@ def test_file_in_the_way_of_the_outputs(tmp_path, name, mode):
 
 
 def test_help_lists_the_groups(tmp_path):
-    found = call(tmp_path, "--help", "all")
-    assert found.code == 0
+    result = call(tmp_path, "--help", "all")
+    assert result.code == 0
     for group, option in (("backend", "file"), ("dtype", "u8s8"), ("data", "huggingface")):
-        assert f"\n  {group}={option} " in found.out
-    assert "\n  backend=onnx (default) " in found.out
-    assert "schema" not in found.out
-    assert f"choose it: python {RUN} data=arrays --help" in found.out
-    examples = [line for line in found.out.splitlines() if f"python {RUN}" in line]
+        assert f"\n  {group}={option} " in result.out
+    assert "\n  backend=onnx (default) " in result.out
+    assert "schema" not in result.out
+    assert f"choose it: python {RUN} data=arrays --help" in result.out
+    examples = [line for line in result.out.splitlines() if f"python {RUN}" in line]
     commands = [line.split("   ")[0] for line in map(str.strip, examples)]
     assert len(set(commands)) == len(commands) > 5
     assert list(tmp_path.iterdir()) == []
@@ -319,31 +319,31 @@ def test_missing_data_falls_back_loudly(tmp_path):
         **{"no_proxy": "", "NO_PROXY": ""},
     }
     quick = [word for word in QUICK if word != "data=shapes"]
-    found = call(tmp_path, "dtype=uint8", *quick, **NO_REAL_FILES, **nowhere)
-    assert found.code == 0, found.err
-    warning = " ".join(found.err.split())
+    result = call(tmp_path, "dtype=uint8", *quick, **NO_REAL_FILES, **nowhere)
+    assert result.code == 0, result.err
+    warning = " ".join(result.err.split())
     assert warning.count("CIFAR-10 NOT FOUND") == 1
     assert "`shapes`" in warning
     assert "set CIFAR10_DIR or data.root" in warning
-    assert "shapes, resnet8, 500 held-out training samples" in found.out
-    (run,) = found.runs
+    assert "shapes, resnet8, 500 held-out training samples" in result.out
+    (run,) = result.runs
     assert run.data.params["data"] == "shapes"
     assert run.data.tags["status"] == "ok"
 
 
 @pytest.mark.usefixtures("shapes_model")  # a conversion would not be interrupted
 def test_interrupted_sweep_is_closed_and_can_be_followed_by_another(tmp_path):
-    found = interrupt(tmp_path, signal.SIGINT, {"0"})
-    assert found.code == 130
-    assert "Traceback" not in found.err
-    (how_far,) = [line for line in found.err.splitlines() if "runs finished" in line]
+    result = interrupt(tmp_path, signal.SIGINT, {"0"})
+    assert result.code == 130
+    assert "Traceback" not in result.err
+    (how_far,) = [line for line in result.err.splitlines() if "runs finished" in line]
     said, _, command = how_far.partition("; continue: ")
     assert said == "0 of 2 runs finished"
     words = shlex.split(command)
     assert words[:2] == ["python", RUN] and "-m" in words and words[-1] == "sweep.resume=true"
     assert {*QUICK, "dtype=int8,uint8"} <= {*words}
-    (child,) = found.children  # the second was not started
-    for run in (found.parent, child):
+    (child,) = result.children  # the second was not started
+    for run in (result.parent, child):
         assert (run.info.status, run.data.tags["status"]) == ("KILLED", "killed")
     hidden = {path.name for path in (tmp_path / "runs").rglob(".*")}
     assert hidden <= {".hydra", ".gitignore", ".lock"}
@@ -360,7 +360,7 @@ def test_two_runs_at_once_share_a_fresh_store_but_no_folder(tmp_path):
         Process(tmp_path, *words, "per_channel=true") as other,
     ):
         ended = [one.wait(), other.wait()]
-    assert [found.code for found in ended] == [0, 0], ended
+    assert [call.code for call in ended] == [0, 0], ended
     called = ended[0]
     experiments = called.client.search_experiments()
     assert sorted(experiment.name for experiment in experiments) == ["Default", "resnet8ptq"]
@@ -370,12 +370,12 @@ def test_two_runs_at_once_share_a_fresh_store_but_no_folder(tmp_path):
     assert len({run.data.tags["folder"] for run in runs}) == 2
 
 
-def test_an_error_that_jobs_share_is_told_once(tmp_path):
+def test_an_error_that_jobs_share_is_reported_once(tmp_path):
     np.savez(tmp_path / "a.npz", pictures=np.zeros((4, 8, 8, 3), np.uint8), more=np.zeros(4))
     onnx.save(build(), tmp_path / "a.onnx")
     files = (f"data.root={tmp_path / 'a.npz'}", f"model.path={tmp_path / 'a.onnx'}")
-    found = call(tmp_path, "-m", "data=arrays", *files, "seed=1,2", **NO_REAL_FILES)
-    log = " ".join((found.out + found.err).split())
+    result = call(tmp_path, "-m", "data=arrays", *files, "seed=1,2", **NO_REAL_FILES)
+    log = " ".join((result.out + result.err).split())
     assert log.count("failed: data.inputs: got null") == 2  # in the log, and below the table
     assert "1_onnx-int8-minmax: failed: the same error as 0_onnx-int8-minmax" in log
-    assert found.code == 1
+    assert result.code == 1

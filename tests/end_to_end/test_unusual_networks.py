@@ -44,7 +44,7 @@ def network(
 ) -> Path:
     """Write a network of opset 17; `takes` has the type and the sizes of each input."""
     kinds = {name: kind for name, (kind, _) in takes.items()}
-    sizes = {name: each for name, (_, each) in takes.items()}
+    sizes = {name: size for name, (_, size) in takes.items()}
     onnx.save(assemble(nodes, sizes, gives, constants, kinds=kinds), path)
     return path
 
@@ -112,7 +112,7 @@ def test_tensors_make_way_for_those_of_the_quantizer(quantized, tmp_path, taken,
     path = network(tmp_path / "names.onnx", nodes, constants, takes, {"y": ["N", 6]})
     before, after, proto = quantized(path, FLOATS, f"model.fold={str(fold).lower()}")
     assert near(before, after)
-    assert [each.name for each in (*proto.graph.input, *proto.graph.output)] == ["x", "y"]
+    assert [item.name for item in (*proto.graph.input, *proto.graph.output)] == ["x", "y"]
 
 
 def test_weights_in_constant_nodes_are_quantized(quantized, tmp_path):
@@ -130,7 +130,7 @@ def test_weights_in_constant_nodes_are_quantized(quantized, tmp_path):
     path = network(tmp_path / "constants.onnx", nodes, {}, takes, {"y": ["N", 3]})
     before, after, proto = quantized(path, FLOATS)
     assert near(before, after)
-    assert sum(each.data_type == TensorProto.INT8 for each in proto.graph.initializer) >= 2
+    assert sum(item.data_type == TensorProto.INT8 for item in proto.graph.initializer) >= 2
 
 
 # Recurrent layers, and graphs inside operators
@@ -155,12 +155,12 @@ def test_an_lstm_is_quantized_dynamically(quantized, tmp_path, cache_root):
     assert [n.op_type for n in proto.graph.node if "LSTM" in n.op_type] == ["DynamicQuantizeLSTM"]
     with pytest.raises(QuantizationError, match=r"; method=dynamic quantizes its LSTM$"):
         quantized(path, steps)
-    found = summarize(path, cache_root)
-    assert (found.treatment("LSTM", "onnx"), found.treatment("LSTM", "torch")) == (
+    result = summarize(path, cache_root)
+    assert (result.treatment("LSTM", "onnx"), result.treatment("LSTM", "torch")) == (
         "dynamic",
         "float",
     )
-    assert "method=dynamic with backend=onnx, to quantize LSTM" in requirements(found)
+    assert "method=dynamic with backend=onnx, to quantize LSTM" in requirements(result)
 
 
 def write_if(path: Path, layer_outside: bool) -> Path:
@@ -188,9 +188,9 @@ def test_layers_inside_an_if_are_named(tmp_path, cache_root):
         ModelError, match=r"its layers are inside If, .* expected an export without"
     ):
         summarize(write_if(tmp_path / "around.onnx", layer_outside=False), cache_root)
-    found = summarize(write_if(tmp_path / "behind.onnx", layer_outside=True), cache_root)
-    assert found.layers == 1
-    assert "an export without If, to quantize the 2 layers inside it" in requirements(found)
+    result = summarize(write_if(tmp_path / "behind.onnx", layer_outside=True), cache_root)
+    assert result.layers == 1
+    assert "an export without If, to quantize the 2 layers inside it" in requirements(result)
 
 
 # Inputs of integers
@@ -301,7 +301,7 @@ def test_scalars_and_states_are_filled_up(quantized, tmp_path):
     }
     path = network(tmp_path / "state.onnx", nodes, constants, takes, {"y": ["N", 4], "loss": []})
     before, after, _ = quantized(path, FLOATS, inputs={"rate": 2, "state": 0})
-    assert [each.shape for each in after] == [(1, 4), (1,)]
+    assert [item.shape for item in after] == [(1, 4), (1,)]
     np.testing.assert_allclose(before[1], before[0].sum(1), rtol=1e-5)
     np.testing.assert_allclose(before[0], FLOATS[:1] / 2 @ constants["w"], rtol=1e-4, atol=1e-5)
 

@@ -132,11 +132,11 @@ def test_a_way_that_exceeds_the_memory_is_not_tried(monkeypatch, tmp_path, withi
     runtime = runtime_of_all_cores(tmp_path, 4)
     config = make_config("data=shapes", f"cache_dir={tmp_path}")
     measuring = evaluator_of(config, "a", replace(runtime, threads_fixed=False))
-    found = measuring.run(another_file(tmp_path), split)
-    assert found.batching.at_once == copies
+    result = measuring.run(another_file(tmp_path), split)
+    assert result.batching.at_once == copies
     assert {tried.batch_size for tried in backend.measured} <= sizes
     assert all(tried.batch_size * tried.at_once <= within for tried in backend.measured)
-    assert len(found.outputs.values[0]) == 1000
+    assert len(result.outputs.values[0]) == 1000
 
 
 @pytest.mark.parametrize(
@@ -155,9 +155,9 @@ def test_another_kind_of_artifact_is_measured_by_itself(monkeypatch, tmp_path, o
 @pytest.mark.parametrize("count", [1, 31, 100, 500, 1234])
 def test_every_image_is_run_in_order(monkeypatch, tmp_path, count):
     Counting(monkeypatch, lambda tried: 1 / tried.at_once)
-    found = run(count, tmp_path)
-    assert found.batching.at_once == 4
-    np.testing.assert_array_equal(found.outputs.values[0][:, 0], np.arange(count) % 251)
+    result = run(count, tmp_path)
+    assert result.batching.at_once == 4
+    np.testing.assert_array_equal(result.outputs.values[0][:, 0], np.arange(count) % 251)
 
 
 def test_what_is_set_is_not_tried(monkeypatch, tmp_path):
@@ -183,10 +183,10 @@ def test_what_a_copy_raises_ends_the_run():
         return batch
 
     batches = [np.array([number]) for number in range(100)]
-    found = batching.run_all([fail, fail], batches)
-    assert [int(next(found)[0]) for _ in range(3)] == [0, 1, 2]
+    result = batching.run_all([fail, fail], batches)
+    assert [int(next(result)[0]) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(ValueError, match="image 3"):
-        next(found)
+        next(result)
 
 
 def test_a_pace_is_the_seconds_of_one_image(monkeypatch):
@@ -210,7 +210,7 @@ def test_batch_and_threads_do_not_change_predictions(quantize, shapes):
         cell = quantize(f"backend={backend}")
         split = shapes.test.take(np.arange(130))
         quantizer = quantizer_of(cell.config)
-        found = [
+        result = [
             inference.infer(
                 [
                     quantizer.load(cell.artifact.path, batching.threads)
@@ -222,5 +222,5 @@ def test_batch_and_threads_do_not_change_predictions(quantize, shapes):
             for size in (1, 7, 32, 128)
             for batching in (Batching(size, *way) for way in ((1, 1), (2, 1), (1, 2)))
         ]
-        for other in found[1:]:
-            np.testing.assert_array_equal(other, found[0])
+        for other in result[1:]:
+            np.testing.assert_array_equal(other, result[0])

@@ -28,7 +28,7 @@ def timings(single: list[float], batch: list[float]) -> Timings:
 
 
 def test_metrics_by_hand():
-    found = Latency(timings([1, 2, 3], [10, 20]), timings([3, 4, 8], [30, 60])).to_metrics()
+    metrics = Latency(timings([1, 2, 3], [10, 20]), timings([3, 4, 8], [30, 60])).to_metrics()
     expected = {
         "latency_p50_ms": 2,
         "latency_p95_ms": 2.9,
@@ -41,7 +41,7 @@ def test_metrics_by_hand():
         "speedup": 2,
         "speedup_batch": 3,
     }
-    assert found == pytest.approx(expected)
+    assert metrics == pytest.approx(expected)
 
 
 def measure(fp32: Fp32Model, cell: Cell, *overrides: str) -> dict[str, float]:
@@ -59,10 +59,10 @@ def measure(fp32: Fp32Model, cell: Cell, *overrides: str) -> dict[str, float]:
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", [b for b in BACKENDS if b != "file"])  # it needs one
 def test_a_quantized_model_and_its_baseline(backend, shapes_model, quantize):
-    found = measure(shapes_model, quantize(f"backend={backend}"), f"backend={backend}")
+    result = measure(shapes_model, quantize(f"backend={backend}"), f"backend={backend}")
     baseline = {f"baseline/{name}" for name in OWN}
-    assert set(found) == OWN | baseline | {"speedup", "speedup_batch"}
-    assert all(value > 0 for value in found.values())
+    assert set(result) == OWN | baseline | {"speedup", "speedup_batch"}
+    assert all(value > 0 for value in result.values())
 
 
 def test_fp32_has_a_latency_and_no_speedup(shapes_model, quantize):
@@ -96,9 +96,9 @@ def test_turns_alternate_and_the_warm_up_is_not_counted(limit, repeats, least, t
             return batch
 
     split = Split(np.zeros((3, 2, 2, 3), np.uint8), np.zeros(3, np.int64), "made up")
-    found = latency.time_in_turns([Fake("a"), Fake("b")], split, 4, repeats, limit, least)
+    result = latency.time_in_turns([Fake("a"), Fake("b")], split, 4, repeats, limit, least)
     assert calls == list("abba" * 4)[: 2 * (2 + timed)]  # 2 turns to warm up
-    assert [len(times) for times in found] == [timed, timed]
+    assert [len(times) for times in result] == [timed, timed]
 
 
 def test_threads_are_pinned_while_measuring_and_restored(monkeypatch, quantize):

@@ -34,11 +34,11 @@ QUICK = (
 
 def test_a_ratio_by_hand():
     """Ratios 1 and 4: their geometric mean is 2, and t(0.975, 1) = 12.706."""
-    found = ratio([1.0, 1.0], [1.0, 4.0])
-    assert found.value == pytest.approx(2)
-    assert found.high == pytest.approx(2 * np.exp(12.7062 * np.log(2)), rel=1e-3)
-    assert found.low == pytest.approx(4 / found.high)
-    assert not found.faster
+    result = ratio([1.0, 1.0], [1.0, 4.0])
+    assert result.value == pytest.approx(2)
+    assert result.high == pytest.approx(2 * np.exp(12.7062 * np.log(2)), rel=1e-3)
+    assert result.low == pytest.approx(4 / result.high)
+    assert not result.faster
     assert str(ratio([1.0, 1.0], [2.0, 2.0])).startswith("2.00 times as fast (95% interval 2.00")
     assert not ratio([1.0], [9.0]).faster  # one block says nothing of others
 
@@ -65,8 +65,8 @@ def test_a_race_loads_every_model_again_for_each_block(monkeypatch):
         every = np.arange(3.0) + {"a": 1, "b": 11}[loads[0]] + len(seen)
         other = every + (10 if loads[0] == "a" else -10)
         return [
-            Timings(each, each if name == "a" else None)
-            for name, each in zip(loads, (every, other), strict=True)
+            Timings(times, times if name == "a" else None)
+            for name, times in zip(loads, (every, other), strict=True)
         ]
 
     monkeypatch.setattr(latency, "measure", measure)
@@ -86,8 +86,8 @@ def test_slow_models_race_in_fewer_blocks(monkeypatch):
     monkeypatch.setattr(latency, "measure", lambda loads, *_, least: [one] * len(loads))
     for seconds, blocks in ((0.1, LEAST), (4.3, 7), (1000, BLOCKS)):
         settings = LatencyConfig(batch_size=64, max_seconds=seconds)
-        found = run({"a": "a", "b": "b"}, None, settings)
-        assert len(found.single["a"]) == blocks
+        result = run({"a": "a", "b": "b"}, None, settings)
+        assert len(result.single["a"]) == blocks
 
 
 def test_the_fastest_of_several_has_a_wider_interval():
@@ -137,8 +137,8 @@ def test_runs_of_a_sweep_score_what_it_chooses_by(sweep):
         assert metrics["choice/drop"] == pytest.approx(drop)
         with np.load(sweep.artifacts(child)["choice.npz"]) as kept:
             assert len(kept["labels"]) == metrics["choice/counts/total"]
-            found = (kept["labels"] == kept["predictions"]).mean()
-        assert metrics["choice/accuracy"] == pytest.approx(found)
+            mean = (kept["labels"] == kept["predictions"]).mean()
+        assert metrics["choice/accuracy"] == pytest.approx(mean)
 
 
 @pytest.mark.slow

@@ -57,11 +57,11 @@ def totals(plan, network) -> tuple[int, float]:
 
 @given(networks)
 def test_plans_save_more_with_more_error(network):
-    found = [totals(plan, network) for plan in find_plans(options_of(network))]
-    for before, after in itertools.pairwise(found):
+    result = [totals(plan, network) for plan in find_plans(options_of(network))]
+    for before, after in itertools.pairwise(result):
         assert before[0] < after[0]
         assert before[1] < after[1]
-    assert found[-1][0] == sum(weights * 6 // 8 for weights, *_ in network)
+    assert result[-1][0] == sum(weights * 6 // 8 for weights, *_ in network)
 
 
 @pytest.mark.slow
@@ -124,8 +124,8 @@ def test_a_file_holds_the_levels_of_its_plan(bits, shapes_model, shapes, tmp_pat
     assert onnx.TensorProto.DataType.Name(stored.data_type) == f"INT{2 if bits == 2 else 4}"
     grid = WeightScheme(f"int{bits}", True).grid(read_weights(graph, layer), 0)
     expected = grid.quantize(read_weights(graph, layer))
-    found = np.moveaxis(numpy_helper.to_array(stored).astype(int), channel_axis(layer), 0)
-    np.testing.assert_array_equal(found, expected)
+    result = np.moveaxis(numpy_helper.to_array(stored).astype(int), channel_axis(layer), 0)
+    np.testing.assert_array_equal(result, expected)
     assert np.abs(expected).max() == 2 ** (bits - 1) - 1
     scale = numpy_helper.to_array(tensors[f"{layer.input[1]}_scale"])
     np.testing.assert_array_equal(scale, grid.scale.ravel())
@@ -139,9 +139,9 @@ def test_a_plan_may_leave_layers_in_float_but_not_all(network):
     wide = [Option(f"layer_{i}", 32, 0.0, -3 * weights) for i, (weights, *_) in enumerate(network)]
     eight = [replace(o, error=o.error + 0.1) for o in options_of(network)]
     plans = find_plans([*eight, *wide])
-    found = [[*plan.values()].count(32) for plan in plans]
-    assert found[0] == max(found) == len(network) - 1
-    assert found[-1] == 0
+    result = [[*plan.values()].count(32) for plan in plans]
+    assert result[0] == max(result) == len(network) - 1
+    assert result[-1] == 0
 
 
 @pytest.mark.parametrize("backend", ["onnx", "torch"])
@@ -155,17 +155,17 @@ def test_a_layer_of_32_bits_stays_in_float(backend, shapes_model, shapes, tmp_pa
         f"nodes_to_exclude=[{layer.name}]",
     )
     images = draw_calibration(shapes, 2, 42).split
-    found = []
-    for folder, each in (("plan", config), ("named", named)):
+    result = []
+    for folder, options in (("plan", config), ("named", named)):
         (tmp_path / folder).mkdir()
-        artifact = quantize_network(quantizer_of(each), shapes_model, images, tmp_path / folder)
+        artifact = quantize_network(quantizer_of(options), shapes_model, images, tmp_path / folder)
         assert artifact.quantized_layers == len(layers) - 1
-        run = quantizer_of(each).load(artifact.path, 1).predict
-        found.append(run(next(iter(images.batches(20))))[0])
-    np.testing.assert_array_equal(*found)
+        run = quantizer_of(options).load(artifact.path, 1).predict
+        result.append(run(next(iter(images.batches(20))))[0])
+    np.testing.assert_array_equal(*result)
 
 
-def test_a_float_layer_that_cannot_be_is_told(shapes_model):
+def test_a_float_layer_that_cannot_be_is_reported(shapes_model):
     with pytest.raises(UnsupportedError, match=r"precision\.plan: got 32 bits; the converter"):
         quantizer_of(make_config("backend=tflite", "precision.plan={dense: 32}")).resolve()
     graph = onnx.load(shapes_model.onnx_path).graph
@@ -186,12 +186,12 @@ def test_learned_rounding_tells_what_a_layer_costs(shapes, shapes_model):
     )
     path = shapes_model.onnx_path
     learned = adaround.learn_apart(onnx.load(path), setting, [4], 50, 0)
-    nearest, found = (measure_options(path, setting, (4, 8), each) for each in ({}, learned))
-    assert [(each.layer, each.bits, each.saved_bytes) for each in nearest] == [
-        (each.layer, each.bits, each.saved_bytes) for each in found
+    nearest, result = (measure_options(path, setting, (4, 8), option) for option in ({}, learned))
+    assert [(option.layer, option.bits, option.saved_bytes) for option in nearest] == [
+        (option.layer, option.bits, option.saved_bytes) for option in result
     ]
-    errors = np.array([[each.error for each in options] for options in (nearest, found)])
-    four = np.array([each.bits == 4 for each in nearest])
+    errors = np.array([[option.error for option in options] for options in (nearest, result)])
+    four = np.array([option.bits == 4 for option in nearest])
     assert np.median(errors[1, four] / errors[0, four]) < 0.7
     np.testing.assert_array_equal(errors[0, ~four], errors[1, ~four])
 
@@ -234,7 +234,7 @@ def test_a_layer_that_is_not_there_is_named():
         ("precision.plan=some", r"precision.plan: got 'some', expected null \| auto"),
     ],
 )
-def test_what_does_not_fit_together_is_told(given, message):
+def test_what_does_not_fit_together_is_reported(given, message):
     with pytest.raises(ConfigError, match=message):
         make_config(given)
 
@@ -252,8 +252,8 @@ def test_a_run_within_a_drop_that_8_bits_exceed(tmp_path):
     """Weights of 7 bits, with one scale for a tensor, lose 3 points; with a layer in float none."""
     settings = ("data=shapes", "calib.samples_per_class=1", "reduce_range=true")
     scored = ("evaluate.split=held_out", "held_out_images=300", "latency.enabled=false")
-    found = call(tmp_path, *settings, *scored, "precision.plan=auto", "precision.max_drop=0.01")
-    assert found.code == 0, found.err
+    result = call(tmp_path, *settings, *scored, "precision.plan=auto", "precision.max_drop=0.01")
+    assert result.code == 0, result.err
     [table] = tmp_path.glob("runs/**/plan.csv")
     first, *tried = [line.split(",") for line in table.read_text().splitlines()[1:]]
     assert {*first[3:]} == {"8"}
@@ -268,8 +268,8 @@ def test_a_run_within_a_budget(tmp_path):
     settings = ("data=shapes", "calib.samples_per_class=2", "slim=true")
     scored = ("evaluate.split=held_out", "held_out_images=50")
     plan = ("dtype=w4a8", "per_channel=true", "precision.plan=auto", "precision.max_bytes=50000")
-    found = call(tmp_path, *settings, *scored, *plan, "latency.enabled=false")
-    assert found.code == 0, found.err
+    result = call(tmp_path, *settings, *scored, *plan, "latency.enabled=false")
+    assert result.code == 0, result.err
     [table] = tmp_path.glob("runs/**/plan.csv")
     [file] = tmp_path.glob("runs/**/model.onnx")
     assert 26_000 < file.stat().st_size <= 50_000

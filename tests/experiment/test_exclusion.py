@@ -181,13 +181,13 @@ def test_200_samples_cannot_show_a_fifth_of_a_point():
 def test_nothing_is_ranked_where_nothing_has_to_stay_in_float():
     tried = trials(lambda nodes: 1)
     assert select(lambda: pytest.fail("ranked"), tried, 1, None, Deadline()) == []
-    found = Exclusion([], tuple(tried.steps))
-    assert found.to_params() == {"excluded_nodes": "[]"}
-    assert found.to_metrics() == {
+    result = Exclusion([], tuple(tried.steps))
+    assert result.to_params() == {"excluded_nodes": "[]"}
+    assert result.to_metrics() == {
         **dict.fromkeys(("exclusion/layers", "exclusion/bytes", "system/exclusion_s"), 0),
         "exclusion/held_out_drop": 1,
     }
-    assert "no layer stays in float" in found.summary()
+    assert "no layer stays in float" in result.summary()
 
 
 def test_no_drop_has_no_sign():
@@ -199,15 +199,15 @@ def test_no_drop_has_no_sign():
 @pytest.mark.parametrize(
     ("task", "perfect"), [(classification.build(("a", "b", "c")), True), (agreement.build(), False)]
 )
-def test_held_out_images_that_fp32_knows_by_heart_are_told(task, perfect, caplog):
+def test_held_out_images_that_fp32_knows_by_heart_are_reported(task, perfect, caplog):
     """Not where FP32 is its own yardstick."""
     probabilities = np.eye(3, dtype=np.float32)
-    for labels, told in (([0, 1, 2], perfect), ([0, 1, 1], False)):
+    for labels, messages in (([0, 1, 2], perfect), ([0, 1, 1], False)):
         caplog.clear()
         scores = task.score(Outputs((probabilities,)), Targets(np.array(labels)))
         exclusion.warn_of_perfection(task, scores)
-        assert bool(caplog.messages) == told
-        assert not told or "right on all 3 held-out images" in caplog.messages[0]
+        assert bool(caplog.messages) == messages
+        assert not messages or "right on all 3 held-out images" in caplog.messages[0]
 
 
 def test_table_has_a_row_for_each_trial():
@@ -239,9 +239,9 @@ def test_choice_on_real_artifacts(backend, shapes, shapes_model, tmp_path):
     config = replace(config, nodes_to_quantize=names, max_drop=0.0)
     drop = choose(config, shapes, shapes_model, tmp_path).chosen.drop
     rows = list(csv.DictReader((tmp_path / exclusion.FILE).read_text().splitlines()))
-    found = [float(row["drop"]) for row in rows]
-    assert found[0] > 0, "clipped that hard, three layers cost accuracy"
-    least = min(found)
+    result = [float(row["drop"]) for row in rows]
+    assert result[0] > 0, "clipped that hard, three layers cost accuracy"
+    least = min(result)
     assert drop == pytest.approx(least), "no choice loses nothing: the best is taken"
     best = min(int(row["nodes_in_float"]) for row in rows if float(row["drop"]) == least)
     assert best > 0, "and leaving one in float gives some of it back"

@@ -82,10 +82,10 @@ def read_csv(path: Path) -> list[list[str]]:
 
 def test_config_reads_back(tmp_path, written):
     config, _ = written(tmp_path, "backend=torch", "calib.percentile=99.5", "per_channel=true")
-    found = OmegaConf.load(tmp_path / "config.yaml")
-    assert OmegaConf.to_container(found) == OmegaConf.to_container(OmegaConf.structured(config))
-    assert found.backend.engine == "auto"
-    assert found.calib.percentile == 99.5
+    arrays = OmegaConf.load(tmp_path / "config.yaml")
+    assert OmegaConf.to_container(arrays) == OmegaConf.to_container(OmegaConf.structured(config))
+    assert arrays.backend.engine == "auto"
+    assert arrays.calib.percentile == 99.5
 
 
 def test_confusion_counts_true_classes_down_and_predictions_across(tmp_path, written):
@@ -125,14 +125,14 @@ def test_calibration_images_can_be_found_again(tmp_path, written):
 
 def test_ranges_read_back(tmp_path, written, shapes_model):
     written(tmp_path)
-    found = json.loads((tmp_path / "ranges.json").read_text())
-    assert found.keys() == {"activations", "weights"}
-    assert found["activations"] == {"input": [0.0, 255.0]}
+    content = json.loads((tmp_path / "ranges.json").read_text())
+    assert content.keys() == {"activations", "weights"}
+    assert content["activations"] == {"input": [0.0, 255.0]}
     initializers = onnx.load(shapes_model.onnx_path).graph.initializer
     arrays = [onnx.numpy_helper.to_array(tensor) for tensor in initializers]
     extremes = {(float(array.min()), float(array.max())) for array in arrays if array.ndim > 1}
-    assert len(found["weights"]) == 10  # ResNet8: nine convolutions, one dense layer
-    assert {(low, high) for low, high in found["weights"].values()} <= extremes
+    assert len(content["weights"]) == 10  # ResNet8: nine convolutions, one dense layer
+    assert {(low, high) for low, high in content["weights"].values()} <= extremes
 
 
 def test_writing_again_replaces(tmp_path, written):
@@ -156,15 +156,15 @@ def test_a_failure_leaves_no_part_of_a_file(tmp_path, written, monkeypatch):
 @pytest.fixture
 def labelled(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
     """The texts of each matrix that is drawn, [rows, columns]."""
-    found: list[np.ndarray] = []
+    result: list[np.ndarray] = []
     draw = class_plots.label_cells
 
     def label_cells(axes: Axes, texts: np.ndarray, *rest: Any, **named: Any) -> None:
-        found.append(texts)
+        result.append(texts)
         draw(axes, texts, *rest, **named)
 
     monkeypatch.setattr(class_plots, "label_cells", label_cells)
-    return found
+    return result
 
 
 def test_confusion_plot_is_a_picture_that_shows_the_counts(tmp_path, labelled):

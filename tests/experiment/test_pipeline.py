@@ -61,16 +61,16 @@ def run(store: Store, folder: Path, *overrides: str) -> tuple[RunResult, RunReco
 @pytest.mark.slow
 def test_run_is_measured_and_logged(store, tmp_path):
     result, record = run(store, tmp_path, "dtype=uint8")
-    found = result.measurement
-    assert found is not None
+    measurement = result.measurement
+    assert measurement is not None
     assert record.tags["status"] == result.status == "ok"
     assert record.metrics == result.to_metrics()
     assert record.params["weight_dtype"] == record.params["activation_dtype"] == "uint8"
     drop = record.metrics["baseline/accuracy"] - record.metrics["accuracy"]
     assert record.loss == pytest.approx(drop)
-    assert found.size_bytes == (tmp_path / "model.onnx").stat().st_size
-    assert found.comparison.baseline.value > 0.85
-    assert found.comparison.model.agreement(found.comparison.baseline) < 1
+    assert measurement.size_bytes == (tmp_path / "model.onnx").stat().st_size
+    assert measurement.comparison.baseline.value > 0.85
+    assert measurement.comparison.model.agreement(measurement.comparison.baseline) < 1
     assert record.metrics["counts/quantized_layers"] == 10
 
 
@@ -116,7 +116,7 @@ def test_no_image_calibrates_chooses_and_is_scored(store, tmp_path, monkeypatch,
     with pytest.raises(KeyboardInterrupt):
         run(store, tmp_path, choice, f"evaluate.split={split}", "held_out_images=300")
     total = sum(map(len, seen))
-    assert len(np.unique(np.concatenate([found.pixel_hashes for found in seen]))) == total
+    assert len(np.unique(np.concatenate([result.pixel_hashes for result in seen]))) == total
     assert len(seen[2]) == 300
 
 
@@ -170,7 +170,7 @@ def test_the_fp32_network_is_converted_once_for_all_samples(
     evaluator = evaluator_of(config, shapes_model)
     few, more = (shapes.test.take(np.arange(count)) for count in (20, 30))
     baselines = [evaluator.baseline(samples) for samples in (few, more)]
-    assert [len(each.outputs.values[0]) for each in baselines] == [20, 30]
+    assert [len(baseline.outputs.values[0]) for baseline in baselines] == [20, 30]
     artifact = evaluator.quantize(shapes_model, Decisions(), few, tmp_path)
     assert artifact.path.read_bytes() == baselines[0].path.read_bytes()
     assert Counting.calls == [20]
@@ -280,6 +280,6 @@ def test_accuracy_is_reproduced(backend, dtype, per_channel, expected, request, 
     config = make_config(f"backend={backend}", f"dtype={dtype}", f"per_channel={per_channel}")
     dataset: Dataset = request.getfixturevalue("cifar10")
     network: Fp32Model = request.getfixturevalue("resnet8")
-    found = score(config, network, dataset, tmp_path)
-    assert 100 * found.value == pytest.approx(expected, abs=0.3)
-    assert np.isfinite(found.probabilities).all()
+    scores = score(config, network, dataset, tmp_path)
+    assert 100 * scores.value == pytest.approx(expected, abs=0.3)
+    assert np.isfinite(scores.probabilities).all()

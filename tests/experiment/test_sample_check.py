@@ -46,7 +46,7 @@ def test_a_run_that_does_not_calibrate_is_not_checked(override):
     assert not calibrates(make_config("data=shapes", override))
 
 
-def test_a_noisy_run_is_told_to_remove_the_sample_first(damaged, caplog):
+def test_a_noisy_run_is_reported_to_remove_the_sample_first(damaged, caplog):
     config, outliers = make_config("data=shapes"), [Outliers("x", (3,), 1e4, 50)]
     run_warnings.warn_of_noise(config, 0.0, False, outliers, damaged)
     run_warnings.warn_of_noise(config, 0.0, False, [], damaged)

@@ -81,8 +81,8 @@ def two_products(activation, weight):
     for name, value in values.items():
         proto.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
     largest = np.iinfo(activation).max
-    found = open_runner(proto)(np.full((1, 64), largest, activation))[0]
-    return float(found[0, 0]) / (64 * float(largest) * np.iinfo(weight).max)
+    result = open_runner(proto)(np.full((1, 64), largest, activation))[0]
+    return float(result[0, 0]) / (64 * float(largest) * np.iinfo(weight).max)
 
 
 @pytest.mark.parametrize(
@@ -108,16 +108,16 @@ def network(tmp_path):
 
 
 def verdicts(flags, network=None):
-    return {found.settings: found.verdict for found in advise(flags, network)}
+    return {row.settings: row.verdict for row in advise(flags, network)}
 
 
 def test_without_vnni_exact_sums_are_tried_first():
-    found = verdicts(AVX2)
-    assert list(found.values()) == sorted(found.values(), key=[TRY, SLOW, WRONG, CANNOT].index)
-    assert found["backend=onnx per_channel=true dtype=uint8"] == TRY
-    assert found["backend=onnx per_channel=true dtype=u8s8 reduce_range=true"] == TRY
-    assert found["backend=onnx dtype=u8s8,int8"] == WRONG
-    assert found["backend=torch reduce_range=false"] == WRONG
+    result = verdicts(AVX2)
+    assert list(result.values()) == sorted(result.values(), key=[TRY, SLOW, WRONG, CANNOT].index)
+    assert result["backend=onnx per_channel=true dtype=uint8"] == TRY
+    assert result["backend=onnx per_channel=true dtype=u8s8 reduce_range=true"] == TRY
+    assert result["backend=onnx dtype=u8s8,int8"] == WRONG
+    assert result["backend=torch reduce_range=false"] == WRONG
     assert "dtype=uint8,u8s8 reduce_range=true" in sweeps(AVX2)[0]
 
 
@@ -139,11 +139,11 @@ def test_the_fast_pair_depends_on_the_cpu():
 
 
 def test_a_network_narrows_it(network):
-    found = {each.settings: each for each in advise(AVX2, network)}
-    tflite = found["backend=tflite dtype=int8 per_channel=true"]
+    result = {item.settings: item for item in advise(AVX2, network)}
+    tflite = result["backend=tflite dtype=int8 per_channel=true"]
     assert tflite.verdict == TRY and "converted by onnx2tf" in tflite.why
-    assert "Erf 1" in found["backend=onnx per_channel=true dtype=uint8"].why
-    assert "per_channel=false" not in found
+    assert "Erf 1" in result["backend=onnx per_channel=true dtype=uint8"].why
+    assert "per_channel=false" not in result
     deep = replace(network, depthwise=3)
     assert verdicts(AVX2, deep)["per_channel=false"] == WRONG
     command, *others = sweeps(AVX2, deep)
@@ -155,7 +155,7 @@ def test_a_network_narrows_it(network):
     assert verdicts(AVX2, products)["backend=onnx method=dynamic dtype=uint8"] == TRY
 
 
-def test_the_cpu_is_told_in_a_line():
+def test_the_cpu_is_reported_in_a_line():
     assert describe_cpu("A", (*VNNI, "amx_int8")) == "A: AVX2, AVX512, VNNI, AMX"
     assert describe_cpu("A", ("sse2",)) == "A: SSE2, no VNNI"
     assert describe_cpu("B", ARM) == "B: ARM, dot product"
@@ -204,8 +204,8 @@ def test_a_run_warns_where_sums_may_saturate(tmp_path, monkeypatch, words, warne
     monkeypatch.setattr(machine, "cpu", lambda: ("CPU", AVX2))
     done = call(tmp_path, *QUICK, "dtype=u8s8", *words)
     assert done.code == 0, done.err
-    told = " ".join(done.err.split())
-    assert ("reduce_range=true or dtype=uint8 avoids it" in told) is warned
+    text = " ".join(done.err.split())
+    assert ("reduce_range=true or dtype=uint8 avoids it" in text) is warned
 
 
 def test_the_printed_commands_are_taken_as_they_are(tmp_path):

@@ -182,7 +182,7 @@ BROKEN = [
 def test_what_is_broken_is_named_and_its_half_costs_more(diagnose, capsys, broken):
     result = diagnose(broken.parts, *broken.overrides)
     assert broken.name in names(result), result.conclusion
-    (finding,) = [each for each in result.reasons if each.name == broken.name]
+    (finding,) = [reason for reason in result.reasons if reason.name == broken.name]
     assert broken.tensor in finding.tensors
     assert result.answer(finding).words.startswith(broken.answer)
     first = capsys.readouterr().out.splitlines()[1]
@@ -200,7 +200,7 @@ def test_what_is_broken_is_named_and_its_half_costs_more(diagnose, capsys, broke
 @pytest.mark.slow
 def test_corrections_are_tried_where_the_weights_of_each_channel_cost_more(diagnose):
     tried = {
-        granularity: {each.words for each in diagnose(outlier_weight(), granularity).outcomes}
+        granularity: {outcome.words for outcome in diagnose(outlier_weight(), granularity).outcomes}
         for granularity in ("per_channel=false", "per_channel=true")
     }
     words = {change.words for change in (step_table.BIAS, step_table.LEARN)}

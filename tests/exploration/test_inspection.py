@@ -34,8 +34,8 @@ def test_an_onnx_file_is_parsed_in_a_process_of_its_own_without_a_conversion(tmp
 
 
 def test_the_content_of_an_onnx_file_is_summarized(found):
-    assert [str(each) for each in found.contract.inputs] == ["pixels:0 [32, 32, 3] float32"]
-    assert [str(each) for each in found.contract.outputs] == ["given [10] float32"]
+    assert [str(output) for output in found.contract.inputs] == ["pixels:0 [32, 32, 3] float32"]
+    assert [str(output) for output in found.contract.outputs] == ["given [10] float32"]
     assert (found.contract.batch, found.opset, found.format) == (1, 13, ".onnx file")
     assert found.layers == 2
     assert found.parameters == 8 * 3 * 3 * 3 + 8 * 10 + 10
@@ -43,14 +43,14 @@ def test_the_content_of_an_onnx_file_is_summarized(found):
     assert found.operators["Conv"] == 1
 
 
-def test_it_is_told_what_stays_in_float(found):
+def test_it_is_reported_what_stays_in_float(found):
     for backend in ("onnx", "torch", "tflite"):
         assert found.treatment("Conv", backend) == "8 bits"
         assert found.treatment("Erf", backend) == "float"
         assert found.treatment("BatchNormalization", backend) == "folded"
 
 
-def test_what_it_takes_to_run_it_is_told(found):
+def test_what_it_takes_to_run_it_is_reported(found):
     taken = "\n".join(requirements(found))
     assert "as pictures of 32 x 32 in RGB or BGR are (NHWC)" in taken
     assert "labels of 10 classes, if these are classes: probabilities" in taken
@@ -95,7 +95,7 @@ def test_the_tables_are_printed_as_text(found, capsys):
 # On the command line
 
 
-def test_it_is_told_what_the_settings_lack(tmp_path):
+def test_it_is_reported_what_the_settings_lack(tmp_path):
     network = tmp_path / "own.onnx"
     onnx.save(build(13, takes=["N", 3, 28, 28], gives=["N", 5]), network)
     words = ("+analysis=inspect", f"model.path={network}", "backend=tflite")
@@ -109,8 +109,8 @@ def test_it_is_told_what_the_settings_lack(tmp_path):
     assert not any("backend=tflite" in line for line in lines)  # onnx2tf converts it
     assert sorted(path.name for path in tmp_path.iterdir()) == ["own.onnx"]  # no run was recorded
     done = call(tmp_path, *words)
-    [told] = [line for line in done.out.splitlines() if "data" in line]
-    assert told.startswith("  - data: not given; data=arrays | ")
+    [messages] = [line for line in done.out.splitlines() if "data" in line]
+    assert messages.startswith("  - data: not given; data=arrays | ")
 
 
 def test_settings_that_fit(tmp_path):
@@ -176,8 +176,8 @@ def test_classes_are_compared_with_outputs(classes, named, values, says):
 
 @pytest.mark.parametrize("pictures", [True, False])
 def test_no_size_is_advised_for_features(found, pictures):
-    [told, *_] = _compare(
+    [messages, *_] = _compare(
         make_config(), found.contract, _SampleFacts(np.zeros((1, 49, 10, 3)), 2, pictures=pictures)
     )
-    assert "takes (32, 32, 3), the samples are (49, 10, 3)" in told
-    assert ("preprocess.size=[32,32]" in told) == pictures
+    assert "takes (32, 32, 3), the samples are (49, 10, 3)" in messages
+    assert ("preprocess.size=[32,32]" in messages) == pictures

@@ -135,21 +135,21 @@ def test_the_conclusion_weighs_conversions_against_kernels(integer_ms, cost_ms, 
 
 def test_tables_and_files_show_every_node():
     nodes = [Node("conv", "QLinearConv", "integer", 0.5), CONV]
-    found = breakdown(*nodes, ms=1.0)
-    rows = list(csv.DictReader(profile_table.to_csv([found]).splitlines()))
+    actual = breakdown(*nodes, ms=1.0)
+    rows = list(csv.DictReader(profile_table.to_csv([actual]).splitlines()))
     assert [(row["model"], row["operator"]) for row in rows] == [
         ("fp32", "Conv"),
         ("quantized", "QLinearConv"),
         ("quantized", "Conv"),
     ]
-    assert [each.name for each in found.operators()] == ["Conv", "QLinearConv"]
+    assert [item.name for item in actual.operators()] == ["Conv", "QLinearConv"]
     out = io.StringIO()
     whole = Latency(Timings(np.ones(1), None))
-    result = ProfileResult("ok", breakdowns=(found, found), latency=whole)
+    result = ProfileResult("ok", breakdowns=(actual, actual), latency=whole)
     profile_table.print_tables(result, "title", Console(file=out, width=200, color_system=None))
     for part in ("0.500", "33%", "in float: [bold]conv (Conv) 1.000 ms", "adds 50% to the run"):
         assert part in out.getvalue()
-    figure = profile_table.draw([found, found], "title")
+    figure = profile_table.draw([actual, actual], "title")
     assert [axes.get_title() for axes in figure.axes] == ["batch 1", "batch 1"]
     heights = sum(bar.get_height() for bar in figure.axes[0].patches)
     assert heights == pytest.approx(1.0 + 1.5)
@@ -259,10 +259,10 @@ def mixed() -> onnx.ModelProto:
     proto = onnx.parser.parse_model(text)
     weights = np.random.default_rng(0).normal(size=(4, 4, 1, 1)).astype(np.float32)
     arrays = {"weights": weights, "whole": np.round(10 * weights).astype(np.int8)}
-    given = [onnx.numpy_helper.from_array(values, name) for name, values in arrays.items()]
-    proto.graph.initializer.extend(given)
-    for place, node in enumerate(proto.graph.node):
-        node.name = f"n{place}"
+    tensors = [onnx.numpy_helper.from_array(values, name) for name, values in arrays.items()]
+    proto.graph.initializer.extend(tensors)
+    for position, node in enumerate(proto.graph.node):
+        node.name = f"n{position}"
     return proto
 
 
@@ -285,9 +285,9 @@ def test_execution_is_what_the_runtime_makes_of_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("backend", "reason"), [("tflite", "benchmark_model"), ("torch_pt2e", "simulates")]
 )
-def test_where_nothing_is_told_it_is_unsupported(tmp_path, backend, reason):
+def test_where_nothing_is_reported_it_is_unsupported(tmp_path, backend, reason):
     done = call(tmp_path, *SHORT_RUN, f"backend={backend}", "dtype=int8")
     assert done.code == 0, done.err
-    told = " ".join(done.err.split())
-    assert "unsupported: " in told and reason in told
+    text = " ".join(done.err.split())
+    assert "unsupported: " in text and reason in text
     assert done.runs[0].data.tags["status"] == "unsupported"

@@ -38,7 +38,7 @@ def run_search(asked, outcome, most=60):
 
 
 def kinds_of(tried):
-    return list(dict.fromkeys(each.step.kind for each in tried))
+    return list(dict.fromkeys(item.step.kind for item in tried))
 
 
 def test_the_first_model_that_passes_ends_the_search():
@@ -89,11 +89,11 @@ def test_outputs_far_from_fp32s_are_no_luck_of_few_samples():
 
 
 def test_findings_decide_the_next_steps():
-    found = '[{"name": "outlier weight", "tensor": "w", "changes": [["nodes_to_exclude=[a]"]]}]'
+    result = '[{"name": "outlier weight", "tensor": "w", "changes": [["nodes_to_exclude=[a]"]]}]'
 
     def outcome(step):
         if step.kind == DIAGNOSIS:
-            return replace(LOST, findings=found, weights_db=30.0, activations_db=20.0)
+            return replace(LOST, findings=result, weights_db=30.0, activations_db=20.0)
         better = replace(LOST, loss=0.05, named="[b,c]")
         return better if step.kind == "float_layers" else LOST
 
@@ -102,7 +102,7 @@ def test_findings_decide_the_next_steps():
         *("answers", "bias_correction", "float_layers", "learned_rounding"),
         *("weights_in_8_bits", "weights_in_16_bits", "fine_tuning"),
     ]
-    by_kind = {each.step.kind: each.step for each in tried}
+    by_kind = {item.step.kind: item.step for item in tried}
     assert "nodes_to_exclude=[a]" in by_kind["answers"].overrides
     assert "outlier weight in w" in by_kind["answers"].why
     assert "nodes_to_exclude=[b,c]" in by_kind["learned_rounding"].overrides  # no second search
@@ -119,7 +119,7 @@ def test_findings_decide_the_next_steps():
 )
 def test_a_property_of_the_network_brings_its_answer(name, word):
     def all_words(tried):
-        return {word for each in tried for word in each.step.overrides}
+        return {word for item in tried for word in item.step.overrides}
 
     assert word in all_words(run_search(ASKED, lambda step: replace(LOST, properties=(name,))))
     assert word not in all_words(run_search(ASKED, lambda step: LOST))
@@ -145,9 +145,9 @@ def test_16_bit_activations_are_the_users_wish_and_hold_in_every_step(goal):
     first, *rest = run_search(asked, lambda step: replace(LOST, properties=known))
     assert first.step.why == "8-bit weights, 16-bit activations"
     assert set(first.step.overrides) >= {"calib=minmax", "per_channel=true"}
-    for each in (first, *rest):
-        config = make_config("dtype=w8a16", *each.step.overrides)
-        if each.step.kind != DIAGNOSIS:
+    for item in (first, *rest):
+        config = make_config("dtype=w8a16", *item.step.overrides)
+        if item.step.kind != DIAGNOSIS:
             quantizer_of(config).resolve()  # nothing that 16 bits do not take
     assert {"operators", "fine_tuning"}.isdisjoint(kinds_of(rest))
 
@@ -159,7 +159,7 @@ def test_16_bit_activations_are_the_users_wish_and_hold_in_every_step(goal):
 def test_16_bit_activations_are_a_step_where_they_run_on_integers(backend, goal, tried):
     """They are slow on a CPU, and ONNX files with them are simulated."""
     steps = run_search(replace(ASKED, backends=(backend,), goal=goal), lambda step: LOST)
-    wide = [each.step for each in steps if "dtype=w8a16" in each.step.overrides]
+    wide = [item.step for item in steps if "dtype=w8a16" in item.step.overrides]
     assert bool(wide) == tried
     for step in wide:
         quantizer_of(make_config(*step.overrides)).resolve()
@@ -191,9 +191,9 @@ def test_a_backend_that_cannot_is_left_and_the_other_goes_on():
     asked = replace(ASKED, backends=("tflite", "torch"))
     refused = replace(LOST, status="unsupported", loss=float("nan"))
     tried = run_search(asked, lambda step: refused if step.backend == "tflite" else LOST)
-    left = [each for each in tried if each.step.backend == "tflite"]
+    left = [item for item in tried if item.step.backend == "tflite"]
     assert kinds_of(left) == ["start", "weights_in_16_bits"]  # the plain ones
-    assert kinds_of(each for each in tried if each.step.backend == "torch")[-1] == "fine_tuning"
+    assert kinds_of(item for item in tried if item.step.backend == "torch")[-1] == "fine_tuning"
 
 
 def test_smallest_narrows_the_budget_between_pass_and_fail():
@@ -240,7 +240,7 @@ def test_every_search_ends_and_tries_nothing_twice(goal, results):
     given_out = cycle(results)
     asked = replace(ASKED, goal=goal, backends=("onnx", "torch"))
     tried = run_search(asked, lambda step: next(given_out))
-    steps = [tuple(sorted(each.step.overrides)) for each in tried]
+    steps = [tuple(sorted(item.step.overrides)) for item in tried]
     assert len(set(steps)) == len(steps)
 
 
@@ -249,8 +249,8 @@ def test_every_search_ends_and_tries_nothing_twice(goal, results):
 def test_every_step_is_a_valid_configuration(goal, backend):
     known = (properties.ATTENTION, properties.DEPTHWISE, properties.POOLS)
     asked = replace(ASKED, goal=goal, backends=(backend,))
-    for each in run_search(asked, lambda step: replace(LOST, properties=known)):
-        make_config(*each.step.overrides)
+    for item in run_search(asked, lambda step: replace(LOST, properties=known)):
+        make_config(*item.step.overrides)
 
 
 class Improving:
@@ -297,7 +297,7 @@ def words_of_the_search():
     """Every setting of a step as typed, and the default of its key."""
     typed = {word for change in every_change() for word in change.settings}
     for asked, outcome in searches_steps():
-        for step in (each.step for each in run_search(asked, outcome)):
+        for step in (item.step for item in run_search(asked, outcome)):
             typed |= {*step.overrides, *step.words.split()}
     refused = {"backend", "+analysis", "analysis.try_changes", *sweep_search._OF_SEARCH}
     keys = {word.partition("=")[0] for word in typed} - refused
@@ -313,14 +313,14 @@ def test_the_user_may_fix_every_setting_of_the_search():
         key = word.partition("=")[0]
         for asked, outcome in searches_steps():
             fixed = replace(asked, fixed={key: word})
-            for each in run_search(fixed, outcome):
-                confirmed = searching.confirm(fixed, each.found)
-                assert key not in {**each.step.settings, **confirmed.settings}, word
+            for step in run_search(fixed, outcome):
+                confirmed = searching.confirm(fixed, step.found)
+                assert key not in {**step.step.settings, **confirmed.settings}, word
 
 
 @pytest.mark.slow
 def test_steps_that_build_on_each_other_are_valid_configurations():
-    steps = [each for asked, outcome in searches_steps() for each in run_search(asked, outcome)]
+    steps = [item for asked, outcome in searches_steps() for item in run_search(asked, outcome)]
     for words_of_step in {tuple(step.overrides) for e in steps for step in (e.step, e.found)}:
         make_config(*words_of_step)
 
@@ -330,8 +330,8 @@ def test_every_budget_of_bytes_is_a_valid_configuration(backend):
     asked = replace(ASKED, goal="smallest", backends=(backend,))
     tried = run_search(asked, lambda step: LOST if step.kind == FEWER_BITS else PASSED)
     assert FEWER_BITS in kinds_of(tried)
-    for each in tried:
-        make_config(*each.step.overrides)
+    for item in tried:
+        make_config(*item.step.overrides)
 
 
 def test_a_setting_of_the_user_leaves_out_the_steps_about_it():
@@ -343,14 +343,14 @@ def test_a_setting_of_the_user_leaves_out_the_steps_about_it():
     tried = run_search(replace(ASKED, fixed=fixed), lambda step: LOST)
     assert {"float_layers", "learned_rounding"}.isdisjoint(kinds_of(tried))
     last = searching.confirm(replace(ASKED, fixed=fixed), tried[-1].step)
-    assert not any("latency" in word for each in tried for word in each.step.overrides)
+    assert not any("latency" in word for item in tried for word in item.step.overrides)
     assert not any("latency" in word for word in last.overrides)
 
 
 def test_layers_of_any_name_are_left_in_float():
     named = words.as_list(["conv;1", "b=2"])
     tried = run_search(ASKED, lambda step: replace(LOST, named=named))
-    [search] = [each for each in tried if each.searches]
+    [search] = [item for item in tried if item.searches]
     assert make_config(*search.found.overrides).nodes_to_exclude == ["conv;1", "b=2"]
 
 
@@ -409,8 +409,8 @@ def test_channels_of_unequal_scale_are_equalized_first(before, after, unequal):
         "[a] c = Conv (x, w) [b] r = Relu(c) [c] y = Conv(r, v) }"
     )
     onnx.checker.check_model(proto)
-    found = properties.find_properties(proto.graph)
-    assert found == ([properties.UNEQUAL] if unequal else [])
-    tried = run_search(ASKED, lambda step: replace(LOST, properties=tuple(found)))
+    result = properties.find_properties(proto.graph)
+    assert result == ([properties.UNEQUAL] if unequal else [])
+    tried = run_search(ASKED, lambda step: replace(LOST, properties=tuple(result)))
     assert ("equalization" in kinds_of(tried)) == unequal
     assert kinds_of(tried)[1] == ("equalization" if unequal else "calibrations")

@@ -153,8 +153,8 @@ def test_a_fault_is_found_where_it_is(files, fault, tensor, name, names):
     compared = compare(fp32, quantized)
     assert compared.costliest.name == tensor
     assert tensor in compared.describe()
-    found = findings.find(compared)
-    assert [(one.name, one.tensors[0]) for one in found if tensor in one.tensors] == [
+    result = findings.find(compared)
+    assert [(one.name, one.tensors[0]) for one in result if tensor in one.tensors] == [
         (name, tensor)
     ]
 
@@ -278,7 +278,7 @@ def test_a_range_of_which_a_part_is_used_is_named():
     assert names("AveragePool", UNIT, UNIFORM) == []
 
 
-def test_an_outlier_channel_is_told_from_outliers_in_any():
+def test_an_outlier_channel_is_reported_from_outliers_in_any():
     one, any_ = UNIFORM.copy(), UNIFORM.copy()
     one[:, 7] *= 68
     any_[:, ::2, 0, 0] = 68

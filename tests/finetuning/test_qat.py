@@ -211,11 +211,11 @@ def assert_same_as_onnx(fp32, calibration, images, folder, *overrides):
     assert others <= {id(student.quantizers[name]) for name in rounded}
 
     expected = quantizer.load(artifact.path, THREADS).logits(images)
-    found = student.module(torch.from_numpy(images)).detach().numpy()
-    assert (found.argmax(axis=1) == expected.argmax(axis=1)).mean() > 0.97
+    result = student.module(torch.from_numpy(images)).detach().numpy()
+    assert (result.argmax(axis=1) == expected.argmax(axis=1)).mean() > 0.97
     # What differs are ties, and what the layers behind make of them.
     floats = network.load_logits(fp32.onnx_path)(torch.from_numpy(images)).detach().numpy()
-    assert np.abs(found - expected).mean() < 0.8 * np.abs(expected - floats).mean()
+    assert np.abs(result - expected).mean() < 0.8 * np.abs(expected - floats).mean()
 
 
 @pytest.mark.parametrize(
@@ -247,17 +247,17 @@ def test_an_untrained_student_has_the_ranges_of_the_artifact(
     common = (*SMALL, "per_channel=true", "calib=percentile")
     config, student = prepare(shapes_model, few.train, *common, *overrides)
     images = few.test.images.astype(np.float32)
-    found = []
+    result = []
     for name, ranges in (("calibrated", None), ("student", student.ranges())):
         (tmp_path / name).mkdir()
         quantizer = quantizer_of(config)
         artifact = quantize_network(quantizer, shapes_model, few.train, tmp_path / name, ranges)
-        found.append(quantizer.load(artifact.path, THREADS).logits(images))
+        result.append(quantizer.load(artifact.path, THREADS).logits(images))
     if overrides == ("backend=tflite",):
         # Which way a value halfway between two levels goes depends on the last bit of a scale.
-        assert np.mean(found[0] != found[1]) < 0.01
+        assert np.mean(result[0] != result[1]) < 0.01
     else:
-        np.testing.assert_array_equal(*found)
+        np.testing.assert_array_equal(*result)
 
 
 def test_student_computes_what_the_onnx_file_computes_on_the_real_model(
@@ -283,7 +283,7 @@ def test_training_changes_every_weight_and_range_and_lowers_the_loss(tuned, few,
         assert (values.dtype == np.int64) == np.array_equal(values, after[name]), name
     _, student = prepare(shapes_model, draw_calibration(few, 5, 42).split, *SMALL)
     assert set(ranges) == set(student.ranges())
-    moved = [name for name, found in student.ranges().items() if ranges[name] != found]
+    moved = [name for name, result in student.ranges().items() if ranges[name] != result]
     nodes = onnx.load(shapes_model.onnx_path).graph.node
     turned = {name for node in nodes if "input" in node.input for name in node.output}
     assert set(ranges) - set(moved) <= {"input", *turned}
@@ -320,8 +320,8 @@ def test_second_run_reuses_the_first_and_logs_the_same_curves(
     folder, run, network, ranges = tuned
     monkeypatch.setattr(training.Trainer, "run", lambda self: pytest.fail("trained again"))
     again = Curves()
-    found = fine_tune(few, shapes_model, folder, "backend=torch", "dtype=int8", run=again)
-    assert found == (network, ranges)
+    result = fine_tune(few, shapes_model, folder, "backend=torch", "dtype=int8", run=again)
+    assert result == (network, ranges)
     assert again.steps == run.steps
 
 
@@ -335,10 +335,10 @@ def test_interrupted_training_goes_on_to_the_same_bits(tuned, few, shapes_model,
     kept = checkpoint.read_bytes()
     again = Curves()
     with caplog.at_level(logging.INFO):
-        found = fine_tune(few, shapes_model, tmp_path, run=again)
+        result = fine_tune(few, shapes_model, tmp_path, run=again)
     assert "continues after epoch 1 of 2" in caplog.text
-    assert found[0].onnx_path.read_bytes() == network.onnx_path.read_bytes()
-    assert found[1] == ranges
+    assert result[0].onnx_path.read_bytes() == network.onnx_path.read_bytes()
+    assert result[1] == ranges
     assert again.steps == run.steps
     assert not checkpoint.exists()
 
@@ -403,9 +403,9 @@ def test_settings_that_cannot_be_fine_tuned_are_unsupported(few, shapes_model, t
 @settings(max_examples=25)
 def test_augmentation_shifts_and_flips(seed):
     images = np.random.default_rng(seed).integers(0, 256, (3, 8, 6, 3), dtype=np.uint8)
-    found = training.augment(images, np.random.default_rng(seed))
-    assert found.shape == images.shape and found.dtype == np.uint8
-    for before, after in zip(images, found, strict=True):
+    result = training.augment(images, np.random.default_rng(seed))
+    assert result.shape == images.shape and result.dtype == np.uint8
+    for before, after in zip(images, result, strict=True):
         padded = np.pad(before, ((4, 4), (4, 4), (0, 0)), mode="edge")
         shifts = [padded[y : y + 8, x : x + 6] for y in range(9) for x in range(9)]
         assert any(np.array_equal(after, s) or np.array_equal(after[:, ::-1], s) for s in shifts)

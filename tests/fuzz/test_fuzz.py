@@ -54,12 +54,12 @@ def composed() -> DictConfig:
 
 
 def keys(config: DictConfig, prefix: str = "") -> list[str]:
-    found = []
+    result = []
     for key in config:
         node = config._get_node(key)
         inner = isinstance(node, DictConfig) and not node._is_none()
-        found += keys(node, f"{prefix}{key}.") if inner else [f"{prefix}{key}"]
-    return found
+        result += keys(node, f"{prefix}{key}.") if inner else [f"{prefix}{key}"]
+    return result
 
 
 TEXT = st.text(max_size=20) | st.sampled_from(

@@ -27,8 +27,8 @@ def test_products_with_constant_weights_are_linear_layers():
         None, {"pixels": pixels}
     )
     with torch.inference_mode():
-        found = torch.fx.symbolic_trace(module)(torch.from_numpy(pixels))
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+        result = torch.fx.symbolic_trace(module)(torch.from_numpy(pixels))
+    np.testing.assert_allclose(result, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(4,), (3, 2, 4)])
@@ -40,8 +40,8 @@ def test_a_product_with_a_vector_or_several_matrices_stays(shape):
     proto = onnx.parser.parse_model(f"{HEAD} {body}")
     proto.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
     values = torch.arange(2.0 * 15 * inner).reshape(2, 3, 5, inner)
-    found = to_torch_module(proto)(values)
-    assert torch.equal(found, torch.matmul(values, torch.from_numpy(weights)))
+    result = to_torch_module(proto)(values)
+    assert torch.equal(result, torch.matmul(values, torch.from_numpy(weights)))
 
 
 def test_a_resize_whose_first_optional_input_is_empty_can_be_traced():
@@ -236,8 +236,8 @@ def test_the_last_part_of_an_uneven_split_is_smaller():
     )
     values = np.arange(10, dtype=np.float32).reshape(2, 5)
     expected = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, {"x": values})
-    found = torch.fx.symbolic_trace(to_torch_module(proto))(torch.from_numpy(values))
-    for part, same in zip(found, expected, strict=True):
+    result = torch.fx.symbolic_trace(to_torch_module(proto))(torch.from_numpy(values))
+    for part, same in zip(result, expected, strict=True):
         np.testing.assert_array_equal(part, same)
 
 
@@ -266,9 +266,9 @@ def test_slopes_of_the_channels_can_be_traced(slopes):
         f"{HEAD} network (float[N, 3, 2, 2] x) => (float[N, 3, 2, 2] y) {{ y = PRelu(x, slope) }}"
     )
     proto.graph.initializer.append(onnx.numpy_helper.from_array(values, "slope"))
-    given = np.random.default_rng(0).normal(size=(2, 3, 2, 2)).astype(np.float32)
-    found = torch.fx.symbolic_trace(to_torch_module(proto))(torch.from_numpy(given))
-    np.testing.assert_allclose(found.detach(), np.where(given < 0, given * values, given))
+    inputs = np.random.default_rng(0).normal(size=(2, 3, 2, 2)).astype(np.float32)
+    result = torch.fx.symbolic_trace(to_torch_module(proto))(torch.from_numpy(inputs))
+    np.testing.assert_allclose(result.detach(), np.where(inputs < 0, inputs * values, inputs))
 
 
 CONSTANTS = """float low = {-0.5}, float zero = {0}, int64[1] two = {2}, int64 one = {1},
@@ -348,8 +348,8 @@ def test_computes_operators_that_onnx2torch_lacks_or_converts_wrongly(opset, ste
     values = np.random.default_rng(0).normal(size=(count, 4, 6, 6)).astype(np.float32)
     session = onnxruntime.InferenceSession(proto.SerializeToString())
     expected = session.run(None, {"x": values})
-    found = torch.fx.symbolic_trace(to_torch_module(proto))(torch.from_numpy(values))
-    for same, got in zip(expected, found, strict=True):
+    result = torch.fx.symbolic_trace(to_torch_module(proto))(torch.from_numpy(values))
+    for same, got in zip(expected, result, strict=True):
         np.testing.assert_allclose(got.detach(), same, atol=1e-5)
 
 
@@ -390,8 +390,8 @@ def test_computes_and_saves_operators_of_computed_indices(steps, tmp_path):
     for _ in expected.shape:
         output.type.tensor_type.shape.dim.add()
     module = to_torch_module(proto)
-    found = torch.fx.symbolic_trace(module)(torch.from_numpy(values))
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    result = torch.fx.symbolic_trace(module)(torch.from_numpy(values))
+    np.testing.assert_allclose(result, expected, atol=1e-5)
     save(module, Example((torch.ones(1, 4, 6),), (False,)), tmp_path / "model.pt2")
 
 
@@ -520,8 +520,8 @@ def test_recurrent_layers_can_be_traced_and_exported(kind, settings, state):
     module = to_torch_module(proto)
     program = export(module, Example((torch.ones(1, 5, 3),), (False,)))
     for computed in (torch.fx.symbolic_trace(module), program.module()):
-        for found, same in zip(computed(torch.from_numpy(values)), expected, strict=True):
-            np.testing.assert_allclose(found.detach(), same, atol=1e-5)
+        for result, same in zip(computed(torch.from_numpy(values)), expected, strict=True):
+            np.testing.assert_allclose(result.detach(), same, atol=1e-5)
 
 
 def test_initial_states_can_be_inputs():
@@ -535,8 +535,8 @@ def test_initial_states_can_be_inputs():
     shapes = {"x": (2, 5, 3), "h": (1, 2, 4), "c": (1, 2, 4)}
     values = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
     expected = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, values)
-    found = to_torch_module(proto)(*map(torch.from_numpy, values.values()))
-    for got, same in zip(found, expected, strict=True):
+    result = to_torch_module(proto)(*map(torch.from_numpy, values.values()))
+    for got, same in zip(result, expected, strict=True):
         np.testing.assert_allclose(got.detach(), same, atol=1e-5)
 
 

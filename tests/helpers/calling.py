@@ -73,8 +73,8 @@ class Called:
 
     @property
     def parent(self) -> "Run":
-        (found,) = [run for run in self.runs if "overrides" in run.data.tags]
-        return found
+        (result,) = [run for run in self.runs if "overrides" in run.data.tags]
+        return result
 
     @property
     def children(self) -> list["Run"]:

@@ -23,14 +23,14 @@ BASELINE = np.where(np.arange(IMAGES) < 900, LABELS, 1 - LABELS)  # right on the
 
 def predictions(lost: int = 0, won: int = 0, label: int | None = None) -> np.ndarray:
     """Return predictions that lose `lost` images (of class `label`) and win `won`."""
-    found = BASELINE.copy()
+    result = BASELINE.copy()
     right = np.flatnonzero(BASELINE == LABELS)
     if label is not None:
         right = right[LABELS[right] == label]
     wrong = np.flatnonzero(BASELINE != LABELS)
     for flipped in (right[:lost], wrong[:won]):
-        found[flipped] = 1 - found[flipped]
-    return found
+        result[flipped] = 1 - result[flipped]
+    return result
 
 
 def paired(model: np.ndarray) -> Paired:
@@ -75,10 +75,10 @@ def sweep(
     """
     records = [record(run_id, model, **changes) for run_id, model, changes in cells]
     made = [
-        Cell(given, label, paired(model))
-        for given, label, (_, model, _) in zip(records, facts.labels(records), cells, strict=True)
+        Cell(value, label, paired(model))
+        for value, label, (_, model, _) in zip(records, facts.labels(records), cells, strict=True)
     ]
-    for place, model in enumerate(choices):
+    for position, model in enumerate(choices):
         accuracy = float((model == LABELS).mean())
         before = float((BASELINE == LABELS).mean())
         measured = {
@@ -88,7 +88,7 @@ def sweep(
             "choice/drop": before - accuracy,
             "choice/counts/total": float(IMAGES),
         }
-        made[place] = amend(replace(made[place], choice=paired(model)), metrics=measured)
+        made[position] = amend(replace(made[position], choice=paired(model)), metrics=measured)
     return compare(made)
 
 
@@ -121,6 +121,6 @@ def amend_family(family: Family, **logged: Mapping[str, Any]) -> Family:
 
 def unmeasured(run_id: str, status: str, reason: str) -> Cell:
     """Return a cell without figures."""
-    given = record(run_id, BASELINE)
-    bare = RunRecord.of(run_id, given.params, {}, {"status": status, "reason": reason})
+    finished = record(run_id, BASELINE)
+    bare = RunRecord.of(run_id, finished.params, {}, {"status": status, "reason": reason})
     return Cell(bare, facts.labels([bare])[0])

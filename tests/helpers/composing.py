@@ -28,15 +28,15 @@ _PLACES = (
     (hydra, "create_defaults_list"),
     (hydra.ConfigLoaderImpl, "_compose_config_from_defaults_list"),
 )
-_load, _list_defaults, _compose = tuple(getattr(*place) for place in _PLACES)
+_load, _list_defaults, _compose = tuple(getattr(*target) for target in _PLACES)
 
 
 @contextmanager
 def once() -> Iterator[None]:
     """Compose each choice of groups once during the block, and in later ones."""
     with ExitStack() as stack:
-        for place, function in zip(_PLACES, (load, list_defaults, compose), strict=True):
-            stack.enter_context(mock.patch.object(*place, function))
+        for target, function in zip(_PLACES, (load, list_defaults, compose), strict=True):
+            stack.enter_context(mock.patch.object(*target, function))
         # Hydra copies its sources for each config, and with them every schema: 0.02 s.
         stack.enter_context(
             mock.patch.object(ConfigStore, "__deepcopy__", lambda store, _: store, create=True)
@@ -58,11 +58,15 @@ def load(repo: ConfigRepository, config_path: str) -> Any:
 def list_defaults(
     repo: IConfigRepository, config_name: str | None, overrides_list: list[Override], **how: bool
 ) -> DefaultsList:
-    groups = [each for each in overrides_list if repo.group_exists(each.key_or_group)]
-    keys = [each for each in overrides_list if each not in groups and not each.is_sweep_override()]
-    words = (config_name, *(each.input_line for each in groups), *how.values())
-    found = keep(repo, lambda: _list_defaults(repo, config_name, groups, **how), "list", *words)
-    return replace(found, config_overrides=[*found.config_overrides, *keys])
+    groups = [override for override in overrides_list if repo.group_exists(override.key_or_group)]
+    keys = [
+        override
+        for override in overrides_list
+        if override not in groups and not override.is_sweep_override()
+    ]
+    words = (config_name, *(override.input_line for override in groups), *how.values())
+    result = keep(repo, lambda: _list_defaults(repo, config_name, groups, **how), "list", *words)
+    return replace(result, config_overrides=[*result.config_overrides, *keys])
 
 
 def compose(loader: Any, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:

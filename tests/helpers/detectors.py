@@ -36,8 +36,8 @@ def write_pictures(folder: Path, count: int = 24, seed: int = 0, squares: int = 
         width, height = SIZE, rows * CELL
         images.append({"id": image_id, "file_name": name, "width": width, "height": height})
         places = random.choice(rows * CELLS, squares, replace=False) if number else ()
-        for turn, place in enumerate(places):
-            row, column = divmod(int(place), CELLS)
+        for turn, position in enumerate(places):
+            row, column = divmod(int(position), CELLS)
             label = int(random.integers(len(NAMES)))
             box = [column * CELL, row * CELL, CELL, CELL]
             area = slice(box[1], box[1] + CELL), slice(box[0], box[0] + CELL)
@@ -120,18 +120,18 @@ def write_detector(path: Path, head: str, other_input: bool = False) -> Path:
     outputs = {"boxes": boxes, "scores": by_class, "indices": chosen}
     if head == "selected":
         return _write(graph, path, outputs, other_input)
-    label, box = (graph.column(chosen, place) for place in (1, 2))
-    found = graph.node("Gather", graph.node("Squeeze", boxes, graph.integers([0])), box, axis=0)
+    label, box = (graph.column(chosen, position) for position in (1, 2))
+    result = graph.node("Gather", graph.node("Squeeze", boxes, graph.integers([0])), box, axis=0)
     pairs = graph.node("Concat", box, label, axis=0)
     pairs = graph.node("Reshape", pairs, graph.integers([2, -1]))
     pairs = graph.node("Transpose", pairs, perm=[1, 0])
     flat = graph.node("Squeeze", rows, graph.integers([0]))
     values = graph.node("GatherND", flat, pairs)
     if head == "detections":
-        return _write(graph, path, {"dets": found, "score": values, "labels": label}, other_input)
+        return _write(graph, path, {"dets": result, "score": values, "labels": label}, other_input)
     columns = [values, graph.node("Cast", label, to=TensorProto.FLOAT)]
-    columns = [graph.node("Unsqueeze", each, graph.integers([1])) for each in columns]
-    joined = graph.node("Concat", found, *columns, axis=1)
+    columns = [graph.node("Unsqueeze", column, graph.integers([1])) for column in columns]
+    joined = graph.node("Concat", result, *columns, axis=1)
     return _write(graph, path, {"rows": graph.node("Unsqueeze", joined, graph.integers([0]))})
 
 
@@ -158,11 +158,11 @@ class _Graph:
         return f"{name}_out"
 
     def layer(
-        self, given: str, weights: NDArray[np.float32], stride: int, bias: object = 0.0
+        self, value: str, weights: NDArray[np.float32], stride: int, bias: object = 0.0
     ) -> str:
         biases = np.broadcast_to(np.array(bias, np.float32), len(weights))
         names = self.constant(weights), self.constant(biases)
-        return self.node("Conv", given, *names, strides=[stride, stride])
+        return self.node("Conv", value, *names, strides=[stride, stride])
 
     def rows(self, maps: str, values: int) -> str:
         """Return maps [N, values, 4, 4] as rows [N, 16, values]."""

@@ -136,14 +136,14 @@ def _around(traits: Traits) -> list[onnx.NodeProto]:
     own = "gain" if traits.shadowing else "own"
     mean = helper.make_node("ReduceMean", [traits.reads], ["mean"], keepdims=0)
     taken = helper.make_tensor_value_info(own, TensorProto.FLOAT, None)
-    given = helper.make_tensor_value_info("given", TensorProto.FLOAT, None)
+    free = helper.make_tensor_value_info("given", TensorProto.FLOAT, None)
     if traits.inner == "If":
         half = numpy_helper.from_array(np.array(0.5, np.float32), own)
         steps = [helper.make_node("Add", ["relu", "mean"], ["added"])]
         steps.append(helper.make_node("Mul", ["added", own], ["given"]))
-        then = helper.make_graph([mean, *steps], "then", [], [given], [half])
+        then = helper.make_graph([mean, *steps], "then", [], [free], [half])
         other = helper.make_graph(
-            [helper.make_node("Neg", ["relu"], ["given"])], "else", [], [given]
+            [helper.make_node("Neg", ["relu"], ["given"])], "else", [], [free]
         )
         return [
             helper.make_node("Sub", ["x", "x"], ["nothing"]),
@@ -154,14 +154,14 @@ def _around(traits: Traits) -> list[onnx.NodeProto]:
         ]
     step = helper.make_node("Add", [own, "mean"], ["given"])
     if traits.inner == "Scan":
-        body = helper.make_graph([mean, step], "rows", [taken], [given])
+        body = helper.make_graph([mean, step], "rows", [taken], [free])
         return [helper.make_node("Scan", ["relu"], ["inner"], body=body, num_scan_inputs=1)]
     if traits.inner == "Loop":
         index = helper.make_tensor_value_info("index", TensorProto.INT64, [])
         going = helper.make_tensor_value_info("going", TensorProto.BOOL, [])
         still = helper.make_tensor_value_info("still", TensorProto.BOOL, [])
         keep = helper.make_node("Identity", ["going"], ["still"])
-        ends = [index, going, taken], [still, given]
+        ends = [index, going, taken], [still, free]
         body = helper.make_graph([keep, mean, step], "turns", *ends)
         inputs = ["count", "always", "relu"]
         return [helper.make_node("Loop", inputs, ["inner"], body=body)]

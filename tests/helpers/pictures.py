@@ -9,9 +9,9 @@ RED, GREEN = (200, 30, 10), (20, 180, 40)
 
 def picture(colour, size=(6, 4), mode="RGB") -> Image.Image:
     """A picture whose left half is of that colour; `size` is width and height."""
-    found = Image.new("RGB", size)
-    found.paste(colour, (0, 0, size[0] // 2, size[1]))
-    return found.convert(mode)
+    result = Image.new("RGB", size)
+    result.paste(colour, (0, 0, size[0] // 2, size[1]))
+    return result.convert(mode)
 
 
 def write_classes(root: Path, count: int = 4, suffix: str = ".png") -> Path:

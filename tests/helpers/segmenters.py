@@ -21,8 +21,8 @@ def write_pictures(folder: Path, count: int = 24, kind: str = "palette") -> Path
     for number in range(count):
         pixels = random.integers(0, 40, (SIZE, SIZE, 3), np.uint8)
         labels = np.zeros((SIZE, SIZE), np.uint8)
-        for place in random.choice((SIZE // CELL) ** 2, 6, replace=False):
-            row, column = (CELL * side for side in divmod(int(place), SIZE // CELL))
+        for position in random.choice((SIZE // CELL) ** 2, 6, replace=False):
+            row, column = (CELL * side for side in divmod(int(position), SIZE // CELL))
             area = slice(row, row + CELL), slice(column, column + CELL)
             labels[area] = 1 + random.integers(3)
             pixels[(*area, labels[row, column] - 1)] = random.integers(150, 255)

@@ -42,12 +42,12 @@ def test_arranged_samples_fit_and_keep_their_values(shape, moved):
     samples = np.arange(2 * np.prod(shape), dtype=np.float32).reshape(2, *shape)
     wanted = np.moveaxis(samples, -1, 1) if moved else samples
     layout = find_layout(shape, takes(*wanted.shape[1:]))
-    found = arrange(samples, layout)
-    assert found.shape == wanted.shape == (2, *arranged(shape, layout))
-    assert found.flags.c_contiguous
+    result = arrange(samples, layout)
+    assert result.shape == wanted.shape == (2, *arranged(shape, layout))
+    assert result.flags.c_contiguous
     if shape != wanted.shape[1:]:  # else they fit as they are
-        assert np.array_equal(np.sort(found, axis=None), np.sort(samples, axis=None))
-        assert np.array_equal(found, wanted) or len(set(shape)) < len(shape)
+        assert np.array_equal(np.sort(result, axis=None), np.sort(samples, axis=None))
+        assert np.array_equal(result, wanted) or len(set(shape)) < len(shape)
 
 
 @given(shape=SIZES)

@@ -230,8 +230,8 @@ def report(kept: Path) -> Report:
 def test_a_saved_model_keeps_the_names_of_its_signature(kept, report):
     assert report["sound"] == ["", "", False]
     record = record_of(kept, "sound")
-    assert [str(each) for each in record.contract.inputs] == ["features [8, 6, 3] float32"]
-    assert [str(each) for each in record.contract.outputs] == [
+    assert [str(output) for output in record.contract.inputs] == ["features [8, 6, 3] float32"]
+    assert [str(output) for output in record.contract.outputs] == [
         *("mean [4] float32", "scores [5] float32")
     ]
     assert record.final == "values"
@@ -254,14 +254,14 @@ def test_a_saved_model_may_check_its_values(report):
 def test_tflite_takes_a_saved_model_and_files_of_its_own(kept, tmp_path, name, overrides, capfd):
     """Whatever is made returns what the network does, as near as 8 bits come."""
     samples = np.random.default_rng(1).normal(size=(40, 8, 6, 3)).astype(np.float32)
-    found = record_of(kept, name)
-    network = Fp32Model("own", kept / name, "", kept / "none", True, found)
+    result = record_of(kept, name)
+    network = Fp32Model("own", kept / name, "", kept / "none", True, result)
     quantizer = quantizer_of(make_config("backend=tflite", *overrides))
     artifact = quantize_network(
         quantizer, network, Split(samples, np.zeros(40, np.int64), ""), tmp_path
     )
-    told = capfd.readouterr().err
-    assert "@defun" not in told and "trackable_obj" not in told
+    text = capfd.readouterr().err
+    assert "@defun" not in text and "trackable_obj" not in text
     onnx_path = kept / f"{name}.converted" / conversion.FOLDED
     [expected] = open_runner(str(onnx_path))(samples)
     got = quantizer.load(artifact.path, 1).predict(samples)
@@ -368,8 +368,8 @@ def test_sparse_weights_of_a_tflite_file_are_refused_as_such(kept, tmp_path):
 @given(data=st.data())
 def test_a_damaged_tflite_file_is_refused_in_one_line_or_harmless(kept, tmp_path, data):
     content = bytearray((kept / "float.tflite").read_bytes())
-    for place in data.draw(st.lists(st.integers(0, len(content) - 1), min_size=1, max_size=8)):
-        content[place] ^= data.draw(st.integers(1, 255))
+    for sample in data.draw(st.lists(st.integers(0, len(content) - 1), min_size=1, max_size=8)):
+        content[sample] ^= data.draw(st.integers(1, 255))
     path = tmp_path / "damaged.tflite"
     path.write_bytes(content[: data.draw(st.integers(8, len(content)))])
     try:
@@ -392,8 +392,8 @@ class Network(torch.nn.Module):
         self.dense = torch.nn.Linear(4 * 48, classes)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        found = torch.relu(self.norm(self.convolution(features)))
-        return self.dense(found.view(found.shape[0], -1))
+        result = torch.relu(self.norm(self.convolution(features)))
+        return self.dense(result.view(result.shape[0], -1))
 
 
 @pytest.fixture(scope="module")
@@ -436,7 +436,7 @@ def program(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_exported_program_is_taken(take, network, program, tmp_path, batch):
     path = program if batch == 1 else export(network, tmp_path / "free.pt2", batch)
     record = take(path)
-    assert [str(each) for each in record.contract.inputs] == ["features [3, 8, 6] float32"]
+    assert [str(item) for item in record.contract.inputs] == ["features [3, 8, 6] float32"]
     assert record.contract.batch is None
     assert record.final == "logits"
     assert len(record.parity) == 4
@@ -503,7 +503,7 @@ def test_a_module_is_taken_by_its_dotted_path(take, network, tmp_path, suffix):
     weights = network.state_dict()
     save_file(weights, path) if suffix == ".safetensors" else torch.save(weights, path)
     record = take(path, f"{__name__}.Network", classes=5)
-    assert [str(each) for each in record.contract.inputs] == ["features [3, 8, 6] float32"]
+    assert [str(item) for item in record.contract.inputs] == ["features [3, 8, 6] float32"]
     assert record.contract.batch is None
     assert max(record.parity.values()) < 1e-5
 
@@ -526,7 +526,7 @@ def test_a_module_may_import_torchvision(take, tmp_path, monkeypatch):
     same = torch.nn.Sequential(torch.nn.Sequential(*first), *layers)
     torch.save(same.state_dict(), tmp_path / "weights.pt")
     record = take(tmp_path / "weights.pt", "network_of_torchvision.Network")
-    assert [str(each) for each in record.contract.outputs] == ["linear [5] float32"]
+    assert [str(output) for output in record.contract.outputs] == ["linear [5] float32"]
     assert max(record.parity.values()) < 1e-5
 
 
@@ -605,7 +605,7 @@ def test_weights_larger_than_any_network_are_not_hashed(tmp_path):
 def test_a_module_s_identity_is_its_code_arguments_and_weights(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     code, weights = tmp_path / "networks_of_mine.py", tmp_path / "weights.pt"
-    found = []
+    result = []
     for text, content, arguments in [
         ("x = 1", b"1", {}),
         ("x = 2", b"1", {}),
@@ -616,9 +616,9 @@ def test_a_module_s_identity_is_its_code_arguments_and_weights(tmp_path, monkeyp
         code.write_text(text)
         weights.write_bytes(content)
         config = config_of(module="networks_of_mine.Network", module_args=arguments)
-        found.append(network_path.digest(config, weights))
-    assert found[0] == found[-1]
-    assert len(set(found)) == 4
+        result.append(network_path.digest(config, weights))
+    assert result[0] == result[-1]
+    assert len(set(result)) == 4
     assert "networks_of_mine" not in sys.modules  # hashed, not run
 
 
@@ -630,7 +630,7 @@ def test_a_folder_s_identity_is_every_file_in_it(tmp_path):
     assert network_path.digest(config_of(), tmp_path) != before
 
 
-def test_the_formats_are_told_apart_by_what_files_are(kept, program, tmp_path):
+def test_the_formats_are_distinguished_by_what_files_are(kept, program, tmp_path):
     named = tmp_path / "network.ONNX"
     named.write_bytes(b"\x08\x08")
     for path, name in (
@@ -641,8 +641,8 @@ def test_the_formats_are_told_apart_by_what_files_are(kept, program, tmp_path):
         (kept, None),
         (kept / "report.json", None),
     ):
-        found = formats.find_format(path)
-        assert (found and found.name) == name
+        result = formats.find_format(path)
+        assert (result and result.name) == name
 
 
 def test_config_takes_a_module():

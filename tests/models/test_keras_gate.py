@@ -402,7 +402,7 @@ def test_of_an_archive_layers_and_weights_alone_reach_keras(tmp_path):
         (["x.txt"], "a zip archive without config.json"),
     ],
 )
-def test_an_archive_of_something_else_is_told_by_its_kind(tmp_path, members, kind):
+def test_an_archive_of_something_else_is_reported_by_its_kind(tmp_path, members, kind):
     path = tmp_path / "model.jit"
     with zipfile.ZipFile(path, "w") as archive:
         for name in members:

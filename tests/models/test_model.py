@@ -365,8 +365,8 @@ def test_a_model_that_does_not_fit_is_refused_by_its_file(kept, report, name, sa
 def test_a_model_keeps_its_own_outputs(report, kept, name, takes, gives, final):
     assert report[name] == ["", "", False]
     record = record_of(kept, name)
-    assert [str(each) for each in record.contract.inputs] == [takes]
-    assert [str(each) for each in record.contract.outputs] == gives
+    assert [str(output) for output in record.contract.inputs] == [takes]
+    assert [str(output) for output in record.contract.outputs] == gives
     assert record.contract.batch is record.why_fixed is None
     assert record.final == (final or PROBABILITIES)
     assert len(record.parity) == 4
@@ -427,9 +427,9 @@ def test_folding_leaves_nothing_of_batch_normalization(shapes, shapes_model, cac
 
 def test_the_network_is_no_more_than_its_layers(shapes_model):
     """Above all, its one Reshape has a constant shape, however the conversion went about it."""
-    found = Counter(node.op_type for node in graph_of(shapes_model.onnx_path).node)
+    result = Counter(node.op_type for node in graph_of(shapes_model.onnx_path).node)
     layers = {"Conv": 9, "Relu": 7, "Add": 3, "AveragePool": 1, "Gemm": 1, "Softmax": 1}
-    assert found == {**layers, "Transpose": 1, "Reshape": 1}
+    assert result == {**layers, "Transpose": 1, "Reshape": 1}
 
 
 def test_parity_was_found_for_each_framework_and_file(shapes_model):
@@ -476,7 +476,7 @@ def test_an_unexpected_error_of_torch_is_named_with_its_class(shapes_model, monk
     assert result == {"without_torch": {conversion.FOLDED: "KeyError: 2"}}
 
 
-def test_the_source_is_told_with_its_hash(shapes_model):
+def test_the_source_is_reported_with_its_hash(shapes_model):
     assert shapes_model.source.name == "resnet8.h5"
     assert shapes_model.sha256 == files.sha256(shapes_model.source)
 

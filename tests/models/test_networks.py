@@ -107,7 +107,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Conversion | str
     """What came of each: the record, or the error."""
     assert FOLDER is not None
     folder = tmp_path_factory.mktemp("networks")
-    wanted = [(name, each.samples, each.spread) for name, each in NETWORKS.items()]
+    wanted = [(name, network.samples, network.spread) for name, network in NETWORKS.items()]
     wanted += [(name, shape, 1.0) for name, (shape, _) in REFUSED.items()]
     probe.run(PROBE, FOLDER, folder, json.dumps(wanted))
     errors = json.loads((folder / "report.json").read_text())
@@ -122,8 +122,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Conversion | str
 def test_a_real_network_is_taken_as_it_is(made, name):
     expected, record = NETWORKS[name], made[name]
     assert isinstance(record, Conversion), record
-    assert [str(each) for each in record.contract.inputs] == [expected.takes]
-    assert [str(each) for each in record.contract.outputs] == list(expected.gives)
+    assert [str(output) for output in record.contract.inputs] == [expected.takes]
+    assert [str(output) for output in record.contract.outputs] == list(expected.gives)
     assert (record.final, record.source_opset) == (expected.final, expected.opset)
     assert record.contract.batch is None
     assert "BatchNormalization" not in record.preprocessing.operators_after

@@ -189,7 +189,7 @@ def test_an_output_that_the_network_lacks_is_refused(take):
 
 def test_several_outputs_are_taken(take):
     record = take(with_three_outputs())
-    assert [str(each) for each in record.contract.outputs] == [
+    assert [str(output) for output in record.contract.outputs] == [
         *("given [10] float32", "logits [10] float32", "best [] int64")
     ]
     assert record.final == "values"
@@ -210,8 +210,8 @@ def test_a_bias_that_is_broadcast_is_flattened(take, tmp_path, shape):
     for name in (conversion.FOLDED, conversion.UNFOLDED):
         graph = onnx.load(tmp_path / "made" / name).graph
         [gemm] = [node for node in graph.node if node.op_type == "Gemm"]
-        [found] = [each for each in graph.initializer if each.name == gemm.input[2]]
-        assert found.dims == [10]
+        [result] = [item for item in graph.initializer if item.name == gemm.input[2]]
+        assert result.dims == [10]
 
 
 @pytest.mark.parametrize("name", ["dense", "bias"])
@@ -362,8 +362,8 @@ def test_zeros_before_a_max_pool_stay_zeros(take, tmp_path, opset):
     exact = open_session(network.SerializeToString(), THREADS, optimized=False)
     [expected] = exact.run(None, {"pixels:0": IMAGES})
     for name in (conversion.UNFOLDED, conversion.FOLDED):
-        [found] = open_runner(str(tmp_path / "made" / name))(IMAGES)
-        assert np.allclose(found, expected, atol=1e-5)
+        [result] = open_runner(str(tmp_path / "made" / name))(IMAGES)
+        assert np.allclose(result, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("opset", [13, 17, 20])
@@ -437,10 +437,10 @@ def test_a_fixed_batch_is_freed(take, tmp_path, middle, batch, declared):
     assert all(n.input[1] in constant for n in graph.node if n.op_type in ("Reshape", "Conv"))
 
 
-def test_a_batch_that_cannot_be_freed_stays_fixed_and_is_told(take, tmp_path):
+def test_a_batch_that_cannot_be_freed_stays_fixed_and_is_reported(take, tmp_path):
     nodes = [helper.make_node("Add", ["relu", "each"], ["middle"])]
-    each = {"each": np.arange(4, dtype=np.float32).reshape(4, 1, 1, 1)}
-    record = take(build(takes=[4, 32, 32, 3], gives=[4, 10], middle=nodes, constants=each))
+    weights = {"each": np.arange(4, dtype=np.float32).reshape(4, 1, 1, 1)}
+    record = take(build(takes=[4, 32, 32, 3], gives=[4, 10], middle=nodes, constants=weights))
     assert record.contract.batch == 4
     assert record.why_fixed
     assert max(record.parity.values()) < 1e-5
@@ -482,7 +482,7 @@ def test_written_paddings_are_those_that_onnx_runtime_works_out(
     samples = RANDOM.normal(size=(2, 1, *size)).astype(np.float32)
     expected = open_runner(proto)(samples)
     write_paddings(proto)
-    assert not any(each.name == "auto_pad" for each in proto.graph.node[0].attribute)
+    assert not any(item.name == "auto_pad" for item in proto.graph.node[0].attribute)
     assert np.array_equal(open_runner(proto)(samples), expected)
 
 
@@ -563,21 +563,21 @@ def test_quantizes_like_the_keras_file_it_came_from(
     assert imported.source == exported
     calibration = draw_calibration(shapes, 10, config.seed).split
     [batch] = shapes.test.take(np.arange(200)).batches(200)
-    found = []
+    result = []
     for index, network in enumerate((shapes_model, imported)):
         folder = tmp_path / str(index)
         folder.mkdir()
         quantizer = quantizer_of(config)
         artifact = quantize_network(quantizer, network, calibration, folder)
         assert artifact.quantized_layers == 10
-        found.append(quantizer.load(artifact.path, THREADS).predict(batch)[0])
-    assert np.array_equal(*found)
+        result.append(quantizer.load(artifact.path, THREADS).predict(batch)[0])
+    assert np.array_equal(*result)
 
 
 # What preprocessing does
 
 
-def test_the_effect_of_folding_is_told(shapes_model, shapes, cache_root):
+def test_the_effect_of_folding_is_reported(shapes_model, shapes, cache_root):
     described = shapes_model.describe()
     assert described["opset"] == "17"
     assert described["preprocess_nodes"].endswith(" -> 24")
@@ -607,11 +607,13 @@ def test_a_graph_that_cannot_be_folded_can_be_taken_as_it_is(
     )
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, fail)
-        found = folding.preprocess(unfolded, folded)
+        result = folding.preprocess(unfolded, folded)
     assert not folded.exists()
-    assert found.failure is not None
-    assert "odd graph" in found.failure
-    failed = replace(shapes_model, conversion=replace(shapes_model.conversion, preprocessing=found))
+    assert result.failure is not None
+    assert "odd graph" in result.failure
+    failed = replace(
+        shapes_model, conversion=replace(shapes_model.conversion, preprocessing=result)
+    )
     with pytest.raises(ModelError, match=r"odd graph.*model\.fold=false"):
         model._report(failed)
     model._report(replace(failed, fold=False))
@@ -644,8 +646,8 @@ def test_what_follows_a_dense_layer_is_folded_into_it(steps, operator, transpose
     folding.fold_into_products(proto.graph)
     assert len(proto.graph.node) == 1 + len(steps) - foldable
     onnx.checker.check_model(proto, full_check=True)
-    for found, wanted in zip(open_runner(proto)(samples), expected, strict=True):
-        assert np.allclose(found, wanted, atol=1e-5)
+    for result, wanted in zip(open_runner(proto)(samples), expected, strict=True):
+        assert np.allclose(result, wanted, atol=1e-5)
 
 
 def test_a_graph_with_one_empty_optional_input_is_folded():
@@ -891,8 +893,8 @@ def test_the_real_network_as_an_onnx_file(cache_root):
     session = onnxruntime.InferenceSession(imported.onnx_path)
     right = 0
     for start, batch in zip(range(0, 9980, 499), real.test.batches(499), strict=True):
-        found = session.run(None, {"input": batch})[0].argmax(1)
-        right += int((found == real.test.labels[start : start + 499]).sum())
+        result = session.run(None, {"input": batch})[0].argmax(1)
+        right += int((result == real.test.labels[start : start + 499]).sum())
     assert right == 8703
 
 

@@ -58,12 +58,12 @@ def test_weights_of_one_sign_leave_zero_at_the_end(sign, zero_point):
 @given(scheme, weights, st.integers(-3, 2))
 @settings(max_examples=50)
 def test_a_grid_of_channels_is_one_for_each(scheme, weights, axis):
-    each = WeightScheme(scheme.dtype, True, scheme.symmetric, scheme.reduce_range)
-    rounded = each.grid(weights, axis).round(weights)
-    for found, channel in zip(
+    weight_scheme = WeightScheme(scheme.dtype, True, scheme.symmetric, scheme.reduce_range)
+    rounded = weight_scheme.grid(weights, axis).round(weights)
+    for result, channel in zip(
         np.moveaxis(rounded, axis, 0), np.moveaxis(weights, axis, 0), strict=True
     ):
-        np.testing.assert_array_equal(found, scheme.grid(channel, 0).round(channel))
+        np.testing.assert_array_equal(result, scheme.grid(channel, 0).round(channel))
 
 
 @given(scheme, weights, st.integers(0, 2**32 - 1))
@@ -125,7 +125,7 @@ def test_a_channel_too_small_for_a_scale_counts_as_zeros(steps, scale):
         ("int8", "true", "true", "int8", True),
     ],
 )
-def test_weights_are_symmetric_in_int8_and_by_channel_unless_told(
+def test_weights_are_symmetric_in_int8_and_by_channel_unless_reported(
     dtype, per_channel, asked, weight_dtype, symmetric
 ):
     settings = f"dtype={dtype}", f"per_channel={per_channel}", f"symmetric.weights={asked}"
@@ -141,8 +141,8 @@ def test_no_convolution_takes_affine_channels():
 def test_activations_have_even_steps_around_a_zero_in_the_middle():
     assert WeightScheme("int8") == WeightScheme("int8", False, True, False)
     assert ActivationScheme() == ActivationScheme(8, False)
-    found = [ActivationScheme(bits, symmetric).steps for bits in (8, 7) for symmetric in (0, 1)]
-    assert found == [255, 254, 127, 126]
+    steps = [ActivationScheme(bits, symmetric).steps for bits in (8, 7) for symmetric in (0, 1)]
+    assert steps == [255, 254, 127, 126]
 
 
 @given(

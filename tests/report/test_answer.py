@@ -72,7 +72,7 @@ def test_finalists_have_the_latencies_of_the_timing_in_turns():
 @pytest.mark.parametrize(
     ("size", "ms", "gains"), [(330_000, 2.0, False), (330_000, 1.9, True), (200_000, 2.1, True)]
 )
-def test_a_model_that_is_neither_smaller_nor_faster_is_told(size, ms, gains):
+def test_a_model_that_is_neither_smaller_nor_faster_is_reported(size, ms, gains):
     timing = PairedLatency({"a": [ms, ms], "onnx fp32": [2.0, 2.0]}, {}, 32, 1)
     family = sweep(("a", predictions(won=2), {"size_bytes": float(size)}))
     (selected,) = page.select([family], LIMITS, [timing])

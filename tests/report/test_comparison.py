@@ -39,28 +39,28 @@ def test_mcnemar_of_no_images_is_one():
 def test_every_cell_stays_and_only_measured_ones_are_tested():
     measured = sweep(("a", predictions(lost=30), {}), ("b", predictions(), {"dtype": "uint8"}))
     refused = unmeasured("c", "unsupported", "no kernel")
-    found = compare([*measured.cells, refused])
-    assert [cell.record.run_id for cell in found.cells] == ["a", "b", "c"]
-    adjusted = facts.adjusted_p(found.records)
+    result = compare([*measured.cells, refused])
+    assert [cell.record.run_id for cell in result.cells] == ["a", "b", "c"]
+    adjusted = facts.adjusted_p(result.records)
     assert list(adjusted) == ["a", "b"]
     assert adjusted["a"] == pytest.approx(2 * 2 * 0.5**30)
     assert adjusted["b"] == 1.0
 
 
 def test_a_class_is_flagged_only_where_it_lost_significantly():
-    found = sweep(
+    result = sweep(
         ("a", predictions(lost=25, label=1), {}),
         ("b", predictions(lost=3, label=1), {"dtype": "uint8"}),
         ("c", predictions(won=40), {"dtype": "u8s8"}),
     )
-    assert found.class_names == NAMES
-    assert [cell.worse_classes for cell in found.cells] == [("dog",), (), ()]
+    assert result.class_names == NAMES
+    assert [cell.worse_classes for cell in result.cells] == [("dog",), (), ()]
 
 
 def test_nothing_measured_gives_an_empty_comparison():
-    found = compare([unmeasured("a", "failed", "boom")])
-    assert found.measured == []
-    assert found.class_names == ()
+    result = compare([unmeasured("a", "failed", "boom")])
+    assert result.measured == []
+    assert result.class_names == ()
 
 
 def test_classes_of_any_name_are_tested():
@@ -72,9 +72,9 @@ def test_classes_of_any_name_are_tested():
         for plain, name in zip(NAMES, metric_names(names), strict=True)
     }
     cell = amend(cell, tags={"class_names": json.dumps(names)}, metrics=drops)
-    found = compare([cell])
-    assert found.class_deltas(found.cells[0]) == [0, pytest.approx(-0.05)]
-    assert found.cells[0].worse_classes == ("c--/",)
+    result = compare([cell])
+    assert result.class_deltas(result.cells[0]) == [0, pytest.approx(-0.05)]
+    assert result.cells[0].worse_classes == ("c--/",)
 
 
 def test_what_a_cell_knows_of_itself():

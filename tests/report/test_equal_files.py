@@ -94,8 +94,8 @@ def test_a_file_is_one_candidate_and_one_point():
 @given(st.lists(st.tuples(st.sampled_from("xyz"), st.sampled_from("pqr")), max_size=8))
 def test_every_run_is_in_one_row_in_the_order_of_the_runs(made):
     records = [
-        record(str(place), LOST, artifact_sha256=sha, outputs_sha256=outputs)
-        for place, (sha, outputs) in enumerate(made)
+        record(str(position), LOST, artifact_sha256=sha, outputs_sha256=outputs)
+        for position, (sha, outputs) in enumerate(made)
     ]
     groups = ids(records)
     assert sorted(run for members in groups for run in members) == sorted(

@@ -48,13 +48,13 @@ RUNS = 3  # of a sweep
 @contextmanager
 def statements() -> Iterator[list[str]]:
     """Collect the SQL statements of a block."""
-    found: list[str] = []
+    result: list[str] = []
 
-    def note(*given: object) -> None:
-        found.append(str(given[2]))
+    def note(*value: object) -> None:
+        result.append(str(value[2]))
 
     event.listen(Engine, "before_cursor_execute", note)
-    yield found
+    yield result
     event.remove(Engine, "before_cursor_execute", note)
 
 
@@ -75,8 +75,12 @@ def start_sweep(store: Store, folder: Path) -> Sweep:
 
 def add_others(store: Store, number: int) -> None:
     """Add runs of other sweeps."""
-    for place in range(number):
-        tags = {"job_number": str(place), "identity": f"another {place}", "record": f"{place}"}
+    for position in range(number):
+        tags = {
+            "job_number": str(position),
+            "identity": f"another {position}",
+            "record": f"{position}",
+        }
         run = store.client.create_run(store.experiment_id, tags={journal.PARENT_TAG: "1", **tags})
         store.client.set_terminated(run.info.run_id)
 
@@ -120,9 +124,9 @@ def test_runs_of_another_sweep_are_read_together(own_store, tmp_path):
         for job in range(number):
             assert resume.find_finished(later, job, f"first {job}") is not None
         with statements() as asked:
-            found = history.load_compared(own_store, parent_id)
+            compared = history.load_compared(own_store, parent_id)
         counts.append(len(asked))
-        names = [run.tags["identity"] for run in found]
+        names = [run.tags["identity"] for run in compared]
         assert names == [f"first {job}" for job in range(number)]
     assert counts[0] == counts[1]
     runs = history.find_runs(own_store, history.under(first.parent_id))
@@ -190,8 +194,8 @@ def test_the_page_folds_and_takes_no_other_html(many):
     shown = to_page(many)
     assert shown.count("data-more>") == 52 - table.FIRST
     assert shown.count("<tr data-row=") == 1 + 52
-    for given in ("<script>x</script>", "<details open onclick=x>", "<details><summary><b></b>"):
-        assert given not in web_page.render(f"text\n\n{given}\n\ntext", {})
+    for value in ("<script>x</script>", "<details open onclick=x>", "<details><summary><b></b>"):
+        assert value not in web_page.render(f"text\n\n{value}\n\ntext", {})
 
 
 def test_the_terminal_says_what_it_leaves_out(many):
@@ -211,8 +215,8 @@ def test_notes_and_figures_name_some_of_many(many):
     assert "The same for 8 more runs (batch1/accuracy in runs.csv)." in texts
     figure = class_impact(many)
     assert figure is not None and len(figure.axes[0].get_yticklabels()) == table.FIRST
-    told = dict(methodology.describe(many))
-    assert "0 / 1 / 2 / 3 / 4 / 5 / 6 / 7 / 8 / 9 / and 41 more" in told["calibration"]
+    sections = dict(methodology.describe(many))
+    assert "0 / 1 / 2 / 3 / 4 / 5 / 6 / 7 / 8 / 9 / and 41 more" in sections["calibration"]
 
 
 def test_a_class_without_a_change_has_no_sign_of_a_loss(monkeypatch):

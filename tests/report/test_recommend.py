@@ -49,20 +49,20 @@ def other_choice(selected: ModelSelection) -> str:
     return " ".join(recommending.other_choice(selected))
 
 
-def chosen(found: Recommendation) -> str:
-    assert found.choice is not None
-    return found.choice.record.run_id
+def chosen(result: Recommendation) -> str:
+    assert result.choice is not None
+    return result.choice.record.run_id
 
 
 def test_the_best_names_the_models_shown_as_good_and_apart_those_not_known():
-    found = by_use(
+    result = by_use(
         ("best", predictions(won=10), {}),
         ("same", predictions(won=10), {"calib": "entropy"}),
         ("near", predictions(won=8), {"calib": "mse"}),
         ("far", predictions(lost=40), {"calib": "percentile"}),
         limits=ReportConfig(max_drop=0.03),
     )
-    choice = found["best accuracy"]
+    choice = result["best accuracy"]
     assert chosen(choice) == "best"
     assert [cell.record.run_id for cell in choice.equals] == ["same", "near"]
     assert choice.equals_mean == "shown to be at most 1.5 points worse than the best"
@@ -86,11 +86,11 @@ def test_balanced_is_the_smallest_model_shown_as_good_as_the_best():
     ]
     times = {"best": 1.0, "good": 1.0, "slow": 2.0, "worse": 1.0}
     timed = [(name, model, more | {"latency_p50_ms": times[name]}) for name, model, more in cells]
-    found = by_use(*timed, limits=ReportConfig(max_drop=0.05))
-    assert chosen(found["balanced"]) == "good"
-    assert [cell.record.run_id for cell in found["balanced"].equals] == ["best", "slow"]
-    assert found["balanced"].use == "balanced"
-    assert chosen(found["smallest"]) == "worse"  # within the limit against FP32
+    result = by_use(*timed, limits=ReportConfig(max_drop=0.05))
+    assert chosen(result["balanced"]) == "good"
+    assert [cell.record.run_id for cell in result["balanced"].equals] == ["best", "slow"]
+    assert result["balanced"].use == "balanced"
+    assert chosen(result["smallest"]) == "worse"  # within the limit against FP32
     strict = by_use(*timed, limits=ReportConfig(max_drop=0.005))
     assert "balanced" not in strict or chosen(strict["balanced"]) == "best"
 
@@ -98,21 +98,21 @@ def test_balanced_is_the_smallest_model_shown_as_good_as_the_best():
 def test_of_equals_at_the_top_the_faster_and_smaller_is_chosen():
     same = predictions(won=10)
     slow, quick = {"latency_p50_ms": 2.0}, {"latency_p50_ms": 1.02}
-    found = by_use(
+    result = by_use(
         ("first", same, {**slow, "size_bytes": 50_000.0}),
         ("fast", same, {"latency_p50_ms": 1.0, "size_bytes": 90_000.0, "calib": "entropy"}),
         ("both", same, {**quick, "size_bytes": 80_000.0, "calib": "mse"}),
         ("worse", predictions(won=9), {"latency_p50_ms": 0.1, "calib": "percentile"}),
     )
-    assert chosen(found["best accuracy"]) == "both"
+    assert chosen(result["best accuracy"]) == "both"
 
 
 def test_the_smallest_is_the_most_accurate_of_those_of_its_size():
-    found = by_use(
+    result = by_use(
         ("bytes", predictions(lost=2), {"size_bytes": 100_000.0}),
         ("better", predictions(won=2), {"size_bytes": 100_008.0, "calib": "entropy"}),
     )
-    assert chosen(found["smallest"]) == "better"
+    assert chosen(result["smallest"]) == "better"
 
 
 def test_the_best_is_chosen_apart_from_what_is_reported():
@@ -127,8 +127,8 @@ def test_the_best_is_chosen_apart_from_what_is_reported():
     assert chosen(recommended) == chosen(best) == chosen(balanced) == chosen(smallest) == "sound"
     assert best.because.startswith("90.20%, against FP32 +0.20 points")
     assert best.because.endswith("; 90.50% on the selection samples")
-    told = other_choice(selected)
-    assert "On the reported samples the best is onnx int8 minmax per tensor: 91.20%" in told
+    sentence = other_choice(selected)
+    assert "On the reported samples the best is onnx int8 minmax per tensor: 91.20%" in sentence
     same = select(sweep(("a", predictions(), {}), choices=[predictions()]))
     assert "The reported samples would give the same choice" in other_choice(same)
     alone = other_choice(select(sweep(("a", predictions(), {}))))
@@ -160,8 +160,8 @@ def test_a_loss_as_measured_of_just_the_limit_is_within_it():
 
 def test_the_smallest_names_those_within_a_twentieth_of_its_size():
     sizes = {"least": 100_000.0, "edge": 105_000.0, "over": 105_001.0}
-    found = by_use(*[(n, predictions(), {"size_bytes": v, "seed": n}) for n, v in sizes.items()])
-    smallest = found["smallest"]
+    result = by_use(*[(n, predictions(), {"size_bytes": v, "seed": n}) for n, v in sizes.items()])
+    smallest = result["smallest"]
     assert chosen(smallest) == "least"
     assert [cell.record.run_id for cell in smallest.equals] == ["edge"]
     assert smallest.equals_mean == "size within 5%"
@@ -183,11 +183,11 @@ def test_where_nothing_passes_to_choose_by_the_summary_says_so():
 
 
 def test_what_fails_is_not_recommended():
-    found = by_use(
+    result = by_use(
         ("best", predictions(won=10), {"size_bytes": 110_000.0}),
         ("tiny", predictions(lost=100), {"size_bytes": 10_000.0, "calib": "percentile"}),
     )
-    assert chosen(found["smallest"]) == "best"
+    assert chosen(result["smallest"]) == "best"
     assert recommend(select(sweep(("a", predictions(lost=100), {})))) == []
     below = ReportConfig(max_drop=0.02, min_accuracy=0.95)
     assert recommend(select(sweep(("a", predictions(), {})), limits=below)) == []
@@ -201,8 +201,8 @@ def test_what_fails_is_a_candidate_only_beside_samples_to_choose_by():
     cells = (("good", predictions(), {}), ("bad", predictions(lost=100), {"calib": "mse"}))
     for number, kept in ((0, ["good"]), (1, ["good"]), (2, ["good", "bad"])):
         choices = [predictions()] * number  # with one, not all have such samples
-        found = select(sweep(*cells, choices=choices)).candidates
-        assert [cell.record.run_id for cell in found] == kept
+        candidates = select(sweep(*cells, choices=choices)).candidates
+        assert [cell.record.run_id for cell in candidates] == kept
 
 
 def test_what_is_reported_does_not_choose():
@@ -217,7 +217,7 @@ def test_what_is_reported_does_not_choose():
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "told"),
+    ("key", "value", "messages"),
     [
         ("nodes_to_exclude", "auto", True),
         ("precision.plan", "auto", True),
@@ -225,14 +225,14 @@ def test_what_is_reported_does_not_choose():
         ("method", "ptq", False),
     ],
 )
-def test_runs_that_have_chosen_by_the_same_samples_are_told(key, value, told):
+def test_runs_that_have_chosen_by_the_same_samples_are_reported(key, value, messages):
     cells = (("a", predictions(), {}), ("b", predictions(), {key: value}))
     said = other_choice(select(sweep(*cells, choices=[predictions(), predictions()])))
     words = " Runs with nodes_to_exclude=auto, precision.plan=auto or method=qat tuned their"
-    assert (f"do not use.{words}" in said) is told
+    assert (f"do not use.{words}" in said) is messages
 
 
-def test_the_samples_that_choose_are_told_by_their_name():
+def test_the_samples_that_choose_are_reported_by_their_name():
     for named, words in (({"chosen_by": "500 images"}, "500 images"), ({}, "other samples")):
         selected = select(sweep(("a", predictions(), named), choices=[predictions()]))
         assert other_choice(selected) == (
@@ -241,14 +241,14 @@ def test_the_samples_that_choose_are_told_by_their_name():
         )
 
 
-def test_samples_that_fp32_knows_are_told():
-    for known, told in ((0.99, True), (0.91, False)):
+def test_samples_that_fp32_knows_are_reported():
+    for known, messages in ((0.99, True), (0.91, False)):
         family = sweep(("a", predictions(), {}), choices=[predictions()])
         family = amend_family(family, metrics={"choice/baseline/accuracy": known})
         said = other_choice(select(family))
         assert (
             " FP32 has 99.00% on the selection samples and 90.00% on the reported ones" in said
-        ) is told
+        ) is messages
 
 
 def test_the_other_choice_is_the_best_on_the_reported_samples_wherever_it_stands():
@@ -263,7 +263,7 @@ def test_an_undecided_model_with_a_measured_loss_beyond_the_limit_is_not_within_
     assert selected.within == []
 
 
-def test_a_change_that_is_not_known_is_not_told():
+def test_a_change_that_is_not_known_is_not_reported():
     family = sweep(("a", predictions(), {}))
     del family.measured[0].record.metrics["baseline/accuracy"]
     assert best_of(select(family)).because == "90.00%"
@@ -278,10 +278,10 @@ def best_of(selected: ModelSelection) -> Recommendation:
 def race(**times: float) -> PairedLatency:
     """Blocks that differ by a hundredth, of models twice as slow with 64 images."""
     blocks = {
-        name.replace("_", " "): [each * (1 + 0.01 * (n % 2)) for n in range(10)]
-        for name, each in times.items()
+        name.replace("_", " "): [block * (1 + 0.01 * (n % 2)) for n in range(10)]
+        for name, block in times.items()
     }
-    return PairedLatency(blocks, {k: [2 * t for t in each] for k, each in blocks.items()}, 64, 1)
+    return PairedLatency(blocks, {k: [2 * t for t in block] for k, block in blocks.items()}, 64, 1)
 
 
 TIMED = {"latency_p50_ms": 0.2, "latency_batch_p50_ms": 9.0, "baseline/latency_p50_ms": 0.3}
@@ -289,11 +289,11 @@ TIMED = {"latency_p50_ms": 0.2, "latency_batch_p50_ms": 9.0, "baseline/latency_p
 
 def test_the_fastest_is_that_of_the_race_with_fp32_in_it():
     cells = (("a", predictions(), TIMED), ("b", predictions(), {**TIMED, "calib": "entropy"}))
-    found = by_use(*cells, race=race(a=0.2, b=0.1, onnx_fp32=0.15))
-    assert chosen(found[SINGLE]) == chosen(found[BATCHES]) == "b"
-    assert "1.50 times as fast (95% interval 1.50 to 1.50) as onnx fp32" in found[SINGLE].because
-    assert found[SINGLE].because.endswith("the fastest FP32")
-    assert found[SINGLE].equals == ()
+    result = by_use(*cells, race=race(a=0.2, b=0.1, onnx_fp32=0.15))
+    assert chosen(result[SINGLE]) == chosen(result[BATCHES]) == "b"
+    assert "1.50 times as fast (95% interval 1.50 to 1.50) as onnx fp32" in result[SINGLE].because
+    assert result[SINGLE].because.endswith("the fastest FP32")
+    assert result[SINGLE].equals == ()
     fp32 = by_use(*cells, race=race(a=0.2, b=0.18, onnx_fp32=0.15))[SINGLE]
     assert (fp32.choice, fp32.label, fp32.verdict, fp32.command) == (None, "onnx fp32", "", "")
     assert "the fastest model within the limit is onnx int8 entropy" in fp32.because
@@ -303,18 +303,18 @@ def test_the_fastest_is_that_of_the_race_with_fp32_in_it():
 
 
 def test_a_model_as_fast_as_fp32_is_chosen_over_it_in_a_race():
-    found = by_use(("a", predictions(), TIMED), race=race(a=0.15, onnx_fp32=0.15))[SINGLE]
-    assert chosen(found) == "a"
-    assert found.because.endswith("the fastest FP32: not significantly faster")
+    result = by_use(("a", predictions(), TIMED), race=race(a=0.15, onnx_fp32=0.15))[SINGLE]
+    assert chosen(result) == "a"
+    assert result.because.endswith("the fastest FP32: not significantly faster")
 
 
 def test_models_race_where_others_did_not():
     cells = [(name, predictions(), {**TIMED, "seed": name}) for name in "abc"]
-    found = by_use(*cells, race=race(a=0.1, b=0.1, onnx_fp32=0.2, torch_fp32=0.3))
-    assert (found[SINGLE].use, found[BATCHES].use) == ("fastest", "fastest_batch")
-    assert found[SINGLE].because.endswith("2.00) as onnx fp32, the fastest FP32")
-    assert [cell.record.run_id for cell in found[SINGLE].equals] == ["b"]
-    assert found[SINGLE].equals_mean == "not significantly slower"
+    result = by_use(*cells, race=race(a=0.1, b=0.1, onnx_fp32=0.2, torch_fp32=0.3))
+    assert (result[SINGLE].use, result[BATCHES].use) == ("fastest", "fastest_batch")
+    assert result[SINGLE].because.endswith("2.00) as onnx fp32, the fastest FP32")
+    assert [cell.record.run_id for cell in result[SINGLE].equals] == ["b"]
+    assert result[SINGLE].equals_mean == "not significantly slower"
 
 
 def test_finalists_of_each_use_are_its_fastest(monkeypatch):
@@ -330,17 +330,17 @@ def test_finalists_of_each_use_are_its_fastest(monkeypatch):
 
 def test_a_speedup_whose_interval_has_1_in_it_is_not_called_faster():
     noisy = PairedLatency({"a": [1.0, 2.0, 1.0, 2.0], "onnx fp32": [2.0, 1.1, 2.0, 1.1]}, {}, 64, 1)
-    found = by_use(("a", predictions(), TIMED), race=noisy)
-    assert found[SINGLE].because.endswith("the fastest FP32: not significantly faster")
-    assert BATCHES not in found
+    result = by_use(("a", predictions(), TIMED), race=noisy)
+    assert result[SINGLE].because.endswith("the fastest FP32: not significantly faster")
+    assert BATCHES not in result
 
 
-def test_without_a_race_the_runs_own_latencies_are_told_as_that():
+def test_without_a_race_the_runs_own_latencies_are_reported_as_that():
     fast = {**TIMED, "latency_p50_ms": 0.1, "calib": "entropy"}
     cells = (("a", predictions(), TIMED), ("b", predictions(), fast))
-    found = by_use(*cells)[SINGLE]
-    assert chosen(found) == "b"
-    assert found.because == (
+    result = by_use(*cells)[SINGLE]
+    assert chosen(result) == "b"
+    assert result.because == (
         "0.100 ms, 3.00 times as fast as onnx fp32 (measured in different runs, at different times)"
     )
     assert SINGLE not in by_use(*cells, race=race(gone=0.01, onnx_fp32=0.15))  # of another limit
@@ -352,9 +352,9 @@ def test_without_a_race_the_runs_own_latencies_are_told_as_that():
 def test_runs_are_held_against_the_fastest_fp32_and_must_be_faster():
     other = {**TIMED, "backend": "torch", "baseline/latency_p50_ms": 0.25}
     cells = (("c", predictions(), {}), ("a", predictions(), TIMED), ("b", predictions(), other))
-    found = by_use(*cells)[SINGLE]  # the first was not timed
-    assert "1.25 times as fast as torch fp32" in found.because
-    assert found.use == "fastest"
+    result = by_use(*cells)[SINGLE]  # the first was not timed
+    assert "1.25 times as fast as torch fp32" in result.because
+    assert result.use == "fastest"
     equal = by_use(("a", predictions(), {**TIMED, "baseline/latency_p50_ms": 0.2}))[SINGLE]
     assert (equal.choice, equal.label) == (None, "onnx fp32")
 
@@ -364,7 +364,7 @@ def test_the_fastest_run_names_those_within_a_twentieth_of_its_latency():
         both = {"latency_p50_ms": latency, "baseline/latency_p50_ms": 2.0}
         return {**TIMED, **both, "seed": str(latency)}
 
-    cells = [(f"{each:.2f}"[-2:], predictions(), timed(each)) for each in (1.0, 1.05, 1.06)]
+    cells = [(f"{item:.2f}"[-2:], predictions(), timed(item)) for item in (1.0, 1.05, 1.06)]
     fastest = by_use(*cells)[SINGLE]
     assert chosen(fastest) == "00"
     assert [cell.record.run_id for cell in fastest.equals] == ["05"]
@@ -387,21 +387,21 @@ def test_finalists_are_the_fastest_the_smallest_and_the_best(monkeypatch):
     cells.append(("best", predictions(), timed(8)))
     cells.append(("small", predictions(lost=1), timed(9, size_bytes=1.0)))
     cells.append(("untimed", predictions(won=5), {"size_bytes": 0.5}))
-    found = finalists(select(sweep(*cells)))
-    assert {cell.record.run_id for cell in found} == {"1", "2", "3", "best", "small"}
+    result = finalists(select(sweep(*cells)))
+    assert {cell.record.run_id for cell in result} == {"1", "2", "3", "best", "small"}
     assert finalists(select(sweep(("a", predictions(), {})))) == []
 
 
 def test_best_of_each_framework_where_there_are_several():
-    found = by_use(("a", predictions(), {}), ("b", predictions(lost=5), {"backend": "torch"}))
-    assert chosen(found["best accuracy in torch"]) == "b"
+    result = by_use(("a", predictions(), {}), ("b", predictions(lost=5), {"backend": "torch"}))
+    assert chosen(result["best accuracy in torch"]) == "b"
     assert "best accuracy in onnx" not in by_use(("a", predictions(), {}))
 
 
 def test_recommendations_name_their_keys_and_the_command_that_deploys_them():
     elsewhere = {"backend": "torch", "tracking.root": "my runs", "tracking.uri": "null"}
-    found = by_use(("a", predictions(), {}), ("b", predictions(lost=5), elsewhere))
-    keys = {each.use: each for each in found.values()}
+    result = by_use(("a", predictions(), {}), ("b", predictions(lost=5), elsewhere))
+    keys = {item.use: item for item in result.values()}
     assert {"best", "smallest", "best_onnx", "best_torch"} <= set(keys)
     assert keys["best"].command == "python -m resnet8ptq deploy run_id=a"
     assert keys["best_torch"].command == "python -m resnet8ptq deploy run_id=b 'root=my runs'"
@@ -417,10 +417,10 @@ def test_a_command_says_where_the_run_is_unless_it_is_where_runs_are():
     assert best.command == expected
 
 
-def test_frameworks_are_told_in_the_order_of_their_names():
+def test_frameworks_are_reported_in_the_order_of_their_names():
     names = ("torch", "c", "onnx", "b", "tflite", "a")
-    found = by_use(*((name, predictions(), {"backend": name}) for name in names))
-    keys = [each.use for each in found.values()]
+    result = by_use(*((name, predictions(), {"backend": name}) for name in names))
+    keys = [item.use for item in result.values()]
     assert [key for key in keys if key.startswith("best_")] == [
         f"best_{name}" for name in sorted(names)
     ]
@@ -452,14 +452,14 @@ def test_advice_is_only_for_what_was_not_tried():
     assert len(why_none(some)) == 1
 
 
-def test_fp32_is_told_only_where_it_has_less_than_is_asked():
+def test_fp32_is_reported_only_where_it_has_less_than_is_asked():
     cells = [
         (name, predictions(), {"seed": name, "baseline/accuracy": value})
         for name, value in (("a", 0.9), ("b", 0.8), ("c", 0.95), ("d", 0.85))
     ]
     asked = ReportConfig(max_drop=0.02, min_accuracy=0.95)
-    _, *told = why_none(select(sweep(*cells), limits=asked))
-    assert [line.split()[3] for line in told] == ["80.00%,", "85.00%,", "90.00%,"]
+    _, *messages = why_none(select(sweep(*cells), limits=asked))
+    assert [line.split()[3] for line in messages] == ["80.00%,", "85.00%,", "90.00%,"]
     (line,) = why_none(select(sweep(*cells), limits=ReportConfig(max_drop=0.02)))
     assert "(report.max_drop=0.02)" in line
 
@@ -481,21 +481,21 @@ def test_files_for_npus_are_recommended_where_nothing_runs_on_this_cpu():
     text = page.to_markdown([alone], {})
     assert "These files are for an NPU." in text and "measured as deployed" not in text
     beside = select(sweep(("npu", predictions(), npu), ("here", predictions(lost=3), {})))
-    assert {chosen(each) for each in recommend(beside)} == {"here"}
+    assert {chosen(item) for item in recommend(beside)} == {"here"}
 
 
 @pytest.mark.parametrize("low", [-0.012, None])
-def test_a_loss_is_told_with_its_interval(low):
+def test_a_loss_is_reported_with_its_interval(low):
     ends = {} if low is None else {"ci95/delta_low": low, "ci95/delta_high": 0.01}
-    found = by_use(("a", predictions(lost=3), ends))["best accuracy"]
+    result = by_use(("a", predictions(lost=3), ends))["best accuracy"]
     interval = "" if low is None else ", 95% interval -1.20 to +1.00"
-    assert found.because == f"89.70%, against FP32 -0.30 points{interval}"
-    assert found.verdict == "pass"
+    assert result.because == f"89.70%, against FP32 -0.30 points{interval}"
+    assert result.verdict == "pass"
 
 
-def test_ties_at_the_top_are_told():
-    found = by_use(("a", predictions(), {"expected_accuracy": 0.92}))["best accuracy"]
-    assert found.because.startswith("90.00% (92.00% with ties at the top broken at random)")
+def test_ties_at_the_top_are_reported():
+    result = by_use(("a", predictions(), {"expected_accuracy": 0.92}))["best accuracy"]
+    assert result.because.startswith("90.00% (92.00% with ties at the top broken at random)")
 
 
 def by_kl(**values: float) -> list[tuple[str, np.ndarray, dict[str, Any]]]:
@@ -581,8 +581,8 @@ def test_the_headline_of_the_turns_is_the_fastest_that_passes():
         ("quick", predictions(), {**TIMED, "calib": "mse", "size_bytes": 90_000.0}),
         ("fails", predictions(lost=60), {**TIMED, "calib": "entropy"}),
     )
-    found = select(sweep(*cells), race(slow=0.3, quick=0.1, fails=0.01, onnx_fp32=0.2))
-    assert (found.headline.cell.record.run_id, found.headline.advice) == (
+    result = select(sweep(*cells), race(slow=0.3, quick=0.1, fails=0.01, onnx_fp32=0.2))
+    assert (result.headline.cell.record.run_id, result.headline.advice) == (
         "quick",
         "deploy",
     )

@@ -83,8 +83,8 @@ def test_the_verdicts_are_those_of_the_corrected_p_values(stopped):
         ]
         expected = verdicts.decide(list(zip(margins, STOPS, strict=True)))
         judged = verdicts.assess(stopped, ReportConfig(max_drop=max_drop)).records
-        found = [(record.verdict, record.samples_needed) for record in judged]
-        assert found == [(verdict.outcome, verdict.samples) for verdict in expected]
+        pairs = [(record.verdict, record.samples_needed) for record in judged]
+        assert pairs == [(verdict.outcome, verdict.samples) for verdict in expected]
 
 
 def test_stopped_and_whole_runs_are_two_families():
@@ -130,7 +130,7 @@ def test_added_samples_are_judged_alone():
         (EarlierRuns(49, more=True), "at least 49 earlier runs were scored"),
     ],
 )
-def test_earlier_runs_are_told(earlier, begin):
+def test_earlier_runs_are_reported(earlier, begin):
     family = amend_family(sweep(("a", predictions(), {})), tags=DIGEST)
     judged = verdicts.assess(family, ReportConfig())
     assert any(

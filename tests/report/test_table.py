@@ -132,11 +132,11 @@ def test_fp32_run_that_failed_is_no_baseline():
 def test_a_baseline_has_the_times_of_all_runs_beside_it():
     times = (0.288, 0.408, 0.3)
     runs = [
-        with_metrics(record(seed=str(seed)), **{"baseline/latency_p50_ms": each})
-        for seed, each in enumerate(times)
+        with_metrics(record(seed=str(seed)), **{"baseline/latency_p50_ms": seconds})
+        for seed, seconds in enumerate(times)
     ]
-    heads, place = table.make(runs).heads, table.make(runs).heads.index("ms")
-    assert [row[place] for row in table.make(runs).lines] == ["0.288 to 0.408", *["0.080"] * 3]
+    heads, position = table.make(runs).heads, table.make(runs).heads.index("ms")
+    assert [row[position] for row in table.make(runs).lines] == ["0.288 to 0.408", *["0.080"] * 3]
     assert len(table.make(runs).lines[0]) == len(heads)
     assert table.make(runs[:1]).lines[0][-5] == "0.288"
 
@@ -148,13 +148,13 @@ def test_the_baseline_of_a_lost_run_is_no_failure():
 
 def test_every_run_has_a_row_and_every_framework_one_baseline():
     given = [*ALL, record(dtype="uint8"), record("torch", "u8s8")]
-    found = table.make(given).lines
-    assert all(len(row) == len(table.make(given).heads) for row in found)
-    baselines = [row for row in found if row[-1] == "baseline"]
+    lines = table.make(given).lines
+    assert all(len(row) == len(table.make(given).heads) for row in lines)
+    baselines = [row for row in lines if row[-1] == "baseline"]
     assert [row[:2] for row in baselines] == [["onnx", "fp32"], ["torch", "fp32"]]
     scored, costs = ["87.20%", "", "", ""], ["321.6", "", "", ""]
-    assert found[0] == ["onnx", "fp32", "", "", *scored, *costs, "", "float", "baseline"]
-    assert len(found) == 1 + len(given)  # torch's baseline is a run
+    assert lines[0] == ["onnx", "fp32", "", "", *scored, *costs, "", "float", "baseline"]
+    assert len(lines) == 1 + len(given)  # torch's baseline is a run
 
 
 def test_a_run_that_knows_nothing_of_itself_still_has_a_row():
@@ -169,8 +169,8 @@ def test_p_is_corrected_over_the_measured_quantized_runs():
     tested = [
         with_metrics(record(dtype=name), **{"paired/p_value": p}) for name, p in p_values.items()
     ]
-    found = table.make([*tested, UNSUPPORTED, FAILED, FP32]).lines
-    assert [row[7] for row in found] == ["", "0.040", "0.500", "0.030", "", "", ""]
+    lines = table.make([*tested, UNSUPPORTED, FAILED, FP32]).lines
+    assert [row[7] for row in lines] == ["", "0.040", "0.500", "0.030", "", "", ""]
     (note,) = [note for note in notes_on([*tested, FP32]) if note.startswith("p:")]
     assert "corrected for 3 comparisons (Holm)" in note
 
@@ -192,8 +192,8 @@ def test_what_differs_only_between_frameworks_is_no_column():
 
 
 def test_data_that_an_unsupported_run_never_looked_for_are_no_column():
-    found, asked = {"data.name": "shapes"}, {"data.name": "cifar10"}
-    given = [record(**found), record(dtype="uint8", status="unsupported", **asked)]
+    result, asked = {"data.name": "shapes"}, {"data.name": "cifar10"}
+    given = [record(**result), record(dtype="uint8", status="unsupported", **asked)]
     assert facts.varied(given) == []
     assert facts.varied([*given, record(**asked)]) == ["data.name"]
 
@@ -205,11 +205,11 @@ def test_what_a_failed_run_has_not_settled_is_no_column():
     assert facts.varied([*given, record(float_tail="true")]) == ["float_tail"]
 
 
-def test_runs_of_other_plans_are_told_apart_and_their_bits_noted():
+def test_runs_of_other_plans_are_distinguished_and_their_bits_noted():
     given = [record(planned_bits=bits) for bits in ("{conv: 4}", "{dense: 2}")]
     assert facts.varied([OK, *given]) == ["planned_bits"]
     assert not any("weight bits" in note for note in notes_on(given))
-    (note,) = [each for each in notes_on(given[:1]) if each.startswith("weight bits")]
+    (note,) = [item for item in notes_on(given[:1]) if item.startswith("weight bits")]
     assert note.endswith("{conv: 4} (onnx int8 minmax per tensor)")
     unsupported = record(dtype="uint8", status="unsupported")
     assert facts.varied([given[0], unsupported]) == []
@@ -233,15 +233,15 @@ def test_delta_always_has_a_sign():
 
 
 def test_reasons_are_grouped():
-    found = notes_on([UNSUPPORTED, record("torch", "u8s8", "unsupported"), FAILED, OK])
-    assert found == [
+    result = notes_on([UNSUPPORTED, record("torch", "u8s8", "unsupported"), FAILED, OK])
+    assert result == [
         f"unsupported: {REASON} (torch uint8 minmax per tensor; torch u8s8 minmax per tensor)",
         "failed: calib.percentile: got 120, expected p (torch int8 minmax per tensor)",
         *notes_on([OK]),
     ]
 
 
-def test_a_doubtful_baseline_is_told_below_the_table():
+def test_a_doubtful_baseline_is_reported_below_the_table():
     doubtful = OK.changed(params={**OK.params, "doubt": "FP32 ACCURACY NEAR CHANCE, 9%"})
     assert any(note.startswith("FP32 ACCURACY NEAR CHANCE") for note in notes_on([doubtful]))
 
@@ -272,8 +272,8 @@ def test_title_names_every_data_set():
 
 def test_runs_on_different_images_have_tables_of_their_own():
     def scored(digest: str, p_value: float, **changes: str) -> RunRecord:
-        found = with_metrics(record(**changes), **{"paired/p_value": p_value})
-        return found.changed(tags={**found.tags, "test_digest": digest})
+        result = with_metrics(record(**changes), **{"paired/p_value": p_value})
+        return result.changed(tags={**result.tags, "test_digest": digest})
 
     other = {"evaluate.split": "held_out"}
     given = [
@@ -324,10 +324,10 @@ def test_a_family_has_one_digest_and_every_run_one_family(given_runs):
         RunRecord.of(str(n), params, {}, {"test_digest": digest} if digest else {})
         for n, (params, digest) in enumerate(given_runs)
     ]
-    found = facts.group(runs)
-    assert sorted(r.run_id for family in found for r in family) == [r.run_id for r in runs]
-    digests = [{r.tags["test_digest"] for r in family if r.tags} for family in found]
-    assert len(found) == max(1, len(set().union(*digests)))
+    result = facts.group(runs)
+    assert sorted(r.run_id for family in result for r in family) == [r.run_id for r in runs]
+    digests = [{r.tags["test_digest"] for r in family if r.tags} for family in result]
+    assert len(result) == max(1, len(set().union(*digests)))
     assert all(len(scored) <= 1 for scored in digests)
 
 
@@ -335,9 +335,9 @@ def test_csv_parses_back():
     odd = record("torch", "uint8", "failed", calib='a "quoted", comma')
     odd = odd.as_failed("first, second")
     given = [*ALL, odd]
-    found = list(csv.DictReader(io.StringIO(table.to_csv(given))))
-    assert [row["run_id"] for row in found] == [r.run_id for r in given]
-    for row, r in zip(found, given, strict=True):
+    result = list(csv.DictReader(io.StringIO(table.to_csv(given))))
+    assert [row["run_id"] for row in result] == [r.run_id for r in given]
+    for row, r in zip(result, given, strict=True):
         assert row["status"] == r.tags["status"]
         assert row["reason"] == r.tags.get("reason", "")
         assert {key: row[key] for key in r.params} == r.params
@@ -345,8 +345,8 @@ def test_csv_parses_back():
 
 
 def test_csv_leaves_unknown_metrics_empty():
-    found = list(csv.DictReader(io.StringIO(table.to_csv([OK, FAILED]))))
-    assert found[1]["accuracy"] == ""
+    result = list(csv.DictReader(io.StringIO(table.to_csv([OK, FAILED]))))
+    assert result[1]["accuracy"] == ""
 
 
 def without_limit(records: list[RunRecord]) -> list[tuple[str, ...]]:

@@ -17,17 +17,17 @@ from tests.helpers.cells import judged_of, predictions, record, sweep
 
 
 def judged(*cells: object, max_drop: float = 0.01) -> dict[str, str]:
-    found = verdicts.assess(sweep(*cells), ReportConfig(max_drop=max_drop))
-    return {record.run_id: record.verdict for record in found.records}
+    result = verdicts.assess(sweep(*cells), ReportConfig(max_drop=max_drop))
+    return {record.run_id: record.verdict for record in result.records}
 
 
 def test_a_loss_is_within_beyond_or_neither():
-    found = judged(
+    result = judged(
         ("kept", predictions(), {}),
         ("lost", predictions(lost=40), {"calib": "entropy"}),
         ("near", predictions(lost=8), {"calib": "percentile"}),
     )
-    assert found == {"kept": PASS, "lost": FAIL, "near": UNDECIDED}
+    assert result == {"kept": PASS, "lost": FAIL, "near": UNDECIDED}
 
 
 def test_a_limit_that_all_keep_and_one_that_none_does():
@@ -50,14 +50,14 @@ def test_runs_with_equal_files_are_corrected_as_one_model():
     judged = judged_of(many)
     assert {*judged.values()} == {PASS} and len(judged) == 100
     assert set(facts.adjusted_p(many.records).values()) == {many.records[0].p_alone}
-    told = notes.collect(verdicts.assess(many, ReportConfig()))
-    assert not any("corrected for 100" in line for line in told)
+    messages = notes.collect(verdicts.assess(many, ReportConfig()))
+    assert not any("corrected for 100" in line for line in messages)
     other = ("other", near, {"artifact_sha256": "f" * 64})  # on the same samples, another file
     engine = ("engine", near, {"engine": "qnnpack", **digest})  # the same file, other kernels
     three = sweep(("a", near, digest), ("b", near, {"seed": "7", **digest}), other, engine)
     assert set(facts.adjusted_p(three.records).values()) == {3 * three.records[0].p_alone}
-    told = notes.collect(verdicts.assess(three, ReportConfig()))
-    assert any("corrected for 3 models (Holm)" in line for line in told)
+    messages = notes.collect(verdicts.assess(three, ReportConfig()))
+    assert any("corrected for 3 models (Holm)" in line for line in messages)
 
 
 def test_one_dynamic_file_at_two_batch_sizes_is_two_models():
@@ -92,16 +92,16 @@ def test_undecided_says_how_many_samples_would_tell():
     assert str(Verdict(PASS)) == "pass"
 
 
-def test_the_wanted_accuracy_is_told_beside():
-    found = sweep(("a", predictions(), {}))
-    judged = judged_of(found, ReportConfig(min_accuracy=0.95))
+def test_the_wanted_accuracy_is_reported_beside():
+    result = sweep(("a", predictions(), {}))
+    judged = judged_of(result, ReportConfig(min_accuracy=0.95))
     assert judged == {"a": "fail, accuracy < 95.00%"}
 
 
 def test_grouped_samples_decide_nothing():
-    found = sweep(("a", predictions(), {"grouped": "true"}))
-    assert judged_of(found) == {"a": "undecided"}
-    texts = notes.collect(verdicts.assess(found, ReportConfig()))
+    result = sweep(("a", predictions(), {"grouped": "true"}))
+    assert judged_of(result) == {"a": "undecided"}
+    texts = notes.collect(verdicts.assess(result, ReportConfig()))
     assert notes.GROUPED_NOTE in texts
 
 
@@ -126,8 +126,8 @@ def test_beside_a_broken_fp32_all_is_void():
 
 
 def test_the_column_says_void():
-    found = sweep(("a", predictions(), {"doubt": DOUBT}))
-    rows = table.make(verdicts.assess(found, ReportConfig(min_accuracy=0.99)).records).lines
+    result = sweep(("a", predictions(), {"doubt": DOUBT}))
+    rows = table.make(verdicts.assess(result, ReportConfig(min_accuracy=0.99)).records).lines
     assert VOID in rows[-1]
 
 

@@ -75,18 +75,18 @@ def test_the_newest_sweep_has_the_figures_of_its_report(sweep, in_folder):
             assert f"deploy run_id={choice.run.run_id}" in page
 
 
-def facts_of(found: results.SweepSummary | RunRecord) -> dict[str, Any]:
+def facts_of(result: results.SweepSummary | RunRecord) -> dict[str, Any]:
     """Return all facts of a run or a sweep, without the place where they were read."""
-    if isinstance(found, RunRecord):
-        place = {"params", "metrics", "tags", "artifact_uri", "in_folder", "store_words"}
-        return found.model_dump(exclude=place)
-    runs = [facts_of(run) for run in found.runs]
+    if isinstance(result, RunRecord):
+        private = {"params", "metrics", "tags", "artifact_uri", "in_folder", "store_words"}
+        return result.model_dump(exclude=private)
+    runs = [facts_of(run) for run in result.runs]
     choices = []
-    for choice in found.choices:
+    for choice in result.choices:
         others = [cell.record.run_id for cell in (*choice.equals, *choice.unknown)]
         run = choice.run and facts_of(choice.run)
         choices.append((choice.use, choice.label, choice.because, run, others))
-    return vars(found) | {"runs": runs, "choices": choices}
+    return vars(result) | {"runs": runs, "choices": choices}
 
 
 def test_by_id_folder_and_tag_it_is_the_same(sweep, in_folder):

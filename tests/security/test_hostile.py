@@ -412,14 +412,14 @@ def test_folders_of_runs_stay_below_the_sweep(key):
 
 def text_keys(node: object, prefix: str = "") -> list[str]:
     """The settings that take free text, or a list of it."""
-    found = []
+    result = []
     for item in fields(node):
         value, key = getattr(node, item.name), f"{prefix}{item.name}"
         if is_dataclass(value):
-            found += text_keys(value, f"{key}.")
+            result += text_keys(value, f"{key}.")
         elif "str" in str(item.type) and "dict" not in str(item.type):
-            found.append(key)
-    return found
+            result.append(key)
+    return result
 
 
 ALL: RunConfig = make_config("backend=torch")

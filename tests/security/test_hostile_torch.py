@@ -97,8 +97,8 @@ def test_torch_reads_what_was_checked_and_not_the_file(program, tmp_path):
     """Whatever lies around the archive, or in front of it, is not there for torch."""
     path = tmp_path / "model.pt2"
     path.write_bytes(b"PK\x03\x04 something else" + program.read_bytes())
-    found = exported.load(path).predict(IMAGES)[0]
-    assert np.array_equal(found, exported.load(program).predict(IMAGES)[0])
+    output = exported.load(path).predict(IMAGES)[0]
+    assert np.array_equal(output, exported.load(program).predict(IMAGES)[0])
 
 
 def test_a_bomb_is_refused_before_it_unpacks(program, tmp_path):

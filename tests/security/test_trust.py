@@ -62,13 +62,13 @@ def test_an_artifact_of_others_is_loaded_in_a_process_of_its_own(foreign, truste
 def test_an_artifact_of_others_that_asks_for_all_memory_is_refused_in_one_line(foreign):
     run_id, paths = foreign.run("onnx")
     proto = onnx.load(paths["model.onnx"])
-    graph, given = proto.graph, proto.graph.output[0].name
+    graph, name = proto.graph, proto.graph.output[0].name
     graph.initializer.append(numpy_helper.from_array(np.array([2**42]), "size"))
     graph.node.extend(
         [
             helper.make_node("ConstantOfShape", ["size"], ["zeros"]),
             helper.make_node("ReduceSum", ["zeros"], ["sum"], keepdims=0),
-            helper.make_node("Add", [given, "sum"], ["more"]),
+            helper.make_node("Add", [name, "sum"], ["more"]),
         ]
     )
     graph.output[0].name = "more"

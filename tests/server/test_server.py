@@ -94,7 +94,7 @@ def test_several_processes_lose_nothing(tmp_path):
                 for first in range(0, PROCESSES * RUNS, RUNS)
             ]
             list(pool.map(tracking_load.log_at_once, tasks))
-        names = [found.name for found in store.client.search_experiments()]
+        names = [experiment.name for experiment in store.client.search_experiments()]
         assert sorted(names) == ["Default", "resnet8ptq"]
         records = history.load_children(store, parent_id)
         check_runs(records, tmp_path)
@@ -127,11 +127,11 @@ def check_runs(records: list[RunRecord], folder: Path) -> None:
 
 def check_artifacts(records: list[RunRecord], root: Path, folder: Path) -> None:
     for record in records:
-        (found,) = root.glob(f"*/{record.run_id}/artifacts")
+        (result,) = root.glob(f"*/{record.run_id}/artifacts")
         sent = folder / record.tags["job_number"]
-        assert {path.name for path in found.iterdir()} == set(tracking_load.FILES)
+        assert {path.name for path in result.iterdir()} == set(tracking_load.FILES)
         for name in tracking_load.FILES:
-            assert (found / name).read_bytes() == (sent / name).read_bytes()
+            assert (result / name).read_bytes() == (sent / name).read_bytes()
 
 
 def check_datasets(store: Store, parent_id: str) -> None:

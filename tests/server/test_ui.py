@@ -95,12 +95,12 @@ def test_it_serves_the_experiment_until_it_is_interrupted(tmp_path):
             assert process.stdout is not None
             line = process.stdout.readline()  # printed once it answers
             assert line.startswith(f"http://127.0.0.1:{port}/#/experiments/{store.experiment_id}/")
-            found = requests.get(
+            result = requests.get(
                 f"http://127.0.0.1:{port}/api/2.0/mlflow/experiments/get",
                 params={"experiment_id": store.experiment_id},
                 timeout=60,
             )
-            assert found.json()["experiment"]["name"] == "resnet8ptq"
+            assert result.json()["experiment"]["name"] == "resnet8ptq"
             answers = {name: ask_as(name, port) for name in (*OWN, *FOREIGN)}
             assert answers == {**dict.fromkeys(OWN, 200), **dict.fromkeys(FOREIGN, 403)}
             process.send_signal(signal.SIGINT)

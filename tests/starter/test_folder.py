@@ -31,7 +31,7 @@ def test_nothing_is_overwritten(tmp_path, name):
     assert (done.code, len(done.errors)) == (2, 1)
     assert f"has {name}, expected a folder without; try resnet8ptq init" in done.errors[0]
     assert path.read_text() == "mine"
-    assert [each for each in tmp_path.rglob("*") if each.is_file()] == [path]
+    assert [item for item in tmp_path.rglob("*") if item.is_file()] == [path]
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):

@@ -98,10 +98,10 @@ def test_a_sweep_over_splits_compares_each_apart(tmp_path):
     splits = "evaluate.split=test,held_out"
     quick = ("data=shapes", "calib.samples_per_class=5", "latency.enabled=false", "threads=1")
     quick = (*quick, "held_out_images=500")
-    found = call(tmp_path, "-m", splits, *quick, **NO_REAL_FILES)
-    assert found.code == 0, found.err
-    assert found.parent.info.status == "FINISHED"
-    assert "scored on 2 different sets of samples" in found.out
+    result = call(tmp_path, "-m", splits, *quick, **NO_REAL_FILES)
+    assert result.code == 0, result.err
+    assert result.parent.info.status == "FINISHED"
+    assert "scored on 2 different sets of samples" in result.out
     (report,) = tmp_path.glob("runs/sweeps/*/*/report.md")
     sections = report.read_text().split("\n## ")[1:]
     assert [section.splitlines()[0] for section in sections] == [

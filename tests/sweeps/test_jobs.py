@@ -53,9 +53,9 @@ def plan(*overrides: str) -> Worker | None:
     ],
 )
 def test_jobs_times_threads_are_what_the_launcher_has(overrides, at_once, threads):
-    found = plan(*overrides)
-    assert found is not None
-    assert (found.at_once, found.threads) == (at_once, threads)
+    result = plan(*overrides)
+    assert result is not None
+    assert (result.at_once, result.threads) == (at_once, threads)
 
 
 def test_one_job_after_the_other_stays_in_this_process():
@@ -163,7 +163,7 @@ def test_every_error_reaches_the_parent_with_its_traceback(error, kind):
     try:
         raise error
     except Exception as raised:
-        found = pickle.loads(pickle.dumps(jobs.to_picklable(raised)))
-    assert type(found) is kind
-    assert "a key" in str(found)
-    assert f"raise error\n{''.join(found.__notes__).splitlines()[-1]}" in found.__notes__[0]
+        content = pickle.loads(pickle.dumps(jobs.to_picklable(raised)))
+    assert type(content) is kind
+    assert "a key" in str(content)
+    assert f"raise error\n{''.join(content.__notes__).splitlines()[-1]}" in content.__notes__[0]

@@ -99,43 +99,43 @@ def test_another_setting_is_another_run(other):
 
 def test_another_network_is_another_run_wherever_it_lies(tmp_path):
     weights = shapes.WEIGHTS.read_bytes()
-    found = []
+    result = []
     for folder, content in (("a", weights), ("b", weights), ("c", weights + b"\0")):
         path = tmp_path / folder / "model.h5"
         path.parent.mkdir()
         path.write_bytes(content)
-        found.append(identify(*SHAPES, f"model.path={path}"))
-    assert found[0] == found[1] != found[2]
+        result.append(identify(*SHAPES, f"model.path={path}"))
+    assert result[0] == result[1] != result[2]
 
 
 def test_another_table_is_another_run_wherever_it_lies(tmp_path):
-    found = []
+    result = []
     for name, content in (("a", "{}"), ("b", "{}"), ("c", "[]")):
         path = tmp_path / f"{name}.json"
         path.write_text(content)
-        found.append(identify(*SHAPES, f"calib.table={path}"))
-    assert found[0] == found[1] != found[2]
+        result.append(identify(*SHAPES, f"calib.table={path}"))
+    assert result[0] == result[1] != result[2]
 
 
 def test_other_pictures_that_calibrate_are_another_run_wherever_they_lie(tmp_path):
-    found = [identify(*SHAPES)]
+    result = [identify(*SHAPES)]
     for name, grey in (("a", 0), ("b", 0), ("c", 1)):
         (tmp_path / name).mkdir()
         Image.new("RGB", (32, 32), (grey,) * 3).save(tmp_path / name / "picture.png")
-        found.append(identify(*SHAPES, f"calib.images={tmp_path / name}"))
-    assert found[1] == found[2]
-    assert len(set(found)) == 3
+        result.append(identify(*SHAPES, f"calib.images={tmp_path / name}"))
+    assert result[1] == result[2]
+    assert len(set(result)) == 3
 
 
 def test_other_code_of_the_users_own_is_another_run(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
-    found = []
+    result = []
     for number in (1, 1, 2):
         code = f"def metric(outputs, targets):\n    return {number}\n"
         (tmp_path / "metric_of_a_run.py").write_text(code)
         settings = "task=custom", "task.metric._target_=metric_of_a_run.metric"
-        found.append(identify(*SHAPES, *settings))
-    assert found[0] == found[1] != found[2]
+        result.append(identify(*SHAPES, *settings))
+    assert result[0] == result[1] != result[2]
 
 
 def test_data_that_stands_in_is_warned_of_once(monkeypatch, caplog):
@@ -149,12 +149,12 @@ def test_data_that_stands_in_is_warned_of_once(monkeypatch, caplog):
 
 def test_other_images_are_another_run_wherever_they_lie(tmp_path):
     settings = "data=cifar10", f"model.path={shapes.WEIGHTS}"
-    found = []
+    result = []
     for name, train, test in (("a", 4, 3), ("b", 4, 3), ("c", 5, 3), ("d", 4, 2)):
         root = write_folder(tmp_path / name, train, test)
-        found.append(identify(*settings, f"data.root={root}"))
-    assert found[0] == found[1]
-    assert len(set(found)) == 3
+        result.append(identify(*settings, f"data.root={root}"))
+    assert result[0] == result[1]
+    assert len(set(result)) == 3
 
 
 def test_other_code_or_versions_are_another_run_and_another_sweep(monkeypatch):
@@ -183,9 +183,9 @@ def test_only_a_finished_run_is_found(own):
     run_job(own, 0, "finished")
     run_job(own, 1, "failed", ValueError("broken"))
     run_job(own, 2, "killed", KeyboardInterrupt())
-    found = resume.find_finished(own, 0, "finished")
-    assert found is not None
-    assert found.tags["job_number"] == "0"
+    finished = resume.find_finished(own, 0, "finished")
+    assert finished is not None
+    assert finished.tags["job_number"] == "0"
     assert resume.find_finished(own, 1, "failed") is None
     assert resume.find_finished(own, 2, "killed") is None
     assert resume.find_finished(own, 3, None) is None
@@ -209,8 +209,8 @@ def test_a_clock_that_is_set_back_hides_no_finished_run(own, monkeypatch):
     monkeypatch.setattr(journal.time, "time", lambda: 1_000_000.0)
     second = run_job(own, 0, "x")
     assert [child.run_id for child in history.load_children(own.store, own.parent_id)] == [second]
-    found = resume.find_finished(own, 0, "x")
-    assert found is not None and found.run_id == second
+    finished = resume.find_finished(own, 0, "x")
+    assert finished is not None and finished.run_id == second
 
 
 def test_a_run_does_not_end_before_its_start(monkeypatch):
@@ -235,8 +235,8 @@ def test_a_finished_run_of_another_sweep_counts_as_the_jobs_own(own, store, tmp_
     run_id = run_job(own, 0, "adopted")
     wider = start_sweep(store, tmp_path / "wider", "another key")
     another = run_job(wider, 0, "another")
-    found = resume.find_finished(wider, 1, "adopted")
-    assert found is not None
+    finished = resume.find_finished(wider, 1, "adopted")
+    assert finished is not None
     children = history.load_children(store, wider.parent_id)
     assert [child.run_id for child in children] == [another, run_id]
     assert [r.run_id for r in history.load_children(store, own.parent_id)] == [run_id]
@@ -251,9 +251,9 @@ def test_the_newest_sweep_of_a_key_is_gone_on_with_unless_it_runs(store, tmp_pat
     with pytest.raises(TrackingError, match=r"sweep\.resume: .* still running in .*newer"):
         resume.find_sweep(store, "mine")
     held.release()
-    found = resume.find_sweep(store, "mine")
-    assert found is not None
-    assert found.run_id == newer.parent_id
+    sweep = resume.find_sweep(store, "mine")
+    assert sweep is not None
+    assert sweep.run_id == newer.parent_id
 
 
 @pytest.mark.parametrize("fault", ["cut", "gone"])
@@ -320,7 +320,7 @@ def test_a_killed_sweep_goes_on_elsewhere_and_finds_the_same(tmp_path, sweep):
     before = Called(tmp_path, -9, "", "")
     # The folders have it all; what the store has depends on how far the process beside has come.
     kept = [Journal.load(path.parent) for path in sorted(tmp_path.rglob(journal.FILE))]
-    assert [(each.tags.get("job_number"), each.status) for each in kept] == [
+    assert [(item.tags.get("job_number"), item.status) for item in kept] == [
         ("0", "FINISHED"),
         ("1", "RUNNING"),
         (None, "RUNNING"),
@@ -335,10 +335,10 @@ def test_a_killed_sweep_goes_on_elsewhere_and_finds_the_same(tmp_path, sweep):
     assert [run.info.status for run in after.children] == ["FINISHED"] * 3
     assert kept[0].key in {run.data.tags["record"] for run in after.children}
 
-    found = {row["dtype"]: row for row in after.table}
+    result = {row["dtype"]: row for row in after.table}
     for expected in sweep.table:
         if expected["framework"] == "onnx":
-            row = found[expected["dtype"]]
+            row = result[expected["dtype"]]
             for key in ("accuracy", "delta", "size kB"):
                 assert row[key] == expected[key]
 

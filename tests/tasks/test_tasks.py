@@ -311,7 +311,7 @@ def test_a_loss_is_within_a_wide_limit_and_beyond_a_narrow_one(case):
 
 
 @every
-def test_a_worse_model_is_told_apart(case):
+def test_a_worse_model_is_distinguished(case):
     comparison = compare(case, 3.0)
     metrics = case.task.metrics(comparison)
     assert metrics["drop"] > 0

@@ -52,8 +52,8 @@ def journal_of(*words: str, overrides: str = "") -> Journal:
 def test_a_reader_without_the_file_gets_the_settings_back(words):
     """`result.json` has them all; these are of a run that did not write it."""
     journal = journal_of(*words)
-    found = params.complete(params.select(journal))
-    lost = {key for key, value in journal.params.items() if found.get(key) != value}
+    result = params.complete(params.select(journal))
+    lost = {key for key, value in journal.params.items() if result.get(key) != value}
     assert {key for key in lost if journal.params[key] != "null"} <= set()
 
 

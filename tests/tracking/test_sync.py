@@ -99,10 +99,10 @@ def test_a_store_that_goes_away_in_the_middle_gets_the_rest_when_it_is_back(
     )
     run_id = log_everything(store, tmp_path / "run")
     assert "TRACKING STORE UNAVAILABLE" in caplog.text
-    found = only_run(store)
-    assert found.info.run_id == run_id
-    assert (found.info.status, found.data.tags["status"]) == ("FINISHED", "ok")
-    assert found.data.params["weight_dtype"] == "int8"
+    result = only_run(store)
+    assert result.info.run_id == run_id
+    assert (result.info.status, result.data.tags["status"]) == ("FINISHED", "ok")
+    assert result.data.params["weight_dtype"] == "int8"
     assert len(store.client.get_metric_history(run_id, "loss")) == 3
     assert sync.sync(store, tmp_path).logged == []
 
@@ -159,9 +159,9 @@ def test_a_killed_run_is_closed_and_a_running_one_left_alone(store, tmp_path):
     for name in ("killed", "running"):
         leave_open(store, tmp_path / name)
     with journal.lock(tmp_path / "running"):
-        found = sync.sync(store, tmp_path)
-    assert found.killed == [tmp_path / "killed"]
-    assert found.running == [tmp_path / "running"]
+        result = sync.sync(store, tmp_path)
+    assert result.killed == [tmp_path / "killed"]
+    assert result.running == [tmp_path / "running"]
     by_folder = {r.data.tags["folder"]: r for r in store.client.search_runs([store.experiment_id])}
     killed, running = by_folder[str(tmp_path / "killed")], by_folder[str(tmp_path / "running")]
     assert (killed.info.status, killed.data.tags["status"]) == ("KILLED", "killed")
@@ -186,13 +186,13 @@ def test_an_empty_store_takes_sweeps_with_their_runs(store, tmp_path):
     (folder / "sweep.json").write_text("secret")
     end_parent(before, parent_id, "ok", folder)
 
-    found = sync.sync(store, tmp_path / "sweeps")
-    assert found.logged == [folder, folder / "0"]
+    result = sync.sync(store, tmp_path / "sweeps")
+    assert result.logged == [folder, folder / "0"]
     parent = history.find_parent(store)
     assert parent is not None
     (child,) = history.load_children(store, parent.run_id)
     assert child.metrics["loss"] == 1 / 3
-    assert found.parents == {parent.run_id}
+    assert result.parents == {parent.run_id}
     assert [i.path for i in store.client.list_artifacts(parent.run_id)] == ["report.md"]
 
 
@@ -258,12 +258,12 @@ def test_a_sweep_outlives_its_server(server, tmp_path):
     """The server is killed in the second of three jobs; it comes back after the sweep."""
     words = ("-m", "dtype=int8,uint8,u8s8", *QUICK)
     env = {"MLFLOW_TRACKING_URI": server.uri, **NO_REAL_FILES}
-    found = call_process(tmp_path, *words, strike=(1, server.pid), **env)
-    assert found.code == 1, found.err
-    (error,) = found.errors
+    result = call_process(tmp_path, *words, strike=(1, server.pid), **env)
+    assert result.code == 1, result.err
+    (error,) = result.errors
     assert "`python -m resnet8ptq sync folder=" in error
-    assert "Traceback" not in found.err
-    assert [row["status"] for row in found.table] == ["baseline", "ok", "ok", "ok"]
+    assert "Traceback" not in result.err
+    assert [row["status"] for row in result.table] == ["baseline", "ok", "ok", "ok"]
 
     server.start()
     synced = call_beside(tmp_path, "sync", **env)
@@ -279,7 +279,7 @@ def test_a_sweep_outlives_its_server(server, tmp_path):
     children = history.load_children(store, parent.run_id)
     assert [child.tags["status"] for child in children] == ["ok", "ok", "ok"]
     assert [f"{child.metrics['accuracy']:.2%}" for child in children] == [
-        row["accuracy"] for row in found.table[1:]
+        row["accuracy"] for row in result.table[1:]
     ]
     assert {child.ended for child in [parent, *children]} == {True}
     assert sync.sync(store, tmp_path / "runs").logged == []

@@ -76,7 +76,7 @@ def test_store_and_experiment_are_made_once(tmp_path):
     first = open_store(config)
     assert first.uri == f"sqlite:///{tmp_path}/new/mlruns/mlflow.db"
     assert open_store(config) == first
-    names = [found.name for found in client(first).search_experiments()]
+    names = [experiment.name for experiment in client(first).search_experiments()]
     assert sorted(names) == ["Default", "mine"]
     location = client(first).get_experiment(first.experiment_id).artifact_location
     assert location.endswith("/new/mlruns/artifacts/mine")
@@ -112,22 +112,22 @@ class Pair:
 
     def call(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         calls = [self.pool.submit(self._wait_and_call, function, *args) for _ in range(2)]
-        return [found.result() for found in calls]
+        return [call.result() for call in calls]
 
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Pair]:
-    found = Pair()
-    with found.pool:
-        yield found
+    result = Pair()
+    with result.pool:
+        yield result
 
 
 @pytest.mark.slow
 def test_two_processes_make_one_store(tmp_path, pair):
     first, second = pair.call(open_store, TrackingConfig(root=str(tmp_path / "mlruns")))
     assert first == second
-    found = client(first).search_experiments(view_type=mlflow.entities.ViewType.ALL)
-    assert sorted(experiment.name for experiment in found) == ["Default", "resnet8ptq"]
+    result = client(first).search_experiments(view_type=mlflow.entities.ViewType.ALL)
+    assert sorted(experiment.name for experiment in result) == ["Default", "resnet8ptq"]
 
 
 def log_images(store: Store, folder: Path) -> None:
@@ -144,9 +144,9 @@ def log_images(store: Store, folder: Path) -> None:
 
 @pytest.mark.slow
 def test_jobs_that_are_the_first_to_log_a_data_set_at_once_all_have_it(tmp_path, pair):
-    found = new_store(tmp_path / "mlruns")
-    pair.call(log_images, found, tmp_path)
-    runs = client(found).search_runs([found.experiment_id])
+    result = new_store(tmp_path / "mlruns")
+    pair.call(log_images, result, tmp_path)
+    runs = client(result).search_runs([result.experiment_id])
     assert [len(run.inputs.dataset_inputs) for run in runs] == [2] * 2
 
 
@@ -276,10 +276,10 @@ def test_finished_run(store, folder):
     with start_run(store, "a name", folder) as run:
         run.log_config(make_config("data=shapes", "dtype=uint8", "calib=percentile"))
         run.log_result(RunResult("ok", resolved={"weight_dtype": "uint8"}))
-    found = client(store).get_run(run.run_id)
-    assert found.info.status == "FINISHED"
-    assert found.info.run_name == "a name"
-    params, tags = history.load_run(store, run.run_id).params, found.data.tags
+    result = client(store).get_run(run.run_id)
+    assert result.info.status == "FINISHED"
+    assert result.info.run_name == "a name"
+    params, tags = history.load_run(store, run.run_id).params, result.data.tags
     for key, value in {
         **{"backend": "onnx", "dtype": "uint8", "calib": "percentile", "model": "resnet8"},
         **{"data": "shapes", "data.name": "shapes", "per_channel": "false", "seed": "42"},
@@ -300,19 +300,19 @@ def test_unsupported_run_says_why(store, folder):
     with start_run(store, "name", folder) as run:
         run.log_config(make_config("backend=torch", "dtype=uint8"))
         run.log_result(RunResult("unsupported", "the reason"))
-    found = history.load_run(store, run.run_id)
-    assert (found.tags["status"], found.tags["reason"]) == ("unsupported", "the reason")
-    assert found.params["dtype"] == "uint8"
-    assert found.metrics == {}
+    result = history.load_run(store, run.run_id)
+    assert (result.tags["status"], result.tags["reason"]) == ("unsupported", "the reason")
+    assert result.params["dtype"] == "uint8"
+    assert result.metrics == {}
 
 
 def test_failed_run(store, folder):
     run_id = fail_in_a_run(store, folder, ValueError("first line\nsecond line"))
-    found = client(store).get_run(run_id)
-    assert found.info.status == "FAILED"
-    assert found.data.tags["status"] == "failed"
-    assert found.data.tags["reason"] == "first line second line"
-    assert found.data.params["backend"] == "onnx"  # as far as it was known
+    run = client(store).get_run(run_id)
+    assert run.info.status == "FAILED"
+    assert run.data.tags["status"] == "failed"
+    assert run.data.tags["reason"] == "first line second line"
+    assert run.data.params["backend"] == "onnx"  # as far as it was known
     text = artifacts(store, run_id)["traceback.txt"].read_text()
     assert text.startswith("Traceback")
     assert "ValueError: first line\nsecond line" in text
@@ -332,9 +332,9 @@ def test_endless_reason_is_cut(store, folder):
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143)])
 def test_interrupted_run_is_killed(store, folder, error):
     run_id = fail_in_a_run(store, folder, error)
-    found = client(store).get_run(run_id)
-    assert found.info.status == "KILLED"
-    assert found.data.tags["status"] == "killed"
+    run = client(store).get_run(run_id)
+    assert run.info.status == "KILLED"
+    assert run.data.tags["status"] == "killed"
     assert mlflow.active_run() is None
 
 
@@ -387,9 +387,9 @@ def test_run_whose_files_cannot_be_uploaded_has_failed(store, folder):
         run.log_result(RunResult("ok"))
         shutil.rmtree(folder)
     assert mlflow.active_run() is None
-    found = client(store).get_run(run.run_id)
-    assert found.info.status == "FAILED"
-    assert found.data.tags["status"] == "failed"
+    result = client(store).get_run(run.run_id)
+    assert result.info.status == "FAILED"
+    assert result.data.tags["status"] == "failed"
 
 
 def compose_sweep(folder: Path, *overrides: str) -> DictConfig:
@@ -439,9 +439,9 @@ def test_password_of_the_environment_is_not_logged(store, folder, monkeypatch, f
         run.log_config(make_config("data=shapes"))
         if fails:
             raise ValueError("broken")
-    found = history.load_run(store, run.run_id)
-    assert found.params["tracking.uri"] == "null"
-    assert "hunter2" not in json.dumps([found.params, found.tags])
+    result = history.load_run(store, run.run_id)
+    assert result.params["tracking.uri"] == "null"
+    assert "hunter2" not in json.dumps([result.params, result.tags])
     files = artifacts(store, run.run_id)
     assert set(files) == ({"run.log", "traceback.txt"} if fails else {"run.log"})
     assert all(b"hunter2" not in path.read_bytes() for path in files.values())
@@ -451,10 +451,10 @@ def test_data_sets_are_logged_with_digests(store, folder, shapes):
     calibration = draw_calibration(shapes, 5, 42)
     with start_run(store, "name", folder) as run:
         run.log_datasets(shapes, calibration)
-    found = client(store).get_run(run.run_id)
-    assert found.data.tags["test_digest"] == shapes.test.digest
-    assert found.data.tags["calibration_digest"] == calibration.digest
-    logged = {item.tags[0].value: item.dataset for item in found.inputs.dataset_inputs}
+    result = client(store).get_run(run.run_id)
+    assert result.data.tags["test_digest"] == shapes.test.digest
+    assert result.data.tags["calibration_digest"] == calibration.digest
+    logged = {item.tags[0].value: item.dataset for item in result.inputs.dataset_inputs}
     assert set(logged) == {"calibration", "test"}
     assert logged["test"].name == "shapes-test"
     assert shapes.test.digest.startswith(logged["test"].digest)
@@ -522,9 +522,9 @@ def test_parent_is_closed_as_what_it_became(store, folder, status, expected):
     parent_id = start_parent(store, "sweep", folder, {"overrides": "dtype=int8"})
     assert client(store).get_run(parent_id).info.status == "RUNNING"
     end_parent(store, parent_id, status, folder)
-    found = client(store).get_run(parent_id)
-    assert (found.info.status, found.data.tags["status"]) == (expected, status)
-    assert found.data.tags["overrides"] == "dtype=int8"
+    run = client(store).get_run(parent_id)
+    assert (run.info.status, run.data.tags["status"]) == (expected, status)
+    assert run.data.tags["overrides"] == "dtype=int8"
 
 
 def test_files_are_added_to_a_run_and_replaced(store, folder):
@@ -535,8 +535,8 @@ def test_files_are_added_to_a_run_and_replaced(store, folder):
     upload.log_files(store, parent_id, [first, second])
     first.write_text("fresh")
     upload.log_files(store, parent_id, [first])
-    found = {name: path.read_text() for name, path in artifacts(store, parent_id).items()}
-    assert found == {"report.md": "fresh", "runs.csv": "a,b"}
+    result = {name: path.read_text() for name, path in artifacts(store, parent_id).items()}
+    assert result == {"report.md": "fresh", "runs.csv": "a,b"}
 
 
 def test_artifact_is_read_where_it_lies(store, folder):
@@ -569,6 +569,6 @@ def test_newest_sweep_is_found_among_other_runs(store, folder):
         newest = start_parent(fresh, name, folder, {})
         with start_run(fresh, "child", folder, newest):
             pass
-    found = history.find_parent(fresh)
-    assert found is not None
-    assert found.run_id == newest
+    parent = history.find_parent(fresh)
+    assert parent is not None
+    assert parent.run_id == newest

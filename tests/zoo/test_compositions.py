@@ -75,7 +75,7 @@ def test_composition_is_equal_to_fp32_or_unsupported(flow, steps):
         one, other = (tensors[index % len(tensors)] for index in (first, second))
         nodes.append(ONE[kind](one, output) if kind in ONE else node(kind, [one, other], [output]))
         tensors.append(output)
-    read = {name for each in nodes for name in each.input}
+    read = {name for item in nodes for name in item.input}
     constants = {name: values for name, values in CONSTANTS.items() if name in read}
     with TemporaryDirectory() as folder:
         outcome = flows.run_network(convolved(nodes, **constants), flows.FLOWS[flow], Path(folder))
