@@ -16,7 +16,7 @@ from resnet8ptq.core.errors import ConfigError, UnsupportedError
 from resnet8ptq.core.text import no_such_name
 from resnet8ptq.deploy import runtime_faults
 from resnet8ptq.graph import layers
-from resnet8ptq.graph.pruning import find_all
+from resnet8ptq.graph.links import find_all
 
 # The first ONNX Runtime 1.x with a release of ONNX, whose opset and IR it reads; later ones to the
 # next entry have the same. 1.15 and 1.20 to 1.31 were tried with files of every opset and IR.

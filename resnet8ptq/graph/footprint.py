@@ -6,7 +6,7 @@ import onnx
 from onnx import helper
 
 from resnet8ptq.core import memory
-from resnet8ptq.graph.pruning import inputs_of
+from resnet8ptq.graph.links import inputs_of
 from resnet8ptq.graph.shapes import infer_shapes
 
 

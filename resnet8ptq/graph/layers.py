@@ -9,8 +9,7 @@ from typing import Any
 import onnx
 from onnx import numpy_helper
 
-from resnet8ptq.graph.links import Links
-from resnet8ptq.graph.pruning import inputs_of
+from resnet8ptq.graph.links import Links, inputs_of
 from resnet8ptq.graph.shapes import infer_shapes
 
 LAYERS = ("Conv", "Gemm", "MatMul")

@@ -4,11 +4,14 @@ Built once for a pass, so that the pass takes linear time. A node with inner gra
 also reads the tensors that its inner graphs use, and an output of the graph has a reader outside.
 """
 
+from collections.abc import Iterator
 from functools import cached_property
+from typing import TypeVar
 
 import onnx
+from google.protobuf.message import Message
 
-from resnet8ptq.graph.pruning import inputs_of
+M = TypeVar("M", bound=Message)
 
 
 class Links:
@@ -87,3 +90,33 @@ class Links:
 
 
 Linked = onnx.GraphProto | Links
+
+
+def inputs_of(node: onnx.NodeProto) -> Iterator[str]:
+    """Yield the names of a node's inputs, and of the outer tensors that its inner graphs use."""
+    yield from filter(None, node.input)
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield from _outer_names(attribute.g)
+        for inner in attribute.graphs:
+            yield from _outer_names(inner)
+
+
+def _outer_names(inner: onnx.GraphProto) -> Iterator[str]:
+    """Yield the names that an inner graph takes from the graphs around it."""
+    own = {item.name for item in (*inner.input, *inner.initializer)}
+    for node in inner.node:
+        yield from (name for name in inputs_of(node) if name not in own)
+        own.update(node.output)
+    yield from (value.name for value in inner.output if value.name not in own)
+
+
+def find_all(message: Message, kind: type[M]) -> Iterator[M]:
+    """Yield all messages of a kind, including those in attributes, subgraphs and functions."""
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            continue
+        for part in [value] if isinstance(value, Message) else value:
+            if isinstance(part, kind):
+                yield part
+            yield from find_all(part, kind)

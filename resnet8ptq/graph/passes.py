@@ -5,7 +5,7 @@ pass needs no maps, and replaces a tensor or a node in constant time. Functions 
 network use `links.Links`, on the protobuf that each framework reads and writes.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import ArrayLike
 from onnx import numpy_helper
-from onnx_ir.passes.common import RemoveUnusedNodesPass, TopologicalSortPass
+from onnx_ir.passes.common import NameFixPass, RemoveUnusedNodesPass, TopologicalSortPass
 
 Pass = Callable[[ir.Model], object]  # changes the model in place
 
@@ -36,6 +36,53 @@ def rewrite(proto: onnx.ModelProto, passes: Iterable[Pass]) -> onnx.ModelProto:
     written = ir.to_proto(model)
     written.graph.sparse_initializer.extend(proto.graph.sparse_initializer)  # unknown to onnx-ir
     return written
+
+
+def rename(names: Mapping[str, str]) -> Pass:
+    """Return a pass that renames tensors (old to new name), those of inner graphs included.
+
+    A tensor that already has a new name gets a suffix.
+    """
+
+    def change(model: ir.Model) -> None:
+        values: dict[ir.Value, str] = {}
+        for graph in model.graphs():
+            made = (value for node in graph for value in node.outputs)
+            for value in (*graph.inputs, *graph.initializers.values(), *made):
+                values[value] = value.name or ""
+        taken = {*names.values()} - names.keys()
+        for value, name in values.items():
+            if name in taken:
+                value.name = f"{name}__of_file"
+        for value, name in values.items():
+            value.name = names.get(name, value.name)
+
+    return change
+
+
+def name_inner_tensors(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model, in which no tensor of an inner graph has the name of an outer one.
+
+    ONNX allows such names, and the inner tensor is then meant. A model without inner graphs stays
+    unchanged; else `proto` must not be used afterwards.
+    """
+    kinds = {item.type for node in proto.graph.node for item in node.attribute}
+    inner = kinds & {onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS}
+    return rewrite(proto, [NameFixPass()]) if inner else proto
+
+
+def end_with(
+    model: ir.Model, name: str, inner: str, kind: str, node_name: str, **attributes: Any
+) -> ir.Node:
+    """Let a node compute an output from the tensor that was it, whose name is then `inner`."""
+    outputs = model.graph.outputs
+    index = [value.name for value in outputs].index(name)
+    value = outputs[index]
+    value.name = inner
+    outputs[index] = ir.Value(name=name, type=value.type, shape=value.shape)
+    node = ir.node(kind, [value], attributes, outputs=[outputs[index]], name=node_name)
+    model.graph.append(node)
+    return node
 
 
 class Writer:

@@ -13,8 +13,7 @@ from onnx import TensorProto, helper
 from resnet8ptq.core import memory
 from resnet8ptq.core.records import feed
 from resnet8ptq.graph.footprint import tensor_bytes
-from resnet8ptq.graph.links import Links
-from resnet8ptq.graph.pruning import inputs_of
+from resnet8ptq.graph.links import Links, inputs_of
 
 OPTIMIZED = "optimized.onnx"
 _PASSES_ON = ("QuantizeLinear", "DequantizeLinear", "Identity")

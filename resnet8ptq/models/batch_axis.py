@@ -9,10 +9,12 @@ become constants; all others are computed from the sizes.
 import copy
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
@@ -20,9 +22,8 @@ from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.records import feed
 from resnet8ptq.graph.layers import attribute
-from resnet8ptq.graph.links import Links
-from resnet8ptq.graph.pruning import find_all, inputs_of, prune
-from resnet8ptq.graph.renaming import rename_inside
+from resnet8ptq.graph.links import Links, find_all, inputs_of
+from resnet8ptq.graph.passes import Writer, end_with, remove_unused, rewrite
 from resnet8ptq.graph.session import expose, open_session
 from resnet8ptq.graph.shapes import infer_shapes
 from resnet8ptq.models import normalization
@@ -140,8 +141,10 @@ def fix_sizes(
         shaped[_parameter(node)].append(node)
     for name in wanted:
         _replace(graph, name, producers[name], shaped[name], tensors, bool(any_length))
-    prune(graph)
-    _shape_outputs(fixed, tensors, batch, sizes)
+    fixed = rewrite(fixed, [remove_unused])
+    alone = _shape_outputs(fixed, tensors, batch, sizes)
+    if alone:
+        fixed = rewrite(fixed, [partial(_add_batch_axis, sizes=alone)])
     fixed = normalization.write_explicitly(fixed)
     onnx.checker.check_model(fixed)
     return fixed
@@ -152,14 +155,15 @@ def _shape_outputs(
     tensors: Sequence[Mapping[str, NDArray[Any]]],
     batch: int | None,
     sizes: Sequence[int],
-) -> None:
-    """Write the outputs' dtypes and shapes, in place; add a batch axis if one is missing.
+) -> dict[str, Sequence[int | str]]:
+    """Write the outputs' dtypes and shapes, in place; return the sizes of those without a batch.
 
     Args:
         tensors: the values of the outputs by name, for each number of samples in `sizes`.
     """
     graph = proto.graph
     data_sized = find_data_sized(proto)
+    alone: dict[str, Sequence[int | str]] = {}
     rows = [
         value.name
         for value in graph.output
@@ -172,13 +176,14 @@ def _shape_outputs(
         if value.name in rows:
             _set_shape(value, ("N" if batch is None else batch, *shape_of[1:]))
         elif batch == 1:
-            _add_batch_axis(graph, value, shape_of)
+            alone[value.name] = shape_of
         else:
             mend = f"; try model.outputs=[{','.join(rows)}]" if rows else ""
             raise ModelError(
                 f"output {value.name!r} is {list(example.shape)} for {sizes[0]} samples; "
                 f"expected outputs with one row for each sample{mend}"
             )
+    return alone
 
 
 def static_tensors(graph: onnx.GraphProto) -> set[str]:
@@ -214,17 +219,14 @@ def find_data_sized(proto: onnx.ModelProto) -> dict[str, tuple[int | str, ...]]:
     }
 
 
-def _add_batch_axis(
-    graph: onnx.GraphProto, value: onnx.ValueInfoProto, sizes: Sequence[int | str]
-) -> None:
-    """Put a batch axis of size 1 before the axes of an output."""
-    inner = f"{value.name}__of_one"
-    rename_inside(graph, value.name, inner)
-    axes = numpy_helper.from_array(np.zeros(1, np.int64), f"{inner}__axes")
-    graph.initializer.append(axes)
-    name = f"{value.name}__batch_axis"
-    graph.node.append(helper.make_node("Unsqueeze", [inner, axes.name], [value.name], name))
-    _set_shape(value, (1, *sizes))
+def _add_batch_axis(model: ir.Model, sizes: Mapping[str, Sequence[int | str]]) -> None:
+    """Put a batch axis of size 1 before the axes of outputs, of which `sizes` has those."""
+    for name, axes in sizes.items():
+        inner = f"{name}__of_one"
+        node = end_with(model, name, inner, "Unsqueeze", f"{name}__batch_axis")
+        node.resize_inputs(2)
+        node.replace_input_with(1, Writer(node).constant(f"{inner}__axes", np.zeros(1, np.int64)))
+        node.outputs[0].shape = ir.Shape([1, *axes])
 
 
 def _free_reshapes(graph: onnx.GraphProto, fixed: int | None, static: set[str]) -> None:

@@ -7,14 +7,15 @@ expects the samples on the first axis.
 import copy
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx import helper
 
-from resnet8ptq.graph.renaming import rename_inside
+from resnet8ptq.graph.passes import end_with, rewrite
 from resnet8ptq.models.batch_axis import SIZES, Outputs
 from resnet8ptq.models.contract import SampleArray, read_contract
 from resnet8ptq.models.gates.onnx import graph_inputs
@@ -45,22 +46,17 @@ def _axes(value: onnx.ValueInfoProto) -> list[int | str]:
     return [dim.dim_value if dim.dim_value > 0 else dim.dim_param or "?" for dim in dims]
 
 
-def move_inputs(graph: onnx.GraphProto, axes: Mapping[str, int]) -> None:
-    """Move the batch axis of inputs to the front, in place; `axes`: see `find_inputs`."""
-    nodes = []
-    for value in (value for value in graph.input if value.name in axes):
-        axis = axes[value.name]
-        dims = list(value.type.tensor_type.shape.dim)
-        inner = f"{value.name}__batch_inside"
-        rename_inside(graph, value.name, inner)
+def move_inputs(model: ir.Model, axes: Mapping[str, int]) -> None:
+    """Move the batch axis of inputs to the front; `axes`: see `find_inputs`."""
+    for value in (value for value in model.graph.inputs if value.name in axes):
+        axis = axes[str(value.name)]
+        dims = list(value.shape or ())
+        moved = ir.Value(name=f"{value.name}__batch_inside")
+        value.replace_all_uses_with(moved)
         order = [*range(1, axis + 1), 0, *range(axis + 1, len(dims))]
-        nodes.append(helper.make_node("Transpose", [value.name], [inner], inner, perm=order))
-        dims.insert(0, dims.pop(axis))
-        del value.type.tensor_type.shape.dim[:]
-        value.type.tensor_type.shape.dim.extend(dims)
-    nodes += graph.node
-    del graph.node[:]
-    graph.node.extend(nodes)
+        node = ir.node("Transpose", [value], {"perm": order}, outputs=[moved], name=moved.name)
+        model.graph.insert_before(model.graph[0], node)
+        value.shape = ir.Shape([dims.pop(axis), *dims])
 
 
 def move_outputs(network: Network, samples: SampleArray) -> Network:
@@ -75,16 +71,19 @@ def move_outputs(network: Network, samples: SampleArray) -> Network:
     axes = [_find_axis(*shapes) for shapes in zip(few, more, strict=True)]
     if not any(axes):
         return network
-    proto = copy.deepcopy(network.proto)
-    for value, axis, example in zip(list(proto.graph.output), axes, few, strict=True):
-        if axis:
-            _move_output(proto.graph, value, axis, example.ndim)
+    names = [value.name for value in network.proto.graph.output]
+    passes = [
+        partial(_move_output, name=name, axis=axis, rank=example.ndim)
+        for name, axis, example in zip(names, axes, few, strict=True)
+        if axis
+    ]
+    proto = rewrite(copy.deepcopy(network.proto), passes)
 
     def predict(batch: SampleArray) -> Outputs:
         outputs = network.predict(batch)
         return [np.moveaxis(v, axis, 0) for v, axis in zip(outputs, axes, strict=True)]
 
-    moved = {v.name: axis for v, axis in zip(proto.graph.output, axes, strict=True) if axis}
+    moved = {name: axis for name, axis in zip(names, axes, strict=True) if axis}
     return replace(network, proto=proto, predict=predict, moved={**network.moved, **moved})
 
 
@@ -97,9 +96,8 @@ def _find_axis(few: NDArray[Any], more: NDArray[Any]) -> int:
     return counting[0] if len(counting) == 1 else 0
 
 
-def _move_output(graph: onnx.GraphProto, value: onnx.ValueInfoProto, axis: int, rank: int) -> None:
-    inner = f"{value.name}__batch_inside"
-    rename_inside(graph, value.name, inner)
+def _move_output(model: ir.Model, name: str, axis: int, rank: int) -> None:
+    inner = f"{name}__batch_inside"
     order = [axis, *(i for i in range(rank) if i != axis)]
-    graph.node.append(helper.make_node("Transpose", [inner], [value.name], inner, perm=order))
-    value.type.tensor_type.ClearField("shape")  # set with all sizes, see `batch_axis.fix_sizes`
+    node = end_with(model, name, inner, "Transpose", inner, perm=order)
+    node.outputs[0].shape = None  # set with all sizes, see `batch_axis.fix_sizes`

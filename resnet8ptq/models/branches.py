@@ -6,14 +6,14 @@ as a sampling rate. No backend quantizes the layers inside an If.
 
 import itertools
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx import helper
 
-from resnet8ptq.graph.layers import attribute
-from resnet8ptq.graph.renaming import rename
+from resnet8ptq.graph.passes import Writer, replace, rewrite
 from resnet8ptq.graph.session import between, open_session
 from resnet8ptq.models.batch_axis import static_tensors
 from resnet8ptq.models.gates.onnx import graph_inputs
@@ -23,19 +23,19 @@ _LONGEST = 200  # characters of a joined name
 Feeds = Mapping[str, NDArray[Any]]  # inputs by name
 
 
-def take_branches(proto: onnx.ModelProto, feeds: Sequence[Feeds] = ({},)) -> bool:
-    """Replace, in place, each If with an equal condition for all `feeds`; return whether any was.
+def take_branches(proto: onnx.ModelProto, feeds: Sequence[Feeds] = ({},)) -> onnx.ModelProto:
+    """Return the model without each If that has an equal condition for all `feeds`.
+
+    If there was one, `proto` must not be used afterwards; else it is returned.
 
     Args:
         feeds: inputs of several batch sizes; without inputs, only constants decide.
     """
-    graph = proto.graph
-    any_taken = False
     while taken := _find_decided(proto, feeds):
         node, condition = taken
-        _inline(graph, node, attribute(node, f"{'then' if condition else 'else'}_branch", None))
-        any_taken = True
-    return any_taken
+        key = f"{'then' if condition else 'else'}_branch"
+        proto = rewrite(proto, [partial(_inline, output=node.output[0], key=key)])
+    return proto
 
 
 def _find_decided(
@@ -63,22 +63,27 @@ def _compute(proto: onnx.ModelProto, name: str, feeds: Sequence[Feeds]) -> set[b
     return {bool(session.run(None, values)[0].all()) for values in inputs}
 
 
-def _inline(graph: onnx.GraphProto, node: onnx.NodeProto, branch: onnx.GraphProto) -> None:
-    """Replace an If by the nodes of a branch, with unique names."""
-    position = [output for other in graph.node for output in other.output[:1]].index(node.output[0])
-    made = [*(name for inner in branch.node for name in inner.output if name)]
-    made += [tensor.name for tensor in branch.initializer]
-    names = {name: f"{node.output[0]}/{name}" for name in made}
+def _inline(model: ir.Model, output: str, key: str) -> None:
+    """Replace the If with this output by the nodes of a branch, with unique names."""
+    graph = model.graph
+    [node] = [other for other in graph if other.outputs[0].name == output]
+    branch = node.attributes[key].as_graph()
+    nodes = list(branch)
+    stored = list(branch.initializers.values())
     # In a branch that reuses a name, each level of nesting would double it.
-    long = [name for name, new in names.items() if len(new) > _LONGEST]
-    used = {output for other in graph.node for output in other.output}
-    used |= {tensor.name for tensor in graph.initializer}
+    used = {value.name for other in graph for value in other.outputs} | graph.initializers.keys()
     number = next(n for n in itertools.count() if f"branch_{n}/0" not in used)
-    names |= {name: f"branch_{number}/{index}" for index, name in enumerate(long)}
-    rename(branch, names)
-    pairs = zip((value.name for value in branch.output), node.output, strict=True)
-    copies = [helper.make_node("Identity", [inner], [outer]) for inner, outer in pairs if outer]
-    nodes = [*graph.node[:position], *branch.node, *copies, *graph.node[position + 1 :]]
-    graph.initializer.extend(branch.initializer)
-    del graph.node[:]
-    graph.node.extend(nodes)
+    index = itertools.count()
+    for value in (*(value for inner in nodes for value in inner.outputs if value.name), *stored):
+        name = f"{output}/{value.name}"
+        value.name = name if len(name) <= _LONGEST else f"branch_{number}/{next(index)}"
+    branch.remove(nodes)
+    branch.initializers.clear()
+    for value in stored:
+        graph.register_initializer(value)
+    graph.insert_before(node, nodes)
+    write = Writer(node)
+    for inner, outer in zip(branch.outputs, node.outputs, strict=True):
+        if outer.name:
+            replace(outer, write("Identity", [inner], outer.name))
+    graph.remove(node, safe=True)

@@ -29,6 +29,7 @@ from resnet8ptq.data.preprocessing import RAW
 from resnet8ptq.data.preprocessing import Preprocessing as Arithmetic
 from resnet8ptq.graph.footprint import tensor_bytes
 from resnet8ptq.graph.layers import attribute
+from resnet8ptq.graph.passes import rewrite
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models import batch_axis, batch_first, branches, normalization
 from resnet8ptq.models.batch_axis import Outputs, Predict
@@ -148,7 +149,7 @@ def _convert(
     normalization.name_nodes(network.proto.graph)
     normalization.simplify_gemms(network.proto.graph)
     network = batch_first.move_outputs(_find_batch(network, samples), samples)
-    _take_branches(network, samples)
+    network = _take_branches(network, samples)
     proto, why_fixed = _fix_sizes(network, samples, fields)
     try:
         _write(network, proto, why_fixed, folder, samples, fields)
@@ -175,7 +176,7 @@ def _write(
     if indices := [i for i, value in enumerate(proto.graph.output) if value.name in added]:
         network = replace(network, predict=batch_axis.one_by_one(network.predict, indices))
     normalization.copy_shared_weights(proto.graph)
-    normalization.avoid_quantizer_names(proto.graph)
+    proto = rewrite(proto, [normalization.avoid_quantizer_names])
     onnx.save(proto, folder / UNFOLDED)
     preprocessing = preprocess(folder / UNFOLDED, folder / FOLDED)
     written = [UNFOLDED] if preprocessing.failure else [UNFOLDED, FOLDED]
@@ -224,16 +225,19 @@ def check_torch(
     return json.dumps({"without_torch": {path.name: reason}})
 
 
-def _take_branches(network: Network, samples: SampleArray) -> None:
-    """Replace each If by its branch, in place, if shapes decide and all batch sizes agree."""
+def _take_branches(network: Network, samples: SampleArray) -> Network:
+    """Replace each If by its branch, if shapes decide and all batch sizes agree."""
     graph = network.proto.graph
     names = [value.name for value in graph.input]
     fixed = read_contract(graph).batch
     sizes = (1, *batch_axis.SIZES) if fixed is None else (fixed,)
     feeds = [feed(batch_axis.zeros(samples[:1], size), names) for size in sizes]
-    if branches.take_branches(network.proto, feeds):
-        normalization.normalize(network.proto)
-        normalization.name_nodes(graph)
+    proto = branches.take_branches(network.proto, feeds)
+    if proto is network.proto:
+        return network
+    proto = normalization.normalize(proto)
+    normalization.name_nodes(proto.graph)
+    return replace(network, proto=proto)
 
 
 def _run_on(

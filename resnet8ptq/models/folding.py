@@ -19,7 +19,7 @@ from onnx import numpy_helper
 from resnet8ptq.core.text import one_line
 from resnet8ptq.graph.layers import attribute
 from resnet8ptq.graph.links import Links
-from resnet8ptq.graph.pruning import prune, remove_nodes
+from resnet8ptq.graph.passes import remove_unused, rewrite
 from resnet8ptq.graph.weights import Array, read_bias, read_weights, write_bias, write_weights
 from resnet8ptq.models import normalization
 
@@ -78,7 +78,7 @@ def preprocess(unfolded: Path, folded: Path) -> Preprocessing:
         normalization.simplify_gemms(proto.graph)
         fold_into_products(proto.graph)
         normalization.copy_shared_weights(proto.graph)
-        normalization.avoid_quantizer_names(proto.graph)
+        proto = rewrite(proto, [remove_unused, normalization.avoid_quantizer_names])
         if not all(node.name for node in proto.graph.node):  # of an operator that is a function
             normalization.name_nodes(proto.graph)
         onnx.save(proto, folded)
@@ -112,7 +112,7 @@ def fold_into_products(graph: onnx.GraphProto) -> None:
     constants = links.constants
     ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in graph.value_info}
     layers: dict[str, onnx.NodeProto] = {}  # by output
-    folded = []
+    folded = set()
     for node in graph.node:
         if _is_product(node, constants):
             layers[node.output[0]] = node
@@ -126,10 +126,10 @@ def fold_into_products(graph: onnx.GraphProto) -> None:
         ):
             layer.output[0] = node.output[0]
             layers[layer.output[0]] = layer
-            folded.append(node)
-    if folded:
-        remove_nodes(graph, folded)
-        prune(graph)
+            folded.add(id(node))
+    kept = [node for node in graph.node if id(node) not in folded]
+    del graph.node[:]
+    graph.node.extend(kept)
 
 
 def _is_product(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> bool:

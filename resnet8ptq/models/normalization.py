@@ -13,24 +13,26 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx import defs, numpy_helper, version_converter
+from onnx_ir.passes.common import LiftConstantsToInitializersPass
 
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.text import one_line
-from resnet8ptq.graph.layers import LAYERS, attribute, channel_axis, constant_pads
-from resnet8ptq.graph.links import Links
+from resnet8ptq.graph.layers import LAYERS, attribute, channel_axis
+from resnet8ptq.graph.links import Links, find_all, inputs_of
 from resnet8ptq.graph.passes import (
     Writer,
+    end_with,
     input_of,
+    producer_of,
     remove_unused,
+    rename,
     replace_node,
     rewrite,
     values_of,
 )
-from resnet8ptq.graph.pruning import find_all, inputs_of, remove_nodes
-from resnet8ptq.graph.renaming import compute_outputs, rename
 from resnet8ptq.graph.shapes import find_sizes
 from resnet8ptq.graph.weights import read, read_bias, write_bias, write_input
-from resnet8ptq.models.gates.onnx import ONNX_DOMAINS, SCALER, graph_inputs, read_constant
+from resnet8ptq.models.gates.onnx import ONNX_DOMAINS, SCALER, graph_inputs
 
 Sizes = Mapping[str, Sequence[int]]  # the shape of each tensor; a free size is 0
 
@@ -97,8 +99,11 @@ def _changed_operators(proto: onnx.ModelProto, version: int) -> list[str]:
     return changed
 
 
-def normalize(proto: onnx.ModelProto) -> None:
-    """Normalize a graph in place without changing its results; drop unused domains."""
+def normalize(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a normalized model with the same results, and without unused domains.
+
+    `proto` must not be used afterwards.
+    """
     graph = proto.graph
     inputs = graph_inputs(graph)
     del graph.input[:]
@@ -112,42 +117,54 @@ def normalize(proto: onnx.ModelProto) -> None:
     imports = [entry for entry in proto.opset_import if entry.domain in used]
     del proto.opset_import[:]
     proto.opset_import.extend(imports)
-    # Constant nodes become initializers, where quantization looks for weights.
-    stored = []
-    for node in graph.node:
-        constant = read_constant(node) if node.op_type == "Constant" else None
-        if constant is not None:
-            tensor = graph.initializer.add()
-            tensor.CopyFrom(constant)
-            tensor.name = node.output[0]
-            stored.append(node)
-    remove_nodes(graph, stored)
-    compute_outputs(graph)
-    # A Reshape to a shape without zeros needs no `allowzero`, which onnx2torch refuses. A computed
-    # shape has none, since no tensor is empty.
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    for node in graph.node:
-        if node.op_type != "Reshape":
-            continue
-        shape = constants.get(node.input[1])
-        if shape is None or numpy_helper.to_array(shape).all():
-            drop_attribute(node, "allowzero")
-    _keep_pads(graph)
+    return rewrite(proto, [_store_constants, compute_outputs, _drop_allowzero, _keep_pads])
 
 
-def _keep_pads(graph: onnx.GraphProto) -> None:
-    """Pad with -0.0 instead of 0.0 before a MaxPool, in place.
+# They become initializers, where quantization looks for weights.
+_store_constants = LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
+
+
+def compute_outputs(model: ir.Model) -> None:
+    """Let a node compute each output that is a constant.
+
+    Passes can then rename or replace an output's tensor as they do any other.
+    """
+    for value in list(model.graph.outputs):
+        if value.is_initializer():
+            name = str(value.name)
+            end_with(model, name, f"{name}__constant", "Identity", f"{name}__output")
+
+
+def _drop_allowzero(model: ir.Model) -> None:
+    """Remove `allowzero`, which onnx2torch refuses, from each Reshape to a shape without zeros.
+
+    A computed shape has none, since no tensor is empty.
+    """
+    for node in model.graph:
+        if node.op_type == "Reshape":
+            shape = input_of(node, 1)
+            if shape.const_value is None or values_of(shape).all():
+                node.attributes.pop("allowzero", None)
+
+
+def _keep_pads(model: ir.Model) -> None:
+    """Pad with -0.0 instead of 0.0 before a MaxPool.
 
     ONNX Runtime (1.31) makes zeros the pool's own padding, which never is the largest value. It
     compares the bytes of the value with 0, so it keeps this Pad. Behind a Relu both are the same.
     """
-    makers = {name: node.op_type for node in graph.node for name in node.output}
-    pooled = {node.input[0] for node in graph.node if node.op_type == "MaxPool"}
-    for node, is_zero in list(constant_pads(graph)):
-        if is_zero and node.output[0] in pooled and makers.get(node.input[0]) != "Relu":
-            zero = f"{node.output[0]}__zero"
-            graph.initializer.append(numpy_helper.from_array(np.float32(-0.0), zero))
-            node.input[:] = [*node.input[:2], zero, *node.input[3:]]
+    for node in [node for node in model.graph if node.op_type == "Pad"]:
+        source = producer_of(node, 0)
+        if source is not None and source.op_type == "Relu":
+            continue
+        value = node.inputs[2] if len(node.inputs) > 2 else None
+        is_zero = value is None or (value.const_value is not None and not values_of(value).any())
+        constant = node.attributes.get_string("mode", "constant") == "constant"
+        pooled = any(use.node.op_type == "MaxPool" for use in node.outputs[0].uses())
+        if constant and is_zero and pooled:
+            node.resize_inputs(max(3, len(node.inputs)))
+            zero = Writer(node).constant(f"{node.outputs[0].name}__zero", np.float32(-0.0))
+            node.replace_input_with(2, zero)
 
 
 def write_scalers(model: ir.Model) -> None:
@@ -169,23 +186,18 @@ def write_scalers(model: ir.Model) -> None:
         replace_node(node, write("Mul", [shifted, write.constant(f"{name}__scale", scale)], name))
 
 
-def cast_constants(graph: onnx.GraphProto) -> None:
-    """Compute each Cast of a constant to float32, in place: weights stored in 16 or 64 bits."""
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    outputs = {value.name for value in graph.output}
-    casts = []
-    for node in graph.node:
-        if node.op_type == "Constant" and (constant := read_constant(node)) is not None:
-            constants[node.output[0]] = constant
-        elif node.op_type == "Identity" and node.input[0] in constants:
-            constants[node.output[0]] = constants[node.input[0]]
-        elif node.op_type == "Cast" and node.input[0] in constants:
-            to_float = attribute(node, "to", 0) == onnx.TensorProto.FLOAT
-            casts += [node] if to_float and node.output[0] not in outputs else []
-    for node in casts:
-        values = numpy_helper.to_array(constants[node.input[0]]).astype(np.float32)
-        graph.initializer.append(numpy_helper.from_array(values, node.output[0]))
-    remove_nodes(graph, casts)
+def cast_constants(model: ir.Model) -> None:
+    """Compute each Cast of a constant to float32: weights stored in 16 or 64 bits."""
+    for node in [node for node in model.graph if node.op_type == "Cast"]:
+        source = input_of(node, 0)
+        while (before := source.producer()) is not None and before.op_type == "Identity":
+            source = input_of(before, 0)
+        stored = ir.convenience.get_const_tensor(source)
+        [output] = node.outputs
+        to_float = node.attributes.get_int("to", 0) == onnx.TensorProto.FLOAT
+        if stored is not None and to_float and not output.is_graph_output():
+            values = stored.numpy().astype(np.float32)
+            replace_node(node, Writer(node).constant(str(output.name), values))
 
 
 def simplify_gemms(graph: onnx.GraphProto) -> None:
@@ -456,15 +468,16 @@ def _normalize_groups(node: ir.Node, sizes: Sequence[int]) -> None:
 _SUFFIX = re.compile(r"_\w*(?:scale|zero_point|[Qq]uantize)\w*|_Q[48]|quant_scaled_output")
 
 
-def avoid_quantizer_names(graph: onnx.GraphProto) -> None:
-    """Rename tensors whose names ONNX Runtime's quantizer would reuse, in place.
+def avoid_quantizer_names(model: ir.Model) -> None:
+    """Rename tensors whose names ONNX Runtime's quantizer would reuse.
 
     The quantizer names a tensor's scale after the tensor, without checking that the name is free.
     Inputs and outputs keep their names.
     """
-    nodes = list(find_all(graph, onnx.NodeProto))
-    names = {name for node in nodes for name in (*node.input, *node.output) if name}
-    kept = {value.name for value in (*graph.input, *graph.output)}
+    nodes = list(model.graph.all_nodes())
+    values = {value for node in nodes for value in (*node.inputs, *node.outputs) if value}
+    names = {value.name for value in values if value.name}
+    kept = {value.name for value in (*model.graph.inputs, *model.graph.outputs)}
     renamed = set()
     for name in names:
         for length in range(1, len(name)):
@@ -472,9 +485,7 @@ def avoid_quantizer_names(graph: onnx.GraphProto) -> None:
             suffix = name[length:]
             if base in names and _SUFFIX.fullmatch(suffix):
                 renamed.add(base if name in kept else name)
-    renamed -= kept
-    if renamed:
-        rename(graph, {name: f"{name}__of_file" for name in renamed})
+    rename({name: f"{name}__of_file" for name in renamed - kept})(model)
 
 
 def name_nodes(graph: onnx.GraphProto) -> None:

@@ -21,7 +21,7 @@ from resnet8ptq.core.descriptor import Backend, find_backends
 from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.graph.attention import left_by_attention
 from resnet8ptq.graph.layers import RECURRENT, is_grouped
-from resnet8ptq.graph.pruning import find_all
+from resnet8ptq.graph.links import find_all
 from resnet8ptq.models.batch_axis import static_tensors
 from resnet8ptq.models.contract import Contract, Tensor, ask_for_values, picture_size, read_contract
 from resnet8ptq.models.conversion import CRASHED

@@ -13,8 +13,8 @@ import onnx_ir as ir
 from onnx import TensorProto, numpy_helper
 
 from resnet8ptq.graph.layers import LAYERS, RECURRENT
+from resnet8ptq.graph.links import find_all
 from resnet8ptq.graph.passes import input_of, replace_node, rewrite
-from resnet8ptq.graph.pruning import find_all
 from resnet8ptq.graph.shapes import infer_shapes
 from resnet8ptq.models.gates.onnx import read_constant
 

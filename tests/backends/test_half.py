@@ -89,7 +89,7 @@ def test_an_embedding_counts_where_the_layer_stays_in_float(tmp_path):
     ]
     path = write(tmp_path / "net.onnx", nodes, constants, {"ids": ["N"]}, {"y": ["N", 8]})
     proto = onnx.load(path)
-    weight_storage.quantize(proto, ["product"], half=True)
+    proto = weight_storage.quantize(proto, ["product"], half=True)
     assert weight_storage.count_layers(proto.graph) == 1
 
 

@@ -18,7 +18,7 @@ from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.experiment.compatibility import fit, fit_settings
 from resnet8ptq.experiment.settings import resolve
 from resnet8ptq.graph.attention import attention_products
-from resnet8ptq.graph.pruning import prune
+from resnet8ptq.graph.passes import remove_unused, rewrite
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models import model
 from resnet8ptq.tasks.distortion import sqnr_db
@@ -48,7 +48,7 @@ def attention(phrases, tmp_path_factory: pytest.TempPathFactory) -> model.Fp32Mo
     first, second = (f"/layers.{n}/LayerNormalization_output_0" for n in ("0/norm1", "1/norm2"))
     [last] = [node for node in proto.graph.node if second in node.input]
     last.input[0] = first
-    prune(proto.graph)
+    proto = rewrite(proto, [remove_unused])
     path = tmp_path_factory.mktemp("encoder") / "attention.onnx"
     onnx.save(proto, path)
     return replace(fp32, onnx_path=path)

@@ -115,7 +115,7 @@ def test_weights_that_two_layers_share_are_stored_once():
             [onnx.numpy_helper.from_array(weights(8, 8), "w")],
         )
     )
-    weight_storage.quantize(proto, ())
+    proto = weight_storage.quantize(proto, ())
     onnx.checker.check_model(proto)
     assert [t.data_type for t in proto.graph.initializer] == [onnx.TensorProto.INT8, 1]
     assert weight_storage.count_layers(proto.graph) == 2

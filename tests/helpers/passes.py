@@ -19,10 +19,10 @@ from resnet8ptq.backends.onnx.slim import slim
 from resnet8ptq.backends.openvino.rewriting import rewrite
 from resnet8ptq.backends.tflite import onnx_converter
 from resnet8ptq.corrections import equalization
-from resnet8ptq.graph import passes, pruning, renaming, session, weights
+from resnet8ptq.graph import passes, session, weights
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.graph.links import Links
-from resnet8ptq.models import batch_axis, batch_first, branches, folding, normalization
+from resnet8ptq.models import batch_axis, branches, folding, normalization
 from resnet8ptq.models.sources.onnx import to_supported
 from resnet8ptq.precision.plan import Selection
 
@@ -170,7 +170,7 @@ def _around(traits: Traits) -> list[onnx.NodeProto]:
 
 def normalize(raw: Proto) -> Proto:
     """Return a graph as the readers of networks hand it on: normalized, with named nodes."""
-    proto = to_supported(renaming.name_inner_tensors(raw), Path("network.onnx"), None)
+    proto = to_supported(passes.name_inner_tensors(copy.deepcopy(raw)), Path("network.onnx"), None)
     normalization.name_nodes(proto.graph)
     return proto
 
@@ -179,8 +179,7 @@ def prepare(traits: Traits) -> Proto:
     """Return the folded network that backends quantize."""
     proto = batch_axis.fix_sizes(normalize(build(traits)), SAMPLES[:1], None)
     normalization.copy_shared_weights(proto.graph)
-    normalization.avoid_quantizer_names(proto.graph)
-    return _preprocess(proto)
+    return _preprocess(passes.rewrite(proto, [normalization.avoid_quantizer_names]))
 
 
 def _in_place(change: Callable[[onnx.GraphProto], object]) -> Callable[[Proto], Proto]:
@@ -225,18 +224,12 @@ def _shift_weights(graph: onnx.GraphProto) -> None:
             weights.write_bias(links, node, weights.read_bias(links, node))
 
 
-def _rename_all(graph: onnx.GraphProto) -> None:
+def _rename_all(proto: Proto) -> Proto:
+    graph = proto.graph
     names = [name for node in graph.node for name in (*node.input, *node.output) if name]
     kept = {value.name for value in (*graph.input, *graph.output)}
-    renaming.rename(graph, {name: f"{name}_renamed" for name in names if name not in kept})
-
-
-def _move_output(graph: onnx.GraphProto) -> None:
-    batch_first._move_output(graph, graph.output[0], 1, len(_sizes(graph)))
-
-
-def _sizes(graph: onnx.GraphProto) -> list[int]:
-    return [dim.dim_value for dim in graph.output[0].type.tensor_type.shape.dim]
+    renamed = {name: f"{name}_renamed" for name in names if name not in kept}
+    return passes.rewrite(proto, [passes.rename(renamed)])
 
 
 def _products(proto: Proto) -> Proto:
@@ -246,8 +239,8 @@ def _products(proto: Proto) -> Proto:
 
 # A pass of the name, before or after `normalize`: each takes a model and returns another one.
 RAW: dict[str, Callable[[Proto], Proto]] = {
-    "renaming.name_inner_tensors": renaming.name_inner_tensors,
-    "normalization.cast_constants": _in_place(normalization.cast_constants),
+    "passes.name_inner_tensors": _whole(passes.name_inner_tensors),
+    "normalization.cast_constants": _rewriting(normalization.cast_constants),
     "normalization.write_scalers": _rewriting(normalization.write_scalers),
     "normalize": normalize,
 }
@@ -258,7 +251,7 @@ PASSES: dict[str, Callable[[Proto], Proto]] = {
     "equalization.equalize": lambda p: equalization.equalize(p, Selection()),
     "folding.fold_into_products": _in_place(folding.fold_into_products),
     "folding.preprocess": _preprocess,
-    "normalization.avoid_quantizer_names": _in_place(normalization.avoid_quantizer_names),
+    "normalization.avoid_quantizer_names": _rewriting(normalization.avoid_quantizer_names),
     "normalization.copy_shared_weights": _in_place(normalization.copy_shared_weights),
     "normalization.simplify_gemms": _in_place(normalization.simplify_gemms),
     "normalization.write_ceil_mode": _whole(normalization.write_ceil_mode),
@@ -266,8 +259,7 @@ PASSES: dict[str, Callable[[Proto], Proto]] = {
     "normalization.write_paddings": _whole(normalization.write_paddings),
     "onnx_converter._to_dense_layers": lambda p: _whole(onnx_converter.prepare)(_single(p)),
     "openvino.rewrite": _whole(rewrite),
-    "pruning.prune": _in_place(pruning.prune),
-    "renaming.rename": _in_place(_rename_all),
+    "passes.rename": _whole(_rename_all),
     "passes.remove_unused": _rewriting(passes.remove_unused),
     "passes.sort": _rewriting(passes.sort),
     "rewriting.add_readers": _rewriting(rewriting.add_readers),

@@ -131,7 +131,7 @@ def make(nodes: str) -> onnx.ModelProto:
             logits = MatMul(pooled, weights)
         }}""")
     proto.graph.initializer.extend(numpy_helper.from_array(v, n) for n, v in CONSTANTS.items())
-    normalize(proto)
+    proto = normalize(proto)
     name_nodes(proto.graph)
     return proto
 

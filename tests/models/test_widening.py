@@ -6,7 +6,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.checker import check_model
 
-from resnet8ptq.graph.pruning import find_all
+from resnet8ptq.graph.links import find_all
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.widening import has_float16_layers, widen
 from tests.helpers.assembling import assemble

@@ -23,7 +23,7 @@ from resnet8ptq.backends.file.contents import (
     rounded,
 )
 from resnet8ptq.graph.layers import FUSED, attribute
-from resnet8ptq.graph.pruning import find_all
+from resnet8ptq.graph.links import find_all
 from resnet8ptq.graph.qdq import AT_OUTPUT
 from resnet8ptq.graph.session import between, end_at_logits, expose, open_session
 from resnet8ptq.models.gates import onnx as gate

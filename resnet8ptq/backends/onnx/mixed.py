@@ -10,7 +10,7 @@ import onnx
 
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.graph.layers import LAYERS, RECURRENT, find_stacks, fused_activations
-from resnet8ptq.graph.pruning import inputs_of
+from resnet8ptq.graph.links import inputs_of
 
 _PRODUCTS = ("MatMul", "Gemm")
 

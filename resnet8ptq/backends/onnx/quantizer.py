@@ -209,7 +209,7 @@ class OnnxQuantizer(Quantizer):
             proto = onnx.load(model.onnx_path)
             if config.dtype.is_float:
                 weight_storage.check(proto.graph, decisions.in_float, half=True)
-                weight_storage.quantize(proto, decisions.in_float, half=True)
+                proto = weight_storage.quantize(proto, decisions.in_float, half=True)
                 self._save(proto, temporary, calibration)
                 return Artifact(path, weight_storage.count_layers(proto.graph))
             skipped, dynamic_nodes = self._find_skipped(proto.graph, decisions)

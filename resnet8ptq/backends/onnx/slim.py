@@ -8,7 +8,7 @@ import onnx
 import onnx_ir
 from onnx import helper, numpy_helper
 
-from resnet8ptq.graph.pruning import find_all
+from resnet8ptq.graph.links import find_all
 
 # Defaults of window attributes, which the operators' schemas give only in words.
 _WINDOW_DEFAULTS = {"strides": 1, "dilations": 1, "pads": 0}

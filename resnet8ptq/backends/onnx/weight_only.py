@@ -170,9 +170,7 @@ def count_left(graph: onnx.GraphProto, skipped: Collection[str]) -> Counter[str]
 def quantize(source: Path, path: Path, skipped: Sequence[str], config: QuantizationConfig) -> None:
     """Write the model with quantized weights to `path`."""
     if by_channel(config):
-        stored = onnx.load(source)
-        weight_storage.quantize(stored, skipped)
-        return onnx.save(stored, path)
+        return onnx.save(weight_storage.quantize(onnx.load(source), skipped), path)
     # It sets up logging as it is imported; under a run, this has no effect.
     from onnxruntime.quantization import matmul_nbits_quantizer as library
 

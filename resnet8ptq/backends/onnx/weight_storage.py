@@ -18,7 +18,7 @@ from resnet8ptq.backends.contract import LARGEST_HALF, Takes
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.graph.embeddings import round_rows
 from resnet8ptq.graph.layers import LAYERS, RECURRENT, STORED, attribute
-from resnet8ptq.graph.pruning import prune
+from resnet8ptq.graph.passes import remove_unused, rewrite
 
 log = logging.getLogger(__name__)
 
@@ -90,8 +90,13 @@ def _shrinks(tensor: onnx.TensorProto, axes: tuple[int, ...]) -> bool:
     return shared > 2  # 1 byte a value, and 4 for the scale of `shared` values
 
 
-def quantize(proto: onnx.ModelProto, skipped: Collection[str], half: bool = False) -> None:
-    """Store the weights of all layers that are not skipped in 8 bits or float16, in place."""
+def quantize(
+    proto: onnx.ModelProto, skipped: Collection[str], half: bool = False
+) -> onnx.ModelProto:
+    """Return the network with the weights of all layers not skipped in 8 bits or float16.
+
+    `proto` must not be used afterwards.
+    """
     graph = proto.graph
     constants = {tensor.name: tensor for tensor in graph.initializer}
     made: dict[str, str] = {}  # by the name of the float tensor
@@ -118,7 +123,7 @@ def quantize(proto: onnx.ModelProto, skipped: Collection[str], half: bool = Fals
     others = list(graph.node)
     del graph.node[:]
     graph.node.extend([*nodes, *others])
-    prune(graph)
+    return rewrite(proto, [remove_unused])
 
 
 def count_layers(graph: onnx.GraphProto) -> int:

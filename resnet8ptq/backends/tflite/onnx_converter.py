@@ -28,12 +28,11 @@ from resnet8ptq.graph.passes import (
     Writer,
     input_of,
     remove_unused,
+    rename,
     replace_node,
     rewrite,
     values_of,
 )
-from resnet8ptq.graph.pruning import find_all
-from resnet8ptq.graph.renaming import rename_inside
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.batch_axis import in_full_batches
 from resnet8ptq.models.conversion import PARITY_BYTES, compare
@@ -109,22 +108,15 @@ def prepare(proto: onnx.ModelProto) -> onnx.ModelProto:
     del proto.opset_import[:]
     proto.opset_import.extend(default)  # onnx2tf takes no other, used or not
     del graph.value_info[:]
+    names: dict[str, str] = {}  # onnx2tf changes unsuitable names, and then the input's layout
     for value in (*graph.input, *graph.output):
         value.type.tensor_type.shape.dim[0].dim_value = 1
-        _rename(graph, value, re.sub(r"\W", "_", value.name))
+        plain = re.sub(r"\W", "_", value.name)
+        while plain in names.values():
+            plain += "_"
+        names[value.name] = plain
     inferred = onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
-    return rewrite(inferred, [_to_dense_layers, remove_unused])
-
-
-def _rename(graph: onnx.GraphProto, value: onnx.ValueInfoProto, name: str) -> None:
-    """Rename an input or output: onnx2tf changes unsuitable names, and then the input's layout."""
-    old = value.name
-    nodes = find_all(graph, onnx.NodeProto)
-    taken = {name for node in nodes for name in (*node.input, *node.output)} - {old}
-    while name in taken:
-        name += "_"
-    value.name = name
-    rename_inside(graph, old, name)
+    return rewrite(inferred, [rename(names), _to_dense_layers, remove_unused])
 
 
 def _to_dense_layers(model: ir.Model) -> None:

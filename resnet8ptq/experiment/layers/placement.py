@@ -28,7 +28,7 @@ from resnet8ptq.evaluation.batching import Load
 from resnet8ptq.evaluation.evaluator import loader
 from resnet8ptq.experiment.workspace import Prepared, Workspace
 from resnet8ptq.graph.blocks import split_into_blocks
-from resnet8ptq.graph.pruning import inputs_of
+from resnet8ptq.graph.links import inputs_of
 from resnet8ptq.precision.plan import find_quantized_layers, find_quantized_products
 
 log = logging.getLogger(__name__)

@@ -25,8 +25,7 @@ from resnet8ptq.exploration.tensors.comparing import Compared, TensorComparison
 from resnet8ptq.exploration.tensors.findings import Finding
 from resnet8ptq.graph.blocks import split_into_blocks
 from resnet8ptq.graph.layers import FUSED, MOVING, short_names
-from resnet8ptq.graph.links import Links
-from resnet8ptq.graph.pruning import inputs_of
+from resnet8ptq.graph.links import Links, inputs_of
 
 FILE = "network.svg"
 NODE_DATA = "node_data.json"

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.graph.layers import LAYERS, RECURRENT, STORED
-from resnet8ptq.graph.pruning import find_all
+from resnet8ptq.graph.links import find_all
 from resnet8ptq.graph.shapes import infer_shapes
 from resnet8ptq.models.gates import EXPECTS_FP32
 

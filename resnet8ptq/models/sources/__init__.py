@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.text import no_such_name
-from resnet8ptq.graph.pruning import prune
+from resnet8ptq.graph.passes import remove_unused, rewrite
 from resnet8ptq.models.sources.contract import Network, Sample
 from resnet8ptq.models.sources.formats import EXPECTED, find_format, takes_values
 
@@ -58,7 +58,7 @@ def select_outputs(network: Network, names: Collection[str]) -> Network:
     proto = copy.deepcopy(network.proto)
     del proto.graph.output[:]
     proto.graph.output.extend(network.proto.graph.output[index] for index in kept)
-    prune(proto.graph)
+    proto = rewrite(proto, [remove_unused])
 
     def predict(batch: NDArray[Any]) -> list[NDArray[Any]]:
         outputs = network.predict(batch)

@@ -12,7 +12,7 @@ from onnx import numpy_helper
 
 from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.core.records import feed, names_of
-from resnet8ptq.graph.renaming import rename
+from resnet8ptq.graph.passes import rename, rewrite
 from resnet8ptq.models.batch_axis import Outputs
 from resnet8ptq.models.contract import SampleArray, Tensor, arranged, find_layout
 from resnet8ptq.models.gates import keras as gate
@@ -120,8 +120,9 @@ def _export(model: Any, call: Callable[..., Any], specs: Sequence[Any]) -> onnx.
     inputs = [tensor.name for tensor in model.inputs]
     if len(inputs) == 1 and _GENERATED.fullmatch(inputs[0]):
         inputs = ["input"]
-    rename(graph, names | {spec.name: name for spec, name in zip(specs, inputs, strict=True)})
-    for value in (*graph.input, *graph.output):
+    names |= {spec.name: name for spec, name in zip(specs, inputs, strict=True)}
+    proto = rewrite(proto, [rename(names)])
+    for value in (*proto.graph.input, *proto.graph.output):
         if specs[0].shape[0] is None and value.type.tensor_type.shape.dim:
             value.type.tensor_type.shape.dim[0].dim_param = "N"
     onnx.checker.check_model(proto)

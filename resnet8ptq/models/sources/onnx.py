@@ -1,6 +1,7 @@
 """An ONNX file as the source of the FP32 network."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,7 @@ from onnx import numpy_helper
 
 from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.core.records import feed
-from resnet8ptq.graph.passes import rewrite
-from resnet8ptq.graph.renaming import name_inner_tensors
+from resnet8ptq.graph.passes import name_inner_tensors, rewrite
 from resnet8ptq.graph.session import Runner, open_session
 from resnet8ptq.models import batch_first, branches, normalization, widening
 from resnet8ptq.models.batch_axis import in_full_batches
@@ -76,16 +76,18 @@ def read_graph(
         _fix_input(proto.graph, name, values)
     original = proto.SerializeToString()
     axes = batch_first.find_inputs(proto.graph)
-    normalization.cast_constants(proto.graph)
+    if any(node.op_type == "Cast" for node in proto.graph.node):
+        proto = rewrite(proto, [normalization.cast_constants])
     widened = widening.has_float16_layers(proto)
     if widened:
         proto = widening.widen(proto)
         original = proto.SerializeToString()
     if any(node.op_type == gate.SCALER for node in proto.graph.node):
         proto = rewrite(proto, [normalization.write_scalers])
-    branches.take_branches(proto)
+    proto = branches.take_branches(proto)
     gate.check_layers(proto, source)
-    batch_first.move_inputs(proto.graph, axes)
+    if axes:
+        proto = rewrite(proto, [partial(batch_first.move_inputs, axes=axes)])
     return proto, original, axes, widened
 
 
@@ -136,8 +138,7 @@ def to_supported(proto: onnx.ModelProto, source: Path, sample: Sample) -> onnx.M
     for _, weights in gate.find_weights(proto.graph):
         if not np.isfinite(numpy_helper.to_array(weights)).all():
             raise ModelError(f"{source}: NaN or infinity in {weights.name!r}")
-    converted = normalization.raise_opset(proto, source)
-    normalization.normalize(converted)
+    converted = normalization.normalize(normalization.raise_opset(proto, source))
     inputs = read_contract(converted.graph).inputs
     check_inputs(inputs, source, sample)
     for value, tensor in zip(converted.graph.input, inputs, strict=True):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from resnet8ptq.core.records import feed
-from resnet8ptq.graph.renaming import rename
+from resnet8ptq.graph.passes import rename, rewrite
 from resnet8ptq.models.batch_axis import Outputs
 from resnet8ptq.models.contract import SampleArray
 from resnet8ptq.models.gates import onnx as onnx_gate
@@ -53,7 +53,7 @@ def read(source: Path, sample: Sample) -> Network:
         frozen, input_names=list(inputs.values()), output_names=outputs, opset=OPSET
     )
     named = (program.outputs | inputs).items()
-    rename(proto.graph, {tensor: name for name, tensor in named})
+    proto = rewrite(proto, [rename({tensor: name for name, tensor in named})])
     onnx_gate.check(proto, source)
     return Network(to_supported(proto, source, sample), predict, OPSET)
 
