@@ -16,7 +16,12 @@ from numpy.typing import NDArray
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.limits import FLOAT_BITS
-from resnet8ptq.config.schema import BackendConfig, QuantizationConfig
+from resnet8ptq.config.schema import (
+    CORRECTIONS,
+    WEIGHT_ONLY,
+    BackendConfig,
+    QuantizationConfig,
+)
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_as
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
@@ -31,7 +36,10 @@ Options = TypeVar("Options", bound=BackendConfig)
 # Runs a network on a batch; returns its outputs.
 Run = Callable[[NDArray[np.float32]], Sequence[NDArray[np.float32]]]
 Takes = Mapping[str, tuple[Sequence[object], str]]  # by key: allowed values, and why no others
-_ALONE = "weights alone are quantized by backend=onnx method=weight_only dtype=w4 | w8"
+_ALONE = (
+    "weights alone are quantized by backend=onnx | openvino | torch | tflite method=weight_only "
+    "dtype=w8 weight_only.block_size=null"
+)
 _DTYPES = ("int8", "uint8", "u8s8", "w4a8", "w8a16")  # a new dtype joins by name
 # The settings of a framework or a method that quantizes weights and activations.
 WITH_ACTIVATIONS: Takes = {
@@ -55,6 +63,31 @@ _HALF: Takes = {
     "method": (["static", "weight_only"], "dtype=fp16 stores weights alone in fewer bits"),
 }
 LARGEST_HALF = 65504.0  # of float16
+_FLOAT = "with method=weight_only activations are float"
+# The settings of method=weight_only.
+WEIGHTS_ALONE: Takes = {
+    "dtype.name": (WEIGHT_ONLY, f"method=weight_only takes dtype={' | '.join(WEIGHT_ONLY)}"),
+    "reduce_range": ([None, False], "method=weight_only takes all bits"),
+    "precision.plan": ([None], "method=weight_only takes the bits of dtype for all layers"),
+    "format": ([None], f"has no meaning: {_FLOAT}"),
+    "symmetric.activations": ([None], f"has no meaning: {_FLOAT}"),
+    "float_output": ([False], f"has no meaning: {_FLOAT}"),
+    **{
+        f"corrections.{name}": ([False], "a correction has other scales than method=weight_only")
+        for name in CORRECTIONS
+    },
+}
+# Those with one scale for each output channel.
+_BY_CHANNEL: Takes = {
+    "dtype.name": (["w8"], "only backend=onnx has weights below 8 bits alone; try dtype=w8"),
+    "weight_only.block_size": (
+        [None],
+        "only backend=onnx has scales for blocks; try weight_only.block_size=null",
+    ),
+    "weight_only.algorithm": (["rtn"], "weight_only.block_size=null rounds to nearest"),
+    "weight_only.int8_products": ([False], "weight_only.block_size=null computes in float"),
+    "symmetric.weights": ([None, True], "weight_only.block_size=null has no zero points"),
+}
 
 
 @dataclass(frozen=True)
@@ -366,23 +399,34 @@ def refuse_others(config: QuantizationConfig, takes: Takes) -> None:
             raise UnsupportedError(f"{key.removesuffix('.name')}={shown}: {reason}")
 
 
-def resolve_half(
-    config: QuantizationConfig, file_format: str | None, engine: str | None = None
-) -> Resolved:
-    """Return the effect of dtype=fp16: weights are stored in float16, and computed with in float32.
+def resolve_stored(config: QuantizationConfig, file_format: str | None) -> Resolved:
+    """Return the effect of weights that are stored in fewer bits, and computed with in float32.
 
-    On a CPU without float16 arithmetic, other operators in float16 would be slower, not smaller.
+    They have 16-bit floats (dtype=fp16), or 8 bits with a scale for each output channel
+    (method=weight_only). On a CPU without float16 arithmetic, other operators in float16 would be
+    slower, not smaller.
 
     Raises:
-        UnsupportedError: the method has no meaning for float weights.
+        UnsupportedError: a setting has no meaning for such weights.
     """
+    if config.dtype.name != "fp16":
+        refuse_others(config, WEIGHTS_ALONE)
+        refuse_others(config, _BY_CHANNEL)
+        return Resolved(
+            weight_dtype="int8",
+            weight_scheme="symmetric",
+            weight_bits=8,
+            execution="weights only, float activations",
+            file_format=file_format,
+        )
+    if config.nodes_to_exclude == "auto":
+        raise UnsupportedError("nodes_to_exclude=auto: dtype=fp16 takes a list of names")
     refuse_others(config, _HALF)
     return Resolved(
         weight_dtype="float16",
         weight_bits=16,
         execution="weights only, float activations",
         file_format=file_format,
-        engine=engine,
     )
 
 

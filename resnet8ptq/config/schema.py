@@ -42,6 +42,7 @@ def _with(key: str, *values: str) -> dict[str, Limit]:
 
 # Conditions: the settings that other settings need to have an effect.
 _QUANTIZED = _with("dtype.name", *(name for name in DTYPES if name not in FLOATS))
+_STORED = _with("dtype.name", *(name for name in DTYPES if name != FP32))
 _CALIBRATED = {**_QUANTIZED, **_with("method", "static", "mixed", "qat")}
 _HISTOGRAM = _with("calib.name", "entropy", "percentile", "mse")
 _AVERAGE = _with("calib.name", "moving_average")
@@ -475,10 +476,15 @@ class QuantizationConfig:
     attention: str = limited("weights", one_of("weights", "products", "all"), only=_QUANTIZED)
     op_types: list[str] | None = limited(None, limits.NAMES, only=_QUANTIZED)
     nodes_to_quantize: list[str] | None = limited(None, limits.NAMES, only=_QUANTIZED)
-    nodes_to_exclude: Any = limited(list, only=_QUANTIZED)  # list of names, or "auto"
+    nodes_to_exclude: Any = limited(list, only=_STORED)  # list of names, or "auto"
     corrections: CorrectionsConfig = limited(CorrectionsConfig, only=_QUANTIZED)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     slim: bool = False
+
+    @property
+    def computes_in_float(self) -> bool:
+        """Whether nothing is rounded at inference: FP32, or weights alone have fewer bits."""
+        return self.dtype.is_float or self.method == "weight_only"
 
 
 @dataclass

@@ -26,7 +26,8 @@ class Search:
         dynamic: whether `method=dynamic` quantizes matrix products.
         mixed: whether `method=mixed` does, beside static convolutions.
         diagnoses: whether the search diagnoses its models, in QDQ format.
-        weights_alone: whether `method=weight_only` takes matrix products.
+        weights_alone: whether `method=weight_only` stores weights by output channel.
+        weights_in_blocks: whether it stores those of matrix products in blocks of 4 bits.
         float16_weights: whether `dtype=fp16` halves its files.
         wide_activations: whether integer kernels take 16-bit activations.
     """
@@ -39,6 +40,7 @@ class Search:
     mixed: bool = False
     diagnoses: bool = False
     weights_alone: bool = False
+    weights_in_blocks: bool = False
     wide_activations: bool = False
     float16_weights: bool = False
 

@@ -13,7 +13,8 @@ from resnet8ptq.graph.footprint import samples_at_once
 from resnet8ptq.models import model
 from resnet8ptq.models.contract import match
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.precision.plan import Selection, find_float_nodes
+from resnet8ptq.precision.decisions import Decisions
+from resnet8ptq.precision.plan import Selection, check_known, find_float_nodes
 from resnet8ptq.tasks import registry as tasks
 from resnet8ptq.tasks.outputs import TaskContext
 from resnet8ptq.tasks.task import Task
@@ -102,8 +103,12 @@ def fit_settings(settings: Settings, fp32: Fp32Model) -> Settings:
     mends += [_WITHOUT[setting] for setting, is_set in _training(config).items() if is_set]
     if reason and mends:
         raise UnsupportedError(f"torch cannot run the network: {reason}; try {' '.join(mends)}")
+    graph = onnx.load(fp32.onnx_path).graph
     if not config.dtype.is_float:
-        find_float_nodes(onnx.load(fp32.onnx_path).graph, Selection.of(config))
+        find_float_nodes(graph, Selection.of(config))
+    elif not config.dtype.is_fp32:
+        excluded = Decisions.of(config).in_float
+        check_known("nodes_to_exclude", excluded, [node.name for node in graph.node])
     return settings.fit(fp32)
 
 

@@ -168,7 +168,7 @@ def keep_large_in_float(work: Workspace, prepared: Prepared) -> Prepared:
         )
     params = {"beyond_float16": ", ".join(beyond)} if beyond else {}
     prepared = replace(prepared, params=prepared.params | params)
-    return prepared.decide(in_float=list(beyond))
+    return prepared.decide(in_float=[*dict.fromkeys([*prepared.decisions.in_float, *beyond])])
 
 
 def _corrects_again(chosen: CorrectionsConfig) -> bool:

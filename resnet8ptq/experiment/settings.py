@@ -121,7 +121,7 @@ def resolve(asked: RunConfig, jobs: int | None = None, threads: int | None = Non
             config.backend,
             network.format,
             config.model.outputs,
-            is_float=config.dtype.is_float,
+            is_float=config.computes_in_float,
         ),
     )
     return Settings(asked, decided, runtime, network)

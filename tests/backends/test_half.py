@@ -1,4 +1,4 @@
-"""dtype=fp16: weights in float16, computed with in float32."""
+"""Weights alone in fewer bits: dtype=fp16, and 8 bits with a scale for each channel."""
 
 import numpy as np
 import onnx
@@ -19,6 +19,7 @@ from tests.helpers.factories import quantize_network, quantizer_of
 from tests.helpers.product_networks import write
 
 HALF = "dtype=fp16"
+EIGHT = ("method=weight_only", "dtype=w8", "weight_only.block_size=null")
 TAKING = [name for name in MAKING if name not in ("executorch", "openvino_nncf")]
 RANDOM = np.random.default_rng(0)
 
@@ -29,6 +30,26 @@ def test_next_to_nothing_is_lost(quantize, backend):
     half = quantize(f"backend={backend}", HALF).predict()
     assert sqnr_db([fp32], [half]) > 60
     assert (fp32.argmax(1) != half.argmax(1)).sum() == 0
+
+
+@pytest.mark.parametrize("backend", params(TAKING))
+def test_weights_in_8_bits_alone_take_a_quarter_of_the_bytes(quantize, backend):
+    fp32 = quantize(f"backend={backend}", "dtype=fp32")
+    eight = quantize(f"backend={backend}", *EIGHT)
+    half = quantize(f"backend={backend}", HALF)
+    assert sqnr_db([fp32.predict()], [eight.predict()]) > 30
+    assert eight.artifact.quantized_layers == half.artifact.quantized_layers
+    saved = fp32.artifact.size_bytes - eight.artifact.size_bytes
+    assert saved > 1.3 * (fp32.artifact.size_bytes - half.artifact.size_bytes)
+
+
+@pytest.mark.parametrize("backend", params(["onnx", "openvino", "torch"]))
+@pytest.mark.parametrize("words", [(HALF,), EIGHT])
+def test_an_excluded_node_keeps_its_weights(quantize, shapes_model, backend, words):
+    node = next(iter(weight_layers(onnx.load(shapes_model.onnx_path).graph).values())).name
+    whole = quantize(f"backend={backend}", *words)
+    part = quantize(f"backend={backend}", *words, f"nodes_to_exclude=[{node}]")
+    assert part.artifact.quantized_layers == whole.artifact.quantized_layers - 1
 
 
 @pytest.mark.parametrize("name", CASES)

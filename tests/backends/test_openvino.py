@@ -118,7 +118,7 @@ def test_importing_it_reports_nothing(tmp_path):
         (["dtype=w4a8"], "below 8 bits"),
         (["dtype=int8", "method=dynamic"], "expected static | qat"),
         (["dtype=int8", "format=qoperator"], "expected qdq"),
-        (["dtype=w8", "method=weight_only"], "weights alone"),
+        (["dtype=w8", "method=weight_only"], "try weight_only.block_size=null"),
     ],
 )
 def test_what_it_computes_in_float_is_unsupported(settings, reason):

@@ -8,7 +8,7 @@ from tests.helpers.configs import make_config
 from tests.helpers.factories import quantizer_of
 
 W4 = "method=weight_only dtype=w4"
-WEIGHTS_ALONE = r": .*backend=onnx method=weight_only"
+WEIGHTS_ALONE = r": .*backend=onnx .*method=weight_only"
 W8A16 = "dtype=w8a16"
 UNCHANGED = r"the file of backend\.path is scored"
 CASES = [
@@ -30,7 +30,7 @@ CASES = [
     (
         "onnx",
         f"{W4} corrections.bias_correction=true",
-        "bias_correction=true: .* block",
+        "bias_correction=true: .*method=weight_only",
     ),
     ("onnx", f"{W4} precision.plan={{a:8}}", "precision.plan="),
     ("onnx", "method=weight_only dtype=w8 weight_only.algorithm=hqq", "dtype=w8: .*hqq"),
@@ -46,7 +46,8 @@ CASES = [
     ("torch", W8A16, "qint8 weights"),
     ("torch", "dtype=w4", "dtype=w4" + WEIGHTS_ALONE),
     ("torch", "dtype=w8", "dtype=w8" + WEIGHTS_ALONE),
-    ("torch", W4, r"method=weight_only: .* backend=onnx"),
+    ("torch", W4, "dtype=w4: .*try dtype=w8"),
+    ("torch", "method=weight_only dtype=w8", r"block_size=32: .*try weight_only\.block_size=null"),
     ("torch", "float_output=true", "always returns 8 bits"),
     ("torch", "symmetric.weights=false", "require symmetric weights"),
     ("torch", "format=qdq", "QDQ and QOperator are ONNX's"),
@@ -57,14 +58,15 @@ CASES = [
     ("torch_pt2e", W8A16, "simulates 8 bits"),
     ("torch_pt2e", "dtype=w4", "dtype=w4" + WEIGHTS_ALONE),
     ("torch_pt2e", "dtype=w8", "dtype=w8" + WEIGHTS_ALONE),
-    ("torch_pt2e", W4, r"method=weight_only: .* backend=onnx"),
+    ("torch_pt2e", W4, "dtype=w4: .*try dtype=w8"),
     ("torch", "method=mixed", r"method=mixed: .*backend=onnx"),
     ("onnx", "method=mixed dtype=w4a8", r"method=mixed: weights below 8 bits"),
     ("torch_pt2e", "method=dynamic", r"backend\.flow=pt2e is static"),
     ("torch_pt2e", "calib=histogram", r"backend\.flow=fx"),
     ("torch_pt2e", "backend.engine=fbgemm", r"backend\.engine=fbgemm: for"),
     ("torch_pt2e", "symmetric.weights=false per_channel=true", "one zero point"),
-    ("tflite", W4, r"method=weight_only: .* backend=onnx"),
+    ("tflite", W4, "dtype=w4: .*try dtype=w8"),
+    ("tflite", "dtype=fp16 nodes_to_exclude=auto", "nodes_to_exclude=auto: .*list of names"),
     ("tflite", "method=dynamic dtype=w4a8", "stay unchanged"),
     ("tflite", "method=dynamic precision.plan={conv2d:4}", "stay unchanged"),
     ("tflite", "method=dynamic corrections.bias_correction=true", "stay unchanged"),

@@ -27,6 +27,7 @@ BACKEND = Backend(
         mixed=True,
         diagnoses=True,
         weights_alone=True,
+        weights_in_blocks=True,
         float16_weights=True,
     ),
     advice="resnet8ptq.backends.onnx.advice",

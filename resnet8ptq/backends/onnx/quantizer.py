@@ -24,7 +24,7 @@ from resnet8ptq.backends.contract import (
     check_same,
     refuse_empty,
     refuse_others,
-    resolve_half,
+    resolve_stored,
     run_once,
 )
 from resnet8ptq.backends.onnx import (
@@ -100,7 +100,7 @@ class OnnxQuantizer(Quantizer):
         if config.dtype.is_fp32:
             return Resolved()
         if config.dtype.is_float:
-            return resolve_half(config, file_format="Cast")
+            return resolve_stored(config, file_format="Cast")
         if config.method == "weight_only":
             return weight_only.resolve(config)
         refuse_others(config, {**WITH_ACTIVATIONS, "method": (_METHODS, "")})

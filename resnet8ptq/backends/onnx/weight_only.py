@@ -19,9 +19,15 @@ import onnx
 import onnx_ir as ir
 from onnx import TensorProto
 
-from resnet8ptq.backends.contract import Resolved, Takes, refuse_others
+from resnet8ptq.backends.contract import (
+    WEIGHTS_ALONE,
+    Resolved,
+    Takes,
+    refuse_others,
+    resolve_stored,
+)
 from resnet8ptq.backends.onnx import rewriting, weight_storage
-from resnet8ptq.config.schema import CORRECTIONS, DTYPES, WEIGHT_ONLY, QuantizationConfig
+from resnet8ptq.config.schema import DTYPES, QuantizationConfig
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.graph.layers import attribute, weight_layers
 from resnet8ptq.graph.passes import Pass, Writer, input_of, replace_node, rewrite, values_of
@@ -32,20 +38,6 @@ OPERATOR = "MatMulNBits"
 LAYERS = ("Gemm", "MatMul")
 _EMBEDDING = "Gather"
 _ACCURACY_LEVEL = 4  # the kernel rounds its activations to int8, one scale per block and row
-_BLOCKS = "with method=weight_only each block of weights has a scale"
-_FLOAT = "with method=weight_only activations are float"
-_TAKES: Takes = {
-    "dtype.name": (WEIGHT_ONLY, f"method=weight_only takes dtype={' | '.join(WEIGHT_ONLY)}"),
-    "reduce_range": ([None, False], "method=weight_only takes all bits"),
-    "precision.plan": ([None], "method=weight_only takes the bits of dtype for all layers"),
-    "format": ([None], f"has no meaning: {_FLOAT}"),
-    "symmetric.activations": ([None], f"has no meaning: {_FLOAT}"),
-    "float_output": ([False], f"has no meaning: {_FLOAT}"),
-    **{
-        f"corrections.{name}": ([False], f"{_BLOCKS}, unlike the grid of a correction")
-        for name in CORRECTIONS
-    },
-}
 _EMBEDDING_TAKES: Takes = {
     "dtype.name": (["w4"], "ONNX Runtime's function has 4 bits for op_types=[Gather]"),
     "weight_only.algorithm": (["rtn"], "op_types=[Gather] takes rtn"),
@@ -63,16 +55,9 @@ def resolve(config: QuantizationConfig) -> Resolved:
     Raises:
         UnsupportedError: a setting has no meaning for weights in blocks.
     """
-    refuse_others(config, _TAKES)
     if by_channel(config):
-        refuse_others(config, weight_storage.TAKES)
-        return Resolved(
-            weight_dtype="int8",
-            weight_scheme="symmetric",
-            weight_bits=8,
-            execution="weights only, float activations",
-            file_format="Cast and Mul",
-        )
+        return resolve_stored(config, file_format="Cast and Mul")
+    refuse_others(config, WEIGHTS_ALONE)
     if config.weight_only.algorithm == "hqq":
         refuse_others(config, _HQQ_TAKES)
     if _EMBEDDING in find_operators(config):

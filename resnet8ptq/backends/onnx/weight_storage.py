@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from resnet8ptq.backends.contract import LARGEST_HALF, Takes
+from resnet8ptq.backends.contract import LARGEST_HALF
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.graph.embeddings import round_rows
 from resnet8ptq.graph.layers import LAYERS, RECURRENT, STORED, attribute
@@ -24,12 +24,6 @@ log = logging.getLogger(__name__)
 
 OPERATORS = (*LAYERS, *RECURRENT, *STORED)
 LEVELS = "__levels"  # the suffix of a tensor of levels
-TAKES: Takes = {
-    "dtype.name": (["w8"], "weight_only.block_size=null takes 8 bits"),
-    "symmetric.weights": ([None, True], "weight_only.block_size=null has no zero points"),
-    "weight_only.algorithm": (["rtn"], "weight_only.block_size=null rounds to nearest"),
-    "weight_only.int8_products": ([False], "weight_only.block_size=null computes in float"),
-}
 _RECURRENT = ("GRU", "LSTM", "RNN")
 _EMBEDDING = "Gather"
 

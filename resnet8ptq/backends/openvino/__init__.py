@@ -10,7 +10,9 @@ BACKEND = Backend(
     packages=("openvino", "onnx", "onnxruntime"),
     suffixes=(".onnx",),
     operators="resnet8ptq.backends.onnx.operators:find_in_qdq",
-    search=Search(sums_in_16_bits=True, chooses_operators=True, float16_weights=True),
+    search=Search(
+        sums_in_16_bits=True, chooses_operators=True, weights_alone=True, float16_weights=True
+    ),
     advice="resnet8ptq.backends.openvino.advice",
     reads=(".xml", ".zip"),  # .zip: both files in one
     reader="resnet8ptq.backends.file.openvino_file",

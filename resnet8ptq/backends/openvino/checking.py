@@ -42,7 +42,7 @@ def check(
         UnsupportedError: OpenVINO's outputs have other shapes than the network's.
     """
     samples = kernel_noise.draw(calibration)
-    if samples is None or quantizer.config.dtype.is_float:
+    if samples is None or quantizer.config.computes_in_float:
         return {}
     name = quantizer.config.backend.name
     threads = quantizer.runtime.threads

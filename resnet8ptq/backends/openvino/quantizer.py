@@ -21,6 +21,7 @@ from resnet8ptq.backends.contract import (
     Resolved,
     Takes,
     refuse_others,
+    resolve_stored,
 )
 from resnet8ptq.backends.onnx.predictor import check
 from resnet8ptq.backends.onnx.quantizer import OnnxQuantizer
@@ -58,8 +59,8 @@ class OpenvinoQuantizer(Quantizer):
         library()
         if self.config.dtype.is_fp32:
             return Resolved(engine=ENGINE)
-        if self.config.dtype.is_float:
-            return replace(self._writer.resolve(), engine=ENGINE)
+        if self.config.computes_in_float:
+            return replace(resolve_stored(self.config, file_format="Cast"), engine=ENGINE)
         refuse_others(self.config, WITH_ACTIVATIONS)
         refuse_others(self.config, _TAKES)
         resolved = self._writer.resolve(decisions)
@@ -84,7 +85,7 @@ class OpenvinoQuantizer(Quantizer):
             QuantizationError: OpenVINO crashes.
         """
         artifact = self._writer.quantize(model, decisions, calibration, folder)
-        if self.config.dtype.is_float:
+        if self.config.computes_in_float:
             return artifact
         proto = rewrite(onnx.load(artifact.path))
         with files.atomic(artifact.path) as temporary:

@@ -38,7 +38,7 @@ BACKEND = Backend(
     operators="resnet8ptq.backends.tflite:OPERATORS",
     single_input=True,
     converts=("keras", "saved_model"),
-    search=Search(fewer_bits=(), wide_activations=True, float16_weights=True),
+    search=Search(fewer_bits=(), weights_alone=True, wide_activations=True, float16_weights=True),
     advice="resnet8ptq.backends.tflite.advice",
     reads=(".tflite",),
     reader="resnet8ptq.backends.file.tflite_file",

@@ -34,7 +34,7 @@ from resnet8ptq.backends.contract import (
     check_same,
     options_of,
     refuse_others,
-    resolve_half,
+    resolve_stored,
     run_once,
 )
 from resnet8ptq.backends.tflite import (
@@ -43,11 +43,11 @@ from resnet8ptq.backends.tflite import (
     converter,
     correspondence,
     edge_quantizer,
-    half,
     onnx_converter,
     predictor,
     rewriting,
     slim,
+    weight_storage,
 )
 from resnet8ptq.backends.tflite.options import TfliteConfig
 from resnet8ptq.calibration.methods import SHARED
@@ -132,8 +132,8 @@ class TfliteQuantizer(Quantizer):
         if self.config.dtype.is_fp32:
             return Resolved()
         decisions = decisions or self.asked
-        if self.config.dtype.is_float:
-            return resolve_half(self.config, file_format="TFLite")
+        if self.config.computes_in_float:
+            return resolve_stored(self.config, file_format="TFLite")
         plan = self.plan(decisions)
         refuse_others(self.config, _TAKES[self._flow])
         if self._flow == "onnx2tf":
@@ -162,7 +162,7 @@ class TfliteQuantizer(Quantizer):
             raise UnsupportedError(
                 "model.fold=false: backend=tflite always folds; try model.fold=true"
             )
-        if self._flow != "onnx2tf" and not is_tflites(model.format, self.config.dtype.is_float):
+        if self._flow != "onnx2tf" and not is_tflites(model.format, self.config.computes_in_float):
             raise UnsupportedError(
                 f"backend.flow=convert: got {model.source.name}, expected a Keras file or a "
                 "SavedModel; try backend.flow=onnx2tf"
@@ -193,13 +193,16 @@ class TfliteQuantizer(Quantizer):
         if self.config.dtype.is_fp32:
             content = self._make_float(model, calibration)
             artifact = Artifact(path)
-        elif self.config.dtype.is_float:
+        elif self.config.computes_in_float:
+            half = self.config.dtype.is_float
             if decisions.in_float:
+                listed = ", ".join(decisions.in_float)
                 raise UnsupportedError(
-                    f"dtype=fp16: float16 cannot hold the values at {', '.join(decisions.in_float)}"
-                    "; backend=tflite leaves no single layer in float32; try backend=onnx"
+                    f"{'dtype=fp16' if half else 'method=weight_only'}: backend=tflite leaves no "
+                    f"single layer in float32, such as {listed}; try backend=onnx"
                 )
-            content, layers = half.store(self._make_float(model, calibration))
+            content = self._make_float(model, calibration)
+            content, layers = weight_storage.store(content, half)
             artifact = Artifact(path, layers)
         elif self._flow == "onnx2tf":
             content, used = self._quantize_converted(model, decisions, calibration)
@@ -220,7 +223,7 @@ class TfliteQuantizer(Quantizer):
     def verify(self, artifact: Artifact, model: Fp32Model, calibration: Split) -> dict[str, str]:
         """Run one sample, then compare the kernels with the reference; see `contract.Quantizer`."""
         params = run_once(self, artifact, calibration, lambda p: contents.read(p.read_bytes()))
-        if self.config.dtype.is_float:
+        if self.config.computes_in_float:
             return params
         path = artifact.path
         threads = self.runtime.threads
@@ -310,7 +313,7 @@ class TfliteQuantizer(Quantizer):
         return edge_quantizer.quantize(file, operators, known, scheme), ranges
 
     def _convert(self, source: Path, calibration: Split) -> bytes:
-        quantized = not self.config.dtype.is_float
+        quantized = not self.config.computes_in_float
         calibrated = quantized and self.config.method != "dynamic"
         # The other process gets only these samples, not the file that holds them.
         samples = replace(calibration, images=calibration.images[:]) if calibrated else None

@@ -22,6 +22,7 @@ BACKEND = Backend(
             "per_channel=true",
             "op_types=[Conv,Gemm,MatMul,Add,Relu,Clip,Softmax,MaxPool]",  # pools in float
         ),
+        weights_alone=True,
         float16_weights=True,
     ),
     advice="resnet8ptq.backends.torch.advice",

@@ -24,9 +24,9 @@ from resnet8ptq.backends.contract import (
     options_of,
     refuse_empty,
     refuse_others,
-    resolve_half,
+    resolve_stored,
 )
-from resnet8ptq.backends.torch import dynamic, fx, half, profiler, torchscript
+from resnet8ptq.backends.torch import dynamic, fx, profiler, torchscript, weight_storage
 from resnet8ptq.backends.torch.options import TorchConfig
 from resnet8ptq.backends.torch.preparation import prepare
 from resnet8ptq.calibration.statistics import Range
@@ -40,6 +40,7 @@ from resnet8ptq.graph.torch_module import load_torch_module
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.decisions import Decisions
 from resnet8ptq.precision.grid import WeightScheme
+from resnet8ptq.precision.plan import find_float_nodes
 
 _DEFAULT_ENGINE = str(torch.backends.quantized.engine)  # torch's choice, before any run sets it
 
@@ -65,8 +66,8 @@ class TorchQuantizer(Quantizer):
         """Return weight and activation dtype, engine, and which of the two takes 7 bits."""
         config = self.config
         fx_flow = self._options.flow == "fx"
-        if config.dtype.name == "fp16":
-            return resolve_half(config, file_format=self._flow[1].FORMAT)
+        if config.computes_in_float and not config.dtype.is_fp32:
+            return resolve_stored(config, file_format=self._flow[1].FORMAT)
         refuse_others(config, _TAKES if fx_flow else {**_TAKES, **_FX_ONLY})
         if config.dtype.is_fp32:
             return Resolved()
@@ -109,10 +110,14 @@ class TorchQuantizer(Quantizer):
             file.save(module, example, path, options.freeze)
             return Artifact(path)
         proto = onnx.load(model.onnx_path)
-        if config.dtype.is_float:
+        if config.computes_in_float:
+            half = config.dtype.is_float
+            skipped = decisions.in_float
+            if not half:
+                skipped = find_float_nodes(proto.graph, self.select(decisions))
             nodes = [*weight_layers(proto.graph).values(), *find_tables(proto.graph)]
-            names = {node.name for node in nodes}.difference(decisions.in_float)
-            count = half.store(module, names)
+            names = {node.name for node in nodes}.difference(skipped)
+            count = weight_storage.store(module, names, half)
             file.save(module, example, path, False)  # frozen, the weights would be float32 again
             return Artifact(path, count)
         skipped = prepare(module, proto, self.select(decisions))
@@ -156,7 +161,7 @@ class TorchQuantizer(Quantizer):
         torch.set_num_threads(threads)
         # Stack traces are not used, and to make them FX imports torch's compiler for a second.
         torch.fx.config.do_not_emit_stack_traces = True
-        if self._options.flow == "fx" and not self.config.dtype.is_float:
+        if self._options.flow == "fx" and not self.config.computes_in_float:
             torch.backends.quantized.engine = self._engine
 
     @property

@@ -25,6 +25,7 @@ from resnet8ptq.graph.torch_module import as_tensors, infer
 
 MODEL_FILE = "model.pt"
 FORMAT = "TorchScript"
+_STORED = (torch.float16, torch.int8)  # of weights that are stored in fewer bits
 PT2E = "backend.flow=pt2e (backend=torch_pt2e)"
 
 
@@ -52,10 +53,10 @@ class Example:
 def load(path: Path) -> Predictor:
     """Load a TorchScript file that `save` wrote; its weights are packed for the engine.
 
-    Weights in float16 are made float32 once.
+    Weights in float16 or 8 bits are made float32 once.
     """
     module = _load(path)
-    if any(values.dtype == torch.float16 for values in module.state_dict().values()):
+    if any(values.dtype in _STORED for values in module.state_dict().values()):
         module = _freeze(module)
     return Predictor(partial(infer, module), partial(_open_logits, path))
 

@@ -47,7 +47,8 @@ class StepKind:
         rank: position in the order; 0 to 9: tried before the search may end, because nobody can say
             which of them is best.
         settings: the settings in one line; `{max_drop}` is half of the limit, `{exact}` a dtype
-            whose products this CPU sums exactly, `{start}` the settings of the plain run.
+            whose products this CPU sums exactly, `{start}` the settings of the plain run, `{slim}`
+            its `slim=true`.
         why: the reason to try it, in one line.
         cost: expected time, relative to the plain run.
         needs: properties of the network, one of which must hold; empty: any network.
@@ -210,7 +211,7 @@ STEPS = (
     StepKind(
         name=FALLBACK,
         rank=70,
-        settings="method=weight_only dtype=w8 weight_only.block_size=null slim=true",
+        settings="method=weight_only dtype=w8 weight_only.block_size=null {slim}",
         why="weights alone in 8 bits lose next to nothing; activations stay in float",
         capability="weights_alone",
         moved={PRODUCTS: 10, RECURRENT: 10},
@@ -223,7 +224,7 @@ STEPS = (
         settings="method=weight_only dtype=w4",
         why="weights of matrix products in blocks of 4 bits, activations in float",
         needs=(ATTENTION, PRODUCTS),
-        capability="weights_alone",
+        capability="weights_in_blocks",
         goals=_NOT_FASTEST,
         plain=True,
         only_8_bits=True,
@@ -373,7 +374,13 @@ def _propose(row: StepKind, seen: Seen) -> list[Proposal]:
             Proposal(answer, why.format(finding=name), row.cost) for name, answer in seen.findings
         ]
     exact = "u8s8" if seen.exact_sums else "uint8"
-    named = {"max_drop": f"{seen.limit / 2:g}", "exact": exact, "start": start(seen).words}
+    slim = "slim=true" if "slim=true" in seen.search.start else ""
+    named = {
+        "max_drop": f"{seen.limit / 2:g}",
+        "exact": exact,
+        "start": start(seen).words,
+        "slim": slim,
+    }
     words = row.settings.format(**named).split()
     if row.drops_corrections:
         on = [key for key in seen.settings if seen.is_set(key, "true")]

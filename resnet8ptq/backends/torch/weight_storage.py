@@ -1,4 +1,4 @@
-"""Stores the weights of a torch module in float16; the network computes with them in float32.
+"""Stores the weights of a torch module in float16 or 8 bits; it computes with them in float32.
 
 In float16 itself a CPU without its arithmetic takes many times as long.
 """
@@ -11,6 +11,7 @@ from torch.nn.utils import parametrize
 
 from resnet8ptq.backends.contract import LARGEST_HALF
 from resnet8ptq.core.errors import UnsupportedError
+from resnet8ptq.graph.embeddings import round_rows
 
 
 class _Widened(torch.nn.Module):  # type: ignore[misc]
@@ -20,14 +21,26 @@ class _Widened(torch.nn.Module):  # type: ignore[misc]
         return weights.float()
 
 
-def store(module: Any, layers: Collection[str]) -> int:
-    """Store the weights of layers in float16, in place; return the number of layers with them.
+class _Scaled(torch.nn.Module):  # type: ignore[misc]
+    """Returns 8-bit levels times the scales of their channels."""
+
+    def __init__(self, scale: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("scale", scale)
+
+    def forward(self, levels: torch.Tensor) -> torch.Tensor:
+        return levels.float() * self.scale
+
+
+def store(module: Any, layers: Collection[str], half: bool) -> int:
+    """Store the weights of layers in fewer bits, in place; return the number of layers with them.
 
     Weights beyond the range of float16 stay as they are, and so do vectors, such as biases.
 
     Args:
         module: result of `load_torch_module`.
         layers: names of its modules.
+        half: in float16; else in 8 bits, with a scale for each output channel.
 
     Raises:
         UnsupportedError: no layer has constant float weights.
@@ -40,10 +53,11 @@ def store(module: Any, layers: Collection[str]) -> int:
             if name not in stored:
                 owner = module.get_submodule(name[0])
                 key = name[1]
-                stored[name] = _halve(owner, key)
+                stored[name] = _halve(owner, key) if half else _round(owner, key)
         count += any(stored[name] for name in names)
     if count == 0:
-        raise UnsupportedError("dtype=fp16: the module has no layer with constant float32 weights")
+        asked = "dtype=fp16" if half else "method=weight_only"
+        raise UnsupportedError(f"{asked}: the module has no layer with constant float32 weights")
     return count
 
 
@@ -63,9 +77,27 @@ def _halve(owner: Any, key: str) -> bool:
     values = getattr(owner, key)
     if values.dtype != torch.float32 or values.ndim < 2 or values.abs().amax() > LARGEST_HALF:
         return False
-    if key in owner._buffers:
-        owner._buffers[key] = values.half()
-    else:
-        setattr(owner, key, torch.nn.Parameter(values.half(), requires_grad=False))
-    parametrize.register_parametrization(owner, key, _Widened(), unsafe=True)
+    _replace(owner, key, values.half(), _Widened())
     return True
+
+
+def _round(owner: Any, key: str) -> bool:
+    """Store a weight in 8 bits; return whether it was one."""
+    values = getattr(owner, key)
+    if values.dtype != torch.float32 or values.ndim < 2:
+        return False
+    # a layer's own weights have the output channel first; constants of products have it last
+    is_constant = key in owner._buffers
+    shared = (values.ndim - 2,) if is_constant else tuple(range(1, values.ndim))
+    levels, scale = round_rows(values.detach().numpy(), shared)
+    _replace(owner, key, torch.from_numpy(levels), _Scaled(torch.from_numpy(scale)))
+    return True
+
+
+def _replace(owner: Any, key: str, stored: torch.Tensor, restore: torch.nn.Module) -> None:
+    """Store a weight in another type, and compute the float32 values when it is read."""
+    if key in owner._buffers:
+        owner._buffers[key] = stored
+    else:
+        setattr(owner, key, torch.nn.Parameter(stored, requires_grad=False))
+    parametrize.register_parametrization(owner, key, restore, unsafe=True)

@@ -1,0 +1,105 @@
+"""Stores the weights of a float .tflite file in float16 or 8 bits.
+
+A DEQUANTIZE operator makes each of them float32 again, once, as LiteRT loads the file. For float16
+it is the form of TensorFlow's converter (`supported_types=[tf.float16]`), which only takes its own
+formats.
+"""
+
+import copy
+from typing import Any
+
+import numpy as np
+from ai_edge_litert import schema_py_generated as schema
+from ai_edge_litert.schema_py_generated import TensorType
+
+from resnet8ptq.backends.contract import LARGEST_HALF
+from resnet8ptq.backends.tflite import contents
+from resnet8ptq.core.errors import UnsupportedError
+from resnet8ptq.graph.embeddings import round_rows
+
+# TensorFlow's numbers of the operator
+_OF_FLOAT16 = 3
+_OF_CHANNELS = 5
+
+
+def store(content: bytes, half: bool) -> tuple[bytes, int]:
+    """Return the file with weights of fewer bits, and the number of layers that have them.
+
+    Weights beyond the range of float16 stay as they are.
+
+    Args:
+        half: in float16; else in 8 bits, with a scale for each output channel.
+
+    Raises:
+        UnsupportedError: no layer has constant float weights.
+    """
+    model = contents.read(content)
+    graph = model.subgraphs[0]
+    axes = {id(layer.weights): layer.axis for layer in contents.layers(model)}
+    stored = [
+        index
+        for index, tensor in enumerate(graph.tensors)
+        if id(tensor) in axes and _fits(model, tensor, half)
+    ]
+    version = _OF_FLOAT16 if half else _OF_CHANNELS
+    code = contents.add_code(model, schema.BuiltinOperator.DEQUANTIZE, version)
+    casts = []
+    for index in stored:
+        axis = None if half else axes[id(graph.tensors[index])]
+        casts.append(_store(model, index, code, axis))
+    graph.operators = [*casts, *graph.operators]
+    changed = {id(graph.tensors[index]) for index in stored}
+    count = sum(id(layer.weights) in changed for layer in contents.layers(model))
+    if count == 0:
+        asked = "dtype=fp16" if half else "method=weight_only"
+        raise UnsupportedError(
+            f"{asked}: the .tflite file has no layer with constant float32 weights"
+        )
+    return contents.write(model), count
+
+
+def _fits(model: Any, tensor: Any, half: bool) -> bool:
+    """Return whether a tensor is a float constant, and within the range of float16 if `half`."""
+    if tensor.type != TensorType.FLOAT32 or not contents.is_constant(model, tensor):
+        return False
+    return not half or bool(
+        np.abs(contents.read_floats(model, tensor)).max(initial=0) <= LARGEST_HALF
+    )
+
+
+def _store(model: Any, index: int, code: int, axis: int | None) -> Any:
+    """Move a constant into a smaller tensor; return the operator that makes it float32 again.
+
+    Args:
+        axis: of the scales of 8 bits; None: float16.
+    """
+    tensors = model.subgraphs[0].tensors
+    tensor = tensors[index]
+    small = copy.copy(tensor)
+    values = contents.read_floats(model, tensor)
+    if axis is None:
+        small.type = TensorType.FLOAT16
+        small.name = f"{contents.name_of(tensor)}_float16".encode()
+        numbers: Any = values.astype(np.float16)
+    else:
+        small.type = TensorType.INT8
+        small.name = f"{contents.name_of(tensor)}_int8".encode()
+        shared = tuple(other for other in range(values.ndim) if other != axis)
+        numbers, scale = round_rows(values, shared)
+        small.quantization = schema.QuantizationParametersT(
+            scale=scale.reshape(-1),
+            zeroPoint=np.zeros(scale.size, np.int64),
+            quantizedDimension=axis,
+        )
+    # the first buffer is empty
+    small.buffer = len(model.buffers)
+    tensor.buffer = 0
+    model.buffers.append(schema.BufferT(data=numbers.reshape(-1).view(np.uint8)))
+    tensors.append(small)
+    return schema.OperatorT(
+        opcodeIndex=code,
+        inputs=[len(tensors) - 1],
+        outputs=[index],
+        builtinOptionsType=schema.BuiltinOptions.DequantizeOptions,
+        builtinOptions=schema.DequantizeOptionsT(),
+    )
