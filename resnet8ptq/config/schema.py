@@ -119,6 +119,7 @@ class CalibConfig:
     table: str | None = limited(None, is_path=True)
     trust: bool = False  # a table of any origin
     images: str | None = limited(None, is_path=True)
+    synthetic: bool = False
 
 
 @dataclass

@@ -1,23 +1,29 @@
 """Reads data, network and task of a run, and checks that they fit each other."""
 
+import logging
 from dataclasses import replace
 from typing import Any
 
 import onnx
 
 from resnet8ptq.config.schema import QuantizationConfig, RunConfig, TaskConfig
-from resnet8ptq.core.errors import ModelError, UnsupportedError
+from resnet8ptq.core.errors import ConfigError, ModelError, UnsupportedError
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.graph.footprint import samples_at_once
 from resnet8ptq.models import model
 from resnet8ptq.models.contract import match
+from resnet8ptq.models.conversion import UNFOLDED
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.decisions import Decisions
 from resnet8ptq.precision.plan import Selection, check_known, find_float_nodes
 from resnet8ptq.tasks import registry as tasks
 from resnet8ptq.tasks.outputs import TaskContext
 from resnet8ptq.tasks.task import Task
+
+log = logging.getLogger(__name__)
+
+SYNTHETIC = 100  # samples
 
 
 def fit(dataset: Dataset, fp32: Fp32Model) -> Dataset:
@@ -53,7 +59,33 @@ def load(settings: Settings) -> tuple[Dataset, Fp32Model]:
     data = settings.data
     torch = settings.quantizer.runs_torch or _learns(config)
     fp32 = model.load(config.model, data, cache_root, torch)
-    return fit(data, fp32), fp32
+    data = fit(data, fp32)
+    if config.calib.synthetic:
+        data = replace(data, calibration=_synthesize(settings, data.test, fp32))
+    return data, fp32
+
+
+def _synthesize(settings: Settings, like: Split, fp32: Fp32Model) -> Split:
+    """Return synthetic calibration samples, see `simulation.synthetic`."""
+    from resnet8ptq.simulation import synthetic  # imports torch
+
+    calib = settings.config.calib
+    if calib.images is not None:
+        raise ConfigError(
+            f"calib.synthetic: got true, and calib.images={calib.images}; expected one of them"
+        )
+    log.warning(
+        "calib.synthetic: the ranges are those of synthetic samples, a last resort: calibrate with "
+        "samples of the network's use if there are any"
+    )
+    return synthetic.make_samples(
+        unfolded=fp32.onnx_path.with_name(UNFOLDED),
+        like=like,
+        count=calib.samples_per_class or SYNTHETIC,
+        seed=settings.config.seed,
+        runtime=settings.runtime,
+        source=str(fp32.source),
+    )
 
 
 def _learns(config: QuantizationConfig) -> bool:

@@ -88,7 +88,7 @@ def choose(
 
     def run(loads: Any, *_: Any) -> PairedLatency:
         names = {ALL: "whole", NONE: "fp32", PLACED: "placed"}
-        return PairedLatency({name: [milliseconds[names[name]]] for name in loads}, {}, 1, 1)
+        return PairedLatency({name: [milliseconds[names[name]]] * 5 for name in loads}, {}, 1, 1)
 
     monkeypatch.setattr(latency, "measure", measure)
     monkeypatch.setattr(paired_latency, "run", run)
@@ -113,6 +113,12 @@ def test_a_placement_that_is_no_faster_is_not_taken(shapes, shapes_model, tmp_pa
     times = {"whole": 1.0, "fp32": 0.5, "placed": 0.495}
     with pytest.raises(UnsupportedError, match="faster than FP32"):
         choose(shapes, shapes_model, tmp_path, monkeypatch, **times)
+
+
+def test_a_difference_within_noise_is_not_faster():
+    assert placement.is_faster([1.0, 1.1, 1.0, 1.1], [2.0, 2.1, 2.0, 2.2])
+    assert not placement.is_faster([1.0, 1.1, 1.0, 1.1], [1.01, 1.11, 1.01, 1.11])  # below 2%
+    assert not placement.is_faster([1.0, 2.0, 1.0, 2.0], [2.0, 1.1, 2.1, 1.0])
 
 
 def test_without_time_all_layers_stay_in_8_bits(shapes, shapes_model, tmp_path, monkeypatch):

@@ -26,6 +26,7 @@ from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.evaluation import latency, paired_latency
 from resnet8ptq.evaluation.batching import Load
 from resnet8ptq.evaluation.evaluator import loader
+from resnet8ptq.evaluation.paired_latency import Blocks
 from resnet8ptq.experiment.workspace import Prepared, Workspace
 from resnet8ptq.graph.blocks import split_into_blocks
 from resnet8ptq.graph.links import inputs_of
@@ -127,13 +128,14 @@ def choose(work: Workspace, prepared: Prepared) -> Placement:
             files.write_text(work.folder / FILE, to_csv(blocks, times, chosen))
         except _TimeUp:
             work.settings.runtime.deadline.cut("placement: all layers stay in 8 bits")
-        milliseconds = variants.time_whole(chosen)
-    best = _find_best(milliseconds)
-    if milliseconds[best] > (1 - GAIN) * milliseconds[NONE]:
+        timed = variants.time_whole(chosen)
+    milliseconds = {name: paired_latency.typical(ms) for name, ms in timed.items()}
+    best = PLACED if PLACED in timed and is_faster(timed[PLACED], timed[ALL]) else ALL
+    if not is_faster(timed[best], timed[NONE]):
         raise UnsupportedError(
-            f"precision.placement: no placement is {GAIN:.0%} faster than FP32 (latency."
-            f"threads={work.config.latency.threads}): {_say(milliseconds)}; try dtype=fp32, or "
-            "precision.placement=null for a smaller file"
+            f"precision.placement: no placement is shown to be {GAIN:.0%} faster than FP32 with "
+            f"latency.threads={work.config.latency.threads}: {_say(milliseconds)}; "
+            "try dtype=fp32, or precision.placement=null for a smaller file"
         )
     left = [b for b, kept in zip(blocks, chosen, strict=True) if not kept and best == PLACED]
     placement = Placement(
@@ -217,10 +219,10 @@ def _find_layers(work: Workspace, prepared: Prepared, graph: onnx.GraphProto) ->
     return {node.name for node in layers.values()}
 
 
-def _find_best(milliseconds: dict[str, float]) -> str:
-    """Return the quantized file to take: all in 8 bits, unless the placement is clearly faster."""
-    placed = milliseconds.get(PLACED)
-    return PLACED if placed and placed <= (1 - GAIN) * milliseconds[ALL] else ALL
+def is_faster(model: Blocks, reference: Blocks) -> bool:
+    """Return whether a model is shown to be faster, and by `GAIN` as measured."""
+    ratio = paired_latency.ratio(model, reference)
+    return ratio.faster and ratio.value >= 1 + GAIN
 
 
 def _say(milliseconds: dict[str, float]) -> str:
@@ -264,13 +266,13 @@ class _Variants:
             up_to=[none, *cut[: count - 1], whole], from_on=[whole, *cut[count - 1 :], none]
         )
 
-    def time_whole(self, chosen: Sequence[bool]) -> dict[str, float]:
-        """Return the typical latency of FP32, all in 8 bits, and a placement of both, in turns."""
+    def time_whole(self, chosen: Sequence[bool]) -> dict[str, Blocks]:
+        """Return the latencies of FP32, all in 8 bits, and a placement of both, in turns."""
         loads = {NONE: self._load_fp32(), ALL: self._load([True] * len(self.blocks))}
         if not all(chosen):
             loads[PLACED] = self._load(chosen)
-        timed = paired_latency.run(loads, self.work.samples.calibrating.split, self._settings)
-        return {name: paired_latency.typical(blocks) for name, blocks in timed.single.items()}
+        samples = self.work.samples.calibrating.split
+        return paired_latency.run(loads, samples, self._settings).single
 
     @property
     def _settings(self) -> LatencyConfig:

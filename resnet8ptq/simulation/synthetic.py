@@ -1,0 +1,158 @@
+"""Calibration samples without data: inputs that reproduce the statistics of batch normalization.
+
+As in Cai et al., "ZeroQ: A Novel Zero Shot Quantization Framework", CVPR 2020, section 3.1: each
+BatchNormalization holds the mean and the variance of its input on the training samples. Noise is
+changed by gradient descent until the network's own values have them. The graph is read before
+folding, which removes these numbers.
+"""
+
+import logging
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from numpy.typing import NDArray
+
+from resnet8ptq.core import cache, files
+from resnet8ptq.core.console import track
+from resnet8ptq.core.errors import UnsupportedError
+from resnet8ptq.core.machine import Runtime
+from resnet8ptq.data.dataset import Split
+from resnet8ptq.data.preprocessing import RAW
+from resnet8ptq.graph import weights
+from resnet8ptq.graph.torch_module import to_torch_module
+from resnet8ptq.simulation.device import find_device
+
+log = logging.getLogger(__name__)
+
+BATCH = 16  # samples, whose values are taken together
+STEPS = 100  # of Adam for each batch
+LEARNING_RATE = 0.1  # in units of the input's spread
+_MEND = "try calib.images=, a folder of pictures, or training samples"
+
+Statistics = dict[str, tuple[torch.Tensor, torch.Tensor]]  # mean and deviation, by node
+
+
+def make_samples(
+    unfolded: Path, like: Split, count: int, seed: int, runtime: Runtime, source: str
+) -> Split:
+    """Return `count` synthetic network inputs, as an unlabelled split; the cache keeps them.
+
+    Args:
+        unfolded: the network with its BatchNormalization.
+        like: samples of the same shape; pictures also give the range of the values.
+        source: the network's file, for messages.
+
+    Raises:
+        UnsupportedError: the network has no such statistics, or torch cannot run it.
+    """
+    shape = like.zeros.shape[1:]
+    if like.fields is not None or like.zeros.dtype != np.float32:
+        raise UnsupportedError(f"calib.synthetic: expected a network of one float input; {_MEND}")
+    low, high = _find_range(like)
+    key: cache.Key = {
+        "graph": files.sha256(unfolded),
+        "inputs": str((count, shape, low, high)),
+        "seed": seed,
+        "threads": runtime.threads,
+        "device": find_device(runtime.device).type,
+        **cache.made_with(__name__),
+    }
+
+    def make(folder: Path) -> None:
+        proto = onnx.load(unfolded)
+        if not _read_statistics(proto.graph):
+            raise UnsupportedError(
+                f"calib.synthetic: {source} has no BatchNormalization whose mean and variance "
+                f"could be read; {_MEND}"
+            )
+        torch.set_num_threads(runtime.threads)
+        values = _learn(proto, (count, *shape), (low, high), seed, find_device(runtime.device))
+        np.save(folder / "samples.npy", values)
+
+    folder = cache.entry(runtime.cache_root, "synthetic", key, make)
+    values = np.asarray(np.load(folder / "samples.npy", mmap_mode="r"))
+    return Split(
+        images=values,
+        labels=None,
+        source="synthetic samples",
+        preprocessing=RAW,
+        at_once=like.at_once,
+        within_memory=like.within_memory,
+    )
+
+
+def _find_range(like: Split) -> tuple[float, float]:
+    """Return the smallest and the largest input: of pictures by their preprocessing, else free."""
+    stored = like.images[:1]
+    if stored.dtype != np.uint8:
+        return -np.inf, np.inf
+    ends = [like.prepare(np.full_like(stored, level)) for level in (0, 255)]
+    return float(np.min(ends)), float(np.max(ends))
+
+
+def _read_statistics(graph: onnx.GraphProto) -> Statistics:
+    """Return mean and standard deviation [channels] of the input of each BatchNormalization."""
+    constants = {tensor.name for tensor in graph.initializer}
+    statistics = {}
+    for node in graph.node:
+        if node.op_type == "BatchNormalization" and constants.issuperset(node.input[3:5]):
+            mean = torch.from_numpy(weights.read(graph, node.input[3]))
+            variance = torch.from_numpy(weights.read(graph, node.input[4]))
+            statistics[node.name] = mean, variance.clamp(min=1e-6).sqrt()
+    return statistics
+
+
+def _learn(
+    proto: onnx.ModelProto,
+    shape: tuple[int, ...],
+    ends: tuple[float, float],
+    seed: int,
+    device: torch.device,
+) -> NDArray[np.float32]:
+    """Return inputs [count, ...] whose values inside the network have its statistics."""
+    module = to_torch_module(proto).to(device).requires_grad_(False)
+    losses: list[torch.Tensor] = []
+    for name, (mean, deviation) in _read_statistics(proto.graph).items():
+        compare = partial(_compare, losses, mean.to(device), deviation.to(device))
+        module.get_submodule(name).register_forward_pre_hook(compare)
+    random = torch.Generator().manual_seed(seed)
+    free = np.isinf(ends).any()
+    middle, spread = (0.0, 1.0) if free else (sum(ends) / 2, (ends[1] - ends[0]) / 4)
+    noise = middle + spread * torch.randn(shape, generator=random)
+    learned = []
+    for part in track(noise.split(BATCH), "Synthetic samples", "batches"):
+        batch = part.clamp(*ends).to(device).requires_grad_()
+        optimizer = torch.optim.Adam([batch], lr=LEARNING_RATE * spread)
+        before = after = 0.0
+        for step in range(STEPS):
+            losses.clear()
+            module(batch)
+            loss = torch.stack(losses).mean()
+            after = float(loss.detach())
+            before = before if step else after
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            with torch.no_grad():
+                batch.clamp_(*ends)
+        learned.append(batch.detach().cpu().numpy())
+    log.info("calib.synthetic: distance from the statistics %.3g -> %.3g", before, after)
+    return np.concatenate(learned)
+
+
+def _compare(
+    losses: list[torch.Tensor],
+    mean: torch.Tensor,
+    deviation: torch.Tensor,
+    _: Any,
+    inputs: tuple[torch.Tensor, ...],
+) -> None:
+    """Add the distance of a tensor [n, channels, ...] from the statistics, without a unit."""
+    rows = inputs[0].transpose(0, 1).flatten(1)  # [channels, values]
+    shift = (rows.mean(1) - mean) / deviation
+    stretch = rows.std(1, correction=0) / deviation - 1
+    losses.append(shift.square().mean() + stretch.square().mean())
