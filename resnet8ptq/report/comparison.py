@@ -299,12 +299,10 @@ def compare(cells: Sequence[Cell]) -> Family:
         return np.reshape(holm(np.ravel(rows).tolist()), (len(rows), len(names))).tolist()
 
     class_p = facts.by_model([cell.record for cell in measured], by_class, correct)
-    worse = {
-        id(cell): tuple(
-            name
-            for name, p, delta in zip(names, row, family.class_deltas(cell), strict=True)
-            if p < SIGNIFICANCE and delta < 0
+    worse: dict[int, tuple[str, ...]] = {}
+    for cell, row in zip(measured, class_p, strict=True):
+        classes = zip(names, row, family.class_deltas(cell), strict=True)
+        worse[id(cell)] = tuple(
+            name for name, p, delta in classes if p < SIGNIFICANCE and delta < 0
         )
-        for cell, row in zip(measured, class_p, strict=True)
-    }
     return Family(tuple(replace(c, worse_classes=worse.get(id(c), ())) for c in cells))

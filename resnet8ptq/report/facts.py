@@ -153,10 +153,10 @@ def name_cells(members: Sequence[RunRecord], keys: Sequence[str]) -> list[str]:
 
     Different values of a cell are joined, such as `int8/u8s8`.
     """
-    named = [
-        [*member.combination.cells, *(member.params.get(key, "") for key in keys)]
-        for member in members
-    ]
+    named = []
+    for member in members:
+        settings = [member.params.get(key, "") for key in keys]
+        named.append([*member.combination.cells, *settings])
     return ["/".join(dict.fromkeys(values)) for values in zip(*named, strict=True)]
 
 
@@ -171,11 +171,13 @@ def label(members: Sequence[RunRecord], keys: Sequence[str]) -> str:
 def headings(families: Sequence[Sequence[RunRecord]]) -> list[str]:
     """Return the title of each family of `group`; equal titles get the digest of the images."""
     titles = [title(family) for family in families]
-    digests = [max((r.samples_digest for r in family), default="") for family in families]
-    return [
-        text if titles.count(text) == 1 else f"{text}, digest {digest[:16]}…"
-        for text, digest in zip(titles, digests, strict=True)
-    ]
+    shown = []
+    for text, family in zip(titles, families, strict=True):
+        if titles.count(text) > 1:
+            digest = max((record.samples_digest for record in family), default="")
+            text = f"{text}, digest {digest[:16]}…"
+        shown.append(text)
+    return shown
 
 
 def title(records: Sequence[RunRecord]) -> str:
@@ -262,13 +264,15 @@ def limits_of(records: Sequence[RunRecord], asked: Mapping[str, float | None]) -
         ConfigError: a limit is out of range.
         TrackingError: a logged limit is not a number; a store is untrusted.
     """
-    logged = (record.select(*(f"report.{name}" for name in LIMITS)) for record in records)
+    keys = [f"report.{name}" for name in LIMITS]
+    logged = (record.select(*keys) for record in records)
     texts = next((values for values in logged if values[0] is not None), ())
     named = {name: text for name, text in zip(LIMITS, texts, strict=False) if text is not None}
     typed = {name: value for name, value in asked.items() if value is not None}
     try:
         own = {name: json.loads(text) for name, text in named.items()}
-        own |= {PREFER: preferred} if (preferred := _find_preferred(records)) else {}
+        if preferred := _find_preferred(records):
+            own[PREFER] = preferred
         config = ReportConfig(**own | typed)
         check(config)
     except (ValueError, TypeError, OverflowError, RecursionError):

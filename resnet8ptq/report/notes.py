@@ -113,12 +113,14 @@ def collect_warnings(family: Family) -> list[str]:
 
 
 def _on_equal_files(records: Sequence[RunRecord], names: Mapping[str, str]) -> list[str]:
-    groups = [
-        " = ".join(dict.fromkeys(names[member.run_id] for member in members))
-        for members in equal_files.group(records)
-        if len(members) > 1
-    ]
-    return [EQUAL_NOTE.format(names=_join(groups))] if groups else []
+    groups = []
+    for members in equal_files.group(records):
+        if len(members) > 1:
+            own_names = dict.fromkeys(names[member.run_id] for member in members)
+            groups.append(" = ".join(own_names))
+    if not groups:
+        return []
+    return [EQUAL_NOTE.format(names=_join(groups))]
 
 
 def _on_speed(records: Sequence[RunRecord]) -> list[str]:

@@ -135,11 +135,11 @@ def drop_dominated(candidates: Sequence[Candidate], loss_error: float = 0.0) -> 
     Latencies count only if every candidate has one.
     """
     timed = all(one.latency_ms is not None for one in candidates)
-    return [
-        one
-        for one in candidates
-        if not any(dominates(other, one, timed, loss_error) for other in candidates)
-    ]
+
+    def is_dominated(one: Candidate) -> bool:
+        return any(dominates(other, one, timed, loss_error) for other in candidates)
+
+    return [one for one in candidates if not is_dominated(one)]
 
 
 def dominates(other: Candidate, one: Candidate, timed: bool, loss_error: float) -> bool:

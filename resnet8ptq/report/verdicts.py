@@ -248,11 +248,17 @@ def outcomes(p_values: Sequence[tuple[float, float]], planned: int = 1) -> list[
             below.
         planned: see `Family.planned`.
     """
-    within, beyond = (holm([pair[side] for pair in p_values], planned) for side in (0, 1))
-    return [
-        PASS if low <= SIGNIFICANCE else FAIL if high <= SIGNIFICANCE else UNDECIDED
-        for low, high in zip(within, beyond, strict=True)
-    ]
+    within = holm([p_within for p_within, _ in p_values], planned)
+    beyond = holm([p_beyond for _, p_beyond in p_values], planned)
+    decided = []
+    for p_within, p_beyond in zip(within, beyond, strict=True):
+        if p_within <= SIGNIFICANCE:
+            decided.append(PASS)
+        elif p_beyond <= SIGNIFICANCE:
+            decided.append(FAIL)
+        else:
+            decided.append(UNDECIDED)
+    return decided
 
 
 def margin_of(metric: Metric, limits: ReportConfig) -> float:

@@ -100,12 +100,17 @@ def draw(
     Args:
         values: in dB; infinite for an output that did not change.
     """
-    columns = list(dict.fromkeys(name for row in values.values() for name in row))
-    known = [v for row in values.values() for v in row.values() if math.isfinite(v)]
+    columns: dict[str, None] = {}  # in the order of their first layer
+    known: list[float] = []
+    for row in values.values():
+        columns |= dict.fromkeys(row)
+        known += filter(math.isfinite, row.values())
     low = min(known, default=0.0)
     high = max(known, default=0.0)
     worst = -1.0 if high_is_bad else 1.0
-    order = sorted(values, key=lambda layer: min(worst * v for v in values[layer].values()))
+
+    def rank(layer: str) -> float:
+        return min(worst * value for value in values[layer].values())
 
     def cell(value: float | None) -> Cell:
         if value is None:
@@ -113,9 +118,14 @@ def draw(
         if not math.isfinite(value):
             return Cell("∞")
         part = (high - value) / ((high - low) or 1)
-        return Cell(f"{value:.1f}", round(DARKEST * (1 - part if high_is_bad else part), 2))
+        if high_is_bad:
+            part = 1 - part
+        return Cell(f"{value:.1f}", round(DARKEST * part, 2))
 
-    rows = [(name, tuple(cell(values[name].get(column)) for column in columns)) for name in order]
+    rows: list[tuple[str, tuple[Cell, ...]]] = []
+    for name in sorted(values, key=rank):
+        layer = map(values[name].get, columns)
+        rows.append((name, tuple(map(cell, layer))))
     more = max(0, len(rows) - SHOWN)
     return HeatMap(title, tuple(columns), tuple(rows[:SHOWN]), more)
 

@@ -202,6 +202,19 @@ def _render(
     shown, cut = table.shorten(family.records, whole)
     above = notes.collect_warnings(family) if page else ()
     losses = [(cell.label, cell.worse_classes) for cell in family.models if cell.worse_classes]
+    losing: Counter[str] = Counter()
+    for _, classes in losses:
+        losing.update(classes)
+
+    own_figures = {}
+    for name in ("trade_offs.svg", "class_impact.png"):
+        is_drawn = prefix + name in figures
+        own_figures[name.partition(".")[0]] = prefix + name if is_drawn else None
+    of_task = {
+        prefix + name: caption
+        for name, caption in family.task.files.captions.items()
+        if prefix + name in figures
+    }
     return templates.load("resnet8ptq.report.pages", "family.md.j2").render(
         level="###" if prefix else "##",
         page=page,
@@ -220,16 +233,9 @@ def _render(
         class_names=() if family.stopped else family.class_names,
         class_power=class_power(family),
         losses=losses,
-        losing=Counter(name for _, classes in losses for name in classes).most_common(),
-        figures={
-            name.partition(".")[0]: prefix + name if prefix + name in figures else None
-            for name in ("trade_offs.svg", "class_impact.png")
-        },
-        drawn={
-            f"{prefix}{name}": caption
-            for name, caption in family.task.files.captions.items()
-            if f"{prefix}{name}" in figures
-        },
+        losing=losing.most_common(),
+        figures=own_figures,
+        drawn=of_task,
         ranges=[name for name in figures if name.startswith(f"{prefix}ranges_")],
         spreads=spread.measure(family, limits),
         methodology=methodology.describe(family),
@@ -255,11 +261,12 @@ def _fold(whole: Table[Row], metric: Metric) -> list[tuple[str, str]]:
 
 def _head(name: Combination, records: Sequence[RunRecord], metric: Metric) -> str:
     """Return the heading of a combination: number of runs, range of the metric, verdicts."""
-    values = [value for run in records if (value := run.value_of(metric)) is not None]
+    known = (run.value_of(metric) for run in records)
+    values = [value for value in known if value is not None]
     outcomes = Counter(run.verdict or run.status for run in records)
     parts = [f"{len(records):,} runs" if len(records) > 1 else "1 run"]
     if values:
-        ends = sorted({metric.show(end) for end in (min(values), max(values))})
+        ends = sorted({metric.show(min(values)), metric.show(max(values))})
         parts.append(f"{metric.title} {' to '.join(ends)}")
     parts.append(", ".join(f"{count:,} {outcome}" for outcome, count in outcomes.items()))
     return f"{' '.join(filter(None, name.cells))}: {'; '.join(parts)}"
@@ -319,12 +326,10 @@ def _draw(selected: ModelSelection) -> dict[str, bytes]:
 
 
 def _draw_ranges(family: Family) -> dict[str, bytes]:
-    return _to_png(
-        {
-            f"ranges_{safe_name(backend)}.png": plots.activation_ranges(family, backend)
-            for backend in sorted({cell.record.backend for cell in family.measured})
-        }
-    )
+    drawn: dict[str, Figure | None] = {}
+    for backend in sorted({cell.record.backend for cell in family.measured}):
+        drawn[f"ranges_{safe_name(backend)}.png"] = plots.activation_ranges(family, backend)
+    return _to_png(drawn)
 
 
 def _to_png(drawn: Mapping[str, Figure | None]) -> dict[str, bytes]:

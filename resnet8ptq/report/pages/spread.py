@@ -54,16 +54,25 @@ def measure(family: Family, limits: ReportConfig) -> list[Spread]:
     """
     if family.stopped:
         return []
-    by_seed = [{c.record.seed: c for c in cells} for cells in group_by_configuration(family)]
-    groups = [list(cells.values()) for cells in by_seed if len(cells) > 1]
-    spreads = [_measure(family, cells) for cells in groups]
-    pairs = zip(spreads, groups, strict=True)
-    sound = [s for s, cells in pairs if s.loss and not any(cell.record.doubt for cell in cells)]
     limit = family.metric.limit(limits)
-    margins = [spread.loss.margin(limit) for spread in sound if spread.loss]
+    spreads: list[Spread] = []
+    sound: list[Spread] = []
+    p_values: list[tuple[float, float]] = []
+    for cells in group_by_configuration(family):
+        by_seed = {cell.record.seed: cell for cell in cells}
+        if len(by_seed) == 1:
+            continue
+        draws = list(by_seed.values())
+        spread = _measure(family, draws)
+        spreads.append(spread)
+        is_doubted = any(cell.record.doubt for cell in draws)
+        if spread.loss and not is_doubted:
+            margin = spread.loss.margin(limit)
+            sound.append(spread)
+            p_values.append((margin.p_within, margin.p_beyond))
+
     # More samples alone do not decide: there is no sample size to name.
-    decided = outcomes([(margin.p_within, margin.p_beyond) for margin in margins])
-    for spread, outcome in zip(sound, decided, strict=True):
+    for spread, outcome in zip(sound, outcomes(p_values), strict=True):
         spread.verdict = Verdict(outcome)
     return spreads
 
