@@ -117,8 +117,8 @@ def write_tables(folder: Path) -> None:
         rows = [(text, CLASS_NAMES[label]) for text, label in zip(texts, labels, strict=True)]
         _write_csv(folder / name, ("text", "label"), rows)
     pairs = zip(texts[::2], texts[1::2], labels[::2] == labels[1::2], strict=True)
-    rows = [(one, other, str(float(alike))) for one, other, alike in pairs]
-    _write_csv(folder / "my_pairs.csv", ("sentence1", "sentence2", "score"), rows)
+    scored = [(one, other, str(float(alike))) for one, other, alike in pairs]
+    _write_csv(folder / "my_pairs.csv", ("sentence1", "sentence2", "score"), scored)
 
 
 def _write_csv(path: Path, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
