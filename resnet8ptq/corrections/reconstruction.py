@@ -398,7 +398,9 @@ def _empty(values: torch.Tensor, count: int) -> torch.Tensor:
     plain = values.ndim != 4 or values.is_contiguous()
     last = not plain and values.is_contiguous(memory_format=torch.channels_last)
     order = torch.channels_last if last else torch.contiguous_format
-    return torch.empty((count, *values.shape[1:]), dtype=values.dtype, memory_format=order)
+    return torch.empty(
+        (count, *values.shape[1:]), dtype=values.dtype, device=values.device, memory_format=order
+    )
 
 
 def _keep(block: Block, outputs: Values, before: Values) -> Values:
