@@ -11,12 +11,13 @@ import csv
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.tasks import dense, segmentation
+from resnet8ptq.tasks import ctc, dense, multilabel, segmentation, verification
 from resnet8ptq.tasks.outputs import Outputs, Targets
 from resnet8ptq.tasks.task import Task
 
@@ -82,10 +83,62 @@ def restored(random: np.random.Generator) -> Population:
     return Population(dense.build(resamples=RESAMPLES), Targets(clean), *outputs)
 
 
+def labelled(random: np.random.Generator) -> Population:
+    """Samples with three labels of shares 30%, 10% and 3%; the model's logits are noisier."""
+    labels = random.random((SIZE, 3)) < (0.3, 0.1, 0.03)
+    fp32 = 3 * labels + random.normal(size=labels.shape)
+    model = fp32 + 0.3 * random.normal(size=labels.shape)
+    task = multilabel.build(("a", "b", "c"), resamples=RESAMPLES)
+    return Population(task, Targets(labels), Outputs((fp32,)), Outputs((model,)))
+
+
+class Gallery(Population):
+    """Identities with four samples each, of which whole identities are drawn."""
+
+    def take(self, rows: NDArray[np.int64]) -> "Population":
+        """Return the identities at `rows`, each draw as another one."""
+        samples = (4 * rows[:, np.newaxis] + np.arange(4)).reshape(-1)
+        targets = Targets(np.repeat(np.arange(len(rows)), 4))
+        both = (Outputs((outputs.values[0][samples],)) for outputs in (self.fp32, self.model))
+        return Population(self.task, targets, *both)
+
+
+def recognized(primary: str, random: np.random.Generator) -> Population:
+    """Embeddings of `SIZE` identities; the model's are noisier."""
+    people = np.repeat(random.normal(size=(SIZE, 8)), 4, axis=0)
+    fp32 = people + 0.6 * random.normal(size=people.shape)
+    model = fp32 + 0.3 * random.normal(size=people.shape)
+    task = verification.build(primary, 0.05, resamples=RESAMPLES)
+    targets = Targets(np.repeat(np.arange(SIZE), 4))
+    return Gallery(task, targets, Outputs((fp32,)), Outputs((model,)))
+
+
+def read(primary: str, random: np.random.Generator) -> Population:
+    """Lines of 2 to 12 symbols and spaces, of which some are hard; the model misreads more."""
+    alphabet = ctc.Alphabet(("", *"abcd "), 0, 2)
+    lines = random.integers(1, 6, (SIZE, 12)) * (np.arange(12) < random.integers(2, 13, (SIZE, 1)))
+    frames = np.zeros((SIZE, 24), np.int32)
+    frames[:, ::2] = lines
+    texts = np.array([alphabet.decode(line) for line in frames])
+    hard = random.beta(1, 9, (SIZE, 1))
+    flips = random.random(frames.shape) < hard
+    fp32 = np.where(flips, random.integers(0, 6, frames.shape), frames)
+    flips = random.random(frames.shape) < 0.2 * hard
+    model = np.where(flips, random.integers(0, 6, frames.shape), fp32)
+    task = ctc.build(primary, alphabet, RESAMPLES)
+    outputs = (Outputs((each.astype(np.int32),)) for each in (fp32, model))
+    return Population(task, Targets(texts), *outputs)
+
+
 # A task, and the function that draws its population.
 TASKS: dict[str, Callable[[np.random.Generator], Population]] = {
     "segmentation": segmented,
     "dense": restored,
+    "multilabel": labelled,
+    "verification eer": partial(recognized, "eer"),
+    "verification recall": partial(recognized, "recall"),
+    "ctc cer": partial(read, "cer"),
+    "ctc wer": partial(read, "wer"),
 }
 
 

@@ -191,6 +191,7 @@ class TableConfig(ArraysConfig):
 
     name: str = "table"
     inputs: Any = limited(None, limits.COLUMNS)
+    labels: Any = limited(None, limits.COLUMNS)
     shape: list[int] | None = limited(None, limits.SIZES)
     split: str | None = None
     test: str | None = limited(None, only=_with("data.name", "table"), is_path=True)
@@ -230,6 +231,15 @@ class BinaryConfig(TaskConfig):
 
 
 @dataclass
+class MultilabelConfig(TaskConfig):
+    """Options of `task=multilabel`; see `tasks.multilabel`."""
+
+    name: str = "multilabel"
+    threshold: float = limited(0.5, limits.PART)
+    resamples: int = limited(2000, at_least(100))
+
+
+@dataclass
 class AnomalyConfig(TaskConfig):
     """Options of `task=anomaly`; see `tasks.anomaly`."""
 
@@ -251,6 +261,28 @@ class SimilarityConfig(TaskConfig):
     """Options of `task=similarity`; see `tasks.similarity`."""
 
     name: str = "similarity"
+    resamples: int = limited(9999, at_least(100))
+
+
+@dataclass
+class VerificationConfig(TaskConfig):
+    """Options of `task=verification`; see `tasks.verification`."""
+
+    name: str = "verification"
+    primary: str = limited("eer", one_of("eer", "tar", "recall"))
+    far: float = limited(0.01, limits.PART)
+    k: int = limited(1, *limits.COUNT)
+    resamples: int = limited(2000, at_least(100))
+
+
+@dataclass
+class CtcConfig(TaskConfig):
+    """Options of `task=ctc`; see `tasks.ctc`."""
+
+    name: str = "ctc"
+    primary: str = limited("cer", one_of("cer", "wer"))
+    alphabet: str | None = limited(None, is_path=True)
+    blank: int = 0
     resamples: int = limited(9999, at_least(100))
 
 

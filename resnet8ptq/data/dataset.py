@@ -31,8 +31,9 @@ class Split:
     samples may be mapped from files, so code reads them in batches.
 
     Attributes:
-        labels: classes [N] int64, values [N, ...] of floats, masks [N, H, W] uint8, pictures
-            [N, H, W, C] uint8, or boxes (see `boxes`); None: no labels.
+        labels: classes [N] int64, several classes [N, classes] bool, values [N, ...] of floats,
+            texts [N], masks [N, H, W] uint8, pictures [N, H, W, C] uint8, or boxes (see `boxes`);
+            None: no labels.
         preprocessing: the arithmetic from samples to network inputs.
         layout: the order of a sample's axes in the network's input, see `preprocessing.arrange`.
         fields: the network's inputs, if samples are records; they replace layout and dtype.
@@ -100,7 +101,13 @@ class Split:
     @cached_property
     def lengths(self) -> NDArray[np.int64] | None:
         """The length of each sample, [N]; None if the network takes one fixed length."""
-        mask = None if self.fields is None else self.fields.length_mask
+        takes_any = self.fields is not None and self.fields.length_mask is not None
+        return self.masked_lengths if takes_any else None
+
+    @cached_property
+    def masked_lengths(self) -> NDArray[np.int64] | None:
+        """The length of each sample by its mask, [N]; None without a mask."""
+        mask = None if self.fields is None else self.fields.mask
         if mask is None:
             return None
         parts = [fields.lengths(part[mask]) for part in in_parts(self.images)]
@@ -179,9 +186,14 @@ class Split:
         chosen = np.linspace(0, len(self) - 1, min(most, len(self)))
         return self.take(chosen.astype(np.int64))
 
+    @property
+    def has_classes(self) -> bool:
+        """Whether each sample has one class."""
+        return self.labels is not None and self.labels.dtype.kind == "i" and self.labels.ndim == 1
+
     def strata(self, classes: int) -> list[NDArray[np.int64]]:
         """Return the ascending indices of each class's samples; without classes, one group."""
-        if self.labels is None or self.labels.dtype.kind != "i":
+        if self.labels is None or not self.has_classes:
             return [np.arange(len(self))]
         ends = np.searchsorted(np.sort(self.labels), np.arange(classes), "right")
         starts = [np.count_nonzero(self.labels < 0), *ends[:-1]]

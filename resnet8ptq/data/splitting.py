@@ -97,7 +97,7 @@ def split_one(
             f"{root}: has {len(different)} different {kind}; expected 2, one to train and one to "
             "test"
         )
-    if class_names:
+    if whole.has_classes:
         _warn_rare(np.bincount(different, minlength=len(class_names)), class_names, root, kind)
     drawn = stratify(strata, units, config.test_fraction, config.split_seed)
     train, test = (whole.take(indices) for indices in drawn)
@@ -108,7 +108,7 @@ def split_one(
         root,
         len(train),
         len(test),
-        ", the same fraction of each class" if class_names else "",
+        ", the same fraction of each class" if whole.has_classes else "",
         config.split_seed,
         config.test_fraction,
         _describe_equal(len(whole), len(different), kind),

@@ -57,6 +57,8 @@ def infer(
             outputs = reduction(outputs)
         kept.append(outputs)
     seconds = time.perf_counter() - start
+    if split.lengths is not None:
+        kept = _pad(kept)
     joined = tuple(map(batches.restore, _join(kept)))
     if not joined:
         raise ModelError("returns a different number of values for each sample; try task=detection")
@@ -72,6 +74,27 @@ def extend(before: Evaluation | None, after: Evaluation) -> Evaluation:
     return replace(after, outputs=whole, seconds=before.seconds + after.seconds)
 
 
+def _pad(batches: Sequence[Sequence[Array]]) -> list[Sequence[Array]]:
+    """Return outputs [n, length, ...] of batches of several lengths with zeros up to the longest.
+
+    Outputs without an axis of the length, such as classes, stay as they are.
+    """
+    longest = [
+        max(len(v[0]) if v.ndim > 1 else 0 for v in each) for each in zip(*batches, strict=True)
+    ]
+    return [
+        [_pad_to(values, most) for values, most in zip(batch, longest, strict=True)]
+        for batch in batches
+    ]
+
+
+def _pad_to(values: Array, length: int) -> Array:
+    if values.ndim < 2 or values.shape[1] == length:
+        return values
+    widths = [(0, 0), (0, length - values.shape[1])] + [(0, 0)] * (values.ndim - 2)
+    return np.pad(values, widths)
+
+
 def _join(batches: Sequence[Sequence[Array]]) -> tuple[Array, ...]:
     """Return the outputs of all batches; none if their shapes differ."""
     shapes = {tuple(values.shape[1:] for values in batch) for batch in batches}
@@ -81,9 +104,9 @@ def _join(batches: Sequence[Sequence[Array]]) -> tuple[Array, ...]:
 
 
 def targets_of(split: Split) -> Targets:
-    """Return the targets of a split: labels, groups, inputs, pictures."""
+    """Return the targets of a split: labels, groups, inputs, pictures, lengths."""
     pictures = (lambda indices: split.images[indices]) if split.has_pictures else None
-    return Targets(split.labels, split.groups, split.inputs, pictures)
+    return Targets(split.labels, split.groups, split.inputs, pictures, lengths=split.masked_lengths)
 
 
 def with_logits(evaluation: Evaluation, copies: Sequence[Predictor], split: Split) -> Evaluation:

@@ -118,3 +118,15 @@ class BootstrapScores(OutputScores):
 def mean_of(per_item: Values) -> Callable[[NDArray[np.int64]], float]:
     """Return the metric that is the mean of the items' values."""
     return lambda chosen: float(per_item[chosen].mean())
+
+
+def of_sums(
+    measure: Callable[[NDArray[np.float64]], float], counts: NDArray[np.float64]
+) -> Callable[[NDArray[np.int64]], float]:
+    """Return the metric that follows from sums of the items' counts [n, k]."""
+    return lambda chosen: measure(counts[chosen].sum(axis=0))
+
+
+def ratio(sums: NDArray[np.float64]) -> float:
+    """Return the first of two sums divided by the second; NaN for a second of 0."""
+    return float(sums[0] / sums[1]) if sums[1] else float("nan")

@@ -62,6 +62,8 @@ def _score(
         ConfigError: it returns neither a number nor one for each sample, or fails.
     """
     labels = targets.labels
+    if labels is not None and labels.dtype.kind == "b":  # several labels a sample
+        labels = labels.astype(np.float32)
 
     def measure(call: UserMetric, chosen: NDArray[np.int64] | slice) -> NDArray[np.float64]:
         values = [array[chosen] for array in outputs.values]

@@ -70,12 +70,14 @@ class Targets:
         inputs: returns the network inputs of a slice of the samples.
         pictures: returns the pictures with given indices [k, H, W, C], in the size of the network
             input and before arithmetic; None if samples are not pictures.
+        lengths: the length of each sample by its mask [n]; None without a mask.
     """
 
     labels: Array | None = None
     groups: NDArray[np.int64] | None = None
     inputs: Callable[[slice], NDArray[np.float32]] | None = None
     pictures: Callable[[NDArray[np.int64]], NDArray[np.uint8]] | None = None
+    lengths: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True)
@@ -110,8 +112,10 @@ def check_labels(task: str, setting: TaskContext, kinds: str, expected: str) -> 
     labels = setting.labels
     if labels is None or labels.dtype.kind not in kinds:
         got = "none" if labels is None else f"{labels.dtype} {list(labels.shape)}"
+        is_text = labels is not None and labels.dtype.kind == "U"
+        mend = "; try numpy.unique(labels, return_inverse=True)[1]" if is_text else ""
         raise ConfigError(
-            f"task={task}: the labels of {setting.data} are {got}, expected {expected}"
+            f"task={task}: the labels of {setting.data} are {got}, expected {expected}{mend}"
         )
 
 

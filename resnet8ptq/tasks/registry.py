@@ -7,6 +7,8 @@ from dataclasses import fields
 from pkgutil import resolve_name
 from typing import Any
 
+import numpy as np
+
 from resnet8ptq.config.limits import check
 from resnet8ptq.config.schema import TaskConfig
 from resnet8ptq.core.console import log_once
@@ -22,12 +24,15 @@ TASKS = {
     "classification": "resnet8ptq.tasks.classification:CLASSIFICATION",
     "top5": "resnet8ptq.tasks.top5:TOP5",
     "binary": "resnet8ptq.tasks.binary:BINARY",
+    "multilabel": "resnet8ptq.tasks.multilabel:MULTILABEL",
     "anomaly": "resnet8ptq.tasks.anomaly:ANOMALY",
     "detection": "resnet8ptq.tasks.detection.task:DETECTION",
     "segmentation": "resnet8ptq.tasks.segmentation:SEGMENTATION",
     "dense": "resnet8ptq.tasks.dense:DENSE",
     "regression": "resnet8ptq.tasks.regression:REGRESSION",
     "similarity": "resnet8ptq.tasks.similarity:SIMILARITY",
+    "ctc": "resnet8ptq.tasks.ctc:CTC",
+    "verification": "resnet8ptq.tasks.verification:VERIFICATION",
     "agreement": "resnet8ptq.tasks.agreement:AGREEMENT",
     "deviation": "resnet8ptq.tasks.deviation:DEVIATION",
     "custom": "resnet8ptq.tasks.custom:CUSTOM",
@@ -38,6 +43,9 @@ BECAUSE = {
     "segmentation": "the labels are masks, with a class for each pixel",
     "dense": "the labels are pictures",
     "regression": "the labels are floats; if they are classes, store them as integers from 0",
+    "multilabel": "a sample has several labels",
+    "ctc": "the labels are texts, and the network returns classes by frame",
+    "verification": "the labels are texts, and the network returns one vector: an embedding",
     "classification": "the labels are integers; if they are values, task=regression",
     "binary": "the labels are 0 and 1, and the network returns one value",
     "agreement": (
@@ -86,10 +94,22 @@ def choose(setting: TaskContext) -> str:
     if setting.labels is None:
         several = (setting.classes or 0) > 1
         return "agreement" if several and setting.final == PROBABILITIES else "deviation"
+    if setting.labels.dtype.kind == "U":
+        return _choose_by_text(setting)
     single = (setting.classes, len(setting.class_names)) == (1, 2)
     pixels = "segmentation" if setting.labels.ndim == 3 else "dense"
-    by_kind = {"V": "detection", "f": "regression", "u": pixels}
+    by_kind = {"V": "detection", "f": "regression", "u": pixels, "b": "multilabel"}
     return by_kind.get(setting.labels.dtype.kind, "binary" if single else "classification")
+
+
+def _choose_by_text(setting: TaskContext) -> str:
+    """Return the task for labels that are texts; classes are numbers, so classification fails."""
+    shapes = list(setting.outputs.values())
+    if any(len(shape) == 2 for shape in shapes):
+        return "ctc"
+    embeds = len(shapes) == 1 and len(shapes[0]) == 1 and shapes[0] != (1,)
+    different = len(set(np.asarray(setting.labels).tolist()))
+    return "verification" if embeds and shapes[0] != (different,) else "classification"
 
 
 def recall(params: Mapping[str, str], class_names: tuple[str, ...] = ()) -> Task:

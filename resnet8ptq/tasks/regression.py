@@ -81,7 +81,7 @@ def _keep_predictions(comparison: Comparison) -> dict[str, Array]:
 
 
 def _make(config: RegressionConfig, setting: TaskContext) -> Task:
-    check_labels("regression", setting, "fiu", "values [N, ...]")
+    check_labels("regression", setting, "fiub", "values [N, ...]")
     labels = np.asarray(setting.labels)
     shapes = list(setting.outputs.values())
     if len(shapes) != 1 or math.prod(size or 0 for size in shapes[0]) != labels[:1].size:

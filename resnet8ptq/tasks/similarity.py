@@ -48,10 +48,10 @@ def _score(
     exact = np.asarray(targets.labels, np.float64)
     values = outputs.values[output].reshape(len(exact), -1).astype(np.float64)
     if embeds:
-        pairs = _pair(targets.groups)
+        pairs = pair_up(targets.groups)
         if (exact[pairs[:, 0]] != exact[pairs[:, 1]]).any():
             raise DataError("data.groups: a pair has two scores; expected one")
-        values = _cosine(values[pairs[:, 0]], values[pairs[:, 1]])
+        values = cosine(values[pairs[:, 0]], values[pairs[:, 1]])
         exact = exact[pairs[:, 0]]
     predicted = values.reshape(-1)
     return BootstrapScores(
@@ -64,7 +64,7 @@ def _score(
     )
 
 
-def _pair(groups: NDArray[np.int64] | None) -> NDArray[np.int64]:
+def pair_up(groups: NDArray[np.int64] | None) -> NDArray[np.int64]:
     """Return the samples of each pair [pairs, 2]; samples without their partner are left out.
 
     Selection samples leave out copies of other samples, which may separate a pair.
@@ -82,7 +82,7 @@ def _pair(groups: NDArray[np.int64] | None) -> NDArray[np.int64]:
     return order[np.stack([first, first + 1], axis=1)]
 
 
-def _cosine(one: Array, other: Array) -> NDArray[np.float64]:
+def cosine(one: Array, other: Array) -> NDArray[np.float64]:
     """Return the cosine of the angle between rows [n, d]; 0 if a row is zero."""
     lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
     return (one * other).sum(axis=1) / np.where(lengths == 0, 1, lengths)

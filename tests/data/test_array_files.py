@@ -210,7 +210,7 @@ def wrong_files(folder):
         np.savez(folder / name, **arrays)
         return folder / name
 
-    yield npz("labels.npz", x=INPUTS, y=LABELS.astype(str)), "[12], expected labels as integers"
+    yield npz("labels.npz", x=INPUTS, y=LABELS.astype("S")), "[12], expected labels as integers"
     yield (
         npz("targets.npz", x=INPUTS, y=np.full(12, np.nan)),
         "targets.npz: y: NaN or infinity in sample 0",
@@ -220,7 +220,7 @@ def wrong_files(folder):
     yield npz("short.npz", x=INPUTS, y=LABELS[:5]), "y is int64 [5]; expected 12 labels"
     yield npz("negative.npz", x=INPUTS, y=LABELS - 1), "labels from -1 to 1; expected 0 to 999"
     yield npz("many.npz", x=INPUTS, y=LABELS * 5000), "labels from 0 to 10000; expected 0 to 999"
-    yield npz("pairs.npz", x=INPUTS, y=np.ones((12, 2), int)), "try floats and task=custom"
+    yield npz("pairs.npz", x=INPUTS, y=np.full((12, 2), 2)), "a column of 0 and 1 for each class"
     yield npz("text.npz", x=np.array(["a"] * 12), y=LABELS), "expected numbers [N, ...]"
     yield npz("flat.npz", x=np.zeros(12), y=LABELS), "expected numbers [N, ...]"
     yield npz("none.npz", x=np.zeros((0, 3)), y=LABELS[:0]), "expected numbers [N, ...]"
@@ -272,6 +272,16 @@ def test_what_is_wrong_is_one_line_that_names_it(tmp_path):
             read(path)
         assert message in str(caught.value), path
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, np.int64, np.float32])
+def test_columns_of_0_and_1_are_several_labels(tmp_path, dtype):
+    several = np.arange(12)[:, None] % [2, 3] == 0
+    np.savez(tmp_path / "several.npz", x=INPUTS, y=several.astype(dtype), classes=["two", "three"])
+    data = read(tmp_path / "several.npz")
+    assert data.class_names == ("two", "three")
+    assert data.test.labels.dtype == np.bool_
+    assert len(data.test.strata(2)) == 1
 
 
 @pytest.mark.parametrize("key", ["inputs", "labels", "groups"])

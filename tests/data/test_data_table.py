@@ -304,10 +304,9 @@ def test_any_column_is_taken_or_refused_in_one_line(tmp_path_factory, cells):
     path.write_text("a,y\n" + "".join(f"{cell},{cell}\n" for cell in quoted), "utf-8", "replace")
     try:
         result = Table(Path("t"), read_columns(path), "")
-        labels, names, _ = columns.labels(result, "y", None)
-        assert len(labels) == len(result.columns) and (
-            labels.dtype.kind == "f" or labels.max() < len(names)
-        )
+        labels, names, _ = columns.labels(result, ["y"], None)
+        assert len(labels) == len(result.columns)
+        assert labels.dtype.kind in "fb" or labels.max() < len(names)
         assert np.isfinite(samples(result, ["a"], tmp_path_factory)).all()
     except PtqError as error:
         assert str(error) and "\n" not in str(error)
@@ -423,3 +422,35 @@ def test_a_parquet_file_is_unpacked_in_a_process_of_its_own(tmp_path, monkeypatc
     path = write(tmp_path / "a.parquet", **numbers())
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", None)  # of this process
     assert len(read_columns(path)) == 8
+
+
+@pytest.mark.parametrize(
+    ("columns_of", "chosen", "names"),
+    [
+        ({"y": ["cat|dog", "", "dog"]}, ["y"], ("cat", "dog")),
+        ({"y": [["cat", "dog"], [], ["dog"]]}, ["y"], ("cat", "dog")),
+        ({"y": [[0, 1], [], [1]]}, ["y"], ("0", "1")),
+        ({"y": [[1, 1], [0, 0], [0, 1]]}, ["y"], ("0", "1")),
+        ({"cat": [1, 0, 0], "dog": [1, 0, 1]}, ["cat", "dog"], ("cat", "dog")),
+    ],
+)
+def test_several_labels_a_sample(columns_of, chosen, names):
+    content = Table(Path("t"), pa.table(columns_of), "")
+    labels, classes, _ = columns.labels(content, chosen, None)
+    assert labels.dtype == np.bool_
+    assert labels.tolist() == [[True, True], [False, False], [False, True]]
+    assert classes == names
+
+
+@pytest.mark.parametrize(
+    ("columns_of", "chosen", "message"),
+    [
+        ({"y": ["cat|dog", "cow"]}, ["y"], "row 2: class 'cow' is none of data.classes"),
+        ({"y": [[0.5], [1.0]]}, ["y"], "expected labels as integers"),
+        ({"cat": [1, 2], "dog": [1, 0]}, ["cat", "dog"], "got other values than 0 and 1"),
+    ],
+)
+def test_labels_that_are_no_classes_are_refused(columns_of, chosen, message):
+    content = Table(Path("t"), pa.table(columns_of), "")
+    with pytest.raises(DataError, match=message):
+        columns.labels(content, chosen, ["cat", "dog"])

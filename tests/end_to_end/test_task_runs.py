@@ -9,7 +9,7 @@ import pytest
 from onnx import helper
 
 from resnet8ptq.shipping import to_run
-from resnet8ptq.tasks import agreement, deviation, registry, segmentation
+from resnet8ptq.tasks import agreement, ctc, deviation, registry, segmentation
 from tests.helpers import detectors, segmenters
 from tests.helpers.assembling import assemble
 from tests.helpers.calling import Called, call, call_beside
@@ -39,6 +39,18 @@ def write_network(path: Path, layers: list[np.ndarray], softmax: bool = False) -
     return path
 
 
+def write_reader(path: Path, layers: list[np.ndarray]) -> Path:
+    """Write a network of the same layers, whose output is classes of frames [N, 4, 2]."""
+    model = onnx.load(write_network(path, layers))
+    [output] = model.graph.output
+    shape = onnx.numpy_helper.from_array(np.array([0, 4, 2]), "shape")
+    model.graph.initializer.append(shape)
+    model.graph.node.append(helper.make_node("Reshape", [output.name, "shape"], ["frames"]))
+    output.CopyFrom(helper.make_tensor_value_info("frames", onnx.TensorProto.FLOAT, ["N", 4, 2]))
+    onnx.save(model, path)
+    return path
+
+
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Networks and data: the largest of the first features is the class."""
@@ -60,6 +72,15 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     np.savez(folder / "seven.npz", x=x, y=seven)
     np.savez(folder / "two.npz", x=x, y=two)
     np.savez(folder / "bare.npz", x=x)
+    np.savez(folder / "labels.npz", x=x, y=noisy[:, :7] > 0.7)
+    # Each two features are a frame, whose larger one is its symbol: a blank, or an a.
+    symbols = noisy.reshape(SAMPLES, 4, 2).argmax(axis=2)
+    alphabet = ctc.Alphabet(("", "a"), 0, 2)
+    lines = [alphabet.decode(line) for line in symbols]
+    np.savez(folder / "lines.npz", x=x, y=lines)
+    people = np.arange(SAMPLES) // 30
+    near = random.normal(size=(SAMPLES // 30, FEATURES))[people] + 0.5 * x
+    np.savez(folder / "people.npz", x=near.astype(np.float32), y=people)
     np.savez(folder / "values.npz", x=x, y=noisy[:, :3].astype(np.float32))
     one, other = x[::2, :3], x[1::2, :3]
     cosine = (one * other).sum(axis=1) / np.linalg.norm(one, axis=1) / np.linalg.norm(other, axis=1)
@@ -80,9 +101,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "segmenter": segmenters.write_network(folder / "segmenter.onnx"),
         "detector": detectors.write_detector(folder / "detector.onnx", "yolov8"),
         "classes": write_network(folder / "classes.onnx", [both, back[:, :7]], softmax=True),
+        "scores": write_network(folder / "scores.onnx", [both, back[:, :7]]),
         "pair": write_network(folder / "pair.onnx", [both, back[:, :2]], softmax=True),
         "autoencoder": write_network(folder / "autoencoder.onnx", [both, lossy]),
         "regressor": write_network(folder / "regressor.onnx", [both, back[:, :3]]),
+        "reader": write_reader(folder / "reader.onnx", [both, back]),
         "several": write_network(folder / "several.onnx", [both, back @ both, back]),
     }
 
@@ -104,6 +127,10 @@ RUNS = {
         *("two", "pair", ("task=binary", "task.threshold=0.4"), "AUC"),
         ("accuracy", "baseline/auc", "paired/accuracy_p_value", "ci95/delta_low"),
     ),
+    "multilabel": (
+        *("labels", "scores", (), "mAP"),
+        ("macro_f1", "baseline/map", "paired/p_value", "paired/classes_lost", "sqnr_db"),
+    ),
     "anomaly": (
         *("clips", "autoencoder", ("task=anomaly", "task.max_fpr=0.2"), "AUC"),
         ("pauc", "baseline/pauc", "paired/p_value", "sqnr_db"),
@@ -112,6 +139,14 @@ RUNS = {
     "similarity": (
         *("pairs", "regressor", ("task=similarity", "task.resamples=199"), "Spearman"),
         ("pearson", "baseline/spearman", "paired/p_value", "sqnr_db", "drop"),
+    ),
+    "ctc": (
+        *("lines", "reader", ("task=ctc", "task.alphabet=symbols.txt"), "character error rate"),
+        ("wer", "baseline/cer", "paired/p_value", "sqnr_db", "drop"),
+    ),
+    "verification": (
+        *("people", "regressor", ("task=verification", "task.far=0.1"), "EER"),
+        ("tar", "recall", "baseline/eer", "paired/p_value", "sqnr_db", "drop"),
     ),
     "custom": (
         *("values", "regressor"),
@@ -141,6 +176,7 @@ RUNS = {
 def run(folder: Path, files: dict[str, Path], task: str, *more: str) -> Called:
     data, network, overrides, *_ = RUNS[task]
     (folder / "own_metric.py").write_text(OWN)
+    (folder / "symbols.txt").write_text("a\n")
     words = ["data=arrays", f"data.root={files[data]}"]
     if task == "detection":
         words = detectors.overrides(files[data])

@@ -44,15 +44,18 @@ from resnet8ptq.tasks import (
     anomaly,
     binary,
     classification,
+    ctc,
     custom,
     dense,
     deviation,
+    multilabel,
     registry,
     regression,
     segmentation,
     similarity,
     statistics,
     top5,
+    verification,
 )
 from resnet8ptq.tasks.bootstrap import Replicates
 from resnet8ptq.tasks.comparison import Comparison
@@ -119,6 +122,14 @@ def drawn(seed: int) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
+SEVERAL = RANDOM.random((ITEMS, 7)) < 0.3
+
+
+def noisy_several(noise: float, seed: int = 1) -> Outputs:
+    logits = 4 * SEVERAL - 2 + drawn(seed).normal(size=SEVERAL.shape) * (0.7 + 4 * noise)
+    return Outputs((logits.astype(np.float32),), None, LOGITS)
+
+
 def noisy_two(noise: float, seed: int = 1) -> Outputs:
     score = 3 * TWO - 1.5 + drawn(seed).normal(size=ITEMS) * (0.5 + noise)
     return Outputs(((1 / (1 + np.exp(-score)))[:, None].astype(np.float32),), None, PROBABILITIES)
@@ -150,6 +161,28 @@ def noisy_embeddings(noise: float, seed: int = 1) -> Outputs:
     lengths = 1 + drawn(3).random(ITEMS)
     turned = lengths * np.stack([np.cos(angles), np.sin(angles)])
     return Outputs((turned.T.astype(np.float32),), None, VALUES)
+
+
+LINES = np.array(["".join(NAMES[n] for n in drawn(5 + i).integers(0, 7, 6)) for i in range(ITEMS)])
+ALPHABET = ctc.Alphabet(("", *NAMES), 0, 2)
+
+
+def noisy_lines(noise: float, seed: int = 1) -> Outputs:
+    """Frames of a symbol and a blank in turn; noise replaces symbols."""
+    frames = np.zeros((ITEMS, 12), np.int32)
+    frames[:, ::2] = [[1 + NAMES.index(symbol) for symbol in line] for line in LINES]
+    random = drawn(seed)
+    wrong = random.random(frames.shape) < 0.02 + noise / (8 + noise)
+    return Outputs((np.where(wrong, random.integers(0, 8, frames.shape), frames),), None, VALUES)
+
+
+FACES = RANDOM.normal(size=(ITEMS // 4, 8))[np.arange(ITEMS) // 4]  # four samples of each
+FACE_OF = np.arange(ITEMS) // 4
+
+
+def noisy_faces(noise: float, seed: int = 1) -> Outputs:
+    values = FACES + drawn(seed).normal(size=FACES.shape) * (0.5 + noise)
+    return Outputs((values.astype(np.float32),), None, LOGITS)
 
 
 def boxes() -> np.ndarray:
@@ -238,6 +271,7 @@ CASES = {
     "classification": Case(classification.build(NAMES), Targets(CLASSES), noisy_classes),
     "top5": Case(top5.build(NAMES), Targets(CLASSES), noisy_ranks),
     "binary": Case(binary.build(("no", "yes")), Targets(TWO), noisy_two),
+    "multilabel": Case(multilabel.build(NAMES, resamples=500), Targets(SEVERAL), noisy_several),
     "anomaly": Case(anomaly.build(), Targets(CLIPS % 2, None, windows), noisy_windows),
     "clips": Case(anomaly.build(), Targets(CLIPS % 2, CLIPS, windows), noisy_windows),
     "mae": Case(regression.build(resamples=500), Targets(TARGETS), noisy_values),
@@ -256,6 +290,11 @@ CASES = {
     "embeddings": Case(
         similarity.build(500, embeds=True), Targets(PAIR_SCORES, CLIPS), noisy_embeddings
     ),
+    "cer": Case(ctc.build("cer", ALPHABET, 500), Targets(LINES), noisy_lines),
+    "wer": Case(ctc.build("wer", ALPHABET, 500), Targets(LINES), noisy_lines),
+    "eer": Case(verification.build(resamples=500), Targets(FACE_OF), noisy_faces),
+    "tar": Case(verification.build("tar", 0.1, resamples=500), Targets(FACE_OF), noisy_faces),
+    "recall": Case(verification.build("recall", resamples=500), Targets(FACE_OF), noisy_faces),
     "agreement": Case(agreement.build(), Targets(), noisy_classes),
     "deviation": Case(deviation.build(("scores", "boxes")), Targets(), noisy_pair),
 }
@@ -326,7 +365,8 @@ def test_a_worse_model_is_distinguished(case):
     better = compare(case, 0.05)
     p_value = comparison.paired.model.against(better.paired.model)[1]
     assert p_value == better.paired.model.against(comparison.paired.model)[1] < 0.01
-    if case.task.name not in ("binary", "detection", "segmentation"):  # whose raw outputs are out
+    # whose raw outputs are out
+    if case.task.name not in ("binary", "detection", "segmentation", "ctc"):
         assert comparison.sqnr_db < better.sqnr_db
 
 
@@ -487,7 +527,7 @@ def test_a_run_that_stopped_early_is_read_back_with_its_plan(case):
 
 def params_of(case: Case) -> dict[str, str]:
     params = case.task.describe()
-    if case.task.name in ("regression", "dense"):
+    if case.task.name in ("regression", "dense", "verification", "ctc"):
         params["task.primary"] = case.task.metric.name
     if case.task.name == "custom":
         params |= {"task.direction": "minimize", "task.metric._target_": "own.metric"}
@@ -499,10 +539,8 @@ def test_a_report_recalls_the_task_from_the_params(case):
     recalled = registry.recall(params_of(case), case.task.class_names)
     assert recalled.name == case.task.name
     assert replace(recalled.metric, title="") == replace(case.task.metric, title="")
-    in_report = case.task.name not in (
-        "detection",
-        "segmentation",
-    )  # whose classes are in the files of the run
+    in_files = ("detection", "segmentation", "multilabel")  # whose classes are in the run's files
+    in_report = case.task.name not in in_files
     assert recalled.class_names == (case.task.class_names if in_report else ())
 
 
@@ -537,6 +575,8 @@ CHOSEN = [  # labels and outputs, and the task that `auto` takes
     (setting(TARGETS), "regression"),
     (setting(PICTURES, {"out": (3, 12, 12)}, VALUES), "dense"),
     (setting(MASKS, {"out": (7, 8, 8)}, VALUES, NAMES), "segmentation"),
+    (setting(SEVERAL, {"out": (7,)}, LOGITS, NAMES), "multilabel"),
+    (setting(np.repeat(LINES[:9], 2), {"out": (5,)}, LOGITS), "verification"),
     (setting(None), "agreement"),
     (setting(None, {"out": (4,)}, VALUES), "deviation"),  # a reconstruction
     (setting(None, {"out": (1,)}, LOGITS), "deviation"),
@@ -558,7 +598,8 @@ def test_the_task_that_fits(data, name, caplog):
 
 def test_every_task_that_auto_takes_has_its_reason():
     chosen = {name for _, name in CHOSEN}
-    assert set(registry.BECAUSE) == chosen | {"detection"}  # whose labels the detectors' tests have
+    # Detectors' labels and alphabets have tests of their own.
+    assert set(registry.BECAUSE) == chosen | {"detection", "ctc"}
 
 
 # FP32 no better than chance
@@ -569,8 +610,11 @@ BROKEN = {  # outputs of a broken network by task
     "classification": Outputs((np.eye(7, dtype=np.float32)[np.zeros(ITEMS, int)],)),
     "top5": Outputs((drawn(4).random((ITEMS, 7)).astype(np.float32),)),
     "binary": Outputs((drawn(4).random((ITEMS, 1)).astype(np.float32),), None, PROBABILITIES),
+    "multilabel": Outputs((NOISE,), None, LOGITS),
     "anomaly": Outputs((WINDOWS + NOISE[:, :4],), None, VALUES),
     "regression": Outputs((TARGETS[::-1].copy(),), None, VALUES),
+    "verification": Outputs((NOISE,), None, LOGITS),
+    "ctc": Outputs((drawn(4).integers(0, 8, (ITEMS, 12)),), None, VALUES),
     "similarity": Outputs((np.ones((ITEMS, 1), np.float32),), None, VALUES),
     "segmentation": Outputs((drawn(4).integers(0, 7, MASKS.shape, np.uint8),), None, VALUES),
     "detection": Outputs((np.full((ITEMS, 4, 6), NOTHING, np.float32),), None, VALUES),
@@ -660,6 +704,7 @@ def test_the_bound_of_the_sqnr_keeps_its_level():
     ("name", "data", "error", "message"),
     [
         ("classification", setting(None), ConfigError, "labels of pets are none, expected classes"),
+        ("classification", setting(LINES), ConfigError, "try numpy.unique(labels, "),
         ("classification", setting(TARGETS), ConfigError, "float32 [120, 2], expected classes"),
         ("classification", setting(TWO, {"out": (3,)}), ModelError, "returns 3 values; pets"),
         (

@@ -89,7 +89,7 @@ def load(config: ArraysConfig, preprocess: PreprocessConfig, cache_root: Path) -
     if sides[0].images.dtype.kind in "iu" and (config.offset, config.scale) == (0, 1):
         _warn_unused(arrays, root)
     labels = [split.labels for split in sides if split.labels is not None]
-    highest = [int(numbers.max()) for numbers in labels if numbers.dtype.kind == "i"]
+    highest = [_find_highest(numbers) for numbers in labels if numbers.dtype.kind in "ib"]
     names, named = _find_classes(arrays, config, root, max(highest)) if highest else ((), True)
     title = root.name.partition(".")[0] or root.name
     if len(sides) == 1:
@@ -553,12 +553,22 @@ def _check_finite(array: _Sourced) -> None:
             raise DataError(f"{array}: NaN or infinity in sample {first}; expected finite values")
 
 
+def _find_highest(labels: Array) -> int:
+    """Return the highest class of labels, [N] or [N, classes]."""
+    return labels.shape[1] - 1 if labels.dtype.kind == "b" else int(labels.max())
+
+
 def _read_labels(labels: _Sourced) -> Array:
-    """Return classes [N] as int64, including one-hot rows; or values [N, ...] unchanged."""
+    """Return classes [N] as int64, including one-hot rows; several classes [N, classes] as bool; or
+    values [N, ...] unchanged.
+    """
     stored = labels.values
-    if stored.ndim == 2 and stored.shape[1] > 1 and _is_one_hot(stored):
-        log.info("%s: one-hot, taken as %d classes", labels, stored.shape[1])
-        return stored.argmax(axis=1)
+    if _is_binary(stored):
+        if (stored.sum(axis=1) == 1).all():
+            log.info("%s: one-hot, taken as %d classes", labels, stored.shape[1])
+            return stored.argmax(axis=1)
+        log.info("%s: 0 and 1, taken as several labels of %d classes", labels, stored.shape[1])
+        return stored.astype(np.bool_)
     if stored.dtype.kind == "f":
         _check_finite(labels)
         return stored
@@ -566,12 +576,12 @@ def _read_labels(labels: _Sourced) -> Array:
         return stored
     if stored.ndim == 3 and stored.dtype.kind in "iub":
         return _read_masks(labels)
+    if stored.dtype.kind == "U" and stored.ndim == 1:
+        return stored
     if stored.dtype.kind not in "iub" or stored.shape not in ((len(stored),), (len(stored), 1)):
         mend = ""
         if stored.ndim > 1:
-            mend = "; several labels a sample: try floats and task=custom with your metric"
-        elif stored.dtype.kind in "US":
-            mend = "; try numpy.unique(labels, return_inverse=True)[1]"
+            mend = "; several labels a sample: a column of 0 and 1 for each class"
         raise DataError(
             f"{labels}: got {_shape(stored)}, expected labels as integers from 0, [N], values as "
             f"floats, [N, ...], masks as integers, [N, height, width], or pictures as uint8, "
@@ -623,12 +633,11 @@ def check_labels(labels: Array, source: object) -> NDArray[np.int64]:
     return wide
 
 
-def _is_one_hot(rows: Array) -> bool:
-    if rows.dtype.kind not in "iubf" or rows.shape[1] > MAX_CLASSES:
+def _is_binary(rows: Array) -> bool:
+    """Return whether rows have a column of 0 and 1 for each class."""
+    if rows.dtype.kind not in "iubf" or rows.ndim != 2 or not 1 < rows.shape[1] <= MAX_CLASSES:
         return False
-    return all(
-        np.isin(part, (0, 1)).all() and (part.sum(axis=1) == 1).all() for part in in_parts(rows)
-    )
+    return all(np.isin(part, (0, 1)).all() for part in in_parts(rows))
 
 
 def _read_groups(groups: _Sourced) -> NDArray[np.int64]:

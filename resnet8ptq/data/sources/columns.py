@@ -26,6 +26,8 @@ from resnet8ptq.data.sources.arrays import MAX_CLASSES, MAX_SAMPLES, list_names
 
 PICTURES = ("path", "file", "file_name", "filename", "image", "img", "picture")
 LABELS = (*arrays.LABELS, "label", "target", "class")
+TRANSCRIPTS = ("transcript", "transcription", "sentence", "text")  # of pictures and of speech
+SEPARATOR = "|"  # of several labels in one text
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 
 log = logging.getLogger(__name__)
@@ -278,25 +280,37 @@ def _first_not_a_number(column: Column) -> tuple[int, str]:
 
 
 def labels(
-    table: Table, name: str, classes: Sequence[str] | None
+    table: Table, names: Sequence[str], classes: Sequence[str] | None
 ) -> tuple[NDArray[Any] | None, tuple[str, ...], bool]:
-    """Return the labels [N] of a column, the class names, and whether the classes have names.
+    """Return the labels of a column, the class names, and whether the classes have names.
 
     Integers are labels from 0. Each distinct text is a class, in the order of `classes`, or by
-    default in alphabetical order. Floats are regression targets, without classes.
+    default in alphabetical order. Floats are regression targets, without classes. Lists, texts with
+    `SEPARATOR`, and several columns of 0 and 1 are several labels a sample, [N, classes] bool.
+    A column of `TRANSCRIPTS` holds texts, [N].
 
     Raises:
         DataError: a label is missing or has another type; names the row.
     """
+    [name, *others] = names
     if name == arrays.NO_LABELS:
         return None, (), True
+    if others:
+        return _of_columns(table, names, classes)
     column = table.column("data.labels", name)
     source = f"{table.source}: column {name!r}"
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.string())
     check_filled(column, source)
+    if is_text(column) and name.lower() in TRANSCRIPTS:
+        return np.array(column.to_pylist(), np.str_), (), True
+    if is_text(column) and pc.any(pc.match_substring(column, SEPARATOR)).as_py():
+        parts = [text.split(SEPARATOR) if text else [] for text in column.to_pylist()]
+        return _several(parts, source, classes)
     if is_text(column):
         return _by_name(column, source, classes)
+    if _is_list(column.type) and not pa.types.is_floating(column.type.value_type):
+        return _several(column.to_pylist(), source, classes)
     if pa.types.is_floating(column.type):
         return _numbers(table, name), (), True
     if not pa.types.is_integer(column.type):
@@ -306,6 +320,60 @@ def labels(
         )
     numbers = arrays.check_labels(column.to_numpy(), source)
     return numbers, *arrays.name_classes(source, int(numbers.max()), classes)
+
+
+def _of_columns(
+    table: Table, names: Sequence[str], classes: Sequence[str] | None
+) -> tuple[NDArray[np.bool_], tuple[str, ...], bool]:
+    """Return several columns of 0 and 1, one for each class; `classes` gives them other names."""
+    rows = np.stack([_numbers(table, name) for name in names], axis=1)
+    if not np.isin(rows, (0, 1)).all():
+        raise DataError(
+            f"{table.source}: columns {list_names(names)}: got other values than 0 and 1; expected "
+            "a column of 0 and 1 for each class"
+        )
+    named, _ = arrays.name_classes(table.source, len(names) - 1, classes or names)
+    return rows.astype(np.bool_), named, True
+
+
+def _several(
+    rows: Sequence[Sequence[Any]], source: str, classes: Sequence[str] | None
+) -> tuple[NDArray[np.bool_], tuple[str, ...], bool]:
+    """Return lists of labels, texts or integers from 0, as [N, classes]; a list may be empty.
+
+    Lists of 0 and 1 with a value for each class are such a matrix already; lists of labels do not
+    repeat one.
+
+    Raises:
+        DataError: a label is no class; names the row.
+    """
+    different = {label for row in rows for label in row}
+    repeated = any(len({*row}) < len(row) for row in rows)
+    if repeated and different <= {0, 1} and len({*map(len, rows)}) == 1:
+        named_classes = arrays.name_classes(source, len(rows[0]) - 1, classes)
+        return np.array(rows, np.bool_), *named_classes
+    if not all(isinstance(label, int | str) for label in different):
+        raise DataError(f"{source}: got lists of other values; expected integers from 0 or texts")
+    if all(isinstance(label, int) for label in different):
+        numbers = arrays.check_labels(np.array([*different] or [0]), source)
+        names, named = arrays.name_classes(source, int(numbers.max()), classes)
+        known: dict[Any, int] = {number: number for number in range(len(names))}
+    else:
+        names = tuple(sorted(map(str, different)) if classes is None else classes)
+        named = True
+        known = {name: number for number, name in enumerate(names)}
+    if not 2 <= len(names) <= MAX_CLASSES:
+        raise DataError(f"{source}: has {len(names)} classes; expected 2 to {MAX_CLASSES}")
+    labels = np.zeros((len(rows), len(names)), np.bool_)
+    for number, row in enumerate(rows):
+        for label in row:
+            if label not in known:
+                raise DataError(
+                    f"{source}, row {number + 1}: class {printable(str(label))!r} is none of "
+                    f"data.classes={list(names)}"
+                )
+            labels[number, known[label]] = True
+    return labels, names, named
 
 
 def groups(table: Table, name: str) -> NDArray[np.int64]:

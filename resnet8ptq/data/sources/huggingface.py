@@ -60,8 +60,8 @@ def _open(config: TableConfig, cache_root: Path) -> tuple[Table, TableConfig]:
         rows = rows.drop_columns([table.SIDE])
     whole = Table(root, rows, sha256)
     label = config.labels or whole.pick(LABELS)
-    if config.classes is None and label in notes["classes"]:
-        config = replace(config, classes=notes["classes"][label])
+    if config.classes is None and str(label) in notes["classes"]:
+        config = replace(config, classes=notes["classes"][str(label)])
     return whole, config
 
 
@@ -76,9 +76,8 @@ def _read(root: Path, limits: Limits) -> tuple[pa.Schema, Iterator[pa.RecordBatc
     for side in sides.values():
         limits.check(root, len(side.features), sum(map(len, sides.values())))
     [first, *_] = sides.values()
-    kinds = {
-        name: kind for name, kind in first.features.items() if isinstance(kind, datasets.ClassLabel)
-    }
+    features = {name: getattr(kind, "feature", kind) for name, kind in first.features.items()}
+    kinds = {n: kind for n, kind in features.items() if isinstance(kind, datasets.ClassLabel)}
     notes = {"sides": len(sides), "classes": {name: kind.names for name, kind in kinds.items()}}
     schema = first.features.arrow_schema.append(pa.field(table.SIDE, pa.string()))
     return schema.with_metadata({_NOTES: json.dumps(notes)}), _rows(sides, schema)

@@ -104,8 +104,8 @@ def build(
     others = _list_inputs(table, config)
     side_column = config.split or table.pick(SPLITS)
     group_column = config.groups or table.pick(arrays.GROUPS)
-    label_column = _find_labels(table, config)
-    labels, names, named = columns.labels(table, label_column, config.classes)
+    label_columns = _find_labels(table, config)
+    labels, names, named = columns.labels(table, label_columns, config.classes)
     groups = None if group_column is None else columns.groups(table, group_column)
     if config.pairs == "apart" and groups is not None:
         raise ConfigError(
@@ -186,7 +186,7 @@ def _list_inputs(table: Table, config: TableConfig) -> list[str]:
     split = config.split or table.pick(SPLITS)
     groups = config.groups or table.pick(arrays.GROUPS)
     return [
-        name for name in table.names if name not in (_find_labels(table, config), split, groups)
+        name for name in table.names if name not in (*_find_labels(table, config), split, groups)
     ]
 
 
@@ -278,13 +278,15 @@ def _keep_numbers(
     return np.load(entry / "samples.npy", mmap_mode="r")
 
 
-def _find_labels(table: Table, config: TableConfig) -> str:
-    """Return the column of labels, or `NO_LABELS`."""
+def _find_labels(table: Table, config: TableConfig) -> list[str]:
+    """Return the columns of labels, or `NO_LABELS`."""
+    if isinstance(config.labels, list):
+        return config.labels
     name = config.labels or table.pick(LABELS)
-    if name is None and config.tokenizer is not None:
-        name = table.pick(texts.LABELS)
+    if name is None:
+        name = table.pick(columns.TRANSCRIPTS if config.tokenizer is None else texts.LABELS)
     if name is not None:
-        return name
+        return [name]
     pairs = zip(table.names, table.columns.columns, strict=True)
     text_first = [column for column, _ in sorted(pairs, key=lambda p: columns.is_numbers(p[1]))]
     raise ConfigError(

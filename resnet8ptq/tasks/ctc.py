@@ -1,0 +1,249 @@
+"""`task=ctc`: lines of text, or speech, decoded greedily; character and word error rate.
+
+CTC: Graves et al., "Connectionist Temporal Classification", ICML 2006. A frame's symbol is its
+largest value; repeated symbols are one, and blanks are dropped.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resnet8ptq.config.schema import CtcConfig
+from resnet8ptq.core import files
+from resnet8ptq.core.errors import ConfigError, ModelError, errors_as
+from resnet8ptq.tasks import distortion
+from resnet8ptq.tasks.bootstrap import BOOTSTRAP, BootstrapScores, of_sums, ratio
+from resnet8ptq.tasks.comparison import Comparison
+from resnet8ptq.tasks.metric import Metric
+from resnet8ptq.tasks.outputs import Array, Outputs, Targets, TaskContext, check_labels, describe
+from resnet8ptq.tasks.statistics import SIGNIFICANCE, Margin
+from resnet8ptq.tasks.task import Scope, Table, Task, TaskFiles, TaskType
+
+METRICS = {
+    "cer": Metric("cer", "character error rate", maximize=False, percent=True),
+    "wer": Metric("wer", "word error rate", maximize=False, percent=True),
+}
+EXPECTED = "expected a file with a symbol in each line, or a vocab.json of symbols and numbers"
+MAX_BYTES = 2**24  # of the alphabet
+
+Counts = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Alphabet:
+    """The symbols of an output's classes.
+
+    Attributes:
+        symbols: a text for each class; empty for the blank.
+        output: the index of the output.
+        axis: the axis of a batch's output [n, frames, classes] or [n, classes, frames] that has the
+            classes.
+    """
+
+    symbols: tuple[str, ...]
+    output: int
+    axis: int
+
+    def __call__(self, outputs: Sequence[Array]) -> tuple[NDArray[np.int32]]:
+        """Return the class of each frame [n, frames]."""
+        return (outputs[self.output].argmax(axis=self.axis).astype(np.int32),)
+
+    def decode(self, classes: NDArray[np.int32]) -> str:
+        """Return the text of one line's classes [frames]."""
+        starts = np.append(True, classes[1:] != classes[:-1]) if len(classes) else classes
+        return "".join(self.symbols[number] for number in classes[starts])
+
+
+@dataclass(frozen=True)
+class LineScores(BootstrapScores):
+    """The error rate of lines, and the texts.
+
+    Attributes:
+        texts, labels: the decoded and the true text of each line.
+        errors: wrong characters of each line [n].
+    """
+
+    texts: Sequence[str] = ()
+    labels: Sequence[str] = ()
+    errors: Counts = field(default_factory=lambda: np.zeros(0))
+
+    def sqnr_db(self, baseline: Self) -> float | None:
+        """Return the SQNR of the network's outputs for the first lines, in dB."""
+        ours = self.outputs.raw
+        theirs = baseline.outputs.raw
+        same = [values.shape for values in ours] == [values.shape for values in theirs]
+        return distortion.sqnr_db(theirs, ours) if ours and same else None
+
+    @cached_property
+    def errors_of_others(self) -> Counts:
+        """Wrong characters of each line, if the true text is that of the next line."""
+        others = [*self.labels[1:], *self.labels[:1]]
+        return np.array([count_errors(*pair) for pair in zip(self.texts, others, strict=True)])
+
+
+def count_errors(said: Sequence[str], true: Sequence[str]) -> float:
+    """Return the edit distance of two sequences (Levenshtein, 1966).
+
+    >>> count_errors("kitten", "sitting")
+    3.0
+    """
+    columns = np.arange(len(true) + 1)
+    truth = np.array(list(true), np.object_)
+    row = columns
+    for number, symbol in enumerate(said, 1):
+        best = np.minimum(row[:-1] + (truth != symbol), row[1:] + 1)
+        row = np.append(number, best) - columns
+        row = np.minimum.accumulate(row) + columns  # insertions, from left to right
+    return float(row[-1])
+
+
+def build(primary: str = "cer", alphabet: Alphabet | None = None, resamples: int = 9999) -> Task:
+    """Return the task.
+
+    Args:
+        primary: `cer` or `wer`.
+        alphabet: decodes the outputs; None for a finished run.
+    """
+    other = METRICS["wer" if primary == "cer" else "cer"]
+    return Task(
+        "ctc",
+        METRICS[primary],
+        partial(_score, primary, alphabet, resamples),
+        BOOTSTRAP,
+        beside=(other,),
+        scope=Scope(reduction=alphabet),
+        files=TaskFiles(tables=_list_lines),
+        doubt=partial(_doubt, METRICS[primary]),
+    )
+
+
+def _score(
+    primary: str, alphabet: Alphabet | None, resamples: int, outputs: Outputs, targets: Targets
+) -> LineScores:
+    assert alphabet is not None  # finished runs are not scored
+    [frames] = outputs.values
+    ends = np.full(len(frames), frames.shape[1])
+    if targets.lengths is not None:
+        share = targets.lengths / max(int(targets.lengths.max()), 1)
+        ends = np.ceil(frames.shape[1] * share).astype(np.int64)
+    texts = [alphabet.decode(line[:end]) for line, end in zip(frames, ends, strict=True)]
+    labels = np.asarray(targets.labels).tolist()
+    counts = {
+        "cer": [(count_errors(*pair), len(pair[1])) for pair in zip(texts, labels, strict=True)],
+        "wer": [
+            (count_errors(said.split(), true.split()), len(true.split()))
+            for said, true in zip(texts, labels, strict=True)
+        ],
+    }
+    rates = {name: of_sums(ratio, np.array(pairs, np.float64)) for name, pairs in counts.items()}
+    statistic = rates.pop(primary)
+    every = np.arange(len(texts))
+    return LineScores(
+        outputs,
+        statistic,
+        resamples,
+        others={name: rate(every) for name, rate in rates.items()},
+        texts=texts,
+        labels=labels,
+        errors=np.array(counts["cer"], np.float64)[:, 0],
+    )
+
+
+def _list_lines(comparison: Comparison) -> dict[str, Table]:
+    """Return the lines whose text changed, those with the most further errors first."""
+    model = comparison.model
+    fp32 = comparison.baseline
+    changed = [n for n, text in enumerate(model.texts) if text != fp32.texts[n]]
+    more = model.errors - fp32.errors
+    rows = [
+        [n, model.labels[n], fp32.texts[n], model.texts[n], int(more[n])]
+        for n in sorted(changed, key=lambda n: -more[n])
+    ]
+    return {"changed_lines.csv": [["line", "true", "fp32", "quantized", "more_errors"], *rows]}
+
+
+def _doubt(metric: Metric, baseline: LineScores, expected: float | None) -> str | None:
+    """Doubt texts that are no nearer to their own lines than to other lines."""
+    excess = baseline.errors - baseline.errors_of_others
+    if Margin.of_mean(excess).p_within <= SIGNIFICANCE:
+        return None
+    return (
+        f"NEAR CHANCE, {metric.show(baseline.value)}: the texts fit other lines as well (do "
+        "task.alphabet and task.blank fit?)"
+    )
+
+
+def read_alphabet(path: Path) -> list[str]:
+    """Return the symbols of an alphabet file, in the order of the classes.
+
+    In a vocab.json of Hugging Face, `|` is the space, and special tokens are dropped.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    with errors_as(ConfigError, f"task.alphabet: got {path}", EXPECTED):
+        if path.stat().st_size > MAX_BYTES:
+            raise ValueError(f"larger than {MAX_BYTES:,} bytes")
+        text = path.read_text("utf-8")
+        if path.suffix == ".json":
+            return _read_vocabulary(json.loads(text))
+        return text.removesuffix("\n").replace("\r", "").split("\n")
+
+
+def _read_vocabulary(numbers: Mapping[str, int]) -> list[str]:
+    if sorted(numbers.values()) != list(range(len(numbers))):
+        raise ValueError("its numbers are not 0, 1, ...")
+    is_special = {symbol for symbol in numbers if len(symbol) > 1 and symbol[0] in "<["}
+    names = {symbol: "" if symbol in is_special else symbol for symbol in numbers}
+    if " " not in numbers and "|" in numbers:
+        names["|"] = " "
+    return [names[symbol] for symbol in sorted(numbers, key=numbers.__getitem__)]
+
+
+def _fit(config: CtcConfig, outputs: Mapping[str, tuple[int | None, ...]]) -> Alphabet:
+    """Return the alphabet for the output that has a class for each symbol, and the blank."""
+    if config.alphabet is None:
+        raise ConfigError(f"task.alphabet: got null, {EXPECTED}; try task=ctc task.alphabet=FILE")
+    symbols = read_alphabet(Path(config.alphabet))
+    for number, shape in enumerate(outputs.values()):
+        for axis in (1, 0):
+            if len(shape) != 2 or shape[axis] not in (len(symbols), len(symbols) + 1):
+                continue
+            classes = shape[axis] or 0
+            blank = config.blank % classes
+            if classes > len(symbols):
+                symbols.insert(blank, "")
+            symbols[blank] = ""
+            return Alphabet(tuple(symbols), number, axis + 1)
+    raise ModelError(
+        f"returns {describe(outputs)}; {config.alphabet} has {len(symbols)} symbols; expected one "
+        f"output [frames, {len(symbols) + 1}], with the blank (or {len(symbols)}, if the file has "
+        "a line for it)"
+    )
+
+
+def _make(config: CtcConfig, setting: TaskContext) -> Task:
+    expected = "the text of each line (a column named transcript, or an array of texts)"
+    check_labels("ctc", setting, "U", expected)
+    if not any(np.asarray(setting.labels).tolist()):
+        raise ConfigError(f"task=ctc: the texts of {setting.data} are empty")
+    return build(config.primary, _fit(config, setting.outputs), config.resamples)
+
+
+def _hash(config: Any) -> str:
+    path = config.alphabet
+    return files.sha256(Path(path)) if path is not None and Path(path).is_file() else ""
+
+
+CTC = TaskType(
+    _make,
+    lambda config, names: build(config.primary, resamples=config.resamples),
+    CtcConfig,
+    _hash,
+)

@@ -1,0 +1,181 @@
+"""`task=multilabel`: several labels a sample, scored by mean average precision and macro F1."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resnet8ptq.config.schema import MultilabelConfig
+from resnet8ptq.core.errors import ConfigError, ModelError
+from resnet8ptq.tasks import distortion, statistics
+from resnet8ptq.tasks.bootstrap import BOOTSTRAP
+from resnet8ptq.tasks.classwise import ClasswiseScores, count_lost, list_classes
+from resnet8ptq.tasks.comparison import Comparison, doubt_below
+from resnet8ptq.tasks.metric import Metric, Metrics
+from resnet8ptq.tasks.outputs import Outputs, Targets, TaskContext, check_labels, describe
+from resnet8ptq.tasks.statistics import Values
+from resnet8ptq.tasks.task import Task, TaskFiles, TaskType
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MAP = Metric("map", "mAP")
+MACRO_F1 = Metric("macro_f1", "macro F1")
+CLASSES = "classes.png"
+
+
+@dataclass(frozen=True)
+class MultilabelScores(ClasswiseScores):
+    """The outputs [n, classes] of one model, and labels [n, classes], where True is present.
+
+    Attributes:
+        threshold: the probability above which a class is predicted.
+    """
+
+    labels: NDArray[np.bool_]
+    threshold: float
+    resamples: int
+
+    @property
+    def value(self) -> float:
+        """The mean of the classes' average precision."""
+        return float(np.nanmean(self.of_class))
+
+    @cached_property
+    def _precision(self) -> Callable[[NDArray[np.integer]], Values]:
+        return rank(self.outputs.values[0], self.labels)
+
+    @cached_property
+    def of_class(self) -> Values:
+        """The average precision of each class [classes]; NaN without samples of the class."""
+        return self._precision(np.ones(self.total, np.int64))
+
+    @cached_property
+    def by_class(self) -> Values:
+        """The average precision of each class on each bootstrap sample [resamples, classes]."""
+        replicates = np.empty((self.resamples, self.labels.shape[1]))
+        draws = statistics.resample(self.total, self.resamples)
+        for row, chosen in zip(replicates, draws, strict=True):
+            row[:] = self._precision(np.bincount(chosen, minlength=self.total))
+        return replicates
+
+    @property
+    def pictures_of_class(self) -> NDArray[np.int64]:
+        """Number of samples of each class [classes]."""
+        return self.labels.sum(axis=0)
+
+    def more(self) -> Metrics:
+        """Return the mean of the classes' F1 above the threshold; 0 for a class never predicted."""
+        [values] = self.outputs.values
+        cut = self.threshold
+        if not 0 <= values.min() <= values.max() <= 1:
+            cut = float(np.log(cut / (1 - cut)))  # of logits
+        predicted = values > cut
+        hits = (predicted & self.labels).sum(axis=0)
+        named = predicted.sum(axis=0) + self.labels.sum(axis=0)
+        return {MACRO_F1.name: float((2 * hits / np.maximum(named, 1)).mean())}
+
+    def sqnr_db(self, baseline: "MultilabelScores") -> float | None:
+        """Return the SQNR of the outputs in dB."""
+        return distortion.sqnr_db(baseline.outputs.values, self.outputs.values)
+
+
+def rank(
+    scores: NDArray[np.floating], labels: NDArray[np.bool_]
+) -> Callable[[NDArray[np.integer]], Values]:
+    """Return a function from the weight of each sample [n] to the average precision [classes].
+
+    It is the mean precision at the samples of a class, in descending order of the score, without
+    interpolation. Samples of equal scores are retrieved together. Scores are sorted only once, so a
+    bootstrap sample needs only weights.
+
+    Args:
+        scores, labels: [n, classes].
+    """
+    order = np.argsort(-scores, axis=0, kind="stable")
+    ranked = np.take_along_axis(scores, order, axis=0)
+    present = np.take_along_axis(labels, order, axis=0)
+    rows = np.arange(len(scores))[:, np.newaxis]
+    is_last = np.ones(scores.shape, np.bool_)
+    is_last[:-1] = ranked[:-1] != ranked[1:]
+    last = np.where(is_last, rows, len(scores))  # the last sample of an equal score
+    last = np.minimum.accumulate(last[::-1], axis=0)[::-1]
+
+    def measure(weights: NDArray[np.integer]) -> Values:
+        drawn = weights[order]
+        hits = drawn * present
+        retrieved = np.cumsum(hits, axis=0)
+        precision = retrieved / np.maximum(np.cumsum(drawn, axis=0), 1)
+        gained = (hits * np.take_along_axis(precision, last, axis=0)).sum(axis=0)
+        total = retrieved[-1]
+        return np.divide(gained, total, out=np.full(len(total), np.nan), where=total > 0)
+
+    return measure
+
+
+def build(class_names: tuple[str, ...] = (), threshold: float = 0.5, resamples: int = 2000) -> Task:
+    """Return the task for these classes."""
+    return Task(
+        "multilabel",
+        MAP,
+        partial(_score, threshold, resamples),
+        BOOTSTRAP,
+        beside=(MACRO_F1,),
+        class_names=class_names,
+        pair_metrics=count_lost,
+        files=TaskFiles(
+            tables=partial(list_classes, "ap", class_names),
+            figures=partial(_draw, class_names),
+            captions={CLASSES: "AP by class: those that changed most, beside FP32"},
+        ),
+        doubt=_doubt,
+    )
+
+
+def _score(
+    threshold: float, resamples: int, outputs: Outputs, targets: Targets
+) -> MultilabelScores:
+    return MultilabelScores(outputs, np.asarray(targets.labels), threshold, resamples)
+
+
+def _draw(names: tuple[str, ...], comparison: Comparison, title: str) -> "dict[str, Figure]":
+    from resnet8ptq.tasks import classwise_plot
+
+    return {CLASSES: classwise_plot.draw(comparison, names, title)}
+
+
+def _doubt(baseline: MultilabelScores, expected: float | None) -> str | None:
+    """Doubt a mAP that is not above that of scores in random order, or is below `expected`."""
+    shares = baseline.labels.mean(axis=0)
+    chance = float(shares[shares > 0].mean())
+    interval = baseline.per_sample.interval
+    shown = f"mAP {MAP.show(baseline.value)} (of scores in random order {MAP.show(chance)})"
+    return (
+        f"NEAR CHANCE, {shown}" if interval[0] <= chance else doubt_below(shown, interval, expected)
+    )
+
+
+def _make(config: MultilabelConfig, setting: TaskContext) -> Task:
+    expected = "a matrix [N, classes] of 0 and 1, or lists of classes"
+    check_labels("multilabel", setting, "b", expected)
+    labels = np.asarray(setting.labels)
+    if setting.classes != labels.shape[1]:
+        raise ModelError(
+            f"returns {describe(setting.outputs)}; {setting.data} has labels of "
+            f"{labels.shape[1]} classes; expected one output with a value for each class"
+        )
+    if not (labels.any(axis=0) & ~labels.all(axis=0)).any():
+        raise ConfigError(
+            f"task=multilabel: no class of {setting.data} has samples with and without it"
+        )
+    return build(setting.class_names, config.threshold, config.resamples)
+
+
+MULTILABEL = TaskType(
+    _make,
+    lambda config, class_names: build((), config.threshold, config.resamples),
+    MultilabelConfig,
+)

@@ -1,0 +1,248 @@
+"""`task=verification`: embeddings of identities, as pairs (EER, TAR) or as a gallery (recall).
+
+The score of a pair is the cosine of its embeddings. The bootstrap draws identities, whose pairs are
+not independent; the pairs of a list are drawn themselves.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resnet8ptq.config.schema import VerificationConfig
+from resnet8ptq.core.errors import ConfigError, ModelError
+from resnet8ptq.tasks import statistics
+from resnet8ptq.tasks.bootstrap import BOOTSTRAP, BootstrapScores
+from resnet8ptq.tasks.comparison import doubt_below
+from resnet8ptq.tasks.metric import Metric
+from resnet8ptq.tasks.outputs import Outputs, Targets, TaskContext, check_labels, describe
+from resnet8ptq.tasks.similarity import cosine, pair_up
+from resnet8ptq.tasks.statistics import Values
+from resnet8ptq.tasks.task import Scope, Task, TaskType
+
+MOST_PAIRS = 100_000  # of different identities; more of them change the EER little
+AT_ONCE = 512  # queries, each compared with the whole gallery
+
+Indices = NDArray[np.int64]
+Chosen = Callable[[Indices], float]
+
+
+def metrics(far: float = 0.01, k: int = 1) -> dict[str, Metric]:
+    """Return the metrics by the value of `task.primary`."""
+    return {
+        "eer": Metric("eer", "EER", maximize=False, percent=True),
+        "tar": Metric("tar", f"TAR at FAR {far:g}", percent=True),
+        "recall": Metric("recall", f"recall at {k}", percent=True),
+    }
+
+
+@dataclass(frozen=True)
+class VerificationScores(BootstrapScores):
+    """The metric on all identities, and on bootstrap samples of them.
+
+    Attributes:
+        chance: the value of embeddings that do not depend on the identity.
+    """
+
+    chance: float = 0.0
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs of samples [pairs], in descending order of their scores.
+
+    Attributes:
+        items: the two drawn items of each pair [pairs, 2]; equal for two samples of one item.
+        same: whether a pair has one identity.
+        last: the last pair of an equal score.
+    """
+
+    items: Indices
+    same: NDArray[np.bool_]
+    last: Indices
+
+    @classmethod
+    def of(cls, scores: Values, items: Indices, same: NDArray[np.bool_]) -> "Pairs":
+        """Sort pairs by their scores, once for all bootstrap samples."""
+        order = np.argsort(-scores, kind="stable")
+        ranked = scores[order]
+        last = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))
+        return cls(items[order], same[order], last)
+
+    def rates(self, weights: Indices) -> tuple[Values, Values]:
+        """Return false and true acceptance rates at each threshold, from 0 on.
+
+        Args:
+            weights: how often each item was drawn; a pair counts as often as both of its items.
+        """
+        one, other = self.items.T
+        drawn = weights[one] * np.where(one == other, 1, weights[other])
+        rates = []
+        for kind in (~self.same, self.same):
+            accepted = np.cumsum(drawn * kind)
+            rates.append(np.append(0.0, accepted[self.last]) / accepted[-1])
+        return rates[0], rates[1]
+
+
+def find_eer(false: Values, true: Values) -> float:
+    """Return the rate at which false acceptances equal false rejections, on the line between two
+    thresholds.
+    """
+    after = int(np.argmax(false >= 1 - true))
+    before = after - 1
+    excess = (1 - true - false)[[before, after]]
+    share = excess[0] / (excess[0] - excess[1])
+    return float(false[before] + share * (false[after] - false[before]))
+
+
+def find_tar(far: float, false: Values, true: Values) -> float:
+    """Return the highest true acceptance rate whose false acceptance rate is at most `far`."""
+    return float(true[false <= far].max())
+
+
+def _by_pairs(pairs: Pairs, items: int, measure: Callable[[Values, Values], float]) -> Chosen:
+    def metric(chosen: Indices) -> float:
+        with np.errstate(invalid="ignore"):
+            rates = pairs.rates(np.bincount(chosen, minlength=items))
+        return measure(*rates) if np.isfinite(rates).all() else np.nan
+
+    return metric
+
+
+def _list_pairs(identities: Indices) -> Indices:
+    """Return pairs [pairs, 2]: all of equal identities, and at most `MOST_PAIRS` drawn others."""
+    count = len(identities)
+    if count * (count - 1) // 2 <= MOST_PAIRS:
+        return np.stack(np.triu_indices(count, 1), axis=1)
+    order = np.argsort(identities, kind="stable")
+    same = [np.zeros((0, 2), np.int64)]
+    for members in np.split(order, np.flatnonzero(np.diff(identities[order])) + 1):
+        same.append(members[np.stack(np.triu_indices(len(members), 1), axis=1)])
+    random = np.random.default_rng(statistics.RESAMPLING_SEED)
+    drawn = np.sort(random.integers(0, count, (3 * MOST_PAIRS, 2)), axis=1)
+    drawn = random.permutation(np.unique(drawn, axis=0))
+    others = drawn[identities[drawn[:, 0]] != identities[drawn[:, 1]]]
+    return np.concatenate([*same, others[:MOST_PAIRS]])
+
+
+def find_hits(values: Values, identities: Indices, k: int) -> NDArray[np.bool_]:
+    """Return whether one of the `k` nearest other samples has the identity of each sample [n].
+
+    Equally near samples of other identities count as nearer, so equal embeddings hit nothing.
+    """
+    lengths = np.linalg.norm(values, axis=1, keepdims=True)
+    unit = values / np.where(lengths == 0, 1, lengths)
+    hits = np.zeros(len(values), np.bool_)
+    for start in range(0, len(values), AT_ONCE):
+        rows = np.arange(start, min(start + AT_ONCE, len(values)))
+        nearness = unit[rows] @ unit.T
+        nearness[rows - start, rows] = -np.inf
+        same = identities == identities[rows, np.newaxis]
+        best = np.where(same, nearness, -np.inf).max(axis=1, keepdims=True)
+        hits[rows] = ((nearness >= best) & ~same).sum(axis=1) < k
+    return hits
+
+
+def build(primary: str = "eer", far: float = 0.01, k: int = 1, resamples: int = 2000) -> Task:
+    """Return the task.
+
+    Args:
+        primary: `eer`, `tar` or `recall`.
+        far: the false acceptance rate of `tar`.
+        k: the number of nearest samples of `recall`.
+    """
+    titles = metrics(far, k)
+    return Task(
+        "verification",
+        titles[primary],
+        partial(_score, primary, far, k, resamples),
+        BOOTSTRAP,
+        beside=tuple(metric for name, metric in titles.items() if name != primary),
+        scope=Scope(joins_groups=True),
+        doubt=partial(_doubt, titles[primary]),
+    )
+
+
+def _score(
+    primary: str, far: float, k: int, resamples: int, outputs: Outputs, targets: Targets
+) -> VerificationScores:
+    values = outputs.values[0].reshape(len(outputs), -1).astype(np.float64)
+    labels = np.asarray(targets.labels)
+    by_name: dict[str, tuple[Chosen, float]] = {}
+    if targets.groups is not None:  # a list of pairs, labelled 1 if they have one identity
+        chosen = pair_up(targets.groups)
+        same = labels[chosen[:, 0]].astype(np.bool_)
+        drawn = np.repeat(np.arange(len(chosen))[:, np.newaxis], 2, axis=1)
+        items = len(chosen)
+    else:
+        identities = np.unique(labels, return_inverse=True)[1]
+        items = int(identities.max()) + 1
+        chosen = _list_pairs(identities)
+        drawn = identities[chosen]
+        same = drawn[:, 0] == drawn[:, 1]
+        by_name["recall"] = _find_recall(values, identities, k)
+    pairs = Pairs.of(cosine(values[chosen[:, 0]], values[chosen[:, 1]]), drawn, same)
+    by_name["eer"] = _by_pairs(pairs, items, find_eer), 0.5
+    by_name["tar"] = _by_pairs(pairs, items, partial(find_tar, far)), far
+    statistic, chance = by_name.pop(primary)
+    every = np.arange(items)
+    others = {name: metric(every) for name, (metric, _) in by_name.items()}
+    return VerificationScores(
+        outputs, statistic, resamples, None, dict(others), items=items, chance=chance
+    )
+
+
+def _find_recall(values: Values, identities: Indices, k: int) -> tuple[Chosen, float]:
+    """Return the recall of chosen identities, and its chance; lone samples are no queries."""
+    counts = np.bincount(identities)
+    queries = counts[identities] > 1
+    hits = find_hits(values, identities, k)
+    right = np.bincount(identities, hits & queries)
+    asked = np.bincount(identities, queries)
+    share = (counts[identities] - 1)[queries] / max(len(values) - 1, 1)
+    chance = float((1 - (1 - share) ** k).mean()) if queries.any() else 0.0
+
+    def metric(chosen: Indices) -> float:
+        total = asked[chosen].sum()
+        return float(right[chosen].sum() / total) if total else np.nan
+
+    return metric, chance
+
+
+def _doubt(metric: Metric, baseline: VerificationScores, expected: float | None) -> str | None:
+    """Doubt a value that is not better than chance, or is below `expected`."""
+    shown = f"{metric.title} {metric.show(baseline.value)}"
+    interval = baseline.per_sample.interval
+    worst = interval[0] if metric.maximize else interval[1]
+    if metric.cost(worst) >= metric.cost(baseline.chance):
+        return f"NEAR CHANCE, {shown} (chance {metric.show(baseline.chance)})"
+    return doubt_below(shown, interval, expected) if metric.maximize else None
+
+
+def _make(config: VerificationConfig, setting: TaskContext) -> Task:
+    check_labels(
+        "verification", setting, "iuU", "an identity for each sample, or 0 and 1 for each pair"
+    )
+    labels = np.asarray(setting.labels)
+    shapes = list(setting.outputs.values())
+    if len(shapes) != 1 or len(shapes[0]) != 1 or shapes[0] == (1,):
+        raise ModelError(
+            f"returns {describe(setting.outputs)}; task=verification takes one output, the "
+            "embedding [width] of each sample; model.outputs=[NAME] keeps one of several"
+        )
+    counts = np.unique(labels, return_counts=True)[1]
+    if labels.ndim > 1 or len(counts) < 2 or counts.max() < 2:
+        raise ConfigError(
+            f"task=verification: {setting.data} has {len(counts)} identities for {len(labels)} "
+            "samples; expected two or more, with two or more samples of some"
+        )
+    return build(config.primary, config.far, config.k, config.resamples)
+
+
+VERIFICATION = TaskType(
+    _make,
+    lambda config, names: build(config.primary, config.far, config.k, config.resamples),
+    VerificationConfig,
+)
