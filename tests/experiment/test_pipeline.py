@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+import onnx
 import pytest
 
 from resnet8ptq.backends.contract import Artifact
@@ -25,6 +26,7 @@ from resnet8ptq.experiment import preparation
 from resnet8ptq.experiment.settings import resolve
 from resnet8ptq.experiment.workspace import Workspace
 from resnet8ptq.exploration import running
+from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.decisions import Decisions
@@ -201,6 +203,12 @@ def test_damaged_artifact_fails_the_run(store, tmp_path, monkeypatch):
     assert record.tags["status"] == "failed"
     assert record.metrics == {}
     assert not (tmp_path / "result.json").exists()
+
+
+def test_excluded_nodes_keep_their_float32_weights_in_a_float16_file(store, tmp_path, shapes_model):
+    node = next(iter(weight_layers(onnx.load(shapes_model.onnx_path).graph).values())).name
+    _, record = run(store, tmp_path, "dtype=fp16", f"nodes_to_exclude=[{node}]")
+    assert record.metrics["counts/quantized_layers"] == 9  # of ten
 
 
 def test_too_many_calibration_images_are_refused(store, tmp_path):
