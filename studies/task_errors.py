@@ -9,7 +9,7 @@ of 5%. Writes task_errors.csv.
 
 import csv
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -60,9 +60,9 @@ class Population:
         return self.task.compare(*scores).loss()
 
 
-def segmented(random: np.random.Generator) -> Population:
-    """Masks of one to three of five classes, of which one is rare; more pixels flip in some."""
-    common = random.choice(5, (SIZE, 3), p=(0.4, 0.3, 0.2, 0.08, 0.02))
+def segmented(random: np.random.Generator, shares: Sequence[float]) -> Population:
+    """Masks of up to three of five classes, drawn by their shares; more pixels flip in some."""
+    common = random.choice(5, (SIZE, 3), p=shares)
     masks = common[np.arange(SIZE)[:, None], random.integers(0, 3, (SIZE, 64))].astype(np.uint8)
     hard = random.beta(1, 6, (SIZE, 1))
     fp32 = np.where(random.random(masks.shape) < hard, random.integers(0, 5, masks.shape), masks)
@@ -73,14 +73,13 @@ def segmented(random: np.random.Generator) -> Population:
     return Population(task, Targets(masks.reshape(SIZE, 8, 8)), *outputs)
 
 
-def restored(random: np.random.Generator) -> Population:
-    """Pictures of 12 pixels, whose noise differs by picture; 8 bits add a part of it."""
-    clean = random.integers(0, 256, (SIZE, 12, 12, 1), np.uint8)
-    noise = random.gamma(2, 0.04, (SIZE, 1, 1, 1))
-    fp32 = clean / 255 + noise * random.normal(size=clean.shape)
-    added = random.gamma(1, 0.02, (SIZE, 1, 1, 1)) * random.normal(size=clean.shape)
-    outputs = (Outputs((each.astype(np.float32),)) for each in (fp32, fp32 + added))
-    return Population(dense.build(resamples=RESAMPLES), Targets(clean), *outputs)
+def measured(random: np.random.Generator) -> Population:
+    """Depth of 16 pixels, whose relative error differs by picture; 8 bits add a part of it."""
+    depth = random.uniform(1, 9, (SIZE, 4, 4))
+    fp32 = depth * (1 + random.gamma(2, 0.04, (SIZE, 1, 1)) * random.normal(size=depth.shape))
+    model = fp32 + random.gamma(1, 0.1, (SIZE, 1, 1)) * random.normal(size=depth.shape)
+    outputs = (Outputs((each.astype(np.float32),)) for each in (fp32, model))
+    return Population(dense.build("rmse", resamples=RESAMPLES), Targets(depth), *outputs)
 
 
 def labelled(random: np.random.Generator) -> Population:
@@ -132,8 +131,11 @@ def read(primary: str, random: np.random.Generator) -> Population:
 
 # A task, and the function that draws its population.
 TASKS: dict[str, Callable[[np.random.Generator], Population]] = {
-    "segmentation": segmented,
-    "dense": restored,
+    "segmentation": partial(segmented, shares=(0.2, 0.2, 0.2, 0.2, 0.2)),
+    "segmentation, a class in 6% of the pictures": partial(
+        segmented, shares=(0.4, 0.3, 0.2, 0.08, 0.02)
+    ),
+    "dense": measured,
     "multilabel": labelled,
     "verification eer": partial(recognized, "eer"),
     "verification recall": partial(recognized, "recall"),
