@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.special import stdtrit
@@ -16,10 +16,10 @@ from scipy.special import stdtrit
 from resnet8ptq.config.schema import LatencyConfig
 from resnet8ptq.core.console import track
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.evaluation import latency
-from resnet8ptq.evaluation.batching import Load
-from resnet8ptq.evaluation.latency import LEAST
 from resnet8ptq.tasks.statistics import PART, RESAMPLING_SEED
+
+if TYPE_CHECKING:
+    from resnet8ptq.evaluation.batching import Load
 
 FILE = "race.json"
 BLOCKS = 10
@@ -74,18 +74,21 @@ class PairedLatency:
         return cls(single, batch, int(kept["batch_size"]), int(kept["threads"]))
 
 
-def run(loads: Mapping[str, Load], split: Split, settings: LatencyConfig) -> PairedLatency:
+def run(loads: Mapping[str, "Load"], split: Split, settings: LatencyConfig) -> PairedLatency:
     """Time models in turns, in `BLOCKS` blocks; each block loads all models again.
 
     The speed of a model changes by some percent each time it is loaded. With one loading, a model
-    could appear faster than its own copy. After `LEAST` blocks, another one starts only if all are
-    expected to end within `settings.max_seconds` for each model.
+    could appear faster than its own copy. After `latency.LEAST` blocks, another one starts only if
+    all are expected to end within `settings.max_seconds` for each model.
     """
+    from resnet8ptq.evaluation import latency  # reports read timings without any backend
+
+    least = latency.LEAST
     random = np.random.default_rng(RESAMPLING_SEED)
     share = replace(
         settings,
-        repeats=max(settings.repeats // BLOCKS, LEAST),
-        batch_repeats=max(settings.batch_repeats // BLOCKS, LEAST),
+        repeats=max(settings.repeats // BLOCKS, least),
+        batch_repeats=max(settings.batch_repeats // BLOCKS, least),
         max_seconds=settings.max_seconds / BLOCKS,
     )
     latencies = PairedLatency({}, {}, latency.find_batch_size(settings, split), settings.threads)
@@ -93,7 +96,7 @@ def run(loads: Mapping[str, Load], split: Split, settings: LatencyConfig) -> Pai
     begin = time.perf_counter()
     for block in track(range(BLOCKS), "Timing the best", "blocks"):
         spent = time.perf_counter() - begin
-        if block >= LEAST and spent * (block + 1) / block > limit:
+        if block >= least and spent * (block + 1) / block > limit:
             break
         names = random.permutation(list(loads)).tolist()  # the first to be loaded is the slowest
         timed = latency.measure([loads[name] for name in names], split, share, least=1)

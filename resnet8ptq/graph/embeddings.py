@@ -5,16 +5,12 @@ bits and dequantized after the lookup. ONNX Runtime's quantizer would dequantize
 every batch.
 """
 
-from collections.abc import Collection
-
 import numpy as np
 import onnx
-import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
 from resnet8ptq.graph.layers import attribute
-from resnet8ptq.graph.passes import Pass, Writer, replace_node, values_of
 
 _LEAST = 1e-30  # of a row's largest value; smaller ones are 0: their scale would underflow
 
@@ -74,30 +70,3 @@ def round_rows(
     largest = np.abs(values).max(axis=axes, keepdims=True)
     scale = np.where(largest > _LEAST, largest / 127, 1).astype(np.float32)
     return np.rint(values / scale).astype(np.int8), scale
-
-
-def quantize_tables(names: Collection[str]) -> Pass:
-    """Return a pass that stores the tables of the Gather nodes `names` in 8 bits.
-
-    See `round_rows`. A float table that another node reads stays too.
-    """
-
-    def quantize(model: ir.Model) -> None:
-        stored: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
-        for node in [node for node in model.graph if node.name in names]:
-            write, [table, indices], [output] = Writer(node), node.inputs, node.outputs
-            assert table is not None
-            if table not in stored:
-                levels, scale = round_rows(values_of(table))
-                stored[table] = (
-                    write.constant(f"{table.name}__levels", levels),
-                    write.constant(f"{table.name}__scale", scale),
-                )
-            levels_of_rows, scale_of_rows = stored[table]
-            rows = write("Gather", [levels_of_rows, indices], f"{output.name}__levels")
-            numbers = write("Cast", [rows], f"{output.name}__float", to=TensorProto.FLOAT)
-            scales = write("Gather", [scale_of_rows, indices], f"{output.name}__scale")
-            rows = write("Mul", [numbers, scales], str(output.name), str(node.name))
-            replace_node(node, rows)
-
-    return quantize

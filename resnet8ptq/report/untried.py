@@ -2,9 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from resnet8ptq.backends.advice import TRY
 from resnet8ptq.core import invocation, machine
-from resnet8ptq.exploration.search import candidates
 from resnet8ptq.tracking import origin
 from resnet8ptq.tracking.record import RunRecord
 
@@ -18,6 +16,10 @@ def find_untried(records: Sequence[RunRecord]) -> str:
     Empty too for runs of another CPU, and for runs of other people, whose settings are not
     repeated.
     """
+    # Imported here: a verdict reads runs without ONNX Runtime and the backends.
+    from resnet8ptq.backends.advice import TRY
+    from resnet8ptq.exploration.search import candidates
+
     cpu, flags = machine.cpu()
     measured = [record for record in records if record.cpu == cpu]
     repeated = next(filter(None, map(origin.find_overrides, measured)), None)

@@ -12,8 +12,8 @@ from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import no_such_name, printable, redact
 from resnet8ptq.report import comparison, facts, terminal
-from resnet8ptq.report.pages import page
 from resnet8ptq.report.recommend import ModelSelection
+from resnet8ptq.report.selection import load_selections, select
 from resnet8ptq.results.summaries import SweepSummary, assess_runs, summarize_sweep
 from resnet8ptq.tracking import history, origin
 from resnet8ptq.tracking.journal import FILE, Journal
@@ -53,8 +53,8 @@ class Runs:
             raise ConfigError(no_such_name("limits", min(unknown), facts.LIMITS))
         limits = facts.limits_of(self.records, asked)
         if self.parent is not None:
-            return page.load_selections(self.store, self.parent, self.records, limits)
-        return page.select(comparison.load(self.store, self.records), limits)
+            return load_selections(self.store, self.parent, self.records, limits)
+        return select(comparison.load(self.store, self.records), limits)
 
     def assess_run(self, asked: Asked) -> RunRecord:
         """Return the requested run, assessed among the runs of its sweep."""

@@ -25,6 +25,7 @@ from resnet8ptq.config.schema import ReportConfig, TrackingConfig
 from resnet8ptq.core import background, clock, command, console, invocation
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import one_line
+from resnet8ptq.report.selection import select
 from resnet8ptq.sweeps import jobs, ongoing
 from resnet8ptq.tracking import journal
 from resnet8ptq.tracking.mlflow_store import address
@@ -179,7 +180,6 @@ class RunningSweep:
         If `timed`, time the best models against each other first.
         """
         from resnet8ptq.report import comparison, mlperf_tiny, terminal
-        from resnet8ptq.report.pages import page
         from resnet8ptq.sweeps import final_timing
 
         store = self.sweep.store
@@ -192,10 +192,10 @@ class RunningSweep:
                 terminal.print_runs(comparison.without_files(records, self.limits))
                 raise
             with console.waiting("Comparing the runs"):
-                chosen = page.select(families, self.limits)
+                chosen = select(families, self.limits)
             if timed:  # before the table, which shows these latencies
                 timings = final_timing.run(chosen, folder)
-                chosen = page.select(families, self.limits, timings)
+                chosen = select(families, self.limits, timings)
                 families = [selected.family for selected in chosen]
             assessed = [selected.family for selected in chosen]
             if self.is_search:  # it has said what each step came to

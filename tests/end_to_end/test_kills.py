@@ -26,6 +26,7 @@ from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import background, figures
 from resnet8ptq.report.facts import limits_of
 from resnet8ptq.report.pages import page
+from resnet8ptq.report.selection import load_selections
 from resnet8ptq.sweeps import resume
 from resnet8ptq.tracking import history
 from resnet8ptq.tracking.mlflow_store import sync
@@ -85,7 +86,7 @@ def run_sweep(root: Path, name: str) -> None:
     records = history.load_compared(store, parent_id)
     parent = history.load_run(store, parent_id)
     limits = limits_of(records, {})
-    page.write(store, parent_id, page.load_selections(store, parent, records, limits), folder)
+    page.write(store, parent_id, load_selections(store, parent, records, limits), folder)
     end_parent(store, parent_id, "ok", folder)
 
 

@@ -61,6 +61,12 @@ def loaded(statements: str, packages: set[str], folder: Path | None = None) -> s
     return set(done.stdout.splitlines()[-1].split())
 
 
+def test_a_verdict_needs_no_library_that_runs_or_draws_a_network():
+    imports = "from resnet8ptq.results import continuous_integration"
+    left = {"onnx", "onnx_ir", "onnxruntime", "sympy", "matplotlib", "mlflow"}
+    assert loaded(imports, left) == set()
+
+
 @pytest.mark.slow
 def test_mlflow_and_matplotlib_are_left_to_the_process_that_uploads_and_draws():
     imports = (

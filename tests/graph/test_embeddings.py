@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from onnx import numpy_helper, parser
 
-from resnet8ptq.graph.embeddings import find_tables, find_tied, quantize_tables, round_rows
+from resnet8ptq.backends.onnx.rewriting import quantize_tables
+from resnet8ptq.graph.embeddings import find_tables, find_tied, round_rows
 from resnet8ptq.graph.passes import remove_unused, rewrite
 from resnet8ptq.graph.session import open_runner
 

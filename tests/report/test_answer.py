@@ -8,7 +8,7 @@ import pytest
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.evaluation.paired_latency import PairedLatency
 from resnet8ptq.report import answer, comparison
-from resnet8ptq.report.pages import page
+from resnet8ptq.report.selection import select
 from resnet8ptq.results import summaries
 from resnet8ptq.sweeps import winner
 from resnet8ptq.sweeps.delivery import Delivery
@@ -19,7 +19,7 @@ LIMITS = ReportConfig()
 
 
 def answers_of(*runs: object, limits: ReportConfig = LIMITS) -> list[answer.Explanation]:
-    (selected,) = page.select([sweep(*runs)], limits)
+    (selected,) = select([sweep(*runs)], limits)
     return answer.explain(selected)
 
 
@@ -38,7 +38,7 @@ def test_a_model_that_passes_is_named_with_its_evidence():
 def test_a_better_result_of_another_model_is_explained():
     cells = (("a", predictions(won=2), {}), ("b", predictions(won=4), {"calib": "mse"}))
     family = sweep(*cells, choices=[predictions(won=1), predictions()])
-    (selected,) = page.select([family], LIMITS)
+    (selected,) = select([family], LIMITS)
     assert answer.explain(selected)[0].note.startswith(
         "Chosen on other samples. Another model has a better accuracy here, possibly by chance."
     )
@@ -51,7 +51,7 @@ def test_a_smaller_model_that_is_as_good_is_named(size, named):
         ("b", predictions(), {"calib": "mse", "size_bytes": size, "latency_p50_ms": 1.0}),
     )
     family = sweep(*cells, choices=[predictions(won=9), predictions()])
-    (selected,) = page.select([family], LIMITS)
+    (selected,) = select([family], LIMITS)
     (best,) = [one for one in answer.explain(selected) if "best accuracy" in one.uses]
     sentence = (
         "onnx int8 mse per tensor is smaller, and shown to be at most 0.5 points worse than the "
@@ -64,7 +64,7 @@ def test_a_smaller_model_that_is_as_good_is_named(size, named):
 def test_finalists_have_the_latencies_of_the_timing_in_turns():
     timing = PairedLatency({"a": [1.0, 1.0], "onnx fp32": [2.0, 2.0]}, {}, 32, 1)
     family = sweep(("a", predictions(won=2), {"latency_p50_ms": 9.0}))
-    (selected,) = page.select([family], LIMITS, [timing])
+    (selected,) = select([family], LIMITS, [timing])
     facts = answer.explain(selected)[0].facts
     assert "1.000 ms, 2.00 times as fast as FP32" in facts
 
@@ -75,7 +75,7 @@ def test_finalists_have_the_latencies_of_the_timing_in_turns():
 def test_a_model_that_is_neither_smaller_nor_faster_is_reported(size, ms, gains):
     timing = PairedLatency({"a": [ms, ms], "onnx fp32": [2.0, 2.0]}, {}, 32, 1)
     family = sweep(("a", predictions(won=2), {"size_bytes": float(size)}))
-    (selected,) = page.select([family], LIMITS, [timing])
+    (selected,) = select([family], LIMITS, [timing])
     best = answer.explain(selected)[0]
     assert ("neither clearly smaller nor faster than FP32" in best.headline) != gains
     assert best.headline.startswith("Deploy ") == gains
@@ -95,7 +95,7 @@ def test_a_model_that_does_not_pass_is_not_to_be_deployed(lost, least, begins):
     cells = (("a", predictions(lost=lost), {}), ("b", predictions(lost=8, won=9), {"calib": "mse"}))
     kept = sweep(*cells, choices=[predictions(won=9), predictions(lost=90)])
     limits = ReportConfig(min_accuracy=least)
-    [selected] = page.select([kept], limits)
+    [selected] = select([kept], limits)
     assert answer.explain(selected)[0].headline.startswith(begins)
     assert f"<b>{begins}" in to_page(kept, limits)
 
@@ -118,7 +118,7 @@ def test_a_model_has_one_outcome_wherever_it_is_shown(name, tmp_path, capsys):
     cells = (("a", model, changes), ("b", predictions(), {"calib": "mse"}))
     family = sweep(*cells, choices=[predictions(won=9), predictions()])
     limits = ReportConfig(min_accuracy=least)
-    [selected] = page.select([family], limits)
+    [selected] = select([family], limits)
     run = summaries.summarize_sweep(family.records[0], [selected], {}, None).run("a")
     shown = {run.verdict, selected.family.records[0].verdict}
     shown.add(selected.family.records[0].verdict_text.split()[0].strip(","))

@@ -8,7 +8,8 @@ from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.report import equal_files, table
 from resnet8ptq.report.comparison import Family
 from resnet8ptq.report.facts import count_models
-from resnet8ptq.report.pages import page, trade_off
+from resnet8ptq.report.pages import trade_off
+from resnet8ptq.report.selection import select
 from resnet8ptq.results.summaries import assess_runs
 from tests.helpers.cells import predictions, record, sweep, unmeasured
 from tests.helpers.pages import to_page
@@ -73,7 +74,7 @@ def test_the_row_has_both_names_and_the_json_every_run():
         ["torch", "int8/u8s8", "minmax"],
         ["onnx", "int8", "minmax"],
     ]
-    [selected] = page.select([made], ReportConfig())
+    [selected] = select([made], ReportConfig())
     runs = assess_runs(selected, {})
     assert [run.equal_runs for run in runs] == [("b",), ("a",), ()]
     assert [run.dtype for run in runs] == ["int8", "u8s8", "int8"]
@@ -81,7 +82,7 @@ def test_the_row_has_both_names_and_the_json_every_run():
 
 
 def test_a_file_is_one_candidate_and_one_point():
-    [selected] = page.select([family()], ReportConfig())
+    [selected] = select([family()], ReportConfig())
     assert [cell.record.run_id for cell in selected.candidates] == ["a", "c"]
     assert selected.candidates[0].label == "torch int8/u8s8 minmax per tensor"
     [panel] = trade_off.panels(selected)

@@ -21,6 +21,7 @@ from resnet8ptq.report import comparison, notes, table, terminal
 from resnet8ptq.report.comparison import Family, compare
 from resnet8ptq.report.pages import methodology, page, trade_off, web_page
 from resnet8ptq.report.pages.plots import class_impact
+from resnet8ptq.report.selection import select
 from resnet8ptq.sweeps import resume
 from resnet8ptq.tracking import history, journal
 from resnet8ptq.tracking.mlflow_store import sync
@@ -171,7 +172,7 @@ def many() -> Family:
 
 
 def test_the_best_of_many_runs_come_first_and_all_of_them_folded(many):
-    text = page.to_markdown(page.select([many], LIMITS), {})
+    text = page.to_markdown(select([many], LIMITS), {})
     at_once, *folded = re.split(r"<details>", text.split("## All runs")[1].split("## Spread")[0])
     shown = [line for line in at_once.splitlines() if line.startswith("| onnx")]
     assert len(shown) == 1 + table.FIRST  # the baseline
@@ -188,7 +189,7 @@ def test_the_best_of_many_runs_come_first_and_all_of_them_folded(many):
 
 
 def test_the_page_folds_and_takes_no_other_html(many):
-    html = web_page.render(page.to_markdown(page.select([many], LIMITS), {}), {})
+    html = web_page.render(page.to_markdown(select([many], LIMITS), {}), {})
     assert html.count("<details><summary>") == html.count("</details>") == 2
     assert "<b>" not in html
     shown = to_page(many)

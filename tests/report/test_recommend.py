@@ -10,6 +10,7 @@ import pytest
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.evaluation.paired_latency import PairedLatency
 from resnet8ptq.report import recommend as recommending
+from resnet8ptq.report import selection
 from resnet8ptq.report.answer import UNKNOWN_SPEED, explain
 from resnet8ptq.report.comparison import Family
 from resnet8ptq.report.pages import page
@@ -32,7 +33,7 @@ SINGLE, BATCHES = "fastest, one sample at a time", "fastest, 64 samples at a tim
 def select(
     family: Family, race: PairedLatency | None = None, limits: ReportConfig = LIMITS
 ) -> ModelSelection:
-    (selected,) = page.select([family], limits, [race])
+    (selected,) = selection.select([family], limits, [race])
     return selected
 
 

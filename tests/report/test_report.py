@@ -17,6 +17,7 @@ from resnet8ptq.report.comparison import Family, compare
 from resnet8ptq.report.facts import group
 from resnet8ptq.report.pages import page, spread, trade_off
 from resnet8ptq.report.pages.plots import activation_ranges, class_impact, weight_ranges
+from resnet8ptq.report.selection import select
 from resnet8ptq.report.verdicts import PASS, UNDECIDED
 from resnet8ptq.tracking import history
 from resnet8ptq.tracking.mlflow_store.store import Store
@@ -42,7 +43,7 @@ def found() -> Family:
 
 
 def test_every_requested_cell_and_reason_is_in_the_table(found):
-    text = page.to_markdown(page.select([found], LIMITS), {})
+    text = page.to_markdown(select([found], LIMITS), {})
     rows = [line for line in text.split("## All runs")[1].splitlines() if line.startswith("| ")]
     assert len(rows) == 1 + 2 + 4  # head, baselines, cells
     assert [row.split(" | ")[-1] for row in rows[-2:]] == ["unsupported |", "failed |"]
@@ -50,7 +51,7 @@ def test_every_requested_cell_and_reason_is_in_the_table(found):
 
 
 def test_summary_counts_and_says_who_is_worse(found):
-    text = page.to_markdown(page.select([found], LIMITS), {})
+    text = page.to_markdown(select([found], LIMITS), {})
     assert "4 combinations requested: 2 measured, 1 unsupported, 1 failed" in text
     assert "Limit: at most 1 point worse than FP32. " in text
     assert "Verdicts on the 2 quantized models: 1 pass, 1 fail." in text
@@ -58,7 +59,7 @@ def test_summary_counts_and_says_who_is_worse(found):
 
 
 def test_numbers_equal_the_records(found):
-    text = page.to_markdown(page.select([found], LIMITS), {})
+    text = page.to_markdown(select([found], LIMITS), {})
     for cell in found.measured:
         assert f"{cell.metric('accuracy'):.2%}" in text
         assert f"{100 * (cell.record.delta(found.metric) or 0):+.2f}" in text
@@ -81,17 +82,17 @@ def test_the_page_holds_its_figures_and_asks_for_nothing(found):
 
 def test_nothing_measured_recommends_nothing():
     bare = compare([unmeasured("a", "unsupported", "why")])
-    text = page.to_markdown(page.select([bare], LIMITS), {})
+    text = page.to_markdown(select([bare], LIMITS), {})
     assert "nothing can be recommended" in text
     assert "## Recommendation" not in text
 
 
 def test_limits_show_as_pass_and_fail(found):
-    text = page.to_markdown(page.select([found], LIMITS), {})
+    text = page.to_markdown(select([found], LIMITS), {})
     assert "| fail | " in text
     assert "| pass | " in text
     strict = ReportConfig(min_accuracy=0.95)
-    text = page.to_markdown(page.select([found], strict), {})
+    text = page.to_markdown(select([found], strict), {})
     assert "| fail, accuracy \\< 95.00% | " in text
 
 
@@ -120,7 +121,7 @@ def test_a_seed_that_ran_twice_is_one_draw():
 def test_seeds_are_no_separate_hypotheses():
     """Each of ten files is undecided among ten, and the recipe of which they are draws passes."""
     near = predictions(lost=4)
-    selected = page.select(
+    selected = select(
         [sweep(*[(str(n), near, {"seed": str(n)}) for n in range(10)])], ReportConfig()
     )[0]
     assert {record.verdict for record in selected.family.records} == {UNDECIDED}
@@ -142,7 +143,7 @@ def test_what_a_sweep_varies_becomes_a_column_and_part_of_the_label():
 
 def test_figures_are_drawn_where_there_is_data(found):
     assert class_impact(found) is not None
-    (size,) = trade_off.panels(*page.select([found], LIMITS))
+    (size,) = trade_off.panels(*select([found], LIMITS))
     assert [point.kind for point in size.points] == ["fail", "pass", "fp32", "fp32"]
     assert activation_ranges(found, "onnx") is None
     assert weight_ranges(found) is None
@@ -157,7 +158,7 @@ def test_figures_are_drawn_where_there_is_data(found):
     assert [text.get_text() for text in figure.axes[0].texts] == [" -0.50 to 0.25"]
     empty = replace(found, cells=())
     assert class_impact(empty) is None
-    assert trade_off.panels(*page.select([empty], LIMITS)) == []
+    assert trade_off.panels(*select([empty], LIMITS)) == []
 
 
 def families() -> list[Family]:
@@ -177,7 +178,7 @@ def families() -> list[Family]:
 def test_each_set_of_images_has_a_section_of_its_own():
     images = [f"set{n}_{name}" for n in "12" for name in ("trade_offs.svg", "ranges_onnx.png")]
     found = families()
-    text = page.to_markdown(page.select(found, LIMITS), images)
+    text = page.to_markdown(select(found, LIMITS), images)
     assert "scored on 2 different sets of samples" in text
     assert re.findall("^## (.*)$", text, re.M) == [
         "pets, net, 1,000 test samples",
@@ -196,7 +197,7 @@ def test_each_set_of_images_has_a_section_of_its_own():
 
 
 def test_one_set_of_images_needs_no_heading(found):
-    text = page.to_markdown(page.select([found], LIMITS), {})
+    text = page.to_markdown(select([found], LIMITS), {})
     assert text.startswith("# Quantization report: pets, net, 1,000 test samples\n\n## Summary\n")
     assert "sets of images" not in text
 

@@ -11,6 +11,7 @@ from resnet8ptq.evaluation.stopped_hits import StoppedHits
 from resnet8ptq.report import facts, notes, table, verdicts
 from resnet8ptq.report.comparison import Cell, Family, compare
 from resnet8ptq.report.pages import page
+from resnet8ptq.report.selection import select
 from resnet8ptq.tasks.hits import Hits
 from resnet8ptq.tasks.values import Paired
 from resnet8ptq.tracking.ledger import EarlierRuns
@@ -66,7 +67,7 @@ def test_the_place_of_the_stop_and_the_corrected_loss_are_shown(stopped):
 
 def test_runs_are_ranked_by_the_samples_that_choose_and_no_class_is_judged(stopped):
     assert facts.best_first(stopped.records) == [1, 0]
-    [selected] = page.select([stopped], ReportConfig())
+    [selected] = select([stopped], ReportConfig())
     text = page.to_markdown([selected], [])
     assert "Classes that lose accuracy" not in text
     assert "would give the same choice" not in text and "On the reported samples" not in text

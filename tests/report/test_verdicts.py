@@ -9,6 +9,7 @@ from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.report import facts, notes, table, verdicts
 from resnet8ptq.report.comparison import Cell
 from resnet8ptq.report.pages import page
+from resnet8ptq.report.selection import select
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, VOID, Verdict
 from resnet8ptq.tasks.classification import ACCURACY
 from resnet8ptq.tasks.hits import Hits
@@ -111,7 +112,7 @@ DOUBT = "FP32 ACCURACY NEAR CHANCE, 10.01% (1001 of 10000, 10 classes)"
 def test_beside_a_broken_fp32_all_is_void():
     """Neither a pass nor a recommendation; sound runs of the family are judged by themselves."""
     broken = sweep(("a", predictions(won=9), {"doubt": DOUBT}))
-    (selected,) = page.select([broken], ReportConfig())
+    (selected,) = select([broken], ReportConfig())
     assert {record.verdict_text for record in selected.family.records} == {VOID}
     assert (selected.recommendations, selected.within) == ([], [])
     text = page.to_markdown([selected], {})

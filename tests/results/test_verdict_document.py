@@ -19,7 +19,7 @@ from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.report import facts
 from resnet8ptq.report.comparison import Family, compare
-from resnet8ptq.report.pages import page
+from resnet8ptq.report.selection import select
 from resnet8ptq.results import continuous_integration, document, summaries, to_frame
 from resnet8ptq.results.continuous_integration import assess_run, assess_sweep
 from resnet8ptq.results.document import Answer
@@ -49,7 +49,7 @@ PASSES, LOSES, UNSURE = predictions(), predictions(lost=40), predictions(lost=8,
 
 def summarize(*families: Family, limits: ReportConfig | None = None) -> SweepSummary:
     """Return the summary of a sweep made by hand, each run with an artifact."""
-    selections = page.select(families, limits or ReportConfig())
+    selections = select(families, limits or ReportConfig())
     artifacts: dict[str, str | None] = {
         record.run_id: "model.onnx" for family in families for record in family.records
     }
@@ -130,7 +130,7 @@ def test_figures_are_those_of_the_report():
         ("c", LOSES, {"calib": "mse"}),
     )
     limits = ReportConfig(max_drop=0.02)
-    (selected,) = page.select([family], limits)
+    (selected,) = select([family], limits)
     summary = summarize(family, limits=limits)
     words, adjusted = judged_of(family, limits), facts.adjusted_p(family.records)
     for cell, run in zip(selected.family.cells, summary.runs, strict=True):

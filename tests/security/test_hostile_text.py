@@ -23,6 +23,7 @@ from resnet8ptq.report import table, terminal
 from resnet8ptq.report.comparison import Family, compare
 from resnet8ptq.report.pages import page, trade_off
 from resnet8ptq.report.pages import plots as sweep_plots
+from resnet8ptq.report.selection import select
 from resnet8ptq.tasks import class_plots
 from resnet8ptq.tasks.classification import ACCURACY
 from resnet8ptq.tasks.metric import Metric
@@ -82,7 +83,7 @@ def sensitivity_of(metric: Metric, *layers: LayerSensitivity) -> SensitivityResu
 
 
 def test_the_page_has_no_elements_but_its_own(found):
-    markdown = page.to_markdown(page.select([found], LIMITS), {"class_impact.png": b"x"})
+    markdown = page.to_markdown(select([found], LIMITS), {"class_impact.png": b"x"})
     html = to_page(found, figures={"class_impact.png": b"x"})
     seen = Tags(html)
     assert not seen.tags & {"iframe", "object", "form", "base", "link", "a"}
@@ -97,7 +98,7 @@ def test_the_page_has_no_elements_but_its_own(found):
 
 
 def test_rows_of_the_markdown_table_keep_their_cells(found):
-    text = page.to_markdown(page.select([found], LIMITS), {})
+    text = page.to_markdown(select([found], LIMITS), {})
     rows = [line for line in text.split("## All runs")[1].splitlines() if line.startswith("|")]
     rows = rows[: 2 + len(table.make(found.records).lines)]
     counts = {len(re.findall(r"(?<!\\)\|", row)) for row in rows if not row.startswith("|---")}
@@ -155,7 +156,7 @@ def test_figures_of_a_sweep_take_any_text(found):
     for draw in (sweep_plots.class_impact, sweep_plots.weight_ranges):
         figure = draw(Family(cells))
         assert figure is None or figures.to_png(figure).startswith(b"\x89PNG")
-    panels = trade_off.panels(*page.select([Family(cells)], LIMITS))
+    panels = trade_off.panels(*select([Family(cells)], LIMITS))
     assert panels
     ElementTree.fromstring(trade_off.to_svg(panels))  # well-formed
     figure = sweep_plots.activation_ranges(Family(cells), "onnx")
@@ -173,7 +174,7 @@ def test_files_of_the_report_stay_in_its_folder(found):
     named = amend_family(found, params={"backend": "../../x", "calib": "minmax"})
     cells = tuple(replace(cell, label="x", ranges=ranges) for cell in named.cells)
     family = Family((*cells, amend(cells[0], params={"calib": "mse"})))
-    drawn = page._draw(*page.select([family], LIMITS))
+    drawn = page._draw(*select([family], LIMITS))
     assert any(name.startswith("ranges_") for name in drawn)
     assert not any("/" in name for name in drawn)
 

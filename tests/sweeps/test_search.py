@@ -16,7 +16,7 @@ from resnet8ptq.core.alarm import TimeUpError
 from resnet8ptq.core.errors import ConfigError, DataError, QuantizationError, UnsupportedError
 from resnet8ptq.exploration.search import searching
 from resnet8ptq.exploration.search.searching import CONFIRM, DIAGNOSIS, Asked, Tried
-from resnet8ptq.report.pages import page
+from resnet8ptq.report.selection import select
 from resnet8ptq.shipping import to_run
 from resnet8ptq.sweeps.budget import Budget
 from resnet8ptq.sweeps.delivery import Delivery
@@ -397,13 +397,13 @@ def test_a_fastest_winner_that_is_slower_than_fp32_is_reported(
     goal, speedup, messages, tmp_path, capsys
 ):
     family = sweep(("a", predictions(won=2), {"speedup": speedup, "size_reduction": 0.7}))
-    assert announce(page.select([family], ReportConfig()), Delivery(tmp_path), goal) == 0
+    assert announce(select([family], ReportConfig()), Delivery(tmp_path), goal) == 0
     assert ("FP32 is faster on this machine" in capsys.readouterr().out) == messages
 
 
 def test_a_void_fp32_ends_without_a_command_that_deploy_refuses(tmp_path, capsys):
     family = sweep(("a", predictions(won=2), {"doubt": "FP32 ACCURACY NEAR CHANCE"}))
-    assert announce(page.select([family], ReportConfig()), Delivery(tmp_path), "fastest") == 4
+    assert announce(select([family], ReportConfig()), Delivery(tmp_path), "fastest") == 4
     printed = capsys.readouterr().out
     assert "FP32 ACCURACY NEAR CHANCE" in printed and "task=deviation" in printed
     assert "deploy run_id" not in printed

@@ -48,7 +48,7 @@ from resnet8ptq.core import files
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_as
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.attention import attention_products, find_attention
-from resnet8ptq.graph.embeddings import find_tables, quantize_tables
+from resnet8ptq.graph.embeddings import find_tables
 from resnet8ptq.graph.layers import (
     LAYERS,
     RECURRENT,
@@ -286,7 +286,7 @@ class OnnxQuantizer(Quantizer):
             sort,  # the quantizer ignores the tensors that inner graphs use
             rewriting.write_narrow_weights(network, narrow),
             *([rewriting.leave_output_in_float] if self.config.float_output else []),
-            quantize_tables(tables),
+            rewriting.quantize_tables(tables),
             remove_unused,
             rewriting.protect_float_layers,
             rewriting.keep_sums_apart,

@@ -6,6 +6,7 @@
   Both formats of ONNX Runtime can return those sums as float.
 - Float layers between quantized ones, and sums before normalizations, are protected from ONNX
   Runtime's optimizer.
+- Embedding tables in 8 bits: the quantizer would dequantize a whole table for every batch.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -17,6 +18,7 @@ from onnx import TensorProto, helper, numpy_helper, version_converter
 
 from resnet8ptq.backends.onnx import dynamic
 from resnet8ptq.core.errors import UnsupportedError, errors_as
+from resnet8ptq.graph.embeddings import round_rows
 from resnet8ptq.graph.layers import (
     FUSED,
     LAYERS,
@@ -35,7 +37,9 @@ from resnet8ptq.graph.passes import (
     input_of,
     producer_of,
     replace,
+    replace_node,
     store,
+    values_of,
 )
 from resnet8ptq.graph.qdq import AT_OUTPUT
 from resnet8ptq.graph.weights import read_bias, read_weights
@@ -282,3 +286,30 @@ def _is_quantized(value: ir.Value) -> bool:
             return True
         value = reader.outputs[0]
     return False
+
+
+def quantize_tables(names: Collection[str]) -> Pass:
+    """Return a pass that stores the tables of the Gather nodes `names` in 8 bits.
+
+    See `round_rows`. A float table that another node reads stays too.
+    """
+
+    def quantize(model: ir.Model) -> None:
+        stored: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
+        for node in [node for node in model.graph if node.name in names]:
+            write, [table, indices], [output] = Writer(node), node.inputs, node.outputs
+            assert table is not None
+            if table not in stored:
+                levels, scale = round_rows(values_of(table))
+                stored[table] = (
+                    write.constant(f"{table.name}__levels", levels),
+                    write.constant(f"{table.name}__scale", scale),
+                )
+            levels_of_rows, scale_of_rows = stored[table]
+            rows = write("Gather", [levels_of_rows, indices], f"{output.name}__levels")
+            numbers = write("Cast", [rows], f"{output.name}__float", to=TensorProto.FLOAT)
+            scales = write("Gather", [scale_of_rows, indices], f"{output.name}__scale")
+            rows = write("Mul", [numbers, scales], str(output.name), str(node.name))
+            replace_node(node, rows)
+
+    return quantize

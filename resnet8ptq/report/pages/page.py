@@ -9,7 +9,6 @@ those of the sweep. `folder=PATH` is the folder of the files (default: the sweep
 `root=` set the MLflow store. The files are also logged on the parent run.
 """
 
-import json
 import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -19,14 +18,12 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from resnet8ptq.config.naming import Combination
-from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import background, command, figures, files, templates
 from resnet8ptq.core.console import waiting
 from resnet8ptq.core.table import Table
 from resnet8ptq.core.text import escape_markdown, safe_name
-from resnet8ptq.evaluation.paired_latency import FILE, PairedLatency
-from resnet8ptq.report import answer, notes, table, timing, verdicts
-from resnet8ptq.report.comparison import MAX_BYTES, Family, add_earlier_runs, class_power, load
+from resnet8ptq.report import answer, notes, table, verdicts
+from resnet8ptq.report.comparison import MAX_BYTES, Family, add_earlier_runs, class_power
 from resnet8ptq.report.facts import LIMITS, best_first, count_models, headings, limits_of
 from resnet8ptq.report.pages import (
     layer_errors,
@@ -47,6 +44,7 @@ from resnet8ptq.report.recommend import (
     own_family,
     why_none,
 )
+from resnet8ptq.report.selection import load_selections
 from resnet8ptq.report.table import Row
 from resnet8ptq.report.terminal import REPORT
 from resnet8ptq.report.verdicts import OUTCOMES
@@ -112,27 +110,6 @@ def _load_figures(store: Store, record: RunRecord, names: Collection[str]) -> di
 
 def _read_png(path: Path) -> bytes:
     return figures.check_png(files.read_bytes(path, MAX_BYTES))
-
-
-def select(
-    families: Sequence[Family],
-    limits: ReportConfig,
-    timings: Sequence[PairedLatency | None] | None = None,
-) -> list[ModelSelection]:
-    """Assess the models of each family, whose latencies become those of its timing."""
-    result = []
-    for family, timed in zip(families, timings or [None] * len(families), strict=True):
-        assessed = verdicts.assess(timing.put_in(family, timed), limits)
-        result.append(ModelSelection(assessed, timed))
-    return result
-
-
-def load_selections(
-    store: Store, parent: RunRecord, records: Sequence[RunRecord], limits: ReportConfig
-) -> list[ModelSelection]:
-    """Read the runs of a sweep back, and judge the models of each family."""
-    families = load(store, records)
-    return select(families, limits, _load_timings(store, parent, len(families)))
 
 
 def to_markdown(chosen: Sequence[ModelSelection], figures: Collection[str]) -> str:
@@ -372,17 +349,3 @@ def main(words: list[str]) -> None:
     if asked.run_id is None:
         history.say_newest(parent)
     print(*paths, sep="\n")
-
-
-def _load_timings(store: Store, parent: RunRecord, families: int) -> list[PairedLatency | None]:
-    """Return the timing of the best models of each family; None if they were not timed."""
-    lacks = "the report leaves out the timing of the best models"
-    timings = history.read_if_sound(store, parent, FILE, _read_timings, lacks, optional=True)
-    if timings is None or len(timings) != families:
-        return [None] * families
-    return timings
-
-
-def _read_timings(path: Path) -> list[PairedLatency | None]:
-    kept = json.loads(files.read_bytes(path, MAX_BYTES))
-    return [None if timing is None else PairedLatency.of(timing) for timing in kept]

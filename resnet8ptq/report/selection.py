@@ -1,0 +1,53 @@
+"""Chooses among the models of a sweep: those that just ran, or those that the store has.
+
+It draws nothing: `resnet8ptq verdict` calls it without matplotlib.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from resnet8ptq.config.schema import ReportConfig
+from resnet8ptq.core import files
+from resnet8ptq.evaluation.paired_latency import FILE, PairedLatency
+from resnet8ptq.report import timing, verdicts
+from resnet8ptq.report.comparison import MAX_BYTES, Family, load
+from resnet8ptq.report.recommend import ModelSelection
+from resnet8ptq.tracking import history
+from resnet8ptq.tracking.mlflow_store.store import Store
+from resnet8ptq.tracking.record import RunRecord
+
+
+def select(
+    families: Sequence[Family],
+    limits: ReportConfig,
+    timings: Sequence[PairedLatency | None] | None = None,
+) -> list[ModelSelection]:
+    """Assess the models of each family, whose latencies become those of its timing."""
+    result = []
+    for family, timed in zip(families, timings or [None] * len(families), strict=True):
+        assessed = verdicts.assess(timing.put_in(family, timed), limits)
+        result.append(ModelSelection(assessed, timed))
+    return result
+
+
+def load_selections(
+    store: Store, parent: RunRecord, records: Sequence[RunRecord], limits: ReportConfig
+) -> list[ModelSelection]:
+    """Read the runs of a sweep back, and judge the models of each family."""
+    families = load(store, records)
+    return select(families, limits, _load_timings(store, parent, len(families)))
+
+
+def _load_timings(store: Store, parent: RunRecord, families: int) -> list[PairedLatency | None]:
+    """Return the timing of the best models of each family; None if they were not timed."""
+    lacks = "the report leaves out the timing of the best models"
+    timings = history.read_if_sound(store, parent, FILE, _read_timings, lacks, optional=True)
+    if timings is None or len(timings) != families:
+        return [None] * families
+    return timings
+
+
+def _read_timings(path: Path) -> list[PairedLatency | None]:
+    kept = json.loads(files.read_bytes(path, MAX_BYTES))
+    return [None if timing is None else PairedLatency.of(timing) for timing in kept]
