@@ -19,7 +19,7 @@ from resnet8ptq.config.loading import CONFIG_FILE, load_config
 from resnet8ptq.core.console import track
 from resnet8ptq.report.recommend import NEAR
 from resnet8ptq.tasks.classification import KL_EPSILON
-from resnet8ptq.tasks.distortion import raise_to
+from resnet8ptq.tasks.scoring.distortion import raise_to
 from studies.recipes import NETWORKS as OTHERS
 from studies.recipes import SHARED
 

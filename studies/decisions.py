@@ -30,7 +30,7 @@ from benchmarks.tables import table
 from resnet8ptq.core import figures, files
 from resnet8ptq.core.console import track
 from resnet8ptq.report.verdicts import FAIL, MARGIN, PASS, decide
-from resnet8ptq.tasks.statistics import SIGNIFICANCE, Margin, holm, mcnemar, tango
+from resnet8ptq.tasks.scoring.statistics import SIGNIFICANCE, Margin, holm, mcnemar, tango
 from studies import choosing
 from studies.choosing import NETWORKS, Chosen, Models
 

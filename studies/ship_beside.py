@@ -26,8 +26,8 @@ from benchmarks.tables import table
 from resnet8ptq.core import command
 from resnet8ptq.evaluation.stopped_hits import read_pair
 from resnet8ptq.report import verdicts
-from resnet8ptq.tasks.statistics import SIGNIFICANCE
-from resnet8ptq.tasks.values import Paired
+from resnet8ptq.tasks.scoring.statistics import SIGNIFICANCE
+from resnet8ptq.tasks.scoring.values import Paired
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.mlflow_store import sync
 from resnet8ptq.tracking.record import RunRecord

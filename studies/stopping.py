@@ -24,8 +24,8 @@ from benchmarks.setting import REPO
 from resnet8ptq.core import files
 from resnet8ptq.core.console import track
 from resnet8ptq.evaluation.sequential import ANALYSES, FAIL, FUTILE, PASS, StoppingPlan
-from resnet8ptq.tasks.hits import Hits
-from resnet8ptq.tasks.statistics import PART, SIGNIFICANCE, flips, tango
+from resnet8ptq.tasks.scoring.hits import Hits
+from resnet8ptq.tasks.scoring.statistics import PART, SIGNIFICANCE, flips, tango
 from studies.decisions import Images, draw
 from studies.recipes import NETWORKS, SHARED
 

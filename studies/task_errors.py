@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.tasks import ctc, dense, multilabel, segmentation, verification
-from resnet8ptq.tasks.outputs import Outputs, Targets
+from resnet8ptq.tasks.scoring.outputs import Outputs, Targets
 from resnet8ptq.tasks.task import Task
 
 LEVEL = 0.05

@@ -32,7 +32,7 @@ from resnet8ptq.evaluation.latency import Latency, Timings
 from resnet8ptq.evaluation.result import Measurement, RunResult
 from resnet8ptq.tasks import classification
 from resnet8ptq.tasks.classification import ClassScores
-from resnet8ptq.tasks.metric import Metrics
+from resnet8ptq.tasks.scoring.metric import Metrics
 from resnet8ptq.tracking.mlflow_store.store import Store, open_store
 from resnet8ptq.tracking.run import start_parent, start_run
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.tasks.distortion import sqnr_db
+from resnet8ptq.tasks.scoring.distortion import sqnr_db
 
 Array = NDArray[Any]
 

@@ -17,7 +17,7 @@ from resnet8ptq.deploy.interface import Interface
 from resnet8ptq.deploy.source import Source
 from resnet8ptq.deploy.vectors import Vectors
 from resnet8ptq.report import table
-from resnet8ptq.tasks.metric import BASELINE
+from resnet8ptq.tasks.scoring.metric import BASELINE
 from resnet8ptq.tasks.task import Task
 from resnet8ptq.tracking.record import RunRecord
 

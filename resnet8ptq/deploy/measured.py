@@ -29,8 +29,8 @@ from resnet8ptq.experiment.measurement import compare_machines, test_limit, time
 from resnet8ptq.report.recommend import RECOMMENDED
 from resnet8ptq.target.carried import Carried, Recorder
 from resnet8ptq.target.measure import RUNTIMES
-from resnet8ptq.tasks.metric import BASELINE, Metrics
-from resnet8ptq.tasks.statistics import SIGNIFICANCE
+from resnet8ptq.tasks.scoring.metric import BASELINE, Metrics
+from resnet8ptq.tasks.scoring.statistics import SIGNIFICANCE
 from resnet8ptq.tracking.mlflow_store import upload
 from resnet8ptq.tracking.mlflow_store.store import StoreArguments, open_store
 

@@ -23,8 +23,8 @@ from resnet8ptq.experiment import preparation
 from resnet8ptq.experiment.compatibility import load, make_task
 from resnet8ptq.experiment.samples import draw
 from resnet8ptq.experiment.settings import resolve
-from resnet8ptq.tasks.comparison import Comparison
-from resnet8ptq.tasks.outputs import Array
+from resnet8ptq.tasks.scoring.comparison import Comparison
+from resnet8ptq.tasks.scoring.outputs import Array
 from resnet8ptq.tasks.task import Task
 from resnet8ptq.tracking.mlflow_store.mlflow_model import EXAMPLE
 

@@ -14,7 +14,7 @@ from resnet8ptq.graph.session import open_session
 from resnet8ptq.tasks.detection import average_precision
 from resnet8ptq.tasks.detection.decoding import Decoder, make_decoder
 from resnet8ptq.tasks.detection.scores import DetectionScores
-from resnet8ptq.tasks.outputs import Outputs
+from resnet8ptq.tasks.scoring.outputs import Outputs
 
 
 class CocoEvaluator:

@@ -9,7 +9,7 @@ import numpy as np
 from resnet8ptq.core import cache
 from resnet8ptq.evaluation.batching import Batching
 from resnet8ptq.evaluation.inference import Evaluation
-from resnet8ptq.tasks.outputs import Array, Outputs
+from resnet8ptq.tasks.scoring.outputs import Array, Outputs
 
 KIND = "evaluations"
 MAX_BYTES = 2**26  # of outputs; an evaluation with more is repeated, so that the cache stays small

@@ -25,8 +25,8 @@ from resnet8ptq.evaluation.stopped_hits import find_outcome, stop
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.decisions import Decisions
 from resnet8ptq.target.target import Target
-from resnet8ptq.tasks.comparison import Comparison, Scores
-from resnet8ptq.tasks.outputs import Outputs
+from resnet8ptq.tasks.scoring.comparison import Comparison, Scores
+from resnet8ptq.tasks.scoring.outputs import Outputs
 from resnet8ptq.tasks.task import Task
 
 DYNAMIC_BATCH_SIZE = 1  # a batch sets the ranges, and the latency is that of single samples

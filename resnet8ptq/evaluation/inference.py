@@ -12,7 +12,7 @@ from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation.batching import Batching, run_all
-from resnet8ptq.tasks.outputs import PROBABILITIES, Array, Outputs, Reduction, Targets
+from resnet8ptq.tasks.scoring.outputs import PROBABILITIES, Array, Outputs, Reduction, Targets
 
 LOGIT_SAMPLES = 1000
 RAW_BYTES = 2**25  # of raw outputs kept beside the reduced ones

@@ -19,7 +19,7 @@ from resnet8ptq.config.schema import LatencyConfig
 from resnet8ptq.core.console import measuring
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation.batching import Load
-from resnet8ptq.tasks.metric import BASELINE
+from resnet8ptq.tasks.scoring.metric import BASELINE
 
 LEAST = 5  # repeats, also beyond the time limit
 LEAST_WARM_UP = 2  # torch compiles in its first two runs of a shape

@@ -16,7 +16,7 @@ from scipy.special import stdtrit
 from resnet8ptq.config.schema import LatencyConfig
 from resnet8ptq.core.console import track
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.tasks.statistics import PART, RESAMPLING_SEED
+from resnet8ptq.tasks.scoring.statistics import PART, RESAMPLING_SEED
 
 if TYPE_CHECKING:
     from resnet8ptq.evaluation.batching import Load

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 from resnet8ptq.evaluation.stopped_hits import StoppedHits, find_outcome
-from resnet8ptq.tasks.comparison import Comparison
-from resnet8ptq.tasks.metric import BASELINE, CHOICE, TOTAL, Metrics
+from resnet8ptq.tasks.scoring.comparison import Comparison
+from resnet8ptq.tasks.scoring.metric import BASELINE, CHOICE, TOTAL, Metrics
 from resnet8ptq.tasks.task import Task
 
 

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
-from resnet8ptq.tasks.statistics import UNKNOWN, Interval, Margin, find_edge, invert, tango
+from resnet8ptq.tasks.scoring.statistics import UNKNOWN, Interval, Margin, find_edge, invert, tango
 
 ANALYSES = 20
 # reasons to end scoring

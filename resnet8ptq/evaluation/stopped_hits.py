@@ -9,12 +9,19 @@ from typing import ClassVar
 import numpy as np
 
 from resnet8ptq.evaluation.sequential import StoppingPlan
-from resnet8ptq.tasks.comparison import Comparison
-from resnet8ptq.tasks.hits import Hits
-from resnet8ptq.tasks.metric import Metric, Metrics, name_ends
-from resnet8ptq.tasks.outputs import Array
-from resnet8ptq.tasks.statistics import UNKNOWN, Interval, Margin, Values
-from resnet8ptq.tasks.values import SAMPLES, Arrays, Paired, PairedTest, SampleValues, check_columns
+from resnet8ptq.tasks.scoring.comparison import Comparison
+from resnet8ptq.tasks.scoring.hits import Hits
+from resnet8ptq.tasks.scoring.metric import Metric, Metrics, name_ends
+from resnet8ptq.tasks.scoring.outputs import Array
+from resnet8ptq.tasks.scoring.statistics import UNKNOWN, Interval, Margin, Values
+from resnet8ptq.tasks.scoring.values import (
+    SAMPLES,
+    Arrays,
+    Paired,
+    PairedTest,
+    SampleValues,
+    check_columns,
+)
 
 PLAN = "plan"  # array of `predictions.npz`
 PLANNED = "stopping/planned"  # samples that might have been scored

@@ -18,7 +18,7 @@ from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.decisions import Decisions
 from resnet8ptq.precision.plan import Selection, check_known, find_float_nodes
 from resnet8ptq.tasks import registry as tasks
-from resnet8ptq.tasks.outputs import TaskContext
+from resnet8ptq.tasks.scoring.outputs import TaskContext
 from resnet8ptq.tasks.task import Task
 
 log = logging.getLogger(__name__)

@@ -19,10 +19,10 @@ from resnet8ptq.evaluation.result import Measurement
 from resnet8ptq.evaluation.sequential import StoppingPlan
 from resnet8ptq.experiment.samples import has_groups
 from resnet8ptq.experiment.workspace import Prepared, Workspace
-from resnet8ptq.tasks import distortion
-from resnet8ptq.tasks.comparison import Comparison
-from resnet8ptq.tasks.distortion import KERNELS_DB
-from resnet8ptq.tasks.metric import BASELINE, Metrics
+from resnet8ptq.tasks.scoring import distortion
+from resnet8ptq.tasks.scoring.comparison import Comparison
+from resnet8ptq.tasks.scoring.distortion import KERNELS_DB
+from resnet8ptq.tasks.scoring.metric import BASELINE, Metrics
 from resnet8ptq.tasks.task import Task
 
 log = logging.getLogger(__name__)

@@ -39,9 +39,9 @@ from resnet8ptq.experiment import wrong_examples
 from resnet8ptq.experiment.samples import Samples
 from resnet8ptq.graph import layers
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.tasks.comparison import Comparison
+from resnet8ptq.tasks.scoring.comparison import Comparison
+from resnet8ptq.tasks.scoring.values import SAMPLES
 from resnet8ptq.tasks.task import Task
-from resnet8ptq.tasks.values import SAMPLES
 
 TOKENIZER = "tokenizer.json"
 

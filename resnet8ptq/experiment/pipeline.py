@@ -38,8 +38,8 @@ from resnet8ptq.experiment.stopping import make_plan
 from resnet8ptq.experiment.workspace import Prepared, Workspace
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.plan import find_float_nodes
-from resnet8ptq.tasks.comparison import Comparison
-from resnet8ptq.tasks.metric import BASELINE, GROUPED
+from resnet8ptq.tasks.scoring.comparison import Comparison
+from resnet8ptq.tasks.scoring.metric import BASELINE, GROUPED
 from resnet8ptq.tasks.task import Task
 
 log = logging.getLogger(__name__)

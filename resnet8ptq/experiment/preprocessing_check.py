@@ -14,8 +14,8 @@ from resnet8ptq.data.preprocessing import Preprocessing
 from resnet8ptq.evaluation.evaluator import Evaluator
 from resnet8ptq.evaluation.inference import targets_of
 from resnet8ptq.graph.session import open_runner
-from resnet8ptq.tasks.comparison import Scores
-from resnet8ptq.tasks.outputs import Outputs
+from resnet8ptq.tasks.scoring.comparison import Scores
+from resnet8ptq.tasks.scoring.outputs import Outputs
 
 log = logging.getLogger(__name__)
 

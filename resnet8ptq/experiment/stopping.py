@@ -11,8 +11,8 @@ from resnet8ptq.evaluation.evaluator import Evaluator
 from resnet8ptq.evaluation.sequential import StoppingPlan
 from resnet8ptq.evaluation.stopped_hits import STOPPED_LOSS
 from resnet8ptq.experiment.samples import Samples
-from resnet8ptq.tasks.comparison import Comparison
-from resnet8ptq.tasks.statistics import SIGNIFICANCE
+from resnet8ptq.tasks.scoring.comparison import Comparison
+from resnet8ptq.tasks.scoring.statistics import SIGNIFICANCE
 from resnet8ptq.tasks.task import Task
 
 log = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from resnet8ptq.core import files
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.tasks.comparison import Comparison
-from resnet8ptq.tasks.hits import Hits
+from resnet8ptq.tasks.scoring.comparison import Comparison
+from resnet8ptq.tasks.scoring.hits import Hits
 from resnet8ptq.tasks.task import Task
 
 FILE = "wrong_examples.json"

@@ -30,8 +30,8 @@ from resnet8ptq.experiment.preprocessing_check import run_all, usual
 from resnet8ptq.exploration.tensors import findings, network_picture
 from resnet8ptq.exploration.tensors.comparing import SOUND_DB, compare_file
 from resnet8ptq.graph.session import open_runner
-from resnet8ptq.tasks.comparison import Comparison
-from resnet8ptq.tasks.distortion import sqnr_db
+from resnet8ptq.tasks.scoring.comparison import Comparison
+from resnet8ptq.tasks.scoring.distortion import sqnr_db
 
 log = logging.getLogger(__name__)
 

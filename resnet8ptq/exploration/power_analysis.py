@@ -23,8 +23,8 @@ from resnet8ptq.experiment.compatibility import load, make_task
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.samples import draw
 from resnet8ptq.experiment.settings import Settings
-from resnet8ptq.tasks.metric import Metric
-from resnet8ptq.tasks.statistics import POWER, SIGNIFICANCE, find_edge, round_size, tango
+from resnet8ptq.tasks.scoring.metric import Metric
+from resnet8ptq.tasks.scoring.statistics import POWER, SIGNIFICANCE, find_edge, round_size, tango
 
 CHANGED = (0.005, 0.02, 0.05, 0.1)  # shares of predictions where none is measured
 HEADS = (

@@ -37,7 +37,7 @@ from resnet8ptq.models.contract import Contract, SampleArray, is_scalar, match, 
 from resnet8ptq.models.folding import Preprocessing, preprocess
 from resnet8ptq.models.sources import read, select_outputs
 from resnet8ptq.models.sources.contract import Network
-from resnet8ptq.tasks.outputs import LOGITS, PROBABILITIES, VALUES
+from resnet8ptq.tasks.scoring.outputs import LOGITS, PROBABILITIES, VALUES
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from resnet8ptq.report.rule import SAME_SIZE
 from resnet8ptq.report.table import VOID, say_size
 from resnet8ptq.report.untried import find_untried
 from resnet8ptq.report.verdicts import FAIL, PASS
-from resnet8ptq.tasks.metric import BASELINE
+from resnet8ptq.tasks.scoring.metric import BASELINE
 from resnet8ptq.tracking.record import RunRecord
 
 NOTHING_FASTER = "One sample at a time, nothing here is shown to be faster than FP32 on {machine}."

@@ -25,11 +25,11 @@ from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.evaluation.stopped_hits import read_pair
 from resnet8ptq.report import equal_files, facts
 from resnet8ptq.tasks.classification import metric_names
-from resnet8ptq.tasks.metric import CHOICE, Metric
-from resnet8ptq.tasks.outputs import Array
-from resnet8ptq.tasks.statistics import SIGNIFICANCE, holm
+from resnet8ptq.tasks.scoring.metric import CHOICE, Metric
+from resnet8ptq.tasks.scoring.outputs import Array
+from resnet8ptq.tasks.scoring.statistics import SIGNIFICANCE, holm
+from resnet8ptq.tasks.scoring.values import Paired, PairedTest
 from resnet8ptq.tasks.task import Task
-from resnet8ptq.tasks.values import Paired, PairedTest
 from resnet8ptq.tracking import history, ledger, metrics
 from resnet8ptq.tracking.ledger import NO_EARLIER_RUNS, EarlierRuns
 from resnet8ptq.tracking.mlflow_store.store import Store

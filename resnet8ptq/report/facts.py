@@ -9,8 +9,8 @@ from resnet8ptq.config.limits import check
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.tasks import registry
-from resnet8ptq.tasks.metric import CHOICE
-from resnet8ptq.tasks.statistics import holm
+from resnet8ptq.tasks.scoring.metric import CHOICE
+from resnet8ptq.tasks.scoring.statistics import holm
 from resnet8ptq.tasks.task import Task
 from resnet8ptq.tracking.record import RunRecord
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from resnet8ptq.core.console import print_table, stdout
 from resnet8ptq.report.table import VOID
 from resnet8ptq.report.terminal import PIPE_WIDTH
-from resnet8ptq.tasks.metric import BASELINE
+from resnet8ptq.tasks.scoring.metric import BASELINE
 from resnet8ptq.tracking.record import RunRecord
 
 COLUMNS = (

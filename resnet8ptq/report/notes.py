@@ -8,8 +8,8 @@ from resnet8ptq.report.comparison import Family
 from resnet8ptq.report.facts import adjusted_p, count_models, labels, varied
 from resnet8ptq.report.table import VOID
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, say_added
-from resnet8ptq.tasks.metric import UNDEFINED
-from resnet8ptq.tasks.statistics import KNOWN
+from resnet8ptq.tasks.scoring.metric import UNDEFINED
+from resnet8ptq.tasks.scoring.statistics import KNOWN
 from resnet8ptq.tasks.task import Task
 from resnet8ptq.tracking.record import RunRecord
 

@@ -21,8 +21,8 @@ from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.report.rule import SAME_SIZE, SAME_SPEED, Headline
 from resnet8ptq.report.table import VOID, say_size, show_interval
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, least_of
-from resnet8ptq.tasks.metric import BASELINE, CHOICE, Metric
-from resnet8ptq.tasks.statistics import ROUNDING
+from resnet8ptq.tasks.scoring.metric import BASELINE, CHOICE, Metric
+from resnet8ptq.tasks.scoring.statistics import ROUNDING
 from resnet8ptq.tracking.record import RunRecord
 
 # Settings whose values the run tunes on the selection samples.

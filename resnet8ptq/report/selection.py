@@ -34,7 +34,7 @@ def select(
 def load_selections(
     store: Store, parent: RunRecord, records: Sequence[RunRecord], limits: ReportConfig
 ) -> list[ModelSelection]:
-    """Read the runs of a sweep back, and judge the models of each family."""
+    """Read the runs of a sweep back, and assess the models of each family."""
     families = load(store, records)
     return select(families, limits, _load_timings(store, parent, len(families)))
 

@@ -15,7 +15,7 @@ from resnet8ptq.report.facts import (
     task_of,
     varied,
 )
-from resnet8ptq.tasks.metric import BASELINE, Metric
+from resnet8ptq.tasks.scoring.metric import BASELINE, Metric
 from resnet8ptq.tracking.record import RunRecord
 
 CHOICES = ("framework", "dtype", "calibration", "weights")

@@ -21,8 +21,8 @@ from resnet8ptq.report import equal_files
 from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.report.facts import adjusted_p, by_model, varied
 from resnet8ptq.report.table import VOID
-from resnet8ptq.tasks.metric import BASELINE, CHOICE, TOTAL, Metric
-from resnet8ptq.tasks.statistics import (
+from resnet8ptq.tasks.scoring.metric import BASELINE, CHOICE, TOTAL, Metric
+from resnet8ptq.tasks.scoring.statistics import (
     SIGNIFICANCE,
     UNKNOWN,
     Z95,

@@ -15,8 +15,8 @@ import numpy as np
 from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.report.facts import by_model
 from resnet8ptq.report.verdicts import margin_at
-from resnet8ptq.tasks.metric import Metric
-from resnet8ptq.tasks.statistics import SIGNIFICANCE
+from resnet8ptq.tasks.scoring.metric import Metric
+from resnet8ptq.tasks.scoring.statistics import SIGNIFICANCE
 
 FARTHEST = 2.0**20  # the largest loss that is looked at, as a fraction of FP32's value
 STEPS = 50  # halvings of an interval

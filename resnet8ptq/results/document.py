@@ -19,7 +19,7 @@ from resnet8ptq.report.answer import say_verdict
 from resnet8ptq.report.table import VOID, show_ms
 from resnet8ptq.report.verdicts import EXIT_CODES, MARGIN
 from resnet8ptq.results.summaries import SweepSummary
-from resnet8ptq.tasks.metric import Metric
+from resnet8ptq.tasks.scoring.metric import Metric
 from resnet8ptq.tracking.record import RunRecord, Text
 
 Known = Annotated[Text | None, BeforeValidator(lambda text: text or None)]

@@ -25,7 +25,6 @@ from resnet8ptq.config.schema import ReportConfig, TrackingConfig
 from resnet8ptq.core import background, clock, command, console, invocation
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import one_line
-from resnet8ptq.report.selection import select
 from resnet8ptq.sweeps import jobs, ongoing
 from resnet8ptq.tracking import journal
 from resnet8ptq.tracking.mlflow_store import address
@@ -180,6 +179,7 @@ class RunningSweep:
         If `timed`, time the best models against each other first.
         """
         from resnet8ptq.report import comparison, mlperf_tiny, terminal
+        from resnet8ptq.report.selection import select
         from resnet8ptq.sweeps import final_timing
 
         store = self.sweep.store

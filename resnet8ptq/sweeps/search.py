@@ -27,8 +27,8 @@ from resnet8ptq.exploration.search.step_table import FALLBACK, GOALS
 from resnet8ptq.report.verdicts import find_fault
 from resnet8ptq.sweeps.budget import Budget, again_s, confirm_s, expect_s
 from resnet8ptq.sweeps.delivery import Delivery
-from resnet8ptq.tasks.metric import BASELINE, Metric
-from resnet8ptq.tasks.statistics import SIGNIFICANCE
+from resnet8ptq.tasks.scoring.metric import BASELINE, Metric
+from resnet8ptq.tasks.scoring.statistics import SIGNIFICANCE
 from resnet8ptq.tracking.journal import NOTE_TAG
 from resnet8ptq.tracking.record import RunRecord
 

@@ -8,13 +8,13 @@ import numpy as np
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.tasks import classification
 from resnet8ptq.tasks.classification import KL, OfClasses
-from resnet8ptq.tasks.comparison import Comparison
 from resnet8ptq.tasks.deviation import SQNR, summarize
-from resnet8ptq.tasks.hits import Hits
-from resnet8ptq.tasks.metric import Metric, Metrics
-from resnet8ptq.tasks.outputs import Array, Outputs, Targets, TaskContext, describe
+from resnet8ptq.tasks.scoring.comparison import Comparison
+from resnet8ptq.tasks.scoring.hits import Hits
+from resnet8ptq.tasks.scoring.metric import Metric, Metrics
+from resnet8ptq.tasks.scoring.outputs import Array, Outputs, Targets, TaskContext, describe
+from resnet8ptq.tasks.scoring.values import PairedTest
 from resnet8ptq.tasks.task import Reference, Task, TaskFiles, TaskType
-from resnet8ptq.tasks.values import PairedTest
 
 AGREEMENT_RATE = Metric("agreement", "agreement", percent=True)
 # An answer is lost only where the class changes: accuracy of FP32 - accuracy <= 1 - agreement.

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import AnomalyConfig
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError
-from resnet8ptq.tasks import distortion
-from resnet8ptq.tasks.comparison import Comparison, OutputScores
-from resnet8ptq.tasks.metric import Metric, Metrics
-from resnet8ptq.tasks.outputs import Array, Outputs, Targets, TaskContext, describe
-from resnet8ptq.tasks.ranking import AUC, DELONG, ROC_CAPTION, ROC_FILE, Ranking, doubt_auc
+from resnet8ptq.tasks.scoring import distortion
+from resnet8ptq.tasks.scoring.comparison import Comparison, OutputScores
+from resnet8ptq.tasks.scoring.metric import Metric, Metrics
+from resnet8ptq.tasks.scoring.outputs import Array, Outputs, Targets, TaskContext, describe
+from resnet8ptq.tasks.scoring.ranking import AUC, DELONG, ROC_CAPTION, ROC_FILE, Ranking, doubt_auc
 from resnet8ptq.tasks.task import Scope, Task, TaskFiles, TaskType
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _errors(values: Array, inputs: Callable[[slice], NDArray[np.float32]]) -> ND
 
 
 def _draw(comparison: Comparison, title: str) -> "dict[str, Figure]":
-    from resnet8ptq.tasks import roc_plot
+    from resnet8ptq.tasks.scoring import roc_plot
 
     model = comparison.model.per_sample
     baseline = comparison.baseline.per_sample

@@ -16,13 +16,13 @@ from resnet8ptq.tasks.classification import (
     CONFUSION_FILE,
     OfClasses,
 )
-from resnet8ptq.tasks.comparison import Comparison, summarize
-from resnet8ptq.tasks.hits import Hits
-from resnet8ptq.tasks.metric import Metric, Metrics
-from resnet8ptq.tasks.outputs import LOGITS, Outputs, Targets, TaskContext, check_labels
-from resnet8ptq.tasks.ranking import AUC, DELONG, ROC_CAPTION, ROC_FILE, Ranking, doubt_auc
+from resnet8ptq.tasks.scoring.comparison import Comparison, summarize
+from resnet8ptq.tasks.scoring.hits import Hits
+from resnet8ptq.tasks.scoring.metric import Metric, Metrics
+from resnet8ptq.tasks.scoring.outputs import LOGITS, Outputs, Targets, TaskContext, check_labels
+from resnet8ptq.tasks.scoring.ranking import AUC, DELONG, ROC_CAPTION, ROC_FILE, Ranking, doubt_auc
+from resnet8ptq.tasks.scoring.values import Arrays
 from resnet8ptq.tasks.task import Task, TaskFiles, TaskType
-from resnet8ptq.tasks.values import Arrays
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -105,7 +105,7 @@ def _summarize(threshold: float, comparison: Comparison) -> str:
 
 
 def _draw(names: Sequence[str], comparison: Comparison, title: str) -> "dict[str, Figure]":
-    from resnet8ptq.tasks import class_plots, roc_plot
+    from resnet8ptq.tasks.scoring import class_plots, roc_plot
 
     model = comparison.model
     baseline = comparison.baseline

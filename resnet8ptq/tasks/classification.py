@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.core.errors import ModelError
-from resnet8ptq.tasks import distortion
-from resnet8ptq.tasks.comparison import Comparison, Scores, doubt_below
-from resnet8ptq.tasks.hits import MCNEMAR, Hits, Labels
-from resnet8ptq.tasks.metric import DIGITS, Metric, Metrics
-from resnet8ptq.tasks.outputs import (
+from resnet8ptq.tasks.scoring import distortion
+from resnet8ptq.tasks.scoring.comparison import Comparison, Scores, doubt_below
+from resnet8ptq.tasks.scoring.hits import MCNEMAR, Hits, Labels
+from resnet8ptq.tasks.scoring.metric import DIGITS, Metric, Metrics
+from resnet8ptq.tasks.scoring.outputs import (
     LOGITS,
     Array,
     Outputs,
@@ -24,7 +24,13 @@ from resnet8ptq.tasks.outputs import (
     check_labels,
     describe,
 )
-from resnet8ptq.tasks.statistics import LEAST_KAPPA, SIGNIFICANCE, above_chance, flips, kappa
+from resnet8ptq.tasks.scoring.statistics import (
+    LEAST_KAPPA,
+    SIGNIFICANCE,
+    above_chance,
+    flips,
+    kappa,
+)
 from resnet8ptq.tasks.task import Table, Task, TaskFiles, TaskType
 
 if TYPE_CHECKING:
@@ -308,7 +314,7 @@ def keep_probabilities(comparison: Comparison) -> dict[str, Array]:
 
 
 def _draw(names: Sequence[str], comparison: Comparison, title: str) -> "dict[str, Figure]":
-    from resnet8ptq.tasks import class_plots
+    from resnet8ptq.tasks.scoring import class_plots
 
     hits = comparison.model.per_sample, comparison.baseline.per_sample
     return {

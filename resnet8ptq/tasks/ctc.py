@@ -17,12 +17,19 @@ from numpy.typing import NDArray
 from resnet8ptq.config.schema import CtcConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError, ModelError, errors_as
-from resnet8ptq.tasks import distortion
-from resnet8ptq.tasks.bootstrap import BOOTSTRAP, BootstrapScores, of_sums, ratio
-from resnet8ptq.tasks.comparison import Comparison
-from resnet8ptq.tasks.metric import Metric
-from resnet8ptq.tasks.outputs import Array, Outputs, Targets, TaskContext, check_labels, describe
-from resnet8ptq.tasks.statistics import SIGNIFICANCE, Margin
+from resnet8ptq.tasks.scoring import distortion
+from resnet8ptq.tasks.scoring.bootstrap import BOOTSTRAP, BootstrapScores, of_sums, ratio
+from resnet8ptq.tasks.scoring.comparison import Comparison
+from resnet8ptq.tasks.scoring.metric import Metric
+from resnet8ptq.tasks.scoring.outputs import (
+    Array,
+    Outputs,
+    Targets,
+    TaskContext,
+    check_labels,
+    describe,
+)
+from resnet8ptq.tasks.scoring.statistics import SIGNIFICANCE, Margin
 from resnet8ptq.tasks.task import Scope, Table, Task, TaskFiles, TaskType
 
 METRICS = {

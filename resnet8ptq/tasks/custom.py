@@ -16,12 +16,12 @@ from resnet8ptq.config.schema import CustomConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import one_line
-from resnet8ptq.tasks import distortion
-from resnet8ptq.tasks.bootstrap import BOOTSTRAP, BootstrapScores, mean_of
 from resnet8ptq.tasks.classification import metric_names
-from resnet8ptq.tasks.comparison import Comparison
-from resnet8ptq.tasks.metric import Metric, Metrics
-from resnet8ptq.tasks.outputs import Outputs, Targets
+from resnet8ptq.tasks.scoring import distortion
+from resnet8ptq.tasks.scoring.bootstrap import BOOTSTRAP, BootstrapScores, mean_of
+from resnet8ptq.tasks.scoring.comparison import Comparison
+from resnet8ptq.tasks.scoring.metric import Metric, Metrics
+from resnet8ptq.tasks.scoring.outputs import Outputs, Targets
 from resnet8ptq.tasks.task import Task, TaskType
 
 EXPECTED = "expected a callable (outputs, targets) -> a number, or one for each sample"

@@ -5,8 +5,8 @@ from matplotlib.figure import Figure  # no pyplot: figures need no screen and no
 from numpy.typing import NDArray
 
 from resnet8ptq.core.text import plain
-from resnet8ptq.tasks.comparison import Comparison
-from resnet8ptq.tasks.outputs import Array
+from resnet8ptq.tasks.scoring.comparison import Comparison
+from resnet8ptq.tasks.scoring.outputs import Array
 
 PICTURES = 6  # at most: those that changed most
 

@@ -9,15 +9,15 @@ from typing import ClassVar, Self
 import numpy as np
 
 from resnet8ptq.config.schema import ReportConfig
-from resnet8ptq.tasks import distortion
-from resnet8ptq.tasks.bootstrap import BOOTSTRAP, Replicates, mean_of
 from resnet8ptq.tasks.classification import metric_names
-from resnet8ptq.tasks.comparison import Comparison, OutputScores, Scores
-from resnet8ptq.tasks.metric import Metric, Metrics
-from resnet8ptq.tasks.outputs import Array, Outputs, Targets
-from resnet8ptq.tasks.statistics import Interval, Margin, Values, bootstrap, ratio_interval
+from resnet8ptq.tasks.scoring import distortion
+from resnet8ptq.tasks.scoring.bootstrap import BOOTSTRAP, Replicates, mean_of
+from resnet8ptq.tasks.scoring.comparison import Comparison, OutputScores, Scores
+from resnet8ptq.tasks.scoring.metric import Metric, Metrics
+from resnet8ptq.tasks.scoring.outputs import Array, Outputs, Targets
+from resnet8ptq.tasks.scoring.statistics import Interval, Margin, Values, bootstrap, ratio_interval
+from resnet8ptq.tasks.scoring.values import Arrays, PairedTest, check_columns
 from resnet8ptq.tasks.task import Reference, Table, Task, TaskFiles, TaskType
-from resnet8ptq.tasks.values import Arrays, PairedTest, check_columns
 
 NOTE = (
     "No labels: the relative error of the outputs is measured against FP32 in the same framework. "

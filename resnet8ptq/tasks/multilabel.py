@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import MultilabelConfig
 from resnet8ptq.core.errors import ConfigError, ModelError
-from resnet8ptq.tasks import distortion, statistics
-from resnet8ptq.tasks.bootstrap import BOOTSTRAP
-from resnet8ptq.tasks.classwise import ClasswiseScores, count_lost, list_classes
-from resnet8ptq.tasks.comparison import Comparison, doubt_below
-from resnet8ptq.tasks.metric import Metric, Metrics
-from resnet8ptq.tasks.outputs import Outputs, Targets, TaskContext, check_labels, describe
-from resnet8ptq.tasks.statistics import Values
+from resnet8ptq.tasks.scoring import distortion, statistics
+from resnet8ptq.tasks.scoring.bootstrap import BOOTSTRAP
+from resnet8ptq.tasks.scoring.classwise import ClasswiseScores, count_lost, list_classes
+from resnet8ptq.tasks.scoring.comparison import Comparison, doubt_below
+from resnet8ptq.tasks.scoring.metric import Metric, Metrics
+from resnet8ptq.tasks.scoring.outputs import Outputs, Targets, TaskContext, check_labels, describe
+from resnet8ptq.tasks.scoring.statistics import Values
 from resnet8ptq.tasks.task import Task, TaskFiles, TaskType
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _score(
 
 
 def _draw(names: tuple[str, ...], comparison: Comparison, title: str) -> "dict[str, Figure]":
-    from resnet8ptq.tasks import classwise_plot
+    from resnet8ptq.tasks.scoring import classwise_plot
 
     return {CLASSES: classwise_plot.draw(comparison, names, title)}
 

@@ -14,7 +14,7 @@ from resnet8ptq.config.schema import TaskConfig
 from resnet8ptq.core.console import log_once
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.registry import look_up
-from resnet8ptq.tasks.outputs import PROBABILITIES, TaskContext
+from resnet8ptq.tasks.scoring.outputs import PROBABILITIES, TaskContext
 from resnet8ptq.tasks.task import Task, TaskType
 
 log = logging.getLogger(__name__)

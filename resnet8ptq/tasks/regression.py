@@ -8,11 +8,18 @@ from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import RegressionConfig
 from resnet8ptq.core.errors import ModelError
-from resnet8ptq.tasks.bootstrap import BOOTSTRAP, BootstrapScores, mean_of
-from resnet8ptq.tasks.comparison import Comparison
-from resnet8ptq.tasks.metric import Metric, Metrics
-from resnet8ptq.tasks.outputs import Array, Outputs, Targets, TaskContext, check_labels, describe
-from resnet8ptq.tasks.statistics import SIGNIFICANCE, Margin
+from resnet8ptq.tasks.scoring.bootstrap import BOOTSTRAP, BootstrapScores, mean_of
+from resnet8ptq.tasks.scoring.comparison import Comparison
+from resnet8ptq.tasks.scoring.metric import Metric, Metrics
+from resnet8ptq.tasks.scoring.outputs import (
+    Array,
+    Outputs,
+    Targets,
+    TaskContext,
+    check_labels,
+    describe,
+)
+from resnet8ptq.tasks.scoring.statistics import SIGNIFICANCE, Margin
 from resnet8ptq.tasks.task import Task, TaskFiles, TaskType
 
 

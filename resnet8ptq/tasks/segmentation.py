@@ -14,17 +14,17 @@ from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import SegmentationConfig
 from resnet8ptq.core.errors import ConfigError, ModelError
-from resnet8ptq.tasks.bootstrap import BOOTSTRAP
-from resnet8ptq.tasks.classwise import (
+from resnet8ptq.tasks.scoring.bootstrap import BOOTSTRAP
+from resnet8ptq.tasks.scoring.classwise import (
     ClasswiseScores,
     count_lost,
     draw_weights,
     list_classes,
 )
-from resnet8ptq.tasks.comparison import Comparison, doubt_below, summarize
-from resnet8ptq.tasks.metric import Metric, Metrics
-from resnet8ptq.tasks.outputs import Array, Outputs, Targets, TaskContext, describe
-from resnet8ptq.tasks.statistics import Values
+from resnet8ptq.tasks.scoring.comparison import Comparison, doubt_below, summarize
+from resnet8ptq.tasks.scoring.metric import Metric, Metrics
+from resnet8ptq.tasks.scoring.outputs import Array, Outputs, Targets, TaskContext, describe
+from resnet8ptq.tasks.scoring.statistics import Values
 from resnet8ptq.tasks.task import Scope, Task, TaskFiles, TaskType
 
 if TYPE_CHECKING:
@@ -227,7 +227,8 @@ def _doubt(baseline: SegmentationScores, expected: float | None) -> str | None:
 
 
 def _draw(names: Sequence[str], comparison: Comparison, title: str) -> "dict[str, Figure]":
-    from resnet8ptq.tasks import classwise_plot, segmentation_plot
+    from resnet8ptq.tasks import segmentation_plot
+    from resnet8ptq.tasks.scoring import classwise_plot
 
     return {
         PICTURES: segmentation_plot.draw(comparison, names, title),

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure  # no pyplot: figures need no screen and no
 from matplotlib.patches import Patch
 
 from resnet8ptq.core.text import plain
-from resnet8ptq.tasks.comparison import Comparison
+from resnet8ptq.tasks.scoring.comparison import Comparison
 
 PICTURES = 6  # at most: those that changed most
 NAMED = 20  # classes with a colour of their own

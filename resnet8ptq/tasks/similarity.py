@@ -13,11 +13,18 @@ from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import SimilarityConfig
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError
-from resnet8ptq.tasks.bootstrap import BOOTSTRAP, BootstrapScores
-from resnet8ptq.tasks.comparison import Comparison, Scores, doubt_below
-from resnet8ptq.tasks.metric import Metric
-from resnet8ptq.tasks.outputs import Array, Outputs, Targets, TaskContext, check_labels, describe
-from resnet8ptq.tasks.statistics import Values
+from resnet8ptq.tasks.scoring.bootstrap import BOOTSTRAP, BootstrapScores
+from resnet8ptq.tasks.scoring.comparison import Comparison, Scores, doubt_below
+from resnet8ptq.tasks.scoring.metric import Metric
+from resnet8ptq.tasks.scoring.outputs import (
+    Array,
+    Outputs,
+    Targets,
+    TaskContext,
+    check_labels,
+    describe,
+)
+from resnet8ptq.tasks.scoring.statistics import Values
 from resnet8ptq.tasks.task import Scope, Task, TaskFiles, TaskType
 
 SPEARMAN = Metric("spearman", "Spearman")

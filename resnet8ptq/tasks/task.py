@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from resnet8ptq.config.schema import TaskConfig
-from resnet8ptq.tasks.comparison import Comparison, Scores, summarize
-from resnet8ptq.tasks.distortion import is_silent
-from resnet8ptq.tasks.hits import Hits
-from resnet8ptq.tasks.metric import BASELINE, TOTAL, Metric, Metrics, name_ends
-from resnet8ptq.tasks.outputs import Array, Outputs, Reduction, Targets, TaskContext
-from resnet8ptq.tasks.values import PairedTest
+from resnet8ptq.tasks.scoring.comparison import Comparison, Scores, summarize
+from resnet8ptq.tasks.scoring.distortion import is_silent
+from resnet8ptq.tasks.scoring.hits import Hits
+from resnet8ptq.tasks.scoring.metric import BASELINE, TOTAL, Metric, Metrics, name_ends
+from resnet8ptq.tasks.scoring.outputs import Array, Outputs, Reduction, Targets, TaskContext
+from resnet8ptq.tasks.scoring.values import PairedTest
 
 if TYPE_CHECKING:  # a run imports matplotlib only when it draws
     from matplotlib.figure import Figure

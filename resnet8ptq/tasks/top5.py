@@ -7,10 +7,10 @@ import numpy as np
 
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.tasks.classification import check_classes
-from resnet8ptq.tasks.comparison import OutputScores, doubt_below
-from resnet8ptq.tasks.hits import MCNEMAR, Hits, Labels
-from resnet8ptq.tasks.metric import Metric
-from resnet8ptq.tasks.outputs import Outputs, Targets, TaskContext
+from resnet8ptq.tasks.scoring.comparison import OutputScores, doubt_below
+from resnet8ptq.tasks.scoring.hits import MCNEMAR, Hits, Labels
+from resnet8ptq.tasks.scoring.metric import Metric
+from resnet8ptq.tasks.scoring.outputs import Outputs, Targets, TaskContext
 from resnet8ptq.tasks.task import Task, TaskType
 
 TOP = 5

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import VerificationConfig
 from resnet8ptq.core.errors import ConfigError, ModelError
-from resnet8ptq.tasks import statistics
-from resnet8ptq.tasks.bootstrap import BOOTSTRAP, BootstrapScores
-from resnet8ptq.tasks.comparison import doubt_below
-from resnet8ptq.tasks.metric import Metric
-from resnet8ptq.tasks.outputs import Outputs, Targets, TaskContext, check_labels, describe
+from resnet8ptq.tasks.scoring import statistics
+from resnet8ptq.tasks.scoring.bootstrap import BOOTSTRAP, BootstrapScores
+from resnet8ptq.tasks.scoring.comparison import doubt_below
+from resnet8ptq.tasks.scoring.metric import Metric
+from resnet8ptq.tasks.scoring.outputs import Outputs, Targets, TaskContext, check_labels, describe
+from resnet8ptq.tasks.scoring.statistics import Values
 from resnet8ptq.tasks.similarity import cosine, pair_up
-from resnet8ptq.tasks.statistics import Values
 from resnet8ptq.tasks.task import Scope, Task, TaskType
 
 MOST_PAIRS = 100_000  # of different identities; more of them change the EER little

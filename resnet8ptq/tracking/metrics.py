@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.tasks import registry
-from resnet8ptq.tasks.metric import BASELINE, CHOICE, DIGITS, TOTAL, Metric
+from resnet8ptq.tasks.scoring.metric import BASELINE, CHOICE, DIGITS, TOTAL, Metric
 from resnet8ptq.tracking.journal import Journal, Point
 
 MOST = 30  # metrics that MLflow shows of a run, with the keys of its curves

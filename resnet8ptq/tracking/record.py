@@ -29,7 +29,7 @@ from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import printable
 from resnet8ptq.evaluation.stopped_hits import PLANNED, STOPPED_LOSS
 from resnet8ptq.tasks import registry
-from resnet8ptq.tasks.metric import BASELINE, GROUPED, TOTAL, Metric
+from resnet8ptq.tasks.scoring.metric import BASELINE, GROUPED, TOTAL, Metric
 from resnet8ptq.tasks.task import Task
 from resnet8ptq.tracking.journal import ENDED, PARENT_TAG, Journal
 from resnet8ptq.tracking.mlflow_store.store import check_id

@@ -23,7 +23,7 @@ from resnet8ptq.evaluation.stopped_hits import read_pair
 from resnet8ptq.experiment.compatibility import fit_settings, load, make_task
 from resnet8ptq.experiment.pipeline import run_experiment
 from resnet8ptq.experiment.settings import Settings, resolve
-from resnet8ptq.tasks.metric import BASELINE
+from resnet8ptq.tasks.scoring.metric import BASELINE
 
 ROUNDS, LEAST, SECONDS = 60, 10, 15.0  # of timing: at most, at least, and after these seconds
 QUIET = 20  # percent: other load doubles or tenfolds more than half of the times here

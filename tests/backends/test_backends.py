@@ -13,7 +13,7 @@ from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.precision.decisions import Decisions
-from resnet8ptq.tasks.distortion import softmax
+from resnet8ptq.tasks.scoring.distortion import softmax
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantize_network, quantizer_of
 from tests.helpers.quantized import TESTED, Probabilities, Quantize

@@ -10,7 +10,7 @@ from resnet8ptq.backends.onnx import weight_storage
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.precision.decisions import Decisions
-from resnet8ptq.tasks.distortion import sqnr_db
+from resnet8ptq.tasks.scoring.distortion import sqnr_db
 from tests.backends.test_backends import MAKING, params
 from tests.backends.test_weight_only import load
 from tests.backends.test_weight_storage import CASES

@@ -31,7 +31,7 @@ from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.conversion import FOLDED
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.tasks.distortion import KERNELS_DB
+from resnet8ptq.tasks.scoring.distortion import KERNELS_DB
 from tests.helpers import converted, transformers
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantize_network, quantizer_of, runtime_of

@@ -21,7 +21,7 @@ from resnet8ptq.graph.attention import attention_products
 from resnet8ptq.graph.passes import remove_unused, rewrite
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models import model
-from resnet8ptq.tasks.distortion import sqnr_db
+from resnet8ptq.tasks.scoring.distortion import sqnr_db
 from tests.helpers import phrases as texts
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantize_network, quantizer_of

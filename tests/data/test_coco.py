@@ -22,7 +22,7 @@ from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.data.sources import coco
 from resnet8ptq.tasks import registry as tasks
-from resnet8ptq.tasks.outputs import TaskContext
+from resnet8ptq.tasks.scoring.outputs import TaskContext
 from tests.helpers import detectors
 from tests.helpers.configs import make_config
 

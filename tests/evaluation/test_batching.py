@@ -18,7 +18,7 @@ from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation import batching, evaluator, inference
 from resnet8ptq.evaluation.batching import BATCH_SIZES, Batching
 from resnet8ptq.tasks import classification
-from resnet8ptq.tasks.outputs import PROBABILITIES
+from resnet8ptq.tasks.scoring.outputs import PROBABILITIES
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantizer_of
 from tests.helpers.originals import runtime_of_all_cores

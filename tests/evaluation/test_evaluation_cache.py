@@ -13,7 +13,7 @@ from resnet8ptq.evaluation import evaluation_cache, evaluator
 from resnet8ptq.evaluation.batching import Batching
 from resnet8ptq.evaluation.inference import Evaluation
 from resnet8ptq.tasks import classification
-from resnet8ptq.tasks.outputs import LOGITS, PROBABILITIES, Outputs
+from resnet8ptq.tasks.scoring.outputs import LOGITS, PROBABILITIES, Outputs
 from tests.helpers.configs import make_config
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resnet8ptq.evaluation.sequential import FAIL, FUTILE, PASS, StoppingPlan, find_bounds, spend
-from resnet8ptq.tasks.statistics import PART, tango
+from resnet8ptq.tasks.scoring.statistics import PART, tango
 
 FRACTIONS = st.floats(0.02, 1)
 LEVELS = st.floats(1e-5, 0.2)

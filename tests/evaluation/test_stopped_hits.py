@@ -6,9 +6,9 @@ import pytest
 from resnet8ptq.evaluation.sequential import StoppingPlan
 from resnet8ptq.evaluation.stopped_hits import StoppedHits, read_pair
 from resnet8ptq.tasks.classification import ACCURACY
-from resnet8ptq.tasks.hits import MCNEMAR, Hits
-from resnet8ptq.tasks.statistics import UNKNOWN
-from resnet8ptq.tasks.values import Paired
+from resnet8ptq.tasks.scoring.hits import MCNEMAR, Hits
+from resnet8ptq.tasks.scoring.statistics import UNKNOWN
+from resnet8ptq.tasks.scoring.values import Paired
 
 PLAN = StoppingPlan(2000, 0.01, 0.05)
 

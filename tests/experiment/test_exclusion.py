@@ -25,7 +25,7 @@ from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.graph.weights import read_bias, read_weights, write_weights
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks import agreement, classification
-from resnet8ptq.tasks.outputs import Outputs, Targets
+from resnet8ptq.tasks.scoring.outputs import Outputs, Targets
 from tests.helpers.arrays import TENSORS
 from tests.helpers.calling import call
 from tests.helpers.configs import make_config

@@ -23,9 +23,10 @@ from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.experiment import outputs
 from resnet8ptq.experiment.samples import Samples
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.tasks import class_plots, classification
+from resnet8ptq.tasks import classification
 from resnet8ptq.tasks.classification import ClassScores
-from resnet8ptq.tasks.hits import Hits
+from resnet8ptq.tasks.scoring import class_plots
+from resnet8ptq.tasks.scoring.hits import Hits
 from tests.helpers.configs import make_config
 from tests.helpers.results import make_result
 

@@ -32,7 +32,7 @@ from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.decisions import Decisions
 from resnet8ptq.tasks import classification
 from resnet8ptq.tasks.classification import ClassScores
-from resnet8ptq.tasks.outputs import Outputs
+from resnet8ptq.tasks.scoring.outputs import Outputs
 from resnet8ptq.tracking import history, journal
 from resnet8ptq.tracking.mlflow_store.store import Store
 from resnet8ptq.tracking.record import RunRecord

@@ -13,7 +13,7 @@ from resnet8ptq.data.dataset import Split
 from resnet8ptq.experiment import wrong_examples
 from resnet8ptq.tasks import classification, regression
 from resnet8ptq.tasks.classification import ClassScores
-from resnet8ptq.tasks.hits import Hits
+from resnet8ptq.tasks.scoring.hits import Hits
 
 LABELS = np.arange(40) % 2
 NAMES = ("cat", "dog")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from resnet8ptq.exploration.power_analysis import needed, plan
-from resnet8ptq.tasks.statistics import SIGNIFICANCE, tango
+from resnet8ptq.tasks.scoring.statistics import SIGNIFICANCE, tango
 from tests.helpers.calling import call
 
 

@@ -27,7 +27,7 @@ from resnet8ptq.__main__ import main
 from resnet8ptq.core import background, console, figures
 from resnet8ptq.data import locate
 from resnet8ptq.evaluation import paired_latency
-from resnet8ptq.tasks import class_plots
+from resnet8ptq.tasks.scoring import class_plots
 from tests.helpers import composing
 from tests.helpers.stores import copy_database
 

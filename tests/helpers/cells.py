@@ -10,9 +10,9 @@ import numpy as np
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.report import comparison, facts, notes, verdicts
 from resnet8ptq.report.comparison import Cell, Family, compare
-from resnet8ptq.tasks.hits import Hits
-from resnet8ptq.tasks.statistics import flips, mcnemar
-from resnet8ptq.tasks.values import Paired
+from resnet8ptq.tasks.scoring.hits import Hits
+from resnet8ptq.tasks.scoring.statistics import flips, mcnemar
+from resnet8ptq.tasks.scoring.values import Paired
 from resnet8ptq.tracking.record import RunRecord
 
 NAMES = ("cat", "dog")

@@ -1,8 +1,8 @@
 """Results of runs, made by hand."""
 
 from resnet8ptq.evaluation.result import Measurement, RunResult
-from resnet8ptq.tasks.comparison import Comparison
-from resnet8ptq.tasks.metric import Metrics
+from resnet8ptq.tasks.scoring.comparison import Comparison
+from resnet8ptq.tasks.scoring.metric import Metrics
 from resnet8ptq.tasks.task import Task
 
 

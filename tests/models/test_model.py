@@ -31,7 +31,7 @@ from resnet8ptq.graph.torch_module import load_torch_module
 from resnet8ptq.models import conversion, model, normalization
 from resnet8ptq.models.conversion import compare
 from resnet8ptq.models.network_path import SHA256, URL
-from resnet8ptq.tasks.outputs import PROBABILITIES
+from resnet8ptq.tasks.scoring.outputs import PROBABILITIES
 from tests.helpers import probe
 from tests.helpers.configs import make_config
 from tests.helpers.converted import record_of

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from resnet8ptq.models.conversion import Conversion, read_record
-from resnet8ptq.tasks.outputs import LOGITS, PROBABILITIES, VALUES
+from resnet8ptq.tasks.scoring.outputs import LOGITS, PROBABILITIES, VALUES
 from tests.helpers import probe
 
 FOLDER = os.environ.get("SHARED_NETWORKS")

@@ -11,7 +11,7 @@ from resnet8ptq.backends.tflite import contents, predictor
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.models import conversion
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.tasks.distortion import sqnr_db
+from resnet8ptq.tasks.scoring.distortion import sqnr_db
 from tests.helpers import probe
 from tests.helpers.configs import make_config
 from tests.helpers.converted import record_of

@@ -11,8 +11,8 @@ import pytest
 from resnet8ptq.report import comparison, facts
 from resnet8ptq.report.comparison import Cell, compare
 from resnet8ptq.tasks.classification import metric_names
-from resnet8ptq.tasks.hits import MCNEMAR, Hits
-from resnet8ptq.tasks.statistics import flips, mcnemar
+from resnet8ptq.tasks.scoring.hits import MCNEMAR, Hits
+from resnet8ptq.tasks.scoring.statistics import flips, mcnemar
 from resnet8ptq.tracking import history, ledger
 from resnet8ptq.tracking.mlflow_store.store import Store
 from resnet8ptq.tracking.record import RunRecord

@@ -22,8 +22,8 @@ from resnet8ptq.report.recommend import (
     why_none,
 )
 from resnet8ptq.report.verdicts import UNDECIDED
-from resnet8ptq.tasks.hits import Hits
-from resnet8ptq.tasks.values import Paired
+from resnet8ptq.tasks.scoring.hits import Hits
+from resnet8ptq.tasks.scoring.values import Paired
 from tests.helpers.cells import amend_family, predictions, sweep
 
 LIMITS = ReportConfig(max_drop=0.02, min_accuracy=0.85)

@@ -12,8 +12,8 @@ from resnet8ptq.report import facts, notes, table, verdicts
 from resnet8ptq.report.comparison import Cell, Family, compare
 from resnet8ptq.report.pages import page
 from resnet8ptq.report.selection import select
-from resnet8ptq.tasks.hits import Hits
-from resnet8ptq.tasks.values import Paired
+from resnet8ptq.tasks.scoring.hits import Hits
+from resnet8ptq.tasks.scoring.values import Paired
 from resnet8ptq.tracking.ledger import EarlierRuns
 from tests.helpers.cells import (
     BASELINE,

@@ -12,8 +12,8 @@ from resnet8ptq.report.pages import page
 from resnet8ptq.report.selection import select
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, VOID, Verdict
 from resnet8ptq.tasks.classification import ACCURACY
-from resnet8ptq.tasks.hits import Hits
-from resnet8ptq.tasks.values import Paired
+from resnet8ptq.tasks.scoring.hits import Hits
+from resnet8ptq.tasks.scoring.values import Paired
 from tests.helpers.cells import judged_of, predictions, record, sweep
 
 

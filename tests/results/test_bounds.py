@@ -10,11 +10,11 @@ from resnet8ptq.report import verdicts
 from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.report.verdicts import FAIL, PASS
 from resnet8ptq.results.bounds import levels, measure
-from resnet8ptq.tasks.bootstrap import Replicates
 from resnet8ptq.tasks.deviation import DeviationValues
-from resnet8ptq.tasks.ranking import Ranking
-from resnet8ptq.tasks.statistics import SIGNIFICANCE, holm, tango
-from resnet8ptq.tasks.values import Paired
+from resnet8ptq.tasks.scoring.bootstrap import Replicates
+from resnet8ptq.tasks.scoring.ranking import Ranking
+from resnet8ptq.tasks.scoring.statistics import SIGNIFICANCE, holm, tango
+from resnet8ptq.tasks.scoring.values import Paired
 from resnet8ptq.tracking.record import RunRecord
 from tests.helpers.cells import IMAGES, predictions, sweep
 

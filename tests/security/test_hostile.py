@@ -36,9 +36,9 @@ from resnet8ptq.models import model as model_module
 from resnet8ptq.models.gates import keras
 from resnet8ptq.report import comparison
 from resnet8ptq.tasks.classification import ACCURACY
-from resnet8ptq.tasks.hits import MCNEMAR
-from resnet8ptq.tasks.metric import TOTAL
 from resnet8ptq.tasks.registry import recall
+from resnet8ptq.tasks.scoring.hits import MCNEMAR
+from resnet8ptq.tasks.scoring.metric import TOTAL
 from resnet8ptq.tracking import history
 from resnet8ptq.tracking.mlflow_store.store import Store, open_store
 from resnet8ptq.tracking.record import RunRecord

@@ -24,9 +24,9 @@ from resnet8ptq.report.comparison import Family, compare
 from resnet8ptq.report.pages import page, trade_off
 from resnet8ptq.report.pages import plots as sweep_plots
 from resnet8ptq.report.selection import select
-from resnet8ptq.tasks import class_plots
 from resnet8ptq.tasks.classification import ACCURACY
-from resnet8ptq.tasks.metric import Metric
+from resnet8ptq.tasks.scoring import class_plots
+from resnet8ptq.tasks.scoring.metric import Metric
 from tests.helpers.cells import amend, amend_family, predictions, sweep, unmeasured
 from tests.helpers.pages import to_page
 

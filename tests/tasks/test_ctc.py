@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from resnet8ptq.config.schema import CtcConfig, TaskConfig
 from resnet8ptq.core.errors import ConfigError, ModelError
 from resnet8ptq.tasks import ctc, registry
-from resnet8ptq.tasks.outputs import VALUES, Outputs, Targets, TaskContext
+from resnet8ptq.tasks.scoring.outputs import VALUES, Outputs, Targets, TaskContext
 
 
 def recursive_distance(one, other) -> int:

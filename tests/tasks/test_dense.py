@@ -9,7 +9,7 @@ from resnet8ptq.config.schema import FolderConfig, PreprocessConfig
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data import registry
 from resnet8ptq.tasks import dense
-from resnet8ptq.tasks.outputs import VALUES, Outputs, Targets
+from resnet8ptq.tasks.scoring.outputs import VALUES, Outputs, Targets
 
 RANDOM = np.random.default_rng(0)
 PICTURES = RANDOM.integers(0, 256, (30, 24, 20, 3), np.uint8)

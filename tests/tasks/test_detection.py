@@ -18,8 +18,6 @@ from resnet8ptq.calibration.coco_reader import CocoReader
 from resnet8ptq.config.schema import DetectionConfig, PreprocessConfig
 from resnet8ptq.core.errors import DataError, PtqError
 from resnet8ptq.evaluation.coco_evaluator import CocoEvaluator
-from resnet8ptq.tasks import classwise
-from resnet8ptq.tasks.classwise import ClassChanges
 from resnet8ptq.tasks.detection import (
     ap_bootstrap,
     average_precision,
@@ -31,7 +29,9 @@ from resnet8ptq.tasks.detection import (
 from resnet8ptq.tasks.detection import task as detection
 from resnet8ptq.tasks.detection.heads import Candidates, Detections, Frame
 from resnet8ptq.tasks.detection.scores import DetectionScores
-from resnet8ptq.tasks.outputs import Outputs
+from resnet8ptq.tasks.scoring import classwise
+from resnet8ptq.tasks.scoring.classwise import ClassChanges
+from resnet8ptq.tasks.scoring.outputs import Outputs
 from tests.helpers import detectors
 from tests.helpers.detectors import IDS, NAMES, SIZE
 

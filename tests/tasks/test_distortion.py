@@ -15,12 +15,12 @@ from hypothesis.extra import numpy as arrays
 
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.evaluation import inference
-from resnet8ptq.tasks import distortion
 from resnet8ptq.tasks.classification import KL_EPSILON, ClassScores
-from resnet8ptq.tasks.comparison import Comparison
 from resnet8ptq.tasks.detection.scores import DetectionScores
-from resnet8ptq.tasks.metric import Metric
-from resnet8ptq.tasks.outputs import Outputs
+from resnet8ptq.tasks.scoring import distortion
+from resnet8ptq.tasks.scoring.comparison import Comparison
+from resnet8ptq.tasks.scoring.metric import Metric
+from resnet8ptq.tasks.scoring.outputs import Outputs
 from tests.helpers.configs import make_config
 from tests.helpers.factories import THREADS, evaluator_of, quantizer_of
 

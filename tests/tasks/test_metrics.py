@@ -17,9 +17,9 @@ from statsmodels.stats.multitest import multipletests
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.tasks import classification
 from resnet8ptq.tasks.classification import ClassScores, metric_names
-from resnet8ptq.tasks.comparison import Comparison
-from resnet8ptq.tasks.hits import Hits
-from resnet8ptq.tasks.statistics import (
+from resnet8ptq.tasks.scoring.comparison import Comparison
+from resnet8ptq.tasks.scoring.hits import Hits
+from resnet8ptq.tasks.scoring.statistics import (
     above_chance,
     binomial_tail,
     holm,

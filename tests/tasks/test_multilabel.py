@@ -6,7 +6,7 @@ from sklearn.metrics import average_precision_score, f1_score
 
 from resnet8ptq.core.errors import ConfigError, ModelError
 from resnet8ptq.tasks import multilabel
-from resnet8ptq.tasks.outputs import LOGITS, PROBABILITIES, Outputs, Targets, TaskContext
+from resnet8ptq.tasks.scoring.outputs import LOGITS, PROBABILITIES, Outputs, Targets, TaskContext
 from resnet8ptq.tasks.task import Task
 
 

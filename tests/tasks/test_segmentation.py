@@ -10,7 +10,7 @@ from resnet8ptq.config.schema import ArraysConfig, FolderConfig, PreprocessConfi
 from resnet8ptq.core.errors import ConfigError, DataError
 from resnet8ptq.data import decoding, registry
 from resnet8ptq.tasks import segmentation
-from resnet8ptq.tasks.outputs import Outputs, Targets
+from resnet8ptq.tasks.scoring.outputs import Outputs, Targets
 from resnet8ptq.tasks.segmentation import Decoder
 from tests.helpers import segmenters
 
@@ -36,7 +36,7 @@ def test_the_bootstrap_scores_drawn_pictures_as_if_there_were_no_others():
     said = RANDOM.integers(0, 3, (10, 4, 4), np.uint8)
     task = segmentation.build(tuple("abc"), resamples=100)
     scores = task.score(Outputs((said,)), Targets(masks))
-    from resnet8ptq.tasks.statistics import resample
+    from resnet8ptq.tasks.scoring.statistics import resample
 
     drawn = next(iter(resample(10, 1)))
     alone = task.score(Outputs((said[drawn],)), Targets(masks[drawn]))

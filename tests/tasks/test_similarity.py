@@ -9,7 +9,7 @@ from scipy import stats
 from resnet8ptq.config.schema import TaskConfig
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError
 from resnet8ptq.tasks import registry, similarity
-from resnet8ptq.tasks.outputs import VALUES, Outputs, Targets, TaskContext
+from resnet8ptq.tasks.scoring.outputs import VALUES, Outputs, Targets, TaskContext
 
 SCORES = np.array([0.0, 2.5, 5.0, 1.0])
 small = st.integers(0, 4).map(float)  # with ties

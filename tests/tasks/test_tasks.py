@@ -53,22 +53,29 @@ from resnet8ptq.tasks import (
     regression,
     segmentation,
     similarity,
-    statistics,
     top5,
     verification,
 )
-from resnet8ptq.tasks.bootstrap import Replicates
-from resnet8ptq.tasks.comparison import Comparison
 from resnet8ptq.tasks.detection import task as detection
 from resnet8ptq.tasks.detection.decoding import NOTHING, Decoder
 from resnet8ptq.tasks.detection.heads import Frame
 from resnet8ptq.tasks.deviation import DeviationValues
-from resnet8ptq.tasks.metric import UNDEFINED
-from resnet8ptq.tasks.outputs import LOGITS, PROBABILITIES, VALUES, Outputs, Targets, TaskContext
-from resnet8ptq.tasks.ranking import AUC, Ranking
-from resnet8ptq.tasks.statistics import SIGNIFICANCE
+from resnet8ptq.tasks.scoring import statistics
+from resnet8ptq.tasks.scoring.bootstrap import Replicates
+from resnet8ptq.tasks.scoring.comparison import Comparison
+from resnet8ptq.tasks.scoring.metric import UNDEFINED
+from resnet8ptq.tasks.scoring.outputs import (
+    LOGITS,
+    PROBABILITIES,
+    VALUES,
+    Outputs,
+    Targets,
+    TaskContext,
+)
+from resnet8ptq.tasks.scoring.ranking import AUC, Ranking
+from resnet8ptq.tasks.scoring.statistics import SIGNIFICANCE
+from resnet8ptq.tasks.scoring.values import Paired
 from resnet8ptq.tasks.task import Task
-from resnet8ptq.tasks.values import Paired
 from resnet8ptq.tracking.record import RunRecord
 from tests.helpers.cells import amend, judged_of
 

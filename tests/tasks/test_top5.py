@@ -11,7 +11,7 @@ from sklearn.metrics import top_k_accuracy_score
 from resnet8ptq.config.schema import TaskConfig
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.tasks import registry, top5
-from resnet8ptq.tasks.outputs import LOGITS, Outputs, Targets, TaskContext
+from resnet8ptq.tasks.scoring.outputs import LOGITS, Outputs, Targets, TaskContext
 from tests.helpers.calling import REPO
 
 

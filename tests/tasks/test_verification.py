@@ -9,7 +9,7 @@ from sklearn.neighbors import NearestNeighbors
 
 from resnet8ptq.core.errors import ConfigError, ModelError
 from resnet8ptq.tasks import verification
-from resnet8ptq.tasks.outputs import LOGITS, Outputs, Targets, TaskContext
+from resnet8ptq.tasks.scoring.outputs import LOGITS, Outputs, Targets, TaskContext
 
 RANDOM = np.random.default_rng(0)
 PEOPLE = np.repeat(np.arange(40), 4)

@@ -11,7 +11,7 @@ from resnet8ptq.deploy.registering import register
 from resnet8ptq.deploy.source import Source
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.evaluation.stopped_hits import PLANNED
-from resnet8ptq.tasks.metric import BASELINE, CHOICE, TOTAL
+from resnet8ptq.tasks.scoring.metric import BASELINE, CHOICE, TOTAL
 from resnet8ptq.tracking import history
 from resnet8ptq.tracking.mlflow_store import sync
 from resnet8ptq.tracking.record import RunRecord

@@ -16,7 +16,7 @@ from resnet8ptq.backends import kernel_noise
 from resnet8ptq.backends.contract import Run
 from resnet8ptq.backends.kernel_noise import KernelNoise
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.tasks.distortion import sqnr_db
+from resnet8ptq.tasks.scoring.distortion import sqnr_db
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.tasks.distortion import KERNELS_DB
+from resnet8ptq.tasks.scoring.distortion import KERNELS_DB
 
 log = logging.getLogger(__name__)
 

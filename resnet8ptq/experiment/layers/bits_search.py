@@ -27,7 +27,7 @@ from resnet8ptq.data.lazy import Batches
 from resnet8ptq.graph.session import Runner, end_at_logits, open_runner
 from resnet8ptq.graph.weights import Array, read_weights, write_weights
 from resnet8ptq.precision.plan import Plan
-from resnet8ptq.tasks.statistics import SIGNIFICANCE
+from resnet8ptq.tasks.scoring.statistics import SIGNIFICANCE
 
 FILE = "plan.csv"
 _STEPS = 1000

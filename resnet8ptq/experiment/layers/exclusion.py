@@ -35,8 +35,8 @@ from resnet8ptq.experiment.layers.exclusion_search import (
 from resnet8ptq.experiment.stopping import try_choice
 from resnet8ptq.experiment.workspace import Prepared, Step, Workspace
 from resnet8ptq.precision.plan import find_float_nodes, find_quantized_layers
-from resnet8ptq.tasks.comparison import Scores
-from resnet8ptq.tasks.statistics import SIGNIFICANCE
+from resnet8ptq.tasks.scoring.comparison import Scores
+from resnet8ptq.tasks.scoring.statistics import SIGNIFICANCE
 from resnet8ptq.tasks.task import Task
 
 log = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from resnet8ptq.evaluation.result import RunResult
-from resnet8ptq.tasks.metric import Metric
+from resnet8ptq.tasks.scoring.metric import Metric
 
 
 @dataclass(frozen=True)

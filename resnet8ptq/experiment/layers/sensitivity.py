@@ -23,7 +23,7 @@ from resnet8ptq.experiment.workspace import Prepared, Workspace
 from resnet8ptq.graph.session import end_at_logits
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.plan import find_quantized_layers, find_quantized_products
-from resnet8ptq.tasks.outputs import LOGITS
+from resnet8ptq.tasks.scoring.outputs import LOGITS
 
 _NAMED = {"one_at_a_time": "nodes_to_quantize", "all_but_one": "nodes_to_exclude"}
 

@@ -8,7 +8,7 @@ from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.exploration.diagnosis.outcomes import Outcome
 from resnet8ptq.exploration.tensors.comparing import TensorComparison
 from resnet8ptq.exploration.tensors.findings import Finding
-from resnet8ptq.tasks.metric import Metric
+from resnet8ptq.tasks.scoring.metric import Metric
 
 WEIGHTS = "weights"
 ACTIVATIONS = "activations"

@@ -41,7 +41,7 @@ from resnet8ptq.exploration.tensors.findings import Finding
 from resnet8ptq.exploration.tensors.spread import Spread
 from resnet8ptq.graph import qdq
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.tasks.comparison import Comparison
+from resnet8ptq.tasks.scoring.comparison import Comparison
 
 REMOVE = "remove the named calibration samples"
 OUTLIER_SAMPLE = "outlier among the calibration samples"

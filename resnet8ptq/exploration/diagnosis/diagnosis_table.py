@@ -20,7 +20,7 @@ from resnet8ptq.exploration.diagnosis.outcomes import Outcome
 from resnet8ptq.exploration.tensors import network_picture, tensor_table
 from resnet8ptq.exploration.tensors.comparing import Compared
 from resnet8ptq.exploration.tensors.findings import Finding
-from resnet8ptq.tasks.metric import Metric
+from resnet8ptq.tasks.scoring.metric import Metric
 
 
 def write(folder: Path, config: RunConfig, result: DiagnosisResult) -> None:

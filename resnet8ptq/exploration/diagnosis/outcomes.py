@@ -9,9 +9,9 @@ from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import PtqError
 from resnet8ptq.core.text import printable
 from resnet8ptq.exploration.search.changes import Change
-from resnet8ptq.tasks.comparison import Comparison
-from resnet8ptq.tasks.metric import DIGITS, Metric
-from resnet8ptq.tasks.statistics import SIGNIFICANCE
+from resnet8ptq.tasks.scoring.comparison import Comparison
+from resnet8ptq.tasks.scoring.metric import DIGITS, Metric
+from resnet8ptq.tasks.scoring.statistics import SIGNIFICANCE
 from resnet8ptq.tasks.task import Task
 
 HELPS_DB = 1.0  # of the output's SQNR: less may be luck

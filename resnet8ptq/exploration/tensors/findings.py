@@ -14,7 +14,7 @@ from resnet8ptq.core import machine
 from resnet8ptq.exploration.search import step_table
 from resnet8ptq.exploration.search.changes import Change
 from resnet8ptq.exploration.tensors.comparing import SOUND_DB, Compared, TensorComparison
-from resnet8ptq.tasks.distortion import KERNELS_DB
+from resnet8ptq.tasks.scoring.distortion import KERNELS_DB
 
 LOW_DB = 20.0  # the noise has a hundredth of the signal's power; 8 bits usually have 30 dB or more
 UNLIKE = 64  # ranges that differ by 100 times, measured in octaves on both sides

@@ -48,7 +48,7 @@ from resnet8ptq.report.selection import load_selections
 from resnet8ptq.report.table import Row
 from resnet8ptq.report.terminal import REPORT
 from resnet8ptq.report.verdicts import OUTCOMES
-from resnet8ptq.tasks.metric import Metric
+from resnet8ptq.tasks.scoring.metric import Metric
 from resnet8ptq.tracking import history, origin
 from resnet8ptq.tracking.mlflow_store import upload
 from resnet8ptq.tracking.mlflow_store.store import Store, StoreArguments, open_store

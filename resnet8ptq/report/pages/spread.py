@@ -14,7 +14,7 @@ from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.report.facts import asked, varied
 from resnet8ptq.report.verdicts import Verdict, outcomes
-from resnet8ptq.tasks.statistics import CrossedMean, crossed_mean
+from resnet8ptq.tasks.scoring.statistics import CrossedMean, crossed_mean
 
 
 @dataclass

@@ -19,7 +19,7 @@ from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.report.recommend import ModelSelection
 from resnet8ptq.report.table import VOID
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED
-from resnet8ptq.tasks.metric import BASELINE, Metric
+from resnet8ptq.tasks.scoring.metric import BASELINE, Metric
 
 WIDTH = 640
 HEIGHT = 360

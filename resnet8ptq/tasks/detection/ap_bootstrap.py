@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.tasks.detection.average_precision import Matches
-from resnet8ptq.tasks.statistics import Values
+from resnet8ptq.tasks.scoring.statistics import Values
 
 # pycocotools' recalls, by its own formula.
 RECALLS = np.linspace(0.0, 1.00, int(np.round((1.00 - 0.0) / 0.01)) + 1, endpoint=True)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.tasks.statistics import Values
+from resnet8ptq.tasks.scoring.statistics import Values
 
 Results = Sequence[Mapping[str, Any]]  # COCO's results format
 

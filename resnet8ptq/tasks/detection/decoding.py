@@ -17,7 +17,7 @@ from resnet8ptq.tasks.detection.heads import (
     find_head,
 )
 from resnet8ptq.tasks.detection.suppression import suppress
-from resnet8ptq.tasks.outputs import Array
+from resnet8ptq.tasks.scoring.outputs import Array
 
 NOTHING = -1.0  # the class of a row that holds no detection
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from resnet8ptq.config.schema import DetectionConfig
 from resnet8ptq.core.errors import ConfigError, ModelError
 from resnet8ptq.core.text import no_such_name
-from resnet8ptq.tasks.outputs import Array, describe
+from resnet8ptq.tasks.scoring.outputs import Array, describe
 
 Floats = NDArray[np.float32]
 Shape = tuple[int | None, ...]

@@ -13,7 +13,7 @@ from resnet8ptq.core.text import plain
 from resnet8ptq.tasks.detection import decoding
 from resnet8ptq.tasks.detection.ap_bootstrap import RECALLS
 from resnet8ptq.tasks.detection.scores import DetectionScores
-from resnet8ptq.tasks.outputs import Array
+from resnet8ptq.tasks.scoring.outputs import Array
 
 PICTURES = 6  # at most: those that changed most
 SHOWN_SCORE = 0.3  # detections with smaller scores are too many to draw

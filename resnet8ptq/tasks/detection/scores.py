@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.core.console import waiting
-from resnet8ptq.tasks.classwise import ClasswiseScores, draw_weights
 from resnet8ptq.tasks.detection import ap_bootstrap, average_precision, decoding
-from resnet8ptq.tasks.metric import Metrics
-from resnet8ptq.tasks.outputs import Array, Outputs
-from resnet8ptq.tasks.statistics import Values
+from resnet8ptq.tasks.scoring.classwise import ClasswiseScores, draw_weights
+from resnet8ptq.tasks.scoring.metric import Metrics
+from resnet8ptq.tasks.scoring.outputs import Array, Outputs
+from resnet8ptq.tasks.scoring.statistics import Values
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,15 @@ import numpy as np
 
 from resnet8ptq.config.schema import DetectionConfig
 from resnet8ptq.core.errors import ConfigError
-from resnet8ptq.tasks import distortion
-from resnet8ptq.tasks.bootstrap import BOOTSTRAP
 from resnet8ptq.tasks.classification import metric_names
-from resnet8ptq.tasks.classwise import count_lost, list_classes
-from resnet8ptq.tasks.comparison import Comparison, doubt_below, summarize
 from resnet8ptq.tasks.detection.decoding import Decoder, make_decoder
 from resnet8ptq.tasks.detection.scores import DetectionScores
-from resnet8ptq.tasks.metric import Metric, Metrics
-from resnet8ptq.tasks.outputs import Outputs, Targets, TaskContext
+from resnet8ptq.tasks.scoring import distortion
+from resnet8ptq.tasks.scoring.bootstrap import BOOTSTRAP
+from resnet8ptq.tasks.scoring.classwise import count_lost, list_classes
+from resnet8ptq.tasks.scoring.comparison import Comparison, doubt_below, summarize
+from resnet8ptq.tasks.scoring.metric import Metric, Metrics
+from resnet8ptq.tasks.scoring.outputs import Outputs, Targets, TaskContext
 from resnet8ptq.tasks.task import Scope, Task, TaskFiles, TaskType
 
 if TYPE_CHECKING:
@@ -95,8 +95,8 @@ def _summarize(comparison: Comparison) -> str:
 
 
 def _draw(names: Sequence[str], comparison: Comparison, title: str) -> "dict[str, Figure]":
-    from resnet8ptq.tasks import classwise_plot
     from resnet8ptq.tasks.detection import plots
+    from resnet8ptq.tasks.scoring import classwise_plot
 
     pair = comparison.model, comparison.baseline
     return {

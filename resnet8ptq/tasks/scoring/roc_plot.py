@@ -5,8 +5,8 @@ from matplotlib.figure import Figure  # no pyplot: figures need no screen and no
 from numpy.typing import NDArray
 
 from resnet8ptq.core.text import plain
-from resnet8ptq.tasks.outputs import Array
-from resnet8ptq.tasks.ranking import Ranking
+from resnet8ptq.tasks.scoring.outputs import Array
+from resnet8ptq.tasks.scoring.ranking import Ranking
 
 
 def draw(model: Ranking, baseline: Ranking, title: str) -> Figure:

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from resnet8ptq.config.schema import ReportConfig
-from resnet8ptq.tasks.statistics import Interval
+from resnet8ptq.tasks.scoring.statistics import Interval
 
 if TYPE_CHECKING:
-    from resnet8ptq.tasks.comparison import Scores
+    from resnet8ptq.tasks.scoring.comparison import Scores
 
 DIGITS = 9  # of a loss, after the point
 # Groups of metrics, which MLflow shows apart. The metrics without one lead its table.

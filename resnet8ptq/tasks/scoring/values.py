@@ -8,9 +8,9 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.tasks.metric import Metric, Metrics
-from resnet8ptq.tasks.outputs import Array
-from resnet8ptq.tasks.statistics import UNKNOWN, Interval, Margin, Values
+from resnet8ptq.tasks.scoring.metric import Metric, Metrics
+from resnet8ptq.tasks.scoring.outputs import Array
+from resnet8ptq.tasks.scoring.statistics import UNKNOWN, Interval, Margin, Values
 
 SAMPLES = "samples"  # array of `predictions.npz` that identifies the samples
 

@@ -7,12 +7,12 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.tasks.comparison import Scores, doubt_below
-from resnet8ptq.tasks.hits import Hits
-from resnet8ptq.tasks.metric import Metric
-from resnet8ptq.tasks.outputs import Array
-from resnet8ptq.tasks.statistics import Auc, Interval, Margin, auc, delong, delong_error
-from resnet8ptq.tasks.values import Arrays, PairedTest, SampleValues, check_columns
+from resnet8ptq.tasks.scoring.comparison import Scores, doubt_below
+from resnet8ptq.tasks.scoring.hits import Hits
+from resnet8ptq.tasks.scoring.metric import Metric
+from resnet8ptq.tasks.scoring.outputs import Array
+from resnet8ptq.tasks.scoring.statistics import Auc, Interval, Margin, auc, delong, delong_error
+from resnet8ptq.tasks.scoring.values import Arrays, PairedTest, SampleValues, check_columns
 
 AUC = Metric("auc", "AUC")
 ROC_FILE = "roc.png"

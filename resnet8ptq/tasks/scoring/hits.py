@@ -7,11 +7,11 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.tasks import statistics
-from resnet8ptq.tasks.metric import Metric
-from resnet8ptq.tasks.outputs import Array
-from resnet8ptq.tasks.statistics import Interval, Margin, Values
-from resnet8ptq.tasks.values import Arrays, PairedTest, SampleValues, check_columns
+from resnet8ptq.tasks.scoring import statistics
+from resnet8ptq.tasks.scoring.metric import Metric
+from resnet8ptq.tasks.scoring.outputs import Array
+from resnet8ptq.tasks.scoring.statistics import Interval, Margin, Values
+from resnet8ptq.tasks.scoring.values import Arrays, PairedTest, SampleValues, check_columns
 
 Labels = NDArray[np.int64]
 

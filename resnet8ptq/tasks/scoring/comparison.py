@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
 
-from resnet8ptq.tasks import distortion
-from resnet8ptq.tasks.metric import Metric, Metrics
-from resnet8ptq.tasks.outputs import Outputs
-from resnet8ptq.tasks.statistics import Interval
-from resnet8ptq.tasks.values import Paired, SampleValues
+from resnet8ptq.tasks.scoring import distortion
+from resnet8ptq.tasks.scoring.metric import Metric, Metrics
+from resnet8ptq.tasks.scoring.outputs import Outputs
+from resnet8ptq.tasks.scoring.statistics import Interval
+from resnet8ptq.tasks.scoring.values import Paired, SampleValues
 
 
 class Scores(ABC):

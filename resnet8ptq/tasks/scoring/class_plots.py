@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from resnet8ptq.core.figures import label_cells, show_matrix
 from resnet8ptq.core.text import plain
-from resnet8ptq.tasks.hits import Hits
-from resnet8ptq.tasks.statistics import wilson
+from resnet8ptq.tasks.scoring.hits import Hits
+from resnet8ptq.tasks.scoring.statistics import wilson
 
 SHOWN = 20  # classes at most: those that changed most
 

@@ -12,12 +12,12 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.tasks import statistics
-from resnet8ptq.tasks.comparison import OutputScores
-from resnet8ptq.tasks.metric import UNDEFINED, Metric, Metrics
-from resnet8ptq.tasks.outputs import Array
-from resnet8ptq.tasks.statistics import Interval, Margin, Values
-from resnet8ptq.tasks.values import Arrays, PairedTest, SampleValues, check_columns
+from resnet8ptq.tasks.scoring import statistics
+from resnet8ptq.tasks.scoring.comparison import OutputScores
+from resnet8ptq.tasks.scoring.metric import UNDEFINED, Metric, Metrics
+from resnet8ptq.tasks.scoring.outputs import Array
+from resnet8ptq.tasks.scoring.statistics import Interval, Margin, Values
+from resnet8ptq.tasks.scoring.values import Arrays, PairedTest, SampleValues, check_columns
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr  # scipy.stats takes a second to import
 
-from resnet8ptq.tasks import distortion, statistics
-from resnet8ptq.tasks.bootstrap import Replicates
-from resnet8ptq.tasks.comparison import Comparison, OutputScores
-from resnet8ptq.tasks.metric import Metrics
-from resnet8ptq.tasks.statistics import SIGNIFICANCE, Values, holm
+from resnet8ptq.tasks.scoring import distortion, statistics
+from resnet8ptq.tasks.scoring.bootstrap import Replicates
+from resnet8ptq.tasks.scoring.comparison import Comparison, OutputScores
+from resnet8ptq.tasks.scoring.metric import Metrics
+from resnet8ptq.tasks.scoring.statistics import SIGNIFICANCE, Values, holm
 from resnet8ptq.tasks.task import Table
 
 ENOUGH = 10  # pictures with a class, at least, for a test of the class

@@ -6,8 +6,8 @@ import numpy as np
 from matplotlib.figure import Figure  # no pyplot: figures need no screen and no global state
 
 from resnet8ptq.core.text import plain
-from resnet8ptq.tasks.classwise import ClassChanges
-from resnet8ptq.tasks.comparison import Comparison
+from resnet8ptq.tasks.scoring.classwise import ClassChanges
+from resnet8ptq.tasks.scoring.comparison import Comparison
 
 CLASSES = 20  # at most: those that changed most
 
