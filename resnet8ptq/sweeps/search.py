@@ -181,7 +181,7 @@ class RecipeSearch:
         """Return whether a step and a confirmation fit into the remaining time; else skip the step.
 
         For a step that can end early with the best so far, it is enough if a part fits. While no
-        model passes, the time of the step that loses next to nothing is kept too.
+        model passes, the time of the last resort is kept too: weights alone in 8 bits.
         """
         expected_s = expect_s(step, self.tried) * step.part
         later_s = self._confirm_s() + self._reserve_s(step)
@@ -209,7 +209,7 @@ class RecipeSearch:
         return confirm_s(ranked[0], self.asked.reported) + more_s
 
     def _reserve_s(self, step: Step) -> float:
-        """Return the seconds kept for the step that loses next to nothing, if it comes later."""
+        """Return the seconds kept for the last resort, if it comes later."""
         later = searching.find_fallback(self.asked, self.tried, step.backend)
         if step.kind == FALLBACK or not later:
             return 0.0

@@ -369,7 +369,7 @@ def _excluded(settings: Mapping[str, str]) -> list[str]:
 
 
 def find_fallback(asked: Asked, tried: Sequence[Tried], backend: str) -> list[Step]:
-    """Return the step that loses next to nothing, while no model passes; else empty."""
+    """Return the step of weights alone in 8 bits, while no model passes; else empty."""
     own = [trial for trial in tried if trial.step.backend == backend]
     measured = [trial for trial in own if trial.measured]
     if passing(own) or (measured and loses_nothing(asked, _closest_that_saves(measured))):

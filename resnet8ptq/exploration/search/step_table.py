@@ -212,7 +212,7 @@ STEPS = (
         name=FALLBACK,
         rank=70,
         settings="method=weight_only dtype=w8 weight_only.block_size=null {slim}",
-        why="weights alone in 8 bits lose next to nothing; activations stay in float",
+        why="weights alone in 8 bits, activations in float: most networks lose little",
         capability="weights_alone",
         moved={PRODUCTS: 10, RECURRENT: 10},
         plain=True,
