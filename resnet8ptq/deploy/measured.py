@@ -118,6 +118,7 @@ def _measure(
     lines = [f"{title}: {show(model)} there, {show(here)} here; FP32 {show(fp32)} there"]
     p_within = test_limit(run.config, evaluator.task, comparison, scored.samples)
     if p_within is not None:
+        metrics["target/p_within"] = p_within
         limit = metric.say_loss(metric.limit(run.config.report))
         shown = "shown" if p_within <= SIGNIFICANCE else "not shown"
         lines.append(f"at most {limit} worse than FP32 there: {shown} with 95% confidence")

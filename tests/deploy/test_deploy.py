@@ -554,4 +554,5 @@ def test_a_measurement_carried_by_hand_is_added_to_the_run(runs, tmp_path):
     metrics = run.data.metrics
     assert metrics["target/accuracy"] == metrics["target/here_accuracy"]
     assert metrics["target/latency_p50_ms"] > 0
+    assert 0 <= metrics["target/p_within"] <= 1
     assert "onnxruntime" in run.data.tags["target/machine"]
