@@ -62,9 +62,9 @@ class Alphabet:
         return (outputs[self.output].argmax(axis=self.axis).astype(np.int32),)
 
     def decode(self, classes: NDArray[np.int32]) -> str:
-        """Return the text of one line's classes [frames]."""
+        """Return the text of one line's classes [frames], without spaces around it."""
         starts = np.append(True, classes[1:] != classes[:-1]) if len(classes) else classes
-        return "".join(self.symbols[number] for number in classes[starts])
+        return "".join(self.symbols[number] for number in classes[starts]).strip()
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def _score(
         share = targets.lengths / max(int(targets.lengths.max()), 1)
         ends = np.ceil(frames.shape[1] * share).astype(np.int64)
     texts = [alphabet.decode(line[:end]) for line, end in zip(frames, ends, strict=True)]
-    labels = np.asarray(targets.labels).tolist()
+    labels = [label.strip() for label in np.asarray(targets.labels).tolist()]  # as jiwer does
     counts = {
         "cer": [(count_errors(*pair), len(pair[1])) for pair in zip(texts, labels, strict=True)],
         "wer": [

@@ -48,6 +48,11 @@ def test_error_rates_are_ratios_of_sums():
     assert scores.more()["wer"] == (1 + 1) / 4
 
 
+def test_spaces_around_a_line_are_no_errors():
+    alphabet = ctc.Alphabet(("", "a", "b", " "), 0, 2)
+    assert alphabet.decode(np.array([3, 0, 1, 3, 2, 3, 3], np.int32)) == "a b"
+
+
 def test_frames_behind_the_end_of_a_line_are_not_decoded():
     alphabet = ctc.Alphabet(("", "a", "b"), 0, 2)
     frames = np.array([[1, 0, 2, 0], [1, 0, 2, 2]], np.int32)
