@@ -176,7 +176,8 @@ def _begin() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    logging.basicConfig(handlers=[LogHandler()], level=logging.WARNING, force=True)
+    form = "%(message)s"  # the handler shows the level
+    logging.basicConfig(handlers=[LogHandler()], level=logging.WARNING, format=form, force=True)
 
 
 def _end_with_parent() -> None:

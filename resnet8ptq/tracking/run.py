@@ -152,8 +152,8 @@ class Run:
 def _describe(name: str, split: Split, digest: str, context: str) -> DataSet:
     images = split.images
     targets = split.labels
-    if targets is not None and targets.dtype.kind == "V":
-        targets = None  # MLflow has no type for boxes
+    if targets is not None and targets.dtype.kind not in "biuf":
+        targets = None  # MLflow has no type for boxes; texts have any length
     return DataSet(
         name=name,
         source=str(split.source),

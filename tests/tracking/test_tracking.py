@@ -171,6 +171,24 @@ def test_logging_a_data_set_is_tried_three_times(store, tmp_path, monkeypatch, f
     assert len(calls) == min(failures + 1, 3)
 
 
+@pytest.mark.parametrize(
+    "labels",
+    [
+        np.arange(10),
+        np.zeros((10, 3), bool),
+        np.array(["a line"] * 10),
+        np.zeros(10, np.dtype((np.void, 4))),
+    ],
+    ids=["classes", "several labels", "texts", "boxes"],
+)
+def test_a_run_with_labels_of_any_kind_is_read_back(labels, own_store, tmp_path):
+    split = Split(np.zeros((10, 2, 2, 3), np.uint8), labels, "made up")
+    with start_run(own_store, "labelled", tmp_path) as run:
+        run._config_logged = True
+        run.log_datasets(Dataset("made up", (), split, split), CalibrationSet(split, np.arange(10)))
+    assert Journal.load(tmp_path).status == "FINISHED"
+
+
 def test_deleted_experiment_is_refused(own_store, tmp_path):
     client(own_store).delete_experiment(own_store.experiment_id)
     with pytest.raises(TrackingError, match="'resnet8ptq' was deleted"):
