@@ -126,6 +126,10 @@ SIZE = Limit(f"null, a number of pixels up to {MOST_PIXELS}, or [height, width]"
 NAME = Limit("a name", lambda got: bool(got.strip()))
 NAMES = Limit("null or a list of names", lambda got: len(got) > 0)
 SIZES = Limit("null or sizes of at least 1", lambda got: got and min(got) >= 1)
+SIGMAS = Limit(
+    "null, or a number > 0 for each keypoint",
+    lambda got: _are_numbers(got) and min(got) > 0,
+)
 ANCHORS = Limit(
     "null, or [[width, height, ...], ...] in pixels, a list for each stride", _are_anchors
 )

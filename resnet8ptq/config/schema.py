@@ -306,6 +306,14 @@ class DetectionConfig(TaskConfig):
 
 
 @dataclass
+class KeypointsConfig(DetectionConfig):
+    """Options of `task=keypoints`; see `tasks.detection`."""
+
+    name: str = "keypoints"
+    sigmas: list[float] | None = limited(None, limits.SIGMAS)
+
+
+@dataclass
 class SegmentationConfig(TaskConfig):
     """Options of `task=segmentation`; see `tasks.segmentation`."""
 

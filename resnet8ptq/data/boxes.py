@@ -8,6 +8,8 @@ boxes           [M] records, of which the first `count` are used:
     area        area of the object in pixels
     category    index in the data set's class names
     crowd       a group of objects; detections in it are ignored
+    keypoints   [3 * K]: x, y and visibility of each; 0, 0, 0 where there is none. The field is
+                missing if the data have no keypoints
 """
 
 from collections.abc import Sequence
@@ -27,7 +29,11 @@ _PICTURE = (
     ("count", "i8"),
 )
 
-Box = tuple[Sequence[float], float, int, bool]  # the fields of `BOX`
+# The fields of `BOX`, and the keypoints if the data have any.
+Box = (
+    tuple[Sequence[float], float, int, bool]
+    | tuple[Sequence[float], float, int, bool, Sequence[float]]
+)
 
 
 @dataclass(frozen=True)
@@ -42,13 +48,18 @@ class Annotated:
     boxes: Sequence[Box]
 
 
-def pack(pictures: Sequence[Annotated]) -> NDArray[Any]:
-    """Return pictures as an array [N] of records."""
+def pack(pictures: Sequence[Annotated], keypoints: int = 0) -> NDArray[Any]:
+    """Return pictures as an array [N] of records.
+
+    Args:
+        keypoints: number of keypoints of each object.
+    """
     most = max((len(picture.boxes) for picture in pictures), default=0)
-    packed = np.zeros(len(pictures), [*_PICTURE, ("boxes", BOX, (most,))])
+    box = np.dtype([*BOX.descr, ("keypoints", "f8", 3 * keypoints)]) if keypoints else BOX
+    packed = np.zeros(len(pictures), [*_PICTURE, ("boxes", box, (most,))])
     for record, picture in zip(packed, pictures, strict=True):
         for name in ("image_id", "height", "width", "scale", "offset"):
             record[name] = getattr(picture, name)
         record["count"] = len(picture.boxes)
-        record["boxes"][: len(picture.boxes)] = np.array(list(picture.boxes), BOX)
+        record["boxes"][: len(picture.boxes)] = np.array(list(picture.boxes), box)
     return packed

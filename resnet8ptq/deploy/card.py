@@ -46,6 +46,7 @@ _IN_BLOCKS = (
 _KINDS = {
     "classification": "image-classification",
     "detection": "object-detection",
+    "keypoints": "keypoint-detection",
     "segmentation": "image-segmentation",
 }
 

@@ -171,7 +171,8 @@ def _count_different(
 def _by_picture(detections: list[dict[str, object]]) -> dict[object, list[list[float]]]:
     boxes: dict[object, list[list[float]]] = {}
     for detection in detections:
-        box = [*detection["bbox"], detection["score"], detection["category_id"]]  # type: ignore[misc]
+        found = detection["keypoints" if "keypoints" in detection else "bbox"]
+        box = [*found, detection["score"], detection["category_id"]]  # type: ignore[misc]
         boxes.setdefault(detection["image_id"], []).append(box)
     return boxes
 

@@ -206,7 +206,7 @@ def fill_defaults(
     if evaluate.stop == "decided" and evaluate.models is None:
         evaluate = replace(evaluate, models=jobs)
     if tail is None:  # the tail of a detector decodes and joins boxes
-        tail = asked.task.name == "detection" or asked.data.name == "coco"
+        tail = asked.task.name in ("detection", "keypoints") or asked.data.name == "coco"
     mean, std = (
         [float(number) for number in limits.listed(numbers)]
         for numbers in (preprocess.mean, preprocess.std)

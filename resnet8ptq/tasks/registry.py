@@ -27,6 +27,7 @@ TASKS = {
     "multilabel": "resnet8ptq.tasks.multilabel:MULTILABEL",
     "anomaly": "resnet8ptq.tasks.anomaly:ANOMALY",
     "detection": "resnet8ptq.tasks.detection.task:DETECTION",
+    "keypoints": "resnet8ptq.tasks.detection.task:KEYPOINTS",
     "segmentation": "resnet8ptq.tasks.segmentation:SEGMENTATION",
     "dense": "resnet8ptq.tasks.dense:DENSE",
     "regression": "resnet8ptq.tasks.regression:REGRESSION",
@@ -40,6 +41,7 @@ TASKS = {
 
 BECAUSE = {
     "detection": "the labels are boxes; task=custom scores them by a metric of your own",
+    "keypoints": "the labels and the outputs have boxes with keypoints",
     "segmentation": "the labels are masks, with a class for each pixel",
     "dense": "the labels are pictures",
     "regression": "the labels are floats; if they are classes, store them as integers from 0",
@@ -96,10 +98,21 @@ def choose(setting: TaskContext) -> str:
         return "agreement" if several and setting.final == PROBABILITIES else "deviation"
     if setting.labels.dtype.kind == "U":
         return _choose_by_text(setting)
+    if setting.labels.dtype.kind == "V":
+        return _choose_by_boxes(setting)
     single = (setting.classes, len(setting.class_names)) == (1, 2)
     pixels = "segmentation" if setting.labels.ndim == 3 else "dense"
-    by_kind = {"V": "detection", "f": "regression", "u": pixels, "b": "multilabel"}
+    by_kind = {"f": "regression", "u": pixels, "b": "multilabel"}
     return by_kind.get(setting.labels.dtype.kind, "binary" if single else "classification")
+
+
+def _choose_by_boxes(setting: TaskContext) -> str:
+    """Return the task for labels that are boxes: the outputs must have their keypoints, too."""
+    points = 3 * setting.keypoints
+    classes = len(setting.class_names)
+    values = {before + points for before in (6, 4 + classes, 5 + classes)}
+    sizes = {size for shape in setting.outputs.values() for size in shape}
+    return "keypoints" if points and values & sizes else "detection"
 
 
 def _choose_by_text(setting: TaskContext) -> str:

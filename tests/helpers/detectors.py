@@ -18,13 +18,17 @@ SIZE = CELL * CELLS
 NAMES = ("red", "green", "blue")
 IDS = (3, 7, 20)  # with gaps
 HEADS = ("yolox", "yolov3", "yolov5", "yolov8", "ssd", "selected", "detections", "rows")
+CORNERS = (0, 0, CELL, CELL)  # the two keypoints of a square: x and y from its left top
 
 
-def write_pictures(folder: Path, count: int = 24, seed: int = 0, squares: int = 3) -> Path:
+def write_pictures(
+    folder: Path, count: int = 24, seed: int = 0, squares: int = 3, keypoints: bool = False
+) -> Path:
     """Write pictures into `folder`/images and their boxes into a file, which is returned.
 
     The first picture is empty, and the second has a crowd. Every other one lies on its side: half
-    as high as it is wide.
+    as high as it is wide. With `keypoints` every square has `CORNERS`, of which some are not
+    labelled.
     """
     random = np.random.default_rng(seed)
     (folder / "images").mkdir(parents=True)
@@ -49,6 +53,13 @@ def write_pictures(folder: Path, count: int = 24, seed: int = 0, squares: int = 
                     "iscrowd": int(number == 1 and turn == 0),
                 }
             )
+            if keypoints:
+                seen = (number + turn) % 4  # the fourth has none
+                points = np.full((2, 3), 2)
+                points[:, :2] = np.reshape(CORNERS, (2, 2)) + box[:2]
+                points[seen:] = 0
+                annotations[-1] |= {"keypoints": points.ravel().tolist()}
+                annotations[-1] |= {"num_keypoints": min(seen, 2)}
         Image.fromarray(pixels).save(folder / "images" / name)
     categories = [{"id": i, "name": n} for i, n in zip(IDS, NAMES, strict=True)]
     path = folder / "instances.json"
@@ -57,21 +68,24 @@ def write_pictures(folder: Path, count: int = 24, seed: int = 0, squares: int = 
     return path
 
 
-def overrides(folder: Path) -> list[str]:
+def overrides(folder: Path, task: str = "detection") -> list[str]:
     """Return what a run of them is told, but for the network."""
     return [
-        *("data=coco", f"data.images={folder / 'images'}", "task=detection"),
+        *("data=coco", f"data.images={folder / 'images'}", f"task={task}"),
         *(f"data.annotations={folder / 'instances.json'}", f"preprocess.size={SIZE}"),
         *("preprocess.resize=letterbox", "preprocess.align=top_left", "task.strides=[16]"),
     ]
 
 
-def write_detector(path: Path, head: str, other_input: bool = False) -> Path:
+def write_detector(
+    path: Path, head: str, other_input: bool = False, keypoints: bool = False
+) -> Path:
     """Write a network [N, 3, 64, 64] of pixels 0..255 with that head, of two convolutions.
 
     Args:
         head: of `HEADS`; `rows` is `detections` in one output.
         other_input: boxes are multiplied by a second input, `image_shape`, and divided by 64.
+        keypoints: `CORNERS` of each box follow, for yolov5 and yolov8.
     """
     graph = _Graph()
     colours = np.zeros((3, 3, CELL, CELL), np.float32)
@@ -106,11 +120,15 @@ def write_detector(path: Path, head: str, other_input: bool = False) -> Path:
     first = graph.node("Slice", rows, *map(graph.integers, ([0], [1], [2])))
     nothing = graph.node("Mul", first, graph.constant(0.0))
     boxes = graph.node("Add", boxes, nothing)  # one for each picture
+    sure = graph.node("Add", nothing, graph.constant(1.0))
+    corners = np.stack([x, y, 0 * x + 1, x + CELL, y + CELL, 0 * x + 1], axis=-1)
+    points = graph.node("Add", graph.constant(corners[np.newaxis]), nothing)
+    further = [points] if keypoints else []
     if head == "yolov5":
-        sure = graph.node("Add", nothing, graph.constant(1.0))
-        return _write(graph, path, {"output": graph.node("Concat", boxes, sure, rows, axis=2)})
+        joined = graph.node("Concat", boxes, sure, rows, *further, axis=2)
+        return _write(graph, path, {"output": joined})
     if head == "yolov8":
-        joined = graph.node("Concat", boxes, rows, axis=2)
+        joined = graph.node("Concat", boxes, rows, *further, axis=2)
         return _write(graph, path, {"output": graph.node("Transpose", joined, perm=[0, 2, 1])})
     if head == "ssd":
         return _write(graph, path, {"scores": rows, "boxes": boxes})

@@ -23,6 +23,7 @@ from resnet8ptq.config.schema import (
     BinaryConfig,
     CustomConfig,
     DetectionConfig,
+    KeypointsConfig,
     ReportConfig,
     TaskConfig,
 )
@@ -216,6 +217,30 @@ def noisy_boxes(noise: float, seed: int = 1) -> Outputs:
     return Outputs((detections,), None, VALUES)
 
 
+def with_corners() -> np.ndarray:
+    """The same boxes, whose corners are two keypoints."""
+    pictures = []
+    for record in BOXES:
+        objects = [
+            (*box.tolist()[:4], [left, top, 2, left + wide, top + high, 2])
+            for box in record["boxes"]
+            for left, top, wide, high in [box["bbox"].tolist()]
+        ]
+        number = int(record["image_id"])
+        pictures.append(Annotated(number, 64, 96, (1.0, 1.0), (0.0, 0.0), objects))
+    return pack(pictures, keypoints=2)
+
+
+POINTS = with_corners()
+
+
+def noisy_points(noise: float, seed: int = 1) -> Outputs:
+    [rows] = noisy_boxes(noise, seed).values
+    sure = np.ones_like(rows[..., :1])
+    corners = np.concatenate([rows[..., :2], sure, rows[..., 2:4], sure], axis=-1)
+    return Outputs((np.concatenate([rows, corners], axis=-1),), None, VALUES)
+
+
 def masks() -> np.ndarray:
     """Bands of the classes; the first row is not scored."""
     drawn_masks = (np.arange(8)[:, None] // 2 + np.arange(8) // 4 + CLASSES[:, None, None]) % 7
@@ -257,6 +282,12 @@ def detector() -> Task:
     return detection.build(("red", "green", "blue"), decoder, config.resamples)
 
 
+def keypoints() -> Task:
+    frame = Frame(64, 96, 3, {"rows": (4, 12)}, KeypointsConfig(), 2)
+    decoder = Decoder("detections", frame, (0, 1, 2))
+    return detection.build(NAMES[:3], decoder, 300, ("rows",), "keypoints", (0.1, 0.1))
+
+
 @dataclass(frozen=True)
 class Case:
     """A task, its targets, and the outputs of a model with some noise."""
@@ -286,6 +317,7 @@ CASES = {
     "number": Case(own(mean_error), Targets(TARGETS), noisy_values),
     "numbers": Case(own(errors), Targets(TARGETS), noisy_values),
     "detection": Case(detector(), Targets(BOXES, pictures=black), noisy_boxes),
+    "keypoints": Case(keypoints(), Targets(POINTS, pictures=black), noisy_points),
     "segmentation": Case(
         segmentation.build(NAMES, resamples=500), Targets(MASKS, pictures=black), noisy_masks
     ),
@@ -373,7 +405,7 @@ def test_a_worse_model_is_distinguished(case):
     p_value = comparison.paired.model.against(better.paired.model)[1]
     assert p_value == better.paired.model.against(comparison.paired.model)[1] < 0.01
     # whose raw outputs are out
-    if case.task.name not in ("binary", "detection", "segmentation", "ctc"):
+    if case.task.name not in ("binary", "detection", "keypoints", "segmentation", "ctc"):
         assert comparison.sqnr_db < better.sqnr_db
 
 
@@ -546,7 +578,8 @@ def test_a_report_recalls_the_task_from_the_params(case):
     recalled = registry.recall(params_of(case), case.task.class_names)
     assert recalled.name == case.task.name
     assert replace(recalled.metric, title="") == replace(case.task.metric, title="")
-    in_files = ("detection", "segmentation", "multilabel")  # whose classes are in the run's files
+    # Their classes are in the run's files.
+    in_files = ("detection", "keypoints", "segmentation", "multilabel")
     in_report = case.task.name not in in_files
     assert recalled.class_names == (case.task.class_names if in_report else ())
 
@@ -606,7 +639,7 @@ def test_the_task_that_fits(data, name, caplog):
 def test_every_task_that_auto_takes_has_its_reason():
     chosen = {name for _, name in CHOSEN}
     # Detectors' labels and alphabets have tests of their own.
-    assert set(registry.BECAUSE) == chosen | {"detection", "ctc"}
+    assert set(registry.BECAUSE) == chosen | {"detection", "keypoints", "ctc"}
 
 
 # FP32 no better than chance
@@ -625,6 +658,7 @@ BROKEN = {  # outputs of a broken network by task
     "similarity": Outputs((np.ones((ITEMS, 1), np.float32),), None, VALUES),
     "segmentation": Outputs((drawn(4).integers(0, 7, MASKS.shape, np.uint8),), None, VALUES),
     "detection": Outputs((np.full((ITEMS, 4, 6), NOTHING, np.float32),), None, VALUES),
+    "keypoints": Outputs((np.full((ITEMS, 4, 12), NOTHING, np.float32),), None, VALUES),
 }
 
 

@@ -1,7 +1,8 @@
 """`data=coco`: pictures with boxes in the format of COCO's `instances_*.json`.
 
 https://cocodataset.org/#format-data: `images` (id, file_name, width, height), `annotations`
-(image_id, category_id, bbox, area, iscrowd) and `categories` (id, name), whose ids may have gaps.
+(image_id, category_id, bbox, area, iscrowd, perhaps keypoints) and `categories` (id, name), whose
+ids may have gaps.
 """
 
 import json
@@ -46,14 +47,16 @@ class Annotations:
 
     Attributes:
         images: file name, width and height of each picture, by its id.
-        boxes: the boxes of each picture, by its id, with the fields of `boxes.BOX`.
+        boxes: the boxes of each picture, by its id.
         class_ids: the categories' ids, in the order of the classes.
+        keypoints: number of keypoints of each object.
     """
 
     images: Mapping[int, tuple[str, int, int]]
     boxes: Mapping[int, Sequence[boxes.Box]]
     class_names: tuple[str, ...]
     class_ids: tuple[int, ...]
+    keypoints: int = 0
 
 
 def load(config: CocoConfig, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
@@ -70,7 +73,8 @@ def load(config: CocoConfig, preprocess: PreprocessConfig, cache_root: Path) -> 
     every = _list(annotations, config)
     images, kept = decode(every, preprocess, config.on_bad, cache_root)
     ids = np.array(list(annotations.images), np.int64)[kept]
-    labels = boxes.pack([annotate(annotations, int(image_id), preprocess) for image_id in ids])
+    placed = [annotate(annotations, int(image_id), preprocess) for image_id in ids]
+    labels = boxes.pack(placed, annotations.keypoints)
     shown = np.array([every[index].name for index in kept], np.object_)
     whole = Split(images, labels, str(path), names=shown)
     if config.test_fraction == 1:
@@ -127,7 +131,7 @@ def read_annotations(path: Path, classes: Sequence[str] | None = None) -> Annota
     labels = {class_id: label for label, class_id in enumerate(class_ids)}
     by_image: dict[int, list[boxes.Box]] = {image_id: [] for image_id in images}
 
-    def read_box(entry: Entry) -> tuple[int, boxes.Box]:
+    def read_box(entry: Entry) -> tuple[int, boxes.Box, list[float]]:
         image_id = _integer(entry["image_id"])
         category = _integer(entry["category_id"])
         if image_id not in by_image:
@@ -138,19 +142,35 @@ def read_annotations(path: Path, classes: Sequence[str] | None = None) -> Annota
         if len(bbox) != 4 or bbox[2] < 0 or bbox[3] < 0:
             raise ValueError(f"bbox: got {bbox}, expected left, top, width and height")
         area = _number(entry.get("area", bbox[2] * bbox[3]))
-        return image_id, (bbox, area, labels[category], bool(_integer(entry.get("iscrowd", 0))))
+        points = [_number(value) for value in entry.get("keypoints") or ()]
+        if len(points) % 3:
+            raise ValueError(
+                f"keypoints: got {len(points)} numbers, expected x, y, visibility, ..."
+            )
+        crowd = bool(_integer(entry.get("iscrowd", 0)))
+        return image_id, (bbox, area, labels[category], crowd), points
 
-    for image_id, box in _read_list(path, content, "annotations", read_box):
-        by_image[image_id].append(box)
+    entries = _read_list(path, content, "annotations", read_box)
+    lengths = sorted({len(points) for _, _, points in entries} - {0})
+    if len(lengths) > 1:
+        few, *_, many = lengths
+        raise DataError(
+            f"{path}: annotations have {few // 3} and {many // 3} keypoints, expected the same "
+            "number in all"
+        )
+    [length] = lengths or [0]
+    for image_id, box, points in entries:
+        by_image[image_id].append((*box[:4], points or [0.0] * length) if length else box)
         if len(by_image[image_id]) > MAX_BOXES:
             raise DataError(f"{path}: picture {image_id} has more than {MAX_BOXES:,} annotations")
     most = max(map(len, by_image.values()))
-    if most * len(images) > MAX_ROOM:
+    room = MAX_ROOM // (1 + length // 3)  # a keypoint has half the bytes of a box
+    if most * len(images) > room:
         raise DataError(
             f"{path}: got {len(images):,} pictures with up to {most:,} annotations, expected at "
-            f"most {MAX_ROOM:,} in the product of the two numbers"
+            f"most {room:,} in the product of the two numbers"
         )
-    return Annotations(images, by_image, class_names, class_ids)
+    return Annotations(images, by_image, class_names, class_ids, length // 3)
 
 
 def _read_list(path: Path, content: Any, key: str, read: Callable[[Entry], Any]) -> list[Any]:

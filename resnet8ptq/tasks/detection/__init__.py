@@ -1,1 +1,1 @@
-"""`task=detection`: boxes, evaluated as COCO does."""
+"""`task=detection` and `task=keypoints`: boxes and keypoints, evaluated as COCO does."""

@@ -1,8 +1,9 @@
-"""COCO's evaluation of boxes by pycocotools: average precision, and the right detections.
+"""COCO's evaluation by pycocotools: average precision, and the right detections.
 
 https://cocodataset.org/#detection-eval; Lin et al., "Microsoft COCO: Common Objects in Context",
 ECCV 2014. AP is the mean over ten IoU thresholds from 0.50 to 0.95, over 101 recalls, and over the
-classes that have objects.
+classes that have objects. Keypoints are compared by the object keypoint similarity (OKS) instead of
+the IoU, without small objects and up to 20 detections.
 """
 
 import contextlib
@@ -18,8 +19,6 @@ from numpy.typing import NDArray
 from resnet8ptq.tasks.scoring.statistics import Values
 
 Results = Sequence[Mapping[str, Any]]  # COCO's results format
-
-_MOST = 100  # detections for each class and picture, pycocotools' own
 
 
 @dataclass(frozen=True)
@@ -44,21 +43,23 @@ class Evaluation:
     """The result of COCO's evaluation; NaN without objects of the kind.
 
     Attributes:
-        precision: pycocotools' array [10 thresholds, 101 recalls, classes, 4 areas], with the
-            classes in the order of the annotations' categories.
-        recall: [10 thresholds, classes, 4 areas].
+        areas: the names of the ranges of areas, of which the first has all.
+        precision: pycocotools' array [10 thresholds, 101 recalls, classes, areas], with the classes
+            in the order of the annotations' categories.
+        recall: [10 thresholds, classes, areas].
         matches: the matches of every class, over all areas.
     """
 
     pictures: int
+    areas: Sequence[str]
     precision: Values
     recall: Values
     matches: Sequence[Matches] = field(repr=False)
 
     @cached_property
     def metrics(self) -> dict[str, float]:
-        """AP and related metrics by name: the first six and the last four of pycocotools."""
-        areas = ("small", "medium", "large")
+        """AP and related metrics by name: those of pycocotools with the most detections."""
+        areas = self.areas[1:]
         return {
             "ap": _mean(self.precision[..., 0]),
             "ap50": _mean(self.precision[0, ..., 0]),
@@ -80,12 +81,16 @@ def _mean(values: Values) -> float:
     return float(defined.mean()) if defined.size else float("nan")
 
 
-def evaluate(results: Results, annotations: Mapping[str, Any]) -> Evaluation:
+def evaluate(
+    results: Results, annotations: Mapping[str, Any], sigmas: Sequence[float] = ()
+) -> Evaluation:
     """Score detections against annotations, over all pictures of the annotations.
 
     Args:
-        results: detections in COCO's results format: image_id, category_id, bbox and score.
+        results: detections in COCO's results format: image_id, category_id, bbox or keypoints, and
+            score.
         annotations: annotations in COCO's format, with images, annotations and categories.
+        sigmas: the constant of each keypoint in the OKS; (): boxes are compared.
 
     Raises:
         ValueError: a detection belongs to a picture without annotations.
@@ -104,19 +109,21 @@ def evaluate(results: Results, annotations: Mapping[str, Any]) -> Evaluation:
         ]
         truth.createIndex()
         detected = truth.loadRes(list(map(dict, results))) if len(results) else _empty(truth)
-        evaluation = COCOeval(truth, detected, "bbox")
+        evaluation = COCOeval(truth, detected, "keypoints" if sigmas else "bbox")
+        if sigmas:
+            evaluation.params.kpt_oks_sigmas = np.array(sigmas)
         evaluation.params.imgIds = sorted(ids)
         evaluation.evaluate()
         evaluation.accumulate()
-    last = evaluation.params.maxDets.index(_MOST)
     # pycocotools orders the classes by their ids.
     sorted_ids = list(evaluation.params.catIds)
     order = [sorted_ids.index(category["id"]) for category in annotations["categories"]]
     matches = _matches(evaluation)
     return Evaluation(
         len(ids),
-        evaluation.eval["precision"][..., last][:, :, order],
-        evaluation.eval["recall"][..., last][:, order],
+        evaluation.params.areaRngLbl,
+        evaluation.eval["precision"][..., -1][:, :, order],  # the most detections are last
+        evaluation.eval["recall"][..., -1][:, order],
         [matches[index] for index in order],
     )
 

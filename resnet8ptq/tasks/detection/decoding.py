@@ -27,15 +27,17 @@ def make_decoder(
     input_shape: tuple[int, ...],
     outputs: Mapping[str, Shape],
     class_ids: tuple[int, ...],
+    keypoints: int = 0,
 ) -> "Decoder":
     """Return the decoder of a network.
 
     Args:
         input_shape: shape of one picture, channels first or last.
+        keypoints: number of keypoints of an object.
     """
     first = input_shape[0] in (1, 3)
     height, width = input_shape[1:] if first else input_shape[:2]
-    frame = Frame(height, width, len(class_ids), outputs, config)
+    frame = Frame(height, width, len(class_ids), outputs, config, keypoints)
     return Decoder(find_head(frame), frame, class_ids)
 
 
@@ -53,10 +55,10 @@ class Decoder:
     class_ids: tuple[int, ...]
 
     def __call__(self, outputs: Sequence[Array]) -> tuple[Floats]:
-        """Return detections [n, max_detections, 6], the highest scores first.
+        """Return detections [n, max_detections, 6 + 3 * K], the highest scores first.
 
-        Each row has left, top, right and bottom in pixels of the network's input, score and class.
-        Rows without a detection have the class `NOTHING`.
+        Each row has left, top, right and bottom in pixels of the network's input, score, class, and
+        x, y and visibility of each keypoint. Rows without a detection have the class `NOTHING`.
         """
         config = self.frame.config
         pictures = len(outputs[0])
@@ -95,7 +97,8 @@ def _as_candidates(detections: Detections, pictures: int, classes: int) -> Candi
     """Return detections as boxes with a score for their class and 0 for all others."""
     ordered = detections.select(np.argsort(detections.picture, kind="stable"))
     row = _number(ordered.picture)
-    boxes = np.zeros((pictures, row.max(initial=-1) + 1, 4), np.float32)
+    values = ordered.boxes.shape[1]
+    boxes = np.zeros((pictures, row.max(initial=-1) + 1, values), np.float32)
     scores = np.zeros((*boxes.shape[:2], classes), np.float32)
     boxes[ordered.picture, row] = ordered.boxes
     scores[ordered.picture, row, ordered.labels] = ordered.scores
@@ -110,9 +113,10 @@ def _keep_best(detections: Detections, pictures: int, config: DetectionConfig) -
     row = _number(kept.picture)
     kept = kept.select(row < most)
     row = row[row < most]
-    best = np.zeros((pictures, most, 6), np.float32)
+    boxes, points = kept.boxes[:, :4], kept.boxes[:, 4:]
+    best = np.zeros((pictures, most, 6 + points.shape[1]), np.float32)
     best[..., 5] = NOTHING
-    best[kept.picture, row] = np.column_stack([kept.boxes, kept.scores, kept.labels])
+    best[kept.picture, row] = np.column_stack([boxes, kept.scores, kept.labels, points])
     return best
 
 

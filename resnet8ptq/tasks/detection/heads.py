@@ -1,7 +1,8 @@
 """The usual heads of detectors by name, and the decoding of their outputs.
 
 A head decodes outputs to boxes and scores, or to detections. Boxes are left, top, right and bottom
-in pixels of the network's input. A further head is two functions and an entry in `HEADS`.
+in pixels of the network's input; x, y and visibility of their K keypoints follow, if objects have
+any. A further head is two functions and an entry in `HEADS`.
 """
 
 import re
@@ -36,6 +37,7 @@ class Frame:
     Attributes:
         height, width: size of the network's input in pixels.
         outputs: the shape of each output by name, without the batch axis.
+        keypoints: number of keypoints of an object.
     """
 
     height: int
@@ -43,6 +45,7 @@ class Frame:
     classes: int
     outputs: Mapping[str, Shape]
     config: DetectionConfig
+    keypoints: int = 0
 
     @property
     def shapes(self) -> list[Shape]:
@@ -72,7 +75,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Candidates:
-    """Boxes [n, A, 4] and scores of each class [n, A, C], before non-maximum suppression."""
+    """Boxes [n, A, 4 + 3 * K] and scores [n, A, C] of each class, before the suppression."""
 
     boxes: Floats
     scores: Floats
@@ -84,7 +87,7 @@ class Detections:
 
     Attributes:
         picture: [D], the index of the picture.
-        boxes, scores, labels: [D, 4], [D], [D].
+        boxes, scores, labels: [D, 4 + 3 * K], [D], [D].
     """
 
     picture: NDArray[np.int64]
@@ -104,11 +107,13 @@ class Head:
     Attributes:
         takes: the outputs, described in text.
         decode: decodes outputs [n, ...], in the network's order.
+        keypoints: whether boxes may have keypoints.
     """
 
     takes: str
     fits: Callable[[Frame], bool]
     decode: Callable[[Sequence[Array], Frame], Candidates | Detections]
+    keypoints: bool = False
 
 
 def find_head(frame: Frame) -> str:
@@ -118,15 +123,17 @@ def find_head(frame: Frame) -> str:
         ConfigError: an unknown name.
         ModelError: the named head does not fit, or none or several fit; names the heads that fit.
     """
-    fitting = [name for name, head in HEADS.items() if head.fits(frame)]
+    possible = {key: head for key, head in HEADS.items() if head.keypoints or not frame.keypoints}
+    fitting = [key for key, head in possible.items() if head.fits(frame)]
     name = frame.config.head
     if name == "auto" and (len(fitting) == 1 or fitting == ["yolox", "yolov5"]):
         return fitting[0]  # a box for every cell: usually not decoded
-    context = f"{frame.classes} classes and an input of {frame.height} x {frame.width}"
+    points = f", {frame.keypoints} keypoints" if frame.keypoints else ""
+    context = f"{frame.classes} classes{points} and an input of {frame.height} x {frame.width}"
     returned = f"returns {describe(frame.outputs)}, with {context}"
     if name == "auto":
         why = "several heads fit" if fitting else "no head fits"
-        taken = fitting or [f"{key} ({head.takes})" for key, head in HEADS.items()]
+        taken = fitting or [f"{key} ({head.takes})" for key, head in possible.items()]
         raise ModelError(f"{returned}: {why}; task.head takes {' | '.join(taken)}")
     if name not in HEADS:
         raise ConfigError(no_such_name("task.head", name, ["auto", *HEADS]))
@@ -160,6 +167,14 @@ def corners(boxes: Array, written: str, frame: Frame) -> Floats:
     if frame.config.normalized:
         pixels *= np.array([frame.width, frame.height] * 2, np.float32)
     return pixels
+
+
+def _join(boxes: Floats, keypoints: Array, frame: Frame) -> Floats:
+    """Return boxes [..., 4] followed by their keypoints [..., 3 * K], in pixels."""
+    points = keypoints.astype(np.float32)
+    if frame.config.normalized:
+        points *= np.tile(np.array([frame.width, frame.height, 1], np.float32), frame.keypoints)
+    return np.concatenate([boxes, points], axis=-1)
 
 
 def _around(centres: Floats, sizes: Floats) -> Floats:
@@ -235,21 +250,23 @@ def _decode_yolov3(outputs: Sequence[Array], frame: Frame) -> Candidates:
 
 
 def _is_yolov5(frame: Frame) -> bool:
-    return _single(frame)[1:] == (5 + frame.classes,)
+    return _single(frame)[1:] == (5 + frame.classes + 3 * frame.keypoints,)
 
 
 def _decode_yolov5(outputs: Sequence[Array], frame: Frame) -> Candidates:
     values = outputs[0].astype(np.float32)
-    return Candidates(corners(values[..., :4], "cxcywh", frame), values[..., 4:5] * values[..., 5:])
+    boxes, sure, scores, points = np.split(values, (4, 5, 5 + frame.classes), axis=-1)
+    return Candidates(_join(corners(boxes, "cxcywh", frame), points, frame), sure * scores)
 
 
 def _is_yolov8(frame: Frame) -> bool:
-    return _single(frame)[:1] == (4 + frame.classes,)
+    return _single(frame)[:1] == (4 + frame.classes + 3 * frame.keypoints,)
 
 
 def _decode_yolov8(outputs: Sequence[Array], frame: Frame) -> Candidates:
     values = outputs[0].astype(np.float32).swapaxes(1, 2)
-    return Candidates(corners(values[..., :4], "cxcywh", frame), values[..., 4:])
+    boxes, scores, points = np.split(values, (4, 4 + frame.classes), axis=-1)
+    return Candidates(_join(corners(boxes, "cxcywh", frame), points, frame), scores)
 
 
 def _match(frame: Frame, *kinds: Callable[[Shape], bool]) -> list[int]:
@@ -327,7 +344,9 @@ def _find_detections(frame: Frame) -> list[int]:
 
 
 def _is_detections(frame: Frame) -> bool:
-    return _single(frame)[1:] == (6,) or bool(_find_detections(frame))
+    if _single(frame)[1:] == (6 + 3 * frame.keypoints,):
+        return True
+    return not frame.keypoints and bool(_find_detections(frame))
 
 
 def _decode_detections(outputs: Sequence[Array], frame: Frame) -> Detections:
@@ -337,8 +356,10 @@ def _decode_detections(outputs: Sequence[Array], frame: Frame) -> Detections:
         boxes = rows[..., :4]
         scores = rows[..., 4]
         labels = rows[..., 5]
+        points = rows[..., 6:]
     else:
         boxes, scores, labels, *counts = (outputs[index] for index in _find_detections(frame))
+        points = boxes[..., 4:]  # none
     filled = np.ones(scores.shape, np.bool_)
     for count in counts:
         filled &= np.arange(scores.shape[1]) < count.reshape(-1, 1)
@@ -347,7 +368,7 @@ def _decode_detections(outputs: Sequence[Array], frame: Frame) -> Detections:
     if background is not None:
         filled &= label != background
         label = label - (label > background)
-    pixels = corners(boxes[filled], "xyxy", frame)
+    pixels = _join(corners(boxes[filled], "xyxy", frame), points[filled], frame)
     kept = scores[filled].astype(np.float32)
     return Detections(np.nonzero(filled)[0], pixels, kept, label[filled])
 
@@ -361,8 +382,12 @@ HEADS = {
         _is_yolov3,
         _decode_yolov3,
     ),
-    "yolov5": Head("one output [boxes, 5 + classes], decoded", _is_yolov5, _decode_yolov5),
-    "yolov8": Head("one output [4 + classes, boxes], decoded", _is_yolov8, _decode_yolov8),
+    "yolov5": Head(
+        "one output [boxes, 5 + classes + 3 * keypoints], decoded", _is_yolov5, _decode_yolov5, True
+    ),
+    "yolov8": Head(
+        "one output [4 + classes + 3 * keypoints, boxes], decoded", _is_yolov8, _decode_yolov8, True
+    ),
     "ssd": Head(
         "boxes [boxes, 4], decoded, and scores [boxes, classes, perhaps a background]",
         lambda frame: bool(_find_ssd(frame)),
@@ -374,8 +399,9 @@ HEADS = {
         _decode_selected,
     ),
     "detections": Head(
-        "boxes [n, 4], scores [n] and labels [n], or all in one output [n, 6]",
+        "boxes [n, 4], scores [n] and labels [n], or all in one output [n, 6 + 3 * keypoints]",
         _is_detections,
         _decode_detections,
+        True,
     ),
 }

@@ -17,20 +17,20 @@ from resnet8ptq.tasks.scoring.outputs import Array
 
 PICTURES = 6  # at most: those that changed most
 SHOWN_SCORE = 0.3  # detections with smaller scores are too many to draw
-OVERLAP = 0.5  # boxes that overlap more stand for the same object
+OVERLAP = 0.5  # detections with a larger IoU or OKS stand for the same object
 
 
 def curves(model: DetectionScores, baseline: DetectionScores, title: str) -> Figure:
-    """Draw precision over recall at IoU 0.50 and 0.75, the mean over classes with objects."""
+    """Draw precision over recall at IoU or OKS 0.50 and 0.75, the mean of classes with objects."""
     figure = Figure(figsize=(6.4, 5.2), layout="constrained")
     axes = figure.subplots()
     for name, scores, line in (("FP32", baseline, "--"), ("quantized", model, "-")):
-        for threshold, iou, colour in ((0, 0.50, "C0"), (5, 0.75, "C1")):
-            precision = scores.evaluation.precision[threshold, ..., 0]  # [101, classes]
+        for index, threshold, colour in ((0, 0.50, "C0"), (5, 0.75, "C1")):
+            precision = scores.evaluation.precision[index, ..., 0]  # [101, classes]
             defined = precision[:, (precision > -1).any(axis=0)]
             if defined.size:
                 mean = defined.mean(axis=1)
-                label = f"{name}, IoU {iou:.2f}: {mean.mean():.3f}"
+                label = f"{name}, {scores.similarity} {threshold:.2f}: {mean.mean():.3f}"
                 axes.plot(RECALLS, mean, line, color=colour, label=label)
     axes.set(xlabel="recall", ylabel="precision", xlim=(0, 1), ylim=(0, 1), title=plain(title))
     axes.grid(alpha=0.3)
@@ -61,14 +61,15 @@ def pictures(
         heads = [f"picture {record['image_id']}: annotations", "FP32", "quantized"]
         for column, (axes, boxes, head) in enumerate(zip(row, drawn, heads, strict=True)):
             axes.imshow(pixels.squeeze(), cmap="gray")
-            alone = _unmatched(boxes, partners[column]) if column else np.zeros(len(boxes), bool)
+            unmatched = _unmatched(boxes, partners[column], model.sigmas)
+            alone = unmatched if column else np.zeros(len(boxes), bool)
             _draw(axes, boxes, alone, class_names)
             axes.set_title(head, fontsize=10)
             axes.set_axis_off()
             axes.set(xlim=(area[0] - 0.5, area[2] - 0.5), ylim=(area[3] - 0.5, area[1] - 0.5))
     figure.suptitle(
         f"{plain(title)}\nred: boxes of one model that the other lacks (scores from "
-        f"{SHOWN_SCORE:g}, IoU {OVERLAP:g})",
+        f"{SHOWN_SCORE:g}, {model.similarity} {OVERLAP:g})",
         fontsize=11,
     )
     return figure
@@ -95,49 +96,80 @@ def box_changes(model: DetectionScores, baseline: DetectionScores) -> NDArray[np
     for index in range(model.total):
         ours, theirs = (_detected(s.outputs.values[0][index]) for s in (model, baseline))
         change[index] = sum(
-            boxes[_unmatched(boxes, others), 4].sum()
+            boxes[_unmatched(boxes, others, model.sigmas), 4].sum()
             for boxes, others in ((ours, theirs), (theirs, ours))
         )
     return change
 
 
 def _detected(rows: Array) -> NDArray[np.float64]:
-    """Return the detections [D, 6] of one picture that are drawn."""
+    """Return the detections [D, 6 + 3 * K] of one picture that are drawn."""
     kept = (rows[:, 5] != decoding.NOTHING) & (rows[:, 4] >= SHOWN_SCORE)
     return np.asarray(rows[kept], np.float64)
 
 
 def _annotated(record: Array) -> NDArray[np.float64]:
-    """Return the annotations of one picture as detections [D, 6], without the crowds."""
+    """Return the annotations of one picture as detections [D, 6 + 3 * K], without the crowds."""
     boxes = record["boxes"][: record["count"]]
     boxes = boxes[~boxes["crowd"]]
     placed = boxes["bbox"].copy()
     placed[:, 2:] += placed[:, :2]
     placed = placed * np.tile(record["scale"], 2) + np.tile(record["offset"], 2)
-    return np.column_stack([placed, np.full(len(boxes), math.inf), boxes["category"]])
+    columns = [placed, np.full(len(boxes), math.inf), boxes["category"]]
+    if "keypoints" in boxes.dtype.names:
+        points = boxes["keypoints"].copy()
+        for axis in (0, 1):
+            points[:, axis::3] = points[:, axis::3] * record["scale"][axis] + record["offset"][axis]
+        columns.append(points)
+    return np.column_stack(columns)
 
 
-def _unmatched(boxes: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return a mask of the boxes [D, 6] that overlap no box of the same class in `others`."""
+def _unmatched(
+    boxes: NDArray[np.float64], others: NDArray[np.float64], sigmas: Sequence[float]
+) -> NDArray[np.bool_]:
+    """Return a mask of the boxes [D, ...] that are like no box of the same class in `others`."""
     if not len(boxes) or not len(others):
         return np.ones(len(boxes), np.bool_)
     first = boxes[:, np.newaxis]
     second = others[np.newaxis]
+    alike = _oks(first, second, sigmas) if sigmas else _iou(first, second)
+    same = first[..., 5] == second[..., 5]
+    return np.asarray(~((alike >= OVERLAP) & same).any(axis=1))
+
+
+def _areas(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray((boxes[..., 2:4] - boxes[..., :2]).prod(axis=-1))
+
+
+def _oks(
+    first: NDArray[np.float64], second: NDArray[np.float64], sigmas: Sequence[float]
+) -> NDArray[np.float64]:
+    """Return the OKS of detections, with the mean area of their boxes as that of the object."""
+    area = np.maximum((_areas(first) + _areas(second)) / 2, np.finfo(float).tiny)
+    away = first[..., 6:] - second[..., 6:]
+    squares = away[..., ::3] ** 2 + away[..., 1::3] ** 2
+    shares = squares / (2 * np.array(sigmas)) ** 2 / area[..., np.newaxis] / 2
+    return np.asarray(np.exp(-shares).mean(axis=-1))
+
+
+def _iou(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:
     corner = np.minimum(first[..., 2:4], second[..., 2:4]) - np.maximum(
         first[..., :2], second[..., :2]
     )
     shared = corner.clip(min=0).prod(axis=-1)
-    areas = [(b[..., 2:4] - b[..., :2]).prod(axis=-1) for b in (first, second)]
-    overlap = shared / np.maximum(areas[0] + areas[1] - shared, np.finfo(float).tiny)
-    same = first[..., 5] == second[..., 5]
-    return np.asarray(~((overlap >= OVERLAP) & same).any(axis=1))
+    union = _areas(first) + _areas(second) - shared
+    return np.asarray(shared / np.maximum(union, np.finfo(float).tiny))
 
 
 def _draw(
     axes: Axes, boxes: NDArray[np.float64], alone: NDArray[np.bool_], class_names: Sequence[str]
 ) -> None:
-    for (left, top, right, bottom, score, label), single in zip(boxes, alone, strict=True):
+    for row, single in zip(boxes, alone, strict=True):
+        left, top, right, bottom, score, label = row[:6]
         colour = "red" if single else "lime"
+        points = row[6:].reshape(-1, 3)
+        x, y, _ = points[points[:, 2] >= SHOWN_SCORE].T
+        axes.scatter(x, y, s=8, color=colour)
         axes.add_patch(
             Rectangle((left, top), right - left, bottom - top, fill=False, color=colour, lw=1.3)
         )

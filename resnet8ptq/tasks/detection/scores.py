@@ -22,9 +22,10 @@ class DetectionScores(ClasswiseScores):
     """The detections of a model, evaluated as COCO does.
 
     Attributes:
-        outputs: detections [n, most, 6], see `decoding.Decoder`.
+        outputs: detections [n, most, 6 + 3 * K], see `decoding.Decoder`.
         pictures: [n] records, see `data.boxes`.
         class_ids: category ids of the annotations, in the order of the classes.
+        sigmas: the constant of each of the K keypoints in the OKS; (): boxes are scored by IoU.
     """
 
     outputs: Outputs
@@ -32,6 +33,12 @@ class DetectionScores(ClasswiseScores):
     class_ids: tuple[int, ...]
     resamples: int
     show: Callable[[NDArray[np.int64]], NDArray[np.uint8]] | None = None
+    sigmas: tuple[float, ...] = ()
+
+    @property
+    def similarity(self) -> str:
+        """By what a detection is right."""
+        return "OKS" if self.sigmas else "IoU"
 
     @property
     def total(self) -> int:
@@ -42,29 +49,39 @@ class DetectionScores(ClasswiseScores):
     def results(self) -> list[dict[str, Any]]:
         """The detections in COCO's results format, in pixels of the pictures."""
         detections = self.outputs.values[0].astype(np.float64)
-        scale, offset = (
-            np.tile(self.pictures[name], 2)[:, np.newaxis] for name in ("scale", "offset")
-        )
-        boxes = (detections[..., :4] - offset) / scale
-        boxes[..., 2:] -= boxes[..., :2]
         counts = decoding.count(detections)
+        key = "keypoints" if self.sigmas else "bbox"
+        scale, offset = (
+            self.pictures[name][:, np.newaxis, np.newaxis] for name in ("scale", "offset")
+        )
+        if self.sigmas:
+            points = detections[..., 6:].reshape(*detections.shape[:2], len(self.sigmas), 3)
+            points[..., :2] = (points[..., :2] - offset) / scale
+            found = points.reshape(*detections.shape[:2], 3 * len(self.sigmas))
+        else:
+            corners = detections[..., :4].reshape(*detections.shape[:2], 2, 2)
+            found = ((corners - offset) / scale).reshape(*detections.shape[:2], 4)
+            found[..., 2:] -= found[..., :2]
         return [
             {
                 "image_id": int(self.pictures["image_id"][picture]),
                 "category_id": self.class_ids[int(label)],
-                "bbox": box,
+                key: values,
                 "score": score,
             }
             for picture, count in enumerate(counts)
-            for (*_, score, label), box in zip(
-                detections[picture, :count].tolist(), boxes[picture, :count].tolist(), strict=True
+            for (score, label), values in zip(
+                detections[picture, :count, 4:6].tolist(),
+                found[picture, :count].tolist(),
+                strict=True,
             )
         ]
 
     @cached_property
     def evaluation(self) -> average_precision.Evaluation:
         """COCO's evaluation of all pictures."""
-        return average_precision.evaluate(self.results, to_coco(self.pictures, self.class_ids))
+        annotations = to_coco(self.pictures, self.class_ids)
+        return average_precision.evaluate(self.results, annotations, self.sigmas)
 
     @property
     def value(self) -> float:
@@ -104,6 +121,7 @@ def to_coco(pictures: Array, class_ids: Sequence[int]) -> dict[str, Any]:
             "bbox": box["bbox"].tolist(),
             "area": float(box["area"]),
             "iscrowd": int(box["crowd"]),
+            **(_keypoints(box["keypoints"]) if "keypoints" in box.dtype.names else {}),
         }
         for record in pictures
         for box in record["boxes"][: record["count"]]
@@ -111,3 +129,8 @@ def to_coco(pictures: Array, class_ids: Sequence[int]) -> dict[str, Any]:
     images = [{"id": int(image_id)} for image_id in pictures["image_id"]]
     categories = [{"id": class_id} for class_id in class_ids]
     return {"images": images, "annotations": annotations, "categories": categories}
+
+
+def _keypoints(points: Array) -> dict[str, Any]:
+    """Return the keypoints [3 * K] of an object with their number, in COCO's format."""
+    return {"keypoints": points.tolist(), "num_keypoints": int(np.count_nonzero(points[2::3] > 0))}

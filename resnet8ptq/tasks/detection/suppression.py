@@ -15,7 +15,8 @@ def suppress(candidates: Candidates, config: DetectionConfig) -> Detections:
     """Drop boxes that overlap a box of the same class with a higher score, with ONNX Runtime."""
     scores = np.ascontiguousarray(candidates.scores.swapaxes(1, 2))
     run = _suppression(config.max_detections, config.iou_threshold, config.score_threshold)
-    [selected] = run.run(None, {"boxes": candidates.boxes, "scores": scores})
+    boxes = np.ascontiguousarray(candidates.boxes[..., :4])
+    [selected] = run.run(None, {"boxes": boxes, "scores": scores})
     picture, label, box = selected.T
     return Detections(picture, candidates.boxes[picture, box], scores[picture, label, box], label)
 

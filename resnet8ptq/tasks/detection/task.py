@@ -1,4 +1,4 @@
-"""`task=detection`: boxes of a data set's classes, evaluated as COCO does."""
+"""`task=detection` and `task=keypoints`: objects of a data set's classes, scored as COCO does."""
 
 import json
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from resnet8ptq.config.schema import DetectionConfig
+from resnet8ptq.config.schema import DetectionConfig, KeypointsConfig
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.tasks.classification import metric_names
 from resnet8ptq.tasks.detection.decoding import Decoder, make_decoder
@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 AP = Metric("ap", "AP")
 BESIDE = (Metric("ap50", "AP50"), Metric("ap75", "AP75"))
 NOTHING_FOUND = 0.01  # a smaller AP means that boxes are decoded wrongly
+# pycocotools' own, of a person: nose, eyes, ears, shoulders, elbows, wrists, hips, knees, ankles.
+COCO_SIGMAS = (
+    *(0.026, 0.025, 0.025, 0.035, 0.035, 0.079, 0.079, 0.072, 0.072, 0.062, 0.062),
+    *(0.107, 0.107, 0.087, 0.087, 0.089, 0.089),
+)
 RESULTS = "detections.json"
 CLASSES = "classes.png"
 CURVES = "precision_recall.png"
@@ -38,17 +43,20 @@ def build(
     decoder: Decoder | None = None,
     resamples: int = 2000,
     outputs: Sequence[str] = (),
+    name: str = "detection",
+    sigmas: tuple[float, ...] = (),
 ) -> Task:
     """Return the task.
 
     Args:
         decoder: decodes the outputs; None for a finished run.
         outputs: the names of the network's outputs.
+        sigmas: the constant of each keypoint in the OKS; (): boxes are scored by IoU.
     """
     return Task(
-        "detection",
+        name,
         AP,
-        partial(_score, decoder, resamples),
+        partial(_score, decoder, resamples, sigmas),
         replace(BOOTSTRAP, intervals=f"{BOOTSTRAP.intervals} over the pictures"),
         beside=BESIDE,
         class_names=class_names,
@@ -70,10 +78,16 @@ def build(
 
 
 def _score(
-    decoder: Decoder | None, resamples: int, outputs: Outputs, targets: Targets
+    decoder: Decoder | None,
+    resamples: int,
+    sigmas: tuple[float, ...],
+    outputs: Outputs,
+    targets: Targets,
 ) -> DetectionScores:
     assert decoder is not None and targets.labels is not None  # finished runs are not scored
-    return DetectionScores(outputs, targets.labels, decoder.class_ids, resamples, targets.pictures)
+    return DetectionScores(
+        outputs, targets.labels, decoder.class_ids, resamples, targets.pictures, sigmas
+    )
 
 
 def _pair_metrics(names: Sequence[str], comparison: Comparison) -> Metrics:
@@ -119,17 +133,49 @@ def _make(config: DetectionConfig, setting: TaskContext) -> Task:
     labels = setting.labels
     if labels is None or "boxes" not in (labels.dtype.names or ()):
         raise ConfigError(
-            f"task=detection: {setting.data} has no boxes; expected data=coco with "
+            f"task={config.name}: {setting.data} has no boxes; expected data=coco with "
             "data.images and data.annotations"
         )
     boxes = labels["boxes"]
     filled = np.arange(boxes.shape[1]) < labels["count"][:, np.newaxis]
-    if not (filled & ~boxes["crowd"]).any():
-        raise ConfigError(f"task=detection: the pictures of {setting.data} have no objects")
-    decoder = make_decoder(config, setting.input_shape, setting.outputs, setting.class_ids)
-    return build(setting.class_names, decoder, config.resamples, tuple(setting.outputs))
+    objects = filled & ~boxes["crowd"]
+    sigmas: tuple[float, ...] = ()
+    if isinstance(config, KeypointsConfig):
+        sigmas = _find_sigmas(config, setting)
+        objects &= (boxes["keypoints"][..., 2::3] > 0).any(axis=2)
+    if not objects.any():
+        raise ConfigError(
+            f"task={config.name}: the pictures of {setting.data} have no objects"
+            f"{' with keypoints' if sigmas else ''}"
+        )
+    decoder = make_decoder(
+        config, setting.input_shape, setting.outputs, setting.class_ids, len(sigmas)
+    )
+    names = setting.class_names
+    return build(names, decoder, config.resamples, tuple(setting.outputs), config.name, sigmas)
 
 
-DETECTION = TaskType(
-    _make, lambda config, class_names: build(resamples=config.resamples), DetectionConfig
-)
+def _find_sigmas(config: KeypointsConfig, setting: TaskContext) -> tuple[float, ...]:
+    """Return the constant of each keypoint: those in the settings, or COCO's for 17 of a person."""
+    count = setting.keypoints
+    if not count:
+        raise ConfigError(
+            f"task=keypoints: the objects of {setting.data} have no keypoints; expected them in "
+            "data.annotations, such as person_keypoints_val2017.json"
+        )
+    sigmas = COCO_SIGMAS if config.sigmas is None else tuple(config.sigmas)
+    if len(sigmas) != count:
+        got = "null, which is COCO's 17" if config.sigmas is None else f"{len(sigmas)} numbers"
+        raise ConfigError(
+            f"task.sigmas: got {got}, expected one for each of the {count} keypoints of "
+            f"{setting.data}; try task=keypoints task.sigmas={[round(1 / count, 3)] * count}"
+        )
+    return sigmas
+
+
+def _recall(config: DetectionConfig, class_names: tuple[str, ...]) -> Task:
+    return build(resamples=config.resamples, name=config.name)
+
+
+DETECTION = TaskType(_make, _recall, DetectionConfig)
+KEYPOINTS = TaskType(_make, _recall, KeypointsConfig)

@@ -106,6 +106,15 @@ class TaskContext:
         single = len(shapes) == 1 and len(shapes[0]) == 1 and self.final != VALUES
         return shapes[0][0] if single else None
 
+    @property
+    def keypoints(self) -> int:
+        """Number of keypoints of each object; 0 if the labels have none. See `data.boxes`."""
+        records = self.labels is not None and "boxes" in (self.labels.dtype.names or ())
+        box = self.labels["boxes"].dtype if records and self.labels is not None else None
+        if box is None or "keypoints" not in (box.names or ()):
+            return 0
+        return int(box["keypoints"].shape[0] // 3)
+
 
 def check_labels(task: str, setting: TaskContext, kinds: str, expected: str) -> None:
     """Raise `ConfigError` if the labels are missing, or not of these NumPy kinds."""
