@@ -1041,11 +1041,46 @@ def test_fewer_items_than_named_do_not_pass_a_model_without_changes(level):
 @pytest.mark.parametrize("items", [2, 3, 50])
 def test_a_margin_of_replicates_has_the_error_of_the_items(items):
     """A bootstrap sample of n items varies less than n items do, by (n - 1) / n."""
-    excess = np.array([-0.03, -0.01, -0.02, 0.01])
+    excess = np.array([-0.03, -0.01, -0.02, 0.0])  # symmetric
     error = np.sqrt(np.square(excess - excess.mean()).sum() / 3 * items / (items - 1))
     expected = statistics.Margin.student(excess.mean(), error, items)
     assert statistics.bootstrap_margin(excess, items).z == pytest.approx(expected.z)
     assert math.isinf(statistics.bootstrap_margin(excess, 1).correction)
+
+
+def test_skewed_losses_at_the_limit_pass_in_about_five_percent():
+    """Most losses are small and some are large; Student's test passes 9%."""
+    items = 50
+    weights = np.stack([np.bincount(d, minlength=items) for d in statistics.resample(items, 1000)])
+    losses = drawn(0).exponential(size=(items, 2000))  # of mean 1
+    margins = [statistics.bootstrap_margin(r, items) for r in (weights @ losses / items - 1).T]
+    plain = stats.ttest_1samp(losses, 1, alternative="less").pvalue
+    assert (plain <= 0.05).mean() > 0.08
+    assert 0.03 < np.mean([margin.p_within <= 0.05 for margin in margins]) < 0.07
+    assert 0.03 < np.mean([margin.p_beyond <= 0.05 for margin in margins]) < 0.07
+
+
+def test_a_rare_class_makes_a_mean_over_classes_less_certain():
+    excess = drawn(0).normal(-0.02, 0.01, 1000)
+    whole = statistics.bootstrap_margin(excess, 50)
+    assert statistics.bootstrap_margin(excess, 50, np.array([50])) == whole
+    even = statistics.bootstrap_margin(excess, 50, np.array([25, 25, 25]))
+    rare = statistics.bootstrap_margin(excess, 50, np.array([50, 50, 3]))
+    assert whole.z < even.z < rare.z < 0
+    for few in ([1, 1], [4], [30, 1]):  # fewer than five effective items
+        assert statistics.bootstrap_margin(excess, 50, np.array(few)).p_within == 1
+
+
+@pytest.mark.parametrize(
+    ("counts", "passes"), [(None, True), ([300, 300], True), ([300, 0], True), ([300, 100], False)]
+)
+def test_replicates_equal_to_fp32_s_pass_with_enough_samples(counts, passes):
+    """None of 300 items changed: a loss of 1% would have changed one with a probability of 95%."""
+    counts = None if counts is None else np.array(counts)
+    values = Replicates(drawn(0).normal(0.5, 0.1, 1000), class_counts=counts)
+    assert (values.margin(values, AUC, 0.01, 300).p_within <= 0.05) == passes
+    assert values.margin(values, AUC, 0.01, 290) == statistics.UNKNOWN
+    assert values.margin(values, regression.build().metric, 0.01, 300) != statistics.UNKNOWN
 
 
 @given(st.integers(0, 40), st.floats(0.05, 0.95))

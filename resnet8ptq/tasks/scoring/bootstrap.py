@@ -16,7 +16,7 @@ from resnet8ptq.tasks.scoring import statistics
 from resnet8ptq.tasks.scoring.comparison import OutputScores
 from resnet8ptq.tasks.scoring.metric import UNDEFINED, Metric, Metrics
 from resnet8ptq.tasks.scoring.outputs import Array
-from resnet8ptq.tasks.scoring.statistics import Interval, Margin, Values
+from resnet8ptq.tasks.scoring.statistics import Counts, Interval, Margin, Values
 from resnet8ptq.tasks.scoring.values import Arrays, PairedTest, SampleValues, check_columns
 
 
@@ -26,16 +26,22 @@ class Replicates(SampleValues):
 
     Attributes:
         values: the value of each item [n], if the metric is a mean of them.
+        class_counts: the number of items of each class [classes], if the metric is a mean over
+            classes; None for older runs.
     """
 
     replicates: Values
     values: Values | None = None
+    class_counts: Counts | None = None
 
     @classmethod
     def read(cls, arrays: Arrays, prefix: str = "") -> Self:
         """Read the arrays that `Paired.arrays` returned, see `PairedTest.read_values`."""
         check_columns([arrays["replicates"], arrays["baseline_replicates"]], "f")
-        return cls(arrays[f"{prefix}replicates"], arrays.get(f"{prefix}values"))
+        counts = arrays.get(f"{prefix}class_counts")
+        if counts is not None:
+            check_columns([counts], "i")
+        return cls(arrays[f"{prefix}replicates"], arrays.get(f"{prefix}values"), counts)
 
     @property
     def interval(self) -> Interval:
@@ -53,13 +59,21 @@ class Replicates(SampleValues):
         return statistics.bootstrap_interval(differences), statistics.bootstrap_p(differences)
 
     def margin(self, baseline: Self, metric: Metric, limit: float, items: int) -> Margin:
-        """Return the margin, from the spread of the replicates."""
+        """Return the margin, from the spread and the skewness of the replicates.
+
+        If all replicates are equal to the baseline's, no item has changed. Then the smallest class
+        decides, because all of the loss may be its own.
+        """
         before = baseline.replicates
+        losses = metric.cost(1.0) * (self.replicates - before)
+        counts = np.array([items]) if self.class_counts is None else self.class_counts
+        counts = counts[counts > 0]
+        known = statistics.drop_undefined(losses)
+        if metric.bounded and len(known) and not known.any():
+            return Margin.unchanged(limit, min(len(counts) * int(counts.min()), items))
         # A limit that is a fraction of the baseline's value is as uncertain as that value.
         limits = limit if metric.bounded else limit * np.abs(before)
-        return statistics.bootstrap_margin(
-            metric.cost(1.0) * (self.replicates - before) - limits, items
-        )
+        return statistics.bootstrap_margin(losses - limits, items, counts)
 
     def metrics(self, baseline: Self) -> Metrics:
         """Return the share of bootstrap samples on which one of both has no value, if any."""

@@ -47,7 +47,8 @@ class ClasswiseScores(OutputScores):
         A bootstrap sample has fewer distinct pictures and classes, which changes the mean.
         """
         replicates = mean_of(self.by_class)
-        return Replicates(np.asarray(replicates - np.nanmean(replicates) + self.value))
+        shifted = np.asarray(replicates - np.nanmean(replicates) + self.value)
+        return Replicates(shifted, class_counts=self.pictures_of_class)
 
     def sqnr_db(self, baseline: Self) -> float | None:
         """Return the SQNR of the network's outputs on the first pictures, in dB."""
