@@ -296,8 +296,9 @@ def _check_values(override: Override, local: bool) -> None:
         if value is None or (isinstance(value, str) and "${" in value):
             continue
         faults = [_fault(key, path[-1].metadata, value, local) for path in paths]
-        if faults and faults[0] and all(faults):  # no backend, source or task takes it
-            raise faults[0]
+        if faults and all(faults):  # no backend, source or task takes it
+            [first, *others] = dict.fromkeys(map(str, faults))
+            raise ConfigError("; or ".join([first, *(s.partition("expected ")[2] for s in others)]))
 
 
 def _fault(key: str, metadata: Any, value: Any, local: bool) -> ConfigError | None:

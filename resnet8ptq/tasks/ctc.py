@@ -223,6 +223,11 @@ def _fit(config: CtcConfig, outputs: Mapping[str, tuple[int | None, ...]]) -> Al
             if len(shape) != 2 or shape[axis] not in (len(symbols), len(symbols) + 1):
                 continue
             classes = shape[axis] or 0
+            if not -classes <= config.blank < classes:
+                raise ConfigError(
+                    f"task.blank: got {config.blank}, expected one of the network's {classes} "
+                    "classes, from 0, or -1 for the last"
+                )
             blank = config.blank % classes
             if classes > len(symbols):
                 symbols.insert(blank, "")

@@ -58,6 +58,7 @@ LIST = "got a list, [{0}], expected one option; to run each: -m {1}={0}"
         ("-m|dtype=int8,unit8", "dtype: got 'unit8', expected "),
         ("-m|calib.percentile=99,120", "calib.percentile: got 120, expected 50 < p <= 100"),
         ("-m|calib.percentile=choice(99,120)", "calib.percentile: got 120, expected "),
+        ("task=verification|task.primary=iou", "task.primary: got 'iou', expected mae | rmse; or "),
         ("format=QDQ", "format: got 'QDQ', expected auto | qdq | qoperator (nearest: qdq)"),
         ("backend.flow=PT2E", "(nearest: pt2e)"),
         ("report.max_drop=1", "report.max_drop: got 1, expected a fraction, 0 to 0.5: 1 point is "

@@ -428,6 +428,7 @@ def test_a_parquet_file_is_unpacked_in_a_process_of_its_own(tmp_path, monkeypatc
     ("columns_of", "chosen", "names"),
     [
         ({"y": ["cat|dog", "", "dog"]}, ["y"], ("cat", "dog")),
+        ({"y": ["cat | dog", " ", "dog|"]}, ["y"], ("cat", "dog")),
         ({"y": [["cat", "dog"], [], ["dog"]]}, ["y"], ("cat", "dog")),
         ({"y": [[0, 1], [], [1]]}, ["y"], ("0", "1")),
         ({"y": [[1, 1], [0, 0], [0, 1]]}, ["y"], ("0", "1")),

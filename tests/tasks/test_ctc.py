@@ -96,6 +96,8 @@ def test_what_does_not_fit_is_refused(tmp_path):
         make(LINES, {"out": (7, 9)}, path)
     with pytest.raises(ConfigError, match="labels of lines are none, expected the text"):
         make(None, {"out": (7, 3)}, path)
+    with pytest.raises(ConfigError, match=r"task\.blank: got 3, expected one of .* 3 classes"):
+        make(LINES, {"out": (7, 3)}, path, blank=3)
     vocabulary = tmp_path / "vocab.json"
     vocabulary.write_text('{"a": 5}')
     with pytest.raises(ConfigError, match="its numbers are not 0, 1"):

@@ -109,6 +109,7 @@ def write_one(folder, name, labels, suffix=".png"):
         (np.zeros((8, 8, 3), np.uint8), DataError, r"it is no mask \(mode RGB\)"),
         (None, DataError, "1 of 2 pictures have none of their name in"),
         (np.zeros((8, 8), np.uint8), ConfigError, "masks=nowhere"),
+        (np.zeros((8, 20), np.uint8), DataError, "is 20x8 .*, its picture 8x8; expected the same"),
     ],
 )
 def test_masks_that_do_not_fit_are_refused(tmp_path, labels, error, message):

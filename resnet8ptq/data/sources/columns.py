@@ -305,8 +305,8 @@ def labels(
     if is_text(column) and name.lower() in TRANSCRIPTS:
         return np.array(column.to_pylist(), np.str_), (), True
     if is_text(column) and pc.any(pc.match_substring(column, SEPARATOR)).as_py():
-        parts = [text.split(SEPARATOR) if text else [] for text in column.to_pylist()]
-        return _several(parts, source, classes)
+        parts = [map(str.strip, text.split(SEPARATOR)) for text in column.to_pylist()]
+        return _several([list(filter(None, names)) for names in parts], source, classes)
     if is_text(column):
         return _by_name(column, source, classes)
     if _is_list(column.type) and not pa.types.is_floating(column.type.value_type):

@@ -95,6 +95,8 @@ def _read_paired(
     pictured = [Picture(str(path), path) for path in paths]
     images, kept = decode(pictured, preprocess, config.on_bad, cache_root)
     beside = [named[_stem(paths[index], folder)] for index in kept]
+    for index, path in zip(kept, beside, strict=True):
+        _check_shape(paths[index], path)
     decoded, _ = decode(
         [Picture(str(path), path) for path in beside],
         *(preprocess, "error", cache_root),
@@ -105,6 +107,22 @@ def _read_paired(
         labels = name_binary(labels[..., 0], other, preprocess.resize == "letterbox")
     shown = np.array([str(paths[index]) for index in kept], np.object_)
     return NamedSplit(Split(images, labels, str(folder), names=shown), shown.tolist())
+
+
+def _check_shape(path: Path, beside: Path) -> None:
+    """Raise `DataError` if a mask or target has another shape, which resizing would distort.
+
+    The size may be another one: a side may differ from the picture's shape by a pixel.
+    """
+    try:
+        (width, height), (wide, high) = pictures.read_size(path), pictures.read_size(beside)
+    except Exception:  # `decode` reports unreadable pictures; Pillow raises a dozen types
+        return
+    if abs(width * high - height * wide) > max(width, height, wide, high):
+        raise DataError(
+            f"{beside}: is {wide}x{high} (width x height), its picture {width}x{height}; expected "
+            "the same shape, of any size"
+        )
 
 
 def _stem(path: Path, folder: Path) -> str:
