@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 def run_alone(asked: RunConfig, folder: Path, overrides: Sequence[str]) -> "SingleRun | None":
-    """Run, and return the ended run; None for an inspection, which prints and records nothing.
+    """Run, and return the ended run; None for an inspection, which records nothing.
 
     Args:
         asked: the settings, not checked yet.
@@ -168,4 +168,6 @@ def run_recorded(
         else:
             result = running.run(settings, folder, opened)
         log.info("%s: %s", name, result.summary())  # before the run's log is uploaded
+    if parent_id is None:
+        opened.wait_for_id()  # a fast run may end before the store has named it
     return opened.record

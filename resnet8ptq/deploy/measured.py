@@ -25,7 +25,7 @@ from resnet8ptq.deploy import reproducing, source
 from resnet8ptq.deploy.reproducing import Scored
 from resnet8ptq.deploy.source import Source
 from resnet8ptq.evaluation.evaluator import Compared, Evaluator
-from resnet8ptq.experiment.measurement import compare_machines, test_limit, time_beside_fp32
+from resnet8ptq.experiment.measurement import compare_machines, find_p_within, time_beside_fp32
 from resnet8ptq.report.recommend import RECOMMENDED
 from resnet8ptq.target.carried import Carried, Recorder
 from resnet8ptq.target.measure import RUNTIMES
@@ -116,7 +116,7 @@ def _measure(
     title = metric.title
     show = metric.show
     lines = [f"{title}: {show(model)} there, {show(here)} here; FP32 {show(fp32)} there"]
-    p_within = test_limit(run.config, evaluator.task, comparison, scored.samples)
+    p_within = find_p_within(run.config, evaluator.task, comparison, scored.samples)
     if p_within is not None:
         metrics["target/p_within"] = p_within
         limit = metric.say_loss(metric.limit(run.config.report))

@@ -1,4 +1,4 @@
-"""Quantizes, reloads, runs, scores and compares with FP32; no other module measures a network."""
+"""Quantizes, reloads, runs, scores and compares with FP32: the only module that scores a run."""
 
 import json
 import shutil

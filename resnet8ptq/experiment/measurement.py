@@ -1,4 +1,4 @@
-"""Measures the quantized artifact, reloaded from disk, on every role of samples."""
+"""Measures the quantized artifact, reloaded from disk, on reported and selection samples."""
 
 import logging
 from dataclasses import replace
@@ -84,7 +84,7 @@ def measure(
     if evaluator.target is not None:
         metrics |= compare_machines(evaluator, path, reported, evaluation)
     silent = task.scope.find_silent(of_network, evaluation.outputs, fp32)
-    metrics["paired/p_within"] = test_limit(config, task, comparison, reported)
+    metrics["paired/p_within"] = find_p_within(config, task, comparison, reported)
     resolved = work.settings.quantizer.resolve(prepared.decisions)
     if config.latency.enabled and resolved.execution != "simulated":
         metrics |= time_beside_fp32(evaluator, config.latency, path, reported)
@@ -123,7 +123,7 @@ def compare_machines(
     }
 
 
-def test_limit(
+def find_p_within(
     config: RunConfig, task: Task, comparison: Comparison, samples: Split
 ) -> float | None:
     """Return the p-value of "the loss is at the limit or above", not corrected for other runs.

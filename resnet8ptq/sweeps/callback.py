@@ -1,7 +1,7 @@
 """A sweep: one parent run in MLflow, its jobs as children, and the table at the end.
 
-The parent run is created before the first job, which reads its id from a file in the sweep's
-folder. If the jobs run in this process, Hydra composes them while MLflow is imported.
+The parent run is created before the first job. Jobs in other processes read its id from a file in
+the sweep's folder. If the jobs run in this process, Hydra composes them while MLflow is imported.
 """
 
 import logging

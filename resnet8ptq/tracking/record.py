@@ -1,6 +1,6 @@
 """The run: one typed record, which every table, page, command and program reads.
 
-Only this module names the params, metrics and tags of a run. `RunRecord.of` reads them, from MLflow
+It names the params, metrics and tags that a record has. `RunRecord.of` reads them, from MLflow
 (`of_mlflow`) or from the run's folder (`of_journal`). `report.verdicts` assesses a run among those
 of its sweep, and fills the attributes below "assessed".
 """
@@ -179,7 +179,7 @@ class RunRecord(BaseModel):
     )
     speedup: Number = _metric("speedup", "fp32_latency_ms divided by latency_ms")
 
-    # Assessd among the runs of its sweep.
+    # Assessed among the runs of its sweep.
     label: Text = _assessed("the combination in words, as in the report", "")
     settings: dict[str, str] = _assessed("other settings that vary in the sweep, by key", {})
     metric: Metric | None = _assessed("the primary metric of the task")
@@ -311,7 +311,7 @@ class RunRecord(BaseModel):
 
     @property
     def cpu(self) -> str:
-        """The CPU that was measured."""
+        """The CPU that ran the file: that of `target.command`, else of this machine."""
         return self.measured_on or self.host_cpu
 
     @property

@@ -5,6 +5,7 @@ import logging
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -48,6 +49,11 @@ class Run:
         if opened is None or not opened.done() or opened.exception() is not None:
             return ""
         return opened.result()
+
+    def wait_for_id(self) -> None:
+        """Wait until the store has answered; its errors are reported at the end."""
+        if self._opened is not None:
+            futures.wait([self._opened])
 
     @property
     def record(self) -> RunRecord:
@@ -130,7 +136,7 @@ class Run:
         self._opened = background.put(sender.open_run, self.store, self.journal, self.folder)
 
     def upload_folder(self) -> None:
-        """Log the run's files as artifacts, without Hydra's hidden folder."""
+        """Log the run's files as artifacts, see `upload.log_folder`."""
         self._send(upload.log_folder, self.folder)
 
     def fail(self, error: BaseException) -> None:
@@ -183,7 +189,8 @@ def start_run(
     """Open a run for the block, and close it as finished, failed or killed.
 
     Args:
-        folder: the run's own folder; its files are uploaded when the run closes.
+        folder: the run's own folder; its files are uploaded when the run closes, unless it was
+            killed.
         tags: tags in addition to those of every run.
 
     Raises:

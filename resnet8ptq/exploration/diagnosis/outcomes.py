@@ -87,7 +87,8 @@ def attempt(
 ) -> list[Outcome]:
     """Try each change alone; return the best first, those that could not be tried last.
 
-    The SQNR ranks them, because a metric would depend on a few samples.
+    Changes that help come first. The SQNR ranks within them, because a metric would depend on a few
+    samples.
 
     Args:
         reference: the unchanged settings, compared with FP32.

@@ -190,7 +190,7 @@ def replace_runs(store: Store, earlier: Sequence[str], run_id: str) -> None:
 
 @interrupts.deferred()
 def finish(store: Store, run_id: str, journal: Journal) -> None:
-    """Close the run with its journal's status; the last call, so that a closed run is complete."""
+    """Close the run with its journal's status; its data are complete; a verdict may follow."""
     named = ("status", "reason", NOTE_TAG)
     tags = {key: value for key, value in journal.tags.items() if key in named}
     if (status := tags.get("status", "")) in _COLORS:  # without a verdict on the model
