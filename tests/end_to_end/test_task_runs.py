@@ -306,7 +306,7 @@ def test_a_corrected_detector_says_what_stays_in_float(files, tmp_path, correcti
             "data.images: got null, expected a folder of pictures",
         ),
         ("custom", ("task.metric._target_=own_metric.none",), "got own_metric.none"),
-        ("binary", ("task.threshold=2",), "task.threshold: got 2, expected a fraction"),
+        ("binary", ("task.threshold=2",), "task.threshold: got 2.0, expected a fraction"),
     ],
 )
 def test_unsupported_settings_are_refused_in_one_line(files, tmp_path, task, more, message):
