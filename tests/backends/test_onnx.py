@@ -331,6 +331,16 @@ def test_slim_keeps_a_constant_that_equals_one_that_nothing_reads():
     assert constant.name in small.graph.node[0].input
 
 
+def test_slim_gives_short_names_that_other_constants_had():
+    proto = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[1] x) => (float[1] y) '
+        "<float[1] a = {3.0}, float[1] b = {2.0}> { sum = Add(x, b) y = Mul(sum, a) }"
+    )
+    small = slim.slim(proto)
+    sample = np.ones(1, np.float32)
+    assert open_runner(small.SerializeToString())(sample)[0].tolist() == [9.0]
+
+
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 @pytest.mark.parametrize(
     ("product", "sizes"), [("wide, matrices", (4, 4, 3)), ("matrices, wide", (3, 4))]

@@ -101,12 +101,12 @@ def _rename(graph: onnx_ir.Graph) -> None:
     lengths = (itertools.product(string.ascii_letters, repeat=n) for n in itertools.count(1))
     short = map("".join, itertools.chain.from_iterable(lengths))  # a, b, .. Z, aa, ab, ..
     free = filter(lambda name: name not in kept, short)
-    renamed = {*fixed}
     constants = [*graph.initializers.values()]
-    for value in _values(graph):
-        if value not in renamed:
-            value.name = next(free)
-            renamed.add(value)
+    values = [value for value in dict.fromkeys(_values(graph)) if value not in fixed]
+    for number, value in enumerate(values):  # a short name may still be another constant's
+        value.name = f"renamed {number}"
+    for value in values:
+        value.name = next(free)
     for value in constants:  # a new name moves a constant to the end
         assert value.name is not None
         graph.initializers.add(graph.initializers.pop(value.name))
