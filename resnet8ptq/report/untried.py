@@ -7,7 +7,10 @@ from resnet8ptq.tracking import origin
 from resnet8ptq.tracking.record import RunRecord
 
 _FAST = ("onnx", "torch", "tflite")  # backends that need no extra
-_DROPPED = ("experiment", "hydra", "latency.", "sweep.", "tracking.")  # of the words to repeat
+_DROPPED = (  # of the words to repeat; those of a backend or a method fit no other
+    *("experiment", "hydra", "latency.", "sweep.", "tracking."),
+    *("backend.", "method", "weight_only."),
+)
 
 
 def find_untried(records: Sequence[RunRecord]) -> str:

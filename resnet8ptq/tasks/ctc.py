@@ -204,6 +204,8 @@ def read_alphabet(path: Path) -> list[str]:
 
 
 def _read_vocabulary(numbers: Mapping[str, int]) -> list[str]:
+    if not isinstance(numbers, dict):
+        raise ValueError("no mapping from symbols to numbers")
     if sorted(numbers.values()) != list(range(len(numbers))):
         raise ValueError("its numbers are not 0, 1, ...")
     is_special = {symbol for symbol in numbers if len(symbol) > 1 and symbol[0] in "<["}
