@@ -1,4 +1,4 @@
-"""Runs one job, alone or in a sweep: has its settings resolved, and opens its MLflow run."""
+"""Runs one job, alone or in a sweep: resolves its settings, and opens its MLflow run."""
 
 import logging
 import math

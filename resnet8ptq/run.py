@@ -33,7 +33,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command line has done.
+    """The outcome of a command line.
 
     Attributes:
         ending: the exit code, and the error that was reported.
@@ -95,7 +95,7 @@ def _call_hydra(typed: Sequence[str]) -> None:
 
 
 def run(cfg: DictConfig) -> Any:
-    """Run one job; return that of a sweep: its loss for a sweeper, or its record for the search."""
+    """Run one job; in a sweep, return its record to the search, or its loss to a sweeper."""
     settings = HydraConfig.get()
     importing.allow(Path(settings.runtime.cwd))  # a launcher may start the job in another folder
     folder = Path(settings.runtime.output_dir)

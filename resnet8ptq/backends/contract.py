@@ -400,9 +400,9 @@ def refuse_others(config: QuantizationConfig, takes: Takes) -> None:
 
 
 def resolve_stored(config: QuantizationConfig, file_format: str | None) -> Resolved:
-    """Return the effect of weights that are stored in fewer bits, and computed with in float32.
+    """Return the effect of weights that are stored in fewer bits and computed in float32.
 
-    They have 16-bit floats (dtype=fp16), or 8 bits with a scale for each output channel
+    They are 16-bit floats (dtype=fp16), or 8 bits with a scale for each output channel
     (method=weight_only). On a CPU without float16 arithmetic, other operators in float16 would be
     slower, not smaller.
 

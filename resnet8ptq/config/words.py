@@ -126,7 +126,7 @@ def quote(text: str) -> str:
 
 
 def assign(key: str, text: str) -> str:
-    """Return the setting of a text, quoted for Hydra's grammar only if it needs quotes.
+    """Return `key=text`, quoted if Hydra's grammar requires it.
 
     >>> assign("data.root", "my (own) pictures")
     "data.root='my (own) pictures'"

@@ -100,7 +100,7 @@ def _read_pair(graph: Linked, first: onnx.NodeProto, second: onnx.NodeProto) -> 
 
 
 def _find_ranges(weights1: Array, grouped: Array) -> tuple[Array, Array]:
-    """Return the ranges of a pair's weights [channels], before and after each channel."""
+    """Return the largest weights [channels]: of the first layer's outputs, the second's inputs."""
     others = tuple(axis for axis in range(grouped.ndim) if axis not in (0, 2))
     before = np.abs(weights1).reshape(len(weights1), -1).max(axis=1)
     return before, np.abs(grouped).max(axis=others).reshape(-1)

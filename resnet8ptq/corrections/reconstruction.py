@@ -273,7 +273,7 @@ def _images(proto: onnx.ModelProto, setting: CorrectionSettings) -> Any:
 
 
 def _measure(module: Any, blocks: list[Block], inputs: Values) -> list[Block]:
-    """Return the blocks with `kept`, measured on one image.
+    """Return the blocks with `kept`, the bytes that learning keeps for one image.
 
     Raises:
         UnsupportedError: learning from one image exceeds the memory budget.

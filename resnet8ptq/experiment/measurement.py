@@ -128,8 +128,8 @@ def find_p_within(
 ) -> float | None:
     """Return the p-value of "the loss is at the limit or above", not corrected for other runs.
 
-    None if it would not be valid: samples of a group count one by one, or their number was not
-    fixed in advance.
+    None if it would not be valid: samples of a group are counted as independent, or their number
+    was not fixed in advance.
     """
     stops = config.evaluate.stop != "all"
     if config.dtype.is_fp32 or stops or has_groups(samples, task):

@@ -177,7 +177,7 @@ def _report_selection(samples: Samples) -> Samples:
 
     All other roles are drawn as for `evaluate.split=test`, so the same settings calibrate with the
     same samples in both cases. Without separate selection samples, the test samples take both
-    roles: a search then chooses by the noise, and says so.
+    roles: a search then ranks by quantization noise and reports this.
     """
     if samples.selection is None:
         return samples

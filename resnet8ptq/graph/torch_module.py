@@ -493,7 +493,7 @@ def _fix_gather(axis: int, indices: torch.Tensor) -> Fixed | None:
 def _find_counted(
     module: Any, node: Any, constants: Mapping[int, torch.Tensor]
 ) -> "tuple[Any, int] | None":
-    """Return the tensor and the axis whose positions 0, 1, ... a Range counts, or None."""
+    """Return the tensor and axis whose positions (0, 1, ...) a Range counts; None otherwise."""
     if set(constants) != {0, 2} or (constants[0], constants[2]) != (0, 1):
         return None
     return _find_axis(module, node.args[1])

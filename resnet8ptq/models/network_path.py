@@ -118,7 +118,7 @@ def _checked(path: Path, key: str) -> Path:
 
 
 def _check_size(path: Path) -> Path:
-    """Return the path; a file with holes can be larger than the disk, and all of it is hashed."""
+    """Return the path; refuse a size above the limit, because all of the file is hashed."""
     inside = path.rglob("*") if path.is_dir() else [path]
     size = sum(file.stat().st_size for file in inside if file.is_file())
     most = MAX_FOLDER_BYTES if path.is_dir() else MAX_BYTES

@@ -152,7 +152,7 @@ def load_graph(path: Path, cache_root: Path, config: ModelConfig | None = None) 
 class NetworkFile:
     """The located file of a network, or the weights of a module; read only if a step asks for it.
 
-    Reading takes a second. A module has no inputs before a run.
+    Reading takes a second. The inputs of a module are unknown until a run has samples.
     """
 
     path: Path

@@ -161,7 +161,7 @@ def name_cells(members: Sequence[RunRecord], keys: Sequence[str]) -> list[str]:
 
 
 def label(members: Sequence[RunRecord], keys: Sequence[str]) -> str:
-    """Return the name of a row as text."""
+    """Return a row's name: backend, dtype and calibration, then the settings that vary."""
     cells = name_cells(members, keys)
     first = len(cells) - len(keys)
     settings = [f"{key}={value}" for key, value in zip(keys, cells[first:], strict=True) if value]

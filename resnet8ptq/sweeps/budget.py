@@ -45,9 +45,9 @@ class Budget:
         return (1 + LATE) * self.limit_s - self.closing_s - spent_s
 
     def first_s(self, spent_s: float) -> float:
-        """Return the seconds after which the first job is interrupted, which makes the first file.
+        """Return the time limit of the first job, which must leave a file.
 
-        Some are left even if reading and converting the network took the whole time.
+        It is never below `FIRST` of the whole limit, however long the network took to read.
         """
         return max(self.until_late_s(spent_s), FIRST * self.limit_s)
 
@@ -57,7 +57,7 @@ class Budget:
 
 
 def again_s(tried: Tried) -> float:
-    """Return the seconds of a step once more; learned layers and choices come from the cache.
+    """Return the expected seconds of repeating a step; the cache has learned layers and choices.
 
     The first job also converts the network and measures FP32, so its time is estimated as twice the
     seconds of quantization and evaluation.

@@ -300,7 +300,7 @@ class SweepCallback(Callback):
     """Hydra calls this before a run, or before the first job of a multirun."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """End the command at joblib, or at a password, which Hydra would write to a file."""
+        """Refuse the launcher joblib, and passwords, which Hydra would write to a file."""
         with command.aborting(*command.EXPECTED):
             jobs.refuse_joblib(config.hydra.launcher)
             address.check(config.tracking.uri or "", written=True)

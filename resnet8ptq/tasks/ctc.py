@@ -81,7 +81,7 @@ class LineScores(BootstrapScores):
     errors: Counts = field(default_factory=lambda: np.zeros(0))
 
     def sqnr_db(self, baseline: Self) -> float | None:
-        """Return the SQNR of the network's outputs for the first lines, in dB."""
+        """Return the SQNR in dB, of the lines whose raw outputs were kept."""
         ours = self.outputs.raw
         theirs = baseline.outputs.raw
         same = [values.shape for values in ours] == [values.shape for values in theirs]
@@ -216,7 +216,7 @@ def _read_vocabulary(numbers: Mapping[str, int]) -> list[str]:
 
 
 def _fit(config: CtcConfig, outputs: Mapping[str, tuple[int | None, ...]]) -> Alphabet:
-    """Return the alphabet for the output that has a class for each symbol, and the blank."""
+    """Return the alphabet and the output with a class for each symbol and the blank."""
     if config.alphabet is None:
         raise ConfigError(f"task.alphabet: got null, {EXPECTED}; try task=ctc task.alphabet=FILE")
     symbols = read_alphabet(Path(config.alphabet))

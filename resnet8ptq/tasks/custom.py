@@ -47,7 +47,7 @@ def build(config: CustomConfig, call: UserMetric | None, outputs: Sequence[str] 
 
 
 def _pair_metrics(names: Sequence[str], comparison: Comparison) -> Metrics:
-    """Return the SQNR of the worst output and, of several, of each."""
+    """Return the SQNR of the worst output, and of each if there are several."""
     outputs = comparison.baseline.outputs.values, comparison.model.outputs.values
     each = distortion.sqnr_of_each(metric_names(names), *outputs)
     return {"sqnr_db": comparison.sqnr_db, **each}

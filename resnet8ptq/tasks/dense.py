@@ -58,11 +58,11 @@ class DenseScores(BootstrapScores):
 
 
 def build(primary: str = "psnr", peak: float = 1.0, resamples: int = 9999) -> Task:
-    """Return the task.
+    """Return the task that scores one value for each pixel.
 
     Args:
         primary: a key of `METRICS`.
-        peak: the value of white.
+        peak: the largest value of a pixel, for PSNR and SSIM.
     """
     [pair] = [pair for pair in PAIRS if primary in pair]
     return Task(
@@ -164,7 +164,7 @@ def ssim(one: Maps, other: Maps) -> float:
 
 
 def _doubt(metric: Metric, baseline: DenseScores, expected: float | None) -> str | None:
-    """Doubt a network that is not significantly better than the mean of the targets."""
+    """Return a doubt if FP32 is not significantly better than the mean of the targets."""
     values, of_mean = baseline.per_item, baseline.of_mean
     assert values is not None and of_mean is not None  # `_score` sets both
     worse: Values = np.asarray([metric.cost(value) for value in values - of_mean])

@@ -60,7 +60,7 @@ _COUNTERS = {
 
 
 class FileQuantizer(Quantizer):
-    """See `contract.Quantizer`."""
+    """The quantizer of `backend=file`: checks and copies a file of another program."""
 
     @property
     def runs_torch(self) -> bool:

@@ -34,7 +34,7 @@ def sweep(flags: Collection[str], network: Summary | None) -> str | None:
 
 
 def advise(flags: Collection[str], network: Summary | None) -> Iterator[Candidate]:
-    """Yield the candidates."""
+    """Yield ONNX Runtime's configurations for a CPU with these flags."""
     yield from _static(flags, network)
     yield from _dynamic(flags, network)
 

@@ -103,8 +103,8 @@ class NncfQuantizer(Quantizer):
     def fit(self, model: Fp32Model) -> dict[str, object]:
         """Check that OpenVINO supports all operators; see `contract.Quantizer`.
 
-        Warn if NNCF would quantize a transformer as a network of convolutions: its normalizations
-        and sums too.
+        Warn if `model_type` is not set for a network with attention: NNCF then also quantizes
+        normalizations and sums.
         """
         with errors_as(UnsupportedError, "backend=openvino_nncf: OpenVINO cannot read the network"):
             read(model.onnx_path)

@@ -244,7 +244,7 @@ class _Builder(flatbuffers.Builder):  # type: ignore[misc]  # without types
 
 
 def _drop_unused_buffers(model: Any, merge: bool) -> None:
-    """Renumber the buffers; the first is empty, as TFLite's schema requires."""
+    """Drop unused buffers and renumber the rest; the first is empty, as TFLite requires."""
     kept = [schema.BufferT()]
     numbers: dict[object, int] = {}
     holders = [tensor for graph in model.subgraphs for tensor in graph.tensors]

@@ -286,7 +286,7 @@ def _pools_to_means(
 
 
 def pools_to_means(model: Any) -> None:
-    """Turn each average pool over whole maps of a float file into a mean."""
+    """Replace each average pool that covers a whole map of a float file by a mean."""
     for operator in _whole_pools(model):
         contents.to_mean(model, operator)
 

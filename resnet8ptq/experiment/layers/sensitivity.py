@@ -134,7 +134,7 @@ class Layers:
         return sorted(layers, key=lambda layer: layer.sqnr_db, reverse=left_out)
 
     def _measure(self, name: str, node: str = "") -> LayerSensitivity:
-        """Quantize with one layer alone, or left in float; without `node`, all of them."""
+        """Quantize only this layer, or all but this one; without `node`, all layers."""
         evaluator = self.evaluator
         decisions = self.decisions
         if node and self.config.analysis.mode == "one_at_a_time":

@@ -88,7 +88,7 @@ class Box:
 
     @property
     def title(self) -> str:
-        """Its name, shortened at the front."""
+        """The block's name, cut at the start if it is long."""
         return self.name if len(self.name) <= TITLE else f"…{self.name[1 - TITLE :]}"
 
     @property

@@ -127,7 +127,7 @@ def _annotated(record: Array) -> NDArray[np.float64]:
 def _unmatched(
     boxes: NDArray[np.float64], others: NDArray[np.float64], sigmas: Sequence[float]
 ) -> NDArray[np.bool_]:
-    """Return a mask of the boxes [D, ...] that are like no box of the same class in `others`."""
+    """Return a mask of the boxes [D, ...] that match no box of the same class in `others`."""
     if not len(boxes) or not len(others):
         return np.ones(len(boxes), np.bool_)
     first = boxes[:, np.newaxis]
