@@ -1,6 +1,5 @@
 """Turns Hydra's composed config into a checked `RunConfig`; saves and loads it."""
 
-import functools
 import inspect
 import logging
 import re
@@ -36,7 +35,9 @@ if "replace" not in inspect.signature(_register_resolver).parameters:
 _register_resolver("safe_name", lambda text: safe_name(str(text)), replace=True)
 
 
-@functools.cache  # Hydra 1.4 warns of a second time
+_registered: set[type] = set()  # Hydra 1.4 warns of a second time
+
+
 def register_schemas() -> None:
     """Register the schemas in Hydra's store, before Hydra composes.
 
@@ -45,10 +46,14 @@ def register_schemas() -> None:
     group.
     """
     store = ConfigStore.instance()
-    store.store(name="schema", node=RunConfig)
+    if RunConfig not in _registered:
+        store.store(name="schema", node=RunConfig)
+        _registered.add(RunConfig)
     for base in _BASES.values():
         for node in _with_options(base):
-            store.store(group="hydra/schema", name=node.name, node=node)
+            if node not in _registered:
+                store.store(group="hydra/schema", name=node.name, node=node)
+                _registered.add(node)
 
 
 def _with_options(base: type) -> list[Any]:

@@ -265,8 +265,9 @@ class RecipeSearch:
         self.errors += [error for error in results if isinstance(error, Exception)]
         if any(trial.measured for trial in self.tried):
             return
-        texts = Counter(str(error) for error in self.errors if isinstance(error, INPUT_ERRORS))
-        for error in self.errors:
+        of_input = [error for error in self.errors if isinstance(error, INPUT_ERRORS)]
+        texts = Counter(map(str, of_input))
+        for error in of_input:
             if texts[str(error)] > 1:
                 raise error
 

@@ -20,6 +20,7 @@ from resnet8ptq.tasks.task import Task, TaskType
 log = logging.getLogger(__name__)
 
 AUTO = "auto"
+EMBEDDING = 32  # values; shorter vectors beside fewer texts are taken for classes
 TASKS = {
     "classification": "resnet8ptq.tasks.classification:CLASSIFICATION",
     "top5": "resnet8ptq.tasks.top5:TOP5",
@@ -120,9 +121,10 @@ def _choose_by_text(setting: TaskContext) -> str:
     shapes = list(setting.outputs.values())
     if any(len(shape) == 2 for shape in shapes):
         return "ctc"
-    embeds = len(shapes) == 1 and len(shapes[0]) == 1 and shapes[0] != (1,)
     different = len(set(np.asarray(setting.labels).tolist()))
-    return "verification" if embeds and shapes[0] != (different,) else "classification"
+    length = (shapes[0][0] or 0) if len(shapes) == 1 and len(shapes[0]) == 1 else 0
+    embeds = length >= EMBEDDING or different > length > 1
+    return "verification" if embeds and length != different else "classification"
 
 
 def recall(params: Mapping[str, str], class_names: tuple[str, ...] = ()) -> Task:

@@ -3,6 +3,7 @@
 import shlex
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -227,12 +228,13 @@ ERRORS = (MemoryError, RuntimeError, DataError, UnsupportedError, TimeUpError)
 def test_no_error_of_a_step_ends_the_search(seed, share):
     """Any step may raise any error; a model that was measured is kept."""
     random = np.random.default_rng(seed)
+    numbers = count()
 
     def outcome(step):
         if random.random() >= share:
             return record(0.05)
         kind = ERRORS[random.integers(len(ERRORS))]
-        return kind(f"{step.kind} {step.words}")  # no error of the input twice
+        return kind(f"{next(numbers)} {step.words}")  # no error of the input twice
 
     jobs, delivery = Jobs(outcome), Delivery()
     search = jobs.run(delivery=delivery)

@@ -617,6 +617,7 @@ CHOSEN = [  # labels and outputs, and the task that `auto` takes
     (setting(MASKS, {"out": (7, 8, 8)}, VALUES, NAMES), "segmentation"),
     (setting(SEVERAL, {"out": (7,)}, LOGITS, NAMES), "multilabel"),
     (setting(np.repeat(LINES[:9], 2), {"out": (5,)}, LOGITS), "verification"),
+    (setting(np.repeat(LINES[:9], 2), {"out": (64,)}, VALUES), "verification"),
     (setting(None), "agreement"),
     (setting(None, {"out": (4,)}, VALUES), "deviation"),  # a reconstruction
     (setting(None, {"out": (1,)}, LOGITS), "deviation"),
