@@ -1,10 +1,16 @@
 """The network of an analysis, and the samples to measure it on."""
 
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 from resnet8ptq.evaluation.evaluator import Evaluator
-from resnet8ptq.experiment.compatibility import load, make_task
+from resnet8ptq.experiment.compatibility import fit_settings, load, make_task
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.samples import Samples, draw_to_analyse
 from resnet8ptq.experiment.settings import Settings
+from resnet8ptq.experiment.workspace import Workspace
 
 
 def open_subject(settings: Settings, run: Recorder) -> tuple[Evaluator, Samples]:
@@ -19,3 +25,19 @@ def open_subject(settings: Settings, run: Recorder) -> tuple[Evaluator, Samples]
     task = make_task(config.task, data, fp32, samples.held_out, name)
     run.log_params(task.describe())
     return Evaluator(settings.quantizer, fp32, task, config.evaluate.batch_size), samples
+
+
+@contextmanager
+def open_fitted(settings: Settings, run: Recorder) -> Iterator[Workspace]:
+    """Open the subject with the backend's own defaults for the network.
+
+    The files of the workspace are removed at the end of the block.
+
+    Raises:
+        UnsupportedError: the framework cannot quantize this network with these settings.
+    """
+    evaluator, samples = open_subject(settings, run)
+    settings = fit_settings(settings, evaluator.network)
+    evaluator = evaluator.with_quantizer(settings.quantizer)
+    with tempfile.TemporaryDirectory() as scratch:
+        yield Workspace(settings, evaluator, samples, Path(scratch), Path(scratch), run)

@@ -19,11 +19,10 @@ from resnet8ptq.core.records import names_of, unpack
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation.evaluator import Quantized, baseline_config
 from resnet8ptq.experiment import preparation, preprocessing_check, sample_check
-from resnet8ptq.experiment.compatibility import fit_settings
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.samples import Samples
 from resnet8ptq.experiment.settings import Settings
-from resnet8ptq.experiment.subject import open_subject
+from resnet8ptq.experiment.subject import open_fitted
 from resnet8ptq.experiment.workspace import Workspace
 from resnet8ptq.exploration.diagnosis import diagnosis_table, outcomes
 from resnet8ptq.exploration.diagnosis.conclusion import (
@@ -67,14 +66,10 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> DiagnosisResult:
     if find_search(config.backend.name).diagnoses:
         # A slim file has lost the names of its tensors.
         settings = settings.vary(format="qdq", slim=False)
-    evaluator, samples = open_subject(settings, run)
-    settings = fit_settings(settings, evaluator.network)
-    evaluator = evaluator.with_quantizer(settings.quantizer)
-    config = settings.config
-    with tempfile.TemporaryDirectory() as scratch:
-        work = Workspace(settings, evaluator, samples, Path(scratch), Path(scratch), run)
+    with open_fitted(settings, run) as work:
         result = _diagnose(work)
-    params = {**resolved.to_params(), **samples.digests, "findings": result.to_json()}
+    config = work.config
+    params = {**resolved.to_params(), **work.samples.digests, "findings": result.to_json()}
     result = replace(result, notes=tuple(notes), resolved=params)
     diagnosis_table.write(folder, config, result)
     if config.analysis.try_changes:  # otherwise a search reads the findings

@@ -4,7 +4,6 @@ Measured on training samples that did not calibrate, never on test samples.
 """
 
 import json
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,11 +16,9 @@ from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.experiment import preparation
-from resnet8ptq.experiment.compatibility import fit_settings
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.settings import Settings
-from resnet8ptq.experiment.subject import open_subject
-from resnet8ptq.experiment.workspace import Workspace
+from resnet8ptq.experiment.subject import open_fitted
 from resnet8ptq.exploration.search import step_table
 from resnet8ptq.exploration.tensors import findings
 from resnet8ptq.exploration.tensors.comparing import TensorComparison, compare_file
@@ -55,19 +52,15 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> ComparisonResult
         UnsupportedError: the format does not give its inner tensors, or none is matched.
     """
     resolved = settings.quantizer.resolve()
-    evaluator, samples = open_subject(settings, run)
-    settings = fit_settings(settings, evaluator.network)
-    evaluator = evaluator.with_quantizer(settings.quantizer)
-    config = settings.config
-    with tempfile.TemporaryDirectory() as scratch:
-        work = Workspace(settings, evaluator, samples, Path(scratch), Path(scratch), run)
+    with open_fitted(settings, run) as work:
         prepared = preparation.prepare(work)
-        path = work.quantize(prepared, Path(scratch)).path
+        path = work.quantize(prepared, work.scratch).path
         network = prepared.network  # with corrections, which change what is between the layers
-        compared = compare(settings, network, path, samples.held_out)
-    found = find_faults(settings, compared)
+        compared = compare(work.settings, network, path, work.samples.held_out)
+    config = work.config
+    found = find_faults(work.settings, compared)
     entries = json.dumps([finding.to_entry() for finding in found])
-    params = {**resolved.to_params(), **samples.digests, "findings": entries}
+    params = {**resolved.to_params(), **work.samples.digests, "findings": entries}
     params["finding"] = compared.describe()
     result = ComparisonResult("ok", compared=compared, resolved=params)
 
