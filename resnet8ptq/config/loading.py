@@ -28,14 +28,14 @@ CONFIG_FILE = "config.yaml"  # in a run's folder
 MAX_BYTES = 2**20  # of such a file
 
 # For `conf/config.yaml`: folders are made before the config is checked, also in another process.
-# OmegaConf 2.4 takes the name of an older function, which takes no `replace`, for this one.
+# OmegaConf 2.4 renames `register_new_resolver`; the older `register_resolver` takes no `replace`.
 _register_resolver: Any = OmegaConf.register_resolver
 if "replace" not in inspect.signature(_register_resolver).parameters:
     _register_resolver = OmegaConf.register_new_resolver
 _register_resolver("safe_name", lambda text: safe_name(str(text)), replace=True)
 
 
-_registered: set[type] = set()  # Hydra 1.4 warns of a second time
+_registered: set[type] = set()  # Hydra 1.4 warns about a second registration
 
 
 def register_schemas() -> None:

@@ -194,6 +194,8 @@ def _make(config: DenseConfig, setting: TaskContext) -> Task:
     labels = np.asarray(setting.labels)[:1]
     true = labels.shape[1:]
     accepted = {true, (*true, 1), (1, *true), (*true[2:], *true[:2])}
+    if true[2:] == (1,):
+        accepted.add(true[:2])
     fits = len(shapes) == 1 and any(
         len(shape) == len(shapes[0])
         and all(a in (None, b) for a, b in zip(shapes[0], shape, strict=True))

@@ -10,9 +10,14 @@ from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import MultilabelConfig
 from resnet8ptq.core.errors import ConfigError, ModelError
-from resnet8ptq.tasks.scoring import distortion, statistics
+from resnet8ptq.tasks.scoring import distortion
 from resnet8ptq.tasks.scoring.bootstrap import BOOTSTRAP
-from resnet8ptq.tasks.scoring.classwise import ClasswiseScores, count_lost, list_classes
+from resnet8ptq.tasks.scoring.classwise import (
+    ClasswiseScores,
+    count_lost,
+    draw_weights,
+    list_classes,
+)
 from resnet8ptq.tasks.scoring.comparison import Comparison, doubt_below
 from resnet8ptq.tasks.scoring.metric import Metric, Metrics
 from resnet8ptq.tasks.scoring.outputs import Outputs, Targets, TaskContext, check_labels, describe
@@ -25,6 +30,9 @@ if TYPE_CHECKING:
 MAP = Metric("map", "mAP")
 MACRO_F1 = Metric("macro_f1", "macro F1")
 CLASSES = "classes.png"
+
+
+ROUNDED = 0.05  # of quantized probabilities, beyond 0 and 1
 
 
 @dataclass(frozen=True)
@@ -56,11 +64,8 @@ class MultilabelScores(ClasswiseScores):
     @cached_property
     def by_class(self) -> Values:
         """The average precision of each class on each bootstrap sample [resamples, classes]."""
-        replicates = np.empty((self.resamples, self.labels.shape[1]))
-        draws = statistics.resample(self.total, self.resamples)
-        for row, chosen in zip(replicates, draws, strict=True):
-            row[:] = self._precision(np.bincount(chosen, minlength=self.total))
-        return replicates
+        weights = draw_weights(self.total, self.resamples)
+        return np.stack([self._precision(drawn) for drawn in weights])
 
     @property
     def pictures_of_class(self) -> NDArray[np.int64]:
@@ -71,7 +76,7 @@ class MultilabelScores(ClasswiseScores):
         """Return the mean of the classes' F1 above the threshold; 0 for a class never predicted."""
         [values] = self.outputs.values
         cut = self.threshold
-        if not 0 <= values.min() <= values.max() <= 1:
+        if values.min() < -ROUNDED or values.max() > 1 + ROUNDED:
             cut = float(np.log(cut / (1 - cut)))  # of logits
         predicted = values > cut
         hits = (predicted & self.labels).sum(axis=0)

@@ -68,7 +68,8 @@ class Decoder:
             return (nearest.round().clip(0, 255).astype(np.uint8),)
         classes = np.empty((len(wide), *self.size), np.uint8)
         for picture, scores in zip(classes, wide, strict=True):  # one at a time, to save memory
-            resized = rows @ scores @ columns.T
+            same = scores.shape[1:] == self.size
+            resized = scores if same else rows @ scores @ columns.T
             single = len(resized) == 1
             picture[:] = resized[0] > self.threshold if single else resized.argmax(axis=0)
         return (classes,)
@@ -110,7 +111,7 @@ class SegmentationScores(ClasswiseScores):
         size = self.classes
         counts = np.empty((len(masks), 3, size), np.int64)
         for row, mask, predicted in zip(counts, masks, self.outputs.values[0], strict=True):
-            scored = ~np.isin(mask, self.ignored)
+            scored = ~np.isin(mask, self.ignored) & (mask < size)
             true, said = mask[scored].astype(np.int64), np.minimum(predicted[scored], size)
             pairs = np.bincount(true * (size + 1) + said, minlength=size * (size + 1))
             matrix = pairs.reshape(size, size + 1)
@@ -176,7 +177,7 @@ def build(
         beside=(PIXEL_ACCURACY,),
         class_names=class_names,
         pair_metrics=count_lost,
-        scope=Scope(decoder.output if decoder else None, reduction=decoder),
+        scope=Scope(reduction=decoder),
         files=TaskFiles(
             arrays=_keep_counts,
             tables=partial(list_classes, "iou", class_names),
@@ -220,8 +221,9 @@ def _doubt(baseline: SegmentationScores, expected: float | None) -> str | None:
     """
     interval = baseline.per_sample.interval
     shown = MIOU.show(baseline.value)
-    if not interval[0] > baseline.of_others:
-        others = MIOU.show(baseline.of_others)
+    chance = baseline.of_others
+    if not interval[0] > chance:
+        others = MIOU.show(chance)
         return f"NEAR CHANCE, {shown} (with the masks of other pictures {others})"
     return doubt_below(shown, interval, expected)
 

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import VerificationConfig
-from resnet8ptq.core.errors import ConfigError, ModelError
+from resnet8ptq.core.errors import ConfigError, DataError, ModelError
 from resnet8ptq.tasks.scoring import statistics
 from resnet8ptq.tasks.scoring.bootstrap import BOOTSTRAP, BootstrapScores
 from resnet8ptq.tasks.scoring.comparison import doubt_below
-from resnet8ptq.tasks.scoring.metric import Metric
+from resnet8ptq.tasks.scoring.metric import Metric, Metrics
 from resnet8ptq.tasks.scoring.outputs import Outputs, Targets, TaskContext, check_labels, describe
 from resnet8ptq.tasks.scoring.statistics import Values
 from resnet8ptq.tasks.similarity import cosine, pair_up
@@ -173,7 +173,15 @@ def _score(
     by_name: dict[str, tuple[Chosen, float]] = {}
     if targets.groups is not None:  # a list of pairs, labelled 1 if they have one identity
         chosen = pair_up(targets.groups)
-        same = labels[chosen[:, 0]].astype(np.bool_)
+        paired = labels[chosen]
+        if labels.dtype.kind == "U" or not np.isin(paired, (0, 1)).all():
+            raise DataError(
+                "data.labels: got other labels than 0 and 1 for pairs (data.groups); expected 1 "
+                "for one identity, 0 for two"
+            )
+        if (paired[:, 0] != paired[:, 1]).any():
+            raise DataError("data.groups: a pair has two labels; expected one")
+        same = paired[:, 0] == 1
         drawn = np.repeat(np.arange(len(chosen))[:, np.newaxis], 2, axis=1)
         items = len(chosen)
     else:
@@ -188,9 +196,9 @@ def _score(
     by_name["tar"] = _by_pairs(pairs, items, partial(find_tar, far)), far
     statistic, chance = by_name.pop(primary)
     every = np.arange(items)
-    others = {name: metric(every) for name, (metric, _) in by_name.items()}
+    others: Metrics = {name: metric(every) for name, (metric, _) in by_name.items()}
     return VerificationScores(
-        outputs, statistic, resamples, None, dict(others), items=items, chance=chance
+        outputs, statistic, resamples, None, others, items=items, chance=chance
     )
 
 

@@ -66,6 +66,46 @@ def whole(data):
     return np.concatenate([data.train.images[:], data.test.images[:]])
 
 
+def read_masks(root: Path, masks: Path, on_bad: str = "error"):
+    config = FolderConfig(root=str(root), masks=str(masks), on_bad=on_bad)
+    return registry.read(locate.find_data(config), PreprocessConfig(), root.parent / "cache")
+
+
+def write_masks(pictured: Path, masks: Path, ending: str = "") -> None:
+    random = np.random.default_rng(0)
+    for folder in (pictured, masks):
+        folder.mkdir(exist_ok=True)
+    for number in range(8):
+        Image.fromarray(random.integers(0, 255, (4, 6, 3), np.uint8)).save(
+            pictured / f"{number}.png"
+        )
+        mask = random.integers(0, 3, (4, 6), np.uint8)
+        Image.fromarray(mask).save(masks / f"{number}{ending}.png")
+
+
+def test_masks_beside_their_pictures_are_no_pictures(tmp_path):
+    write_masks(tmp_path / "p", tmp_path / "p", ending="_mask")
+    data = read_masks(tmp_path / "p", tmp_path / "p")
+    assert len(data.train) + len(data.test) == 8
+    assert data.test.labels.max() <= 2
+
+
+def test_a_folder_given_as_its_own_masks_is_refused(tmp_path):
+    write_masks(tmp_path / "p", tmp_path / "m")
+    with pytest.raises(ConfigError, match=r"^data\.root: got .*all labels of others"):
+        read_masks(tmp_path / "m", tmp_path / "m")
+
+
+def test_a_picture_with_an_unreadable_mask_is_left_out_on_request(tmp_path):
+    write_masks(tmp_path / "p", tmp_path / "m")
+    (tmp_path / "m" / "3.png").write_text("no picture")
+    with pytest.raises(DataError, match=r"3\.png"):
+        read_masks(tmp_path / "p", tmp_path / "m")
+    data = read_masks(tmp_path / "p", tmp_path / "m", on_bad="skip")
+    assert len(data.train) + len(data.test) == 7
+    assert not any("3.png" in name for split in (data.train, data.test) for name in split.names)
+
+
 # Decoding: each kind of file becomes RGB of 8 bits.
 
 

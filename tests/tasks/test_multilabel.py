@@ -29,6 +29,16 @@ def test_the_values_of_scikit_learn(digits):
     assert scored(logits, labels).more()["macro_f1"] == pytest.approx(macro, abs=1e-9)
 
 
+def test_probabilities_beyond_1_by_a_quantization_step_are_no_logits():
+    random = np.random.default_rng(2)
+    labels = random.random((300, 5)) < 0.3
+    values = 0.4 * labels + 0.6 * random.random(labels.shape)
+    values[0, 0] = 1.002
+    values[1, 0] = -0.002
+    macro = f1_score(labels, values > 0.5, average="macro", zero_division=0)
+    assert scored(values, labels).more()["macro_f1"] == pytest.approx(macro, abs=1e-9)
+
+
 def test_weights_stand_for_repeated_samples():
     random = np.random.default_rng(1)
     labels = random.random((50, 3)) < 0.3

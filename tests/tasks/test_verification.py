@@ -7,7 +7,7 @@ from scipy.optimize import brentq
 from sklearn.metrics import roc_curve
 from sklearn.neighbors import NearestNeighbors
 
-from resnet8ptq.core.errors import ConfigError, ModelError
+from resnet8ptq.core.errors import ConfigError, DataError, ModelError
 from resnet8ptq.tasks import verification
 from resnet8ptq.tasks.scoring.outputs import LOGITS, Outputs, Targets, TaskContext
 
@@ -48,6 +48,20 @@ def test_the_values_of_scikit_learn(digits, listed):
     for far in (0.01, 0.1):
         best = true[false <= far].max()
         assert value("tar", values, targets, far=far) == pytest.approx(best, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("labels", "named"),
+    [
+        ([3, 3, 4, 4], "data.labels: got other labels than 0 and 1"),
+        (["0", "0", "1", "1"], "data.labels: got other labels than 0 and 1"),
+        ([0, 1, 1, 1], "data.groups: a pair has two labels"),
+    ],
+)
+def test_labels_of_pairs_are_0_and_1_and_equal(labels, named):
+    targets = Targets(np.array(labels), np.array([0, 0, 1, 1]))
+    with pytest.raises(DataError, match=named):
+        value("eer", VALUES[:4], targets)
 
 
 @pytest.mark.parametrize("k", [1, 5])

@@ -302,7 +302,7 @@ def labels(
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.string())
     check_filled(column, source)
-    if is_text(column) and name.lower() in TRANSCRIPTS:
+    if is_text(column) and classes is None and name.lower() in TRANSCRIPTS:
         return np.array(column.to_pylist(), np.str_), (), True
     if is_text(column) and pc.any(pc.match_substring(column, SEPARATOR)).as_py():
         parts = [map(str.strip, text.split(SEPARATOR)) for text in column.to_pylist()]
@@ -347,13 +347,13 @@ def _several(
     Raises:
         DataError: a label is no class; names the row.
     """
+    if not all(isinstance(label, int | str) for row in rows for label in row):
+        raise DataError(f"{source}: got lists of other values; expected integers from 0 or texts")
     different = {label for row in rows for label in row}
     repeated = any(len({*row}) < len(row) for row in rows)
     if repeated and different <= {0, 1} and len({*map(len, rows)}) == 1:
         named_classes = arrays.name_classes(source, len(rows[0]) - 1, classes)
         return np.array(rows, np.bool_), *named_classes
-    if not all(isinstance(label, int | str) for label in different):
-        raise DataError(f"{source}: got lists of other values; expected integers from 0 or texts")
     if all(isinstance(label, int) for label in different):
         numbers = arrays.check_labels(np.array([*different] or [0]), source)
         names, named = arrays.name_classes(source, int(numbers.max()), classes)

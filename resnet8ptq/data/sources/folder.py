@@ -62,11 +62,11 @@ def _load_paired(
         raise ConfigError(f"data.targets: got {config.targets} with data.masks, expected one")
     if not beside.is_dir():
         raise ConfigError(f"{key}: got {beside} (not there), expected a folder of pictures")
-    found = _find_sides(beside) if len(sides) > 1 else [beside]
-    if len(found) != len(sides):
+    label_sides = _find_sides(beside) if len(sides) > 1 else [beside]
+    if len(label_sides) != len(sides):
         raise ConfigError(f"{key}: got {beside}, expected {TRAIN}/ and test/ as in {root}")
     read = partial(_read_paired, config=config, preprocess=preprocess, cache_root=cache_root)
-    splits = [read(*pair) for pair in zip(sides, found, strict=True)]
+    splits = [read(*pair) for pair in zip(sides, label_sides, strict=True)]
     if len(splits) == 1:
         mend = f"{TRAIN}/ and test/ in data.root and {key}"
         data = split_one(root.name, (), splits[0].split, root, config, mend=mend)
@@ -86,6 +86,10 @@ def _read_paired(
     """Return the readable pictures of a folder, with their labels in another, of the same names."""
     paths = find_pictures(folder)
     named = {_stem(path, other): path for path in find_pictures(other)}
+    labelling = set(named.values())
+    paths = [path for path in paths if path not in labelling]  # masks beside their pictures
+    if not paths:
+        raise ConfigError(f"data.root: got {folder}, whose pictures are all labels of others")
     missing = [path for path in paths if _stem(path, folder) not in named]
     if missing:
         raise DataError(
@@ -97,16 +101,19 @@ def _read_paired(
     beside = [named[_stem(paths[index], folder)] for index in kept]
     for index, path in zip(kept, beside, strict=True):
         _check_shape(paths[index], path)
-    decoded, _ = decode(
+    decoded, good = decode(
         [Picture(str(path), path) for path in beside],
-        *(preprocess, "error", cache_root),
-        pictures.decode if config.masks is None else pictures.decode_mask,
+        preprocess=preprocess,
+        on_bad=config.on_bad,
+        cache_root=cache_root,
+        read=pictures.decode if config.masks is None else pictures.decode_mask,
     )
     labels = np.asarray(decoded)
     if config.masks is not None:
         labels = name_binary(labels[..., 0], other, preprocess.resize == "letterbox")
     shown = np.array([str(paths[index]) for index in kept], np.object_)
-    return NamedSplit(Split(images, labels, str(folder), names=shown), shown.tolist())
+    split = Split(images, None, str(folder), names=shown).take(good)
+    return NamedSplit(replace(split, labels=labels), shown[good].tolist())
 
 
 def _check_shape(path: Path, beside: Path) -> None:
@@ -163,11 +170,13 @@ def _find_classes(folder: Path, config: FolderConfig) -> tuple[str, ...]:
             "pictures of a class, or train and test (or val) with these in both; "
             "data.labels=none takes pictures without classes, data.masks=FOLDER those with masks"
         )
-    if set(names) in ({"images", "masks"}, {"images", "labels"}, {"images", "annotations"}):
-        raise ConfigError(
-            f"data.root: got {folder} with {' and '.join(names)}; for pictures with masks try "
-            f"data.root={folder / 'images'} data.masks={folder / names[names[0] == 'images']}"
-        )
+    if config.classes is None and len(names) == 2 and "images" in names:
+        [beside] = {*names} - {"images"}
+        if beside in ("masks", "labels", "annotations"):
+            raise ConfigError(
+                f"data.root: got {folder} with {' and '.join(names)}; for pictures with masks try "
+                f"data.root={folder / 'images'} data.masks={folder / beside}"
+            )
     if config.classes is None:
         return tuple(names)
     if set(config.classes) != set(names):

@@ -109,11 +109,10 @@ class TaskContext:
     @property
     def keypoints(self) -> int:
         """Number of keypoints of each object; 0 if the labels have none. See `data.boxes`."""
-        records = self.labels is not None and "boxes" in (self.labels.dtype.names or ())
-        box = self.labels["boxes"].dtype if records and self.labels is not None else None
-        if box is None or "keypoints" not in (box.names or ()):
+        if self.labels is None or "boxes" not in (self.labels.dtype.names or ()):
             return 0
-        return int(box["keypoints"].shape[0] // 3)
+        box = self.labels["boxes"].dtype
+        return int(box["keypoints"].shape[0] // 3) if "keypoints" in (box.names or ()) else 0
 
 
 def check_labels(task: str, setting: TaskContext, kinds: str, expected: str) -> None:
@@ -121,7 +120,7 @@ def check_labels(task: str, setting: TaskContext, kinds: str, expected: str) -> 
     labels = setting.labels
     if labels is None or labels.dtype.kind not in kinds:
         got = "none" if labels is None else f"{labels.dtype} {list(labels.shape)}"
-        is_text = labels is not None and labels.dtype.kind == "U"
+        is_text = labels is not None and labels.dtype.kind == "U" and "i" in kinds
         mend = "; try numpy.unique(labels, return_inverse=True)[1]" if is_text else ""
         raise ConfigError(
             f"task={task}: the labels of {setting.data} are {got}, expected {expected}{mend}"
