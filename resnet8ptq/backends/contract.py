@@ -79,7 +79,7 @@ WEIGHTS_ALONE: Takes = {
 }
 # Those with one scale for each output channel.
 _BY_CHANNEL: Takes = {
-    "dtype.name": (["w8"], "only backend=onnx has weights below 8 bits alone; try dtype=w8"),
+    "dtype.name": (["w8"], "weights below 8 bits alone take blocks; try dtype=w8"),
     "weight_only.block_size": (
         [None],
         "only backend=onnx has scales for blocks; try weight_only.block_size=null",
@@ -87,6 +87,7 @@ _BY_CHANNEL: Takes = {
     "weight_only.algorithm": (["rtn"], "weight_only.block_size=null rounds to nearest"),
     "weight_only.int8_products": ([False], "weight_only.block_size=null computes in float"),
     "symmetric.weights": ([None, True], "weight_only.block_size=null has no zero points"),
+    "precision.placement": ([None], f"has no meaning: {_FLOAT}"),
 }
 
 

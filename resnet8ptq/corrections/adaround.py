@@ -164,7 +164,6 @@ def _learn_layer(
     deadline = setting.runtime.deadline
     deadline.check()
     problem = _pose(proto, walks, node, setting, random, label)
-    problem = problem.to(find_device(setting.runtime.device))
     weights = read_weights(proto.graph, node)
     return learn_levels(problem, weights, scheme, iterations, random, label, deadline)
 
@@ -218,7 +217,6 @@ def learn_apart(
         weights = read_weights(proto.graph, node)
         label = _label(name, index, len(nodes))
         problem = _pose(proto, walks, node, setting, random, label)
-        problem = problem.to(find_device(setting.runtime.device))
         for bits in widths:
             scheme = Plan(setting.weights.default, {name: bits}).scheme(name)
             narrow = f"{label}: {bits} bits"
@@ -277,7 +275,8 @@ def _pose(
     matrices = torch.from_numpy(weights)
     targets = torch.baddbmm(bias, exact.transpose(0, 1), _matrix(matrices, groups))
     targets = (targets.relu() if relu else targets).transpose(0, 1).contiguous()
-    return Problem(rounded, targets, bias, relu)
+    problem = Problem(rounded, targets, bias, relu)
+    return problem.to(find_device(setting.runtime.device))
 
 
 def _matrix(weights: torch.Tensor, groups: int) -> torch.Tensor:

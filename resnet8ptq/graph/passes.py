@@ -54,8 +54,11 @@ def rename(names: Mapping[str, str]) -> Pass:
         for value, name in values.items():
             if name in taken:
                 value.name = f"{name}__of_file"
-        for value, name in values.items():
-            value.name = names.get(name, value.name)
+        changed = [(value, names[name]) for value, name in values.items() if name in names]
+        for number, (value, _) in enumerate(changed):  # two may exchange their names
+            value.name = f"renamed {number}"
+        for value, name in changed:
+            value.name = name
 
     return change
 
@@ -74,7 +77,7 @@ def name_inner_tensors(proto: onnx.ModelProto) -> onnx.ModelProto:
 def end_with(
     model: ir.Model, name: str, inner: str, kind: str, node_name: str, **attributes: Any
 ) -> ir.Node:
-    """Let a node compute an output from the tensor that was it, whose name is then `inner`."""
+    """Append a node that computes the output `name`; the tensor that it reads is then `inner`."""
     outputs = model.graph.outputs
     index = [value.name for value in outputs].index(name)
     value = outputs[index]

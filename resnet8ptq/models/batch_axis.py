@@ -220,7 +220,7 @@ def find_data_sized(proto: onnx.ModelProto) -> dict[str, tuple[int | str, ...]]:
 
 
 def _add_batch_axis(model: ir.Model, sizes: Mapping[str, Sequence[int | str]]) -> None:
-    """Put a batch axis of size 1 before the axes of outputs, of which `sizes` has those."""
+    """Put a batch axis of size 1 before the axes of each output in `sizes`."""
     for name, axes in sizes.items():
         inner = f"{name}__of_one"
         node = end_with(model, name, inner, "Unsqueeze", f"{name}__batch_axis")

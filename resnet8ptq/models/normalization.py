@@ -485,7 +485,8 @@ def avoid_quantizer_names(model: ir.Model) -> None:
             suffix = name[length:]
             if base in names and _SUFFIX.fullmatch(suffix):
                 renamed.add(base if name in kept else name)
-    rename({name: f"{name}__of_file" for name in renamed - kept})(model)
+    if renamed - kept:
+        rename({name: f"{name}__of_file" for name in renamed - kept})(model)
 
 
 def name_nodes(graph: onnx.GraphProto) -> None:

@@ -37,6 +37,7 @@ _VARY = (  # settings beyond the four of every table
     "held_out_images",
     "precision.max_bytes",
     "precision.max_drop",
+    "precision.placement",
     "planned_bits",  # stands for precision.plan, which is a key for each layer
 )
 _VARY_BELOW = (

@@ -7,9 +7,16 @@ from resnet8ptq.tracking import origin
 from resnet8ptq.tracking.record import RunRecord
 
 _FAST = ("onnx", "torch", "tflite")  # backends that need no extra
-_DROPPED = (  # of the words to repeat; those of a backend or a method fit no other
-    *("experiment", "hydra", "latency.", "sweep.", "tracking."),
-    *("backend.", "method", "weight_only."),
+# Of the words to repeat; those of a backend or a method fit no other.
+_DROPPED = (
+    "experiment",
+    "hydra",
+    "latency.",
+    "sweep.",
+    "tracking.",
+    "backend.",
+    "method",
+    "weight_only.",
 )
 
 

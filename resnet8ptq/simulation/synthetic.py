@@ -53,24 +53,27 @@ def make_samples(
     if like.fields is not None or like.zeros.dtype != np.float32:
         raise UnsupportedError(f"calib.synthetic: expected a network of one float input; {_MEND}")
     low, high = _find_range(like)
+    device = find_device(runtime.device)
     key: cache.Key = {
         "graph": files.sha256(unfolded),
         "inputs": str((count, shape, low, high)),
         "seed": seed,
         "threads": runtime.threads,
-        "device": find_device(runtime.device).type,
+        "device": device.type,
         **cache.made_with(__name__),
     }
 
     def make(folder: Path) -> None:
         proto = onnx.load(unfolded)
-        if not _read_statistics(proto.graph):
+        statistics = _read_statistics(proto.graph)
+        if not statistics:
             raise UnsupportedError(
                 f"calib.synthetic: {source} has no BatchNormalization whose mean and variance "
                 f"could be read; {_MEND}"
             )
         torch.set_num_threads(runtime.threads)
-        values = _learn(proto, (count, *shape), (low, high), seed, find_device(runtime.device))
+        module = to_torch_module(proto).to(device).requires_grad_(False)
+        values = _learn(module, statistics, (count, *shape), (low, high), seed, device)
         np.save(folder / "samples.npy", values)
 
     folder = cache.entry(runtime.cache_root, "synthetic", key, make)
@@ -107,16 +110,16 @@ def _read_statistics(graph: onnx.GraphProto) -> Statistics:
 
 
 def _learn(
-    proto: onnx.ModelProto,
+    module: Any,
+    statistics: Statistics,
     shape: tuple[int, ...],
     ends: tuple[float, float],
     seed: int,
     device: torch.device,
 ) -> NDArray[np.float32]:
     """Return inputs [count, ...] whose values inside the network have its statistics."""
-    module = to_torch_module(proto).to(device).requires_grad_(False)
     losses: list[torch.Tensor] = []
-    for name, (mean, deviation) in _read_statistics(proto.graph).items():
+    for name, (mean, deviation) in statistics.items():
         compare = partial(_compare, losses, mean.to(device), deviation.to(device))
         module.get_submodule(name).register_forward_pre_hook(compare)
     random = torch.Generator().manual_seed(seed)

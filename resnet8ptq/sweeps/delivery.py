@@ -56,6 +56,7 @@ class Delivery:
             if path.suffix in suffixes:
                 self._copy(path)
                 self.is_measured = False
+                return
 
     def keep_fp32(self) -> None:
         """Copy the FP32 network, if nothing was quantized."""
@@ -65,11 +66,12 @@ class Delivery:
     def _copy(self, source: Path) -> None:
         if self.folder is None:
             return
-        if self.path is not None:
-            self.path.unlink(missing_ok=True)
+        before = self.path
         self.path = self.folder / f"{NAME}{source.suffix}"
         with files.atomic(self.path) as temporary:
             shutil.copyfile(source, temporary)
+        if before not in (None, self.path):  # last: a kill leaves one of the two
+            before.unlink(missing_ok=True)
 
 
 def _find_model(record: RunRecord) -> Path | None:

@@ -215,6 +215,11 @@ class RecipeSearch:
             return 0.0
         return expect_s(later[0], self.tried)
 
+    def _keep_unmeasured(self, jobs: int) -> None:
+        """Keep the file of the first of the last `jobs` jobs that has one, if there is no other."""
+        for number in range(self.launched, self.launched + jobs):
+            self.delivery.keep_unmeasured(number)
+
     def _run(self, steps: Sequence[Step], seconds_each: float) -> list[Tried]:
         for step in steps:
             left = f" ({self._left_s() / 60:.1f} minutes left)" if self.tried else ""
@@ -225,10 +230,10 @@ class RecipeSearch:
         try:
             results = self.launch(steps, limits) if steps else []
         except KeyboardInterrupt:
-            self.delivery.keep_unmeasured(self.launched)
+            self._keep_unmeasured(len(steps))
             raise
         if any(isinstance(result, TimeUpError) for result in results):
-            self.delivery.keep_unmeasured(self.launched)
+            self._keep_unmeasured(len(steps))
         self.launched += len(steps)
         seconds = (self.clock() - begun_s) / max(len(steps), 1)
         done = []

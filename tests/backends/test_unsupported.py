@@ -48,6 +48,16 @@ CASES = [
     ("torch", "dtype=w8", "dtype=w8" + WEIGHTS_ALONE),
     ("torch", W4, "dtype=w4: .*try dtype=w8"),
     ("torch", "method=weight_only dtype=w8", r"block_size=32: .*try weight_only\.block_size=null"),
+    (
+        "tflite",
+        "method=weight_only dtype=w8 weight_only.block_size=null op_types=[Conv]",
+        r"op_types=.*: .*all layers.*try backend=onnx",
+    ),
+    (
+        "onnx",
+        "method=weight_only dtype=w8 weight_only.block_size=null precision.placement=measured",
+        "precision.placement=measured: has no meaning",
+    ),
     ("torch", "float_output=true", "always returns 8 bits"),
     ("torch", "symmetric.weights=false", "require symmetric weights"),
     ("torch", "format=qdq", "QDQ and QOperator are ONNX's"),

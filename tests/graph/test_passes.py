@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 from resnet8ptq.core.errors import ModelError
+from resnet8ptq.graph.passes import rename, rewrite
 from resnet8ptq.graph.session import expose, open_runner
 from tests.helpers.passes import PARTS, PASSES, RAW, SAMPLES, TRAITS, build, normalize
 
@@ -56,3 +57,16 @@ def test_pass_keeps_the_results(name, traits):
 def test_part_computes_the_same(name, traits):
     raw = build(traits)
     check(raw, PARTS[name](normalize(raw)), is_file=False)
+
+
+def test_two_constants_may_exchange_their_names():
+    nodes = [onnx.helper.make_node("Sub", ["a", "b"], ["y"], "sub")]
+    values = {"a": np.float32([3]), "b": np.float32([1])}
+    constants = [onnx.numpy_helper.from_array(array, name) for name, array in values.items()]
+    output = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])
+    graph = onnx.helper.make_graph(nodes, "g", [], [output], constants)
+    proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
+    written = rewrite(proto, [rename({"a": "b", "b": "a"})])
+    assert list(written.graph.node[0].input) == ["b", "a"]
+    stored = {c.name: float(onnx.numpy_helper.to_array(c)[0]) for c in written.graph.initializer}
+    assert stored == {"b": 3, "a": 1}

@@ -1,6 +1,9 @@
 """The file of a search: the best model so far."""
 
+import shutil
 from pathlib import Path
+
+import pytest
 
 from resnet8ptq.sweeps.delivery import Delivery
 from resnet8ptq.tracking.record import RunRecord
@@ -21,6 +24,20 @@ def test_the_file_is_replaced_by_that_of_a_better_model(tmp_path):
     assert kept.path is not None and kept.path.read_bytes() == b"two"
     kept.keep_fp32()
     assert kept.path.read_bytes() == b"two"
+
+
+def test_a_kill_while_the_better_file_is_copied_leaves_the_one_before(tmp_path, monkeypatch):
+    kept = Delivery(tmp_path)
+    kept.keep(make_run(tmp_path / "a", "onnx", "model.onnx", b"one"), "the first")
+    better = make_run(tmp_path / "b", "tflite", "model.tflite", b"two")
+
+    def killed(*paths: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "copyfile", killed)
+    with pytest.raises(KeyboardInterrupt):
+        kept.keep(better, "better")
+    assert (tmp_path / "winner.onnx").read_bytes() == b"one"
 
 
 def test_a_network_that_nothing_quantizes_stays_in_fp32(tmp_path):

@@ -4,8 +4,8 @@ Both are kept in one zip archive, whose members are stored unchanged.
 """
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Container, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,42 +101,67 @@ def open_tensors(content: bytes, threads: int) -> Tensors:
                 name = operator.input_value(0).get_node().get_friendly_name()
             inner.append(_inner(name, operator))
             values.append(value)
-    layers = {place: layer for place, value in enumerate(values) if (layer := _layer(value))}
-    for place, weights in zip(layers, _compute([v for v, _ in layers.values()]), strict=True):
-        _, dtype = layers[place]
-        inner[place] = replace(inner[place], weights=weights, weight_dtype=dtype)
+    layers = {n: layer for n, value in enumerate(values) if (layer := _layer(value, varying))}
+    for index, weights in zip(layers, _compute([*layers.values()]), strict=True):
+        dtype = layers[index].stored
+        inner[index] = replace(inner[index], weights=weights, weight_dtype=dtype)
     exposed = library().Model(values, graph.get_parameters())
     return Tensors(tuple(inner), _as_raw(make_network(exposed, threads, on_integers=False)))
 
 
-def _layer(value: Any) -> tuple[Any, str] | None:
-    """Return the weights of the layer that computes a tensor, and their stored dtype.
+@dataclass(frozen=True)
+class _Layer:
+    """The weights of a layer in a file.
+
+    Attributes:
+        weights: the value that holds them, of constants only.
+        stored: their stored dtype.
+        grouped: whether their first axis counts groups.
+    """
+
+    weights: Any
+    stored: str
+    grouped: bool
+
+
+def _layer(value: Any, varying: Container[str]) -> _Layer | None:
+    """Return the layer that computes a tensor.
 
     A bias, an activation and FakeQuantize belong to the layer. None if the tensor is of no layer,
-    or its weights are not stored in fewer bits.
+    or its weights are computed from inputs, or not stored in fewer bits.
+
+    Args:
+        varying: names of the operators that depend on an input.
     """
+
+    def find_stored(constant: Any) -> str:
+        is_computed = constant.get_node().get_friendly_name() in varying
+        return "" if is_computed else _stored(constant)
+
     node = value.get_node()
     while node.get_type_name() in ("FakeQuantize", "Relu", "Clamp", "Add"):
-        if node.get_type_name() == "Add" and not _stored(node.input_value(1)):
+        if node.get_type_name() == "Add" and not find_stored(node.input_value(1)):
             return None
         node = node.input_value(0).get_node()
     if node.get_type_name() not in _LAYERS:
         return None
     weights = node.input_value(1)
-    stored = _stored(weights)
-    return (weights, stored) if stored not in ("", "float32") else None
+    stored = find_stored(weights)
+    if stored in ("", "float32"):
+        return None
+    return _Layer(weights, stored, grouped=node.get_type_name().startswith("Group"))
 
 
-def _compute(values: list[Any]) -> list[NDArray[np.float32]]:
-    """Return tensors that depend on constants only; weights of groups without the groups' axis."""
-    if not values:
+def _compute(layers: list[_Layer]) -> list[NDArray[np.float32]]:
+    """Return the weights of layers; those of groups without the groups' axis."""
+    if not layers:
         return []
+    values = [layer.weights for layer in layers]
     made = core().compile_model(library().Model(values, []), "CPU")({})
     arrays = [made[number].astype(np.float32) for number in range(len(values))]
-    groups = [len(value.get_node().get_output_shape(0)) > 4 for value in values]
     return [
-        array.reshape(-1, *array.shape[2:]) if grouped else array
-        for array, grouped in zip(arrays, groups, strict=True)
+        array.reshape(-1, *array.shape[2:]) if layer.grouped else array
+        for array, layer in zip(arrays, layers, strict=True)
     ]
 
 

@@ -67,7 +67,7 @@ def quantize(
 
 
 def _is_of_use(record: logging.LogRecord) -> bool:
-    """Drop a line for each tensor without a range, which no tensor has."""
+    """Return whether to show a line; without ranges, the quantizer logs one for each tensor."""
     return not record.getMessage().startswith("Quantization parameters for tensor")
 
 

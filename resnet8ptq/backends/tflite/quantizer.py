@@ -96,6 +96,11 @@ _ONNX2TF_TAKES: Takes = {
     "float_output": ([False], "TFLite's integer layers return 8 bits"),
     **_BOTH,
 }
+_STORED = "the weights of all layers are stored in 8 bits; try backend=onnx"
+_STORED_TAKES: Takes = {
+    "op_types": ([None], _STORED),
+    "nodes_to_quantize": ([None], _STORED),
+}
 _DYNAMIC = "with method=dynamic the converter's weights stay unchanged"
 _DYNAMIC_TAKES: Takes = {
     "dtype.name": (["int8"], _DYNAMIC),
@@ -133,6 +138,8 @@ class TfliteQuantizer(Quantizer):
             return Resolved()
         decisions = decisions or self.asked
         if self.config.computes_in_float:
+            if not self.config.dtype.is_float:
+                refuse_others(self.config, _STORED_TAKES)
             return resolve_stored(self.config, file_format="TFLite")
         plan = self.plan(decisions)
         refuse_others(self.config, _TAKES[self._flow])

@@ -22,6 +22,7 @@ from resnet8ptq.config import words
 from resnet8ptq.config.schema import LatencyConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.console import track
+from resnet8ptq.core.deadline import TimeUpError
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.evaluation import latency, paired_latency
 from resnet8ptq.evaluation.batching import Load
@@ -126,7 +127,7 @@ def choose(work: Workspace, prepared: Prepared) -> Placement:
             times = variants.time_blocks()
             chosen = find_fastest(times)
             files.write_text(work.folder / FILE, to_csv(blocks, times, chosen))
-        except _TimeUp:
+        except TimeUpError:
             work.settings.runtime.deadline.cut("placement: all layers stay in 8 bits")
         timed = variants.time_whole(chosen)
     milliseconds = {name: paired_latency.typical(ms) for name, ms in timed.items()}
@@ -229,10 +230,6 @@ def _say(milliseconds: dict[str, float]) -> str:
     return ", ".join(f"{name} {ms:.3f} ms" for name, ms in milliseconds.items())
 
 
-class _TimeUp(Exception):  # noqa: N818
-    """The run's time limit is over."""
-
-
 @dataclass
 class _Variants:
     """Quantizes placements, and times them where the file will run.
@@ -255,8 +252,7 @@ class _Variants:
         placements += [[place >= cut for place in range(count)] for cut in cuts]
         loads = [self._load_fp32()]
         for placement in track(placements, "Quantizing blocks", "files"):
-            if self.work.settings.runtime.deadline.is_over:
-                raise _TimeUp
+            self.work.settings.runtime.deadline.check()
             loads.append(self._load(placement))
         settings = self._settings
         share = replace(settings, max_seconds=settings.max_seconds * len(loads))
