@@ -90,10 +90,11 @@ def test_masks_beside_their_pictures_are_no_pictures(tmp_path):
     assert data.test.labels.max() <= 2
 
 
-def test_a_folder_given_as_its_own_masks_is_refused(tmp_path):
+def test_a_picture_may_be_its_own_target(tmp_path):
     write_masks(tmp_path / "p", tmp_path / "m")
-    with pytest.raises(ConfigError, match=r"^data\.root: got .*all labels of others"):
-        read_masks(tmp_path / "m", tmp_path / "m")
+    config = FolderConfig(root=str(tmp_path / "p"), targets=str(tmp_path / "p"))
+    data = registry.read(locate.find_data(config), PreprocessConfig(), tmp_path / "cache")
+    assert np.array_equal(data.test.images[:], data.test.labels)
 
 
 def test_a_picture_with_an_unreadable_mask_is_left_out_on_request(tmp_path):

@@ -133,23 +133,27 @@ def _layer(value: Any, varying: Container[str]) -> _Layer | None:
     Args:
         varying: names of the operators that depend on an input.
     """
-
-    def find_stored(constant: Any) -> str:
-        is_computed = constant.get_node().get_friendly_name() in varying
-        return "" if is_computed else _stored(constant)
-
     node = value.get_node()
     while node.get_type_name() in ("FakeQuantize", "Relu", "Clamp", "Add"):
-        if node.get_type_name() == "Add" and not find_stored(node.input_value(1)):
+        if node.get_type_name() == "Add" and not _is_constant(node.input_value(1)):
             return None
         node = node.input_value(0).get_node()
     if node.get_type_name() not in _LAYERS:
         return None
     weights = node.input_value(1)
-    stored = find_stored(weights)
-    if stored in ("", "float32"):
+    stored = _stored(weights)
+    is_computed = weights.get_node().get_friendly_name() in varying
+    if is_computed or stored in ("", "float32"):
         return None
     return _Layer(weights, stored, grouped=node.get_type_name().startswith("Group"))
+
+
+def _is_constant(value: Any) -> bool:
+    """Return whether the values are constants, whatever decides their shape."""
+    node = value.get_node()
+    while node.get_type_name() in ("FakeQuantize", *_MOVES):
+        node = node.input_value(0).get_node()
+    return bool(node.get_type_name() == "Constant")
 
 
 def _compute(layers: list[_Layer]) -> list[NDArray[np.float32]]:

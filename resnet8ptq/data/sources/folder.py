@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 TRAIN = "train"
 TEST = ("test", "val")
+MASK = "_mask"  # end of a mask's name, beside that of its picture
 
 
 def load(config: FolderConfig, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
@@ -86,10 +87,9 @@ def _read_paired(
     """Return the readable pictures of a folder, with their labels in another, of the same names."""
     paths = find_pictures(folder)
     named = {_stem(path, other): path for path in find_pictures(other)}
-    labelling = set(named.values())
-    paths = [path for path in paths if path not in labelling]  # masks beside their pictures
-    if not paths:
-        raise ConfigError(f"data.root: got {folder}, whose pictures are all labels of others")
+    # Masks beside their pictures are no pictures; a picture may be its own target.
+    beside_pictures = {path for path in named.values() if path.stem.endswith(MASK)}
+    paths = [path for path in paths if path not in beside_pictures]
     missing = [path for path in paths if _stem(path, folder) not in named]
     if missing:
         raise DataError(
@@ -133,7 +133,7 @@ def _check_shape(path: Path, beside: Path) -> None:
 
 
 def _stem(path: Path, folder: Path) -> str:
-    return str(path.relative_to(folder).with_suffix("")).removesuffix("_mask")
+    return str(path.relative_to(folder).with_suffix("")).removesuffix(MASK)
 
 
 def list_pictures(config: FolderConfig, cache_root: Path) -> list[Picture]:
