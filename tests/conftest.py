@@ -14,6 +14,7 @@ from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 from filelock import FileLock
@@ -22,9 +23,10 @@ from hypothesis import HealthCheck, settings
 from resnet8ptq.backends.contract import Artifact
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache as work_cache
-from resnet8ptq.core import files, isolation
+from resnet8ptq.core import console, files, isolation
 from resnet8ptq.core.errors import PtqError
 from resnet8ptq.core.machine import Runtime
+from resnet8ptq.core.watch import LOOK_SECONDS
 from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
@@ -117,6 +119,16 @@ def forget_store() -> Iterator[None]:
 def no_waiting_for_the_disk() -> Iterator[None]:
     """Stores of tests need not outlive the machine."""
     with without_waiting_for_the_disk():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_line_for_a_silence() -> Iterator[None]:
+    """Whether something takes long enough for a line depends on the machine, in this process.
+
+    Processes of their own say it as for a user, and `test_watch` has a clock of its own.
+    """
+    with mock.patch.object(console._watch, "look", lambda: LOOK_SECONDS):
         yield
 
 
