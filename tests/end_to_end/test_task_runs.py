@@ -239,7 +239,7 @@ def test_a_sweep_of_each_task(files, tmp_path, task):
 
 @pytest.mark.slow
 def test_the_example_of_a_new_task_is_reported_judged_and_deployed(files, tmp_path):
-    """docs/tasks.md shows its file; besides the registry, no module of the package names it."""
+    """docs/tasks.md names its file; besides the registry, no module of the package does."""
     done = run(tmp_path, files, "top5", "-m", "backend=onnx,torch", "report.max_drop=0.1")
     sweep = done.parent.info.run_id
     report = call_beside(tmp_path, "report", f"run_id={sweep}", "folder=again")

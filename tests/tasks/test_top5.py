@@ -1,7 +1,5 @@
 """`task=top5`, which is also the example of a new task in docs/tasks.md."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,7 +10,6 @@ from resnet8ptq.config.schema import TaskConfig
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.tasks import registry, top5
 from resnet8ptq.tasks.scoring.outputs import LOGITS, Outputs, Targets, TaskContext
-from tests.helpers.calling import REPO
 
 
 @given(classes=st.integers(6, 12), seed=st.integers(0, 2**32 - 1))
@@ -40,7 +37,3 @@ def test_five_classes_are_too_few():
     context = TaskContext("flowers", labels, names, True, (4,), {"logits": (5,)}, LOGITS)
     with pytest.raises(ConfigError, match="task=top5: flowers has 5 classes"):
         registry.make(TaskConfig("top5"), context)
-
-
-def test_the_documentation_shows_the_file():
-    assert Path(top5.__file__).read_text() in (REPO / "docs/tasks.md").read_text()

@@ -1,0 +1,216 @@
+"""Write data and a small trained network into the current folder, to try the commands of the docs.
+
+    python docs/examples/task_data.py pictures        # docs/data.md: pictures, a table, an array
+    python docs/examples/task_data.py segmentation    # docs/tasks.md, one for each task
+    python docs/examples/task_data.py dense
+    python docs/examples/task_data.py multilabel
+    python docs/examples/task_data.py verification
+    python docs/examples/task_data.py ctc
+
+All data are drawn with a fixed seed or come from the embedded pictures. Nothing is downloaded.
+"""
+
+import csv
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor, nn
+
+from resnet8ptq.data import registry, shapes
+
+SYMBOLS = "0123456789 "
+
+
+def export(network: nn.Module, example: Tensor, path: str) -> None:
+    """Write the network with a free batch axis."""
+    batch = {0: torch.export.Dim("batch")}
+    program = torch.export.export(network.eval(), (example[:2].clone(),), dynamic_shapes=(batch,))
+    torch.export.save(program, path)
+
+
+def learn(network: nn.Module, loss_of: Callable[[], Tensor], steps: int, rate: float) -> None:
+    """Take `steps` steps of Adam against the loss that `loss_of` draws."""
+    optimizer = torch.optim.Adam(network.parameters(), rate)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss_of().backward()
+        optimizer.step()
+
+
+def write_pictures(folder: str, arrays: NDArray[np.uint8]) -> None:
+    """Write `FOLDER/0.png`, `FOLDER/1.png` and so on."""
+    Path(folder).mkdir()
+    for number, array in enumerate(arrays):
+        Image.fromarray(array).save(f"{folder}/{number}.png")
+
+
+def make_pictures() -> None:
+    """Write `my_network.h5`, and the same samples as an array, class folders and a table."""
+    shutil.copyfile(shapes.WEIGHTS, "my_network.h5")
+    data = registry.load("shapes", None)
+    images = data.test.images[:1000]
+    labels = data.test.labels[:1000]
+    np.savez("my_data.npz", images=images, labels=labels, classes=data.class_names)
+    rows = [("path", "label")]
+    for number, (image, label) in enumerate(zip(images, labels, strict=True)):
+        path = Path("my_pictures", data.class_names[label], f"{number}.png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(path)
+        rows.append((str(path), str(label)))
+    with Path("my_table.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+
+
+def make_segmentation() -> None:
+    """Write scenes of two drawn shapes, their masks, and a network that marks the shapes."""
+    random = np.random.default_rng(0)
+    drawn = registry.load("shapes", None).test
+    scenes = np.zeros((600, 64, 64, 3), np.uint8)
+    masks = np.zeros((600, 64, 64), np.uint8)
+    for scene, mask in zip(scenes, masks, strict=True):
+        scene[:] = random.integers(0, 60)
+        for top, left in random.permutation([(0, 0), (0, 32), (32, 0), (32, 32)])[:2]:
+            index = random.integers(len(drawn.images))
+            area = slice(top, top + 32), slice(left, left + 32)
+            scene[area] = drawn.images[index]
+            mask[area] = 1 + drawn.labels[index] // 5
+    write_pictures("my_scenes", scenes)
+    write_pictures("my_masks", masks)
+
+    layers: list[nn.Module] = []
+    for before, after, stride in ((3, 16, 2), (16, 32, 2), (32, 64, 2), (64, 64, 1)):
+        layers += [nn.Conv2d(before, after, 3, stride, 1), nn.BatchNorm2d(after), nn.ReLU()]
+    network = nn.Sequential(*layers, nn.Conv2d(64, 3, 1))
+    x = torch.tensor(scenes).permute(0, 3, 1, 2) / 255.0
+    y = torch.tensor(masks).long()
+
+    def loss_of() -> Tensor:
+        chosen = torch.randint(300, (32,))
+        logits = nn.functional.interpolate(network(x[chosen]), size=64, mode="bilinear")
+        return nn.functional.cross_entropy(logits, y[chosen])
+
+    learn(network, loss_of, steps=400, rate=0.003)
+    export(network, x, "my_segmenter.pt2")
+
+
+def make_dense() -> None:
+    """Write noisy and clean pictures, and a network that removes the noise."""
+    random = np.random.default_rng(0)
+    clean = registry.load("shapes", None).test.images[:600]
+    noisy = (clean + random.normal(0, 20, clean.shape)).clip(0, 255).astype(np.uint8)
+    write_pictures("my_noisy", noisy)
+    write_pictures("my_clean", clean)
+
+    network = nn.Sequential(
+        nn.Conv2d(3, 16, 3, 1, 1),
+        nn.ReLU(),
+        nn.Conv2d(16, 16, 3, 1, 1),
+        nn.ReLU(),
+        nn.Conv2d(16, 3, 3, 1, 1),
+    )
+    x = torch.tensor(np.moveaxis(noisy, 3, 1)) / 255.0
+    y = torch.tensor(np.moveaxis(clean, 3, 1)) / 255.0
+
+    def loss_of() -> Tensor:
+        chosen = torch.randint(300, (32,))
+        return nn.functional.mse_loss(network(x[chosen]), y[chosen])
+
+    learn(network, loss_of, steps=300, rate=0.003)
+    export(network, x, "my_denoiser.pt2")
+
+
+def make_multilabel() -> None:
+    """Write vectors with five labels, each true for a fifth of them, and a network for these."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=(2000, 16)).astype(np.float32)
+    y = x @ random.normal(size=(16, 5)) > 3
+    np.savez("my_sounds.npz", x=x, y=y, classes=["dog", "rain", "siren", "voice", "wind"])
+
+    network = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 5))
+    inputs = torch.tensor(x[:1000])
+    targets = torch.tensor(y[:1000] * 1.0)
+
+    def loss_of() -> Tensor:
+        return nn.functional.binary_cross_entropy_with_logits(network(inputs), targets)
+
+    learn(network, loss_of, steps=300, rate=0.01)
+    export(network, inputs, "my_sounds.pt2")
+
+
+def make_verification() -> None:
+    """Write twelve noisy vectors of each of 100 people, and an untrained network."""
+    random = np.random.default_rng(0)
+    people = np.arange(1200) // 12
+    centres = random.normal(size=(100, 24))
+    x = (centres[people] + 0.7 * random.normal(size=(1200, 24))).astype(np.float32)
+    np.savez("my_faces.npz", x=x, y=people)
+    network = nn.Sequential(nn.Linear(24, 48), nn.ReLU(), nn.Linear(48, 16))
+    export(network, torch.tensor(x), "my_faces.pt2")
+
+
+class LineReader(nn.Module):
+    """From pictures [n, 8, 48, 1] to logits [n, 24 frames, 12 symbols], the blank first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.columns = nn.Conv2d(1, 64, (8, 7), (1, 2), (0, 3))
+        self.frames = nn.Conv1d(64, 64, 5, padding=2)
+        self.symbols = nn.Conv1d(64, 12, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of each frame."""
+        columns = torch.relu(self.columns(x.permute(0, 3, 1, 2)).squeeze(2))
+        return self.symbols(torch.relu(self.frames(columns))).permute(0, 2, 1)
+
+
+def make_ctc() -> None:
+    """Write noisy pictures of lines of digits, their alphabet, and a network that reads them."""
+    random = np.random.default_rng(0)
+    glyphs = random.random((11, 8, 6)) < 0.5
+    glyphs[10] = 0  # the space
+    texts = ["".join(random.choice(list(SYMBOLS), 6)).strip() for _ in range(1500)]
+    x = np.zeros((1500, 8, 48, 1), np.float32)
+    for picture, text in zip(x, texts, strict=True):
+        for position, symbol in enumerate(text):
+            left = 8 * position
+            picture[:, left : left + 6, 0] = glyphs[SYMBOLS.index(symbol)]
+    x += random.normal(size=x.shape).astype(np.float32) * 0.4
+    np.savez("my_lines.npz", x=x, y=texts)
+    Path("my_symbols.txt").write_text("\n".join(SYMBOLS))
+
+    network = LineReader()
+    numbers = [torch.tensor([1 + SYMBOLS.index(symbol) for symbol in text]) for text in texts]
+
+    def loss_of() -> Tensor:
+        chosen = random.integers(0, 700, 64)
+        logits = network(torch.tensor(x[chosen])).log_softmax(2).permute(1, 0, 2)
+        targets = [numbers[index] for index in chosen]
+        lengths = torch.tensor([len(target) for target in targets])
+        frames = torch.full((64,), len(logits))
+        return nn.functional.ctc_loss(logits, torch.cat(targets), frames, lengths)
+
+    learn(network, loss_of, steps=400, rate=0.003)
+    export(network, torch.tensor(x), "my_reader.pt2")
+
+
+MAKERS = {
+    "pictures": make_pictures,
+    "segmentation": make_segmentation,
+    "dense": make_dense,
+    "multilabel": make_multilabel,
+    "verification": make_verification,
+    "ctc": make_ctc,
+}
+
+if __name__ == "__main__":
+    name = sys.argv[1] if len(sys.argv) == 2 else ""
+    if name not in MAKERS:
+        sys.exit(f"got {' '.join(sys.argv[1:])!r}, expected one of {', '.join(MAKERS)}")
+    torch.manual_seed(0)
+    MAKERS[name]()
