@@ -28,13 +28,13 @@ from resnet8ptq.precision.plan import Plan, Selection
 SEED = 42
 
 
-def measure(network: Path, images: Split, iterations: int, device: str, cache: Path) -> None:
+def measure(network: Path, samples: Split, iterations: int, device: str, cache: Path) -> None:
     """Learn twice on a device, from an empty cache, and print a line for each method."""
     proto = onnx.load(network)
     setting = CorrectionSettings(
         weights=Plan(WeightScheme("int8", per_channel=True)),
         selection=Selection(),
-        images=images,
+        samples=samples,
         calib=CalibConfig(name="minmax"),
         runtime=Runtime(cache, os.cpu_count() or 1, device=device),
         activations=ActivationScheme(),

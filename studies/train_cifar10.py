@@ -39,7 +39,7 @@ def main() -> None:
     """Train, save, and print the accuracy on the test images."""
     arguments = command.parse_words(sys.argv[1:], Arguments, __doc__)
     data = registry.load("cifar10", os.environ["CIFAR10_DIR"])
-    images, labels = np.asarray(data.train.images[:]), data.train.labels
+    images, labels = np.asarray(data.train.stored[:]), data.train.labels
     keras.utils.set_random_seed(arguments.seed)
     random = np.random.default_rng(arguments.seed)
     model = build(arguments.width)
@@ -59,7 +59,7 @@ def main() -> None:
         print(f"epoch {epoch + 1}: loss {loss:.3f}, accuracy {accuracy:.4f}", flush=True)
     with files.atomic(Path(arguments.output)) as temporary:
         model.save(temporary, include_optimizer=False)
-    tested = np.asarray(data.test.images[:]).astype(np.float32)
+    tested = np.asarray(data.test.stored[:]).astype(np.float32)
     scores = model.predict(tested, batch_size=256, verbose=0)
     accuracy = float((np.argmax(scores, axis=1) == data.test.labels).mean())
     print(f"test accuracy {accuracy:.4f}; saved {arguments.output}")

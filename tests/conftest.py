@@ -234,7 +234,7 @@ def fitted(shapes: Dataset, shapes_model: model.Fp32Model) -> Dataset:
 
 @pytest.fixture(scope="session")
 def write(fitted: Dataset, shapes_model: model.Fp32Model) -> Write:
-    """Quantize with 200 calibration images."""
+    """Quantize with 200 calibration samples."""
 
     def quantize(config: RunConfig, folder: Path) -> Artifact:
         split = draw_calibration(fitted, 20, config.seed).split

@@ -1,1 +1,1 @@
-"""Calibration: activation ranges from calibration images."""
+"""Calibration: activation ranges from calibration samples."""

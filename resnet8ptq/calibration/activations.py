@@ -1,4 +1,4 @@
-"""Activation ranges of a network on the calibration images, measured once for all runs.
+"""Activation ranges of a network on the calibration samples, measured once for all runs.
 
 The statistics of a tensor do not depend on dtype, granularity or framework, and its histogram does
 not depend on the method. So ONNX Runtime runs the ONNX graph once and observes every tensor. The
@@ -84,8 +84,8 @@ class Activations:
             if not np.isfinite(ends).all():
                 why = "".join(f"; {one.describe(self.calibration)}" for one in self.outliers())
                 raise QuantizationError(
-                    f"an activation of the calibration images is NaN or infinite: {name}; expected "
-                    f"finite values around quantized nodes; try nodes_to_exclude{why}"
+                    f"an activation of the calibration samples is NaN or infinite: {name}; "
+                    f"expected finite values around quantized nodes; try nodes_to_exclude{why}"
                 )
         return chosen
 
@@ -179,7 +179,7 @@ class Activations:
         return "activation_batches", {"batch_size": self.calib.batch_size}
 
     def _write_statistics(self, folder: Path) -> None:
-        """Run all images, and write the statistics of every float tensor."""
+        """Run all samples, and write the statistics of every float tensor."""
         proto = onnx.load(self.onnx_path)
         num_bins = self.calib.num_bins
         names = [*float_inputs(proto.graph), *float_tensors(proto)]
@@ -219,7 +219,7 @@ class Activations:
                 yield outliers
 
     def _observe(self, proto: onnx.ModelProto, names: Sequence[str]) -> dict[str, TensorObserver]:
-        """Run all images, and observe the tensors `names`."""
+        """Run all samples, and observe the tensors `names`."""
         observers = {name: make_observer(self.calib) for name in names}
         inputs = [value.name for value in proto.graph.input if value.name in observers]
         parts = group(proto, [name for name in names if name not in inputs])

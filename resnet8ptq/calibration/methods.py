@@ -1,6 +1,6 @@
 """The calibration methods: each turns the statistics of activations into a range [low, high].
 
-Statistics are collected in one pass over the calibration images: the range of each tensor and, for
+Statistics are collected in one pass over the calibration samples: the range of each tensor and, for
 the methods that need it, a histogram (`calibration.observer`).
 """
 
@@ -32,8 +32,8 @@ def moving_average(stats: TensorStats, config: CalibConfig) -> Range:
     """An exponential moving average of each batch's smallest and largest value.
 
     `average <- (1 - c) * average + c * batch` with c = `config.averaging_constant`; the first batch
-    starts it. It depends on `config.batch_size` and on the order of the images. Source: B. Jacob et
-    al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
+    starts it. It depends on `config.batch_size` and on the order of the samples. Source: B. Jacob
+    et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
     Inference", CVPR 2018, section 3.1. torch's MovingAverageMinMaxObserver does the same.
     """
     constant = config.averaging_constant
@@ -214,7 +214,7 @@ def find_range(stats: TensorStats, config: CalibConfig) -> Range:
         QuantizationError: a value is NaN or infinite.
     """
     if not stats.is_finite:
-        raise QuantizationError("an activation of the calibration images is NaN or infinite")
+        raise QuantizationError("an activation of the calibration samples is NaN or infinite")
     if stats.low == stats.high:
         return stats.low, stats.high
     choose = find_method(config.name).choose
@@ -225,7 +225,7 @@ def find_range(stats: TensorStats, config: CalibConfig) -> Range:
 def run_pass(
     calibration: Split, config: CalibConfig, at_once: int | None = None
 ) -> Iterator[tuple[Batch, bool]]:
-    """Yield the calibration images in batches [n, ...], with a progress bar.
+    """Yield the calibration samples in batches [n, ...], with a progress bar.
 
     Args:
         at_once: the largest number of samples at once; larger batches are split. None: no

@@ -109,7 +109,7 @@ def find_in_inputs(samples: Split, names: list[str]) -> Iterator[Outliers]:
     Args:
         names: the network's inputs.
     """
-    if samples.images.dtype == np.uint8:
+    if samples.stored.dtype == np.uint8:
         return
     peaks: dict[str, list[Peaks]] = {}
     for start in range(0, len(samples), AT_ONCE):

@@ -1,4 +1,4 @@
-"""Feeds calibration images to ONNX Runtime's own tools."""
+"""Feeds calibration samples to ONNX Runtime's own tools."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -6,17 +6,17 @@ from onnxruntime.quantization import CalibrationDataReader
 
 from resnet8ptq.config.schema import DataConfig
 from resnet8ptq.data import locate, registry
-from resnet8ptq.data.lazy import Images
+from resnet8ptq.data.lazy import Stored
 from resnet8ptq.data.sampling import draw_calibration
 
 
 class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
-    """Feeds images to ONNX Runtime, one by one or in batches; memory stays flat.
+    """Feeds samples to ONNX Runtime, one by one or in batches; memory stays flat.
 
-    ONNX Runtime's calibrators keep the activations of all images. With many images, give
+    ONNX Runtime's calibrators keep the activations of all samples. With many samples, give
     `quantize_static` the extra option `CalibStridedMinMax`, which counts batches, like `len`.
 
-    An example with the calibration images of a run of this package:
+    An example with the calibration samples of a run of this package:
 
     >>> from onnxruntime.quantization import quantize_static
     >>> from resnet8ptq.calibration.reader import CalibrationReader
@@ -24,15 +24,15 @@ class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
     >>> quantize_static("model.onnx", "model.int8.onnx", reader)
 
     Attributes:
-        images: [N, H, W, C] raw pixels.
+        stored: samples [N, H, W, C] of raw pixels.
         input_name: the network's input.
-        batch_size: images per step; the last batch may have fewer.
+        batch_size: samples per step; the last batch may have fewer.
     """
 
-    def __init__(self, images: Images, input_name: str = "input", batch_size: int = 1) -> None:
+    def __init__(self, stored: Stored, input_name: str = "input", batch_size: int = 1) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size: got {batch_size}, expected an integer >= 1")
-        self.images = images
+        self.stored = stored
         self.input_name = input_name
         self.batch_size = batch_size
         self.set_range(0, len(self))
@@ -46,7 +46,7 @@ class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
         root: str | None = None,
         batch_size: int = 1,
     ) -> "CalibrationReader":
-        """Draw the training images that a run with these settings would draw.
+        """Draw the training samples that a run with these settings would draw.
 
         Args:
             name: `cifar10` or `shapes`.
@@ -54,15 +54,15 @@ class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
 
         Raises:
             DataError: the data set is not available, or is damaged.
-            ConfigError: a class has fewer images, or `root` is not a folder.
+            ConfigError: a class has fewer samples, or `root` is not a folder.
         """
         config = locate.find_data(DataConfig(name, root, on_missing="error"))
         drawn = draw_calibration(registry.load(config.name, config.root), samples_per_class, seed)
-        return cls(drawn.split.images, batch_size=batch_size)
+        return cls(drawn.split.stored, batch_size=batch_size)
 
     def __len__(self) -> int:
-        """Return the number of batches in all images, regardless of `set_range`."""
-        return -(-len(self.images) // self.batch_size)
+        """Return the number of batches in all samples, regardless of `set_range`."""
+        return -(-len(self.stored) // self.batch_size)
 
     def get_next(self) -> dict[str, NDArray[np.float32]] | None:
         """Return the next batch [<=batch_size, H, W, C] by the input's name; None after the last.
@@ -73,7 +73,7 @@ class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
         if index is None:
             return None
         start = index * self.batch_size
-        return {self.input_name: self.images[start : start + self.batch_size].astype(np.float32)}
+        return {self.input_name: self.stored[start : start + self.batch_size].astype(np.float32)}
 
     def set_range(self, start_index: int, end_index: int) -> None:
         """Read only the batches from `start_index` to before `end_index`; restart there.

@@ -5,10 +5,10 @@
 | `calibration.json` | both ends of each tensor's range, float32; `calib.table` reads this |
 | `calibration.flatbuffers` | one number per tensor, for TensorRT's execution provider |
 | `calibration.cache` | the same as text |
-| `calibration.provenance.json` | network, method and images of the ranges, and the files' hashes |
+| `calibration.provenance.json` | network, method and samples of the ranges, and the files' hashes |
 
 ONNX Runtime's functions write the first three. Ranges belong to a network, a method and its
-calibration images: a table is refused if one of the three differs.
+calibration samples: a table is refused if one of the three differs.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ Provenance = Mapping[str, str | Mapping[str, str | int | float]]
 
 
 def provenance(calib: CalibConfig, fp32_onnx_path: Path, calibration: Split) -> Provenance:
-    """Return the provenance of this run's ranges: model, method with parameters, and images."""
+    """Return the provenance of this run's ranges: model, method with parameters, and samples."""
     return {
         "model": files.sha256(fp32_onnx_path),
         "method": describe_method(calib),
@@ -87,7 +87,7 @@ def load(path: str | Path, provenance: Provenance | None) -> dict[str, Range]:
 
     Raises:
         ConfigError: the file is missing, damaged or edited; it belongs to another model, method or
-            images; or a range is not valid.
+            samples; or a range is not valid.
     """
     table = Path(path).expanduser()
     if table.suffix in (".flatbuffers", ".cache") and not table.is_dir():

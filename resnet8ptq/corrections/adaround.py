@@ -174,13 +174,13 @@ def _keep(
     """Return the levels of a layer, or the error of its bias, from the cache if it has them.
 
     Args:
-        made_of: their dependencies; images, threads and memory, which set the order of sums, are
+        made_of: their dependencies; samples, threads and memory, which set the order of sums, are
             added here.
     """
     runtime = setting.runtime
     key: cache.Key = {
         **made_of,
-        "images": setting.images.digest,
+        "images": setting.samples.digest,
         "batch_size": setting.calib.batch_size,
         "threads": runtime.threads,
         "device": find_device(runtime.device).type,
@@ -250,7 +250,7 @@ def _pose(
     width = weights[0].size
     largest = max(weights[0].nbytes * groups, weights.nbytes // width)  # a row's inputs or outputs
     most = min(SAMPLES, memory.fitting(largest, memory.step()))
-    per_image = -(-most // len(setting.images))  # positions
+    per_image = -(-most // len(setting.samples))  # positions
     drawn: list[Array] = []  # rows of both networks [n, groups, width], large: filled in place
     done = 0
     label = f"{label}: inputs"
@@ -258,11 +258,11 @@ def _pose(
         walk.to(node, label)
     batches = (walk.run([node.input[0]], label if walk is walks[0] else None) for walk in walks)
     for tensors in zip(*batches, strict=True):
-        images = tensors[0][0]
-        keys = random.random((len(images), count_positions(images, node, weights)))
+        samples = tensors[0][0]
+        keys = random.random((len(samples), count_positions(samples, node, weights)))
         positions = keys.argsort(axis=1)[:, :per_image]  # drawn without replacement
         if not drawn:
-            shape = len(setting.images) * positions.shape[1], groups, width
+            shape = len(setting.samples) * positions.shape[1], groups, width
             drawn = [np.empty(shape, np.float32) for _ in walks]
         for rows, [inputs] in zip(drawn, tensors, strict=True):
             windows = sample_windows(inputs, node, weights, positions)
@@ -476,22 +476,22 @@ def count_positions(inputs: Array, node: onnx.NodeProto, weights: Array) -> int:
 def sample_windows(
     inputs: Array, node: onnx.NodeProto, weights: Array, positions: NDArray[np.int64]
 ) -> Array:
-    """Return the input windows of output `positions` as rows [images * drawn, groups, inputs].
+    """Return the input windows of output `positions` as rows [samples * drawn, groups, inputs].
 
     Args:
         weights: [output channels, ...].
-        positions: [images, drawn], flat indices into one image's output.
+        positions: [samples, drawn], flat indices into one image's output.
     """
     windows, shape = _windows(inputs, node, weights)
-    images = np.arange(len(windows))[:, None]
-    index: Any = (images, slice(None), *np.unravel_index(positions, shape))
-    rows = windows[index]  # [images, drawn, channels, *kernel]
+    samples = np.arange(len(windows))[:, None]
+    index: Any = (samples, slice(None), *np.unravel_index(positions, shape))
+    rows = windows[index]  # [samples, drawn, channels, *kernel]
     groups = int(attribute(node, "group", 1))
     return rows.reshape(positions.size, groups, -1)
 
 
 def _windows(inputs: Array, node: onnx.NodeProto, weights: Array) -> tuple[Array, tuple[int, ...]]:
-    """Return a view [images, channels, *positions, *kernel], and the shape of the positions."""
+    """Return a view [samples, channels, *positions, *kernel], and the shape of the positions."""
     if node.op_type != "Conv":
         rows = inputs.reshape(len(inputs), -1, inputs.shape[-1])
         return rows.transpose(0, 2, 1), (rows.shape[1],)

@@ -94,7 +94,7 @@ def shift_bias(graph: onnx.GraphProto, node: onnx.NodeProto, error: NDArray[np.f
 
 
 def _means(walk: Walk, axes: Mapping[str, int], label: str) -> dict[str, NDArray[np.float64]]:
-    """Return each tensor's means by channel, over images and positions; `axes` names that axis."""
+    """Return each tensor's means by channel, over samples and positions; `axes` names that axis."""
     sums: dict[str, NDArray[np.float64]] = {}
     counts = dict.fromkeys(axes, 0)
     for tensors in walk.run([*axes], label):

@@ -17,7 +17,7 @@ from resnet8ptq.graph.weights import biased_output, read_weights, write_weights
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.precision.plan import Plan, Selection, find_quantized_layers
 
-IMAGES = 64  # that `errors` runs
+SAMPLES = 64  # that `errors` runs
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,15 @@ class CorrectionSettings:
 
     weights: Plan
     selection: Selection
-    images: Split
+    samples: Split
     calib: CalibConfig
     runtime: Runtime
     activations: ActivationScheme
     float_output: bool
 
     def walk(self, proto: onnx.ModelProto) -> Walk:
-        """Start a walk through a network on the images."""
-        return Walk(proto, self.images, self.calib.batch_size, self.runtime.threads)
+        """Start a walk through a network on the samples."""
+        return Walk(proto, self.samples, self.calib.batch_size, self.runtime.threads)
 
 
 def find(graph: onnx.GraphProto, selection: Selection) -> dict[str, onnx.NodeProto]:
@@ -79,10 +79,10 @@ def errors(
 ) -> dict[str, float]:
     """Return the squared error of each layer's output with bias, relative to its power.
 
-    `corrected` runs on a few images, with all weights rounded to the nearest level and with float
+    `corrected` runs on a few samples, with all weights rounded to the nearest level and with float
     activations.
     """
-    setting = replace(setting, images=setting.images.spaced(IMAGES))
+    setting = replace(setting, samples=setting.samples.spaced(SAMPLES))
     rounded = copy.deepcopy(corrected)
     nodes = find(rounded.graph, setting.selection)
     links = Links(rounded.graph)

@@ -38,8 +38,8 @@ from resnet8ptq.simulation.device import find_device
 from resnet8ptq.simulation.fake_quantization import FakeQuantize, drop_rounding
 from resnet8ptq.simulation.network import find_layer, quantize_activations
 
-BATCH = 32, 4  # images at once: at most, and at least
-AT_ONCE = 2**21  # limit of a block's largest input or output, in bytes, for the images at once
+BATCH = 32, 4  # samples at once: at most, and at least
+AT_ONCE = 2**21  # limit of a block's largest input or output, in bytes, for the samples at once
 DROP = 0.5  # probability that an activation stays in float; also for the block's inputs
 RATE = 0.1  # of Adam, for the rounding
 RANGE_RATE = 3e-3  # of Adam, for the logarithms of the ranges
@@ -119,7 +119,7 @@ def reconstruct(
         layer = find_layer(simulated, node)
         parametrize.register_parametrization(layer, "weight", roundings[name])
     skipped = find_float_nodes(proto.graph, setting.selection)
-    activations = Activations(path, setting.images, setting.calib, setting.runtime)
+    activations = Activations(path, setting.samples, setting.calib, setting.runtime)
     ranges = activations.find_around(skipped)
     grids = (setting.activations, setting.float_output)
     quantizers = quantize_activations(simulated, cut.graph, skipped, ranges, *grids)
@@ -127,7 +127,7 @@ def reconstruct(
         module.requires_grad_(False)
         module.to(device)
     simulated.eval()
-    images = torch.from_numpy(_images(cut, setting)).to(device)
+    samples = torch.from_numpy(_samples(cut, setting)).to(device)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         input_quantizer = quantizers.get(cut.graph.input[0].name)
@@ -136,7 +136,7 @@ def reconstruct(
             simulated,
             roundings,
             input_quantizer,
-            images,
+            samples,
             iterations,
             seed,
             setting.runtime.deadline,
@@ -155,16 +155,16 @@ def _learn(
     simulated: Any,
     roundings: Mapping[str, LearnedRounding],
     input_quantizer: FakeQuantize | None,
-    images: torch.Tensor,
+    samples: torch.Tensor,
     iterations: int,
     seed: int,
     deadline: Deadline,
 ) -> None:
     """Learn the rounding and the ranges of `simulated` block by block, to reproduce `exact`."""
     first = next(node.name for node in exact.graph.nodes if node.op == "placeholder")
-    originals: Values = {first: images}
-    inputs: Values = {first: input_quantizer(images).detach() if input_quantizer else images}
-    blocks = _measure(exact, _blocks(simulated, roundings), {first: images[:1]})
+    originals: Values = {first: samples}
+    inputs: Values = {first: input_quantizer(samples).detach() if input_quantizer else samples}
+    blocks = _measure(exact, _blocks(simulated, roundings), {first: samples[:1]})
     for index, block in enumerate(blocks):
         targets = _run(exact, block, originals)
         if block.roundings:
@@ -232,7 +232,7 @@ class _Problem:
                 part.load_state_dict(state)
 
     def error(self) -> float:
-        """Return the mean squared error of the block's outputs, over all images."""
+        """Return the mean squared error of the block's outputs, over all samples."""
         outputs = _run(self.module, self.block, self.inputs)
         # In place, since they are large.
         errors = [outputs[n].sub_(target).square_().mean() for n, target in self.targets.items()]
@@ -254,22 +254,22 @@ class _Problem:
             quantizer.drop = DROP if training else 0.0
 
 
-def _images(proto: onnx.ModelProto, setting: CorrectionSettings) -> Any:
-    """Return a batch of images [n, ...] whose tensors each fit into a step's memory budget.
+def _samples(proto: onnx.ModelProto, setting: CorrectionSettings) -> Any:
+    """Return a batch of samples [n, ...] whose tensors each fit into a step's memory budget.
 
     Raises:
         UnsupportedError: learning from one image exceeds the memory budget.
     """
-    (sample,) = setting.images.take(np.arange(1)).batches(1)
+    (sample,) = setting.samples.take(np.arange(1)).batches(1)
     names = [name for node in proto.graph.node for name in node.output if name]
     largest = 0
     for part in group(proto, names):
         tensors = open_runner(expose(proto, part), setting.runtime.threads, arena=False)(sample)
         largest = max(largest, sample.nbytes, *(tensor.nbytes for tensor in tensors))
     _check(LEARNING * largest)
-    count = min(len(setting.images), memory.fitting(largest, memory.step()))
-    chosen = np.linspace(0, len(setting.images) - 1, count).round().astype(np.int64)
-    return setting.images.inputs(chosen)
+    count = min(len(setting.samples), memory.fitting(largest, memory.step()))
+    chosen = np.linspace(0, len(setting.samples) - 1, count).round().astype(np.int64)
+    return setting.samples.inputs(chosen)
 
 
 def _measure(module: Any, blocks: list[Block], inputs: Values) -> list[Block]:
@@ -375,7 +375,7 @@ def _at_once(tensors: list[torch.Tensor], kept: int) -> int:
 
 
 def _run(module: Any, block: Block, inputs: Values) -> Values:
-    """Return the block's outputs for all images, in batches."""
+    """Return the block's outputs for all samples, in batches."""
     outputs: Values = {}
     count = len(next(iter(inputs.values())))
     size = _at_once([*inputs.values()], block.kept)
@@ -391,7 +391,7 @@ def _run(module: Any, block: Block, inputs: Values) -> Values:
 
 
 def _empty(values: torch.Tensor, count: int) -> torch.Tensor:
-    """Return an empty tensor for `count` images, because concatenation would need twice the memory.
+    """Return an empty tensor for `count` samples: concatenation would need twice the memory.
 
     Its memory format, which determines the order of sums, is the one that concatenation would give.
     """

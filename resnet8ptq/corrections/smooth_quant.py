@@ -6,7 +6,7 @@ normalization, a few channels have far larger values, so the others share few le
 costs nothing at inference: a scale before the layer absorbs it.
 
 The paper's migration strength alpha is the share of the difficulty that moves to the weights. Here
-each input has its own alpha: half of the calibration images give the ranges, and the other half
+each input has its own alpha: half of the calibration samples give the ranges, and the other half
 choose alpha by the error of the layers' outputs.
 """
 
@@ -66,7 +66,7 @@ class _Problem:
 
     Attributes:
         ranges: the smallest and the largest value of each channel, two arrays [channels].
-        rows: rows of the input on other images, [n, channels].
+        rows: rows of the input on other samples, [n, channels].
         weights: the weights of each layer, [output channels, channels], with their scheme.
     """
 
@@ -113,9 +113,9 @@ def smooth(proto: onnx.ModelProto, setting: CorrectionSettings) -> onnx.ModelPro
             "normalization or another scale that only such products take"
         )
         return proto
-    images = setting.images
-    count = len(setting.images)
-    first, second = (images.take(np.arange(start, count, 2)) for start in (0, min(1, count - 1)))
+    samples = setting.samples
+    count = len(setting.samples)
+    first, second = (samples.take(np.arange(start, count, 2)) for start in (0, min(1, count - 1)))
     walks = [
         Walk(proto, part, setting.calib.batch_size, setting.runtime.threads)
         for part in (first, second)
@@ -225,14 +225,14 @@ def _find_ranges(walk: Walk, names: list[str]) -> dict[str, tuple[Array, Array]]
     return ranges
 
 
-def _draw_rows(walk: Walk, names: list[str], images: int) -> dict[str, Array]:
-    """Return rows [n, channels] of each tensor, spread evenly over images and positions."""
+def _draw_rows(walk: Walk, names: list[str], samples: int) -> dict[str, Array]:
+    """Return rows [n, channels] of each tensor, spread evenly over samples and positions."""
     drawn: dict[str, list[Array]] = {name: [] for name in names}
     for part in walk.parts(names):
         for tensors in walk.run(part, "SmoothQuant: rows"):
             for name, values in zip(part, tensors, strict=True):
                 rows = values.reshape(-1, values.shape[-1])
-                wanted = min(len(rows), -(-_ROWS * len(values) // images))
+                wanted = min(len(rows), -(-_ROWS * len(values) // samples))
                 picked = np.linspace(0, len(rows) - 1, wanted).astype(int)
                 drawn[name].append(rows[picked])
     return {name: np.concatenate(parts) for name, parts in drawn.items()}

@@ -1,4 +1,4 @@
-"""Computes a network's tensors on the calibration images, in the order of its layers."""
+"""Computes a network's tensors on the calibration samples, in the order of its layers."""
 
 import copy
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -20,13 +20,13 @@ class Walk:
     """Runs a network from a stored cut tensor instead of from its input.
 
     All layers after a cut depend only on its tensor and on the network's inputs
-    (`graph.layers.find_cuts`). If that tensor fits into a step's memory budget for all images, a
+    (`graph.layers.find_cuts`). If that tensor fits into a step's memory budget for all samples, a
     walk over all layers takes as long as a few runs of the network, instead of one run for each
     layer.
     """
 
     def __init__(
-        self, proto: onnx.ModelProto, images: Split, batch_size: int, threads: int
+        self, proto: onnx.ModelProto, samples: Split, batch_size: int, threads: int
     ) -> None:
         """Start at the network's input.
 
@@ -35,13 +35,13 @@ class Walk:
             batch_size: the largest batch; smaller if its tensors exceed a step's memory budget.
         """
         self._proto = proto
-        self._images = images
+        self._samples = samples
         self._threads = threads
         self._cuts = find_cuts(proto.graph)
         self._inputs = [value.name for value in proto.graph.input]
         self._source = self._inputs[0]  # stands for all inputs
-        self._kept: list[Array] | None = None  # the source, by batch; None: the images themselves
-        (sample,) = images.take(np.arange(1)).batches(1)
+        self._kept: list[Array] | None = None  # the source, by batch; None: the samples themselves
+        (sample,) = samples.take(np.arange(1)).batches(1)
         names = float_tensors(proto)
         if len(group(proto, names)) == 1:
             self._at_once = min(
@@ -66,7 +66,7 @@ class Walk:
             return
         kept: list[Array] = []
         for [batch] in self.run([source], label):
-            if len(self._images) * batch[0].nbytes > memory.step():
+            if len(self._samples) * batch[0].nbytes > memory.step():
                 return
             kept.append(batch)
         self._source = source
@@ -100,6 +100,6 @@ class Walk:
         if kept and needed.isdisjoint(self._inputs):
             yield from kept
             return
-        batches = self._images.batches(self._at_once, padded=False)
+        batches = self._samples.batches(self._at_once, padded=False)
         for batch, source in zip(batches, kept or repeat({}), strict=False):
             yield feed(batch, self._inputs) | source

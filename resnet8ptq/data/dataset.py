@@ -15,7 +15,7 @@ from resnet8ptq.core import cache, code
 from resnet8ptq.core.records import names_of
 from resnet8ptq.data import fields
 from resnet8ptq.data.fields import Fields, Layout
-from resnet8ptq.data.lazy import Batches, Images, LazyImages, in_parts
+from resnet8ptq.data.lazy import Batches, LazySamples, Stored, in_parts
 from resnet8ptq.data.preprocessing import RAW, Preprocessing, arrange
 
 Labels = NDArray[Any]
@@ -46,7 +46,7 @@ class Split:
         texts: the texts of which the samples are the tokens, [N]; None: samples are not texts.
     """
 
-    images: Images
+    stored: Stored
     labels: Labels | None
     source: str
     preprocessing: Preprocessing = RAW
@@ -61,7 +61,7 @@ class Split:
     texts: NDArray[np.object_] | None = None
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.stored)
 
     @cached_property
     def digest(self) -> str:
@@ -69,14 +69,14 @@ class Split:
 
         It does not depend on layout and dtype, which follow from the network.
         """
-        images = self.images
-        described = str(self.images.shape)
-        if images.dtype != np.uint8:
-            described += str(images.dtype.descr) if self.has_records else images.dtype.str
+        samples = self.stored
+        described = str(self.stored.shape)
+        if samples.dtype != np.uint8:
+            described += str(samples.dtype.descr) if self.has_records else samples.dtype.str
         if self.preprocessing != RAW:
             described += repr(self.preprocessing)
         digest = hashlib.sha256(described.encode())
-        for part in in_parts(images):
+        for part in in_parts(samples):
             digest.update(np.ascontiguousarray(part).data)
         for array in (self.labels, self.groups):
             if array is not None:
@@ -86,7 +86,7 @@ class Split:
     @cached_property
     def pixel_hashes(self) -> NDArray[np.bytes_]:
         """A 16-byte hash of each stored sample, [N]."""
-        return hash_samples(self.images) if self.hashes is None else self.hashes
+        return hash_samples(self.stored) if self.hashes is None else self.hashes
 
     @property
     def sample_ids(self) -> NDArray[np.uint64]:
@@ -96,7 +96,7 @@ class Split:
     @property
     def has_records(self) -> bool:
         """Whether the samples are records, see `core.records`."""
-        return bool(names_of(self.images.dtype))
+        return bool(names_of(self.stored.dtype))
 
     @cached_property
     def lengths(self) -> NDArray[np.int64] | None:
@@ -110,7 +110,7 @@ class Split:
         mask = None if self.fields is None else self.fields.mask
         if mask is None:
             return None
-        parts = [fields.lengths(part[mask]) for part in in_parts(self.images)]
+        parts = [fields.lengths(part[mask]) for part in in_parts(self.stored)]
         return np.concatenate([np.zeros(0, np.int64), *parts])
 
     @property
@@ -122,13 +122,13 @@ class Split:
     def sample_bytes(self) -> int:
         """The memory of one sample in bytes, counted as float32."""
         if self.has_records:
-            return self.images.dtype.itemsize
-        return 4 * math.prod(self.images.shape[1:])
+            return self.stored.dtype.itemsize
+        return 4 * math.prod(self.stored.shape[1:])
 
     @property
     def zeros(self) -> NDArray[Any]:
         """One network input [1, ...] of zeros, for tracing networks."""
-        stored = np.zeros((1, *self.images.shape[1:]), self.images.dtype)
+        stored = np.zeros((1, *self.stored.shape[1:]), self.stored.dtype)
         whole = self.prepare if self.fields is None else self.fields.whole
         return np.zeros_like(whole(stored))
 
@@ -145,16 +145,16 @@ class Split:
 
         For a network with integer inputs, only uint8 samples count as pictures.
         """
-        pixels = self.images.dtype == np.uint8 and self.dtype in ("float32", "uint8")
-        return pixels and len(self.images.shape) == 4
+        pixels = self.stored.dtype == np.uint8 and self.dtype in ("float32", "uint8")
+        return pixels and len(self.stored.shape) == 4
 
     def take(self, indices: NDArray[np.int64]) -> "Split":
         """Return the samples at `indices`, in that order, without a copy."""
-        images = self.images
-        if isinstance(images, LazyImages):
-            taken = LazyImages(images.whole, images.indices[indices])
+        samples = self.stored
+        if isinstance(samples, LazySamples):
+            taken = LazySamples(samples.whole, samples.indices[indices])
         else:
-            taken = LazyImages(images, np.arange(len(images))[indices])
+            taken = LazySamples(samples, np.arange(len(samples))[indices])
         labels, groups = (
             None if array is None else array[indices] for array in (self.labels, self.groups)
         )
@@ -165,7 +165,7 @@ class Split:
         hashes = self.pixel_hashes[indices] if known else None
         return replace(
             self,
-            images=taken,
+            stored=taken,
             labels=labels,
             groups=groups,
             hashes=hashes,
@@ -177,8 +177,8 @@ class Split:
         """Return a sample's name for messages, or its index in the stored array."""
         if self.names is not None:
             return str(self.names[index])
-        images = self.images
-        stored = images.indices[index] if isinstance(images, LazyImages) else index
+        samples = self.stored
+        stored = samples.indices[index] if isinstance(samples, LazySamples) else index
         return f"sample {stored} of {self.source}"
 
     def spaced(self, most: int) -> "Split":
@@ -209,7 +209,7 @@ class Split:
 
     def inputs(self, indices: NDArray[np.int64] | slice) -> NDArray[Any]:
         """Return the network inputs [n, ...] of the samples at `indices`."""
-        return self.prepare(self.images[indices])
+        return self.prepare(self.stored[indices])
 
     def limit(self, size: int) -> int:
         """Return `size`, reduced to the network's limit and the memory budget."""
@@ -219,7 +219,7 @@ class Split:
         """Return batches of network inputs [<=size, ...] of `dtype`; see `limit` and `parts`."""
         parts = self.parts(self.limit(size), padded)
         order = None if self.lengths is None else np.concatenate([*map(np.asarray, parts)])
-        return Batches(self.images, parts, self.prepare, order)
+        return Batches(self.stored, parts, self.prepare, order)
 
     def parts(self, size: int, padded: bool = True) -> Sequence[slice | NDArray[np.int64]]:
         """Return the sample indices of each batch of at most `size`.
@@ -243,7 +243,7 @@ class Split:
         ]
 
 
-def hash_samples(samples: Images) -> NDArray[np.bytes_]:
+def hash_samples(samples: Stored) -> NDArray[np.bytes_]:
     """Return a 16-byte hash of each sample, [N]."""
     hashes = (hashlib.blake2b(sample.tobytes(), digest_size=16).digest() for sample in samples)
     return np.fromiter(hashes, "S16", len(samples))
@@ -272,8 +272,8 @@ class Dataset:
     @property
     def image_shape(self) -> tuple[int, ...]:
         """The shape of one stored sample, such as (H, W, C), or of a record's first picture."""
-        images = self.test.images
-        return fields.picture_shape(images.dtype) or images.shape[1:]
+        samples = self.test.stored
+        return fields.picture_shape(samples.dtype) or samples.shape[1:]
 
     def with_splits(self, change: Callable[[Split], Split]) -> "Dataset":
         """Return the data set with `change` applied to every split."""
@@ -324,14 +324,14 @@ def keep(
 
     def open_split(side: Side) -> Split:
         def make(folder: Path) -> None:
-            images, labels = read(side)
-            np.save(folder / "images.npy", images)
+            samples, labels = read(side)
+            np.save(folder / "images.npy", samples)
             np.save(folder / "labels.npy", labels)
-            np.save(folder / "hashes.npy", hash_samples(images))
+            np.save(folder / "hashes.npy", hash_samples(samples))
 
         folder = cache.entry(cache_root, name, {**keys[side], "code": code.behind(module)}, make)
-        images = np.asarray(np.load(folder / "images.npy", mmap_mode="r"))
+        samples = np.asarray(np.load(folder / "images.npy", mmap_mode="r"))
         labels, hashes = (np.load(folder / f"{name}.npy") for name in ("labels", "hashes"))
-        return Split(images, labels, source, hashes=hashes)
+        return Split(samples, labels, source, hashes=hashes)
 
     return Dataset(name, class_names, open_split("train"), open_split("test"))

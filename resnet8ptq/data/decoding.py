@@ -24,7 +24,7 @@ from resnet8ptq.core.errors import ConfigError, DataError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.data import pictures
 from resnet8ptq.data.dataset import Dataset, Split
-from resnet8ptq.data.lazy import AT_ONCE, Images, LazyImages
+from resnet8ptq.data.lazy import AT_ONCE, LazySamples, Stored
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ def decode(
     on_bad: str,
     cache_root: Path,
     read: Read = pictures.decode,
-) -> tuple[Images, NDArray[np.int64]]:
+) -> tuple[Stored, NDArray[np.int64]]:
     """Return the readable pictures [N, H, W, C], and their indices in `packed`.
 
     Args:
@@ -91,7 +91,7 @@ def decode(
     _report([(packed[int(i)].name, reason) for i, reason in bad.items()], on_bad, len(packed))
     whole = np.load(entry / "images.npy", mmap_mode="r")
     good = np.array([i for i in range(len(packed)) if str(i) not in bad], np.int64)
-    return (LazyImages(whole, good) if bad else whole), good
+    return (LazySamples(whole, good) if bad else whole), good
 
 
 def differ_in_size(packed: Sequence[Picture]) -> bool:
@@ -230,7 +230,7 @@ def resize_all(data: Dataset, preprocess: PreprocessConfig, cache_root: Path) ->
         key, got = ("size", preprocess.size) if sized else ("channels", preprocess.channels)
         raise ConfigError(
             f"preprocess.{key}: got {got}, expected pictures [N, height, width, 1 or 3] of uint8; "
-            f"the samples are {data.test.images.dtype} {data.image_shape}"
+            f"the samples are {data.test.stored.dtype} {data.image_shape}"
         )
     train, test = (resize(split, preprocess, cache_root) for split in (data.train, data.test))
     return replace(data, train=train, test=test)
@@ -240,7 +240,7 @@ def resize(split: Split, preprocess: PreprocessConfig, cache_root: Path) -> Spli
     """Return a split of uint8 pictures [N, H, W, 1 or 3], resized or grey as set."""
     settings = str(sorted(asdict(preprocess).items()))
     key: cache.Key = {"images": split.digest, "settings": settings, **_versions()}
-    if split.images.shape[3] == 1:
+    if split.stored.shape[3] == 1:
         preprocess = replace(preprocess, channels="grey")
 
     def resize_one(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -248,12 +248,12 @@ def resize(split: Split, preprocess: PreprocessConfig, cache_root: Path) -> Spli
         return pictures.to_array(pictures.fit(Image.fromarray(squeezed), preprocess))
 
     def make(folder: Path) -> None:
-        shape = (len(split), *resize_one(split.images[0]).shape)
+        shape = (len(split), *resize_one(split.stored[0]).shape)
         whole = np.lib.format.open_memmap(folder / "images.npy", "w+", np.uint8, shape)
         starts = range(0, len(split), AT_ONCE)
         with ThreadPoolExecutor(machine.threads(None)) as pool:
             for start in track(starts, f"Resizing {len(split)} pictures"):
-                images = split.images[start : start + AT_ONCE]
+                images = split.stored[start : start + AT_ONCE]
                 whole[start : start + AT_ONCE] = list(pool.map(resize_one, images))
         whole.flush()
 
@@ -263,4 +263,4 @@ def resize(split: Split, preprocess: PreprocessConfig, cache_root: Path) -> Spli
         fit = partial(pictures.fit_mask, preprocess=preprocess) if labels.ndim == 3 else resize_one
         labels = np.stack([fit(label) for label in labels])
     images = np.load(folder / "images.npy", mmap_mode="r")
-    return replace(split, images=images, labels=labels, hashes=None)
+    return replace(split, stored=images, labels=labels, hashes=None)

@@ -11,7 +11,7 @@ AT_ONCE = 256  # samples in memory during a pass over many
 
 
 @dataclass(frozen=True, eq=False)
-class LazyImages:
+class LazySamples:
     """The samples of `whole` [M, ...] at `indices`, in that order, read on access.
 
     Slices, index arrays and numpy's functions return arrays. Converting all samples to an array
@@ -49,10 +49,10 @@ class LazyImages:
         return self[:].astype(dtype)
 
 
-Images = NDArray[Any] | LazyImages
+Stored = NDArray[Any] | LazySamples
 
 
-def in_parts(samples: Images) -> Iterator[NDArray[Any]]:
+def in_parts(samples: Stored) -> Iterator[NDArray[Any]]:
     """Yield samples [N, ...] in parts of at most `AT_ONCE`."""
     for start in range(0, len(samples), AT_ONCE):
         yield samples[start : start + AT_ONCE]
@@ -67,7 +67,7 @@ class Batches:
         order: the sample indices in the order of the batches; None: unchanged order.
     """
 
-    images: Images
+    stored: Stored
     parts: Sequence[slice | NDArray[np.int64]]
     prepare: Callable[[NDArray[Any]], NDArray[Any]]
     order: NDArray[np.int64] | None = None
@@ -77,7 +77,7 @@ class Batches:
 
     def __iter__(self) -> Iterator[NDArray[Any]]:
         for part in self.parts:
-            yield self.prepare(self.images[part])
+            yield self.prepare(self.stored[part])
 
     def restore(self, results: NDArray[Any]) -> NDArray[Any]:
         """Return the batches' results joined [N, ...], in the order of the samples."""

@@ -18,25 +18,25 @@ _OF_ALL_CLASSES = 2000  # calibration samples of more than 20 classes, which the
 _WITHOUT_CLASSES = 1000  # calibration samples in total
 _HELD_OUT = 2000  # in total
 LEAST_TO_CHOOSE = 50  # samples
-_HELD_OUT_SEED = 0  # a constant, so that all runs hold out the same images
+_HELD_OUT_SEED = 0  # a constant, so that all runs hold out the same samples
 
 
 def draw_calibration(
     data: Dataset, samples_per_class: int | None, seed: int, held_out: Sequence[Split] = ()
 ) -> CalibrationSet:
-    """Draw `samples_per_class` training images of each class, without replacement, seeded.
+    """Draw `samples_per_class` training samples of each class, without replacement, seeded.
 
-    Without classes, draw `samples_per_class` images in total. A data set with separate calibration
-    samples draws from those. Copies of test images are not drawn.
+    Without classes, draw `samples_per_class` samples in total. A data set with separate calibration
+    samples draws from those. Copies of test samples are not drawn.
 
     Args:
         samples_per_class: None: 100 for each class, or all of a smaller class. With more than 20
             classes, 2,000 in total; without classes, 1,000. If these are more than half of the
-            training images, the images of `draw_held_out` stay free for choices.
-        held_out: splits whose images are not drawn.
+            training samples, the samples of `draw_held_out` stay free for choices.
+        held_out: splits whose samples are not drawn.
 
     Raises:
-        ConfigError: every class has fewer images.
+        ConfigError: every class has fewer samples.
         DataError: every image is also a test image.
     """
     pool = data.calibrating
@@ -50,7 +50,7 @@ def draw_calibration(
     free = _is_in_none(pool, held_out) if held_out else np.ones(len(pool), np.bool_)
     unseen = data.unseen if data.calibration is None else _is_in_none(pool, [data.test])
     if len(pool) and not unseen.any():
-        raise DataError(f"{data.name}: {len(pool)} calibration images are test images too")
+        raise DataError(f"{data.name}: {len(pool)} calibration samples are test samples too")
     free &= unseen
     if not free.any():
         if not held_out:
@@ -94,11 +94,11 @@ def _check_wanted(wanted: int, counts: Sequence[int], data: Dataset, held_out: b
         which = f"of class {data.class_names[largest]!r} " if len(counts) > 1 else ""
         raise ConfigError(
             f"calib.samples_per_class: got {wanted}, expected at most {counts[largest]}: the "
-            f"training images {which}in {data.name}{left}"
+            f"training samples {which}in {data.name}{left}"
         )
     log.warning(
         "calib.samples_per_class: got %d, but %d of %d classes of %s have fewer training "
-        "images%s: all images of these classes calibrate",
+        "samples%s: all samples of these classes calibrate",
         wanted,
         fewer,
         len(counts),
@@ -107,36 +107,36 @@ def _check_wanted(wanted: int, counts: Sequence[int], data: Dataset, held_out: b
     )
 
 
-def draw_held_out(data: Dataset, images: int | None, taken: Sequence[Split] = ()) -> Split:
-    """Draw training images for choices, balanced by class as far as possible.
+def draw_held_out(data: Dataset, samples: int | None, taken: Sequence[Split] = ()) -> Split:
+    """Draw training samples for choices, balanced by class as far as possible.
 
-    The draw depends on the data only, so runs with different seeds and calibration images are
-    measured on the same images. A smaller draw is part of a larger one. Copies of test images are
+    The draw depends on the data only, so runs with different seeds and calibration samples are
+    measured on the same samples. A smaller draw is part of a larger one. Copies of test samples are
     not drawn. The other sample of a drawn pair is drawn too, if it is free.
 
     Args:
-        images: number of images; None: 2,000, or half of the free images if this is less.
-        taken: splits whose images are not drawn.
+        samples: number of samples; None: 2,000, or half of the free samples if this is less.
+        taken: splits whose samples are not drawn.
 
     Raises:
-        ConfigError: fewer than `images` are free.
+        ConfigError: fewer than `samples` are free.
     """
     free = data.unseen & _is_in_none(data.train, taken) if taken else data.unseen
-    if images is None:
-        images = min(_HELD_OUT, max(free.sum() // 2, 1))
-        if images < _HELD_OUT:
+    if samples is None:
+        samples = min(_HELD_OUT, max(free.sum() // 2, 1))
+        if samples < _HELD_OUT:
             log_once(
                 log,
                 "%s: %d of %d training samples are held out, half of them; held_out_images= sets "
                 "another number",
                 data.name,
-                int(images),
+                int(samples),
                 int(free.sum()),
             )
-    if images > free.sum():
+    if samples > free.sum():
         raise ConfigError(
-            f"held_out_images: got {images}, expected at most {free.sum()}: the training images of "
-            f"{data.name} that are neither test images nor held out for something else"
+            f"held_out_images: got {samples}, expected at most {free.sum()}: the training samples "
+            f"of {data.name} that are neither test samples nor held out for something else"
         )
     random = np.random.default_rng(_HELD_OUT_SEED)
     classes = [
@@ -145,7 +145,7 @@ def draw_held_out(data: Dataset, images: int | None, taken: Sequence[Split] = ()
     ]
     # Take the first image of each class, then the second of each, and so on: the sort is stable.
     turns = np.concatenate([np.arange(len(members)) for members in classes])
-    drawn = np.concatenate(classes)[np.argsort(turns, kind="stable")[:images]]
+    drawn = np.concatenate(classes)[np.argsort(turns, kind="stable")[:samples]]
     return data.train.take(np.sort(_keep_pairs(data.train, drawn, free)).astype(np.int64))
 
 
@@ -160,10 +160,10 @@ def _keep_pairs(
     return np.flatnonzero(free & np.isin(groups, groups[drawn[first]]))
 
 
-def draw_selection(data: Dataset, images: int | None, calibration: Split) -> Split | None:
-    """Draw selection samples from the training images: `draw_held_out` without `calibration`.
+def draw_selection(data: Dataset, samples: int | None, calibration: Split) -> Split | None:
+    """Draw selection samples from the training samples: `draw_held_out` without `calibration`.
 
-    Runs with different calibration images draw nearly the same images.
+    Runs with different calibration samples draw nearly the same samples.
 
     Returns:
         The samples; None if there are fewer than `LEAST_TO_CHOOSE`, or if only one of the splits
@@ -172,7 +172,7 @@ def draw_selection(data: Dataset, images: int | None, calibration: Split) -> Spl
     labelled = (data.train.labels is None) == (data.test.labels is None)
     if not labelled or len(data.train) < 2 * LEAST_TO_CHOOSE:
         return None
-    chosen = leave_out(draw_held_out(data, images), [calibration])
+    chosen = leave_out(draw_held_out(data, samples), [calibration])
     return chosen if len(chosen) >= LEAST_TO_CHOOSE else None
 
 
@@ -206,7 +206,7 @@ def shuffle(split: Split) -> Split:
 
 
 def leave_out(split: Split, others: Iterable[Split]) -> Split:
-    """Return the images of `split` that are in none of `others`, compared by pixels."""
+    """Return the samples of `split` that are in none of `others`, compared by pixels."""
     return split.take(np.flatnonzero(_is_in_none(split, others)))
 
 

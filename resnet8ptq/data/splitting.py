@@ -172,7 +172,7 @@ def keep_split(
         ConfigError: training and test pictures differ in size, and `preprocess.size` is null.
     """
     sides = (train.split, test.split)
-    shapes = [side.images.shape[1:] for side in sides]
+    shapes = [side.stored.shape[1:] for side in sides]
     if shapes[0] != shapes[1]:
         if all(side.has_pictures for side in sides):
             raise ConfigError(

@@ -51,7 +51,7 @@ class Vectors:
 def of_split(split: Split, predictor: Predictor, many: bool = False) -> Vectors:
     """Return samples evenly spread over a split: `COUNT`, or `many` within the memory limit."""
     count = max(COUNT, min(MANY, MANY_BYTES // split.sample_bytes)) if many else COUNT
-    samples = np.asarray(split.spaced(count).images)
+    samples = np.asarray(split.spaced(count).stored)
     inputs = split.prepare(samples)
     return predict(samples, inputs, predictor, split.preprocessing, split.layout)
 

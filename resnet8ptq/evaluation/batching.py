@@ -114,7 +114,7 @@ def find_batching(
         return Batching(sizes[0], *widest)
     key: cache.Key = {
         **about,
-        "shape": str(split.input_shape or split.images.dtype),
+        "shape": str(split.input_shape or split.stored.dtype),
         "sizes": str(sizes),
         "ways": str(sorted(ways)),
         **cache.made_with(__name__),

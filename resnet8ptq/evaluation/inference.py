@@ -105,7 +105,7 @@ def _join(batches: Sequence[Sequence[Array]]) -> tuple[Array, ...]:
 
 def targets_of(split: Split) -> Targets:
     """Return the targets of a split: labels, groups, inputs, pictures, lengths."""
-    pictures = (lambda indices: split.images[indices]) if split.has_pictures else None
+    pictures = (lambda indices: split.stored[indices]) if split.has_pictures else None
     return Targets(split.labels, split.groups, split.inputs, pictures, lengths=split.masked_lengths)
 
 

@@ -40,8 +40,8 @@ def fit(dataset: Dataset, fp32: Fp32Model) -> Dataset:
             f"({fp32.conversion.why_fixed})"
         )
     test = dataset.test
-    matched = match(test.images[:1], test.preprocessing, contract)
-    longest = None if matched.fields is None else matched.fields.longest(test.images.dtype)
+    matched = match(test.stored[:1], test.preprocessing, contract)
+    longest = None if matched.fields is None else matched.fields.longest(test.stored.dtype)
     most = samples_at_once(onnx.load(fp32.onnx_path), longest)
     # A split has the attributes of a match under the same names.
     changes: dict[str, Any] = {**vars(matched), "at_once": contract.batch, "within_memory": most}

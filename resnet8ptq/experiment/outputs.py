@@ -8,7 +8,7 @@
 | `predictions.npz` | the values that the task keeps for each test image, of model and baseline |
 | `choice.npz` | the same for the selection samples |
 | `per_class.csv`, `confusion.csv`, `classes.png`, `roc.png`, ... | tables and figures of the task |
-| `calibration.csv` | indices of the calibration images in the training split, with labels |
+| `calibration.csv` | indices of the calibration samples in the training split, with labels |
 | `calibration.json`, `.flatbuffers`, `.cache` | activation ranges for `calib.table` |
 | `exclusion.csv` | with `nodes_to_exclude=auto`: the trials |
 | `placement.csv` | with `precision.placement`: the blocks, with the time that 8 bits save |
@@ -103,7 +103,7 @@ def _title(config: RunConfig, value: str) -> str:
 
 
 def _drawn(calibration: CalibrationSet) -> Iterable[Sequence[object]]:
-    """Return the indices of the images, with their classes if they have any."""
+    """Return the indices of the samples, with their classes if they have any."""
     labels = calibration.split.labels
     if labels is None or labels.ndim > 1 or labels.dtype.kind == "V":
         return [["index"], *([index] for index in calibration.indices.tolist())]

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure  # no pyplot: nothing here needs a screen o
 
 
 def fine_tuning(points: Sequence[Mapping[str, float]]) -> Figure:
-    """Draw the training loss, and loss and accuracy on the held-out images, over the steps."""
+    """Draw the training loss, and loss and accuracy on the held-out samples, over the steps."""
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     series = (
@@ -18,7 +18,7 @@ def fine_tuning(points: Sequence[Mapping[str, float]]) -> Figure:
         curve = [(point["step"], point[name]) for point in points if name in point]
         axes.plot(*zip(*curve, strict=True), color=colour, marker=marker, label=label)
     left.set(ylabel="distillation loss")
-    right.set(ylabel="accuracy of held-out images")
+    right.set(ylabel="accuracy of held-out samples")
     for axes in (left, right):
         axes.set(xlabel="step")
         axes.grid(alpha=0.3)

@@ -155,9 +155,9 @@ def keep_large_in_float(work: Workspace, prepared: Prepared) -> Prepared:
     Their weights have values that float16 lacks, or a runtime that computes in float16 overflows.
     """
     calib = replace(work.config.calib, name="minmax", table=None)
-    images = work.samples.calibrating.split
+    samples = work.samples.calibrating.split
     runtime = work.evaluator.runtime
-    activations = Activations(prepared.network.onnx_path, images, calib, runtime)
+    activations = Activations(prepared.network.onnx_path, samples, calib, runtime)
     beyond = activations.find_beyond(LARGEST_HALF)
     if beyond:
         listed = ", ".join(f"{name} ({peak:,.0f})" for name, peak in beyond.items())

@@ -118,9 +118,9 @@ def _log_unchecked(taken: PreprocessConfig, split: Split) -> None:
 def usual(split: Split, sized: bool) -> Iterator[tuple[str, Preprocessing]]:
     """Yield the usual preprocessings of pixels, with their settings."""
     unit = _is_unit(split)
-    if split.dtype != "float32" or (split.images.dtype != np.uint8 and not unit):
+    if split.dtype != "float32" or (split.stored.dtype != np.uint8 and not unit):
         return
-    coloured = split.images.shape[-1] == 3
+    coloured = split.stored.shape[-1] == 3
     for name, (scale, mean, std) in _USUAL.items():
         scale = scale * 255 if unit else scale
         steps = replace(split.preprocessing, bgr=name == "caffe", scale=scale, mean=mean, std=std)
@@ -135,10 +135,10 @@ def usual(split: Split, sized: bool) -> Iterator[tuple[str, Preprocessing]]:
 
 def _is_unit(split: Split) -> bool:
     """Return whether samples are pictures of floats from 0 to 1, a usual scaling of pixels."""
-    shape = split.images.shape
-    if split.images.dtype.kind != "f" or len(shape) != 4 or not {shape[1], shape[3]} & {1, 3}:
+    shape = split.stored.shape
+    if split.stored.dtype.kind != "f" or len(shape) != 4 or not {shape[1], shape[3]} & {1, 3}:
         return False
-    some = split.spaced(SAMPLES).images[:]
+    some = split.spaced(SAMPLES).stored[:]
     return bool(some.size and some.min() >= 0 and 0 < some.max() <= 1)
 
 

@@ -21,7 +21,7 @@ class Recorder(Protocol):
     def log_datasets(
         self, data: Dataset, calibration: CalibrationSet, class_names: Sequence[str] = ()
     ) -> None:
-        """Log the calibration images, the scored images, their digests, and the class names."""
+        """Log the calibration samples, the scored samples, their digests, and the class names."""
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log points of curves, such as a loss, at `step`."""

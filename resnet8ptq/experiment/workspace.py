@@ -90,12 +90,12 @@ class Workspace:
         seven_bits = self.settings.quantizer.resolve().weight_bits == 7
         return Plan.of(decisions, WeightScheme.of(self.config, seven_bits))
 
-    def setting(self, decisions: Decisions, images: Split) -> CorrectionSettings:
+    def setting(self, decisions: Decisions, samples: Split) -> CorrectionSettings:
         """Return the settings of the corrections."""
         return CorrectionSettings(
             weights=self.plan(decisions),
             selection=self.settings.quantizer.select(decisions),
-            images=images,
+            samples=samples,
             calib=self.config.calib,
             runtime=self.evaluator.runtime,
             activations=self.activations,
@@ -104,8 +104,8 @@ class Workspace:
 
     def quantize(self, prepared: Prepared, folder: Path) -> Quantized:
         """Quantize the prepared network into `folder`."""
-        images = self.samples.calibrating.split
-        return self.evaluator.quantize(prepared.network, prepared.decisions, images, folder)
+        samples = self.samples.calibrating.split
+        return self.evaluator.quantize(prepared.network, prepared.decisions, samples, folder)
 
     def vary(self, config: RunConfig | None = None, /, **changes: Any) -> "Workspace":
         """Return the inputs of a trial with other settings; see `Settings.vary`."""
@@ -115,8 +115,8 @@ class Workspace:
 
     def provenance(self, network: Fp32Model) -> table.Provenance:
         """Return the origin of calibrated ranges."""
-        images = self.samples.calibrating.split
-        return table.provenance(self.config.calib, network.onnx_path, images)
+        samples = self.samples.calibrating.split
+        return table.provenance(self.config.calib, network.onnx_path, samples)
 
 
 Step = Callable[[Workspace, Prepared], Prepared]

@@ -62,12 +62,12 @@ def _describe(
     }
     if samples.texts is not None:
         return {**example, "text": str(samples.texts[index])[:MOST_CHARACTERS]}
-    [picture] = samples.images[np.array([index])]
+    [picture] = samples.stored[np.array([index])]
     return {**example, "png": base64.b64encode(to_png(picture)).decode()}
 
 
 def _is_picture(samples: Split) -> bool:
-    return samples.has_pictures and samples.images.shape[3] in (1, 3)
+    return samples.has_pictures and samples.stored.shape[3] in (1, 3)
 
 
 def to_png(picture: NDArray[Any]) -> bytes:

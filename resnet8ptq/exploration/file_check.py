@@ -120,7 +120,7 @@ def _find_preprocessing(run: Run, samples: Split, expected: Outputs, sized: bool
 def _other_steps(samples: Split, sized: bool) -> Iterator[tuple[str, Preprocessing]]:
     yield from usual(samples, sized)
     own = samples.preprocessing
-    if samples.has_pictures and samples.images.shape[-1] == 3:
+    if samples.has_pictures and samples.stored.shape[-1] == 3:
         order = "rgb" if own.bgr else "bgr"
         yield f"preprocess.channels={order}", replace(own, bgr=not own.bgr)
 

@@ -84,7 +84,7 @@ def _find_samples(settings: Settings) -> _SampleFacts | str:
         return f"data={config.data.name}: {error}"
     test = data.test
     return _SampleFacts(
-        one=test.images[:1],
+        one=test.stored[:1],
         classes=len(data.class_names),
         named=data.named,
         pictures=test.has_pictures,

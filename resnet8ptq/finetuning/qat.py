@@ -1,6 +1,6 @@
 """`method=qat`: fine-tunes the network to reduce the quantization loss.
 
-A student with fake quantization learns from the FP32 network, on training images. The result is a
+A student with fake quantization learns from the FP32 network, on training samples. The result is a
 network with activation ranges, which every backend can quantize.
 """
 
@@ -70,10 +70,10 @@ def fine_tune(
     ended at the deadline, if it gets more time.
 
     Args:
-        dataset: the data set; training uses its training images, except held-out ones and copies of
-            test images.
-        calibration: calibration images for the initial ranges.
-        held_out: held-out training images for the choice of the epoch.
+        dataset: the data set; training uses its training samples, except held-out ones and
+            copies of test samples.
+        calibration: calibration samples for the initial ranges.
+        held_out: held-out training samples for the choice of the epoch.
         report: called with each point of the curves, including points from the cache.
 
     Raises:
@@ -152,7 +152,7 @@ def _check_calibration(settings: QatSettings) -> None:
 def _digests(dataset: Dataset, calibration: CalibrationSet, held_out: Split) -> dict[str, str]:
     return {
         "train": dataset.train.digest,
-        "test": dataset.test.digest,  # whose images are left out
+        "test": dataset.test.digest,  # whose samples are left out
         "calibration": calibration.digest,
         "held_out": held_out.digest,
     }

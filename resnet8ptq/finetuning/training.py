@@ -38,7 +38,7 @@ class _State:
     """The content of a checkpoint after `epoch` epochs; epoch 0 is before training.
 
     Attributes:
-        best: the student with the smallest loss on held-out images.
+        best: the student with the smallest loss on held-out samples.
     """
 
     epoch: int
@@ -56,7 +56,7 @@ class Trainer:
     Attributes:
         student: the module to train, from network inputs [n, ...] to logits [n, classes].
         teacher: the FP32 network, with the same inputs and outputs.
-        held_out: held-out training images for the choice of the epoch.
+        held_out: held-out training samples for the choice of the epoch.
         checkpoint: the file for continuing an interrupted training.
         report: called with each point of the curves, including points before an interruption.
         deadline: the time limit; the training ends after its last complete epoch.
@@ -139,7 +139,7 @@ class Trainer:
             for group in optimizer.param_groups:
                 group["lr"] = rate * group["unit"]
             chosen = order[batch : batch + settings.batch_size]
-            stored = self.train.images[chosen]
+            stored = self.train.stored[chosen]
             shown = augment(stored, random) if self.train.has_pictures else stored
             loss, _ = self._loss(torch.from_numpy(self.train.prepare(shown)).to(self.device))
             optimizer.zero_grad()
@@ -171,7 +171,7 @@ class Trainer:
         return distillation_loss(logits, target, self.settings.temperature), logits
 
     def _validate(self, state: _State) -> None:
-        """Add loss and accuracy on the held-out images; keep the student if it is the best.
+        """Add loss and accuracy on the held-out samples; keep the student if it is the best.
 
         Without labels, the teacher's classes are the labels.
         """

@@ -129,7 +129,7 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path, torch: bool = Tru
     def make(folder: Path) -> None:
         log.info("converting the network: %s", source)
         crashed = ModelError(f"{source}: {conversion.CRASHED}")
-        samples = np.asarray(checked.images[:])
+        samples = np.asarray(checked.stored[:])
         arguments = source, folder, samples, config, checked.preprocessing
         isolation.call(
             conversion.convert,
@@ -166,7 +166,7 @@ def _with_torch(model: Fp32Model, checked: Split, cache_root: Path) -> Fp32Model
 
     def make(folder: Path) -> None:
         crashed = ModelError(f"{model.source}: {conversion.CRASHED}")
-        samples = np.asarray(checked.images[:])
+        samples = np.asarray(checked.stored[:])
         steps = checked.preprocessing
         arguments = (model.onnx_path, samples, steps, model.conversion.final)
         result = isolation.call(

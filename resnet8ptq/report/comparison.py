@@ -1,6 +1,6 @@
 """A sweep read back from MLflow, and the tests of its differences.
 
-Only runs on the same images are compared; see `facts.group`. P-values of one kind are corrected
+Only runs on the same samples are compared; see `facts.group`. P-values of one kind are corrected
 together (Holm, 1979). The kinds are: runs against their FP32 baselines (`facts.adjusted_p`), the
 same by class, and runs against the best one (`verdicts.as_good_as`).
 """
@@ -67,7 +67,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Family:
-    """The cells of one family, scored on the same images and tested together."""
+    """The cells of one family, scored on the same samples and tested together."""
 
     cells: tuple[Cell, ...]
     limits: ReportConfig = field(default_factory=ReportConfig)  # see `verdicts.assess`

@@ -55,11 +55,11 @@ _VARY_BELOW = (
 
 
 def group(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
-    """Return families of runs, which were scored in the same way on the same images.
+    """Return families of runs, which were scored in the same way on the same samples.
 
     Families of selection samples come last, because they recommend nothing. Only runs of one family
-    are ranked, tested and drawn together. A run without images joins the family with the same
-    settings for images, else the first family. Without runs there is one empty family.
+    are ranked, tested and drawn together. A run without samples joins the family with the same
+    settings for samples, else the first family. Without runs there is one empty family.
     """
     asked: dict[tuple[str | None, ...], tuple[str | None, ...]] = {}
     for record in records:
@@ -70,7 +70,7 @@ def group(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
     for record in records:
         scored = _scored(record) if record.samples_digest else asked.get(_asked(record), first)
         families.setdefault(scored, []).append(record)
-    return sorted(families.values(), key=lambda f: images_of(f) == "selection") or [[]]
+    return sorted(families.values(), key=lambda f: samples_of(f) == "selection") or [[]]
 
 
 def _scored(record: RunRecord) -> tuple[str | None, ...]:
@@ -78,7 +78,7 @@ def _scored(record: RunRecord) -> tuple[str | None, ...]:
 
 
 def _asked(record: RunRecord) -> tuple[str | None, ...]:
-    """Return the settings that determine the scored images."""
+    """Return the settings that determine the scored samples."""
     held_out = ["held_out_images"] * record.held_out
     return record.select("data", "evaluate.split", "evaluate.stop", "task", *held_out)
 
@@ -170,7 +170,7 @@ def label(members: Sequence[RunRecord], keys: Sequence[str]) -> str:
 
 
 def headings(families: Sequence[Sequence[RunRecord]]) -> list[str]:
-    """Return the title of each family of `group`; equal titles get the digest of the images."""
+    """Return the title of each family of `group`; equal titles get the digest of the samples."""
     titles = [title(family) for family in families]
     shown = []
     for text, family in zip(titles, families, strict=True):
@@ -182,20 +182,20 @@ def headings(families: Sequence[Sequence[RunRecord]]) -> list[str]:
 
 
 def title(records: Sequence[RunRecord]) -> str:
-    """Return the data sets and models of the runs, and the number of scored images."""
+    """Return the data sets and models of the runs, and the number of scored samples."""
     measured = [record for record in records if record.samples is not None] or records
     names = {(record.dataset, record.model) for record in measured}
     totals = {int(r.samples_planned or r.samples) for r in records if r.samples is not None}
-    kind = images_of(measured)
+    kind = samples_of(measured)
     most = "up to " if any(map(is_stopped, records)) else ""
-    images = f", {most}{totals.pop():,} {kind} samples" if len(totals) == 1 else ""
+    samples = f", {most}{totals.pop():,} {kind} samples" if len(totals) == 1 else ""
     scored = {record.scored_as for record in measured} - {"classification"}
     tasks = "".join(f", task={name}" for name in sorted(scored))
-    return "; ".join(f"{data}, {model}" for data, model in sorted(names)) + images + tasks
+    return "; ".join(f"{data}, {model}" for data, model in sorted(names)) + samples + tasks
 
 
-def images_of(records: Sequence[RunRecord]) -> str:
-    """Return the kind of the scored images."""
+def samples_of(records: Sequence[RunRecord]) -> str:
+    """Return the kind of the scored samples."""
     kinds = {record.samples_from for record in records}
     return next((kind for kind in ("selection", "held-out training") if kind in kinds), "test")
 

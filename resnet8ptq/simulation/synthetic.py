@@ -79,7 +79,7 @@ def make_samples(
     folder = cache.entry(runtime.cache_root, "synthetic", key, make)
     values = np.asarray(np.load(folder / "samples.npy", mmap_mode="r"))
     return Split(
-        images=values,
+        stored=values,
         labels=None,
         source="synthetic samples",
         preprocessing=RAW,
@@ -90,7 +90,7 @@ def make_samples(
 
 def _find_range(like: Split) -> tuple[float, float]:
     """Return the smallest and the largest input: of pictures by their preprocessing, else free."""
-    stored = like.images[:1]
+    stored = like.stored[:1]
     if stored.dtype != np.uint8:
         return -np.inf, np.inf
     ends = [like.prepare(np.full_like(stored, level)) for level in (0, 255)]

@@ -1,4 +1,4 @@
-"""The identity of a run: a hash of its settings, code, versions, network and images."""
+"""The identity of a run: a hash of its settings, code, versions, network and samples."""
 
 import hashlib
 import json
@@ -45,19 +45,19 @@ def find(settings: Settings) -> str:
     """Return a hexadecimal hash, equal for two runs only if their results would be equal.
 
     It covers settings, code of this package, versions of the frameworks, network, training and test
-    images. It does not cover the CPU, because the jobs of a sweep may run on several kinds.
+    samples. It does not cover the CPU, because the jobs of a sweep may run on several kinds.
 
     Raises:
-        PtqError: the images or the network are missing.
+        PtqError: the samples or the network are missing.
     """
     config = settings.config
-    images = settings.data
+    samples = settings.data
     hashed = {key: value for key, value in asdict(config).items() if key not in _IGNORED}
     hashed["threads"] = settings.asked.threads  # those of a worker change no result
     hashed["report"] = {k: v for k, v in hashed["report"].items() if k not in _OF_REPORT}
-    hashed["data"] = [images.name, images.train.digest, images.test.digest]
-    if images.calibration is not None:
-        hashed["calib"] |= {"images": images.calibration.digest}
+    hashed["data"] = [samples.name, samples.train.digest, samples.test.digest]
+    if samples.calibration is not None:
+        hashed["calib"] |= {"images": samples.calibration.digest}
     network = settings.network.sha256
     hashed["model"] = {**hashed["model"], "path": network, "state_dict": None}
     if config.backend.path is not None:

@@ -65,7 +65,7 @@ class DataSet:
     source: str
     digest: str
     context: str
-    images: Kind | dict[str, Kind]
+    samples: Kind | dict[str, Kind]
     targets: Kind | None = None
 
 

@@ -85,7 +85,7 @@ class Run:
     def log_datasets(
         self, data: Dataset, calibration: CalibrationSet, class_names: Sequence[str] = ()
     ) -> None:
-        """Log the calibration and test images with their digests, and the class names."""
+        """Log the calibration and test samples with their digests, and the class names."""
         drawn = calibration.split
         test = data.test
         self.journal.datasets = [
@@ -156,7 +156,7 @@ class Run:
 
 
 def _describe(name: str, split: Split, digest: str, context: str) -> DataSet:
-    images = split.images
+    samples = split.stored
     targets = split.labels
     if targets is not None and targets.dtype.kind not in "biuf":
         targets = None  # MLflow has no type for boxes; texts have any length
@@ -165,7 +165,7 @@ def _describe(name: str, split: Split, digest: str, context: str) -> DataSet:
         source=str(split.source),
         digest=digest,
         context=context,
-        images=_describe_inputs(images.dtype, images.shape),
+        samples=_describe_inputs(samples.dtype, samples.shape),
         targets=None if targets is None else (str(targets.dtype), list(targets.shape)),
     )
 

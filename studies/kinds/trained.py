@@ -80,7 +80,7 @@ def cifar(train_images: int, test_images: int) -> tuple[Array, Array, Array, Arr
     for split, count in ((data.train, train_images), (data.test, test_images)):
         labels = np.asarray(split.labels, np.int64)
         chosen = np.random.default_rng(1).permutation(len(labels))[:count]
-        images = np.asarray(split.images[:])[chosen].astype(np.float32) / 255
+        images = np.asarray(split.stored[:])[chosen].astype(np.float32) / 255
         arrays += [np.ascontiguousarray(images.transpose(0, 3, 1, 2)), labels[chosen]]
     return arrays[0], arrays[1], arrays[2], arrays[3]
 

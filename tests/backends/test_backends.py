@@ -259,7 +259,7 @@ def test_given_ranges_win_and_make_calibration_needless(
 )
 def test_logits_give_the_probabilities(quantize, settings):
     cell = quantize("dtype=u8s8", *settings)
-    images = cell.data.test.images[:50].astype(np.float32)
+    images = cell.data.test.stored[:50].astype(np.float32)
     logits = cell.predictor.logits(images)
     assert logits is not None
     [probabilities] = cell.predictor.predict(images)

@@ -417,7 +417,7 @@ def test_nodes_with_infinite_values_stay_in_float(shapes_model, tmp_path):
     artifact = quantize_network(quantizer, network, samples, tmp_path)
     assert artifact.quantized_layers == 2
     assert artifact.ranges.keys() == {"x", "wide", "some", "cut", "y"}
-    batch = samples.images[:]
+    batch = samples.stored[:]
     [expected], [got] = open_runner(proto)(batch), quantizer.load(artifact.path, 1).predict(batch)
     assert np.corrcoef(expected.ravel(), got.ravel())[0, 1] > 0.99
 

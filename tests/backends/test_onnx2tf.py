@@ -265,7 +265,7 @@ def test_a_transformer_with_channels_first(converter, shapes_model, shapes, tmp_
     path = tmp_path / "folded.onnx"
     onnx.save(transformers.build(), path)
     pixels = np.random.default_rng(0).random((24, 3, 8, 6), np.float32)
-    samples = replace(shapes.train.take(np.arange(24)), images=pixels)
+    samples = replace(shapes.train.take(np.arange(24)), stored=pixels)
     contract = Contract((PIXELS,), (Tensor("head", (3,), "float32"),))
     record = replace(shapes_model.conversion, contract=contract, final="logits")
     model = replace(shapes_model, onnx_path=path, conversion=record)

@@ -100,7 +100,7 @@ def test_rows_of_different_size_are_rounded_once(phrases, backend, tmp_path):
     """Each by its own scale; a normalization would enlarge the error of one scale for all."""
     data, fp32 = phrases
     random = np.random.default_rng(0)
-    count = 1 + int(data.test.images[:]["input_ids"].max())
+    count = 1 + int(data.test.stored[:]["input_ids"].max())
     sizes = 10 ** random.uniform(-2, 0, size=(count, 1))
     table = (sizes * random.normal(size=(count, 64))).astype(np.float32)
     named = {"ids": "input_ids", "mask": "int64[N, L] attention_mask"}
@@ -158,9 +158,9 @@ def test_padding_does_not_calibrate(phrases, tmp_path):
     data, fp32 = phrases
     config = make_config("data=shapes", "backend=onnx", "per_channel=true")
     drawn = draw_calibration(data, 10, 0).split
-    stored = drawn.images[:]
+    stored = drawn.stored[:]
     longer = {name: np.pad(stored[name], [(0, 0), (0, 9)]) for name in stored.dtype.names}
-    padded = replace(drawn, images=pack(longer))
+    padded = replace(drawn, stored=pack(longer))
     ranges = [
         quantize_network(quantizer_of(config), fp32, split, folder).ranges
         for split, folder in ((drawn, tmp_path / "a"), (padded, tmp_path / "b"))

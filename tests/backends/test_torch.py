@@ -156,7 +156,7 @@ def test_a_reshape_before_the_softmax_changes_nothing(quantize, shapes_model, tm
     artifact = quantize_network(
         quantizer, model, draw_calibration(whole.data, 20, whole.config.seed).split, tmp_path
     )
-    images = whole.data.test.images[:50].astype(np.float32)
+    images = whole.data.test.stored[:50].astype(np.float32)
     [result] = quantizer.load(artifact.path, THREADS).predict(images)
     np.testing.assert_allclose(result, whole.predict(images=50), atol=2 / 256)
 

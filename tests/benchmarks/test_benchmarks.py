@@ -32,7 +32,7 @@ def batches(shapes: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
     parts = {f"data_batch_{n}": shapes.train.take(part) for n, part in enumerate(train, 1)}
     parts["test_batch"] = shapes.test.take(np.arange(TESTED))
     for name, split in parts.items():
-        planes = split.images[:].transpose(0, 3, 1, 2).reshape(len(split), -1)
+        planes = split.stored[:].transpose(0, 3, 1, 2).reshape(len(split), -1)
         batch = {"data": np.ascontiguousarray(planes), "labels": split.labels.tolist()}
         (folder / name).write_bytes(pickle_published(batch))
     return folder
@@ -45,7 +45,7 @@ def test_bare_loop_reads_and_draws_the_same_images(batches, shapes):
     np.testing.assert_array_equal(images, expected_images)
     np.testing.assert_array_equal(labels, expected_labels)
     drawn = draw_calibration(shapes, 100, 42)
-    np.testing.assert_array_equal(bare.draw_calibration(images, labels), drawn.split.images)
+    np.testing.assert_array_equal(bare.draw_calibration(images, labels), drawn.split.stored)
 
 
 def test_bare_loop_refuses_a_pickle_that_runs_code(tmp_path):

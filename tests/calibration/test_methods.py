@@ -504,7 +504,7 @@ def test_very_small_and_very_large_tensors_have_ranges(config, scale):
 
 
 def test_mse_and_moving_average_keep_more_of_the_logits_than_minmax(real_files, tmp_path):
-    """On training images that did not calibrate; per channel, where activations tell."""
+    """On training samples that did not calibrate; per channel, where activations tell."""
     if not machine.has_vnni():
         pytest.skip("without VNNI 16-bit sums saturate, which drowns the difference")
     config = make_run_config("dtype=u8s8", "per_channel=true", "calib.samples_per_class=20")
@@ -513,7 +513,7 @@ def test_mse_and_moving_average_keep_more_of_the_logits_than_minmax(real_files, 
     network = model.load(config.model, dataset, cache.folder(None))
     drawn = draw_calibration(dataset, 20, config.seed)
     others = np.setdiff1d(np.arange(700), drawn.indices)[:500]
-    images = dataset.train.images[others].astype(np.float32)
+    images = dataset.train.stored[others].astype(np.float32)
 
     def logits(dtype: str, name: str) -> np.ndarray:
         changed = replace(config, dtype=DtypeConfig(dtype), calib=replace(config.calib, name=name))

@@ -20,7 +20,7 @@ from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.core.records import pack
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.data.fields import Field, Fields
-from resnet8ptq.data.lazy import LazyImages
+from resnet8ptq.data.lazy import LazySamples
 from tests.helpers.configs import make_config
 from tests.helpers.factories import runtime_of
 
@@ -92,7 +92,7 @@ def test_a_sample_without_numbers_is_named_beside_a_large_one(wrong):
 def test_a_sample_is_named_by_its_index_in_the_data_or_by_its_file():
     split = Split(np.arange(40), None, "own.npz").take(np.arange(3, 40)).take(np.arange(2, 30))
     assert split.name_of(1) == "sample 6 of own.npz"
-    named = replace(split, images=LazyImages(np.arange(40), np.arange(40)))
+    named = replace(split, stored=LazySamples(np.arange(40), np.arange(40)))
     named = replace(named, names=np.array([f"{n}.png" for n in range(40)], np.object_))
     assert named.take(np.arange(5, 9)).name_of(2) == "7.png"
 

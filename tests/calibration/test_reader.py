@@ -77,7 +77,7 @@ def test_it_draws_what_a_run_draws(shapes):
     config = make_config("data=shapes", "calib.samples_per_class=3", "seed=7")
     drawn = draw_calibration(shapes, config.calib.samples_per_class, config.seed)
     reader = CalibrationReader.draw("shapes", samples_per_class=3, seed=7, batch_size=100)
-    assert np.array_equal(next(reader)["input"], drawn.split.images)
+    assert np.array_equal(next(reader)["input"], drawn.split.stored)
 
 
 def test_its_defaults_are_those_of_a_run():

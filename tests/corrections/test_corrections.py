@@ -106,7 +106,7 @@ def test_equalization_keeps_the_function(proto, images):
         ranges = np.abs(read_weights(equalized.graph, first)).max(axis=(1, 2, 3))
         behind = np.abs(read_weights(equalized.graph, second)).max(axis=(0, 2, 3))
         np.testing.assert_allclose(ranges, behind, rtol=1e-3)
-    batch = images.images.astype(np.float32)
+    batch = images.stored.astype(np.float32)
     np.testing.assert_allclose(predict(equalized, batch), predict(proto, batch), atol=1e-5)
 
 
@@ -396,7 +396,7 @@ def test_adaround_corrects_each_bias_before_the_next_layer(proto, images, monkey
 @pytest.mark.parametrize("first", [False, True])
 def test_the_bias_of_a_matmul_is_in_the_add_after_it(images, first):
     """As exporters write the layers of transformers; the second MatMul has no bias to correct."""
-    shape, inputs = images.images.shape[1:], ["b", "product"] if first else ["product", "b"]
+    shape, inputs = images.stored.shape[1:], ["b", "product"] if first else ["product", "b"]
     network = make_network(
         [
             helper.make_node("Flatten", ["input"], ["flat"], name="flat"),
@@ -431,7 +431,7 @@ def test_bias_correction_adds_a_bias(images):
             helper.make_node("Transpose", ["input"], ["image"], name="nchw", perm=[0, 3, 1, 2]),
             helper.make_node("Conv", ["image", "w"], ["output"], name="layer"),
         ],
-        images.images.shape[1:],
+        images.stored.shape[1:],
         w=normal(8, 3, 3, 3),
     )
     corrected = bias_correction.correct_biases(network, network, setting_of(configure(), images))

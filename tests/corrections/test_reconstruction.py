@@ -63,20 +63,20 @@ def test_blocks_are_those_of_the_network(shapes_model, images, monkeypatch):
     assert [len(block) for block in seen] == [1, 2, 3, 3, 1]
 
 
-def test_large_tensors_are_kept_of_fewer_images(shapes_model, images, monkeypatch):
+def test_large_tensors_are_kept_of_fewer_samples(shapes_model, images, monkeypatch):
     proto = onnx.load(shapes_model.onnx_path)
     largest = max(tensor_bytes(proto).values())
     setting = setting_of(images, WeightScheme("int8"))
-    assert len(reconstruction._images(proto, setting)) == len(images)
+    assert len(reconstruction._samples(proto, setting)) == len(images)
     monkeypatch.setattr(memory, "step", lambda: 6 * largest)
-    assert len(reconstruction._images(proto, setting)) == 6
+    assert len(reconstruction._samples(proto, setting)) == 6
     monkeypatch.setattr(memory, "budget", lambda: 2 * reconstruction.LEARNING * 2**20)
     tensors = [torch.zeros(6, 2**18)]  # of 1 MiB each
     assert reconstruction._at_once(tensors, 0) == 2
     assert reconstruction._at_once(tensors, 2 * reconstruction.LEARNING * 2**20) == 1
     monkeypatch.setattr(memory, "budget", lambda: reconstruction.LEARNING * largest - 1)
     with pytest.raises(UnsupportedError, match="try a larger memory_gb"):
-        reconstruction._images(proto, setting)
+        reconstruction._samples(proto, setting)
 
 
 def test_a_block_that_exceeds_the_memory_budget_is_unsupported(shapes_model, images, monkeypatch):

@@ -107,14 +107,14 @@ def test_a_mask_that_every_layer_takes_leaves_the_cuts(images):
     assert list(find_cuts(proto.graph).values()) == ["m0", "h1", "m1", "h2", "m2", "h3"]
     arrays = {"x": random.normal(size=(20, 4, 2)).astype(np.float32), "mask": np.ones((20, 4), int)}
     fields = Fields((Field("x", "float32"), Field("mask", "int64")))
-    samples = replace(images, images=pack(arrays), fields=fields)
+    samples = replace(images, stored=pack(arrays), fields=fields)
     walked = Walk(proto, samples, 8, 1)
     for index, node in enumerate(weight_layers(proto.graph).values()):
         node.name = f"product{index}"
     for node in weight_layers(proto.graph).values():
         walked.to(node, "")
         outputs = np.concatenate([batch for [batch] in walked.run(["h3"])])
-        [expected] = open_runner(proto)(samples.images[:])
+        [expected] = open_runner(proto)(samples.stored[:])
         np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-5)
 
 

@@ -52,7 +52,7 @@ def test_the_usual_names(tmp_path, inputs, labels, change):
     data = read(tmp_path / "a.npz")
     same_samples(data)
     assert (data.name, data.class_names, data.named) == ("a", ("0", "1", "2"), False)
-    assert data.test.images.dtype == np.int8
+    assert data.test.stored.dtype == np.int8
 
 
 @pytest.mark.parametrize("pattern", ["{}_{}", "{1}_{0}"])
@@ -66,8 +66,8 @@ def test_a_split_of_its_own_is_kept(tmp_path, pattern):
     }
     np.savez(tmp_path / "a.npz", **named)
     data = read(tmp_path / "a.npz")
-    np.testing.assert_array_equal(data.train.images, INPUTS[:8])
-    np.testing.assert_array_equal(data.test.images, INPUTS[8:])
+    np.testing.assert_array_equal(data.train.stored, INPUTS[:8])
+    np.testing.assert_array_equal(data.test.stored, INPUTS[8:])
     np.testing.assert_array_equal(data.test.labels, LABELS[8:])
 
 
@@ -123,8 +123,8 @@ def test_the_names_of_mnist(tmp_path, names):
             path = tmp_path / name.format(side)
             path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
     data = read(tmp_path)
-    np.testing.assert_array_equal(data.train.images, INPUTS[:8])
-    np.testing.assert_array_equal(data.test.images, INPUTS[8:])
+    np.testing.assert_array_equal(data.train.stored, INPUTS[:8])
+    np.testing.assert_array_equal(data.test.stored, INPUTS[8:])
     np.testing.assert_array_equal(data.test.labels, LABELS[8:])
 
 
@@ -148,7 +148,7 @@ def test_npy_files_are_mapped(tmp_path):
     np.save(tmp_path / "features.npy", INPUTS)
     np.save(tmp_path / "targets.npy", LABELS)
     by_file = read(tmp_path / "features.npy", labels=str(tmp_path / "targets.npy"))
-    assert isinstance(by_file.test.images.whole, np.memmap)
+    assert isinstance(by_file.test.stored.whole, np.memmap)
     same_samples(by_file)
     same_samples(read(tmp_path))  # the folder
 
@@ -378,7 +378,7 @@ def test_offset_and_scale_are_for_integers(tmp_path):
         read(tmp_path / "a.npz", offset=83.0)
     np.savez(tmp_path / "b.npz", x=INPUTS, y=LABELS)
     data = read(tmp_path / "b.npz", offset=83.0, scale=0.5)
-    stored = data.test.images[:].astype(np.float64)
+    stored = data.test.stored[:].astype(np.float64)
     np.testing.assert_array_equal(data.test.inputs(slice(None)), (stored - 83) * 0.5)
 
 
@@ -543,7 +543,7 @@ def test_the_networks_names_come_before_the_usual_ones(tmp_path, name, sided):
     np.savez(tmp_path / "a.npz", **held)
     inputs = name_inputs(tmp_path / "a.npz", lambda: takes)
     data = read(tmp_path / "a.npz", inputs=inputs)
-    assert set(data.test.images.dtype.names) == set(takes)
+    assert set(data.test.stored.dtype.names) == set(takes)
     assert data.test.labels is None
 
 
@@ -555,7 +555,7 @@ def test_the_only_input_is_the_array_of_its_name(tmp_path, name, sided):
         held = {f"{n}_{side}": array for n, array in held.items() for side in ("train", "test")}
     np.savez(tmp_path / "a.npz", **held)
     inputs = name_inputs(tmp_path / "a.npz", lambda: ["input"])
-    images = read(tmp_path / "a.npz", inputs=inputs).test.images[:]
+    images = read(tmp_path / "a.npz", inputs=inputs).test.stored[:]
     assert images.dtype.names is None
     assert all((image == INPUTS).all(axis=(1, 2)).any() for image in images)
 
@@ -569,7 +569,7 @@ def test_arrays_that_are_all_inputs_need_no_word_about_labels(tmp_path, sided):
     np.savez(tmp_path / "a.npz", **held)
     inputs = name_inputs(tmp_path / "a.npz", lambda: ["feat", "h0"])
     data = read(tmp_path / "a.npz", inputs=inputs)
-    assert set(data.test.images.dtype.names) == {"feat", "h0"}
+    assert set(data.test.stored.dtype.names) == {"feat", "h0"}
     assert data.test.labels is None
 
 
@@ -592,7 +592,7 @@ def test_inputs_are_named_by_a_dict(tmp_path, suffix):
         arrays |= {"ids_test": IDS + 100, "mask_test": MASK, "y_test": LABELS}
     np.savez(tmp_path / "a.npz", **arrays)
     data = read(tmp_path / "a.npz", inputs={"a": "ids", "b": "mask"}, labels=None)
-    assert data.train.images.dtype.names == ("a", "b")
+    assert data.train.stored.dtype.names == ("a", "b")
 
 
 def test_the_sides_of_a_split_may_hold_their_inputs_in_another_order(tmp_path):
@@ -601,8 +601,8 @@ def test_the_sides_of_a_split_may_hold_their_inputs_in_another_order(tmp_path):
     np.savez(tmp_path / "a.npz", **train, **test)
     data = read(tmp_path / "a.npz", labels=None)
     for split, ids in ((data.train, IDS), (data.test, IDS + 100)):
-        assert split.images.dtype.names == ("ids", "mask")
-        np.testing.assert_array_equal(split.images["ids"], ids)
+        assert split.stored.dtype.names == ("ids", "mask")
+        np.testing.assert_array_equal(split.stored["ids"], ids)
 
 
 @pytest.mark.parametrize(

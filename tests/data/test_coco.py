@@ -84,7 +84,7 @@ def test_all_pictures_are_scored_where_others_calibrate(boxes, tmp_path):
     with pytest.raises(PtqError, match=r"calib\.images: got null, expected a folder"):
         draw_calibration(read(boxes, "data.test_fraction=1"), None, 0)
     same = f"calib.images={boxes / 'images'}"
-    with pytest.raises(PtqError, match="24 calibration images are test images too"):
+    with pytest.raises(PtqError, match="24 calibration samples are test samples too"):
         draw_calibration(read(boxes, "data.test_fraction=1", same), None, 0)
 
 

@@ -241,7 +241,7 @@ def test_kept_hashes_are_those_of_the_samples(tmp_path):
     arranged = replace(data.test, layout=(2, 0, 1)).take(np.array([1, 0]))
     smaller = decoding.resize(data.test, PreprocessConfig(size=[8, 8]), tmp_path / "cache")
     for split in (data.train, data.test, arranged, smaller):
-        assert split.pixel_hashes.tolist() == hash_samples(split.images).tolist()
+        assert split.pixel_hashes.tolist() == hash_samples(split.stored).tolist()
 
 
 def test_an_empty_folder_is_refused_by_the_file_it_lacks(tmp_path):
@@ -288,7 +288,7 @@ def test_a_draw_takes_n_of_each_class_once(seed, count):
     drawn = draw_calibration(SMALL, count, seed)
     assert np.bincount(drawn.split.labels, minlength=3).tolist() == [count] * 3
     assert (np.diff(drawn.indices) > 0).all()  # sorted, and none twice
-    assert np.array_equal(drawn.split.images, SMALL.train.images[drawn.indices])
+    assert np.array_equal(drawn.split.stored, SMALL.train.stored[drawn.indices])
     assert np.array_equal(drawn.split.labels, SMALL.train.labels[drawn.indices])
 
 
@@ -310,22 +310,22 @@ def test_a_class_with_fewer_images_gives_all_of_them(caplog):
     few = SMALL.train.take(np.flatnonzero(SMALL.train.labels != 1))
     drawn = draw_calibration(Dataset("small", SMALL.class_names, few, SMALL.test), 3, 0)
     assert np.bincount(drawn.split.labels).tolist() == [3, 0, 3]
-    assert "got 3, but 1 of 3 classes of small have fewer training images" in caplog.text
+    assert "got 3, but 1 of 3 classes of small have fewer training samples" in caplog.text
 
 
 def test_a_training_image_that_is_a_test_image_does_not_calibrate():
-    test = Split(SMALL.train.images[[7, 9]], SMALL.train.labels[[7, 9]], "here")
+    test = Split(SMALL.train.stored[[7, 9]], SMALL.train.labels[[7, 9]], "here")
     mixed = Dataset("small", SMALL.class_names, SMALL.train, test)
     assert not {7, 9} & {*draw_calibration(mixed, None, 0).indices.tolist()}
     same = Dataset("small", SMALL.class_names, SMALL.train, SMALL.train)
-    with pytest.raises(DataError, match=f"small: {len(SMALL.train)} calibration images are test"):
+    with pytest.raises(DataError, match=f"small: {len(SMALL.train)} calibration samples are test"):
         draw_calibration(same, None, 0)
 
 
 def test_many_classes_share_two_thousand_calibration_samples():
     labels = np.repeat(np.arange(50), 100)
     split = Split(np.arange(5000, dtype=np.float32)[:, None], labels, "here")
-    test = Split(-1 - split.images, labels, "here")
+    test = Split(-1 - split.stored, labels, "here")
     many = Dataset("many", tuple(map(str, range(50))), split, test)
     drawn = draw_calibration(many, None, 0)
     assert np.bincount(drawn.split.labels).tolist() == [40] * 50
@@ -333,7 +333,7 @@ def test_many_classes_share_two_thousand_calibration_samples():
 
 
 def test_one_different_pixel_makes_another_image():
-    images = SMALL.train.images.copy()
+    images = SMALL.train.stored.copy()
     images[:, 0, 0, 0] ^= 1
     test = Split(images, SMALL.train.labels, "here")
     draw_calibration(Dataset("small", SMALL.class_names, SMALL.train, test), 20, 0)
@@ -393,7 +393,7 @@ def test_samples_of_samples_keep_their_labels_and_groups():
     labels, groups = np.arange(10) % 3, np.arange(10) // 2
     chosen = Split(images, labels, "here", groups=groups).take(np.array([7, 2, 9]))
     again = chosen.take(np.array([2, 0]))
-    assert np.asarray(again.images).ravel().tolist() == [9, 7]
+    assert np.asarray(again.stored).ravel().tolist() == [9, 7]
     assert again.labels.tolist() == [0, 1]
     assert again.groups.tolist() == [4, 3]
     bare = Split(images, None, "here").take(np.array([1]))
@@ -435,7 +435,7 @@ def test_samples_of_their_own_calibrate_where_there_are_any():
 
 
 def pixels(split: Split) -> set[bytes]:
-    return {image.tobytes() for image in split.images}
+    return {image.tobytes() for image in split.stored}
 
 
 @given(images=st.integers(1, 140), taken=st.integers(0, 30))
@@ -504,15 +504,15 @@ def test_held_out_images_are_the_first_of_each_class_shuffled_by_seed_0(count):
     random = np.random.default_rng(0)
     members = [random.permutation(np.flatnonzero(SMALL.train.labels == k)) for k in range(3)]
     turns = np.stack(members, axis=1).reshape(-1)
-    expected = SMALL.train.images[np.sort(turns[:count])]
-    assert np.array_equal(draw_held_out(SMALL, count).images, expected)
+    expected = SMALL.train.stored[np.sort(turns[:count])]
+    assert np.array_equal(draw_held_out(SMALL, count).stored, expected)
 
 
 def test_what_is_left_out_is_every_copy_of_it():
     twice = SMALL.train.take(np.resize(np.arange(20), 40))
     left = leave_out(twice, [SMALL.train.take(np.arange(5)), SMALL.train.take(np.array([7]))])
     kept = [*range(5, 7), *range(8, 20)]
-    assert np.array_equal(left.images, SMALL.train.images[kept + kept])
+    assert np.array_equal(left.stored, SMALL.train.stored[kept + kept])
 
 
 def test_scored_images_are_those_of_the_split():
@@ -534,7 +534,7 @@ def test_held_out_images_do_not_calibrate(seed, count):
     drawn = draw_calibration(SMALL, count, seed, [held_out])
     assert np.bincount(drawn.split.labels, minlength=3).tolist() == [count] * 3
     assert pixels(drawn.split).isdisjoint(pixels(held_out))
-    assert np.array_equal(drawn.split.images, SMALL.train.images[drawn.indices])
+    assert np.array_equal(drawn.split.stored, SMALL.train.stored[drawn.indices])
 
 
 def test_what_is_held_out_leaves_fewer_to_calibrate_with():
@@ -563,10 +563,10 @@ def test_halves_have_as_many_of_each_class_and_keep_groups_together():
         split = Split(images, labels, "here", groups=grouped)
         one, other = halve(split, 3)
         assert np.bincount(one.labels).tolist() == np.bincount(other.labels).tolist() == [50] * 3
-        places = np.concatenate([one.images[:], other.images[:]])[:, 0]
+        places = np.concatenate([one.stored[:], other.stored[:]])[:, 0]
         assert sorted(places) == sorted(images[:, 0])
         again, _ = halve(split, 3)
-        assert np.array_equal(one.images[:], again.images[:])
+        assert np.array_equal(one.stored[:], again.stored[:])
     assert not set(one.groups) & set(other.groups)
 
 

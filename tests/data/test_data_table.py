@@ -112,7 +112,7 @@ def test_text_labels_are_classes(tmp_path, kinds):
 def test_float_labels_are_values(tmp_path):
     data = read(write(tmp_path / "a.parquet", **numbers()), labels="b", inputs=["a"])
     assert data.class_names == ()
-    assert sorted(data.test.labels) == sorted(data.test.images[:][:, 0] / 2)
+    assert sorted(data.test.labels) == sorted(data.test.stored[:][:, 0] / 2)
 
 
 def test_no_labels(tmp_path):
@@ -143,11 +143,11 @@ def test_pictures_elsewhere(tmp_path):
 def test_the_split_of_a_column_is_kept(tmp_path):
     sides = ["train", "test", "Val", "train", "train", "train", "val", "test"]
     data = read(write(tmp_path / "a.csv", **numbers(), split=sides))
-    assert data.train.images[:][:, 0].tolist() == [0, 3, 4, 5]
-    assert data.test.images[:][:, 0].tolist() == [1, 7]
+    assert data.train.stored[:][:, 0].tolist() == [0, 3, 4, 5]
+    assert data.test.stored[:][:, 0].tolist() == [1, 7]
     sides = [side.replace("test", "train") for side in sides]
     data = read(write(tmp_path / "b.csv", **numbers(), fold=sides), split="fold", inputs="a")
-    assert data.test.images[:].ravel().tolist() == [2, 6]
+    assert data.test.stored[:].ravel().tolist() == [2, 6]
 
 
 def test_equal_samples_in_both_sides_are_named(tmp_path, caplog):
@@ -169,7 +169,7 @@ def test_unreadable_pictures_are_left_out_with_their_labels(tmp_path, caplog):
     assert "2 of 8 pictures cannot be read" in caplog.text and "(no such file)" in caplog.text
     assert (len(data.train), len(data.test)) == (3, 3)
     for split in (data.train, data.test):
-        assert np.array_equal(split.images[:][:, 0, 0].argmax(1), 1 - split.labels)
+        assert np.array_equal(split.stored[:][:, 0, 0].argmax(1), 1 - split.labels)
 
 
 # What is refused

@@ -78,7 +78,7 @@ def read(tmp_path: Path, tokenizer: Path) -> Read:
 
 def tokens(data: Dataset) -> set[tuple[int, ...]]:
     """The tokens of all samples of both sides, without padding."""
-    rows = [row for split in (data.train, data.test) for row in split.images[:]]
+    rows = [row for split in (data.train, data.test) for row in split.stored[:]]
     return {tuple(row["input_ids"][row["attention_mask"] == 1].tolist()) for row in rows}
 
 
@@ -127,9 +127,9 @@ def test_a_source_gives_each_text_once_and_classes_by_name(read, tmp_path):
         assert data.class_names == ("travel", "weather")
         assert tokens(data) == expected
         for split in (data.train, data.test):
-            assert split.images.dtype.names == texts.INPUTS
-            assert split.images.dtype["input_ids"].shape == (14,)  # equal on both sides
-            ids = split.images[:]["input_ids"]
+            assert split.stored.dtype.names == texts.INPUTS
+            assert split.stored.dtype["input_ids"].shape == (14,)  # equal on both sides
+            ids = split.stored[:]["input_ids"]
             assert ((ids[:, 1] == WORDS.index("rain")) == (split.labels == 1)).all()
 
 
@@ -164,7 +164,7 @@ def write_pairs(path: Path) -> Path:
 
 def test_a_pair_of_texts_is_one_sample(read, tmp_path):
     data = read(write_pairs(tmp_path / "pairs.csv"))
-    for row, score in zip(data.test.images[:], data.test.labels, strict=True):
+    for row, score in zip(data.test.stored[:], data.test.labels, strict=True):
         count = int(2 * score)
         assert row["attention_mask"].sum() == 5 + 2 * count
         assert row["token_type_ids"].sum() == 2 + count
@@ -176,7 +176,7 @@ def test_the_texts_of_a_pair_are_two_samples_of_a_group(read, tmp_path):
     data = read(root, "data.pairs=apart")
     assert data.train.has_pairs and data.test.has_pairs
     assert not {*data.train.groups} & {*data.test.groups}
-    ids, scores = data.test.images[:]["input_ids"], data.test.labels
+    ids, scores = data.test.stored[:]["input_ids"], data.test.labels
     assert (ids[::2, 1] == WORDS.index("rain")).all() and (
         ids[1::2, 1] == WORDS.index("soup")
     ).all()
@@ -207,8 +207,8 @@ def test_rows_of_a_second_file_test(read, tmp_path):
     test = write_rows(tmp_path / "test.csv", [ROWS[0], ROWS[-1]])
     data = read(train, f"data.test={test}")
     assert (len(data.train), len(data.test)) == (len(ROWS) - 1, 2)
-    assert data.train.images.dtype == data.test.images.dtype
-    assert data.test.images.dtype["input_ids"].shape == (14,)  # of the second file
+    assert data.train.stored.dtype == data.test.stored.dtype
+    assert data.test.stored.dtype["input_ids"].shape == (14,)  # of the second file
     with pytest.raises(ConfigError, match=r"data.split: got label with data.test="):
         read(train, f"data.test={test}", "data.split=label")
     other = write_rows(tmp_path / "other.csv", [{"text": "rain", "label": 1.5}])

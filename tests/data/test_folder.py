@@ -26,7 +26,7 @@ def test_class_folders_are_split(tmp_path):
     assert (len(data.train), len(data.test)) == (4, 4)
     assert data.image_shape == (4, 6, 3)
     for split in (data.train, data.test):
-        for image, label in zip(split.images[:], split.labels, strict=True):
+        for image, label in zip(split.stored[:], split.labels, strict=True):
             assert image[0, 0].argmax() == (1 if label == 0 else 0)
             assert image[0, -1].max() == 0
 
@@ -36,7 +36,7 @@ def test_the_order_of_the_classes_may_be_given(tmp_path):
     config = FolderConfig(root=str(root), classes=["red", "green"])
     data = registry.read(locate.find_data(config), PreprocessConfig(), tmp_path / "cache")
     assert data.class_names == ("red", "green")
-    assert np.array_equal(data.test.images[:][:, 0, 0].argmax(1), data.test.labels)
+    assert np.array_equal(data.test.stored[:][:, 0, 0].argmax(1), data.test.labels)
     other = FolderConfig(root=str(root), classes=["red", "blue"])
     with pytest.raises(ConfigError, match=r"^data\.classes: got .* blue is in one of the two only"):
         registry.read(locate.find_data(other), PreprocessConfig(), tmp_path / "cache")
@@ -63,7 +63,7 @@ def test_pictures_are_decoded_once(tmp_path, monkeypatch):
 
 
 def whole(data):
-    return np.concatenate([data.train.images[:], data.test.images[:]])
+    return np.concatenate([data.train.stored[:], data.test.stored[:]])
 
 
 def read_masks(root: Path, masks: Path, on_bad: str = "error"):
@@ -94,7 +94,7 @@ def test_a_picture_may_be_its_own_target(tmp_path):
     write_masks(tmp_path / "p", tmp_path / "m")
     config = FolderConfig(root=str(tmp_path / "p"), targets=str(tmp_path / "p"))
     data = registry.read(locate.find_data(config), PreprocessConfig(), tmp_path / "cache")
-    assert np.array_equal(data.test.images[:], data.test.labels)
+    assert np.array_equal(data.test.stored[:], data.test.labels)
 
 
 def test_a_picture_with_an_unreadable_mask_is_left_out_on_request(tmp_path):

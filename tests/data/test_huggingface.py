@@ -46,7 +46,7 @@ def test_splits_and_class_names_are_kept(tmp_path, side):
     assert (data.name, data.class_names, data.named) == ("a", ("red", "green"), True)
     assert (len(data.train), len(data.test)) == (4, 2)
     for split in (data.train, data.test):
-        assert np.array_equal(split.images[:][:, 0, 0].argmax(1), split.labels)
+        assert np.array_equal(split.stored[:][:, 0, 0].argmax(1), split.labels)
 
 
 def test_arrays_and_a_selection(tmp_path):

@@ -1,4 +1,4 @@
-"""Images taken lazily, from memory and from files, are those that copying would give."""
+"""Samples taken lazily, from memory and from files, are those that copying would give."""
 
 import tracemalloc
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from resnet8ptq.data import registry
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.data.lazy import LazyImages
+from resnet8ptq.data.lazy import LazySamples
 from resnet8ptq.data.sampling import draw_calibration, draw_held_out
 from tests.helpers.cifar_files import write_folder
 
@@ -27,11 +27,11 @@ def from_files(tmp_path_factory: pytest.TempPathFactory) -> Split:
 
 @pytest.fixture(scope="module")
 def in_memory(from_files: Split) -> Split:
-    return Split(np.array(from_files.images), from_files.labels, "here")
+    return Split(np.array(from_files.stored), from_files.labels, "here")
 
 
 def copied(split: Split, indices: np.ndarray) -> Split:
-    return Split(np.asarray(split.images)[indices], split.labels[indices], split.source)
+    return Split(np.asarray(split.stored)[indices], split.labels[indices], split.source)
 
 
 # Each take is by places in what the one before it left; any length, any order, some twice.
@@ -49,9 +49,9 @@ def test_taken_images_are_the_copied_ones(request, in_memory, store, takes, size
         length = len(lazy)
         indices = np.array(places) % (2 * length) - length  # negative ones count from the end
         lazy, eager = lazy.take(indices), copied(eager, indices)
-    assert len(lazy) == len(eager) == len(lazy.images)
-    assert lazy.images.shape == eager.images.shape
-    assert np.array_equal(lazy.images, eager.images)
+    assert len(lazy) == len(eager) == len(lazy.stored)
+    assert lazy.stored.shape == eager.stored.shape
+    assert np.array_equal(lazy.stored, eager.stored)
     assert np.array_equal(lazy.labels, eager.labels)
     assert lazy.digest == eager.digest
     assert np.array_equal(lazy.pixel_hashes, eager.pixel_hashes)
@@ -62,15 +62,15 @@ def test_taken_images_are_the_copied_ones(request, in_memory, store, takes, size
         assert batch.flags["C_CONTIGUOUS"]
         assert np.array_equal(batch, copy)
     part = slice(end // 2, end)
-    assert np.array_equal(lazy.images[part], eager.images[part])
-    assert np.array_equal(lazy.images[-1], eager.images[-1])
-    assert np.array_equal(list(lazy.images), eager.images)
+    assert np.array_equal(lazy.stored[part], eager.stored[part])
+    assert np.array_equal(lazy.stored[-1], eager.stored[-1])
+    assert np.array_equal(list(lazy.stored), eager.stored)
 
 
 def test_a_mask_takes_too(from_files, in_memory):
     mask = from_files.labels % 2 == 0
-    assert np.array_equal(from_files.take(mask).images, in_memory.images[mask])
-    assert len(from_files.take(np.arange(0)).images[:]) == 0
+    assert np.array_equal(from_files.take(mask).stored, in_memory.stored[mask])
+    assert len(from_files.take(np.arange(0)).stored[:]) == 0
 
 
 def test_a_place_that_is_none_is_refused(from_files, in_memory):
@@ -78,7 +78,7 @@ def test_a_place_that_is_none_is_refused(from_files, in_memory):
         with pytest.raises(IndexError):
             split.take(np.array([STORED]))
         with pytest.raises(IndexError):
-            split.images[np.array([STORED])]
+            split.stored[np.array([STORED])]
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
@@ -119,7 +119,7 @@ def test_a_draw_holds_no_training_image(tmp_path):
         loaded = registry.load("cifar10", str(folder))
         held_out = draw_held_out(loaded, 100)
         drawn = draw_calibration(loaded, 90, 42, [held_out])
-        assert isinstance(drawn.split.images, LazyImages)
+        assert isinstance(drawn.split.stored, LazySamples)
         assert len(held_out) == 100
 
     whole = 1000 * 3072

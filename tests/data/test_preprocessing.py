@@ -159,8 +159,8 @@ def test_resizing_stored_pictures(cache_root):
     assert small.image_shape == (8, 16, 3)
     grey = registry.read(DataConfig("shapes"), PreprocessConfig(channels="grey"), cache_root)
     assert grey.image_shape == (32, 32, 1)
-    luminance = raw.test.images[0] @ [0.299, 0.587, 0.114]  # ITU-R BT.601
-    np.testing.assert_allclose(grey.test.images[0][..., 0], luminance, atol=1)
+    luminance = raw.test.stored[0] @ [0.299, 0.587, 0.114]  # ITU-R BT.601
+    np.testing.assert_allclose(grey.test.stored[0][..., 0], luminance, atol=1)
     assert len({item.test.digest for item in (raw, small, grey)}) == 3
 
 

@@ -123,7 +123,7 @@ def test_each_sample_comes_once_with_its_label_and_a_share_of_each_class(settled
     for split in (data.train, data.test):
         assert split.labels.dtype == np.int64
         assert np.bincount(split.labels).tolist() == [COUNT // 2 // len(NAMES)] * len(NAMES)
-    pixels = np.concatenate([data.train.images[:], data.test.images[:]])
+    pixels = np.concatenate([data.train.stored[:], data.test.stored[:]])
     labels = np.concatenate([data.train.labels, data.test.labels])
     places = [int(np.flatnonzero((pixel == PIXELS).all(axis=(1, 2, 3)))[0]) for pixel in pixels]
     assert sorted(places) == list(range(COUNT))
@@ -154,7 +154,7 @@ def test_the_split_is_the_seeds(settled, read):
 def test_the_samples_are_preprocessed_alike(settled, read):
     data = read(settled, scale=0.5, mean=[1.0, 2.0, 3.0], channels="bgr")
     plain = read(settled)
-    expected = plain.test.images[:][..., ::-1] * np.float32(0.5) - np.float32([1, 2, 3])
+    expected = plain.test.stored[:][..., ::-1] * np.float32(0.5) - np.float32([1, 2, 3])
     np.testing.assert_allclose(data.test.inputs(slice(None)), expected, rtol=1e-6)
     assert data.test.digest != plain.test.digest
 

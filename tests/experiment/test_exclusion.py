@@ -207,7 +207,7 @@ def test_held_out_images_that_fp32_knows_by_heart_are_reported(task, perfect, ca
         scores = task.score(Outputs((probabilities,)), Targets(np.array(labels)))
         exclusion.warn_of_perfection(task, scores)
         assert bool(caplog.messages) == messages
-        assert not messages or "right on all 3 held-out images" in caplog.messages[0]
+        assert not messages or "right on all 3 held-out samples" in caplog.messages[0]
 
 
 def test_table_has_a_row_for_each_trial():

@@ -189,7 +189,7 @@ def test_network_is_cut_before_its_softmax(shapes, shapes_model, tmp_path):
     again = sensitivity.cut_softmax(cut, tmp_path / "again.onnx")
     assert (shapes_model.final, cut.final) == ("probabilities", "logits")
     assert again is cut
-    batch = shapes.test.images[:20].astype(np.float32)
+    batch = shapes.test.stored[:20].astype(np.float32)
     onnx_quantizer = quantizer_of(make_config())
     logits, expected = (
         onnx_quantizer.load(m.onnx_path, THREADS).predict(batch)[0] for m in (cut, shapes_model)
@@ -207,7 +207,7 @@ def test_figure_has_a_row_for_each_layer():
     result = SensitivityResult(
         "ok",
         **{"layers": layers, "whole": layers[0], "mode": "one_at_a_time", "output": "logits"},
-        **{"metric": ACCURACY, "images": 9, "fp32_value": 0.9, "fp32_size_bytes": 9},
+        **{"metric": ACCURACY, "samples": 9, "fp32_value": 0.9, "fp32_size_bytes": 9},
     )
     figure = sensitivity_table.draw(result, "title")
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]

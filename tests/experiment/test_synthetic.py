@@ -61,7 +61,7 @@ def test_samples_have_the_statistics_of_the_network(tmp_path, like):
     path = save(tmp_path, mean, variance)
     runtime = Runtime(tmp_path / "cache", 1, device="cpu")
     samples = synthetic.make_samples(path, like, 20, 0, runtime, "network")
-    assert samples.images.shape == (20, 3, 8, 8)
+    assert samples.stored.shape == (20, 3, 8, 8)
     assert samples.labels is None
     sums = open_runner(str(path))(samples.inputs(slice(None)))[1]
     np.testing.assert_allclose(sums.mean((0, 2, 3)), mean, atol=0.15)

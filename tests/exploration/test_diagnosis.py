@@ -277,7 +277,7 @@ def test_a_damaged_calibration_sample_is_named_first_and_its_removal_helps_most(
 def test_calibration_samples_in_another_range_are_named():
     held_out = Split(np.full((4, 2, 2, 3), 200, np.uint8), None, "held out")
     for factor, count in ((1 / 255, 1), (0.9, 0)):
-        drawn = replace(held_out, images=(held_out.images * factor).astype(np.float32))
+        drawn = replace(held_out, stored=(held_out.stored * factor).astype(np.float32))
         assert len(diagnosing.other_preprocessing(drawn, held_out)) == count
 
 

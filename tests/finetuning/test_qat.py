@@ -227,7 +227,7 @@ def assert_same_as_onnx(fp32, calibration, images, folder, *overrides):
     ],
 )
 def test_student_computes_what_the_onnx_file_computes(few, shapes_model, tmp_path, overrides):
-    images = few.test.images.astype(np.float32)
+    images = few.test.stored.astype(np.float32)
     assert_same_as_onnx(shapes_model, few.train, images, tmp_path, *SMALL, *overrides)
 
 
@@ -246,7 +246,7 @@ def test_an_untrained_student_has_the_ranges_of_the_artifact(
     """What the student shares between tensors, the backend shares; torch rounds once more."""
     common = (*SMALL, "per_channel=true", "calib=percentile")
     config, student = prepare(shapes_model, few.train, *common, *overrides)
-    images = few.test.images.astype(np.float32)
+    images = few.test.stored.astype(np.float32)
     result = []
     for name, ranges in (("calibrated", None), ("student", student.ranges())):
         (tmp_path / name).mkdir()
@@ -267,7 +267,7 @@ def test_student_computes_what_the_onnx_file_computes_on_the_real_model(
     settled = locate.find_data(config.data)
     dataset = registry.load(settled.name, settled.root)
     fp32 = model.load(config.model, dataset, cache_root)
-    images = dataset.train.images[:200].astype(np.float32)
+    images = dataset.train.stored[:200].astype(np.float32)
     calibration = draw_calibration(dataset, 10, 42).split
     assert_same_as_onnx(fp32, calibration, images, tmp_path)
 

@@ -23,7 +23,7 @@ def pack_idx(array) -> bytes:
 
 def whole(data):
     """All samples of both splits, in one order."""
-    both = np.concatenate([data.train.images[:], data.test.images[:]])
+    both = np.concatenate([data.train.stored[:], data.test.stored[:]])
     labels = np.concatenate([data.train.labels, data.test.labels])
     order = np.lexsort(both.reshape(len(both), -1).T)
     return both[order], labels[order]

@@ -62,7 +62,7 @@ def write(
 
 def write_bag_of_words(path: Path, data: Dataset) -> Path:
     """Write a network that adds what each word of a text says of its class, by naive Bayes."""
-    ids, classes = data.train.images[:]["input_ids"], len(data.class_names)
+    ids, classes = data.train.stored[:]["input_ids"], len(data.class_names)
     counts = np.ones((ids.max() + 1, classes))
     np.add.at(counts, (ids, data.train.labels[:, None]), 1)
     table = np.log(counts / counts.sum(axis=1, keepdims=True)).astype(np.float32)

@@ -497,7 +497,7 @@ def test_other_images_are_another_conversion(shapes, shapes_model, cache_root, m
         raise RuntimeError("converts")
 
     monkeypatch.setattr(isolation, "call", refuse)
-    other = Split(shapes.train.images[::-1], shapes.train.labels[::-1], "here")
+    other = Split(shapes.train.stored[::-1], shapes.train.labels[::-1], "here")
     with pytest.raises(RuntimeError, match="converts"):
         load(Dataset("shapes", shapes.class_names, other, shapes.test), cache_root, WEIGHTS)
 

@@ -199,7 +199,7 @@ def test_each_set_of_images_has_a_section_of_its_own():
 def test_one_set_of_images_needs_no_heading(found):
     text = page.to_markdown(select([found], LIMITS), {})
     assert text.startswith("# Quantization report: pets, net, 1,000 test samples\n\n## Summary\n")
-    assert "sets of images" not in text
+    assert "sets of samples" not in text
 
 
 def test_a_store_without_a_sweep_is_a_wrong_input(tmp_path):

@@ -267,7 +267,7 @@ def test_title_names_every_data_set():
     text = facts.title([OK, with_metrics(record(data="cifar10"), **{"counts/total": 9980.0})])
     assert "cifar10" in text
     assert "shapes" in text
-    assert "test images" not in text  # they differ
+    assert "test samples" not in text  # they differ
 
 
 def test_runs_on_different_images_have_tables_of_their_own():

@@ -78,7 +78,7 @@ def sensitivity_of(metric: Metric, *layers: LayerSensitivity) -> SensitivityResu
     return SensitivityResult(
         "ok",
         **{"layers": layers, "whole": layers[0], "mode": "one_at_a_time", "output": "logits"},
-        **{"metric": metric, "images": 9, "fp32_value": 0.9, "fp32_size_bytes": 9},
+        **{"metric": metric, "samples": 9, "fp32_value": 0.9, "fp32_size_bytes": 9},
     )
 
 

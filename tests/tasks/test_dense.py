@@ -87,7 +87,7 @@ def test_target_pictures_of_another_size_beside_pictures(tmp_path):
         FolderConfig(root=small, targets=large), PreprocessConfig(), tmp_path / "cache"
     )
     assert data.test.labels.shape[1:] == (16, 16, 3)
-    assert (data.test.labels[:, 0, 0, 0] == data.test.images[:][:, 0, 0, 0]).all()
+    assert (data.test.labels[:, 0, 0, 0] == data.test.stored[:][:, 0, 0, 0]).all()
     with pytest.raises(ConfigError, match=r"data.targets: got \S+ with data.masks, expected one"):
         registry.read(
             FolderConfig(root=small, targets=large, masks=large), PreprocessConfig(), tmp_path

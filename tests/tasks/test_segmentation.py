@@ -90,11 +90,11 @@ def test_masks_are_resized_as_their_pictures(tmp_path, resize):
     if resize == "letterbox":
         preprocess.pad = 255
     data = registry.read(config, preprocess, tmp_path / "cache")
-    assert (data.test.images[:][..., 0] == data.test.labels).all()
+    assert (data.test.stored[:][..., 0] == data.test.labels).all()
     arrays = decoding.resize(
         data.test, PreprocessConfig(size=16, filter="nearest"), tmp_path / "cache"
     )
-    assert (arrays.images[:][..., 0] == arrays.labels).all()
+    assert (arrays.stored[:][..., 0] == arrays.labels).all()
 
 
 def write_one(folder, name, labels, suffix=".png"):

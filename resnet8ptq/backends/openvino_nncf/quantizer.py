@@ -35,7 +35,7 @@ from resnet8ptq.core import files, isolation
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_as
 from resnet8ptq.core.records import feed
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.data.lazy import LazyImages, in_parts
+from resnet8ptq.data.lazy import LazySamples, in_parts
 from resnet8ptq.graph.attention import find_attention
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.decisions import Decisions
@@ -136,8 +136,8 @@ class NncfQuantizer(Quantizer):
         settings = self._options, self.config.per_channel, self.config.reduce_range
         with tempfile.TemporaryDirectory() as scratch:
             stored = Path(scratch, "samples.npy")
-            _store(calibration.images, stored)
-            samples = replace(calibration, images=calibration.images[:0])
+            _store(calibration.stored, stored)
+            samples = replace(calibration, stored=calibration.stored[:0])
             paths = model.onnx_path, stored
             content = isolation.call(quantize, *paths, samples, *settings, crashed=crashed)
         path = folder / f"model{archive.SUFFIX}"
@@ -177,7 +177,7 @@ def quantize(
         samples: the calibration samples without their values.
         reduce_range: whether weights have 7 bits; None: only in the first convolutions.
     """
-    samples = replace(samples, images=np.load(stored, mmap_mode="r"))
+    samples = replace(samples, stored=np.load(stored, mmap_mode="r"))
     openvino = library()  # before NNCF, which would report to Intel too
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     why = "backend=openvino_nncf: NNCF cannot quantize the network"
@@ -214,11 +214,11 @@ def quantize(
             return archive.pack(path.read_bytes(), path.with_suffix(".bin").read_bytes())
 
 
-def _store(images: LazyImages | NDArray[Any], path: Path) -> None:
+def _store(samples: LazySamples | NDArray[Any], path: Path) -> None:
     """Write stored samples into an .npy file, part by part: a pickle would hold all of them."""
-    file = np.lib.format.open_memmap(path, "w+", images.dtype, images.shape)
+    file = np.lib.format.open_memmap(path, "w+", samples.dtype, samples.shape)
     start = 0
-    for part in in_parts(images):
+    for part in in_parts(samples):
         file[start : start + len(part)] = part
         start += len(part)
     file.flush()

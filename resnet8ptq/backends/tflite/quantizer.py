@@ -323,7 +323,7 @@ class TfliteQuantizer(Quantizer):
         quantized = not self.config.computes_in_float
         calibrated = quantized and self.config.method != "dynamic"
         # The other process gets only these samples, not the file that holds them.
-        samples = replace(calibration, images=calibration.images[:]) if calibrated else None
+        samples = replace(calibration, stored=calibration.stored[:]) if calibrated else None
         settings = (
             quantized,
             self.config.per_channel,

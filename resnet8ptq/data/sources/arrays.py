@@ -80,13 +80,13 @@ def load(config: ArraysConfig, preprocess: PreprocessConfig, cache_root: Path) -
         for inputs, *others in chosen
     ]
     for split in sides:
-        if split.images.dtype.kind not in "biu" and (config.offset, config.scale) != (0, 1):
+        if split.stored.dtype.kind not in "biu" and (config.offset, config.scale) != (0, 1):
             raise ConfigError(
                 f"data.offset, data.scale: got {config.offset:g} and {config.scale:g}, but the "
-                f"samples in {root} are {split.images.dtype}; expected them for one array of "
+                f"samples in {root} are {split.stored.dtype}; expected them for one array of "
                 "stored integers only"
             )
-    if sides[0].images.dtype.kind in "iu" and (config.offset, config.scale) == (0, 1):
+    if sides[0].stored.dtype.kind in "iu" and (config.offset, config.scale) == (0, 1):
         _warn_unused(arrays, root)
     labels = [split.labels for split in sides if split.labels is not None]
     highest = [_find_highest(numbers) for numbers in labels if numbers.dtype.kind in "ib"]

@@ -20,7 +20,7 @@ from resnet8ptq.core.errors import ConfigError, DataError, errors_as
 from resnet8ptq.core.text import printable
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.decoding import Picture, decode, resize_all
-from resnet8ptq.data.lazy import Images
+from resnet8ptq.data.lazy import Stored
 from resnet8ptq.data.sources import SOURCES, arrays, columns, texts, unpacking
 from resnet8ptq.data.sources.arrays import NO_LABELS, list_names
 from resnet8ptq.data.sources.columns import LABELS, PICTURES, Limits, Table
@@ -124,7 +124,7 @@ def build(
     named_rows = np.array(shown, np.object_)
     read_texts = None if samples.texts is None else np.array(samples.texts, np.object_)
     split = Split(
-        samples.images, labels, str(root), groups=groups, names=named_rows, texts=read_texts
+        samples.stored, labels, str(root), groups=groups, names=named_rows, texts=read_texts
     )
     title = root.name.partition(".")[0] or root.name
     if side_column is None:
@@ -151,7 +151,7 @@ class _TableSamples:
         texts: the texts, if the samples are their tokens.
     """
 
-    images: Images
+    stored: Stored
     rows: NDArray[np.int64]
     names: Sequence[str]
     decoded: bool = False

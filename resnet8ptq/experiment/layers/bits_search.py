@@ -4,7 +4,7 @@ As in Cai et al., "ZeroQ: A Novel Zero Shot Quantization Framework", CVPR 2020, 
 error of the output with one layer rounded is measured, and the errors are assumed to add up. If
 rounding will be learned, it is learned for the measurement too. Of the Pareto-optimal plans in
 error and bytes, the largest within `max_bytes` is chosen, or the smallest within `max_drop`; both
-are found by quantizing. Everything is measured on training images that did not calibrate.
+are found by quantizing. Everything is measured on training samples that did not calibrate.
 """
 
 import copy
@@ -53,7 +53,7 @@ class Option:
 
 @dataclass(frozen=True)
 class TriedPlan:
-    """A quantized plan, with its drop on held-out images if requested.
+    """A quantized plan, with its drop on held-out samples if requested.
 
     Attributes:
         p: one-sided p-value of "the drop is at the limit or above".
@@ -77,7 +77,7 @@ def measure_options(
 
     Args:
         path: file of the FP32 network.
-        setting: settings of corrections, with the images to measure on.
+        setting: settings of corrections, with the samples to measure on.
         widths: weight bits that the backend supports; `FLOAT_BITS`: the layer stays in float.
         learned: weights that nearest rounding maps to learned levels; all others are rounded
             directly.
@@ -85,7 +85,7 @@ def measure_options(
     proto = onnx.load(path)
     end_at_logits(proto)
     chosen = layers.find(proto.graph, setting.selection)
-    batches = setting.images.batches(setting.calib.batch_size)
+    batches = setting.samples.batches(setting.calib.batch_size)
     exact = _Runs(open_runner(proto, setting.runtime.threads), batches)
     power = sum(_square(values) for _, outputs in exact for values in outputs)
     options = []
@@ -225,12 +225,12 @@ def choose(
         )
     raise ConfigError(
         f"precision.max_drop: got {max_drop}, expected at least {measured[last].drop:.5f} here: "
-        "the drop on held-out images with the most bits that the layers can have"
+        "the drop on held-out samples with the most bits that the layers can have"
     )
 
 
 def to_csv(tried: Sequence[TriedPlan]) -> str:
-    """Return one line for each plan that was quantized, in order; the drop on held-out images."""
+    """Return one line for each plan that was quantized, in order; the drop on held-out samples."""
     names = [*tried[0].bits] if tried else []
     rows: list[list[object]] = [["size_bytes", "drop", "samples", *names]]
     for plan in tried:

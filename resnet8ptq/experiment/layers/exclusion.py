@@ -1,6 +1,6 @@
 """The choice of nodes to leave in float: as few as keep the task's metric within `max_drop`.
 
-The choice uses training images that did not calibrate, never test images. It uses the expected
+The choice uses training samples that did not calibrate, never test samples. It uses the expected
 accuracy with random tie-breaking, so that ties do not decide between layers.
 """
 
@@ -93,11 +93,11 @@ class Exclusion:
         first = self.steps[0]
         chosen = self.chosen
         if not self.nodes:
-            return f"no layer stays in float: drop {first.drop:z.2%} on held-out images"
+            return f"no layer stays in float: drop {first.drop:z.2%} on held-out samples"
         slower = "" if self.excluded_ms is None else f", {self.excluded_ms:+.3f} ms at batch 1"
         return (
             f"{len(self.nodes)} nodes stay in float: drop {first.drop:z.2%} -> {chosen.drop:z.2%} "
-            f"on held-out images, {self.excluded_bytes / 1000:+.1f} kB{slower}: "
+            f"on held-out samples, {self.excluded_bytes / 1000:+.1f} kB{slower}: "
             f"{', '.join(self.nodes)}"
         )
 
@@ -161,8 +161,8 @@ def warn_of_perfection(task: Task, fp32: Scores) -> None:
     """Warn if FP32 is right on every held-out image."""
     if {task.metric.name: fp32.value, **fp32.more()}.get("accuracy") == 1:
         log.warning(
-            "nodes_to_exclude=auto: FP32 is right on all %d held-out images: it was probably "
-            "trained on them, so quantization may cost more on other images",
+            "nodes_to_exclude=auto: FP32 is right on all %d held-out samples: it was probably "
+            "trained on them, so quantization may cost more on other samples",
             fp32.total,
         )
 

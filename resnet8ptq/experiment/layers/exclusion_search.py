@@ -32,7 +32,7 @@ class Trial:
 
     Attributes:
         nodes: nodes left in float, by ONNX name.
-        value: the tie-adjusted metric on the held-out images.
+        value: the tie-adjusted metric on the held-out samples.
         drop: its loss against the FP32 network, see `Metric.loss`.
         size_bytes, path: size and path of its file.
         p: one-sided p-value of "the drop is at `max_drop` or above".
@@ -119,7 +119,7 @@ def select(
             f"search for layers in float: {len(trials.steps)} trials, none is within max_drop"
         )
     log.warning(
-        "max_drop: got %g, but the smallest drop in the trials is %.5f on the held-out images, "
+        "max_drop: got %g, but the smallest drop in the trials is %.5f on the held-out samples, "
         "with %s in float; this choice is used; with all layers quantized the drop is %.5f",
         max_drop,
         best.drop,
@@ -172,7 +172,7 @@ def _take_back(groups: Groups, keeps: Keeps) -> Groups:
 
 
 def to_csv(steps: Sequence[Trial], metric: str) -> str:
-    """Return one line for each trial, in order; the metric is measured on the held-out images."""
+    """Return one line for each trial, in order; the metric is measured on the held-out samples."""
     rows: list[list[object]] = [
         ["step", "nodes_in_float", metric, "drop", "p", "samples", "size_bytes", "nodes"]
     ]

@@ -13,7 +13,7 @@ class LayerSensitivity:
 
     Attributes:
         name: the short name; `node` is the name in the ONNX graph, for `nodes_to_exclude`.
-        sqnr_db: SQNR of the output over all images; see `tasks.distortion`.
+        sqnr_db: SQNR of the output over all samples; see `tasks.distortion`.
         lost: the loss of `value` against FP32, see `Metric.loss`.
         saved_bytes: the FP32 artifact's size minus this one's.
     """
@@ -36,7 +36,7 @@ class SensitivityResult(RunResult):
             because that layer harms most.
         whole: the same metrics with every layer quantized.
         output: the kind of outputs of the SQNR: `logits`, `probabilities` or `values`.
-        images: number of held-out images.
+        samples: number of held-out samples.
         fp32_value, fp32_size_bytes: metric and size of FP32 in the same framework.
     """
 
@@ -45,7 +45,7 @@ class SensitivityResult(RunResult):
     mode: str
     metric: Metric
     output: str
-    images: int
+    samples: int
     fp32_value: float
     fp32_size_bytes: int
 
@@ -59,7 +59,7 @@ class SensitivityResult(RunResult):
         """Return every metric under its MLflow name."""
         name = self.metric.name
         metrics: dict[str, float] = {
-            "sensitivity/images": self.images,
+            "sensitivity/images": self.samples,
             f"sensitivity/fp32_{name}": self.fp32_value,
             "sensitivity/fp32_size_bytes": self.fp32_size_bytes,
         }

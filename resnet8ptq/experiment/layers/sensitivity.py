@@ -119,7 +119,7 @@ class Layers:
             layers=tuple(self.rank()),
             whole=self._measure("all_layers"),
             output=self.evaluator.network.final,
-            images=fp32.total,
+            samples=fp32.total,
             fp32_value=fp32.value,
             fp32_size_bytes=self.fp32_size_bytes,
         )

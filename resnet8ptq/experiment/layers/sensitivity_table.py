@@ -44,7 +44,7 @@ def make(
         number(metric.title, lambda layer: layer.value, metric.show, metric.name),
         Column("", lambda layer: layer.size_bytes, key="size_bytes"),
         number("saved kB", lambda layer: layer.saved_bytes, show_kb, "saved_bytes"),
-        Column("", lambda layer: result.images, key="images"),
+        Column("", lambda layer: result.samples, key="images"),
     ]
     return Table(columns, layers, title)
 
@@ -69,8 +69,8 @@ def _notes(result: SensitivityResult) -> list[str]:
     }[result.mode]
     return [
         f"SQNR of the {result.output} against FP32: {rank}.",
-        f"{result.images:,} held-out training samples, {result.metric.title} "
-        f"{result.metric.show(result.fp32_value)} in FP32; a difference of a few images is noise: "
+        f"{result.samples:,} held-out training samples, {result.metric.title} "
+        f"{result.metric.show(result.fp32_value)} in FP32; a difference of a few samples is noise: "
         "the ranking is by SQNR.",
         f"saved: against the FP32 file of the same framework, {result.fp32_size_bytes / 1000:.1f} "
         "kB; what conversion itself adds to the file, or leaves out, is part of it.",

@@ -59,7 +59,7 @@ class DiagnosisResult(RunResult):
         halves: the outcomes with only weights or only activations rounded; None if the file does
             not give its weights.
         metric: the task's metric; `fp32_value` is its value for FP32.
-        images: number of scored held-out samples.
+        samples: number of scored held-out samples.
         notes: notes on the diagnosed form of the network.
     """
 
@@ -70,7 +70,7 @@ class DiagnosisResult(RunResult):
     halves: Halves | None
     metric: Metric
     fp32_value: float
-    images: int
+    samples: int
     notes: tuple[str, ...] = ()
 
     @property
@@ -120,7 +120,7 @@ class DiagnosisResult(RunResult):
         )
 
     def _help(self) -> str:
-        where = f"{self.images:,} held-out samples"
+        where = f"{self.samples:,} held-out samples"
         if self.best is None:
             return f"best change: none of the {len(self.outcomes)} changes tried helps on {where}"
         gain = self.best.say(self.before, self.metric)
@@ -144,7 +144,7 @@ class DiagnosisResult(RunResult):
         name = self.metric.name
         before = self.before
         metrics: dict[str, float] = {
-            "images": self.images,
+            "images": self.samples,
             "findings": len(self.reasons),
             name: before.value,
             f"fp32_{name}": self.fp32_value,

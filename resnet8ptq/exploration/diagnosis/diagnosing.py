@@ -117,7 +117,7 @@ def _diagnose(work: Workspace) -> DiagnosisResult:
         halves=halves,
         metric=evaluator.task.metric,
         fp32_value=fp32.value,
-        images=len(samples.held_out),
+        samples=len(samples.held_out),
     )
 
 

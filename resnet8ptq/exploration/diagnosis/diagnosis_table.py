@@ -108,7 +108,7 @@ def _notes(result: DiagnosisResult) -> list[str]:
     return [
         tensor_table.note(result.compared),
         *([f"Not tried: {'; '.join(refused)}"] if refused else []),
-        f"Changes on {result.images:,} held-out training samples, each alone, ranked by the SQNR "
+        f"Changes on {result.samples:,} held-out training samples, each alone, ranked by the SQNR "
         f"of the output against FP32. FP32: {result.metric.title} "
         f"{result.metric.show(result.fp32_value)}. A difference of a few samples is noise.",
     ]

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from resnet8ptq.report.comparison import Family
-from resnet8ptq.report.facts import images_of
+from resnet8ptq.report.facts import samples_of
 from resnet8ptq.tracking.record import RunRecord
 
 NAMED = 10  # values of one setting
@@ -31,7 +31,7 @@ def describe(family: Family) -> list[tuple[str, str]]:
         return _join(record.tags.get(name) for record in runs)
 
     task = family.task
-    kind = images_of(runs)
+    kind = samples_of(runs)
     scored = f"{_join(f'{record.samples:,.0f}' for record in runs)} {kind} samples"
     versions = sorted({key for run in runs for key in run.tags if key.startswith("version.")})
     flags = [flag for flag in tag("cpu_flags").split() if flag in FLAGS]

@@ -122,7 +122,7 @@ def _to_fields(described: DataSet) -> dict[str, str]:
     from mlflow.data.sources import LocalArtifactDatasetSource
 
     return NumpyDataset(
-        _zeros(described.images),
+        _zeros(described.samples),
         source=LocalArtifactDatasetSource(described.source),
         targets=None if described.targets is None else _zeros(described.targets),
         name=described.name,
