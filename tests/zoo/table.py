@@ -1,46 +1,67 @@
 """The table of the zoo, as Markdown."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 
-from tests.zoo.flows import EACH, EXACT_DB, FLOWS, LEAST_OF_FLOW, Outcome
+from tests.zoo.flows import EACH, EXACT_DB, FLOWS, LEAST_OF_FLOW, SOME, Outcome
 from tests.zoo.registry import LEAST_DB, STRUCTURES
 
 NNCF_DB = LEAST_OF_FLOW["openvino_nncf"]
 HEAD = f"""# Structures that have hurt people
 
-Small networks from public reports about quantization, and variations of them, each with random
-weights. Each runs through each backend as a run does: converted, quantized per channel with 20
-samples, written, loaded again, and compared with FP32 of the same framework on 20 samples. The
-calibration samples are the reported ones, a hundredth larger, so no value lies outside of its
-range.
+Which backends take a structure, and how much noise 8 bits add there: the SQNR in dB of the worst
+output, or in brackets the reason below why the backend does not support it. Small networks with
+random weights run through each backend as a run does, per channel, with 20 samples, and are
+compared with FP32 of the same framework. The calibration samples are the reported ones, a
+hundredth larger, so no value lies outside of its range.
 
-A cell is the SQNR in dB of the worst output; `equal` has no noise. A test asserts at least
-{LEAST_DB:g} dB; where 8 bits cost more, the limit is beside the structure in `tests/zoo/`. NNCF's
-ranges are means over the samples, which cut off large values: its limit is
-{NNCF_DB:g} dB. A number in brackets is a reason below: the backend does not support the structure.
-An empty cell is not measured. This page is written by
+A test asserts at least {LEAST_DB:g} dB ({NNCF_DB:g} dB for NNCF, whose ranges cut off large
+values); where 8 bits cost more, the limit is beside the structure in `tests/zoo/`. An empty cell is
+not measured. This page is written by
 
     ZOO_TABLE=docs/zoo.md python -m pytest tests/zoo/test_zoo.py
 """
 
 
 def render(outcomes: Mapping[tuple[str, str], Outcome]) -> str:
-    """Return the page."""
+    """Return the page: structures of public reports, variations, further settings, reasons."""
     reasons: dict[str, int] = {}
-    rows = [["structure", "report", *EACH], ["---", "---", *["---:"] * len(EACH)]]
-    others = []
+    reported = [name for name, structure in STRUCTURES.items() if structure.reports]
+    variations = [name for name in STRUCTURES if name not in reported]
+    parts = [HEAD, "## From public reports\n", _structures(reported, outcomes, reasons)]
+    parts += ["\n## Variations\n", _structures(variations, outcomes, reasons)]
+
+    others = [["structure", "settings", "SQNR, dB"], ["---", "---", "---:"]]
     for name, structure in STRUCTURES.items():
-        shown = [_show(outcomes.get((name, flow)), reasons) for flow in EACH]
-        rows.append([name.replace("_", " "), structure.reports or "variation", *shown])
         for flow in structure.flows:
-            outcome = _show(outcomes.get((name, flow)), reasons)
-            words = " ".join(FLOWS[flow])
-            others.append([name.replace("_", " "), f"`{words}`", outcome])
-    parts = [HEAD, "## Every backend\n", _lines(rows)]
-    others = [["structure", "settings", "SQNR, dB"], ["---", "---", "---:"], *others]
+            if flow in SOME and (name, flow) in outcomes:
+                words = " ".join(FLOWS[flow])
+                others.append([_title(name), f"`{words}`", _show(outcomes[name, flow], reasons)])
     parts += ["\n## Further settings\n", _lines(others), "\n## Reasons\n"]
     parts += [f"{number}. {reason}" for reason, number in reasons.items()]
     return "\n".join(parts) + "\n"
+
+
+def _structures(
+    names: Iterable[str],
+    outcomes: Mapping[tuple[str, str], Outcome],
+    reasons: dict[str, int],
+) -> str:
+    """Return a row for each structure, and a column for each flow that was measured."""
+    names = list(names)
+    flows = [flow for flow in EACH if any((name, flow) in outcomes for name in names)]
+    has_reports = any(STRUCTURES[name].reports for name in names)
+    rows = [["structure", "report", *flows], ["---", "---", *["---:"] * len(flows)]]
+    for name in names:
+        cells = [_show(outcomes.get((name, flow)), reasons) for flow in flows]
+        rows.append([_title(name), STRUCTURES[name].reports or "", *cells])
+    if not has_reports:
+        rows = [[row[0], *row[2:]] for row in rows]
+    return _lines(rows)
+
+
+def _title(name: str) -> str:
+    return name.replace("_", " ")
 
 
 def _show(outcome: Outcome | None, reasons: dict[str, int]) -> str:
@@ -52,9 +73,11 @@ def _show(outcome: Outcome | None, reasons: dict[str, int]) -> str:
 
 
 def _shorten(reason: str) -> str:
-    """Return a reason as one item of a list, without the paths of this machine."""
+    """Return a reason as one item of a list, without the paths of this machine and its counts."""
+    reason = re.sub(r"; (try|backend=\w+ takes it).*|: Conv \d+ stay in float", "", reason)
+    reason = re.sub(r"\ball \d+ layers\b", "all layers", reason)
     words = [word.rpartition("/")[2] if word.startswith("/") else word for word in reason.split()]
-    return " ".join(words).replace("|", "\\|").replace("<", "\\<")[:240]
+    return " ".join(words).replace("|", "\\|").replace("<", "\\<")[:200]
 
 
 def _lines(rows: list[list[str]]) -> str:
