@@ -140,8 +140,8 @@ def one_thread() -> Iterator[None]:
     fastest batches are found with fewer images.
     """
 
-    def runtime(folder: str | None, threads: int | None, *others: Any) -> Runtime:
-        of_all_cores = runtime_of_all_cores(folder, threads, *others)
+    def runtime(folder: str | None, threads: int | None, **others: Any) -> Runtime:
+        of_all_cores = runtime_of_all_cores(folder, threads, **others)
         return replace(of_all_cores, threads=threads or THREADS)
 
     with pytest.MonkeyPatch.context() as patch:

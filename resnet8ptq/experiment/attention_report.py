@@ -33,8 +33,10 @@ def report(config: QuantizationConfig, graph: onnx.GraphProto) -> None:
                 backend.name,
             )
         return
+
     selection = Selection.of(config)
-    if left := Counter(node.op_type for node in find_left_by_attention(graph, selection)):
+    left = Counter(node.op_type for node in find_left_by_attention(graph, selection))
+    if left:
         listed = ", ".join(f"{name} {count}" for name, count in sorted(left.items()))
         log.info(
             "attention=%s: in float: %s; attention=all quantizes them", config.attention, listed
@@ -45,11 +47,11 @@ def report(config: QuantizationConfig, graph: onnx.GraphProto) -> None:
 
 def _warn_of_masks(graph: onnx.GraphProto, selection: Selection) -> None:
     in_float = set(find_float_nodes(graph, selection))
-    stretched = [
-        name
-        for name, around in stretched_by_masks(graph).items()
-        if any(node.name not in in_float for node in around)
-    ]
+    stretched = []
+    for name, around in stretched_by_masks(graph).items():
+        readers = {node.name for node in around}
+        if not readers <= in_float:
+            stretched.append(name)
     if stretched:
         log.warning(
             "a mask's constant, such as -10000, stretches the range of %d tensors that are "

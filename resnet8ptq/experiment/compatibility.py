@@ -29,6 +29,9 @@ SYNTHETIC = 100  # samples
 def fit(dataset: Dataset, fp32: Fp32Model) -> Dataset:
     """Return the data set for the network: with its order of axes, and its batch size limit.
 
+    Called once, before samples are drawn, so that every role of samples has the same form. Pictures
+    [N, H, W, C] become [N, C, H, W] when they are read, if the network takes them so.
+
     Raises:
         ModelError: the network cannot take the samples.
         UnsupportedError: it takes a fixed number of samples at once, and more than one.
@@ -58,7 +61,7 @@ def load(settings: Settings) -> tuple[Dataset, Fp32Model]:
     cache_root = settings.runtime.cache_root
     data = settings.data
     torch = settings.quantizer.runs_torch or _learns(config)
-    fp32 = model.load(config.model, data, cache_root, torch)
+    fp32 = model.load(config.model, data, cache_root, torch=torch)
     data = fit(data, fp32)
     if config.calib.synthetic:
         data = replace(data, calibration=_synthesize(settings, data.test, fp32))
@@ -109,11 +112,11 @@ def make_task(
         name or dataset.name,
         scored.labels,
         dataset.class_names,
-        dataset.named,
-        scored.input_shape,
-        {output.name: output.shape for output in fp32.contract.outputs},
-        fp32.final,
-        dataset.class_ids,
+        named=dataset.named,
+        input_shape=scored.input_shape,
+        outputs={output.name: output.shape for output in fp32.contract.outputs},
+        final=fp32.final,
+        class_ids=dataset.class_ids,
     )
     try:
         return tasks.make(config, setting)
@@ -130,11 +133,15 @@ def fit_settings(settings: Settings, fp32: Fp32Model) -> Settings:
     """
     config = settings.config
     _refuse_training(config, fp32)
-    reason = fp32.conversion.without_torch.get(fp32.onnx_path.name)
+
+    # Settings under which torch runs the network
     mends = ["backend=onnx"] if settings.quantizer.runs_torch else []
     mends += [_WITHOUT[setting] for setting, is_set in _training(config).items() if is_set]
+    reason = fp32.conversion.without_torch.get(fp32.onnx_path.name)
     if reason and mends:
         raise UnsupportedError(f"torch cannot run the network: {reason}; try {' '.join(mends)}")
+
+    # Unknown names of nodes are errors
     graph = onnx.load(fp32.onnx_path).graph
     if not config.dtype.is_float:
         find_float_nodes(graph, Selection.of(config))

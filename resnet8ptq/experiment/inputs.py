@@ -44,34 +44,41 @@ def complete(words: Sequence[str], conf: Path, own: Path | None = None) -> list[
     Raises:
         ConfigError: no source reads `data.root`.
     """
-    keyed = [
-        _name_path(word, before, words) for before, word in zip(["", *words], words, strict=False)
-    ]
+    keyed = []
+    before = ""
+    for word in words:
+        keyed.append(_name_path(word, before, words))
+        before = word
     typed = list(_parse_all(keyed))
     if _names_data(typed, conf, own):
         return keyed
-    if settings := _find_source(typed):
-        return _add_source(keyed, settings)
-    return keyed
+    settings = _find_source(typed)
+    return _add_source(keyed, settings) if settings else keyed
 
 
 def require_data(words: Sequence[str], conf: Path, own: Path | None = None) -> None:
     """Raise `ConfigError` if a network of the user's own has no data; see `complete`."""
     typed = list(_parse_all(words))
     keys = {override.key_or_group for override in typed}
-    asked = [override for override in typed if override.key_or_group in _NETWORK]
-    inspects = any(o.key_or_group == "analysis" and o.value() == "inspect" for o in typed)
     is_named = _names_data(typed, conf, own) or "data.root" in keys
     is_hidden = any(word.startswith(_OTHER_CONF) for word in words)  # an experiment there may
-    if not asked or is_named or is_hidden or inspects or not _NO_DATA.isdisjoint(words):
+    is_needed = _NO_DATA.isdisjoint(words) and not any(map(_inspects, typed))
+    if is_named or is_hidden or not is_needed:
         return
-    for override in asked:
+
+    for override in typed:
+        if override.key_or_group not in _NETWORK:
+            continue
         for value in grammar.values(override):
             if value is not None and _is_own(override.key_or_group, value):
                 raise ConfigError(
                     f"data: not set, expected the samples of {override.key_or_group}={value}; "
                     f"try {WAYS}"
                 )
+
+
+def _inspects(override: Override) -> bool:
+    return override.key_or_group == "analysis" and override.value() == "inspect"
 
 
 def _name_path(word: str, before: str, words: Sequence[str]) -> str:
@@ -99,11 +106,12 @@ def _add_source(words: Sequence[str], settings: Mapping[str, str]) -> list[str]:
     """Return the words with the data source that fits `data.root`, and say so."""
     source = settings["data"]
     key = f"data.{SOURCES[source].key}"
-    renamed = [
-        word.replace("data.root", key, 1) if _key(word) == "data.root" else word for word in words
-    ]
-    keys = set(map(_key, renamed))
-    more = [f"{name}={value}" for name, value in settings.items() if name not in (key, *keys)]
+    renamed = []
+    for word in words:
+        is_root = _key(word) == "data.root"
+        renamed.append(word.replace("data.root", key, 1) if is_root else word)
+    known = {key, *map(_key, renamed)}
+    more = [f"{name}={value}" for name, value in settings.items() if name not in known]
     console.say(console.stderr(), f"data: not set; taken by the path: {' '.join(more)}")
     return [*renamed, *more]
 
@@ -124,9 +132,9 @@ def _names_data(typed: Sequence[Override], conf: Path, own: Path | None) -> bool
         if key in ("data", "benchmark", "hydra.searchpath"):
             return True
         if key == "experiment":
-            names = map(str, grammar.values(override))
-            if any(_experiment_names_data(name, [own, conf]) for name in names):
-                return True
+            for name in grammar.values(override):
+                if _experiment_names_data(str(name), [own, conf]):
+                    return True
     return False
 
 
@@ -139,9 +147,14 @@ def _experiment_names_data(name: str, folders: Sequence[Path | None]) -> bool:
     text = path.read_text("utf-8")
     if _CHOOSES_DATA.search(text):
         return True
-    parents = (yaml.safe_load(text) or {}).get("defaults") or []
-    others = [parent for parent in parents if isinstance(parent, str) and parent != name]
-    return any(_experiment_names_data(parent, folders) for parent in others)
+
+    # An experiment extends those in its defaults
+    content = yaml.safe_load(text) or {}
+    for parent in content.get("defaults") or []:
+        is_other = isinstance(parent, str) and parent != name
+        if is_other and _experiment_names_data(parent, folders):
+            return True
+    return False
 
 
 def _find_source(typed: Sequence[Override]) -> dict[str, str]:
@@ -158,6 +171,8 @@ def _find_source(typed: Sequence[Override]) -> dict[str, str]:
     roots = [Path(str(value)).expanduser() for value in grammar.values(by_key["data.root"])]
     if not roots or not all(path.exists() for path in roots):
         return {}  # not there, or on another machine
+
+    # All paths of a sweep need one source
     annotated = "data.annotations" in by_key
     settings = [find_settings(path, annotated) for path in roots]
     names = sorted({setting["data"] for setting in settings})

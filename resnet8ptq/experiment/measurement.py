@@ -47,47 +47,55 @@ def measure(
     path = quantized.path
     reported = samples.reported
     task = evaluator.task
+
+    # Score the artifact on the reported samples
     if plan is None:
         compared = evaluator.compare(path, reported)
     else:
         compared = evaluator.compare_until(path, reported, plan)
     comparison = compared.comparison
     evaluation = compared.evaluation
-    choice = None
+    batching = evaluation.batching
     metrics: Metrics = {
         "counts/quantized_layers": quantized.artifact.quantized_layers,
         "system/quantize_s": quantized.seconds,  # without calibration that the cache had
         "system/prepare_s": prepared.seconds,  # fine-tuning, corrections and choices
         "system/evaluate_s": evaluation.seconds,
-        "system/evaluate_batch_size": evaluation.batching.batch_size,
-        "system/evaluate_threads": evaluation.batching.threads * evaluation.batching.at_once,
+        "system/evaluate_batch_size": batching.batch_size,
+        "system/evaluate_threads": batching.threads * batching.at_once,
         **prepared.metrics,
     }
+
+    # The same on the selection samples, and one by one
+    choice = None
     if samples.selection is not None:
         label = "Evaluating to choose"
         chosen = evaluator.compare(path, samples.selection, label, logits=False)
-        choice, metrics["system/choose_s"] = chosen.comparison, chosen.evaluation.seconds
+        choice = chosen.comparison
+        metrics["system/choose_s"] = chosen.evaluation.seconds
     by_batch = config.method in BY_BATCH and not config.dtype.is_float
-    if by_batch and evaluation.batching.batch_size != 1:  # the batch sets its ranges
+    if by_batch and batching.batch_size != 1:  # the batch sets its ranges
         label = "Evaluating one by one"
         seen = reported.take(np.arange(comparison.model.total)) if plan else reported
-        single = evaluator.compare(path, seen, label, 1, logits=False).comparison
+        single = evaluator.compare(path, seen, label, batch_size=1, logits=False).comparison
         values = task.metrics(single)
-        names = (task.metric.name, task.metric.ranked_by)
-        metrics |= {f"batch1/{name}": values.get(name) for name in names}
+        for name in (task.metric.name, task.metric.ranked_by):
+            metrics[f"batch1/{name}"] = values.get(name)
     if not evaluation.cached:  # before the baseline is loaded beside the model
         metrics["peak_memory_bytes"] = memory.read_bytes()
+
+    # Beside the FP32 baseline
     baseline = evaluator.baseline(reported)
     metrics[f"{BASELINE}size_bytes"] = baseline.size_bytes
     fp32 = baseline.outputs.first(len(evaluation.outputs))
     of_network = [output.name for output in evaluator.network.contract.outputs]
     if evaluator.target is not None:
-        metrics |= compare_machines(evaluator, path, reported, evaluation)
+        metrics |= compare_machines(evaluator, path, samples=reported, there=evaluation)
     silent = task.scope.find_silent(of_network, evaluation.outputs, fp32)
-    metrics["paired/p_within"] = find_p_within(config, task, comparison, reported)
+    metrics["paired/p_within"] = find_p_within(config, task, comparison, samples=reported)
     resolved = work.settings.quantizer.resolve(prepared.decisions)
     if config.latency.enabled and resolved.execution != "simulated":
-        metrics |= time_beside_fp32(evaluator, config.latency, path, reported)
+        metrics |= time_beside_fp32(evaluator, timing=config.latency, path=path, samples=reported)
     return Measurement(
         task=task,
         comparison=comparison,

@@ -144,10 +144,13 @@ def _find(file: File, suite: BenchmarkConfig) -> str:
     """Return the path of a file: in `benchmark.folder`, or downloaded."""
     folder = suite.folder
     paths = [] if folder is None else sorted(Path(folder).expanduser().glob(file.path))
-    if paths and file.sha256 not in (None, files.sha256(paths[0]) if paths[0].is_file() else None):
-        log.warning("%s: is not the suite's own file (another SHA-256)", paths[0])
     if paths:
-        return str(paths[0].absolute())
+        path = paths[0]
+        is_pinned = file.sha256 is not None
+        if is_pinned and not (path.is_file() and files.sha256(path) == file.sha256):
+            log.warning("%s: is not the suite's own file (another SHA-256)", path)
+        return str(path.absolute())
+
     missing = f"benchmark={suite.name}: {file.path} is not in benchmark.folder={folder}"
     if file.url is None or file.sha256 is None:
         raise UnsupportedError(f"{missing}; get it from {file.source}")

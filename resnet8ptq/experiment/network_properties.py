@@ -57,6 +57,9 @@ def _find_weights(graph: onnx.GraphProto) -> tuple[int, int, int]:
 
 def _has_silu(graph: onnx.GraphProto) -> bool:
     """Whether a tensor is multiplied by its own sigmoid (Elfwing et al., 2018)."""
-    gates = {n.output[0]: n.input[0] for n in graph.node if n.op_type in ("Sigmoid", "HardSigmoid")}
+    gates = {}  # gated tensors, by their sigmoid
+    for node in graph.node:
+        if node.op_type in ("Sigmoid", "HardSigmoid"):
+            gates[node.output[0]] = node.input[0]
     products = [node.input for node in graph.node if node.op_type == "Mul"]
     return any(gates.get(a) == b or gates.get(b) == a for a, b in products)

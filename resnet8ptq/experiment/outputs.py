@@ -60,13 +60,17 @@ def write(
     task = measured.task
     comparison = measured.comparison
     save_config(config, folder / CONFIG_FILE)
+
+    # Tables, texts and figures of the task
     for name, rows in task.files.tables(comparison).items():
         _write_csv(folder / name, rows)
     for name, text in task.files.documents(comparison).items():
         files.write_text(folder / name, text)
     title = _title(config, task.metric.show(comparison.model.value))
     background.put(_draw, folder, task, comparison, title)
-    wrong_examples.write(folder, task, comparison, samples.reported)
+    wrong_examples.write(folder, task, comparison, samples=samples.reported)
+
+    # Values of each sample, for later tests
     example = samples.reported.inputs(slice(1))
     arrays = task.files.arrays(comparison) | {SAMPLES: _scored_ids(samples, comparison)}
     kept = {"example.npz": {"inputs": example}, "predictions.npz": arrays}
@@ -75,6 +79,8 @@ def write(
     for name, arrays in kept.items():
         with files.atomic(folder / name) as temporary:
             np.savez_compressed(temporary, **arrays)  # type: ignore[arg-type]
+
+    # The calibration: samples and ranges
     _write_csv(folder / "calibration.csv", _drawn(samples.calibrating))
     weights = layers.weight_ranges(onnx.load(fp32.onnx_path).graph)
     ranges = {"activations": artifact.ranges, "weights": weights}
@@ -98,17 +104,18 @@ def _draw(folder: Path, task: Task, comparison: Comparison, title: str) -> None:
 
 
 def _title(config: RunConfig, value: str) -> str:
-    parts = (config.data.name, *filter(None, Combination.of_config(config).cells))
-    return f"{' · '.join(parts)}: {value}"
+    cells = filter(None, Combination.of_config(config).cells)
+    title = " · ".join([config.data.name, *cells])
+    return f"{title}: {value}"
 
 
 def _drawn(calibration: CalibrationSet) -> Iterable[Sequence[object]]:
     """Return the indices of the samples, with their classes if they have any."""
     labels = calibration.split.labels
+    indices = calibration.indices.tolist()
     if labels is None or labels.ndim > 1 or labels.dtype.kind == "V":
-        return [["index"], *([index] for index in calibration.indices.tolist())]
-    pairs = zip(calibration.indices.tolist(), labels.tolist(), strict=True)
-    return [["index", "label"], *pairs]
+        return [["index"], *([index] for index in indices)]
+    return [["index", "label"], *zip(indices, labels.tolist(), strict=True)]
 
 
 def _write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:

@@ -66,6 +66,8 @@ def run_experiment(
     settings.quantizer.resolve()  # an unsupported combination is known before any work
     if settings.target is not None:
         settings.target.describe()  # so is a machine that does not answer
+
+    # Data and network, and what they decide
     data, network = load(settings)
     graph = onnx.load(network.onnx_path).graph
     run.log_params(network.describe() | {"properties": ", ".join(find_properties(graph))})
@@ -74,8 +76,10 @@ def run_experiment(
     saturates = run_warnings.warn_before(config, settings.quantizer.resolve(), graph)
     if config.backend.quantizes:
         attention_report.report(config, graph)
+
+    # Samples by role
     samples, task = _draw(config, data, network, run)
-    plan = make_plan(config, task, samples, has_groups(samples.reported, task))
+    plan = make_plan(config, task, samples, grouped=has_groups(samples.reported, task))
     samples = samples.as_scored(config)
     calibrating = samples.calibrating.split
     calib = config.calib
@@ -83,8 +87,11 @@ def run_experiment(
     outliers = sample_check.check_inputs(calib, graph, calibrating) if calibrates else []
     evaluator = Evaluator(settings.quantizer, network, task, config.evaluate.batch_size)
 
+    # Prepare the network, and quantize it
     with tempfile.TemporaryDirectory() as scratch:
-        work = Workspace(settings, evaluator, samples, folder, Path(scratch), run)
+        work = Workspace(
+            settings, evaluator, samples, folder=folder, scratch=Path(scratch), run=run
+        )
         prepared = preparation.prepare(work)
         quantized = work.quantize(prepared, folder)
         artifact = quantized.artifact
@@ -93,15 +100,20 @@ def run_experiment(
         params = resolved.to_params() | _float_operators(work, prepared) | prepared.params
         params |= settings.quantizer.verify(artifact, prepared.network, calibrating)
         if calibrates and not outliers:
-            outliers = sample_check.find_inside(calib, path, calibrating, settings.runtime)
+            outliers = sample_check.find_inside(
+                calib, network=path, samples=calibrating, runtime=settings.runtime
+            )
         if artifact.ranges:
             table.write(folder, artifact.ranges, work.provenance(prepared.network))
 
+    # Reload the artifact, and measure it
     if settings.target is not None:
         runtime_name = config.backend.descriptor.runtime
         params["measured_on"] = settings.target.say(runtime_name)
         work = replace(work, evaluator=replace(evaluator, target=settings.target))
-    measurement = measure(work, prepared, quantized, memory, plan)
+    measurement = measure(work, prepared, quantized, memory=memory, plan=plan)
+
+    # Describe, doubt and record the result
     params |= _describe_artifact(settings.quantizer, resolved, quantized)
     params |= _describe_measurement(config.latency, samples, measurement)
     if outliers:
@@ -112,7 +124,7 @@ def run_experiment(
     if cut_short := settings.runtime.deadline.cut_short:
         params["cut_short"] = "; ".join(cut_short)
     result = RunResult("ok", measurement=measurement, resolved=params)
-    outputs.write(folder, config, result, artifact, samples, network)
+    outputs.write(folder, config, result, artifact=artifact, samples=samples, fp32=network)
     if config.backend.descriptor.serving:
         run.log_model(quantized.path, _shapes(network), resolved.engine)
     return result
@@ -124,8 +136,8 @@ def _draw(
     """Return the samples by role, and the task; record both."""
     name = f"the training samples of {data.name}"
     can_score = partial(make_task, config.task, data, network, name=name)
-    samples = draw(config, data, preparation.tunes(config), can_score)
-    task = make_task(config.task, data, network, samples.reported)
+    samples = draw(config, data, tunes=preparation.tunes(config), check=can_score)
+    task = make_task(config.task, dataset=data, fp32=network, scored=samples.reported)
     params = task.describe()
     if has_groups(samples.reported, task):
         params[GROUPED] = "true"
@@ -149,14 +161,20 @@ def _check_result(
     if config.backend.quantizes:
         sqnr_db = measurement.comparison.sqnr_db
         calibrating = samples.calibrating.split
-        run_warnings.warn_of_noise(config, sqnr_db, saturates, outliers, calibrating)
+        run_warnings.warn_of_noise(
+            config, sqnr_db, saturates, outliers=outliers, samples=calibrating
+        )
         graph = onnx.load(evaluator.network.onnx_path).graph
         baseline_bytes = measurement.metrics[f"{BASELINE}size_bytes"] or 0
         size_bytes = measurement.size_bytes
-        run_warnings.warn_of_size(graph, size_bytes, baseline_bytes, config.per_channel)
+        run_warnings.warn_of_size(
+            graph, size_bytes, fp32_bytes=baseline_bytes, per_channel=config.per_channel
+        )
     fp32 = evaluator.reference(samples.reported)
     expected = config.report.expected_accuracy
-    doubt = preprocessing_check.check(config.preprocess, evaluator, samples.data, fp32, expected)
+    doubt = preprocessing_check.check(
+        config.preprocess, evaluator, dataset=samples.data, baseline=fp32, expected=expected
+    )
     return {} if doubt is None else {"doubt": doubt}
 
 
@@ -190,10 +208,10 @@ def _describe_measurement(
 
 def _shapes(network: Fp32Model) -> dict[str, list[int]]:
     """Return the shape of each output of a network; a free size is -1."""
-    return {
-        output.name: [-1 if size is None else size for size in output.shape]
-        for output in network.contract.outputs
-    }
+    shapes = {}
+    for output in network.contract.outputs:
+        shapes[output.name] = [-1 if size is None else size for size in output.shape]
+    return shapes
 
 
 def _float_operators(work: Workspace, prepared: Prepared) -> dict[str, str]:
@@ -209,6 +227,9 @@ def _float_operators(work: Workspace, prepared: Prepared) -> dict[str, str]:
     graph = onnx.load(prepared.network.onnx_path).graph
     left = {*find_float_nodes(graph, work.settings.quantizer.select(prepared.decisions))}
     known = config.backend.descriptor.find_operators()
-    count = Counter(n.op_type for n in graph.node if n.name in left or n.op_type not in known)
+    count: Counter[str] = Counter()
+    for node in graph.node:
+        if node.name in left or node.op_type not in known:
+            count[node.op_type] += 1
     listed = ", ".join(f"{name} {number}" for name, number in sorted(count.items()))
     return {"float_operators": listed}

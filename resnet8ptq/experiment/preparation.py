@@ -29,7 +29,11 @@ def tunes(config: RunConfig) -> bool:
 
 
 def prepare(work: Workspace) -> Prepared:
-    """Run each step that the settings enable."""
+    """Run each step that the settings enable, and return the network with its decisions.
+
+    The one call between the samples and the backend. A step takes what the steps before it decided,
+    and returns a new `Prepared`; it changes neither settings nor samples.
+    """
     start = time.perf_counter()
     prepared = work.unprepared
     if work.config.dtype.is_fp32:
@@ -69,11 +73,11 @@ def fine_tune(work: Workspace, prepared: Prepared) -> Prepared:
     settings = qat.QatSettings(
         config.qat,
         config.calib,
-        work.plan(prepared.decisions),
-        work.activations,
-        work.settings.quantizer.select(prepared.decisions),
-        config.float_output,
-        config.seed,
+        weights=work.plan(prepared.decisions),
+        activations=work.activations,
+        selection=work.settings.quantizer.select(prepared.decisions),
+        float_output=config.float_output,
+        seed=config.seed,
     )
     points: list[dict[str, float]] = []
 
@@ -85,7 +89,13 @@ def fine_tune(work: Workspace, prepared: Prepared) -> Prepared:
     samples = work.samples
     runtime = work.evaluator.runtime
     network, ranges = qat.fine_tune(
-        settings, work.fp32, samples.data, samples.calibrating, samples.held_out, runtime, report
+        settings,
+        work.fp32,
+        dataset=samples.data,
+        calibration=samples.calibrating,
+        held_out=samples.held_out,
+        runtime=runtime,
+        report=report,
     )
     background.put(_draw_curves, points, work.folder / "qat_loss.png")
     prepared = replace(prepared, trained=network, network=network, learned=ranges)
@@ -96,7 +106,11 @@ def correct(work: Workspace, prepared: Prepared) -> Prepared:
     """Apply the enabled corrections to the trained network."""
     setting = work.setting(prepared.decisions, work.samples.calibrating.split)
     network, ranges = sequence.correct(
-        prepared.trained, work.config.corrections, setting, work.config.seed, work.scratch
+        prepared.trained,
+        chosen=work.config.corrections,
+        setting=setting,
+        seed=work.config.seed,
+        folder=work.scratch,
     )
     prepared = replace(prepared, network=network)
     return prepared.decide(ranges=prepared.learned if ranges is None else ranges)
@@ -157,7 +171,9 @@ def keep_large_in_float(work: Workspace, prepared: Prepared) -> Prepared:
     calib = replace(work.config.calib, name="minmax", table=None)
     samples = work.samples.calibrating.split
     runtime = work.evaluator.runtime
-    activations = Activations(prepared.network.onnx_path, samples, calib, runtime)
+    activations = Activations(
+        prepared.network.onnx_path, calibration=samples, calib=calib, runtime=runtime
+    )
     beyond = activations.find_beyond(LARGEST_HALF)
     if beyond:
         listed = ", ".join(f"{name} ({peak:,.0f})" for name, peak in beyond.items())
@@ -166,9 +182,10 @@ def keep_large_in_float(work: Workspace, prepared: Prepared) -> Prepared:
             "%s",
             listed[:500],
         )
-    params = {"beyond_float16": ", ".join(beyond)} if beyond else {}
-    prepared = replace(prepared, params=prepared.params | params)
-    return prepared.decide(in_float=[*dict.fromkeys([*prepared.decisions.in_float, *beyond])])
+        params = prepared.params | {"beyond_float16": ", ".join(beyond)}
+        prepared = replace(prepared, params=params)
+    in_float = dict.fromkeys([*prepared.decisions.in_float, *beyond])
+    return prepared.decide(in_float=[*in_float])
 
 
 def _corrects_again(chosen: CorrectionsConfig) -> bool:

@@ -60,6 +60,8 @@ def check(
     reason = task.doubt(baseline, expected)
     if reason is None:
         return None
+
+    # Try other preprocessings on training samples
     split = dataset.train.spaced(SAMPLES)
     metric = task.metric
     runner = open_runner(str(fp32.onnx_path), threads)
@@ -80,7 +82,8 @@ def check(
         for setting, steps in usual(split, sized=preprocess.size is not None):
             values[setting] = value(steps)
         best = min(values, key=lambda setting: metric.cost(values[setting]), default="")
-        if best and metric.cost(now) - metric.cost(values[best]) > BETTER:
+        gain = metric.cost(now) - metric.cost(values[best]) if best else 0.0
+        if gain > BETTER:
             advice += (
                 f" {best} gets {metric.show(values[best])} on {len(split)} training samples, this "
                 f"run {metric.show(now)}"

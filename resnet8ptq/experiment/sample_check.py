@@ -26,7 +26,7 @@ def find_inside(
     calib: CalibConfig, network: Path, samples: Split, runtime: Runtime
 ) -> list[Outliers]:
     """Return the samples that stood out in a tensor when the network was calibrated."""
-    return Activations(network, samples, calib, runtime).outliers()
+    return Activations(network, calibration=samples, calib=calib, runtime=runtime).outliers()
 
 
 def calibrates(config: RunConfig) -> bool:

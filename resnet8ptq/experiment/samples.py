@@ -78,7 +78,7 @@ class Samples:
 
     def calibrated_with(self, samples_per_class: int | None, seed: int) -> "Samples":
         """Return the samples with another calibration draw, disjoint from `tuning`."""
-        drawn = draw_calibration(self.data, samples_per_class, seed, [self.held_out])
+        drawn = draw_calibration(self.data, samples_per_class, seed, held_out=[self.held_out])
         return replace(self, calibrating=drawn)
 
 
@@ -96,6 +96,7 @@ def draw(config: RunConfig, data: Dataset, tunes: bool, check: Check) -> Samples
     Raises:
         ConfigError: there are too few samples for a role, or unsuitable ones.
     """
+    # No two roles share a sample: each draws from those left by the roles before
     taken = []
     if config.evaluate.split == "held_out":
         data = replace(data, test=draw_held_out(data, config.held_out_images))
@@ -104,7 +105,7 @@ def draw(config: RunConfig, data: Dataset, tunes: bool, check: Check) -> Samples
     if tuning is not None:
         check(tuning)
         taken.append(tuning)
-    drawn = draw_calibration(data, config.calib.samples_per_class, config.seed, taken)
+    drawn = draw_calibration(data, config.calib.samples_per_class, config.seed, held_out=taken)
     samples = Samples(data, drawn, tuning)
     if config.evaluate.split == "held_out":
         return samples
@@ -119,7 +120,7 @@ def draw_to_analyse(config: RunConfig, data: Dataset) -> Samples:
         ConfigError: there are too few training samples.
     """
     tuning = draw_held_out(data, config.held_out_images)
-    drawn = draw_calibration(data, config.calib.samples_per_class, config.seed, [tuning])
+    drawn = draw_calibration(data, config.calib.samples_per_class, config.seed, held_out=[tuning])
     return Samples(data, drawn, tuning)
 
 
@@ -138,6 +139,8 @@ def _choose(config: RunConfig, samples: Samples, check: Check) -> Samples:
     data = samples.data
     if how == "none":
         return samples
+
+    # Training samples, if there are enough
     if how != "half":
         selection = samples.tuning
         if selection is None:
@@ -149,6 +152,8 @@ def _choose(config: RunConfig, samples: Samples, check: Check) -> Samples:
                 f"evaluate.choice: got held_out, expected half or none: {data.name} has fewer than "
                 f"{LEAST_TO_CHOOSE} training samples to spare that task={config.task.name} scores"
             )
+
+    # Else half of the test samples
     halves = halve(data.test, len(data.class_names))
     if halves is None or not all(_passes(check, half) for half in halves):
         warn_once(

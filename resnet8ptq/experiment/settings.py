@@ -63,7 +63,9 @@ class Settings:
         """
         config = self.config
         calibrating = self.config.calib.images
-        return registry.read(config.data, config.preprocess, self.runtime.cache_root, calibrating)
+        return registry.read(
+            config.data, config.preprocess, self.runtime.cache_root, calibrating=calibrating
+        )
 
     @cached_property
     def target(self) -> Target | None:
@@ -96,6 +98,7 @@ class Unresolved:
 def resolve(asked: RunConfig, jobs: int | None = None, threads: int | None = None) -> Settings:
     """Decide every setting: locate each file, and download the default files.
 
+    Called once for each run, before any work; all later code reads `Settings` and changes none.
     Decided settings stay as they are, so the config of a finished run can be resolved again.
 
     Args:
@@ -115,7 +118,7 @@ def resolve(asked: RunConfig, jobs: int | None = None, threads: int | None = Non
         model=network.config,
         data=arrays.name_inputs(data, network.find_input_names),
         preprocess=registry.find_size(
-            config.preprocess, data, runtime.cache_root, network.find_picture_size
+            config.preprocess, data, runtime.cache_root, find_networks=network.find_picture_size
         ),
         backend=complete(
             config.backend,
@@ -124,7 +127,7 @@ def resolve(asked: RunConfig, jobs: int | None = None, threads: int | None = Non
             is_float=config.computes_in_float,
         ),
     )
-    return Settings(asked, decided, runtime, network)
+    return Settings(asked, config=decided, runtime=runtime, network=network)
 
 
 def resolve_to_inspect(asked: RunConfig) -> Settings:
@@ -151,7 +154,7 @@ def resolve_to_inspect(asked: RunConfig) -> Settings:
     else:
         path = reading.find_path(config.backend)
         network = NetworkFile(path, config.model, runtime.cache_root)
-    return Settings(asked, config, runtime, network, no_data)
+    return Settings(asked, config, runtime, network=network, no_data=no_data)
 
 
 def _begin(
@@ -172,7 +175,9 @@ def _begin(
         backend=replace(config.backend, path=paths.quantized),
     )
     memory.set_limit(config.memory_gb)
-    runtime = cache.runtime(config.cache_dir, config.threads, config.max_seconds, config.device)
+    runtime = cache.runtime(
+        config.cache_dir, config.threads, seconds=config.max_seconds, device=config.device
+    )
     return config, runtime
 
 
@@ -207,10 +212,8 @@ def fill_defaults(
         evaluate = replace(evaluate, models=jobs)
     if tail is None:  # the tail of a detector decodes and joins boxes
         tail = asked.task.name in ("detection", "keypoints") or asked.data.name == "coco"
-    mean, std = (
-        [float(number) for number in limits.listed(numbers)]
-        for numbers in (preprocess.mean, preprocess.std)
-    )
+    mean = list(map(float, limits.listed(preprocess.mean)))
+    std = list(map(float, limits.listed(preprocess.std)))
     name = asked.model.name or name_network(asked.model)
     return replace(
         asked,

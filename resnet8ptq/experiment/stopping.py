@@ -44,6 +44,8 @@ def make_plan(
             "evaluate.stop: got decided, expected all with data.groups: the sequential test needs "
             "independent samples"
         )
+
+    # A plan also needs models that can be ranked
     models = config.evaluate.models
     if config.dtype.is_fp32:
         return None
@@ -87,13 +89,23 @@ def try_choice(
     if level is None or not evaluator.task.test.sequential or samples.groups is not None:
         whole = evaluator.compare(path, samples, logits=False).comparison
         return TrialResult(
-            whole.model.fair, whole.loss(fair=True), p_of(whole, limit), whole.model.total
+            value=whole.model.fair,
+            drop=whole.loss(fair=True),
+            p=p_of(whole, limit),
+            samples=whole.model.total,
         )
+
+    # Score until the test decides
     plan = StoppingPlan(len(samples), limit, level)
     seen = evaluator.compare_until(path, samples, plan, search=True).comparison
     stopped = seen.model.total < plan.total
     drop = seen.paired.metrics()[STOPPED_LOSS] if stopped else seen.loss(fair=True)
-    return TrialResult(seen.model.fair, drop or 0.0, seen.p_within(limit), seen.model.total)
+    return TrialResult(
+        value=seen.model.fair,
+        drop=drop or 0.0,
+        p=seen.p_within(limit),
+        samples=seen.model.total,
+    )
 
 
 def p_of(comparison: Comparison, limit: float) -> float:

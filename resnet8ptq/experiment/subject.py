@@ -22,9 +22,10 @@ def open_subject(settings: Settings, run: Recorder) -> tuple[Evaluator, Samples]
     data, fp32 = load(settings)
     samples = draw_to_analyse(config, data)
     name = f"the training samples of {data.name}"
-    task = make_task(config.task, data, fp32, samples.held_out, name)
+    task = make_task(config.task, dataset=data, fp32=fp32, scored=samples.held_out, name=name)
     run.log_params(task.describe())
-    return Evaluator(settings.quantizer, fp32, task, config.evaluate.batch_size), samples
+    evaluator = Evaluator(settings.quantizer, fp32, task, config.evaluate.batch_size)
+    return evaluator, samples
 
 
 @contextmanager
@@ -40,4 +41,6 @@ def open_fitted(settings: Settings, run: Recorder) -> Iterator[Workspace]:
     settings = fit_settings(settings, evaluator.network)
     evaluator = evaluator.with_quantizer(settings.quantizer)
     with tempfile.TemporaryDirectory() as scratch:
-        yield Workspace(settings, evaluator, samples, Path(scratch), Path(scratch), run)
+        yield Workspace(
+            settings, evaluator, samples, folder=Path(scratch), scratch=Path(scratch), run=run
+        )

@@ -49,6 +49,9 @@ class Prepared:
 class Workspace:
     """The inputs of each step.
 
+    A step reads the settings, the samples and FP32 here, and what was decided in `Prepared`. Trials
+    of a search take a copy with other settings, see `vary`.
+
     Attributes:
         samples: the samples; the steps choose on `samples.tuning`.
         folder: the run's folder, for tables and figures of the steps.

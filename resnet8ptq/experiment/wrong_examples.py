@@ -37,9 +37,9 @@ def write(folder: Path, task: Task, comparison: Comparison, samples: Split) -> N
     model, baseline = answers
     wrong = ~model.right
     lost = wrong & baseline.right
-    examples = [
-        _describe(task, model, baseline, samples, int(index)) for index in choose(model, baseline)
-    ]
+    examples = []
+    for index in choose(model, baseline).tolist():
+        examples.append(_describe(task, model, baseline, samples=samples, index=index))
     content = {"wrong": int(wrong.sum()), "lost": int(lost.sum()), "examples": examples}
     files.write_text(folder / FILE, json.dumps(content))
 

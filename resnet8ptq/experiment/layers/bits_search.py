@@ -88,13 +88,15 @@ def measure_options(
     batches = setting.samples.batches(setting.calib.batch_size)
     exact = _Runs(open_runner(proto, setting.runtime.threads), batches)
     power = sum(_square(values) for _, outputs in exact for values in outputs)
+
+    # Round one layer at a time
     options = []
     for name in track(list(chosen), "Sensitivity of layers", "layers"):
         exact_weights = read_weights(proto.graph, chosen[name])
         for bits in widths:
             saved = exact_weights.size * (8 - bits) // 8
             if bits == FLOAT_BITS:
-                options.append(Option(name, bits, 0.0, saved))
+                options.append(Option(name, bits, error=0.0, saved_bytes=saved))
                 continue
             scheme = Plan(setting.weights.default, {name: bits}).scheme(name)
             rounded = copy.deepcopy(proto)
@@ -102,13 +104,18 @@ def measure_options(
             weights = learned.get((name, bits), exact_weights)
             write_weights(rounded.graph, node, scheme.grid(weights, 0).round(weights))
             run = open_runner(rounded, setting.runtime.threads)
-            error = sum(
-                _square(actual - wanted)
-                for batch, outputs in exact
-                for actual, wanted in zip(run(batch), outputs, strict=True)
-            )
-            options.append(Option(name, bits, float(error / max(power, 1e-30)), saved))
+            error = _find_error(run, exact) / max(power, 1e-30)
+            options.append(Option(name, bits, error=error, saved_bytes=saved))
     return options
+
+
+def _find_error(run: Runner, exact: "_Runs") -> float:
+    """Return the squared error of a network's outputs, over all batches."""
+    errors = []
+    for batch, outputs in exact:
+        for actual, wanted in zip(run(batch), outputs, strict=True):
+            errors.append(_square(actual - wanted))
+    return sum(errors)
 
 
 class _Runs:
@@ -146,8 +153,15 @@ def find_plans(options: Sequence[Option]) -> list[Bits]:
     by_layer: dict[str, list[Option]] = {}
     for option in options:
         by_layer.setdefault(option.layer, []).append(option)
-    saves = [[option.saved_bytes for option in choices] for choices in by_layer.values()]
-    width = max(1, sum(max(savings) - min(savings) for savings in saves) // _STEPS)
+
+    # The width of a class of plans, in bytes
+    span = 0
+    for choices in by_layer.values():
+        savings = [option.saved_bytes for option in choices]
+        span += max(savings) - min(savings)
+    width = max(1, span // _STEPS)
+
+    # Extend each partial plan by one layer
     partial: list[tuple[int, float, dict[str, int]]] = [(0, 0.0, {})]  # bytes saved, error, bits
     for name, choices in by_layer.items():
         best: dict[int, tuple[int, float, dict[str, int]]] = {}

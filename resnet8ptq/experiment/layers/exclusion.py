@@ -8,6 +8,7 @@ import logging
 import math
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -115,16 +116,20 @@ def choose(work: Workspace, prepared: Prepared, correct: Step | None = None) -> 
     start = time.perf_counter()
     config = work.config
     task = work.evaluator.task
-    work = replace(work, samples=replace(work.samples, tuning=shuffle(work.samples.held_out)))
+
+    # In random order, a trial can stop early
+    samples = replace(work.samples, tuning=shuffle(work.samples.held_out))
+    work = replace(work, samples=samples)
     fp32 = work.evaluator.reference(work.samples.held_out)
     warn_of_perfection(task, fp32)
-    level = LEVEL if can_show(task, fp32, config.max_drop, LEVEL) else None
+    level = LEVEL if can_show(task, fp32, config.max_drop, level=LEVEL) else None
+
     with tempfile.TemporaryDirectory() as scratch:
-        variants = _Variants(replace(work, scratch=Path(scratch)), prepared, level, correct)
+        variants = _Variants(replace(work, scratch=Path(scratch)), prepared, level, correct=correct)
         trials = Trials(variants.measure)
         deadline = work.settings.runtime.deadline
         try:
-            nodes = select(variants.rank, trials, config.max_drop, level, deadline)
+            nodes = select(variants.rank, trials, config.max_drop, level=level, deadline=deadline)
         finally:
             files.write_text(work.folder / FILE, to_csv(trials.steps, task.metric.ranked_by))
         seconds = time.perf_counter() - start
@@ -199,7 +204,15 @@ class _Variants:
         )
         size = quantized.size_bytes
         path = quantized.path
-        return Trial(nodes, tried.value, tried.drop, size, path, tried.p, tried.samples)
+        return Trial(
+            nodes,
+            tried.value,
+            tried.drop,
+            size_bytes=size,
+            path=path,
+            p=tried.p,
+            samples=tried.samples,
+        )
 
     def rank(self) -> Groups:
         """Return the nodes in groups, the noisiest first; never all layers."""
@@ -207,15 +220,21 @@ class _Variants:
         graph = onnx.load(self.prepared.network.onnx_path).graph
         selection = self.work.settings.quantizer.select(self.prepared.decisions)
         layers = {node.name for node in find_quantized_layers(graph, selection).values()}
-        return [g for k, g in enumerate(groups) if not layers <= set(join(groups[: k + 1]))]
+        kept: list[Sequence[str]] = []
+        for group in groups:
+            if layers <= set(join([*kept, group])):
+                break
+            kept.append(group)
+        return kept
 
     def _by_noise(self) -> Groups:
         """Rank by the noise of each tensor in a QDQ file of ONNX Runtime, for any backend."""
         config = self.work.config
         decisions = self.prepared.decisions
         if config.backend.name != NOISE_FROM:
-            calib = find_method(config.calib.name).choose and config.calib
-            calib = calib or replace(config.calib, name="minmax")
+            calib = config.calib
+            if find_method(calib.name).choose is None:  # a framework's own method
+                calib = replace(calib, name="minmax")
             config = replace(config, backend=BackendConfig(NOISE_FROM), calib=calib)
         in_onnx = self.work.vary(config, format="qdq", slim=False)
         quantized = in_onnx.quantize(self.prepared, self._make_folder())
@@ -224,7 +243,8 @@ class _Variants:
         in_float = find_float_nodes(fp32.graph, in_onnx.settings.quantizer.select(decisions))
         threads = self.work.evaluator.runtime.threads
         held_out = self.work.samples.held_out
-        return [source.nodes for source in noise.rank(fp32, in_qdq, in_float, held_out, threads)]
+        sources = noise.rank(fp32, in_qdq, in_float, samples=held_out, threads=threads)
+        return [source.nodes for source in sources]
 
     def _by_layer(self) -> Groups:
         """Rank the layers by the SQNR of the logits with one layer quantized."""

@@ -57,8 +57,10 @@ class Trials:
 
     def __call__(self, nodes: Sequence[str]) -> Trial:
         """Leave `nodes` in float and measure."""
-        if (known := self.find(nodes)) is None:
-            self.steps.append(known := self.measure(tuple(nodes)))
+        known = self.find(nodes)
+        if known is None:
+            known = self.measure(tuple(nodes))
+            self.steps.append(known)
         return known
 
     def find(self, nodes: Sequence[str]) -> Trial | None:
@@ -94,6 +96,7 @@ def select(
     def shown(trial: Trial) -> bool:
         return level is not None and trial.p <= level
 
+    # First what a test proves, then what is measured
     groups: Groups | None = None
     first = trials(())
     for accept in (shown, measured) if level is not None else (measured,):
@@ -111,8 +114,11 @@ def select(
             return []
         if groups is None:
             groups = [] if deadline.is_over else rank()
-        if kept := _double(groups, keeps, perfect):
+        kept = _double(groups, keeps, perfect)
+        if kept:
             return join(_take_back(kept, keeps))
+
+    # No choice is accepted: the smallest drop
     best = min(trials.steps, key=lambda trial: (trial.drop, len(trial.nodes)))
     if deadline.is_over:
         deadline.cut(
@@ -140,13 +146,16 @@ def _double(groups: Groups, keeps: Keeps, perfect: Keeps) -> Groups:
     Args:
         perfect: whether a trial lost nothing, so that more nodes in float cannot help.
     """
-    counts = list(dict.fromkeys(min(count, len(groups)) for count in COUNTS if groups))
-    steps = list(zip([0, *counts], counts, strict=False))
-    for low, count in track(steps, "Leaving layers in float", "steps"):
+    if not groups:
+        return []
+    counts = dict.fromkeys(min(count, len(groups)) for count in COUNTS)
+    low = 0
+    for count in track(list(counts), "Leaving layers in float", "steps"):
         if keeps(groups[:count]):
             return _shorten(groups, low, count, keeps)
         if perfect(groups[:count]):
             break
+        low = count
     return []
 
 

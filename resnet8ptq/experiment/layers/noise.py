@@ -79,6 +79,8 @@ def find_sources(
     """Return each rounded tensor as a source, in the order of the graph."""
     order = {node.name: index for index, node in enumerate(fp32.node)}
     makers = {name: node for node in fp32.node for name in node.output}
+
+    # Join tensors that have the same levels
     sources: dict[str, Source] = {}
     for tensor in qdq.rounded_activations(fp32, quantized):
         maker = makers.get(tensor.name)
@@ -89,6 +91,8 @@ def find_sources(
         alone = Source(tensor.nodes, (), (tensor,))
         sources[key] = _join([sources[key], alone]) if key in sources else alone
     weights = [Source((w.node,), (w,)) for w in qdq.rounded_weights(fp32, quantized)]
+
+    # Leave out nodes already in float
     kept = []
     for source in [*weights, *sources.values()]:
         nodes = tuple(node for node in source.nodes if node not in in_float)
@@ -127,7 +131,7 @@ def _join(sources: Sequence[Source], noise: float = 0.0) -> Source:
     nodes = dict.fromkeys(node for source in sources for node in source.nodes)
     weights = tuple(weight for source in sources for weight in source.weights)
     activations = tuple(tensor for source in sources for tensor in source.activations)
-    return Source(tuple(nodes), weights, activations, noise)
+    return Source(tuple(nodes), weights, activations, noise=noise)
 
 
 def _measurer(
@@ -143,10 +147,10 @@ def _measurer(
         return [[np.asarray(output, np.float64) for output in outputs] for outputs in runs]
 
     wanted = run(fp32)
-    power = [
-        sum(float(np.square(v).sum()) for v in values) or 1.0
-        for values in zip(*wanted, strict=True)
-    ]
+    power = []  # by output
+    for values in zip(*wanted, strict=True):
+        squares = [float(np.square(value).sum()) for value in values]
+        power.append(sum(squares) or 1.0)
 
     def measure(sources: Sequence[Source]) -> float:
         joined = _join(sources)
@@ -155,11 +159,11 @@ def _measurer(
             proto = qdq.with_weights_rounded(proto, joined.weights)
         if joined.activations:
             proto = qdq.with_activations_rounded(proto, joined.activations)
-        return sum(
-            square_distance(a, b) / scale
-            for got, values in zip(run(proto), wanted, strict=True)
-            for a, b, scale in zip(got, values, power, strict=True)
-        )
+        errors = []
+        for got, exact in zip(run(proto), wanted, strict=True):
+            for one, other, scale in zip(got, exact, power, strict=True):
+                errors.append(square_distance(one, other) / scale)
+        return sum(errors)
 
     return measure
 

@@ -10,7 +10,7 @@ again, beside all layers in 8 bits and FP32: sums of differences are only an est
 import logging
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress, pairwise, product
 from pathlib import Path
@@ -89,12 +89,11 @@ class Placement:
     def to_metrics(self) -> dict[str, float]:
         """Return every metric under its MLflow name."""
         names = {ALL: "all_ms", NONE: "fp32_ms", PLACED: "ms"}
-        timed = {f"placement/{names[name]}": ms for name, ms in self.milliseconds.items()}
-        return {
-            "placement/layers": float(self.layers),
-            **timed,
-            "system/placement_s": self.seconds,
-        }
+        metrics = {"placement/layers": float(self.layers)}
+        for name, ms in self.milliseconds.items():
+            metrics[f"placement/{names[name]}"] = ms
+        metrics["system/placement_s"] = self.seconds
+        return metrics
 
     def to_params(self) -> dict[str, str]:
         """Return the nodes in the form of `nodes_to_exclude` on the command line."""
@@ -120,8 +119,10 @@ def choose(work: Workspace, prepared: Prepared) -> Placement:
             "precision.placement: got measured, expected a file whose integer kernels run on this "
             f"CPU; dtype={work.config.dtype.name} is simulated"
         )
+
+    # Time the blocks, then the best sum as a whole
     with tempfile.TemporaryDirectory() as scratch:
-        variants = _Variants(work, prepared, blocks, Path(scratch))
+        variants = _Variants(work, prepared, blocks, scratch=Path(scratch))
         chosen = [True] * len(blocks)
         try:
             times = variants.time_blocks()
@@ -131,16 +132,19 @@ def choose(work: Workspace, prepared: Prepared) -> Placement:
             work.settings.runtime.deadline.cut("placement: all layers stay in 8 bits")
         timed = variants.time_whole(chosen)
     milliseconds = {name: paired_latency.typical(ms) for name, ms in timed.items()}
-    best = PLACED if PLACED in timed and is_faster(timed[PLACED], timed[ALL]) else ALL
+
+    # Only a proven gain counts
+    is_better = PLACED in timed and is_faster(timed[PLACED], timed[ALL])
+    best = PLACED if is_better else ALL
     if not is_faster(timed[best], timed[NONE]):
         raise UnsupportedError(
             f"precision.placement: no placement is shown to be {GAIN:.0%} faster than FP32 with "
             f"latency.threads={work.config.latency.threads}: {_say(milliseconds)}; "
             "try dtype=fp32, or precision.placement=null for a smaller file"
         )
-    left = [b for b, kept in zip(blocks, chosen, strict=True) if not kept and best == PLACED]
+    left = list(_find_left(blocks, chosen)) if is_better else []
     placement = Placement(
-        nodes=tuple(node for block in left for node in block.nodes),
+        nodes=_nodes_of(left),
         layers=sum(block.layers for block in left),
         milliseconds=milliseconds,
         seconds=time.perf_counter() - start,
@@ -151,6 +155,15 @@ def choose(work: Workspace, prepared: Prepared) -> Placement:
     return placement
 
 
+def _find_left(blocks: Sequence[Block], in_8_bits: Sequence[bool]) -> Iterator[Block]:
+    """Go through the blocks that a placement leaves in float."""
+    return compress(blocks, [not kept for kept in in_8_bits])
+
+
+def _nodes_of(blocks: Iterable[Block]) -> tuple[str, ...]:
+    return tuple(node for block in blocks for node in block.nodes)
+
+
 def find_blocks(graph: onnx.GraphProto, layers: set[str]) -> list[Block]:
     """Return at most `MOST` blocks of a network, each with a quantized layer.
 
@@ -159,15 +172,20 @@ def find_blocks(graph: onnx.GraphProto, layers: set[str]) -> list[Block]:
     """
     steps: list[list[onnx.NodeProto]] = [[]]  # each a layer with the operators behind it
     for node in graph.node:
-        if node.name in layers and any(other.name in layers for other in steps[-1]):
+        has_layer = any(other.name in layers for other in steps[-1])
+        if node.name in layers and has_layer:
             steps.append([])
         steps[-1].append(node)
+
+    # The steps that each step reads from
     made: dict[str, int] = {}  # tensors, with the step that computes them
     sources: list[set[int]] = []
     for number, step in enumerate(steps):
-        read = {made[name] for node in step for name in inputs_of(node) if name in made}
-        sources.append(read)
+        read = {name for node in step for name in inputs_of(node)}
+        sources.append({made[name] for name in read if name in made})
         made |= {name: number for node in step for name in node.output}
+
+    # Join steps into few blocks
     blocks = []
     for block in split_into_blocks(sources, MOST):
         names = [node.name for index in block for node in steps[index]]
@@ -202,7 +220,8 @@ def find_fastest(times: Times) -> list[bool]:
         changes = [before != after for before, after in pairwise(placement)]
         return total + sum(compress(times.borders[1:], changes))
 
-    mixed = [some for some in product((True, False), repeat=count) if 0 < sum(some) < count]
+    placements = product((True, False), repeat=count)
+    mixed = [placement for placement in placements if 0 < sum(placement) < count]
     return list(min(mixed, key=add, default=[True] * count))
 
 
@@ -280,12 +299,7 @@ class _Variants:
         return loader(evaluator.fp32, path, self.work.settings.target)
 
     def _load(self, kept: Sequence[bool]) -> Load:
-        left = [
-            node
-            for block, stays in zip(self.blocks, kept, strict=True)
-            if not stays
-            for node in block.nodes
-        ]
+        left = _nodes_of(_find_left(self.blocks, kept))
         in_float = dict.fromkeys([*self.prepared.decisions.in_float, *left])
         folder = Path(tempfile.mkdtemp(dir=self.scratch))
         quantized = self.work.quantize(self.prepared.decide(in_float=[*in_float]), folder)

@@ -32,24 +32,28 @@ def choose_bits(work: Workspace, prepared: Prepared, correct: Step) -> bits_sear
     """
     samples = replace(work.samples, tuning=shuffle(work.samples.held_out))
     work = replace(work, samples=samples)
-    limits = work.config.precision.max_bytes, work.config.precision.max_drop
+    precision = work.config.precision
     tried: list[bits_search.TriedPlan] = []
 
     def attempt(level: float | None, bits: bits_search.Bits) -> bits_search.TriedPlan:
-        if known := next((plan for plan in tried if plan.bits == bits), None):
-            return known
+        for known in tried:
+            if known.bits == bits:
+                return known
+        planned = prepared.decide(bits=bits)
         with tempfile.TemporaryDirectory() as scratch:
-            planned = prepared.decide(bits=bits)
-            tried.append(_try_plan(work, planned, correct, Path(scratch), level))
-        return tried[-1]
+            plan = _try_plan(work, planned, correct, scratch=Path(scratch), level=level)
+        tried.append(plan)
+        return plan
 
     widths = work.settings.quantizer.widths
     setting = work.setting(prepared.decisions, samples.held_out)
     learned = _learn_narrow(work, prepared, [bits for bits in widths if bits < 8])
-    options = bits_search.measure_options(work.fp32.onnx_path, setting, widths, learned)
+    options = bits_search.measure_options(work.fp32.onnx_path, setting, widths, learned=learned)
     narrow = [option for option in options if option.bits != FLOAT_BITS]
     try:
-        chosen = _choose_bits(narrow, options, attempt, *limits)
+        chosen = _choose_bits(
+            narrow, options, attempt, max_bytes=precision.max_bytes, max_drop=precision.max_drop
+        )
     finally:
         files.write_text(work.folder / bits_search.FILE, bits_search.to_csv(tried))
     other = ", ".join(f"{name}: {bits}" for name, bits in chosen.bits.items() if bits != 8)
@@ -72,19 +76,23 @@ def _choose_bits(
     plans = [bits_search.find_plans(narrow)]
     if max_bytes is None and narrow != options:
         plans.append(bits_search.find_plans(options))
+
+    # First what a test proves to be within max_drop
     if max_bytes is None:
         for some in plans:
+            level = bits_search.level_of(some) / len(plans)
+            by_test = partial(attempt, level)
             with suppress(ConfigError):
-                level = bits_search.level_of(some) / len(plans)
-                by_test = partial(attempt, level)
-                return bits_search.choose(some, by_test, max_bytes, max_drop, level)
+                return bits_search.choose(some, by_test, max_bytes, max_drop=max_drop, level=level)
         exclusion.warn_of_unproven("precision.plan=auto", "precision.max_drop", max_drop or 0.0)
+
+    # Then what is measured to be within the limit
     measured = partial(attempt, None)
     for some in plans[:-1]:
         with suppress(ConfigError):
-            return bits_search.choose(some, measured, max_bytes, max_drop)
+            return bits_search.choose(some, measured, max_bytes, max_drop=max_drop)
         log.info("precision.plan=auto: 8 bits lose more; layers may stay in float")
-    return bits_search.choose(plans[-1], measured, max_bytes, max_drop)
+    return bits_search.choose(plans[-1], measured, max_bytes, max_drop=max_drop)
 
 
 def _try_plan(
@@ -100,9 +108,15 @@ def _try_plan(
     size = quantized.size_bytes
     if bounded:
         return bits_search.TriedPlan(bits, size)
+
+    # Without a limit of bytes, the drop decides
     limit = config.precision.max_drop or 0.0
-    tried = try_choice(work.evaluator, quantized.path, work.samples.held_out, limit, level)
-    return bits_search.TriedPlan(bits, size, tried.drop, tried.p, tried.samples)
+    tried = try_choice(
+        work.evaluator, quantized.path, samples=work.samples.held_out, limit=limit, level=level
+    )
+    return bits_search.TriedPlan(
+        bits, size_bytes=size, drop=tried.drop, p=tried.p, samples=tried.samples
+    )
 
 
 def _learn_narrow(work: Workspace, prepared: Prepared, widths: list[int]) -> bits_search.Learned:
@@ -114,8 +128,8 @@ def _learn_narrow(work: Workspace, prepared: Prepared, widths: list[int]) -> bit
 
     return adaround.learn_apart(
         onnx.load(work.fp32.onnx_path),
-        work.setting(prepared.decisions, work.samples.calibrating.split),
-        widths,
-        max(1, config.corrections.adaround_iterations // 5),  # enough to rank the layers
-        config.seed,
+        setting=work.setting(prepared.decisions, work.samples.calibrating.split),
+        widths=widths,
+        iterations=max(1, config.corrections.adaround_iterations // 5),  # enough to rank the layers
+        seed=config.seed,
     )

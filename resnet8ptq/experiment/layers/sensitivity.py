@@ -40,7 +40,9 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> SensitivityResul
         evaluator = evaluator.with_quantizer(settings.quantizer)
         config = settings.config
     with tempfile.TemporaryDirectory() as scratch:
-        work = Workspace(settings, evaluator, samples, folder, Path(scratch), run)
+        work = Workspace(
+            settings, evaluator, samples, folder=folder, scratch=Path(scratch), run=run
+        )
         result = Layers(work, work.unprepared).analyse()
     params = {**resolved.to_params(), "sqnr_of": result.output, **samples.digests}
     result = replace(result, resolved=params)

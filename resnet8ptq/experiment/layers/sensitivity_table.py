@@ -90,14 +90,17 @@ def draw(result: SensitivityResult, title: str) -> Figure:
     whole_db = result.whole.sqnr_db
     sqnr_db = [layer.sqnr_db for layer in layers]
     losses = [metric.scale * layer.lost for layer in layers]
-    lost = f"{metric.title} lost{' (points)' if metric.percent else ''}"
+    saved_kb = [layer.saved_bytes / 1000 for layer in layers]
+    unit = " (points)" if metric.percent else ""
     figure = Figure(figsize=(11, 1.8 + 0.34 * len(layers)), layout="constrained")
     panels = figure.subplots(1, 3, sharey=True, width_ratios=(2, 1, 1))
     columns = (
         (sqnr_db, "", f"SQNR of the {result.output} (dB)"),
-        (losses, "%+.3g", lost),
-        ([layer.saved_bytes / 1000 for layer in layers], "%.1f", "saved (kB)"),
+        (losses, "%+.3g", f"{metric.title} lost{unit}"),
+        (saved_kb, "%.1f", "saved (kB)"),
     )
+
+    # One panel for each measure
     places = range(len(layers))
     for axes, (values, label, name) in zip(panels, columns, strict=True):
         # An output that did not change has an infinite SQNR: its label says so, and it has no bar.
@@ -109,6 +112,7 @@ def draw(result: SensitivityResult, title: str) -> Figure:
         axes.set_xlabel(plain(name))
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.tick_params(axis="y", length=0)
+
     # The line would cross numbers at the bars' ends: here they stand by the names.
     named = [f"{plain(layer.name)}  {layer.sqnr_db:.1f}" for layer in layers]
     panels[0].set_yticks(places, named)
