@@ -74,20 +74,28 @@ def _explain(selected: ModelSelection, choices: Sequence[Recommendation]) -> Exp
     label = first.label
     cell = first.choice
     if cell is None:  # FP32 itself is the fastest
-        times = tuple(choice.because.partition("; ")[0] for choice in choices)
+        reasons = [choice.because for choice in choices]
+        times = tuple(reason.partition("; ")[0] for reason in reasons)
         verdict = "FP32 itself: no quantized model within the limit is faster."
-        return Explanation(uses, label, f"Keep {label}", "", verdict, times)
+        return Explanation(
+            uses, label, headline=f"Keep {label}", outcome="", verdict=verdict, facts=times
+        )
+
+    # The headline gives the advice, other uses none
     headline = f"Do not deploy {label}"
     hint = ""
     untried = ""
-    if first.use == RECOMMENDED and (chosen := selected.headline) is not None:
+    chosen = selected.headline if first.use == RECOMMENDED else None
+    if chosen is not None:
         headline = f"{_ADVICE[chosen.advice].format(label)}: {chosen.reason}"
         if chosen.advice == "keep":  # FP32 is recommended, and not this model
             uses = uses[1:] or ("quantized",)
         if chosen.nothing_faster:
             untried = find_untried(selected.family.records)
             machine = cell.record.measured_on or "this CPU"
-            hint = NOTHING_FASTER.format(machine=machine) + (KNOWN if untried else "")
+            hint = NOTHING_FASTER.format(machine=machine)
+            if untried:
+                hint += KNOWN
     note = ""
     if any(choice.use == BEST for choice in choices):
         note = say_chance(selected, cell) + say_balanced(selected, cell)
@@ -119,9 +127,9 @@ def to_markdown(answers: Sequence[Explanation]) -> str:
     if not answers:
         return ""
     best = answers[0]
-    lines = [
-        f"**{escape_markdown(best.headline)}.** {escape_markdown(f'{best.verdict} {best.note}')}"
-    ]
+    headline = escape_markdown(best.headline)
+    text = escape_markdown(f"{best.verdict} {best.note}")
+    lines = [f"**{headline}.** {text}"]
     if best.hint:
         lines.append(escape_markdown(f"{best.hint} {best.untried}"))
     return "\n".join([*lines, "", Table(COLUMNS, answers).to_markdown(escape_markdown)])
@@ -136,6 +144,8 @@ def say_verdict(record: RunRecord) -> str:
         total = f"the first {total} of {record.samples_planned:,.0f} in random order"
     if record.verdict == VOID:
         return f"No verdict: {record.doubt}."
+
+    # A fault fails the model, whatever its loss
     fault = f"Fails: {record.fault}. " if record.fault else ""
     if record.loss_verdict == PASS:
         return f"{fault}{limit[:1].upper()}{limit[1:]}, shown with 95% confidence on {total}."
@@ -176,14 +186,18 @@ def say_facts(record: RunRecord) -> tuple[str, ...]:
     value = record.value_of(metric)
     if value is not None:
         text = f"{metric.title} {metric.show(value)}"
-        if interval := record.interval("value"):
-            text += f" ({' to '.join(metric.show(end) for end in interval)})"
-        if (baseline := record.value_of(metric, BASELINE)) is not None:
+        interval = record.interval("value")
+        if interval:
+            ends = " to ".join(map(metric.show, interval))
+            text += f" ({ends})"
+        baseline = record.value_of(metric, BASELINE)
+        if baseline is not None:
             text += f", FP32 {metric.show(baseline)}"
         lines.append(text)
     if record.size_bytes is not None:
         lines.append(say_size(record.size_bytes, record.size_reduction))
-    if speed := _say_speed(record):
+    speed = _say_speed(record)
+    if speed:
         lines.append(speed)
     if record.is_for_npu:
         lines.append(UNKNOWN_SPEED)

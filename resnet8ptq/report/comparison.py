@@ -72,9 +72,8 @@ class Family:
     cells: tuple[Cell, ...]
     limits: ReportConfig = field(default_factory=ReportConfig)  # see `verdicts.assess`
     earlier_runs: EarlierRuns = NO_EARLIER_RUNS  # on the same samples
-    added: NDArray[np.bool_] | None = (
-        None  # samples that no earlier run was scored on, if only some
-    )
+    # Samples that no earlier run was scored on, if only some
+    added: NDArray[np.bool_] | None = None
 
     @property
     def records(self) -> list[RunRecord]:
@@ -120,7 +119,8 @@ class Family:
 
     def without_held_out(self) -> "Family":
         """Return the family without the runs on held-out or selection samples."""
-        return replace(self, cells=tuple(c for c in self.cells if not c.record.held_out))
+        kept = [cell for cell in self.cells if not cell.record.held_out]
+        return replace(self, cells=tuple(kept))
 
     @cached_property
     def task(self) -> Task:
@@ -171,8 +171,8 @@ def without_files(records: Sequence[RunRecord], limits: ReportConfig) -> list[Fa
     """Return the families of runs whose files are not read, so that none has a verdict."""
     families = []
     for members in facts.group(records):
-        pairs = zip(members, facts.labels(members), strict=True)
-        families.append(Family(tuple(Cell(record, label) for record, label in pairs), limits))
+        cells = map(Cell, members, facts.labels(members))
+        families.append(Family(tuple(cells), limits))
     return families
 
 
@@ -188,6 +188,8 @@ def _add_earlier(store: Store, family: Family) -> Family:
     scored_before = earlier_runs.count > len(earlier_runs.others)  # one scored all samples
     if ids is None or scored_before:
         return replace(family, earlier_runs=earlier_runs)
+
+    # Mark the samples of the earlier runs
     seen = np.zeros(len(ids), bool)
     for record in _largest_of_each(earlier_runs.others):
         earlier = _read_earlier(store, record)
@@ -202,7 +204,9 @@ def _read_earlier(store: Store, record: RunRecord) -> Paired | None:
     """Return the values of an earlier run; None, with a warning, if its files are gone."""
     try:
         record = history.complete(store, record)
-        return _read_cell(store, facts.task_of([record]), record, "", {}).paired
+        return _read_cell(
+            store, task=facts.task_of([record]), record=record, label="", kept={}
+        ).paired
     except TrackingError as error:
         log.warning("the samples shared with an earlier run cannot be identified: %s", error)
         return None
@@ -219,11 +223,11 @@ def _load_family(store: Store, records: Sequence[RunRecord]) -> Family:
     task = facts.task_of(records)
     kept: dict[bytes, Array] = {}
     cells = []
-    shown = set()
+    shown = set()  # backends with their calibration
     pairs = list(zip(records, labels, strict=True))
     for record, label in track(pairs, "Reading the runs", "runs"):
-        cell = _load_cell(store, task, record, label, kept)
-        kind = record.backend, record.calib
+        cell = _load_cell(store, task, record, label=label, kept=kept)
+        kind = (record.backend, record.calib)
         if cell.quantized and kind not in shown:
             cell = replace(cell, ranges=_load_ranges(store, record))
             if cell.ranges.get("activations"):
@@ -237,7 +241,7 @@ def _load_cell(
 ) -> Cell:
     """Read a run; if its predictions are missing or damaged, warn, and keep it as failed."""
     try:
-        return _read_cell(store, task, record, label, kept)
+        return _read_cell(store, task, record, label=label, kept=kept)
     except TrackingError as error:
         log.warning("%s; the run stays without a verdict", error)
         return Cell(record.as_failed(str(error)), label, lost=True)
@@ -245,7 +249,10 @@ def _load_cell(
 
 def _load_ranges(store: Store, record: RunRecord) -> dict[str, Any]:
     lacks = "the figures leave out the ranges"
-    return history.read_if_sound(store, record, "ranges.json", _read_ranges, lacks) or {}
+    return (
+        history.read_if_sound(store, record, name="ranges.json", reader=_read_ranges, lacks=lacks)
+        or {}
+    )
 
 
 def _read_cell(
@@ -258,17 +265,18 @@ def _read_cell(
     if not is_scored or record.status != "ok":
         return Cell(record, label)
     reader = partial(_read_predictions, task.test, kept=kept)
-    paired = history.read(store, record, "predictions.npz", reader)
+    paired = history.read(store, record, name="predictions.npz", reader=reader)
     choice = None
     if record.value_of(task.metric, CHOICE) is not None:
-        choice = history.read(store, record, "choice.npz", reader)
+        choice = history.read(store, record, name="choice.npz", reader=reader)
     return Cell(record, label, paired, choice=choice)
 
 
 def _read_predictions(test: PairedTest, path: Path, kept: dict[bytes, Array]) -> Paired:
     """Read predictions; equal arrays of several runs, such as labels, share memory by `kept`."""
     with zipfile.ZipFile(path) as archive:
-        if sum(info.file_size for info in archive.infolist()) > MAX_BYTES:
+        unpacked_bytes = sum(info.file_size for info in archive.infolist())
+        if unpacked_bytes > MAX_BYTES:
             raise ValueError(f"it unpacks to more than {MAX_BYTES} bytes")
     with np.load(path, allow_pickle=False) as arrays:
         return read_pair(test, {name: _keep(arrays[name], kept) for name in arrays})
@@ -296,13 +304,16 @@ def compare(cells: Sequence[Cell]) -> Family:
     by_class = [c.paired.by_class(len(names)) for c in measured if c.paired is not None]
 
     def correct(rows: list[list[float]]) -> list[list[float]]:
-        return np.reshape(holm(np.ravel(rows).tolist()), (len(rows), len(names))).tolist()
+        corrected = holm(np.ravel(rows).tolist())
+        return np.reshape(corrected, (len(rows), len(names))).tolist()
 
     class_p = facts.by_model([cell.record for cell in measured], by_class, correct)
-    worse: dict[int, tuple[str, ...]] = {}
+    worse: dict[int, list[str]] = {}
     for cell, row in zip(measured, class_p, strict=True):
-        classes = zip(names, row, family.class_deltas(cell), strict=True)
-        worse[id(cell)] = tuple(
-            name for name, p, delta in classes if p < SIGNIFICANCE and delta < 0
-        )
-    return Family(tuple(replace(c, worse_classes=worse.get(id(c), ())) for c in cells))
+        own = worse[id(cell)] = []
+        for name, p, delta in zip(names, row, family.class_deltas(cell), strict=True):
+            if p < SIGNIFICANCE and delta < 0:
+                own.append(name)
+
+    tested = [replace(cell, worse_classes=tuple(worse.get(id(cell), ()))) for cell in cells]
+    return Family(tuple(tested))

@@ -18,9 +18,10 @@ def group(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
     settings = [key for key in varied(records) if key.startswith(_MEASURED_BY)]
     groups: dict[tuple[object, ...], list[RunRecord]] = {}
     for record, model in zip(records, models_of(records), strict=True):
-        measured = record.status == "ok" and record.quantized
-        key = (model, record.samples_digest, record.select(*settings))
-        groups.setdefault(key if measured else (record.run_id,), []).append(record)
+        key: tuple[object, ...] = (record.run_id,)
+        if record.status == "ok" and record.quantized:
+            key = (model, record.samples_digest, record.select(*settings))
+        groups.setdefault(key, []).append(record)
     return list(groups.values())
 
 

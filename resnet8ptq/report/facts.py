@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from resnet8ptq.config.limits import check
 from resnet8ptq.config.schema import ReportConfig
@@ -66,6 +66,8 @@ def group(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
         if record.samples_digest:
             asked.setdefault(_asked(record), _scored(record))
     first = next(iter(asked.values()), ())
+
+    # Runs without images join by their settings
     families: dict[tuple[str | None, ...], list[RunRecord]] = {}
     for record in records:
         scored = _scored(record) if record.samples_digest else asked.get(_asked(record), first)
@@ -111,19 +113,23 @@ def is_stopped(record: RunRecord) -> bool:
 
 def varied(records: Sequence[RunRecord]) -> list[str]:
     """Return the settings that differ between runs, besides the four of every table."""
-    keys = set()
+    varying = set()
     for backend in {record.backend for record in records}:
         members = [record for record in records if record.backend == backend]
-        for key in filter(_is_setting, {key for record in members for key in record.params}):
-            if len({r.params.get(key) for r in members if _is_resolved(r, key)}) > 1:
-                keys.add(key)
-    return sorted(keys)
+        keys = {key for record in members for key in record.params}
+        for key in filter(_is_setting, keys):
+            values = {record.params.get(key) for record in members if _is_resolved(record, key)}
+            if len(values) > 1:
+                varying.add(key)
+    return sorted(varying)
 
 
 def asked(record: RunRecord, keys: Sequence[str]) -> tuple[str | None, ...]:
     """Return the requested settings: bits that a run chose itself are `auto`."""
-    auto = record.params.get("precision.plan") == "auto"
-    return tuple("auto" if auto and k == "planned_bits" else record.params.get(k) for k in keys)
+    params = record.params
+    if params.get("precision.plan") == "auto":
+        params = {**params, "planned_bits": "auto"}
+    return tuple(map(params.get, keys))
 
 
 def _is_resolved(record: RunRecord, key: str) -> bool:
@@ -165,8 +171,11 @@ def label(members: Sequence[RunRecord], keys: Sequence[str]) -> str:
     """Return a row's name: backend, dtype and calibration, then the settings that vary."""
     cells = name_cells(members, keys)
     first = len(cells) - len(keys)
-    settings = [f"{key}={value}" for key, value in zip(keys, cells[first:], strict=True) if value]
-    return " ".join([*filter(None, cells[:first]), *settings])
+    words = cells[:first]
+    for key, value in zip(keys, cells[first:], strict=True):
+        if value:
+            words.append(f"{key}={value}")
+    return " ".join(filter(None, words))
 
 
 def headings(families: Sequence[Sequence[RunRecord]]) -> list[str]:
@@ -185,19 +194,26 @@ def title(records: Sequence[RunRecord]) -> str:
     """Return the data sets and models of the runs, and the number of scored samples."""
     measured = [record for record in records if record.samples is not None] or records
     names = {(record.dataset, record.model) for record in measured}
+    text = "; ".join(f"{data}, {model}" for data, model in sorted(names))
+
+    # The number of samples, if it is the same
     totals = {int(r.samples_planned or r.samples) for r in records if r.samples is not None}
-    kind = samples_of(measured)
-    most = "up to " if any(map(is_stopped, records)) else ""
-    samples = f", {most}{totals.pop():,} {kind} samples" if len(totals) == 1 else ""
+    if len(totals) == 1:
+        most = "up to " if any(map(is_stopped, records)) else ""
+        text += f", {most}{totals.pop():,} {samples_of(measured)} samples"
     scored = {record.scored_as for record in measured} - {"classification"}
-    tasks = "".join(f", task={name}" for name in sorted(scored))
-    return "; ".join(f"{data}, {model}" for data, model in sorted(names)) + samples + tasks
+    for name in sorted(scored):
+        text += f", task={name}"
+    return text
 
 
 def samples_of(records: Sequence[RunRecord]) -> str:
     """Return the kind of the scored samples."""
     kinds = {record.samples_from for record in records}
-    return next((kind for kind in ("selection", "held-out training") if kind in kinds), "test")
+    for kind in ("selection", "held-out training"):
+        if kind in kinds:
+            return kind
+    return "test"
 
 
 def by_model(
@@ -212,7 +228,9 @@ def by_model(
         test: returns a result for each of its arguments, corrected for their number.
     """
     models = models_of(records)
-    first = dict(reversed(list(zip(models, items, strict=True))))
+    first: dict[tuple[str | None, ...], T] = {}  # the argument of each model
+    for model, item in reversed(list(zip(models, items, strict=True))):
+        first[model] = item
     results = dict(zip(first, test(list(first.values())), strict=True))
     return [results[model] for model in models]
 
@@ -232,7 +250,7 @@ def models_of(records: Sequence[RunRecord]) -> list[tuple[str | None, ...]]:
     first: dict[tuple[object, ...], tuple[str | None, ...]] = {}
     models: list[tuple[str | None, ...]] = []
     for record in records:
-        kernels = record.backend, record.engine, record.dynamic_batch
+        kernels = (record.backend, record.engine, record.dynamic_batch)
         model: tuple[str | None, ...] = (*kernels, record.artifact_sha256 or record.run_id)
         if record.outputs_sha256:
             dtypes = record.select("weight_dtype", "activation_dtype")
@@ -268,12 +286,13 @@ def limits_of(records: Sequence[RunRecord], asked: Mapping[str, float | None]) -
     keys = [f"report.{name}" for name in LIMITS]
     logged = (record.select(*keys) for record in records)
     texts = next((values for values in logged if values[0] is not None), ())
-    named = {name: text for name, text in zip(LIMITS, texts, strict=False) if text is not None}
     typed = {name: value for name, value in asked.items() if value is not None}
+    preferred = _find_preferred(records)
+    own: dict[str, Any] = {PREFER: preferred} if preferred else {}
     try:
-        own = {name: json.loads(text) for name, text in named.items()}
-        if preferred := _find_preferred(records):
-            own[PREFER] = preferred
+        for name, text in zip(LIMITS, texts, strict=False):
+            if text is not None:
+                own[name] = json.loads(text)
         config = ReportConfig(**own | typed)
         check(config)
     except (ValueError, TypeError, OverflowError, RecursionError):

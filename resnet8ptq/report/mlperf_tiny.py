@@ -43,14 +43,10 @@ def _row(record: RunRecord) -> list[str]:
     value = record.value_of(metric)
     fp32 = record.value_of(metric, BASELINE)
     if value is None or fp32 is None or record.samples is None or record.size_bytes is None:
-        return [
-            *names,
-            *[""] * 5,
-            "" if math.isnan(target) else f"{target:g}",
-            "",
-            "",
-            record.status,
-        ]
+        shown = "" if math.isnan(target) else f"{target:g}"
+        return [*names, *[""] * 5, shown, "", "", record.status]
+
+    is_met = "yes" if value >= target else "no"
     return [
         *names,
         f"{record.samples:,.0f}",
@@ -59,7 +55,7 @@ def _row(record: RunRecord) -> list[str]:
         metric.show(value),
         " to ".join(map(metric.show, record.interval("value") or ())),
         metric.show(target),
-        VOID if record.doubt else "yes" if value >= target else "no",
+        VOID if record.doubt else is_met,
         f"{record.size_bytes / 1000:.1f}",
         record.status,
     ]

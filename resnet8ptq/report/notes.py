@@ -87,15 +87,20 @@ def collect(family: Family) -> list[str]:
     records = family.records
     named = list(zip(records, labels(records), strict=True))
     hidden = {"execution"}  # a column
-    hidden |= {"planned_bits"} if "planned_bits" in varied(records) else set()
+    if "planned_bits" in varied(records):
+        hidden.add("planned_bits")
     lines = _reasons(named, hidden)
     lines += _on_equal_files(records, {record.run_id: label for record, label in named})
     lines += _on_tests(task, records)
-    lines += _on_limits(family) + _on_stops(task, named)
-    if task.reference and any(record.value_of(task.metric) is not None for record in records):
+    lines += _on_limits(family)
+    lines += _on_stops(task, named)
+    is_scored = any(record.value_of(task.metric) is not None for record in records)
+    if task.reference and is_scored:
         lines.append(task.reference.note)
-    lines += _on_batches(task, named) + _on_undefined(task, named)
-    return lines + _on_speed(records)
+    lines += _on_batches(task, named)
+    lines += _on_undefined(task, named)
+    lines += _on_speed(records)
+    return lines
 
 
 def collect_warnings(family: Family) -> list[str]:
@@ -107,9 +112,13 @@ def collect_warnings(family: Family) -> list[str]:
     records = family.records
     named = list(zip(records, labels(records), strict=True))
     lines = _reasons(named, hidden={"execution", "planned_bits", "float_operators"})
-    lines += [VOID_NOTE] * (any(record.verdict == VOID for record in records))
-    lines += [GROUPED_NOTE] * any(record.grouped for record in records)
-    return lines + _on_batches(task, named) + _on_undefined(task, named)
+    if any(record.verdict == VOID for record in records):
+        lines.append(VOID_NOTE)
+    if any(record.grouped for record in records):
+        lines.append(GROUPED_NOTE)
+    lines += _on_batches(task, named)
+    lines += _on_undefined(task, named)
+    return lines
 
 
 def _on_equal_files(records: Sequence[RunRecord], names: Mapping[str, str]) -> list[str]:
@@ -124,9 +133,11 @@ def _on_equal_files(records: Sequence[RunRecord], names: Mapping[str, str]) -> l
 
 
 def _on_speed(records: Sequence[RunRecord]) -> list[str]:
-    lines = [SIMULATED_NOTE] * any(record.execution == "simulated" for record in records)
-    timed = [record for record in records if record.speedup is not None]
-    if threads := {record.latency_threads for record in timed}:
+    lines = []
+    if any(record.execution == "simulated" for record in records):
+        lines.append(SIMULATED_NOTE)
+    threads = {record.latency_threads for record in records if record.speedup is not None}
+    if threads:
         lines.append(SPEEDUP_NOTE.format(threads=" or ".join(sorted(threads))))
     return lines
 
@@ -139,17 +150,19 @@ def _reasons(named: Sequence[tuple[RunRecord, str]], hidden: Collection[str]) ->
     """
     reasons: dict[str, list[str]] = {}
     for record, label in named:
-        bits = "" if "planned_bits" in hidden else record.planned_bits
-        execution = "" if record.execution in ("integer", "float") else record.execution
-        for begin, text in (
+        texts = [
             (f"{record.status}: ", record.reason),
             ("", record.doubt),
             ("far from FP32: ", record.cause),
             ("measured on ", record.measured_on),
-            ("in float: ", "" if "float_operators" in hidden else record.float_operators),
-            ("weight bits (dtype sets the rest): ", bits),
-            ("execution: ", "" if "execution" in hidden else execution),
-        ):
+        ]
+        if "float_operators" not in hidden:
+            texts.append(("in float: ", record.float_operators))
+        if "planned_bits" not in hidden:
+            texts.append(("weight bits (dtype sets the rest): ", record.planned_bits))
+        if "execution" not in hidden and record.execution not in ("integer", "float"):
+            texts.append(("execution: ", record.execution))
+        for begin, text in texts:
             if text:
                 reasons.setdefault(begin + text, []).append(label)
     return [f"{text} ({_join(members)})" for text, members in reasons.items()]
@@ -183,41 +196,51 @@ def _on_limits(family: Family) -> list[str]:
     tested = [record for record in assessed if record.verdict != VOID]
     together = max(count_models(tested), planned)
     several = f", corrected for {together} models (Holm)" if together > 1 else ""
-    found = {record.verdict for record in assessed}
-    occurring = [outcome for outcome in OUTCOME_NOTES if outcome in found]
-    outcomes = "".join(OUTCOME_NOTES[outcome] for outcome in occurring)
+
+    # Explain only the outcomes of these runs
+    verdicts = {record.verdict for record in assessed}
+    outcomes = "".join(note for name, note in OUTCOME_NOTES.items() if name in verdicts)
     limit = metric.say_limit(metric.limit(family.limits))
     key = f"report.{metric.limit_key}"
-    grouped = any(record.grouped for record in records)
-    return [
-        LIMIT_NOTE.format(limit=limit, key=key, several=several, outcomes=outcomes),
-        *[VOID_NOTE] * (VOID in found),
-        *[GROUPED_NOTE] * grouped,
-        *_on_earlier_runs(family),
-    ]
+    lines = [LIMIT_NOTE.format(limit=limit, key=key, several=several, outcomes=outcomes)]
+    if VOID in verdicts:
+        lines.append(VOID_NOTE)
+    if any(record.grouped for record in records):
+        lines.append(GROUPED_NOTE)
+    return lines + _on_earlier_runs(family)
 
 
 def _on_earlier_runs(family: Family) -> list[str]:
     earlier = family.earlier_runs
     if not earlier.count:
         return []
-    several = earlier.count > 1 or earlier.more
-    count = f"{'at least ' * earlier.more}{earlier.count:,}"
+    count = f"{earlier.count:,}"
+    if earlier.more:
+        count = f"at least {count}"
+    runs = "runs were" if earlier.count > 1 or earlier.more else "run was"
     part = " or some of them" if earlier.others else ""
-    lines = [
-        EARLIER_NOTE.format(count=count, runs="runs were" if several else "run was", part=part)
-    ]
-    return lines if family.added is None else [*lines, say_added(family)]
+    lines = [EARLIER_NOTE.format(count=count, runs=runs, part=part)]
+    if family.added is not None:
+        lines.append(say_added(family))
+    return lines
 
 
 def _on_stops(task: Task, named: Sequence[tuple[RunRecord, str]]) -> list[str]:
     metric = task.metric
     lines = []
+
+    def show(loss: float | None) -> str:
+        return "?" if loss is None else metric.show_change(loss)
+
     stopped = [(record, label) for record, label in named if record.stopped_loss is not None]
     for record, label in stopped[:NAMED]:
-        losses = record.stopped_loss, record.stopped_loss_low, record.stopped_loss_high
-        loss, low, high = (metric.show_change(x) if x is not None else "?" for x in losses)
-        lines.append(STOPPED_NOTE.format(label=label, loss=loss, low=low, high=high))
+        text = STOPPED_NOTE.format(
+            label=label,
+            loss=show(record.stopped_loss),
+            low=show(record.stopped_loss_low),
+            high=show(record.stopped_loss_high),
+        )
+        lines.append(text)
     if len(stopped) > NAMED:
         lines.append(
             f"The same for {len(stopped) - NAMED:,} more runs (stopping/loss in runs.csv)."
@@ -227,26 +250,26 @@ def _on_stops(task: Task, named: Sequence[tuple[RunRecord, str]]) -> list[str]:
 
 def _on_undefined(task: Task, named: Sequence[tuple[RunRecord, str]]) -> list[str]:
     lines = []
+    title = task.metric.title
     for record, label in named[:NAMED]:
-        if share := record.metrics.get(UNDEFINED):
-            effect = "Interval, p and verdict use the others"
-            if share > 1 - KNOWN:
-                effect = "That is more than 1%: no interval, and the verdict is undecided"
-            title = task.metric.title
-            lines.append(
-                UNDEFINED_NOTE.format(label=label, share=share, title=title, effect=effect)
-            )
+        share = record.metrics.get(UNDEFINED)
+        if not share:
+            continue
+        effect = "Interval, p and verdict use the others"
+        if share > 1 - KNOWN:
+            effect = "That is more than 1%: no interval, and the verdict is undecided"
+        lines.append(UNDEFINED_NOTE.format(label=label, share=share, title=title, effect=effect))
     return lines
 
 
 def _on_batches(task: Task, named: Sequence[tuple[RunRecord, str]]) -> list[str]:
     metric = task.metric
     alone = f"batch1/{task.metric.name}"
-    dynamic = [(record.metrics[alone], text) for record, text in named if alone in record.metrics]
-    lines = [
-        DYNAMIC_NOTE.format(label=label, title=metric.title, value=metric.show(value))
-        for value, label in dynamic[:NAMED]
-    ]
+    dynamic = [(record, label) for record, label in named if alone in record.metrics]
+    lines = []
+    for record, label in dynamic[:NAMED]:
+        value = metric.show(record.metrics[alone])
+        lines.append(DYNAMIC_NOTE.format(label=label, title=metric.title, value=value))
     if len(dynamic) > NAMED:
         lines.append(f"The same for {len(dynamic) - NAMED:,} more runs ({alone} in runs.csv).")
     return lines

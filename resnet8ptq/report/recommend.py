@@ -8,8 +8,7 @@ as a separate family, without a correction for the other models. For speed, FP32
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from itertools import chain
+from functools import cached_property, partial
 
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import invocation
@@ -120,11 +119,10 @@ class ModelSelection:
     @cached_property
     def passing(self) -> list[Cell]:
         """The models that pass the limit on the selection samples."""
-        metric = self.family.metric
-        limits = self.limits
-        if self.apart:
-            return [c for c in self.candidates if verdicts.passes_to_choose(metric, c, limits)]
-        return [cell for cell in self.candidates if cell.record.verdict == verdicts.PASS]
+        if not self.apart:
+            return [cell for cell in self.candidates if cell.record.verdict == PASS]
+        passes = partial(verdicts.passes_to_choose, self.family.metric, limits=self.limits)
+        return list(filter(passes, self.candidates))
 
     @cached_property
     def within(self) -> list[Cell]:
@@ -228,19 +226,34 @@ class ModelSelection:
         """
         metric = self.family.metric
         prefix = CHOICE if self.apart and not reported else ""
-        costs = [_or_worst(metric.cost(cell.metric(prefix + metric.ranked_by))) for cell in cells]
-        most = min(costs) + ROUNDING
-        equals = [cell for cell, cost in zip(cells, costs, strict=True) if cost <= most]
+
+        def cost(cell: Cell) -> float:
+            return _or_worst(metric.cost(cell.metric(prefix + metric.ranked_by)))
+
+        most = min(map(cost, cells)) + ROUNDING
+        equals = [cell for cell in cells if cost(cell) <= most]
         if self.criterion and not reported:
-            first = equals[0]
-            others = [cell for cell in cells if cell is not equals[0]]
-            near = [first, *(c for c in others if verdicts.is_near(first, c, metric, NEAR))]
-            values = [_or_worst(cell.metric(CHOICE + self.criterion.name)) for cell in near]
-            most = min(values) * (1 + CLOSE) + ROUNDING
-            equals = [cell for cell, value in zip(near, values, strict=True) if value <= most]
+            equals = self._best_by_criterion(self.criterion, equals[0], cells)
         slowest = min(map(_latency, _timed(equals)), default=math.inf) * (1 + SAME_SPEED)
         # A run without a latency is not known to be slower.
-        return min((cell for cell in equals if not _latency(cell) > slowest), key=_bytes)
+        fast = [cell for cell in equals if not _latency(cell) > slowest]
+        return min(fast, key=_bytes)
+
+    def _best_by_criterion(
+        self, criterion: Metric, first: Cell, cells: Sequence[Cell]
+    ) -> list[Cell]:
+        """Return the best by the criterion, of the models near the first one."""
+        metric = self.family.metric
+        near = [first]
+        for cell in cells:
+            if cell is not first and verdicts.is_near(first, cell, metric, errors=NEAR):
+                near.append(cell)
+
+        def value(cell: Cell) -> float:
+            return _or_worst(cell.metric(CHOICE + criterion.name))
+
+        most = min(map(value, near)) * (1 + CLOSE) + ROUNDING
+        return [cell for cell in near if value(cell) <= most]
 
 
 def _finite(value: float | None) -> float | None:
@@ -257,11 +270,9 @@ def finalists(selected: ModelSelection) -> list[Cell]:
     timed = _timed(selected.within)
     if len(timed) <= ALL_TIMED:
         return timed
-    fastest = chain.from_iterable(
-        sorted(timed, key=lambda cell: cell.metric(name))[:FINALISTS]
-        for name in ("latency_p50_ms", "latency_batch_p50_ms")
-    )
-    chosen = [selected.best(timed), min(timed, key=_bytes), *fastest]
+    chosen = [selected.best(timed), min(timed, key=_bytes)]
+    chosen += sorted(timed, key=_latency)[:FINALISTS]
+    chosen += sorted(timed, key=_batch_latency)[:FINALISTS]
     return list({cell.record.run_id: cell for cell in chosen}.values())
 
 
@@ -280,6 +291,8 @@ def why_none(selected: ModelSelection) -> list[str]:
             "Every verdict is void, and no model is recommended. Check preprocess, the order of "
             "the classes and model.path."
         ]
+
+    # The limits, and whether FP32 reaches the least
     asked = metric.show_limit(limits)
     if least is not None:
         asked += f", report.{metric.least}={least:g}"
@@ -287,14 +300,17 @@ def why_none(selected: ModelSelection) -> list[str]:
     for value in sorted({cell.metric(f"{BASELINE}{metric.name}") for cell in measured}):
         if least is not None and metric.cost(value) > metric.cost(least):
             lines.append(f"FP32 itself has {metric.show(value)}, less than report.{metric.least}.")
+
+    # Settings that may help a model of ours
     ours = [cell for cell in measured if not cell.record.combination.path]
     losses = {cell.record.loss_verdict for cell in measured}
     if ours and losses <= {FAIL, VOID}:
-        tried = any(cell.record.combination.per_channel for cell in measured)
+        is_tried = any(cell.record.combination.per_channel for cell in measured)
+        finer = "" if is_tried else "per_channel=true, "
         lines.append(
-            f"To reduce the loss, try {'' if tried else 'per_channel=true, '}another calibration "
-            "(calib=), or nodes_to_exclude=auto, which keeps layers in float. To find the cause, "
-            "run +analysis=diagnose."
+            f"To reduce the loss, try {finer}another calibration (calib=), or "
+            "nodes_to_exclude=auto, which keeps layers in float. To find the cause, run "
+            "+analysis=diagnose."
         )
     return lines
 
@@ -311,11 +327,16 @@ def recommend(selected: ModelSelection) -> list[Recommendation]:
         return []
     title = selected.family.metric.title
     best = _best(selected, f"best {title}", candidates)
-    uses = {BEST: best}
-    if chosen := selected.headline:
-        uses = {RECOMMENDED: _of("recommended", chosen.cell, chosen.reason, (), ""), BEST: best}
+    uses = {}
+    chosen = selected.headline
+    if chosen:
+        uses[RECOMMENDED] = _of(RECOMMENDED, chosen.cell, chosen.reason)
+    uses[BEST] = best
+
+    # The other uses, of the models within the limit
     if selected.within:
-        if balanced := _balanced(selected, best):
+        balanced = _balanced(selected, best)
+        if balanced:
             uses[BALANCED] = balanced
         uses["smallest"] = _smallest(selected)
         ids = {cell.record.run_id for cell in selected.within}
@@ -326,11 +347,15 @@ def recommend(selected: ModelSelection) -> list[Recommendation]:
                 uses["fastest_batch"] = _fastest(selected, batches, selected.timing.batch)
         elif _timed(selected.within):
             uses["fastest"] = _fastest_of_runs(selected)
+
+    # The best of each backend, if there are several
     backends = sorted({cell.record.backend for cell in candidates})
-    for backend in backends if len(backends) > 1 else []:
-        members = [cell for cell in candidates if cell.record.backend == backend]
-        uses[f"best_{backend}"] = _best(selected, f"best {title} in {backend}", members)
-    return _assess(selected, [replace(chosen, use=use) for use, chosen in uses.items()])
+    if len(backends) > 1:
+        for backend in backends:
+            members = [cell for cell in candidates if cell.record.backend == backend]
+            uses[f"best_{backend}"] = _best(selected, f"best {title} in {backend}", members)
+    named = [replace(recommended, use=use) for use, recommended in uses.items()]
+    return _assess(selected, named)
 
 
 def find_use(
@@ -344,19 +369,20 @@ def find_use(
     Raises:
         ConfigError: the sweep recommends no run for the use, FP32 itself, or several models.
     """
-    uses = list(dict.fromkeys(r.use for r in recommended if r.run is not None))
-    chosen = [r for r in recommended if r.use == use]
+    uses = list(dict.fromkeys(model.use for model in recommended if model.run is not None))
+    chosen = [model for model in recommended if model.use == use]
     if len(chosen) > 1:
         raise ConfigError(
             f"use: sweep {sweep_id} recommends a run for each of {len(chosen)} sets of samples; "
             "try run_id="
         )
     if not chosen:
+        mend = or_nearest(use, uses) if uses else nothing
         raise ConfigError(
-            f"use: got {use!r}, for which sweep {sweep_id} recommends no run; try "
-            f"{or_nearest(use, uses) if uses else nothing}"
+            f"use: got {use!r}, for which sweep {sweep_id} recommends no run; try {mend}"
         )
-    if (run := chosen[0].run) is None:
+    run = chosen[0].run
+    if run is None:
         raise ConfigError(
             f"use: for {use!r} sweep {sweep_id} recommends {printable(chosen[0].label)}, the "
             f"network itself, and no quantized run; try {' | '.join(uses)}"
@@ -366,9 +392,12 @@ def find_use(
 
 def own_family(selected: ModelSelection, chosen: Sequence[Recommendation]) -> Family:
     """Return the recommended models chosen on the selection samples, see `ModelSelection.own`."""
-    reported = (RECOMMENDED, BALANCED)  # chosen on the reported samples
-    apart = [r.choice for r in chosen if r.choice and r.use not in reported and selected.apart]
-    cells = {cell.record.run_id: cell for cell in apart}
+    cells = {}
+    for recommended in chosen if selected.apart else ():
+        cell = recommended.choice
+        is_reported = recommended.use in (RECOMMENDED, BALANCED)  # chosen on the reported samples
+        if cell is not None and not is_reported:
+            cells[cell.record.run_id] = cell
     return Family(tuple(cells.values()), selected.limits)
 
 
@@ -404,13 +433,17 @@ def other_choice(selected: ModelSelection) -> list[str]:
     theirs = selected.best(selected.candidates, reported=True)
     samples = ours.record.chosen_by or "other samples"
     lines = [f"The best are chosen on {samples}, which the reported figures do not use."]
-    if criterion := selected.criterion:
+    criterion = selected.criterion
+    if criterion:
         lines.append(
             f"Among the models within {NEAR:g} paired standard errors of the best {metric.title}, "
             f"the one with the outputs closest to FP32's is chosen (lowest {criterion.title}), "
             f"because {criterion.title} varies less from sample to sample."
         )
-    chosen, reported = (ours.metric(f"{prefix}{BASELINE}{metric.name}") for prefix in (CHOICE, ""))
+
+    # FP32 on the two sets of samples
+    chosen = ours.metric(f"{CHOICE}{BASELINE}{metric.name}")
+    reported = ours.metric(f"{BASELINE}{metric.name}")
     if metric.bounded and metric.cost(reported) - metric.cost(chosen) > FAMILIAR:
         lines.append(
             f"FP32 has {metric.show(chosen)} on the selection samples and "
@@ -424,6 +457,8 @@ def other_choice(selected: ModelSelection) -> list[str]:
         )
     if selected.family.stopped:
         return lines
+
+    # The choice that the reported samples would make
     if ours is theirs:
         return [*lines, "The reported samples would give the same choice."]
     return [
@@ -434,7 +469,8 @@ def other_choice(selected: ModelSelection) -> list[str]:
 
 
 def _show(metric: Metric, cell: Cell) -> str:
-    value, fair = (metric.show(cell.metric(name)) for name in (metric.name, metric.ranked_by))
+    value = metric.show(cell.metric(metric.name))
+    fair = metric.show(cell.metric(metric.ranked_by))
     return value if fair == value else f"{value} ({fair} with ties at the top broken at random)"
 
 
@@ -442,18 +478,24 @@ def _best(selected: ModelSelection, use: str, cells: Sequence[Cell]) -> Recommen
     metric = selected.family.metric
     best = selected.best(cells)
     why = _show(metric, best)
-    if (delta := best.record.delta(metric)) is not None:
-        change = metric.say_change(delta)
-        if interval := show_interval(metric, best.record):
-            change += f", 95% interval {interval}"
-        why += f", against FP32 {change}"
+    delta = best.record.delta(metric)
+    if delta is not None:
+        why += f", against FP32 {metric.say_change(delta)}"
+        interval = show_interval(metric, best.record)
+        if interval:
+            why += f", 95% interval {interval}"
     if selected.apart:
         why += f"; {metric.show(best.metric(CHOICE + metric.name))} on the selection samples"
-        if criterion := selected.criterion:
+        criterion = selected.criterion
+        if criterion:
             why += f", {criterion.title} {criterion.show(best.metric(CHOICE + criterion.name))}"
+
+    # Models that may replace it
     others = [cell for cell in cells if cell is not best]
     good, unknown = verdicts.as_good_as(best, others, metric, selected.limits)
-    recommended = _of(use, best, why, good, f"shown to be {say_margin(selected)}")
+    recommended = _of(
+        use, cell=best, why=why, equals=good, equals_mean=f"shown to be {say_margin(selected)}"
+    )
     return replace(recommended, unknown=tuple(unknown))
 
 
@@ -476,6 +518,8 @@ def _balanced(selected: ModelSelection, best: Recommendation) -> Recommendation 
     members = [cell for cell in (best.choice, *best.equals) if cell.record.run_id in ids]
     if not members:
         return None
+
+    # The smallest; of these, the fastest
     least = min(map(_bytes, members)) * (1 + SAME_SIZE)
     small = [cell for cell in members if _bytes(cell) <= least]
     chosen = min(small, key=lambda cell: cell.record.latency_ms or math.inf)
@@ -486,7 +530,13 @@ def _balanced(selected: ModelSelection, best: Recommendation) -> Recommendation 
         why = f"{_bytes(chosen) / 1000:.1f} kB, the best has {_bytes(best.choice) / 1000:.1f} kB; "
         why += f"{metric.show(chosen.metric(metric.name))}, shown to be {say_margin(selected)}"
     others = [cell for cell in members if cell is not chosen]
-    return _of(BALANCED, chosen, why, others, f"shown to be {say_margin(selected)}")
+    return _of(
+        BALANCED,
+        cell=chosen,
+        why=why,
+        equals=others,
+        equals_mean=f"shown to be {say_margin(selected)}",
+    )
 
 
 def _smallest(selected: ModelSelection) -> Recommendation:
@@ -495,6 +545,8 @@ def _smallest(selected: ModelSelection) -> Recommendation:
     best = selected.best([cell for cell in selected.within if _bytes(cell) <= least])
     value = metric.show(best.metric(metric.name))
     why = f"{say_size(_bytes(best), best.record.size_reduction)}, at {value}"
+
+    # A smaller model that is not within the limit
     others = [cell for cell in selected.candidates if cell not in selected.within]
     left_out = [cell for cell in others if _bytes(cell) < _bytes(best)]
     if left_out:
@@ -505,15 +557,15 @@ def _smallest(selected: ModelSelection) -> Recommendation:
         why += f" on the {samples} samples"
     most = _bytes(best) * (1 + CLOSE)
     close = [cell for cell in selected.within if cell is not best and _bytes(cell) <= most]
-    return _of("smallest", best, why, close, f"size within {CLOSE:.0%}")
+    return _of("smallest", cell=best, why=why, equals=close, equals_mean=f"size within {CLOSE:.0%}")
 
 
 def _fastest(selected: ModelSelection, use: str, times: Mapping[str, Blocks]) -> Recommendation:
     """Choose by latencies measured in turns."""
     cells = {cell.record.run_id: cell for cell in selected.within if cell.record.run_id in times}
-    baselines = [name for name in times if name.endswith(" fp32")]
     ms = {name: typical(blocks) for name, blocks in times.items()}
-    fp32, model = (min(names, key=ms.__getitem__) for names in (baselines, cells))
+    fp32 = timing.fastest_fp32(times)
+    model = min(cells, key=ms.__getitem__)
     speedup = ratio(times[model], times[fp32], len(cells))  # the model is the best of several
     if speedup.value < 1:
         why = (
@@ -523,12 +575,16 @@ def _fastest(selected: ModelSelection, use: str, times: Mapping[str, Blocks]) ->
         return Recommendation(use, fp32, why)
     doubt = "" if speedup.faster else ": not significantly faster"
     why = f"{ms[model]:.3f} ms, timed in turns; {speedup} as {fp32}, the fastest FP32{doubt}"
-    equals = [
-        cell
-        for name, cell in cells.items()
-        if name != model and not ratio(times[model], times[name], len(cells)).faster
-    ]
-    return _of(use, cells[model], why, equals, "not significantly slower")
+
+    # Models that may be as fast
+    equals = []
+    for name, cell in cells.items():
+        is_slower = ratio(times[model], times[name], len(cells)).faster
+        if name != model and not is_slower:
+            equals.append(cell)
+    return _of(
+        use, cell=cells[model], why=why, equals=equals, equals_mean="not significantly slower"
+    )
 
 
 def _fastest_of_runs(selected: ModelSelection) -> Recommendation:
@@ -543,12 +599,17 @@ def _fastest_of_runs(selected: ModelSelection) -> Recommendation:
     times = _baseline_latency(fp32) / _latency(best)
     name = timing.fp32_name(fp32.record)
     why = f"{_latency(best):.3f} ms, {times:.2f} times as fast as {name} ({apart})"
-    close = [c for c in timed if c is not best and _latency(c) <= _latency(best) * (1 + CLOSE)]
-    return _of(SINGLE, best, why, close, f"latency within {CLOSE:.0%}")
+    most = _latency(best) * (1 + CLOSE)
+    close = [cell for cell in timed if cell is not best and _latency(cell) <= most]
+    return _of(SINGLE, cell=best, why=why, equals=close, equals_mean=f"latency within {CLOSE:.0%}")
 
 
-def _of(use: str, cell: Cell, why: str, equals: Sequence[Cell], equals_mean: str) -> Recommendation:
-    return Recommendation(use, cell.label, why, cell, equals=tuple(equals), equals_mean=equals_mean)
+def _of(
+    use: str, cell: Cell, why: str, equals: Sequence[Cell] = (), equals_mean: str = ""
+) -> Recommendation:
+    return Recommendation(
+        use, cell.label, because=why, choice=cell, equals=tuple(equals), equals_mean=equals_mean
+    )
 
 
 def _timed(cells: Sequence[Cell]) -> list[Cell]:
@@ -561,6 +622,10 @@ def _bytes(cell: Cell) -> float:
 
 def _latency(cell: Cell) -> float:
     return cell.metric("latency_p50_ms")
+
+
+def _batch_latency(cell: Cell) -> float:
+    return cell.metric("latency_batch_p50_ms")
 
 
 def _baseline_latency(cell: Cell) -> float:

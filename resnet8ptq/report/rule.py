@@ -107,6 +107,8 @@ def choose(
     if not candidates:
         return None
     candidates = drop_dominated(candidates, loss_error)
+
+    # Rules 3 to 5, by the preference
     faster = [one for one in candidates if one.is_faster]
     timed = any(one.speed is not None for one in candidates)
     if prefer == "accuracy":
@@ -121,12 +123,15 @@ def choose(
         smallest = min(one.size_bytes for one in candidates)
         chosen = _first(candidates, key=lambda one: one.size_bytes, slack=smallest * SAME_SIZE)
         reason = "the smallest"
+
+    # Rule 7: FP32 stays if nothing is gained
     nothing_faster = timed and not faster
     if not chosen.gains:
         why = "neither clearly smaller nor faster than FP32"
-        return Headline("keep", chosen, why, nothing_faster)
+        return Headline("keep", chosen, why, nothing_faster=nothing_faster)
+    advice: Advice = "deploy" if chosen.passes else "test"
     reason = f"{reason}{_among(chosen)}{_costs(chosen)}"
-    return Headline("deploy" if chosen.passes else "test", chosen, reason, nothing_faster)
+    return Headline(advice, chosen, reason, nothing_faster=nothing_faster)
 
 
 def drop_dominated(candidates: Sequence[Candidate], loss_error: float = 0.0) -> list[Candidate]:
@@ -183,7 +188,8 @@ def _costs(chosen: Candidate) -> str:
     texts = []
     saved = 1 - chosen.size_bytes / chosen.fp32_bytes
     if abs(saved) >= SAME_SIZE:
-        texts.append(f"{abs(saved):.0%} {'smaller' if saved > 0 else 'larger'}")
+        word = "smaller" if saved > 0 else "larger"
+        texts.append(f"{abs(saved):.0%} {word}")
     if chosen.speed is not None:
         texts.append(f"{chosen.speed.value:.2f} times as fast as FP32")
     return f"; {', '.join(texts)}" if texts else ""

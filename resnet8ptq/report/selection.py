@@ -42,7 +42,9 @@ def load_selections(
 def _load_timings(store: Store, parent: RunRecord, families: int) -> list[PairedLatency | None]:
     """Return the timing of the best models of each family; None if they were not timed."""
     lacks = "the report leaves out the timing of the best models"
-    timings = history.read_if_sound(store, parent, FILE, _read_timings, lacks, optional=True)
+    timings = history.read_if_sound(
+        store, record=parent, name=FILE, reader=_read_timings, lacks=lacks, optional=True
+    )
     if timings is None or len(timings) != families:
         return [None] * families
     return timings

@@ -71,7 +71,7 @@ def make(records: Sequence[RunRecord]) -> Table[Row]:
         record = members[0]
         names = tuple(name_cells(members, keys))
         ms = "" if record.latency_ms is None else show_ms(record.latency_ms)
-        rows.append(Row(record, names, adjusted.get(record.run_id), ms))
+        rows.append(Row(record, names, p=adjusted.get(record.run_id), ms=ms))
     named = [_name(head, index) for index, head in enumerate([*CHOICES, *keys])]
     return Table([*named, *_measured(records)], rows)
 
@@ -135,9 +135,11 @@ def brief(
     metric = task_of(records).metric.title
 
     def label(row: Row) -> str:
-        pairs = zip(heads, row.names, strict=True)
-        texts = [text if head in CHOICES else f"{head}={text}" for head, text in pairs if text]
-        return " ".join(texts)
+        words = []
+        for head, text in zip(heads, row.names, strict=True):
+            if text:
+                words.append(text if head in CHOICES else f"{head}={text}")
+        return " ".join(words)
 
     def outcome(row: Row) -> str:
         status = row.status if row.status != "ok" else ""
@@ -161,7 +163,8 @@ def to_csv(records: Sequence[RunRecord]) -> str:
 
 def _make_baselines(records: Sequence[RunRecord], keys: int) -> list[Row]:
     shown = {_baseline_key(record) for record in records if not record.quantized}
-    baselines = {_baseline_key(r): r for r in records if r.fp32_size_bytes is not None}
+    measured = [record for record in records if record.fp32_size_bytes is not None]
+    baselines = {_baseline_key(record): record for record in measured}
     # FP32 has another value on the samples of each run that stopped early.
     unequal = any(map(is_stopped, records)) and len({record.samples for record in records}) > 1
     rows = []
@@ -170,19 +173,20 @@ def _make_baselines(records: Sequence[RunRecord], keys: int) -> list[Row]:
             continue
         names = (record.combination.baseline, "fp32", *[""] * (keys + 2))
         latencies = [r.fp32_latency_ms for r in records if _baseline_key(r) == key]
-        times = sorted(ms for ms in latencies if ms is not None)
-        ms = " to ".join(dict.fromkeys(show_ms(ms) for ms in (*times[:1], *times[-1:])))
-        rows.append(Row(_to_baseline(record, not unequal), names, None, ms, is_run=False))
+        times = sorted(latency for latency in latencies if latency is not None)
+        ends = [*times[:1], *times[-1:]]
+        ms = " to ".join(dict.fromkeys(map(show_ms, ends)))
+        rows.append(Row(_to_baseline(record, not unequal), names, p=None, ms=ms, is_run=False))
     return rows
 
 
 def _to_baseline(record: RunRecord, scored: bool) -> RunRecord:
     """Return the record that the FP32 baseline of a run would have, with or without its metrics."""
-    metrics = {
-        key.removeprefix(BASELINE): value
-        for key, value in record.metrics.items()
-        if key.startswith(BASELINE) and (scored or key == f"{BASELINE}size_bytes")
-    }
+    metrics = {}
+    for key, value in record.metrics.items():
+        is_kept = scored or key == f"{BASELINE}size_bytes"
+        if key.startswith(BASELINE) and is_kept:
+            metrics[key.removeprefix(BASELINE)] = value
     return record.changed(params={**record.params, "execution": "float"}, metrics=metrics)
 
 
@@ -201,7 +205,8 @@ def say_size(size_bytes: int | float, reduction: float | None) -> str:
     size = f"{show_kb(size_bytes)} kB"
     if reduction is None:
         return size
-    return f"{size}, {abs(reduction):.1%} {'less' if reduction >= 0 else 'more'} than FP32"
+    word = "less" if reduction >= 0 else "more"
+    return f"{size}, {abs(reduction):.1%} {word} than FP32"
 
 
 def show_ms(latency_ms: float) -> str:

@@ -44,9 +44,11 @@ def _print_family(heading: str, family: Family, console: Console) -> None:
     )
     if cut:
         say(console, f"{cut} All: report.html, runs.csv.")
-    if unknown := {*more} - {*every.heads, ALL}:
+    unknown = {*more} - {*every.heads, ALL}
+    if unknown:
+        got = ", ".join(sorted(unknown))
         known = ", ".join(head for head in every.heads if head not in shown.heads)
-        say(console, f"report.columns: got {', '.join(sorted(unknown))}, expected {ALL} or {known}")
+        say(console, f"report.columns: got {got}, expected {ALL} or {known}")
     collect = notes.collect if whole else notes.collect_warnings
     for note in collect(family):
         say(console, note)
@@ -55,7 +57,8 @@ def _print_family(heading: str, family: Family, console: Console) -> None:
 def print_paths(folder: Path, store: Store) -> None:
     """Print the paths of files and report, and the address of the runs in MLflow."""
     print(f"Files:  {folder}")
-    if (report := folder / REPORT).exists():
+    report = folder / REPORT
+    if report.exists():
         print(f"Report: {report}")
     print(f"Browse: {store.ui_command}")
 
@@ -78,6 +81,8 @@ def print_answers(chosen: Sequence[ModelSelection]) -> None:
         if not answers:
             say(console, " ".join(["No model is recommended.", *why_none(selected)]))
             continue
+
+        # The best last, where the eye ends
         best = answers[0]
         say(console, f"{best.headline}.")
         say(console, f"  {best.verdict} {best.note}".rstrip())

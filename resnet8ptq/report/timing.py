@@ -27,7 +27,8 @@ def fp32_name(record: RunRecord) -> str:
 
 def fastest_fp32(times: Mapping[str, Blocks]) -> str:
     """Return the name of the fastest FP32 network, to which every speed is relative."""
-    return min((name for name in times if name.endswith(FP32)), key=lambda n: typical(times[n]))
+    names = [name for name in times if name.endswith(FP32)]
+    return min(names, key=lambda name: typical(times[name]))
 
 
 def speed(record: RunRecord, timing: PairedLatency, of: int) -> Ratio | None:

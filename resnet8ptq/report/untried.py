@@ -35,6 +35,8 @@ def find_untried(records: Sequence[RunRecord]) -> str:
     repeated = next(filter(None, map(origin.find_overrides, measured)), None)
     if repeated is None:
         return ""
+
+    # The first that is fast and new
     for candidate in candidates.advise(flags):
         wanted = dict(word.split("=", 1) for word in candidate.settings.split())
         is_fast = candidate.verdict == TRY and wanted.get("backend") in _FAST

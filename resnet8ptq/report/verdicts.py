@@ -83,7 +83,8 @@ def assess(family: Family, limits: ReportConfig) -> Family:
     """Return the family with the verdict on each run in its record, and all that it is assessed by.
 
     This is the only function that assesses runs by their limits: tables, pages, recommendations,
-    programs and deployments read its result.
+    programs and deployments read its result. Call it once for each family, after
+    `comparison.load` and, if the models were timed in turns, `timing.put_in`.
     """
     metric = family.metric
     adjusted = adjusted_p(family.records)
@@ -121,7 +122,7 @@ def assess_losses(family: Family) -> Family:
     decided = _decide_by_model(family, cells, margins, totals)
     losses = {cell.record.run_id: loss for cell, loss in zip(cells, decided, strict=True)}
     void = {cell.record.run_id: Verdict(VOID) for cell in family.measured if cell.record.doubt}
-    assessed = [_with_verdict(cell, metric, limits, losses | void) for cell in family.cells]
+    assessed = [_with_verdict(cell, metric, limits, losses=losses | void) for cell in family.cells]
     return replace(family, cells=tuple(assessed))
 
 
@@ -129,20 +130,21 @@ def _with_verdict(
     cell: Cell, metric: Metric, limits: ReportConfig, losses: Mapping[str, Verdict]
 ) -> Cell:
     record = cell.record
-    if (verdict := losses.get(record.run_id)) is None:
+    verdict = losses.get(record.run_id)
+    if verdict is None:
         return cell
     verdict = replace(verdict, fault=find_fault(metric, record, limits))
     after = ""
     if record.samples_planned is not None and record.samples is not None:
         after = f" after {record.samples:,} of {record.samples_planned:,}"
-    told = {
+    decided = {
         "verdict": verdict.outcome,
         "loss_verdict": verdict.loss,
         "fault": verdict.fault,
         "verdict_text": printable(verdict.say(after)),
         "samples_needed": verdict.samples,
     }
-    return replace(cell, record=record.model_copy(update=told))
+    return replace(cell, record=record.model_copy(update=decided))
 
 
 def _decide_by_model(
@@ -208,7 +210,7 @@ def assess_added(family: Family) -> list[tuple[Cell, Verdict]]:
         if paired is not None:
             cells.append(cell)
             margins.append(paired.margin(metric, limit, total))
-    decided = _decide_by_model(family, cells, margins, [total] * len(cells))
+    decided = _decide_by_model(family, cells, margins, totals=[total] * len(cells))
     return list(zip(cells, decided, strict=True))
 
 
@@ -232,12 +234,13 @@ def decide(margins: Sequence[tuple[Margin, int]], planned: int = 1) -> list[Verd
         margins: for each model, how far its loss lies above the limit, and its number of samples.
         planned: see `Family.planned`.
     """
-    decided = outcomes([(margin.p_within, margin.p_beyond) for margin, _ in margins], planned)
+    p_values = [(margin.p_within, margin.p_beyond) for margin, _ in margins]
     level = SIGNIFICANCE / max(len(margins), planned)
-    return [
-        _undecided(margin, total, level) if outcome == UNDECIDED else Verdict(outcome)
-        for outcome, (margin, total) in zip(decided, margins, strict=True)
-    ]
+    decided = []
+    for outcome, (margin, total) in zip(outcomes(p_values, planned), margins, strict=True):
+        is_open = outcome == UNDECIDED
+        decided.append(_undecided(margin, total, level) if is_open else Verdict(outcome))
+    return decided
 
 
 def outcomes(p_values: Sequence[tuple[float, float]], planned: int = 1) -> list[str]:
@@ -305,10 +308,14 @@ def is_near(best: Cell, cell: Cell, metric: Metric, errors: float) -> bool:
     if best.choice.same_samples(cell.choice):
         total = int(cell.metric(f"{CHOICE}{TOTAL}"))
         return cell.choice.margin_over(best.choice, metric, 0.0, total).z <= errors
-    ends = [chosen.model.interval for chosen in (best.choice, cell.choice)]
-    error = math.hypot(*(high - low for low, high in ends)) / (2 * Z95)
-    values = [chosen.metric(CHOICE + metric.name) for chosen in (best, cell)]
-    return metric.cost(values[1]) - metric.cost(values[0]) <= errors * error
+
+    # From the intervals of both runs
+    best_low, best_high = best.choice.model.interval
+    low, high = cell.choice.model.interval
+    error = math.hypot(best_high - best_low, high - low) / (2 * Z95)
+    name = CHOICE + metric.name
+    loss = metric.cost(cell.metric(name)) - metric.cost(best.metric(name))
+    return loss <= errors * error
 
 
 def passes_to_choose(metric: Metric, cell: Cell, limits: ReportConfig) -> bool:

@@ -90,11 +90,17 @@ def expect_s(step: Step, tried: Sequence[Tried]) -> float:
     """
     measured = [trial for trial in tried if trial.status == "ok"]
     own = [trial for trial in measured if trial.step.backend == step.backend] or measured
-    if alike := [_warm_s(trial) for trial in own if trial.step.kind == step.kind]:
-        return max(alike)
-    plain_s = [(_warm_s(trial) / max(trial.step.cost, 1), trial.own_seconds) for trial in own]
-    job_s = max((seconds for seconds, _ in plain_s), default=0)
-    varying_s = max((own_s or seconds for seconds, own_s in plain_s), default=0)
+    alike = [trial for trial in own if trial.step.kind == step.kind]
+    if alike:
+        return max(map(_warm_s, alike))
+
+    # The longest job, for a step of the cost 1
+    job_s = 0.0
+    varying_s = 0.0  # without what each job takes
+    for trial in own:
+        plain_s = _warm_s(trial) / max(trial.step.cost, 1)
+        job_s = max(job_s, plain_s)
+        varying_s = max(varying_s, trial.own_seconds or plain_s)
     return min(step.cost, 1) * job_s + max(step.cost - 1, 0) * varying_s
 
 

@@ -5,7 +5,6 @@ the sweep's folder. If the jobs run in this process, Hydra composes them while M
 """
 
 import logging
-import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -112,12 +111,16 @@ class RunningSweep:
         chosen: list[ModelSelection] = []
         failure: BaseException | None = None
         code: int | None = None  # of a search
+
+        # Wait for the last uploads
         try:
             with console.waiting("Sending the runs to MLflow"):
                 background.wait()
         except TrackingError as error:
             log.error("%s", error)
             status = "failed" if status == "ok" else status
+
+        # Compare, and write the report
         try:
             records += background.ask(_collect, self.sweep)
             chosen = self._compare(records, timed=status != "killed" and not self.is_search)
@@ -125,13 +128,17 @@ class RunningSweep:
             self._draw(records, chosen)
         except (Exception, KeyboardInterrupt) as error:  # raised after the sweep is closed
             failure = error
+
+        # Close the sweep's run
         if status == "killed":
             done = records or sync.load_records(folder)
             print(_how_far(done, self.jobs, self.words), file=sys.stderr)
         # A job may fail without Hydra's knowledge: another package's sweeper may go on after it.
-        if status == "ok" and not self.is_search and any(r.status == "failed" for r in records):
+        has_failed = any(record.status == "failed" for record in records)
+        if status == "ok" and not self.is_search and has_failed:
             status = "failed"
-        if away := background.ask(_end_parent, store, parent_id, status, folder):
+        away = background.ask(_end_parent, store, parent_id, status, folder)
+        if away:
             done = sync.load_records(folder)
             terminal.print_runs(comparison.without_files(done, self.limits))
             if code is None:
@@ -141,6 +148,8 @@ class RunningSweep:
                 f"{folder}; try `{invocation.command('sync', f'folder={folder}', *store.words)}` "
                 "when it is back"
             )
+
+        # Say where everything is, the answer last
         if records:
             terminal.print_paths(folder, store)
             if not self.is_search:
@@ -184,28 +193,29 @@ class RunningSweep:
 
         store = self.sweep.store
         folder = self.sweep.folder
-        chosen: list[ModelSelection] = []
-        if records:
-            try:
-                families = comparison.add_earlier_runs(store, comparison.load(store, records))
-            except Exception:  # an artifact is missing, but the metrics are there
-                terminal.print_runs(comparison.without_files(records, self.limits))
-                raise
-            with console.waiting("Comparing the runs"):
-                chosen = select(families, self.limits)
-            if timed:  # before the table, which shows these latencies
-                timings = final_timing.run(chosen, folder)
-                chosen = select(families, self.limits, timings)
-                families = [selected.family for selected in chosen]
-            assessed = [selected.family for selected in chosen]
-            if self.is_search:  # it has said what each step came to
-                assessed = [family.without_held_out() for family in assessed]
-            shown = [family for family in assessed if family.cells]
-            if shown:
-                terminal.print_runs(shown)
-            runs = [record for family in shown for record in family.records]
-            if mlperf_tiny.is_suite(runs):
-                mlperf_tiny.print_suite(runs)
+        if not records:
+            return []
+        try:
+            families = comparison.add_earlier_runs(store, comparison.load(store, records))
+        except Exception:  # an artifact is missing, but the metrics are there
+            terminal.print_runs(comparison.without_files(records, self.limits))
+            raise
+        with console.waiting("Comparing the runs"):
+            chosen = select(families, self.limits)
+        if timed:  # before the table, which shows these latencies
+            timings = final_timing.run(chosen, folder)
+            chosen = select(families, self.limits, timings)
+
+        # A search has printed the result of each step
+        shown = [selected.family for selected in chosen]
+        if self.is_search:
+            shown = [family.without_held_out() for family in shown]
+        shown = [family for family in shown if family.cells]
+        if shown:
+            terminal.print_runs(shown)
+        runs = [record for family in shown for record in family.records]
+        if mlperf_tiny.is_suite(runs):
+            mlperf_tiny.print_suite(runs)
         return chosen
 
     def _is_late(self) -> bool:
@@ -231,7 +241,8 @@ class RunningSweep:
             with console.waiting("Drawing the report"):
                 page.write(store, parent_id, chosen, folder)
         if self.sweep.resume:
-            skipped = sum(folder not in Path(r.folder).parents for r in records)
+            own = [record for record in records if folder in Path(record.folder).parents]
+            skipped = len(records) - len(own)
             print(f"Skipped: {skipped} of {len(records)} runs had finished before")
         timings_file = folder / paired_latency.FILE
         if timings_file.exists():
@@ -313,7 +324,7 @@ class SweepCallback(Callback):
         folder = Path(config.hydra.sweep.dir).absolute()
         with command.aborting(*command.EXPECTED):
             worker = jobs.plan(config.hydra.launcher)
-            begun.sweep = _start(config, folder, worker, begun.words)
+            begun.sweep = _start(config, folder, worker, command_line=begun.words)
         if worker:  # other processes read its file
             open_current()
 
@@ -328,7 +339,10 @@ def _start(
 
     if config.analysis.name == "inspect":
         raise ConfigError("analysis.name: got 'inspect', expected one run: leave out -m")
-    settings, limits = map(OmegaConf.to_object, (config.tracking, config.report))
+
+    # The words of the command line
+    settings = OmegaConf.to_object(config.tracking)
+    limits = OmegaConf.to_object(config.report)
     # For mypy: the schema says so.
     assert isinstance(settings, TrackingConfig) and isinstance(limits, ReportConfig)
     overrides = list(config.hydra.overrides.task)
@@ -337,7 +351,9 @@ def _start(
         search.check(config.hydra.sweeper, typed)
     swept = _find_swept(config.hydra.sweeper)
     count = _count_jobs(config.hydra.sweeper, [*swept, *typed])
-    varied = tuple(o.key_or_group for o in (*swept, *typed) if o.is_sweep_override())
+    overridden = [override for override in (*swept, *typed) if override.is_sweep_override()]
+    varied = tuple(override.key_or_group for override in overridden)
+
     # No log is set up yet. The imports that follow take a second, or several from a cold disk.
     console.say(console.stderr(), f"{_say_jobs(config.hydra.sweeper, count)}: {folder}")
     for line in words.find_idle(config, typed, swept):
@@ -347,6 +363,8 @@ def _start(
         jobs.prepare_workers()
         if worker.at_once > 1 and config.latency.enabled:
             log.warning("%d jobs at once: every job is timed while others run", worker.at_once)
+
+    # Open the store in the background
     folder.mkdir(parents=True, exist_ok=True)
     held = journal.lock(folder)
     if config.sweep.resume:
@@ -404,7 +422,8 @@ def is_search(sweeper: Any) -> bool:
 
 
 def _find_swept(sweeper: DictConfig) -> list[Override]:
-    return [words.parse(f"{key}={value}") for key, value in (sweeper.get("params") or {}).items()]
+    params = sweeper.get("params") or {}
+    return [words.parse(f"{key}={value}") for key, value in params.items()]
 
 
 def _count_jobs(sweeper: DictConfig, overrides: Sequence[Override]) -> int | None:
@@ -415,11 +434,14 @@ def _count_jobs(sweeper: DictConfig, overrides: Sequence[Override]) -> int | Non
     if is_search(sweeper):
         return None
     last = {override.key_or_group: override for override in overrides}
-    swept = [override for override in last.values() if override.is_sweep_override()]
-    try:
-        return math.prod(sum(1 for _ in override.sweep_string_iterator()) for override in swept)
-    except HydraException:
-        return None
+    count = 1
+    for override in last.values():
+        if override.is_sweep_override():
+            try:
+                count *= len(list(override.sweep_string_iterator()))
+            except HydraException:
+                return None
+    return count
 
 
 def _begin(settings: TrackingConfig, folder: Path, tags: Mapping[str, str]) -> "tuple[Store, str]":

@@ -46,15 +46,18 @@ def _time(selected: ModelSelection, folder: Path) -> PairedLatency | None:
     timed = [cell for cell in selected.family.measured if cell.record.speedup is not None]
     if not models or not timed:
         return None
+
+    # Only on the machine that timed the runs
     records = [cell.record for cell in (*models, *timed)]
     cpus = {record.cpu for record in records}
-    reached = all(record.measured_on for record in records) or cpus == {machine.cpu()[0]}
-    if len(cpus) > 1 or not reached:
+    is_reached = all(record.measured_on for record in records) or cpus == {machine.cpu()[0]}
+    if len(cpus) > 1 or not is_reached:
         log.warning("the best models ran on other machines, and are not timed against each other")
         return None
     try:
         baselines = {fp32_name(cell.record): _folder(cell, folder) for cell in timed}
-        return _run({cell.record.run_id: _folder(cell, folder) for cell in models}, baselines)
+        quantized = {cell.record.run_id: _folder(cell, folder) for cell in models}
+        return _run(quantized, baselines)
     except Exception as error:  # the runs are complete without it
         log.warning("the best models could not be timed against each other: %s", one_line(error))
         return None
@@ -82,7 +85,8 @@ def _run(models: Mapping[str, Path], baselines: Mapping[str, Path]) -> PairedLat
     """
     folders = {*models.values(), *baselines.values()}
     configs = {folder: load_config(folder / CONFIG_FILE) for folder in folders}
-    settings = resolve(configs[next(iter(models.values()))])
+    first = next(iter(models.values()))  # all have the same network and data
+    settings = resolve(configs[first])
     runtime = settings.runtime
     data, fp32 = load(settings)
     loads: dict[str, Load] = {}

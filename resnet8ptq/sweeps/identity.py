@@ -54,7 +54,10 @@ def find(settings: Settings) -> str:
     samples = settings.data
     hashed = {key: value for key, value in asdict(config).items() if key not in _IGNORED}
     hashed["threads"] = settings.asked.threads  # those of a worker change no result
-    hashed["report"] = {k: v for k, v in hashed["report"].items() if k not in _OF_REPORT}
+    for name in _OF_REPORT:
+        del hashed["report"][name]
+
+    # Contents in place of paths
     hashed["data"] = [samples.name, samples.train.digest, samples.test.digest]
     if samples.calibration is not None:
         hashed["calib"] |= {"images": samples.calibration.digest}

@@ -32,8 +32,11 @@ def enter(worker: Worker) -> None:
     logging.getLogger("submitit").setLevel(logging.WARNING)  # hides the end of a job
     for name, value in worker.variables.items():
         os.environ.setdefault(name, value)
-    needed = {name: os.environ[name] for name in _PATHS if name in worker.variables}
-    for name, path in {"the sweep's folder": worker.folder, **needed}.items():
+    needed = {"the sweep's folder": worker.folder}
+    for name in _PATHS:
+        if name in worker.variables:
+            needed[name] = os.environ[name]
+    for name, path in needed.items():
         if not Path(path).exists():
             raise ConfigError(
                 f"{name}: {platform.node()} does not see {path}; expected a path that every node "

@@ -43,9 +43,13 @@ def find_finished(
     if identity is None or not (again or _may_repeat(sweep)):
         return None
     background.rest()  # a run that has just ended may not be in the store yet
-    finished = f"tags.identity = '{identity}' and attributes.status = 'FINISHED'"
-    matching = [r for r in _find(sweep.store, finished) if "cut_short" not in r.params]
-    ours = [r for r in matching if r.sweep_id == sweep.parent_id]
+    finished = _find(
+        sweep.store, f"tags.identity = '{identity}' and attributes.status = 'FINISHED'"
+    )
+    matching = [record for record in finished if "cut_short" not in record.params]
+    ours = [record for record in matching if record.sweep_id == sweep.parent_id]
+
+    # The job's own run, another job's, another sweep's
     for record in ours:
         if record.job_number == str(number):
             return history.complete(sweep.store, record)
@@ -53,7 +57,7 @@ def find_finished(
         return history.complete(sweep.store, ours[0])
     if not (sweep.resume and matching):
         return None
-    history.adopt(sweep.store, sweep.parent_id, number, matching[0])
+    history.adopt(sweep.store, sweep.parent_id, number, record=matching[0])
     return history.complete(sweep.store, matching[0])
 
 

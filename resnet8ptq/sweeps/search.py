@@ -112,7 +112,8 @@ class RecipeSearch:
                 continue  # with the next model
             if not done.measured:  # the time was up: the file is kept, and no other is tried
                 return
-            if done.passes or not ranked[0].passes or searching.loses_nothing(self.asked, done):
+            is_hopeless = not ranked[0].passes or searching.loses_nothing(self.asked, done)
+            if done.passes or is_hopeless:
                 return
             _say("  not shown to pass on the reported samples: the search goes on")
 
@@ -121,7 +122,8 @@ class RecipeSearch:
             if self.tried and self._left_s() == 0:
                 _say("the time is up: no further step is tried; try a larger minutes=")
                 return
-            fitting = self._without_conflicts([step for step in steps if self._fits(step)])
+            in_time = [step for step in steps if self._fits(step)]
+            fitting = self._without_conflicts(in_time)
             # A search that ends in time still quantizes and evaluates its choice, then confirms it.
             if fitting:
                 self._say_unfit()
@@ -187,10 +189,10 @@ class RecipeSearch:
         later_s = self._confirm_s() + self._reserve_s(step)
         if step.kind == FALLBACK and not searching.passing(self.tried):
             later_s = 0.0  # to confirm a model that fails helps nobody
-        left_s = self._left_s()
         is_first = not any(trial.measured for trial in self.tried)
-        if is_first or expected_s + later_s <= left_s:
+        if is_first or expected_s + later_s <= self._left_s():
             return True
+
         reason = f"it takes about {expected_s:.0f} s, and the steps after it {later_s:.0f} s"
         self.tried.append(Tried(step, searching.SKIPPED, reason))
         self.unfit.append(f"{step.words} ({expected_s:.0f} s)")
@@ -224,6 +226,8 @@ class RecipeSearch:
         for step in steps:
             left = f" ({self._left_s() / 60:.1f} minutes left)" if self.tried else ""
             _say(f"{step.backend}: {step.words}: {step.why}{left}")
+
+        # An interrupted job may have left a file
         begun_s = self.clock()
         limits = TimeLimits(max(seconds_each, LEAST_S), self._find_hard_limit(steps))
         results: Sequence[RunRecord | Exception] = []
@@ -235,6 +239,8 @@ class RecipeSearch:
         if any(isinstance(result, TimeUpError) for result in results):
             self._keep_unmeasured(len(steps))
         self.launched += len(steps)
+
+        # The results decide the next steps
         seconds = (self.clock() - begun_s) / max(len(steps), 1)
         done = []
         for step, result in zip(steps, results, strict=True):
@@ -286,7 +292,7 @@ class RecipeSearch:
             sound = not find_fault(metric, result, self.allowed)
         # The level of each of several comparisons on the same samples.
         comparisons = self.allowed.confirmations if step.kind == searching.CONFIRM else 1
-        done = measure(step, result, seconds, SIGNIFICANCE / comparisons)
+        done = measure(step, record=result, seconds=seconds, level=SIGNIFICANCE / comparisons)
         return replace(done, within=done.within and sound)
 
     def _outcome(self, tried: Tried) -> str:
@@ -333,10 +339,10 @@ def check(sweeper: DictConfig, typed: Sequence[Override]) -> None:
     Raises:
         ConfigError: a wrong goal or time, several values, or a setting of the search itself.
     """
-    limits.require("goal", sweeper.goal, sweeper.goal in GOALS, " | ".join(GOALS))
+    limits.require("goal", got=sweeper.goal, ok=sweeper.goal in GOALS, expected=" | ".join(GOALS))
     minutes = sweeper.minutes
     is_time = isinstance(minutes, int | float) and 0 < minutes < math.inf
-    limits.require("minutes", minutes, is_time, "a number > 0")
+    limits.require("minutes", got=minutes, ok=is_time, expected="a number > 0")
     for override in typed:
         key = override.key_or_group
         several = override.is_sweep_override()
@@ -345,10 +351,11 @@ def check(sweeper: DictConfig, typed: Sequence[Override]) -> None:
         if key == "backend" and FILE in words.values(override):
             raise ConfigError(f"backend: got {FILE}, which quantizes nothing; try resnet8ptq judge")
         value = override.value()
-        if isinstance(value, str) and (mend := _REFUSED.get((key, value))):
+        mend = _REFUSED.get((key, value)) if isinstance(value, str) else None
+        if mend is not None:
             raise ConfigError(f"{key}: got {value} with experiment=auto; {mend}")
         if key in _OF_SEARCH:
-            raise ConfigError(f"{key}: got {override.value()}, but experiment=auto sets it itself")
+            raise ConfigError(f"{key}: got {value}, but experiment=auto sets it itself")
 
 
 _TIMES = ("quantize_s", "evaluate_s")
@@ -377,7 +384,10 @@ def measure(step: Step, record: RunRecord, seconds: float, level: float = SIGNIF
     if record.loss is None:
         return shared
     metric = record.task.metric
-    spent_s = sum(record.metrics.get(f"system/{key}", 0.0) for key in (*_TIMES, "prepare_s"))
+    own_s = sum(record.metrics.get(f"system/{key}", 0.0) for key in _TIMES)
+    spent_s = own_s + record.metrics.get("system/prepare_s", 0.0)
+    properties = record.params.get("properties", "").split(", ")
+    cut_short = record.params.get("cut_short")
     return replace(
         shared,
         seconds=max(seconds, spent_s),
@@ -387,17 +397,17 @@ def measure(step: Step, record: RunRecord, seconds: float, level: float = SIGNIF
         error=_error(record, metric),
         within=record.p_within is not None and record.p_within <= level,
         noise=noise(record),
-        own_seconds=sum(record.metrics.get(f"system/{key}", 0.0) for key in _TIMES),
+        own_seconds=own_s,
         evaluate_s=record.metrics.get("system/evaluate_s", 0.0),
         samples=record.samples or 0,
         size_bytes=record.size_bytes or shared.size_bytes,
         fp32_bytes=record.fp32_size_bytes or 0.0,
         speedup=record.speedup,
         latency_ms=record.latency_ms,
-        properties=tuple(filter(None, record.params.get("properties", "").split(", "))),
+        properties=tuple(filter(None, properties)),
         classifies=record.scored_as == "classification",
         named=record.params.get("excluded_nodes", ""),
-        cut_short=f"; the time was up: {cut}" if (cut := record.params.get("cut_short")) else "",
+        cut_short=f"; the time was up: {cut_short}" if cut_short else "",
     )
 
 
@@ -406,7 +416,8 @@ def noise(record: RunRecord) -> float:
 
     It is the KL divergence if outputs are classes, else noise divided by signal.
     """
-    if (divergence := record.metrics.get("kl_divergence")) is not None:
+    divergence = record.metrics.get("kl_divergence")
+    if divergence is not None:
         return divergence
     sqnr_db = record.metrics.get("sqnr_db")
     return 0.0 if sqnr_db is None else float(10 ** (-sqnr_db / 10))  # None: equal outputs
@@ -414,8 +425,11 @@ def noise(record: RunRecord) -> float:
 
 def _error(record: RunRecord, metric: Metric) -> float:
     """Return half of the loss's 95% interval, in the unit of the loss; 0 if unknown."""
-    if (ends := record.interval("drop")) is not None:  # in the unit of the loss itself
+    ends = record.interval("drop")  # in the unit of the loss itself
+    if ends is not None:
         return (ends[1] - ends[0]) / 2
+
+    # Else from the interval of the metric
     ends = record.interval("delta")
     baseline = record.value_of(metric, BASELINE)
     if ends is None and metric.bounded:  # FP32 is the reference itself

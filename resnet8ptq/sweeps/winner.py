@@ -64,14 +64,15 @@ def find(chosen: Sequence[ModelSelection], folder: Path = origin.RUNS) -> Winner
     Args:
         folder: the folder of the sweep.
     """
-    confirmed = [
-        Winner(selected, cell, folder)
-        for selected in chosen
-        for cell in selected.family.measured
-        if not cell.record.held_out
-    ]
+    confirmed = []
+    for selected in chosen:
+        for cell in selected.family.measured:
+            if not cell.record.held_out:
+                confirmed.append(Winner(selected, cell, folder))
     passing = [winner for winner in confirmed if winner.outcome == PASS]
-    return next(iter([*reversed(passing), *confirmed]), None)
+    if passing:
+        return passing[-1]
+    return confirmed[0] if confirmed else None
 
 
 def announce(chosen: Sequence[ModelSelection], delivery: Delivery, goal: str) -> int:
@@ -86,6 +87,8 @@ def announce(chosen: Sequence[ModelSelection], delivery: Delivery, goal: str) ->
     winner = find(chosen, folder)
     if winner is not None:
         return _announce_confirmed(winner, delivery, folder, goal)
+
+    # Not confirmed: the best so far
     console = stdout(None, 240)
     if delivery.record is not None:
         lacks = "Not judged" if delivery.is_confirmed else "Not confirmed"
@@ -94,6 +97,8 @@ def announce(chosen: Sequence[ModelSelection], delivery: Delivery, goal: str) ->
         say(console, f"  {delivery.outcome}")
         _say_file(delivery, delivery.record, _find_settings(delivery.record, folder))
         return EXIT_CODES[UNDECIDED]
+
+    # Not measured: a first file, or FP32
     delivery.keep_fp32()
     if not delivery.is_measured:
         say(console, "\nNot measured, because the time was up: the file of the first step.")
@@ -117,14 +122,17 @@ def _announce_confirmed(winner: Winner, delivery: Delivery, folder: Path, goal: 
         title = "Nothing is worth deploying beside FP32; the closest to it"
     if winner.outcome == VOID:
         title = "FP32 itself is void, so nothing can pass; the file in plain 8 bits"
+
+    # Facts, then doubts, then the file
     say(console, f"\n{title}: {winner.cell.label}. {verdict}")
     say(console, f"  {'; '.join(say_facts(winner.cell.record))}")
     if not is_worth:
         say(console, f"  {WORTH}")
     if not record.chosen_by:
         say(console, "  the same samples chose and reported it: the figures may flatter it")
-    slower = record.speedup is not None and round(record.speedup, 2) < 1
-    if goal == "fastest" and winner.outcome == PASS and slower and (record.size_reduction or 0) > 0:
+    is_slower = record.speedup is not None and round(record.speedup, 2) < 1
+    is_smaller = (record.size_reduction or 0) > 0
+    if goal == "fastest" and winner.outcome == PASS and is_slower and is_smaller:
         say(console, "  FP32 is faster on this machine; the model is only smaller")
     if delivery.record is None or delivery.record.run_id != record.run_id:
         delivery.keep(record, "", is_confirmed=True)
@@ -133,11 +141,8 @@ def _announce_confirmed(winner: Winner, delivery: Delivery, folder: Path, goal: 
         say(console, f"  {BY_OUTPUTS}")
     else:
         say(console, f"  {record.deploy_command}")
-    return (
-        EXIT_CODES[FAIL]
-        if winner.outcome == PASS and not is_worth
-        else (EXIT_CODES[winner.outcome])
-    )
+    outcome = FAIL if winner.outcome == PASS and not is_worth else winner.outcome
+    return EXIT_CODES[outcome]
 
 
 def _say_file(delivery: Delivery, record: RunRecord, settings: Sequence[str]) -> None:
@@ -147,7 +152,8 @@ def _say_file(delivery: Delivery, record: RunRecord, settings: Sequence[str]) ->
     if delivery.path is not None:
         say(console, f"  file: {delivery.path}")
     say(console, f"  reproduce it: {printable(invocation.command('run', *settings))}")
-    if cut := record.params.get("cut_short"):
+    cut = record.params.get("cut_short")
+    if cut:
         say(console, f"  the time limit cut work short ({cut}): without it, the result may differ")
     files.write_text(folder / FILE, to_yaml(settings))
     say(console, f"  its settings, for conf/experiment/: {folder / FILE}")

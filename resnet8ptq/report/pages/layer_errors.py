@@ -75,17 +75,20 @@ def load(store: Store, run_id: str) -> list[HeatMap]:
         if name == "sensitivity":
             by_mode.setdefault(run.params.get("analysis.mode", ""), []).append(run)
         elif name in _TABLES:
-            values = _load(store, run, _TABLES[name], _by_layer)
+            values = _load(store, run, name=_TABLES[name], read=_by_layer)
             made = draw(f"{_name(run)}: {_BY_TENSOR}", values)
             maps.append(replace(made, picture=_load_picture(store, run)))
         elif run.cause:  # a file of another program that is far from FP32
             maps.append(HeatMap(f"{_name(run)}: {run.cause}", picture=_load_picture(store, run)))
+
+    # One map for all runs of a mode
     for mode, members in by_mode.items():
         if mode not in _SENSITIVITY:
             continue
         joined: Values = {}
         for run in members:
-            for layer, value in _load(store, run, "sensitivity.csv", _ranked).items():
+            values = _load(store, run, name="sensitivity.csv", read=_ranked)
+            for layer, value in values.items():
                 joined.setdefault(layer, {})[_name(run)] = value["sqnr_db"]
         if joined:
             maps.append(draw(_SENSITIVITY[mode], joined, high_is_bad=mode == _HIGH_IS_BAD))
@@ -127,7 +130,7 @@ def draw(
         layer = map(values[name].get, columns)
         rows.append((name, tuple(map(cell, layer))))
     more = max(0, len(rows) - SHOWN)
-    return HeatMap(title, tuple(columns), tuple(rows[:SHOWN]), more)
+    return HeatMap(title, columns=tuple(columns), rows=tuple(rows[:SHOWN]), more=more)
 
 
 def _load(store: Store, run: RunRecord, name: str, read: Callable[[Rows], Values]) -> Values:
@@ -136,12 +139,17 @@ def _load(store: Store, run: RunRecord, name: str, read: Callable[[Rows], Values
         return read(list(csv.DictReader(io.StringIO(text))))
 
     lacks = "the report leaves out a heat map"
-    return history.read_if_sound(store, run, name, reader, lacks) or {}
+    return history.read_if_sound(store, record=run, name=name, reader=reader, lacks=lacks) or {}
 
 
 def _load_picture(store: Store, run: RunRecord) -> str:
     lacks = "the report leaves out the picture of a network"
-    return history.read_if_sound(store, run, PICTURE, _read_picture, lacks, optional=True) or ""
+    return (
+        history.read_if_sound(
+            store, record=run, name=PICTURE, reader=_read_picture, lacks=lacks, optional=True
+        )
+        or ""
+    )
 
 
 def _read_picture(path: Path) -> str:
@@ -154,18 +162,21 @@ def _read_picture(path: Path) -> str:
 def _ranked(rows: Rows) -> Values:
     """Return the SQNR of a sensitivity analysis by layer; its column names the output."""
     [column] = [name for name in rows[0] if name.endswith("_sqnr_db")]
-    values = {row["layer"]: {"sqnr_db": float(row[column])} for row in rows}
-    return {layer: value for layer, value in values.items() if not math.isnan(value["sqnr_db"])}
+    values: Values = {}
+    for row in rows:
+        sqnr_db = float(row[column])
+        if not math.isnan(sqnr_db):
+            values[row["layer"]] = {"sqnr_db": sqnr_db}
+    return values
 
 
 def _by_layer(rows: Rows) -> Values:
     """Return the lowest SQNR of each layer's weights and activations."""
     values: Values = {}
     for row in rows:
-        activation = row["kind"] == "activation"
-        columns = (
-            {_OWN: "layer_sqnr_db", _WHOLE: "sqnr_db"} if activation else {_WEIGHTS: "sqnr_db"}
-        )
+        columns = {_WEIGHTS: "sqnr_db"}
+        if row["kind"] == "activation":
+            columns = {_OWN: "layer_sqnr_db", _WHOLE: "sqnr_db"}
         for column, key in columns.items():
             if row[key] and not math.isnan(float(row[key])):
                 known = values.setdefault(row["node"], {})

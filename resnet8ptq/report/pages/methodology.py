@@ -32,14 +32,13 @@ def describe(family: Family) -> list[tuple[str, str]]:
 
     task = family.task
     kind = samples_of(runs)
-    scored = f"{_join(f'{record.samples:,.0f}' for record in runs)} {kind} samples"
-    versions = sorted({key for run in runs for key in run.tags if key.startswith("version.")})
-    flags = [flag for flag in tag("cpu_flags").split() if flag in FLAGS]
-    in_project = any("project_commit" in run.tags for run in runs)
-    latency, threads = _describe_timing(runs, param("latency.threads"), param("threads"))
-    return [
+    samples = _join(f"{record.samples:,.0f}" for record in runs)
+    pairs = [
         ("model", f"{param('model')}, batch normalization folded: {param('model.fold')}"),
-        ("data", f"{param('data.name')}; {scored}, digest {tag('test_digest')[:16]}…"),
+        (
+            "data",
+            f"{param('data.name')}; {samples} {kind} samples, digest {tag('test_digest')[:16]}…",
+        ),
         (
             "calibration",
             f"{param('calibration_samples')} samples, none of them among the {kind} samples, seed "
@@ -47,20 +46,31 @@ def describe(family: Family) -> list[tuple[str, str]]:
         ),
         ("task", f"{task.name}, metric {task.metric.title}"),
         ("evaluated artifact", "the written file, reloaded from disk"),
-        *[("stopping", STOPPING)] * family.stopped,
+    ]
+    if family.stopped:
+        pairs.append(("stopping", STOPPING))
+
+    # The machine and its software
+    flags = [flag for flag in tag("cpu_flags").split() if flag in FLAGS]
+    latency, threads = _describe_timing(runs, param("latency.threads"), param("threads"))
+    versions = sorted({key for run in runs for key in run.tags if key.startswith("version.")})
+    pairs += [
         ("latency", latency),
         ("CPU", f"{tag('cpu')} ({' '.join(flags) or 'no vector flags known'})"),
         ("threads", threads),
         ("versions", ", ".join(f"{key[8:]} {tag(key)}" for key in versions)),
-        *[("commit of the project", tag("project_commit"))] * in_project,
     ]
+    if any("project_commit" in run.tags for run in runs):
+        pairs.append(("commit of the project", tag("project_commit")))
+    return pairs
 
 
 def _describe_timing(runs: Sequence[RunRecord], timed_on: str, threads: str) -> tuple[str, str]:
     """Return the texts about latency, threads and parallel jobs, which lengthen latencies."""
     latency = "not measured"
     at_once = max(int(run.jobs_at_once) for run in runs)
-    if timed := any(run.latency_ms is not None for run in runs):
+    timed = any(run.latency_ms is not None for run in runs)
+    if timed:
         latency = f"{timed_on} thread(s), quantized and FP32 model measured in turns in one "
         latency += "process, medians"
     if at_once > 1:

@@ -75,12 +75,16 @@ def write(
         own = _draw(selected)
         if over:
             own["trade_offs.svg"] = trade_off.to_svg(over).encode()
-        if (best := selected.recommendations) and best[0].choice is not None:
-            own |= _load_figures(store, best[0].choice.record, selected.family.task.files.captions)
+        recommended = selected.recommendations
+        if recommended and recommended[0].choice is not None:
+            names = selected.family.task.files.captions
+            own |= _load_figures(store, recommended[0].choice.record, names)
         drawn |= {prefix + name: content for name, content in own.items()}
+
+    # Write the pages and the table
     wrong = [wrong_answers.load(store, selected) for selected in chosen]
     heat_maps = background.ask(layer_errors.load, store, parent_id)
-    page = to_html(chosen, panels, drawn, wrong, heat_maps)
+    page = to_html(chosen, panels, figures=drawn, wrong=wrong, heat_maps=heat_maps)
     runs = [record for family in families for record in family.records]
     texts = {REPORT: page}
     if chosen:
@@ -89,6 +93,8 @@ def write(
     for name, content in contents.items():
         files.write_bytes(folder / name, content)
     paths = [folder / name for name in contents]
+
+    # Log them on the pages in MLflow
     background.ask(upload.log_files, store, parent_id, paths)
     notes_of = [answer.to_markdown(answer.explain(selected)) for selected in chosen]
     note = "\n\n".join(filter(None, notes_of))
@@ -104,8 +110,12 @@ def _load_figures(store: Store, record: RunRecord, names: Collection[str]) -> di
     A run is FINISHED before the background process has drawn them, so a killed run may lack them.
     """
     lacks = "the report leaves out a figure"
-    loaded = {n: history.read_if_sound(store, record, n, _read_png, lacks) for n in names}
-    return {name: content for name, content in loaded.items() if content is not None}
+    loaded = {}
+    for name in names:
+        content = history.read_if_sound(store, record, name, reader=_read_png, lacks=lacks)
+        if content is not None:
+            loaded[name] = content
+    return loaded
 
 
 def _read_png(path: Path) -> bytes:
@@ -119,11 +129,13 @@ def to_markdown(chosen: Sequence[ModelSelection], figures: Collection[str]) -> s
     """
     families = [selected.family for selected in chosen]
     titles = _headings(families)
-    parts = zip(titles, chosen, _prefixes(families), strict=True)
+    sections = []
+    for heading, selected, prefix in zip(titles, chosen, _prefixes(families), strict=True):
+        sections.append((heading, _render(selected, figures, prefix)))
     text = templates.load("resnet8ptq.report.pages", "report.md.j2").render(
         title="; ".join(titles),
         note=notes.FAMILIES_NOTE.format(count=len(families)),
-        sections=[(heading, _render(part, figures, prefix)) for heading, part, prefix in parts],
+        sections=sections,
     )
     return templates.tidy(text)
 
@@ -148,7 +160,9 @@ def to_html(
     details = [_render(selected, figures, prefix, page=True) for selected, prefix in parts]
     heads = _headings(families)
     wrong = wrong or [None] * len(chosen)
-    return web_page.to_html(heads, chosen, panels, details, wrong, figures, heat_maps)
+    return web_page.to_html(
+        heads, chosen, panels, details=details, wrong=wrong, images=figures, heat_maps=heat_maps
+    )
 
 
 def _headings(families: Sequence[Family]) -> list[str]:
@@ -178,20 +192,22 @@ def _render(
     whole = table.make(family.records)
     shown, cut = table.shorten(family.records, whole)
     above = notes.collect_warnings(family) if page else ()
+
+    # The classes that lose, by model and in all
     losses = [(cell.label, cell.worse_classes) for cell in family.models if cell.worse_classes]
     losing: Counter[str] = Counter()
     for _, classes in losses:
         losing.update(classes)
 
+    # The figures that were drawn
     own_figures = {}
     for name in ("trade_offs.svg", "class_impact.png"):
         is_drawn = prefix + name in figures
         own_figures[name.partition(".")[0]] = prefix + name if is_drawn else None
-    of_task = {
-        prefix + name: caption
-        for name, caption in family.task.files.captions.items()
-        if prefix + name in figures
-    }
+    of_task = {}
+    for name, caption in family.task.files.captions.items():
+        if prefix + name in figures:
+            of_task[prefix + name] = caption
     return templates.load("resnet8ptq.report.pages", "family.md.j2").render(
         level="###" if prefix else "##",
         page=page,
@@ -238,15 +254,19 @@ def _fold(whole: Table[Row], metric: Metric) -> list[tuple[str, str]]:
 
 def _head(name: Combination, records: Sequence[RunRecord], metric: Metric) -> str:
     """Return the heading of a combination: number of runs, range of the metric, verdicts."""
-    known = (run.value_of(metric) for run in records)
-    values = [value for value in known if value is not None]
+    values = []
+    for run in records:
+        value = run.value_of(metric)
+        if value is not None:
+            values.append(value)
     outcomes = Counter(run.verdict or run.status for run in records)
     parts = [f"{len(records):,} runs" if len(records) > 1 else "1 run"]
     if values:
         ends = sorted({metric.show(min(values)), metric.show(max(values))})
         parts.append(f"{metric.title} {' to '.join(ends)}")
     parts.append(", ".join(f"{count:,} {outcome}" for outcome, count in outcomes.items()))
-    return f"{' '.join(filter(None, name.cells))}: {'; '.join(parts)}"
+    combination = " ".join(filter(None, name.cells))
+    return f"{combination}: {'; '.join(parts)}"
 
 
 def summarize(selected: ModelSelection) -> list[str]:
@@ -254,24 +274,33 @@ def summarize(selected: ModelSelection) -> list[str]:
     family = selected.family
     measured = selected.family.measured
     statuses = Counter(cell.record.status for cell in family.cells)
-    counts = [f"{len(family.cells)} combinations requested: {len(measured)} measured"]
-    counts += [f"{statuses[s]} {s}" for s in ("unsupported", "failed", "killed") if s in statuses]
-    lines = [", ".join(counts) + "."]
+    counts = f"{len(family.cells)} combinations requested: {len(measured)} measured"
+    for status in ("unsupported", "failed", "killed"):
+        if status in statuses:
+            counts += f", {statuses[status]} {status}"
+    lines = [f"{counts}."]
     if len(family.models) < len(measured):
         lines.append(f"The measured runs wrote {len(family.models)} different files.")
     if not measured:
         return [*lines, "No quantized model was measured, so nothing can be recommended."]
-    if (reference := family.task.reference) is not None:
+    reference = family.task.reference
+    if reference is not None:
         lines.append(reference.note)
     lines += dict.fromkeys(cell.record.doubt for cell in measured if cell.record.doubt)
+
+    # The limits, and how many models keep them
     outcomes = Counter(cell.record.verdict for cell in family.models)
     numbers = ", ".join(f"{outcomes[name]} {name}" for name in OUTCOMES if name in outcomes)
-    limit = family.metric.say_limit(family.metric.limit(selected.limits))
-    if (least := verdicts.least_of(family.metric, selected.limits)) is not None:
-        limit += f", and {family.metric.title} at least {family.metric.show(least)}"
+    metric = family.metric
+    limit = metric.say_limit(metric.limit(selected.limits))
+    least = verdicts.least_of(metric, selected.limits)
+    if least is not None:
+        limit += f", and {metric.title} at least {metric.show(least)}"
     lines.append(
         f"Limit: {limit}. Verdicts on the {len(family.models)} quantized models: {numbers}."
     )
+
+    # The answer, or why there is none
     if not selected.recommendations:
         return [*lines, *why_none(selected)]
     best = answer.explain(selected)[0]
@@ -329,15 +358,20 @@ def main(words: list[str]) -> None:
     asked = command.parse_words(words, Arguments, __doc__, plain="run_id")
     with waiting("Reading the runs"):
         store = open_store(asked.tracking)
-        parent = (
-            history.require_newest(store)
-            if asked.run_id is None
-            else history.load_named(store, "run_id", asked.run_id)
-        )
+        if asked.run_id is None:
+            parent = history.require_newest(store)
+        else:
+            parent = history.load_named(store, "run_id", asked.run_id)
+
+    # A store is untrusted: its paths may name any folder
     own = Path(parent.folder)
     is_own = is_sweep_folder(own, parent.run_id) or origin.own_folder(parent) is not None
-    folder = Path(asked.folder or (own if is_own else "."))
+    folder = own if is_own else Path()
+    if asked.folder:
+        folder = Path(asked.folder)
     folder.mkdir(parents=True, exist_ok=True)
+
+    # Assess the runs again, by the asked limits
     is_sweep = parent.kind == history.SWEEP
     records = history.load_compared(store, parent.run_id) if is_sweep else [parent]
     limits = limits_of(records, {name: getattr(asked, name) for name in LIMITS})
@@ -345,7 +379,7 @@ def main(words: list[str]) -> None:
     families = add_earlier_runs(store, [selected.family for selected in chosen])
     chosen = [replace(s, family=family) for s, family in zip(chosen, families, strict=True)]
     with waiting("Drawing the report"):
-        paths = write(store, parent.run_id, chosen, folder)
+        paths = write(store, parent_id=parent.run_id, chosen=chosen, folder=folder)
     if asked.run_id is None:
         history.say_newest(parent)
     print(*paths, sep="\n")

@@ -33,6 +33,8 @@ def class_impact(family: Family) -> Figure | None:
     if len(cells) > MANY:
         shown = f"\nthe {FIRST} best of {len(cells):,} runs by {family.metric.title}"
         cells = [cells[index] for index in best_first([c.record for c in cells])[:FIRST]]
+
+    # A matrix of models by classes
     change = 100 * np.array([family.class_deltas(cell) for cell in cells])
     limit = max(1.0, float(np.nanmax(np.abs(change), initial=0.0)))
     figure = Figure(
@@ -47,6 +49,8 @@ def class_impact(family: Family) -> Figure | None:
     for row, column in np.argwhere(known):
         if names[column] in cells[row].worse_classes:
             axes.add_patch(Rectangle((column - 0.48, row - 0.48), 0.96, 0.96, fill=False, lw=2))
+
+    # Names on both axes
     axes.set_xticks(range(len(names)), [plain(n) for n in names], rotation=45, ha="right")
     axes.set_yticks(range(len(cells)), [plain(cell.label) for cell in cells], fontsize=8)
     axes.set_title("Accuracy against FP32 by class, in points (framed: a significant loss)" + shown)
@@ -71,6 +75,8 @@ def activation_ranges(family: Family, backend: str) -> Figure | None:
             chosen.setdefault(cell.record.calib, cell.ranges["activations"])
     if len(chosen) < 2:
         return None
+
+    # A line for each method, beside each other
     names = list(next(iter(chosen.values())))
     figure = Figure(figsize=(9, 1.8 + 0.27 * len(names)), layout="constrained")
     axes = figure.subplots()

@@ -80,14 +80,21 @@ def measure(family: Family, limits: ReportConfig) -> list[Spread]:
 def _measure(family: Family, cells: Sequence[Cell]) -> Spread:
     values = np.array([cell.metric(family.metric.name) for cell in cells])
     label = without_seed(cells[0])
-    deviation = float(values.std(ddof=1))
-    ends = float(values.min()), float(values.max())
     losses = [cell.paired.losses() for cell in cells if cell.paired]
-    known = [values for values in losses if values is not None]
+    known = [loss for loss in losses if loss is not None]
+    is_grouped = any(cell.record.grouped for cell in cells)
     crossed = None
-    if len(known) == len(losses) and not any(c.record.grouped for c in cells):
+    if len(known) == len(losses) and not is_grouped:
         crossed = crossed_mean(np.stack(known))
-    return Spread(label, len(cells), float(values.mean()), deviation, *ends, crossed)
+    return Spread(
+        label,
+        draws=len(cells),
+        mean=float(values.mean()),
+        standard_deviation=float(values.std(ddof=1)),
+        lowest=float(values.min()),
+        highest=float(values.max()),
+        loss=crossed,
+    )
 
 
 def without_seed(cell: Cell) -> str:

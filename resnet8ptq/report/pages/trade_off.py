@@ -7,6 +7,7 @@ with the same figure.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
@@ -69,9 +70,10 @@ class Axis:
 
     def ticks(self, scale: float) -> list[tuple[float, str]]:
         """Return positions and texts of round values, multiplied by `scale` for the texts."""
-        values = MaxNLocator(6).tick_values(scale * self.low, scale * self.high)
-        within = [v for v in values if scale * self.low <= v <= scale * self.high]
-        return [(self.at(v / scale), f"{v:g}") for v in within]
+        low = scale * self.low
+        high = scale * self.high
+        within = [value for value in MaxNLocator(6).tick_values(low, high) if low <= value <= high]
+        return [(self.at(value / scale), f"{value:g}") for value in within]
 
 
 @dataclass(frozen=True)
@@ -103,32 +105,36 @@ class Panel:
     @property
     def front(self) -> str:
         """The Pareto front from left to right, as the points of a polyline."""
-        front = find_front(np.array([(point.x, point.loss) for point in self.points]))
-        points = sorted((self.points[index] for index in front), key=lambda point: point.x)
-        return " ".join(f"{self.x_axis.at(p.x)},{self.y(p.loss)}" for p in points)
+        costs = np.array([(point.x, point.loss) for point in self.points])
+        front = [self.points[index] for index in find_front(costs)]
+        front.sort(key=lambda point: point.x)
+        return " ".join(f"{self.x_axis.at(point.x)},{self.y(point.loss)}" for point in front)
 
     @property
     def marks(self) -> dict[str, str]:
         """The meaning of each kind of mark in the drawing."""
         kinds = {point.kind for point in self.points}
-        beyond = any(point.loss > self.bottom for point in self.points)
         marks = {}
         if PASS in kinds:
             marks["filled"] = PASS
-        if kinds & {UNDECIDED, VOID}:
-            marks["hollow"] = " or ".join(sorted(kinds & {UNDECIDED, VOID}))
-        crossed = [FAIL] * (FAIL in kinds) + ["a loss beyond the drawing"] * beyond
+        hollow = kinds & {UNDECIDED, VOID}
+        if hollow:
+            marks["hollow"] = " or ".join(sorted(hollow))
+        crossed = [FAIL] if FAIL in kinds else []
+        if any(point.loss > self.bottom for point in self.points):
+            crossed.append("a loss beyond the drawing")
         if crossed:
             marks["cross"] = ", or ".join(crossed)
-        return {**marks, "diamond": "FP32"}
+        marks["diamond"] = "FP32"
+        return marks
 
     def say(self, point: Point) -> str:
         """Return a model's name and values, for hovering and screen readers."""
         change = self.metric.say_change(self._change(point.loss))
         unit = self.x_title.rpartition(", ")[2]
         if point.low != point.high:
-            ends = sorted(map(self._change, (point.low, point.high)))
-            change += f" (95%: {' to '.join(map(self.metric.show_change, ends))})"
+            low, high = sorted(map(self._change, (point.low, point.high)))
+            change += f" (95%: {self.metric.show_change(low)} to {self.metric.show_change(high)})"
         return f"{point.label}: {change}, {point.x:.4g} {unit}, {point.kind}"
 
     def _change(self, loss: float) -> float:
@@ -146,14 +152,14 @@ def panels(selected: ModelSelection) -> list[Panel]:
     rows = {record.run_id: row for row, record in enumerate(shown)}
     drawn = []
     for name, title, metric_name, scale in over:
-        data = [
-            _point(selected, cell, rows[cell.record.run_id], scale * cell.metric(metric_name))
-            for cell in family.models
-            if not math.isnan(cell.metric(metric_name))
-        ]
+        data = []
+        for cell in family.models:
+            x = scale * cell.metric(metric_name)
+            if not math.isnan(x):
+                data.append(_point(selected, cell, row=rows[cell.record.run_id], x=x))
         if data:
             data += _baselines(family, metric_name, scale)
-            drawn.append(_draw(name, title, family, selected.limits, data))
+            drawn.append(_draw(name, title, family, limits=selected.limits, points=data))
     return drawn
 
 
@@ -168,11 +174,20 @@ def _point(selected: ModelSelection, cell: Cell, row: int, x: float) -> Point:
     record = cell.record
     delta = record.delta(metric)
     loss = cell.metric("drop") if delta is None else metric.cost(delta)
-    loss = loss if record.stopped_loss is None else record.stopped_loss
+    if record.stopped_loss is not None:
+        loss = record.stopped_loss
     interval = record.interval("delta")
     low, high = sorted(map(metric.cost, interval)) if interval else (loss, loss)
-    framework = record.combination.framework
-    return Point(cell.label, x, loss, low, high, cell.record.verdict or "", framework, row)
+    return Point(
+        label=cell.label,
+        x=x,
+        loss=loss,
+        low=low,
+        high=high,
+        kind=record.verdict or "",
+        framework=record.combination.framework,
+        row=row,
+    )
 
 
 def _baselines(family: Family, metric_name: str, scale: float) -> list[Point]:
@@ -182,33 +197,56 @@ def _baselines(family: Family, metric_name: str, scale: float) -> list[Point]:
         value = cell.record.metrics.get(f"{BASELINE}{metric_name}")
         if value is not None:
             measured.setdefault(cell.record.combination.baseline, []).append(value)
-    return [
-        Point(f"{framework} fp32", scale * float(np.median(values)), 0, 0, 0, "fp32", framework)
-        for framework, values in measured.items()
-    ]
+    points = []
+    for framework, values in measured.items():
+        point = Point(
+            label=f"{framework} fp32",
+            x=scale * float(np.median(values)),
+            loss=0,
+            low=0,
+            high=0,
+            kind="fp32",
+            framework=framework,
+        )
+        points.append(point)
+    return points
 
 
 def _draw(
     name: str, title: str, family: Family, limits: ReportConfig, points: list[Point]
 ) -> Panel:
     metric = family.metric
-    values = [cell.metric(f"{BASELINE}{metric.name}") for cell in family.measured]
-    most = metric.allowed(metric.limit(limits), values[0])
-    largest = SPAN * most if most else max(p.loss for p in points)
-    shown = [p for p in points if p.loss <= largest]
-    bottom = max([most, *(min(p.high, largest) for p in shown)])
+    fp32 = family.measured[0].metric(f"{BASELINE}{metric.name}")
+    most = metric.allowed(metric.limit(limits), fp32)
+    largest = SPAN * most if most else max(point.loss for point in points)
+
+    # The vertical axis shows the limit and most intervals
+    shown = [point for point in points if point.loss <= largest]
+    bottom = max([most, *(min(point.high, largest) for point in shown)])
     if len(shown) < len(points):  # points beyond the drawing lie clearly below the limit
         bottom = max(bottom, 1.3 * most)
-    top = min([0.0, *(p.low for p in shown)])
+    top = min([0.0, *(point.low for point in shown)])
     pad = 0.06 * ((bottom - top) or 1)
-    x_low = min(p.x for p in points)
-    x_high = max(p.x for p in points)
+
+    # The horizontal axis shows all
+    x_low = min(point.x for point in points)
+    x_high = max(point.x for point in points)
     x_pad = 0.06 * ((x_high - x_low) or x_high or 1)
-    x_axis = Axis(x_low - x_pad, x_high + x_pad, LEFT, WIDTH - RIGHT)
-    y_axis = Axis(top - pad, bottom + pad, TOP, HEIGHT - BOTTOM)  # the smallest loss on top
-    frameworks = sorted({p.framework for p in points if p.framework})
-    keys = {f: COLOURS[i % len(COLOURS)] for i, f in enumerate(frameworks)}
-    return Panel(name, title, metric, points, most, bottom, x_axis, y_axis, keys)
+    x_axis = Axis(low=x_low - x_pad, high=x_high + x_pad, start=LEFT, end=WIDTH - RIGHT)
+    # The smallest loss is on top
+    y_axis = Axis(low=top - pad, high=bottom + pad, start=TOP, end=HEIGHT - BOTTOM)
+    frameworks = sorted({point.framework for point in points if point.framework})
+    return Panel(
+        name=name,
+        x_title=title,
+        metric=metric,
+        points=points,
+        most=most,
+        bottom=bottom,
+        x_axis=x_axis,
+        y_axis=y_axis,
+        keys=dict(zip(frameworks, cycle(COLOURS), strict=False)),
+    )
 
 
 def find_front(costs: NDArray[np.float64]) -> list[int]:
@@ -217,8 +255,9 @@ def find_front(costs: NDArray[np.float64]) -> list[int]:
     A point is dominated by one that is nowhere worse and somewhere better. Equal points do not
     dominate each other.
     """
-    return [
-        index
-        for index, point in enumerate(costs)  # one by one: all pairs would take n * n of memory
-        if not ((costs <= point).all(axis=1) & (costs < point).any(axis=1)).any()
-    ]
+    front = []
+    for index, point in enumerate(costs):  # one by one: all pairs would take n * n of memory
+        is_dominating = (costs <= point).all(axis=1) & (costs < point).any(axis=1)
+        if not is_dominating.any():
+            front.append(index)
+    return front

@@ -81,22 +81,26 @@ def _section(heading: str, selected: ModelSelection, panels: list[Panel]) -> dic
     first = len(whole.rows) - len(runs)  # FP32's rows come before those of the runs
     many = len(runs) > table.MANY
     order = best_first(runs) if many else list(range(len(runs)))
+    places = [*range(first), *(first + index for index in order)]
+
+    # A line of the short table, with all columns on demand
     short_lines = shown.lines
     long_lines = every.lines
     rows = []
-    for rank, place in enumerate([*range(first), *(first + index for index in order)], -first):
-        rows.append(
-            {
-                "key": place - first if rank >= 0 else "fp32",  # links the row to the figure
-                "framework": whole.rows[place].names[0],
-                "cells": short_lines[place],
-                "all": long_lines[place],
-                "more": many and rank >= table.FIRST,  # shown only on demand
-            }
-        )
+    for rank, place in enumerate(places, -first):
+        row = {
+            "key": place - first if rank >= 0 else "fp32",  # links the row to the figure
+            "framework": whole.rows[place].names[0],
+            "cells": short_lines[place],
+            "all": long_lines[place],
+            "more": many and rank >= table.FIRST,  # shown only on demand
+        }
+        rows.append(row)
+
     answers = explain(selected)
-    measured = bool(family.measured)
-    reasons = [] if answers else why_none(selected) if measured else ["No model was measured."]
+    reasons: list[str] = []
+    if not answers:
+        reasons = why_none(selected) if family.measured else ["No model was measured."]
     return {
         "heading": heading,
         "answers": answers,

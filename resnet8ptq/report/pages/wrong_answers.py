@@ -50,13 +50,17 @@ def load(store: Store, selected: ModelSelection) -> WrongAnswers | None:
     record = recommended[0].choice.record
     reader = partial(_read, recommended[0].label)
     lacks = "the report leaves out the wrong answers"
-    return history.read_if_sound(store, record, FILE, reader, lacks, optional=True)
+    return history.read_if_sound(
+        store, record, name=FILE, reader=reader, lacks=lacks, optional=True
+    )
 
 
 def _read(label: str, path: Path) -> WrongAnswers | None:
     kept = json.loads(files.read_bytes(path, MAX_BYTES))
     examples = tuple(_example(entry) for entry in kept["examples"][:COUNT])
-    answers = WrongAnswers(label, int(kept["wrong"]), int(kept["lost"]), examples)
+    answers = WrongAnswers(
+        label, wrong=int(kept["wrong"]), lost=int(kept["lost"]), examples=examples
+    )
     return answers if examples else None
 
 
