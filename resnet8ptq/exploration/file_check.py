@@ -59,14 +59,17 @@ def check(
         folder: of the run; gets the picture of the network if a layer is the cause.
     """
     sqnr = comparison.sqnr_db
-    near = sqnr is None or sqnr >= FAR_DB
-    within = comparison.loss() <= comparison.metric.limit(config.report)
-    if not len(data.train) or (near and within):
+    is_near = sqnr is None or sqnr >= FAR_DB
+    is_within = comparison.loss() <= comparison.metric.limit(config.report)
+    if not len(data.train) or (is_near and is_within):
         return {}
+
     shown = "" if sqnr is None else f", SQNR {sqnr:.1f} dB"
     loss = comparison.metric.say_loss(round(comparison.loss(), 4))
     what = f"the file is far from FP32 (loss {loss}{shown})"
-    cause = find_cause(evaluator, data.train.spaced(SAMPLES), path, config, folder)
+    cause = find_cause(
+        evaluator, samples=data.train.spaced(SAMPLES), path=path, config=config, folder=folder
+    )
     if not cause:
         log.warning("%s: no cause found in its preprocessing, class order and tensors", what)
         return {}
@@ -88,7 +91,7 @@ def find_cause(
     return (
         _find_preprocessing(run, samples, expected, sized)
         or _find_class_order(run_all(run, samples), expected)
-        or _find_layer(evaluator, samples, path, config, folder)
+        or _find_layer(evaluator, samples, path, config=config, folder=folder)
     )
 
 
@@ -160,12 +163,15 @@ def _find_layer(
     admitted = reading.admit(path, runtime.cache_root)
     inputs = options_of(evaluator.quantizer.config, FileConfig).inputs or {}
     with suppress(UnsupportedError):
-        compared = compare_file(evaluator.network, admitted, inputs, samples, runtime.threads)
+        compared = compare_file(
+            evaluator.network, admitted, inputs, split=samples, threads=runtime.threads
+        )
         if compared is not None and compared.costliest.own_db < SOUND_DB:
-            found = findings.find(compared)
+            faults = findings.find(compared)
             title = Combination.of_config(config).describe(config.data.name, "tensors")
-            picture = network_picture.draw(compared, found, title)
+            picture = network_picture.draw(compared, faults, title)
             files.write_text(folder / network_picture.FILE, picture)
-            others = [one.say() for one in found if compared.costliest.name not in one.tensors]
+            worst = compared.costliest.name
+            others = [fault.say() for fault in faults if worst not in fault.tensors]
             return "; ".join([compared.describe(), *others])
     return ""

@@ -28,21 +28,21 @@ def run_inspection(path: Path, cache_root: Path) -> None:
         f"weights{batch}",
     )
     say(console, f"{_say_dtypes(contents)}; execution: {contents.execution}")
+
+    # Inputs and outputs
     ports = [_row("input", port) for port in contents.inputs]
     ports += [_row("output", port) for port in contents.outputs]
     print_table(console, ("", "name", "shape (without batch)", "dtype", "values"), ports)
-    counted = Counter((lay.operator, lay.weights, lay.activations) for lay in contents.layers)
-    layers = [(*kind, str(number)) for kind, number in counted.most_common()]
+
+    # Layers with weights, then the other operators
+    kinds = [(layer.operator, layer.weights, layer.activations) for layer in contents.layers]
+    layers = [(*kind, str(number)) for kind, number in Counter(kinds).most_common()]
     print_table(console, ("layer", "weights", "computed in", "number"), layers)
     for line in _in_float(contents):
         say(console, line)
-    kinds = Counter(layer.operator for layer in contents.layers)
-    others = [
-        f"{name} {number - kinds[name]}"
-        for name, number in contents.operators.items()
-        if number > kinds[name]
-    ]
-    say(console, f"other operators: {', '.join(others) or 'none'}")
+    others = Counter(contents.operators) - Counter(layer.operator for layer in contents.layers)
+    listed = [f"{name} {others[name]}" for name in contents.operators if name in others]
+    say(console, f"other operators: {', '.join(listed) or 'none'}")
 
 
 def _say_dtypes(contents: Contents) -> str:

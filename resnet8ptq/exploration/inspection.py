@@ -36,7 +36,7 @@ def inspect(settings: Settings, data_given: bool) -> None:
         return file_inspection.run_inspection(settings.network.path, cache_root)
     samples = _find_samples(settings)
     sample = None if isinstance(samples, str) else samples.one
-    summary = summarize(settings.network.path, cache_root, config.model, sample)
+    summary = summarize(settings.network.path, cache_root, config=config.model, sample=sample)
     if not data_given:
         lines = [NO_DATA]
     elif isinstance(samples, str):
@@ -98,12 +98,14 @@ def _compare(config: RunConfig, contract: Contract, samples: _SampleFacts) -> li
         matched = match(samples.one, samples.steps, contract)
         shape = samples.one.shape[1:]
         moved = f" as {list(arranged(shape, matched.layout))}" if matched.layout else ""
-        of = ", ".join(names_of(samples.one.dtype)) or list(shape)
-        lines = [f"{data}: samples {of} fit{moved}"]
+        form = ", ".join(names_of(samples.one.dtype)) or list(shape)
+        lines = [f"{data}: samples {form} fit{moved}"]
     except ModelError as error:
         reason, _, advice = str(error).partition(IF_PICTURES)
-        advice = f"; {advice} makes pictures fit" if advice and samples.pictures else ""
-        lines = [f"{data}: does not fit: {reason}{advice}"]
+        mend = f"; {advice} makes pictures fit" if advice and samples.pictures else ""
+        lines = [f"{data}: does not fit: {reason}{mend}"]
+
+    # The number of classes, of a network that has one output
     shapes = [tensor.shape for tensor in contract.outputs]
     copies = shapes == [tensor.shape for tensor in contract.inputs]  # for task=anomaly
     if samples.classes and not copies and len(shapes) == 1 and len(shapes[0]) == 1:
@@ -126,6 +128,7 @@ def _compare_classes(samples: _SampleFacts, values: int | None) -> str:
     else:
         fits = values in (None, classes)
         labels = f"{classes} classes"
+    fit = "fit" if fits else "do not fit"
     single = " (task=binary takes one)" if (classes, values) == (2, 1) else ""
     returned = "any number of" if values is None else values
-    return f"{labels} {'fit' if fits else 'do not fit'}: it returns {returned} values{single}"
+    return f"{labels} {fit}: it returns {returned} values{single}"

@@ -84,8 +84,8 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> PowerAnalysis:
     """
     config = settings.config
     data, network = load(settings)
-    samples = draw(config, data, preparation.tunes(config), lambda split: None)
-    task = make_task(config.task, data, network, samples.reported)
+    samples = draw(config, data, tunes=preparation.tunes(config), check=lambda split: None)
+    task = make_task(config.task, dataset=data, fp32=network, scored=samples.reported)
     if not task.test.sequential:
         raise ConfigError(
             f"analysis: got plan_test with task={task.name}, expected a task of hits "
@@ -93,6 +93,8 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> PowerAnalysis:
         )
     run.log_params(task.describe())
     run.log_datasets(samples.data, samples.calibrating)
+
+    # Plan for each share of changed predictions
     changed = CHANGED if config.analysis.changed is None else (config.analysis.changed,)
     total = len(samples.reported)
     limit = task.metric.limit(config.report)
@@ -114,7 +116,7 @@ def plan(changed: float, total: int, limit: float) -> Row:
     """
     edge = find_edge(lambda loss: loss >= limit or needed(loss, changed, limit) > total)
     beyond = find_edge(lambda loss: loss > limit and needed(loss, changed, limit) <= total)
-    return Row(changed, edge, beyond, needed(0.0, changed, limit))
+    return Row(changed, passes=edge, fails=beyond, needed=needed(0.0, changed, limit))
 
 
 def needed(loss: float, changed: float, limit: float) -> float:
@@ -123,7 +125,9 @@ def needed(loss: float, changed: float, limit: float) -> float:
     The share of changed predictions is at least the loss.
     """
     share = max(changed, abs(loss))
-    margin = tango(MOST * (share + loss) / 2, MOST * (share - loss) / 2, MOST, limit)
+    margin = tango(
+        MOST * (share + loss) / 2, won=MOST * (share - loss) / 2, total=MOST, limit=limit
+    )
     return margin.items_needed(MOST, SIGNIFICANCE)
 
 
@@ -136,6 +140,8 @@ def _draw(result: PowerAnalysis) -> Figure:
     for row in result.rows:
         edges = [plan(row.changed, int(size), result.limit).passes for size in sizes]
         axes.plot(sizes, np.multiply(edges, metric.scale), label=f"{row.changed:.1%} changed")
+
+    # The limit, and the size of this test
     limit = metric.scale * result.limit
     axes.axhline(limit, color="0.5", lw=1)
     axes.axvline(result.total, color="0.5", lw=1, ls=":")
@@ -156,15 +162,15 @@ def _draw(result: PowerAnalysis) -> Figure:
 def _print(result: PowerAnalysis, data: str) -> None:
     metric = result.metric
     console = consoles.stdout(None, 130)
-    rows = [
-        (
-            f"{row.changed:.1%}",
-            metric.say_loss(round(row.passes, 4)) if row.passes >= 0 else "none",
-            metric.say_loss(round(row.fails, 4)),
-            f"about {round_size(row.needed):,}" if row.needed <= MOST else f"more than {MOST:,}",
-        )
-        for row in result.rows
-    ]
+    rows = []
+    for row in result.rows:
+        changed = f"{row.changed:.1%}"
+        passes = metric.say_loss(round(row.passes, 4)) if row.passes >= 0 else "none"
+        fails = metric.say_loss(round(row.fails, 4))
+        needed_size = f"more than {MOST:,}"
+        if row.needed <= MOST:
+            needed_size = f"about {round_size(row.needed):,}"
+        rows.append((changed, passes, fails, needed_size))
     title = f"{data}: {result.total:,} test samples, limit {metric.say_loss(result.limit)}"
     consoles.print_table(console, HEADS, rows, title=title, right=range(len(HEADS)))
     for note in NOTES:

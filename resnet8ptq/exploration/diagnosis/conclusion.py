@@ -37,9 +37,9 @@ class Halves:
             f"rounding the weights alone leaves {self.weights.sqnr_db:.1f} dB, the activations "
             f"alone {self.activations.sqnr_db:.1f} dB"
         )
+        finer = "" if self.per_channel else "per_channel=true and "
         remedy = {
-            WEIGHTS: f"; {'' if self.per_channel else 'per_channel=true and '}corrections may win "
-            "that back",
+            WEIGHTS: f"; {finer}corrections may win that back",
             ACTIVATIONS: "; learned rounding does not change that; calib=, equalization, layers in "
             "float or method=qat may win it back",
             "": "",
@@ -81,7 +81,10 @@ class DiagnosisResult(RunResult):
     def answer(self, finding: Finding) -> Outcome | None:
         """Return the tried change that helps most against a finding."""
         words = [change.words for change in finding.changes]
-        return next((o for o in self.outcomes if o.words in words and not o.reason), None)
+        for outcome in self.outcomes:
+            if outcome.words in words and not outcome.reason:
+                return outcome
+        return None
 
     def costs(self, finding: Finding) -> bool:
         """Return whether a finding is certain, or one of its changes helps."""
@@ -102,8 +105,12 @@ class DiagnosisResult(RunResult):
     def conclusion(self) -> list[str]:
         """The faults and the best change, in lines."""
         lines = [f"fault: {finding.say()}{self._say_answer(finding)}" for finding in self.reasons]
-        halves = [self.halves.say()] if self.halves else []
-        return [*(lines or [self._nothing()]), *halves, self._help()]
+        if not lines:
+            lines.append(self._nothing())
+        if self.halves:
+            lines.append(self.halves.say())
+        lines.append(self._help())
+        return lines
 
     def _say_answer(self, finding: Finding) -> str:
         answer = self.answer(finding)

@@ -84,27 +84,34 @@ def _diagnose(work: Workspace) -> DiagnosisResult:
     quantized, network = _quantize(work)
     compared = _compare(work, quantized.path)
     outliers = _find_outliers(work, network)
-    others = samples.without(sorted({index for one in outliers for index in one.samples}))
-    measured = analysing.compare(work.settings, network, quantized.path, samples.held_out)
+    left_out = {index for outlier in outliers for index in outlier.samples}
+    others = samples.without(sorted(left_out))
+    measured = analysing.compare(work.settings, network, quantized.path, split=samples.held_out)
+
+    # Faults of the samples, of the preprocessing, of the file
     calibrating = samples.calibrating.split
     problems = [outlier_samples(one, calibrating, config.calib) for one in outliers]
     fp32 = evaluator.reference(samples.held_out)
     expected = config.report.expected_accuracy
-    doubt = preprocessing_check.check(config.preprocess, evaluator, samples.data, fp32, expected)
+    doubt = preprocessing_check.check(
+        config.preprocess, evaluator, dataset=samples.data, baseline=fp32, expected=expected
+    )
     if doubt is not None:
         problems.append(Finding(WRONG_PREPROCESSING, ("FP32",), doubt, certain=True))
     # A finding names the outliers, not their range.
     problems += other_preprocessing(others.calibrating.split, samples.held_out)
     problems += analysing.find_faults(work.settings, measured)
-    halves = _halve(work, measured, network, compared)
+    halves = _halve(work, measured, network, reference=compared)
+
+    # Try the changes against them, each once
     answers = [change for problem in problems for change in problem.changes]
     answers += step_table.usual(config, findings.worst_layer(measured))
     if halves is not None and halves.costs_more == WEIGHTS:
         answers += step_table.correct(config)
-    once = {change.words: change for change in answers if config.analysis.try_changes}
-    tried = outcomes.attempt(
-        config, list(once.values()), compared, evaluator.task, partial(_attempt, work)
-    )
+    once = {change.words: change for change in answers}
+    changes = list(once.values()) if config.analysis.try_changes else []
+    attempt = partial(_attempt, work)
+    tried = outcomes.attempt(config, changes, compared, task=evaluator.task, compare=attempt)
     if outliers and config.analysis.try_changes:
         removal = _leave_out(work, others, compared)
         tried.insert(0 if removal.helps else len(tried), removal)
@@ -124,7 +131,9 @@ def _diagnose(work: Workspace) -> DiagnosisResult:
 def _attempt(work: Workspace, config: RunConfig) -> Comparison:
     """Quantize with these settings, including their number of calibration samples; compare."""
     drawn = work.samples.calibrated_with(config.calib.samples_per_class, config.seed)
-    return _compare(work, _quantize(replace(work.vary(config), samples=drawn))[0].path)
+    varied = replace(work.vary(config), samples=drawn)
+    quantized, _ = _quantize(varied)
+    return _compare(work, quantized.path)
 
 
 def _quantize(work: Workspace) -> tuple[Quantized, Fp32Model]:
@@ -148,13 +157,16 @@ def _find_outliers(work: Workspace, network: Fp32Model) -> list[Outliers]:
     samples = work.samples.calibrating.split
     runtime = work.evaluator.runtime
     inputs = sample_check.check_inputs(calib, onnx.load(path).graph, samples)
-    return inputs or sample_check.find_inside(calib, path, samples, runtime)
+    return inputs or sample_check.find_inside(calib, network=path, samples=samples, runtime=runtime)
 
 
 def _leave_out(work: Workspace, others: Samples, reference: Comparison) -> Outcome:
     """Return the outcome of calibrating with the other samples."""
-    compared = _compare(work, _quantize(replace(work, samples=others))[0].path)
-    return outcomes.weigh(REMOVE, compared, reference, work.evaluator.task)
+    quantized, _ = _quantize(replace(work, samples=others))
+    compared = _compare(work, quantized.path)
+    return outcomes.weigh(
+        REMOVE, comparison=compared, reference=reference, task=work.evaluator.task
+    )
 
 
 def _halve(
@@ -173,6 +185,8 @@ def _halve(
     activations = [tensor.rounded for tensor in measured.tensors if tensor.rounded is not None]
     if not weights:
         return None
+
+    # The activations of FP32, the weights after the corrections
     fp32 = onnx.load(work.fp32.onnx_path)
     exact = onnx.load(network.onnx_path)
     protos = {
@@ -180,7 +194,8 @@ def _halve(
         ACTIVATIONS: qdq.with_activations_rounded(fp32, activations),
     }
     in_onnx = replace(baseline_config(work.config), backend=BACKENDS["onnx"].schema("onnx"))
-    evaluator = work.evaluator.with_quantizer(make_quantizer(in_onnx, work.evaluator.runtime))
+    quantizer = make_quantizer(in_onnx, work.evaluator.runtime)
+    evaluator = work.evaluator.with_quantizer(quantizer)
     halves = {}
     for name, proto in protos.items():
         path = work.scratch / "half.onnx"
@@ -188,7 +203,9 @@ def _halve(
         label = f"Rounding the {name} alone"
         compared = evaluator.compare(path, work.samples.held_out, label).comparison
         words = f"({name} alone)"
-        halves[name] = outcomes.weigh(words, compared, reference, work.evaluator.task)
+        halves[name] = outcomes.weigh(
+            words, comparison=compared, reference=reference, task=work.evaluator.task
+        )
     return Halves(halves[WEIGHTS], halves[ACTIVATIONS], work.config.per_channel)
 
 
@@ -219,8 +236,9 @@ def _find_spread(split: Split) -> Spread:
     """Return the magnitudes of some samples; tokens in records have none."""
     spread = Spread()
     for batch in split.spaced(8 * SAMPLES).batches(SAMPLES):
-        is_record = bool(names_of(batch.dtype))
-        for values in unpack(batch).values() if is_record else [batch]:
-            if not is_record or values.dtype.kind == "f":
-                spread.add(values, values)
+        arrays = [batch]
+        if names_of(batch.dtype):
+            arrays = [values for values in unpack(batch).values() if values.dtype.kind == "f"]
+        for values in arrays:
+            spread.add(values, values)
     return spread

@@ -27,7 +27,9 @@ def write(folder: Path, config: RunConfig, result: DiagnosisResult) -> None:
     """Write `config.yaml`, the files of `tensor_table.write`, `diagnosis.md` and `.png`."""
     title = tensor_table.describe(config, "diagnosis")
     save_config(config, folder / CONFIG_FILE)
-    tensor_table.write(folder, "diagnosis", result.compared, result.findings, title)
+    tensor_table.write(
+        folder, name="diagnosis", compared=result.compared, found=result.findings, title=title
+    )
     files.write_text(folder / "diagnosis.md", to_markdown(result, title))
     figures.save(draw(result, title), folder / "diagnosis.png")
 
@@ -60,10 +62,11 @@ def _tables(result: DiagnosisResult, tensors: Sequence[Compared]) -> Iterator[Ta
     findings = sorted(result.findings, key=lambda finding: not result.costs(finding))
     if findings:
         yield Table(_of_findings(result), findings, "Findings")
-    halves = [result.halves.weights, result.halves.activations] if result.halves else []
-    yield Table(
-        _of_changes(result.metric), [result.before, *halves, *result.outcomes], "Changes tried"
-    )
+    outcomes = [result.before]
+    if result.halves:
+        outcomes += [result.halves.weights, result.halves.activations]
+    outcomes += result.outcomes
+    yield Table(_of_changes(result.metric), outcomes, "Changes tried")
     yield Table(tensor_table.COLUMNS, tensors, "Tensors")
 
 
@@ -104,14 +107,16 @@ def _of_changes(metric: Metric) -> list[Column[Outcome]]:
 
 
 def _notes(result: DiagnosisResult) -> list[str]:
+    notes = [tensor_table.note(result.compared)]
     refused = [outcome.refusal for outcome in result.outcomes if outcome.reason]
-    return [
-        tensor_table.note(result.compared),
-        *([f"Not tried: {'; '.join(refused)}"] if refused else []),
+    if refused:
+        notes.append(f"Not tried: {'; '.join(refused)}")
+    notes.append(
         f"Changes on {result.samples:,} held-out training samples, each alone, ranked by the SQNR "
         f"of the output against FP32. FP32: {result.metric.title} "
-        f"{result.metric.show(result.fp32_value)}. A difference of a few samples is noise.",
-    ]
+        f"{result.metric.show(result.fp32_value)}. A difference of a few samples is noise."
+    )
+    return notes
 
 
 def _escape(text: str) -> str:
@@ -125,9 +130,12 @@ def draw(result: DiagnosisResult, title: str) -> Figure:
     along, changes = figure.subplots(1, 2, width_ratios=(2.4, 1))
     named = {name for finding in result.reasons for name in finding.tensors}
     tensor_table.draw(along, result.compared, named)
-    bars = changes.barh(range(len(tried)), [outcome.won_db for outcome in tried], color="tab:green")
+
+    # The gain of each change, the best on top
+    places = range(len(tried))
+    bars = changes.barh(places, [outcome.won_db for outcome in tried], color="tab:green")
     changes.bar_label(bars, fmt="%+.1f", padding=3, fontsize=9)
-    changes.set_yticks(range(len(tried)), [plain(outcome.words)[:34] for outcome in tried])
+    changes.set_yticks(places, [plain(outcome.words)[:34] for outcome in tried])
     changes.invert_yaxis()
     changes.axvline(0, color="black", linewidth=0.8)
     changes.margins(x=0.3)  # room for the labels

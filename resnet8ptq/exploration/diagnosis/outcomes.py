@@ -67,7 +67,7 @@ def weigh(words: str, comparison: Comparison, reference: Comparison, task: Task)
     won = round(reference.loss() - comparison.loss(), DIGITS) + 0.0  # no -0.0
     gain = sqnr_db - before.sqnr_db if sqnr_db != before.sqnr_db else 0.0  # both may be inf
     p_value = task.compare(comparison.model, reference.model).p_value
-    return Outcome(words, value, won, sqnr_db, gain, p_value)
+    return Outcome(words, value, won, sqnr_db=sqnr_db, won_db=gain, p_value=p_value)
 
 
 Compare = Callable[[RunConfig], Comparison]
@@ -75,7 +75,7 @@ Compare = Callable[[RunConfig], Comparison]
 
 def unchanged(comparison: Comparison) -> Outcome:
     """Return the outcome of the unchanged settings."""
-    return Outcome("", comparison.model.value, 0.0, _sqnr_db(comparison), 0.0)
+    return Outcome("", comparison.model.value, won=0.0, sqnr_db=_sqnr_db(comparison), won_db=0.0)
 
 
 def attempt(

@@ -42,7 +42,11 @@ class Breakdown:
         for name in dict.fromkeys(node.operator for node in (*self.fp32, *self.model)):
             fp32 = [node.ms for node in self.fp32 if node.operator == name]
             model = [node.ms for node in self.model if node.operator == name]
-            operators.append(Operator(name, sum(fp32), len(fp32), sum(model), len(model)))
+            operators.append(
+                Operator(
+                    name, fp32_ms=sum(fp32), fp32_count=len(fp32), ms=sum(model), count=len(model)
+                )
+            )
         return sorted(operators, key=lambda operator: -max(operator.ms, operator.fp32_ms))
 
     def total_ms(self, *kinds: str) -> float:
@@ -80,6 +84,8 @@ class Breakdown:
                 f"Without conversions the operators take {saved:.3f} ms less; conversions cost "
                 f"{cost:.3f} ms, {share} that gain"
             )
+
+        # Nodes that lie in float between conversions
         unfused = [node for node in self.model if node.kind == "unfused"]
         if unfused:
             kinds = Counter(node.operator for node in unfused)

@@ -36,6 +36,8 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> ProfileResult:
     config = settings.config
     resolved = settings.quantizer.resolve()
     calibration = draw_to_calibrate(config, data)
+
+    # Quantize and reload, and FP32 in the same framework
     with tempfile.TemporaryDirectory() as scratch:
         batch_size = latency.find_batch_size(timing, data.test)
         timed = data.test.take(np.arange(min(batch_size, len(data.test))))
@@ -47,22 +49,23 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> ProfileResult:
             path = framework.quantize(fp32, framework.asked, calibration.split, home).path
             loads.append(partial(framework.load, path))
             profiles.append(partial(framework.profile, path))
+
+        # Whole runs first, then every node
         times = latency.measure(loads, timed, timing)
         sizes = [1] if timed.at_once is not None else [1, batch_size]
-        nodes = [
-            latency.measure_operators(
-                [profile(timing.threads) for profile in profiles], timed, size, timing
-            )
-            for size in track(sizes, "Profiling", "batch sizes")
-        ]
-    breakdowns = tuple(
-        Breakdown(size, *both, *medians)
-        for size, both, *medians in zip(
-            sizes, nodes, *(model.medians() for model in times), strict=True
-        )
-    )
+        nodes = []
+        for size in track(sizes, "Profiling", "batch sizes"):
+            opened = [profile(timing.threads) for profile in profiles]
+            both = latency.measure_operators(opened, timed, batch_size=size, settings=timing)
+            nodes.append(both)
+    medians = [model.medians() for model in times]
+    breakdowns = []
+    for size, (model, baseline), ms, fp32_ms in zip(sizes, nodes, *medians, strict=True):
+        breakdowns.append(Breakdown(size, model, baseline, ms=ms, fp32_ms=fp32_ms))
     params = {**resolved.to_params(), "calibration_digest": calibration.digest}
-    result = ProfileResult("ok", resolved=params, breakdowns=breakdowns, latency=Latency(*times))
+    result = ProfileResult(
+        "ok", resolved=params, breakdowns=tuple(breakdowns), latency=Latency(*times)
+    )
 
     profile_table.write(folder, config, result)
     profile_table.print_tables(result, profile_table.describe(config))

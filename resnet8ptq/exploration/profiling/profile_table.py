@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from matplotlib.figure import Figure  # no pyplot: nothing here needs a screen or global state
 from rich.console import Console
 
@@ -60,22 +61,28 @@ def _rows(breakdown: Breakdown) -> list[list[object]]:
     rows: list[list[object]] = []
     whole = breakdown.total_ms() or 1
     for kind in breakdown.operators():
-        fp32 = (f"{kind.fp32_ms:.3f}", kind.fp32_count) if kind.fp32_count else ("", "")
-        model = (f"{kind.ms:.3f}", kind.count, f"{kind.ms / whole:.0%}") if kind.count else [""] * 3
-        rows.append([kind.name, *fp32, *model])
+        row: list[object] = [kind.name, "", "", "", "", ""]
+        if kind.fp32_count:
+            row[1:3] = [f"{kind.fp32_ms:.3f}", kind.fp32_count]
+        if kind.count:
+            row[3:] = [f"{kind.ms:.3f}", kind.count, f"{kind.ms / whole:.0%}"]
+        rows.append(row)
+
     fp32_ms = f"{sum(node.ms for node in breakdown.fp32):.3f}"
     rows.append(
         ["all nodes", fp32_ms, len(breakdown.fp32), f"{whole:.3f}", len(breakdown.model), "100%"]
     )
-    times = f"{breakdown.fp32_ms:.3f}", "", f"{breakdown.ms:.3f}"
-    return [*rows, ["the run, without a profiler", *times, "", ""]]
+    run_ms = f"{breakdown.ms:.3f}"
+    rows.append(["the run, without a profiler", f"{breakdown.fp32_ms:.3f}", "", run_ms, "", ""])
+    return rows
 
 
 def _notes(breakdown: Breakdown) -> list[str]:
     converting = sum(node.kind == "conversion" for node in breakdown.model)
     notes = [f"conversions: {breakdown.conversions_ms:.3f} ms in {converting} nodes"]
     for kind in ("unfused", "float"):
-        left = sorted((n for n in breakdown.model if n.kind == kind), key=lambda node: -node.ms)
+        left = [node for node in breakdown.model if node.kind == kind]
+        left.sort(key=lambda node: -node.ms)
         named = [f"{_name(node)} {node.ms:.3f} ms" for node in left[:_LISTED]]
         if len(left) > _LISTED:
             named.append(f"{len(left) - _LISTED} more")
@@ -103,31 +110,33 @@ def _name(node: Node) -> str:
 
 def describe(config: RunConfig) -> str:
     """Return the title: the profiled configuration."""
-    threads = f"{config.latency.threads} thread{'s' if config.latency.threads > 1 else ''}"
+    count = config.latency.threads
+    threads = f"{count} threads" if count > 1 else f"{count} thread"
     return Combination.of_config(config).describe(config.model.name or "", threads)
 
 
 def draw(breakdowns: Sequence[Breakdown], title: str) -> Figure:
     """Draw two bars for each batch size, FP32 and 8 bits, stacked by operator, longest first."""
-    longest = {operator.name: 0.0 for breakdown in breakdowns for operator in breakdown.operators()}
+    longest: dict[str, float] = {}  # the largest share of each operator
     for breakdown in breakdowns:
         for operator in breakdown.operators():
             share = max(operator.ms, operator.fp32_ms) / (breakdown.total_ms() or 1)
-            longest[operator.name] = max(longest[operator.name], share)
+            longest[operator.name] = max(longest.get(operator.name, 0.0), share)
     shown = sorted(longest, key=lambda name: -longest[name])[:_COLOURED]
     figure = Figure(figsize=(4.2 * len(breakdowns) + 2.6, 4.8), layout="constrained")
     panels = figure.subplots(1, len(breakdowns), squeeze=False)[0]
+
+    # A bar for FP32 and one for 8 bits
     for axes, breakdown in zip(panels, breakdowns, strict=True):
-        bottoms = [0.0, 0.0]
-        rows = {
-            operator.name: (operator.fp32_ms, operator.ms) for operator in breakdown.operators()
-        }
-        others = [sum(v[side] for name, v in rows.items() if name not in shown) for side in (0, 1)]
-        for number, name in enumerate([*shown, "others"]):
-            heights = others if name == "others" else rows.get(name, (0.0, 0.0))
+        heights = {name: np.zeros(2) for name in [*shown, "others"]}
+        for operator in breakdown.operators():
+            name = operator.name if operator.name in shown else "others"
+            heights[name] += (operator.fp32_ms, operator.ms)
+        bottoms = np.zeros(2)
+        for number, (name, both) in enumerate(heights.items()):
             colour = "lightgrey" if name == "others" else f"C{number}"
-            axes.bar((0, 1), heights, bottom=bottoms, color=colour, width=0.6, label=plain(name))
-            bottoms = [low + height for low, height in zip(bottoms, heights, strict=True)]
+            axes.bar((0, 1), both, bottom=bottoms, color=colour, width=0.6, label=plain(name))
+            bottoms = bottoms + both
         axes.set_xticks((0, 1), ("FP32", "8 bits"))
         axes.set_ylabel("ms for a batch")
         axes.set_title(f"batch {breakdown.batch_size}")

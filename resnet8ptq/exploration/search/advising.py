@@ -40,15 +40,22 @@ def main(words: list[str]) -> None:
     if {"-h", "--help"} & {*words}:
         return print(invocation.adapt(__doc__ or ""))
     settings = _check(words)
-    values = {o.key_or_group: o.value() for o in map(grammar.parse, settings)}
+    values = {}
+    for override in map(grammar.parse, settings):
+        values[override.key_or_group] = override.value()
+
+    # The network, if one is named
     network = None
     properties = None
-    if (path := values.get("model.path")) is not None:
+    path = values.get("model.path")
+    if path is not None:
         root = values.get("cache_dir")
         source = locate(ModelConfig(path=str(path)), "")
         cache_root = cache.folder(None if root is None else str(root))
         network = summarize(source, cache_root)
         properties = find_properties(load_graph(source, cache_root))
+
+    # The words that the printed commands repeat
     kept = [word for word in settings if not word.startswith("model.path=")]
     has_data = any(key == "data" or key.startswith("data.") for key in values)
     if network is not None and not has_data:
@@ -71,13 +78,11 @@ def _check(words: Sequence[str]) -> list[str]:
     """Return the settings for the printed commands, checked as by `resnet8ptq run`."""
     conf = folders.find_conf()
     own = folders.find_own_conf(Path.cwd())
-    is_file = [
-        "=" not in word and not word.startswith("-") and not Path(word).exists() for word in words
-    ]
-    named = [
-        grammar.assign("model.path", word) if missing else word
-        for word, missing in zip(words, is_file, strict=True)
-    ]
+    named = []
+    for word in words:
+        is_plain = "=" not in word and not word.startswith("-")
+        is_missing = is_plain and not Path(word).exists()  # `complete` takes those that exist
+        named.append(grammar.assign("model.path", word) if is_missing else word)
     settings = grammar.arrange(inputs.complete(named, conf, own), conf, own)
     for override in map(grammar.parse, settings):
         if override.key_or_group in _VARIED:

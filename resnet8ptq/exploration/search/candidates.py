@@ -35,9 +35,9 @@ def advise(flags: Collection[str], network: Summary | None = None) -> list[Candi
         network: None: any network.
     """
     order = (TRY, SLOW, WRONG, CANNOT)
-    listed = [
-        candidate for backend in BACKENDS.values() for candidate in _advise(backend, flags, network)
-    ]
+    listed: list[Candidate] = []
+    for backend in BACKENDS.values():
+        listed += _advise(backend, flags, network)
     listed += _per_tensor(network)
     return sorted(listed, key=lambda candidate: order.index(candidate.verdict))
 
@@ -52,9 +52,13 @@ def sweeps(
     """
     chosen: dict[str, list[str]] = {}
     for backend in BACKENDS.values():
-        advice = import_module(backend.advice) if backend.advice else None
-        if advice and (tried := advice.sweep(flags, network)):
+        if not backend.advice:
+            continue
+        tried = import_module(backend.advice).sweep(flags, network)
+        if tried:
             chosen.setdefault(tried, []).append(backend.name)
+
+    # A command for each
     path = [assign("model.path", str(network.path))] if network else []
     own = [*path, *settings]
     lines = [f"backend={','.join(names)} {tried}" for tried, names in chosen.items()]
@@ -67,15 +71,19 @@ def steps(properties: Sequence[str], backend: str = "onnx") -> list[tuple[str, s
     A step changes the best model before it, unless it is a first step. The answers to the findings
     of a diagnosis are known later.
     """
-    seen = Seen(backend, machine.sums_exactly(), ReportConfig().max_drop, tuple(properties))
+    seen = Seen(
+        backend,
+        exact_sums=machine.sums_exactly(),
+        limit=ReportConfig().max_drop,
+        properties=tuple(properties),
+    )
     first = {word.partition("=")[0]: word for word in step_table.start(seen).settings}
     seen = replace(seen, settings=first)
-    proposals = [
-        proposal
-        for name in step_table.order(properties, "fastest")
-        for proposal in step_table.propose(name, seen)
-    ]
-    return [(proposal.change.words, proposal.why) for proposal in proposals]
+    listed = []
+    for name in step_table.order(properties, "fastest"):
+        for proposal in step_table.propose(name, seen):
+            listed.append((proposal.change.words, proposal.why))
+    return listed
 
 
 def _advise(
@@ -99,12 +107,15 @@ def _per_tensor(network: Summary | None) -> Iterator[Candidate]:
 def describe_cpu(name: str, flags: Collection[str]) -> str:
     """Return the CPU and its relevant features in one line."""
     if is_arm(flags):
-        return f"{name}: ARM, {'dot product' if 'asimddp' in flags else 'no dot product'}"
+        product = "dot product" if "asimddp" in flags else "no dot product"
+        return f"{name}: ARM, {product}"
     if not is_x86(flags):
         return f"{name}: no flags that say what it can"
-    wide = [kind for flag, kind in _WIDTHS.items() if flag in flags] or ["SSE2"]
-    vnni = "VNNI" if not VNNI.isdisjoint(flags) else "no VNNI"
-    return f"{name}: {', '.join([*wide, vnni, *(['AMX'] if 'amx_int8' in flags else [])])}"
+    features = [kind for flag, kind in _WIDTHS.items() if flag in flags] or ["SSE2"]
+    features.append("no VNNI" if VNNI.isdisjoint(flags) else "VNNI")
+    if "amx_int8" in flags:
+        features.append("AMX")
+    return f"{name}: {', '.join(features)}"
 
 
 _WIDTHS = {"avx2": "AVX2", "avx512bw": "AVX512"}

@@ -36,4 +36,6 @@ def read(settings: Settings) -> NetworkFacts:
     data, network = load(settings)
     graph = onnx.load(network.onnx_path).graph
     nodes = tuple(node.name for node in graph.node if node.name)
-    return NetworkFacts(tuple(find_properties(graph)), nodes, network.onnx_path, len(data.test))
+    return NetworkFacts(
+        tuple(find_properties(graph)), nodes, network.onnx_path, reported=len(data.test)
+    )

@@ -281,19 +281,32 @@ def say(settings: Mapping[str, str]) -> str:
 
 def _next_of_backend(asked: Asked, backend: str, own: Sequence[Tried]) -> list[Step]:
     names = step_table.order(_find_properties(asked, own), asked.goal)
-    starts = [name for name in names if all(row.is_start for row in step_table.rows_of(name))]
+
+    # First the starts, or plainer ones if they fail
+    starts = [name for name in names if _is_start(name)]
     for name in starts:
-        if left := _propose(asked, backend, own, name, before=()):
+        left = _propose(asked, backend, own, name=name, before=())
+        if left:
             return left
-    if plainer := _find_plainer(asked, own, starts):
+    plainer = _find_plainer(asked, own, starts)
+    if plainer:
         return plainer
+
+    # Then the end, or changes of the best so far
     if asked.goal != "best" and passing(own):
         return _find_smaller(asked, backend, own) if asked.goal == "smallest" else []
     for position, name in enumerate(names):
+        if name in starts:
+            continue
         before = [trial for trial in own if trial.step.kind not in names[position:]]
-        if name not in starts and (left := _propose(asked, backend, own, name, before)):
+        left = _propose(asked, backend, own, name=name, before=before)
+        if left:
             return left
     return []
+
+
+def _is_start(name: str) -> bool:
+    return all(row.is_start for row in step_table.rows_of(name))
 
 
 def _propose(
@@ -306,6 +319,8 @@ def _propose(
     may_end = measured and asked.goal != "best" and not costs_nothing
     if may_end and loses_nothing(asked, _closest_that_saves(measured)):
         return []
+
+    # A plain step starts afresh, others change the best
     static = [trial for trial in measured if trial.step.is_static]
     is_plain = all(row.plain for row in rows)
     if not (is_plain or static):
@@ -314,7 +329,7 @@ def _propose(
     seen = _see(asked, backend, own, changed)
     base = _base(asked, backend) if changed is None else changed.settings
     proposals = [one for one in step_table.propose(name, seen) if not _is_fixed(asked, one)]
-    steps = [_step(asked, base, name, proposal) for proposal in proposals]
+    steps = [_step(asked, base, kind=name, proposal=proposal) for proposal in proposals]
     if name == ANSWERS and changed is not None:
         steps = _diagnose(asked, own, changed) or steps
     return [step for step in steps if not _is_tried(step, own)]
@@ -337,10 +352,13 @@ def _make_plainer(asked: Asked, failed: Tried) -> list[Step]:
     """
     step = failed.step
     kept = {**failed.step.settings}
-    if node := _find_named(asked, failed):
+    node = _find_named(asked, failed)
+    if node:
         listed = [*_excluded(kept), node]
         kept[_EXCLUDE] = f"{_EXCLUDE}={words.as_list(listed)}"
         return [replace(step, settings=kept, words=say(kept), why=f"{node} in float")]
+
+    # Else the next setting that may be at fault
     for setting, plainer, why in step_table.PLAINER:
         key = _key(setting)
         is_set = kept.get(key, f"{key}=null") == setting
@@ -374,12 +392,12 @@ def find_fallback(asked: Asked, tried: Sequence[Tried], backend: str) -> list[St
     measured = [trial for trial in own if trial.measured]
     if passing(own) or (measured and loses_nothing(asked, _closest_that_saves(measured))):
         return []
-    return _propose(asked, backend, own, FALLBACK, before=())
+    return _propose(asked, backend, own, name=FALLBACK, before=())
 
 
 def _find_smaller(asked: Asked, backend: str, own: Sequence[Tried]) -> list[Step]:
     """Return steps with fewer bits, after a model of 8 bits passes."""
-    four = _propose(asked, backend, own, "weights_in_4_bits", before=())
+    four = _propose(asked, backend, own, name="weights_in_4_bits", before=())
     return four or _narrow(asked, own)
 
 
@@ -427,9 +445,10 @@ def _read_findings(text: str) -> tuple[tuple[str, Change], ...]:
     """Return the first change for each finding, except other ranges, which are tried anyway."""
     pairs = []
     for finding in json.loads(text):
+        name = f"{finding['name']} in {finding['tensor']}"
         for settings in finding["changes"][:1]:
             if not settings[0].startswith("calib="):
-                pairs.append((f"{finding['name']} in {finding['tensor']}", Change(tuple(settings))))
+                pairs.append((name, Change(tuple(settings))))
     return tuple(pairs[:3])
 
 
@@ -452,7 +471,16 @@ def _diagnose(asked: Asked, own: Sequence[Tried], best: Step) -> list[Step]:
     for word in ("+analysis=diagnose", "analysis.try_changes=false"):
         settings[_key(word)] = word
     why = "which tensors lose most, and whether by weights or by activations"
-    return [Step(best.backend, DIAGNOSIS, settings, why, "+analysis=diagnose", 3)]
+    return [
+        Step(
+            best.backend,
+            kind=DIAGNOSIS,
+            settings=settings,
+            why=why,
+            words="+analysis=diagnose",
+            cost=3,
+        )
+    ]
 
 
 def _narrow(asked: Asked, own: Sequence[Tried]) -> list[Step]:
@@ -469,23 +497,27 @@ def _narrow(asked: Asked, own: Sequence[Tried]) -> list[Step]:
     more = find_search(backend).fewer_bits
     if more is None or not eight:
         return []
+
+    # Between the largest that fails and the smallest that passes
     best = min(eight, key=lambda trial: trial.size_bytes)
     below = [trial for trial in own if trial.step.kind == FEWER_BITS]
-    high = min(e.size_bytes for e in own if e.passes)
+    high = min(trial.size_bytes for trial in own if trial.passes)
     failed = [_budget(trial.step) for trial in below if not trial.passes]
     low = max([FEWEST * best.size_bytes, *failed])
-    if high <= low * SAME_SIZE or any(trial.status == SKIPPED for trial in below):
+    is_skipped = any(trial.status == SKIPPED for trial in below)
+    if high <= low * SAME_SIZE or is_skipped:
         return []
     budget = round(math.sqrt(low * high), -2)
     typed = (
         f"dtype=w4a8 precision.plan=auto precision.max_bytes={budget:.0f} "
         f"{step_table.LEARN.words} corrections.reconstruction=false"
     )
-    if best.found.settings.get("dtype", asked.fixed.get("dtype")) != "dtype=w8a16":
+    dtype = best.found.settings.get("dtype", asked.fixed.get("dtype"))
+    if dtype != "dtype=w8a16":
         typed = " ".join([typed, *more])
     why = f"8 bits pass: fewer bits, {budget / best.size_bytes:.0%} of the bytes"
     proposal = Proposal(change(typed), why, 30)
-    step = _step(asked, best.found.settings, FEWER_BITS, proposal)
+    step = _step(asked, base=best.found.settings, kind=FEWER_BITS, proposal=proposal)
     return [] if _is_tried(step, own) else [step]
 
 
@@ -496,9 +528,8 @@ def _budget(step: Step) -> float:
 def _base(asked: Asked, backend: str) -> dict[str, str]:
     """Return the settings of every trial, which runs on the selection samples only."""
     settings = {"backend": f"backend={backend}", "evaluate.split": "evaluate.split=choice"}
-    several = len(asked.backends) > 1 or not {PRODUCTS, RECURRENT, BESIDE}.isdisjoint(
-        asked.properties
-    )
+    has_starts = not {PRODUCTS, RECURRENT, BESIDE}.isdisjoint(asked.properties)  # of other kinds
+    several = len(asked.backends) > 1 or has_starts
     compares = asked.goal == "fastest" and several  # latencies
     if not compares and "latency.enabled" not in asked.fixed:
         settings["latency.enabled"] = "latency.enabled=false"
@@ -509,7 +540,9 @@ def _step(asked: Asked, base: Mapping[str, str], kind: str, proposal: Proposal) 
     kept = _without_fixed(asked, proposal.change.settings)
     backend = base["backend"].partition("=")[2]
     said = " ".join(kept.values())
-    return Step(backend, kind, {**base, **kept}, proposal.why, said, proposal.cost)
+    return Step(
+        backend, kind, settings={**base, **kept}, why=proposal.why, words=said, cost=proposal.cost
+    )
 
 
 def _is_fixed(asked: Asked, proposal: Proposal) -> bool:

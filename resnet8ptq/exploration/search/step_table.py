@@ -88,7 +88,8 @@ class StepKind:
 
     def find_rank(self, properties: Sequence[str]) -> int:
         """Return the position for a network with these properties."""
-        return min([self.rank, *(self.moved[name] for name in properties if name in self.moved)])
+        others = [self.moved[name] for name in properties if name in self.moved]
+        return min([self.rank, *others])
 
     def find_reason(self, properties: Sequence[str]) -> str:
         """Return the reason for a network with these properties."""
@@ -373,19 +374,19 @@ def _propose(row: StepKind, seen: Seen) -> list[Proposal]:
         return [
             Proposal(answer, why.format(finding=name), row.cost) for name, answer in seen.findings
         ]
+
+    # Fill the gaps in the row's settings
     exact = "u8s8" if seen.exact_sums else "uint8"
     slim = "slim=true" if "slim=true" in seen.search.start else ""
-    named = {
-        "max_drop": f"{seen.limit / 2:g}",
-        "exact": exact,
-        "start": start(seen).words,
-        "slim": slim,
-    }
-    words = row.settings.format(**named).split()
+    filled = row.settings.format(
+        max_drop=f"{seen.limit / 2:g}", exact=exact, start=start(seen).words, slim=slim
+    )
+    words = filled.split()
     if row.drops_corrections:
         on = [key for key in seen.settings if seen.is_set(key, "true")]
         words += [f"{key}=false" for key in on if key.startswith("corrections.")]
-    if not row.plain and all(seen.is_set(*word.split("=", 1)) for word in words):
+    changes_nothing = all(seen.is_set(*word.split("=", 1)) for word in words)
+    if changes_nothing and not row.plain:
         return []
     return [Proposal(Change(tuple(words)), why, row.cost)]
 
@@ -399,7 +400,8 @@ def start(seen: Seen) -> Change:
     if seen.is_wide:
         return Change(("calib=minmax", "per_channel=true"))
     saturates = seen.search.sums_in_16_bits and not seen.exact_sums
-    return Change((*seen.search.start, *(REDUCE_RANGE.settings if saturates else ())))
+    more = REDUCE_RANGE.settings if saturates else ()
+    return Change((*seen.search.start, *more))
 
 
 # The faults that `exploration.tensors.findings` names; `answer` has the settings against them.
@@ -474,14 +476,18 @@ def usual(config: RunConfig, worst: Sequence[str]) -> list[Change]:
         worst: nodes of the layer that loses most by itself; empty if unknown.
     """
     changes = [] if config.per_channel else [PER_CHANNEL]
-    changes += [calibrate(name) for name in ("percentile", "minmax") if name != config.calib.name]
+    for name in ("percentile", "minmax"):
+        if name != config.calib.name:
+            changes.append(calibrate(name))
     if DTYPES[config.dtype.name][1] == "int8":
         changes.append(UINT8)
         if not (config.reduce_range or machine.sums_exactly()):
             changes.append(REDUCE_RANGE)
     if worst:
         changes.append(leave_in_float(config, worst))
-    return changes if config.float_output else [*changes, FLOAT_OUTPUT]
+    if not config.float_output:
+        changes.append(FLOAT_OUTPUT)
+    return changes
 
 
 def correct(config: RunConfig) -> list[Change]:

@@ -112,8 +112,12 @@ def _match_names(
 ) -> Pairs:
     """Return the pairs of equal names and sizes."""
     columns = {tensor.name: column for column, tensor in enumerate(other)}
-    named = {row: columns[tensor.name] for row, tensor in enumerate(fp32) if tensor.name in columns}
-    return {row: column for row, column in named.items() if similarity[row, column] >= 0}
+    pairs = {}
+    for row, tensor in enumerate(fp32):
+        column = columns.get(tensor.name)
+        if column is not None and similarity[row, column] >= 0:
+            pairs[row] = column
+    return pairs
 
 
 def _match_nearest(pairs: Pairs, similarity: Matrix, measure: Callable[[int, int], float]) -> None:
@@ -134,7 +138,8 @@ def _match_nearest(pairs: Pairs, similarity: Matrix, measure: Callable[[int, int
 
 def _match_order(pairs: Pairs, similarity: Matrix) -> None:
     """Add pairs of the tensors without a match that keep their order, near their place."""
-    rows, columns = (np.arange(size) for size in similarity.shape)
+    rows = np.arange(similarity.shape[0])
+    columns = np.arange(similarity.shape[1])
     known = sorted(pairs.items())
     last_row = max(pairs, default=-1)
     last_column = max(pairs.values(), default=-1)
@@ -153,11 +158,15 @@ def _match_order(pairs: Pairs, similarity: Matrix) -> None:
 def _align(scores: Matrix) -> list[tuple[int, int]]:
     """Return the pairs with the largest sum of scores that are ascending on both sides."""
     rows, columns = scores.shape
+
+    # The best sum up to each pair
     best = np.zeros((rows + 1, columns + 1))
     for row, of_row in enumerate(scores, 1):
         paired = best[row - 1, :-1] + of_row
         best[row, 1:] = np.maximum(best[row - 1, 1:], paired)
         best[row] = np.maximum.accumulate(best[row])
+
+    # Back along the pairs that gave it
     pairs = []
     while rows and columns:
         if best[rows, columns] == best[rows - 1, columns]:
@@ -165,8 +174,8 @@ def _align(scores: Matrix) -> list[tuple[int, int]]:
         elif best[rows, columns] == best[rows, columns - 1]:
             columns -= 1
         else:
-            rows = rows - 1
-            columns = columns - 1
+            rows -= 1
+            columns -= 1
             pairs.append((rows, columns))
     return pairs[::-1]
 
@@ -186,6 +195,8 @@ def find_axes(fp32: Array, other: Array) -> tuple[int, ...] | None:
     fitting = [axes for axes in orders if [packed.shape[axis] for axis in axes] == sizes]
     if not fitting:
         return None
+
+    # The nearest; the same order unless another is clearly better
     target = fp32.reshape(sizes)
     errors = [float(np.square(packed.transpose(axes) - target).sum()) for axes in fitting]
     best = errors.index(min(errors))

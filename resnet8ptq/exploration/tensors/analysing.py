@@ -56,7 +56,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> ComparisonResult
         prepared = preparation.prepare(work)
         path = work.quantize(prepared, work.scratch).path
         network = prepared.network  # with corrections, which change what is between the layers
-        compared = compare(work.settings, network, path, work.samples.held_out)
+        compared = compare(work.settings, network, path, split=work.samples.held_out)
     config = work.config
     found = find_faults(work.settings, compared)
     entries = json.dumps([finding.to_entry() for finding in found])
@@ -69,8 +69,8 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> ComparisonResult
 
     title = tensor_table.describe(config, "tensors")
     save_config(config, folder / CONFIG_FILE)
-    tensor_table.write(folder, "tensors", compared, found, title)
-    tensor_table.save_figure(folder / "tensors.png", compared, found, title)
+    tensor_table.write(folder, name="tensors", compared=compared, found=found, title=title)
+    tensor_table.save_figure(folder / "tensors.png", compared, found, title=title)
     tensor_table.print_table(compared, found, title)
     return result
 
@@ -89,9 +89,10 @@ def compare(settings: Settings, network: Fp32Model, path: Path, split: Split) ->
             "expected .onnx, .tflite, .pt2 (backend=torch_pt2e) or OpenVINO's files"
         )
     admitted = reading.admit(path, runtime.cache_root)
-    given = backend.inputs if isinstance(backend, FileConfig) else None
-    inputs = match_inputs(network.contract.inputs, admitted.contents.inputs, given, path)
-    compared = compare_file(network, admitted, inputs, split, runtime.threads)
+    asked = backend.inputs if isinstance(backend, FileConfig) else None
+    ports = admitted.contents.inputs
+    inputs = match_inputs(network.contract.inputs, ports, asked, path=path)
+    compared = compare_file(network, admitted, inputs, split=split, threads=runtime.threads)
     if compared is None:
         raise UnsupportedError("no tensor of the file is one of the FP32 network's")
     return replace(compared, times=time_nodes(settings.quantizer, path, split))
@@ -99,11 +100,12 @@ def compare(settings: Settings, network: Fp32Model, path: Path, split: Split) ->
 
 def find_faults(settings: Settings, compared: TensorComparison) -> list[Finding]:
     """Return the faults of a file; of our own, with the settings that answer them."""
-    found = findings.find(compared)
+    faults = findings.find(compared)
     config = settings.config
     if config.backend.name == FILE:
-        return found
-    answers = [step_table.answer(config, one.name, one.nodes) for one in found]
-    return [
-        replace(one, changes=tuple(changes)) for one, changes in zip(found, answers, strict=True)
-    ]
+        return faults
+    answered = []
+    for fault in faults:
+        changes = step_table.answer(config, fault.name, fault.nodes)
+        answered.append(replace(fault, changes=tuple(changes)))
+    return answered

@@ -55,7 +55,7 @@ class Weight:
         """Measure weights [channels, ...] of FP32 and of the file."""
         scales = 1 if _has_one_step(rounded) else len(rounded)
         channels = tuple(map(Spread.of, values, rounded))
-        weight = RoundedWeight(name, node, values, rounded, scales, dtype)
+        weight = RoundedWeight(name, node, values, rounded=rounded, scales=scales, dtype=dtype)
         return cls(weight, Spread.of(values, rounded), channels)
 
 
@@ -148,8 +148,15 @@ class Compared:
         levels = self.levels
         if levels is None:
             return None
-        ends = levels.step, levels.low, levels.high
-        return RoundedActivation(self.name, self.inner.name, self.layer, self.nodes, *ends)
+        return RoundedActivation(
+            name=self.name,
+            dequantized=self.inner.name,
+            layer=self.layer,
+            nodes=self.nodes,
+            scale=levels.step,
+            low=levels.low,
+            high=levels.high,
+        )
 
     @property
     def beyond_share(self) -> float:
@@ -183,8 +190,9 @@ class Compared:
     def _add_channels(self, alone: Array, file: Array) -> None:
         if alone.ndim < 2 or not alone.size:
             return
-        axis = 1 if alone.ndim == 4 or "Conv" in self.operator else -1
-        others = tuple(other for other in range(alone.ndim) if other != axis % alone.ndim)
+        is_image = alone.ndim == 4 or "Conv" in self.operator
+        axis = 1 if is_image else alone.ndim - 1  # of the channels
+        others = tuple(other for other in range(alone.ndim) if other != axis)
         ends = np.stack([alone.min(others), alone.max(others), file.min(others), file.max(others)])
         if self.count == alone.size:  # the first sample
             self.channels = ends
@@ -197,14 +205,16 @@ class Compared:
     def add_kernel(self, defined: Array, kernel: Array) -> None:
         """Add the values of a sample: as the file defines them, and as the kernels compute them."""
         self.kernels.add(defined, kernel)
-        if levels := self.levels:
+        levels = self.levels
+        if levels:
             differences = np.abs(kernel - defined) / levels.step
             self.off += int(np.count_nonzero(differences > OFF_LEVELS + 0.5))
             self.most_off = max(self.most_off, float(differences.max(initial=0)))
 
     def add_part(self, name: str, fp32: Array) -> None:
         """Add the values of one input of the Concat or Add that makes this tensor."""
-        if levels := self.levels:
+        levels = self.levels
+        if levels:
             rounded = np.rint(fp32 / levels.step) * np.float32(levels.step)
             self.parts.setdefault(name, Spread()).add(fp32, rounded)
 
@@ -274,12 +284,14 @@ def compare(
     exact = _Fp32(fp32, threads)
     split = split.spaced(SAMPLES)
     first = split.take(np.arange(min(MATCHED, len(split))))
-    matched = _match(exact, inner, run, list(first.batches(1)))
+    matched = _match(exact, inner, run, batches=list(first.batches(1)))
     if not matched:
         return None
-    pairs = [
-        _Pair(exact.describe(name, inner[index]), index, axes) for name, index, axes in matched
-    ]
+    pairs = []
+    for name, index, axes in matched:
+        pairs.append(_Pair(exact.describe(name, inner[index]), index, axes))
+
+    # Measure each pair, sample by sample
     exact.keep([pair.compared.name for pair in pairs])
     joins = exact.find_joins()
     for batch in track(split.batches(1, padded=False), "Comparing tensors"):
@@ -293,10 +305,18 @@ def compare(
         for number, parts in joins.items():
             for part in parts:
                 pairs[number].compared.add_part(pairs[part].compared.name, beside[part][0])
+
+    # Explain the worst
     worst = _find_costliest(pairs)
-    _explain(exact, run, pairs, worst, list(first.batches(1)))
+    _explain(exact, run, pairs, worst=worst, batches=list(first.batches(1)))
     compared = tuple(pair.compared for pair in pairs)
-    return TensorComparison(fp32, compared, compared[worst], exact.operators, len(split))
+    return TensorComparison(
+        fp32,
+        tensors=compared,
+        costliest=compared[worst],
+        operators=exact.operators,
+        samples=len(split),
+    )
 
 
 def _explain(
@@ -310,6 +330,8 @@ def _explain(
     order = sorted(range(len(pairs)), key=lambda number: pairs[number].compared.own_db)
     faulty = [number for number in order if pairs[number].compared.own_db < SOUND_DB]
     runs = [_run_beside(exact, run, pairs, batch) for batch in batches]
+
+    # The costliest first, of samples of one length
     for number in dict.fromkeys([worst, *faulty[: EXPLAINED - 1]]):
         compared = pairs[number].compared
         weight = compared.weight
@@ -335,9 +357,16 @@ def compare_file(
         UnsupportedError: the format does not give its inner tensors.
     """
     tensors = admitted.open_tensors(threads)
-    run = MatchedNetwork(tensors.run, admitted.contents, inputs, {})
+    run = MatchedNetwork(tensors.run, admitted.contents, inputs, outputs={})
     kernels = None if tensors.run_kernels is None else replace(run, run=tensors.run_kernels)
-    return compare(onnx.load(network.onnx_path), tensors.inner, run, split, threads, kernels)
+    return compare(
+        onnx.load(network.onnx_path),
+        tensors.inner,
+        run,
+        split=split,
+        threads=threads,
+        run_kernels=kernels,
+    )
 
 
 def _run_beside(
@@ -346,11 +375,11 @@ def _run_beside(
     """Return each tensor of a sample: in FP32, in the file, and of the layer alone."""
     wanted = exact.run(batch)
     values = run(batch)
-    file = [
-        alignment.arrange(values[pair.index], pair.axes, array.shape)
-        for pair, array in zip(pairs, wanted, strict=True)
-    ]
-    return list(zip(wanted, file, exact.run_alone(batch, file), strict=True))
+    file = []
+    for pair, array in zip(pairs, wanted, strict=True):
+        file.append(alignment.arrange(values[pair.index], pair.axes, array.shape))
+    alone = exact.run_alone(batch, file)
+    return list(zip(wanted, file, alone, strict=True))
 
 
 @dataclass(frozen=True)
@@ -378,8 +407,9 @@ def _match(
     """Return the names of FP32's matched tensors, their index in the file, and their axes there."""
     theirs = [run(batch) for batch in batches]
     ours = [exact.run(batch) for batch in batches]
+    names = [tensor.name for tensor in inner]
     fp32 = list(map(Fingerprint.of, exact.names, zip(*ours, strict=True)))
-    file = list(map(Fingerprint.of, [tensor.name for tensor in inner], zip(*theirs, strict=True)))
+    file = list(map(Fingerprint.of, names, zip(*theirs, strict=True)))
     of_fp32 = ours[0]
     of_file = theirs[0]
 
@@ -462,7 +492,7 @@ class _Fp32:
         rounded = alignment.arrange(inner.weights, axes, values.shape)
         name = self._layers[node.name]
         dtype = inner.weight_dtype
-        return Weight.of(name, node.name, values, rounded, dtype)
+        return Weight.of(name, node=node.name, values=values, rounded=rounded, dtype=dtype)
 
     def _layer_of(self, name: str) -> onnx.NodeProto | None:
         """Return the node that computes a tensor, also through a fused activation."""
@@ -477,11 +507,12 @@ class _Fp32:
         joins = {}
         for name, index in indices.items():
             node = self._layer_of(name)
-            if node is not None and node.op_type in JOINING:
-                joins[index] = [
-                    indices[part] for part in dict.fromkeys(node.input) if part in indices
-                ]
-        return {index: parts for index, parts in joins.items() if len(parts) > 1}
+            if node is None or node.op_type not in JOINING:
+                continue
+            parts = [indices[part] for part in dict.fromkeys(node.input) if part in indices]
+            if len(parts) > 1:
+                joins[index] = parts
+        return joins
 
     def keep(self, names: Sequence[str]) -> None:
         """Return only these tensors from now on, and open the layers between them."""

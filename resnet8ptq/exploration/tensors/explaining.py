@@ -51,20 +51,26 @@ def explain(
         return Explanation("", "equal")
     weights_db = np.inf
     if weights is not None:
-        ours, theirs = (array.reshape(len(array), -1).astype(np.float64) for array in weights)
+        ours = _flatten(weights[0])
+        theirs = _flatten(weights[1])
         weights_db = to_db(power(ours), power(theirs - ours))
         if weights_db < WEIGHTS_DB:
-            found = _find_factor(ours, theirs) or _find_order(ours, theirs)
-            kind = found.kind if found else step_table.WRONG_WEIGHTS
-            words = f": {found.words}" if found else ""
-            return Explanation(kind, f"its weights are wrong (SQNR {weights_db:.1f} dB){words}")
-    if levels is not None and (rounding := _find_rounding(exact, actual, levels)):
+            words = f"its weights are wrong (SQNR {weights_db:.1f} dB)"
+            cause = _find_factor(ours, theirs) or _find_order(ours, theirs)
+            if cause is None:
+                return Explanation(step_table.WRONG_WEIGHTS, words)
+            return Explanation(cause.kind, f"{words}: {cause.words}")
+    rounding = None if levels is None else _find_rounding(exact, actual, levels)
+    if rounding is not None:
         return rounding
-    for axis in dict.fromkeys((1, exact.ndim - 1)):  # channels: of a convolution, of a product
+
+    # A simple change of the channels, of a convolution or of a product
+    for axis in dict.fromkeys((1, exact.ndim - 1)):
         expected = _channels_first(exact, axis)
         got = _channels_first(actual, axis)
         for find in (_find_factor, _find_shift, _find_order):
-            if explanation := find(expected, got):
+            explanation = find(expected, got)
+            if explanation:
                 return explanation
     if weights is not None:
         words = (
@@ -85,6 +91,11 @@ def _find_rounding(exact: Array, actual: Array, levels: Levels) -> Explanation |
         words = f"its range in the file, {levels}, cuts values of {exact.min():.4g} to "
         return Explanation(step_table.CLIPPED, f"{words}{exact.max():.4g}")
     return Explanation("", f"rounding to its levels, {levels.step:.3g} apart")
+
+
+def _flatten(weights: Array) -> Matrix:
+    """Return weights [channels, ...] as a matrix [channels, rest]."""
+    return weights.reshape(len(weights), -1).astype(np.float64)
 
 
 def _channels_first(values: Array, axis: int) -> Matrix:

@@ -76,31 +76,36 @@ def find_inexact_kernels(compared: TensorComparison) -> list[Finding]:
     off = [tensor for tensor in compared.tensors if tensor.off_share > OFF_SHARE]
     if not any(t.kernels.sqnr_db < min(KERNELS_DB, t.sqnr_db) for t in off):
         return []
-    signed = any(weight.rounded.dtype == "int8" for weight in compared.weights)
-    saturates = signed and not machine.sums_exactly()
-    cause = "; this CPU lacks VNNI, and adds products of int8 weights in 16 bits"
-    return _report(
-        step_table.SATURATED if saturates else step_table.INEXACT_KERNEL,
-        off,
-        lambda first: (
+
+    # Without VNNI, sums of int8 weights saturate
+    kind = step_table.INEXACT_KERNEL
+    cause = ""
+    is_signed = any(weight.rounded.dtype == "int8" for weight in compared.weights)
+    if is_signed and not machine.sums_exactly():
+        kind = step_table.SATURATED
+        cause = "; this CPU lacks VNNI, and adds products of int8 weights in 16 bits"
+
+    def say(first: Compared) -> str:
+        return (
             f"{first.off_share:.2%} of its values differ from float arithmetic on the same "
-            f"integers, by up to {first.most_off:.0f} levels, where rounding makes 1"
-            f"{cause if saturates else ''}"
-        ),
-    )
+            f"integers, by up to {first.most_off:.0f} levels, where rounding makes 1{cause}"
+        )
+
+    return _report(kind, off, say)
 
 
 def find_clipped(compared: TensorComparison) -> list[Finding]:
     """Report ranges that are far narrower than FP32's values."""
     low = [tensor for tensor in _by_rounding(compared) if tensor.spread.sqnr_db < LOW_DB]
-    return _report(
-        step_table.CLIPPED,
-        [tensor for tensor in low if tensor.clipped > tensor.spread.noise.sum() / 2],
-        lambda worst: (
+    clipped = [tensor for tensor in low if tensor.clipped > tensor.spread.noise.sum() / 2]
+
+    def say(worst: Compared) -> str:
+        return (
             f"its values lie within {_ends(worst)}, {worst.beyond_share:.2%} of them beyond the "
             f"range in the file, {worst.levels}, which leaves {worst.spread.sqnr_db:.1f} dB"
-        ),
-    )
+        )
+
+    return _report(step_table.CLIPPED, clipped, say)
 
 
 def find_explained(compared: TensorComparison) -> list[Finding]:
@@ -112,12 +117,20 @@ def find_explained(compared: TensorComparison) -> list[Finding]:
         if explanation and explanation.kind and tensor.own_db < SOUND_DB:
             kinds.setdefault(explanation.kind, []).append(tensor)
             words[tensor.name] = f"{tensor.own_db:.1f} dB alone; {explanation.words}"
+
+    # Most layers with other weights: another training
     wrong = [weight for weight in compared.weights if weight.spread.sqnr_db < WRONG_DB]
     more = ""
     if len(wrong) > max(2, MOST * len(compared.weights)):
         more = f"; {len(wrong)} layers have other weights: the file may be of another training"
-    reports = [_report(kind, kinds[kind], lambda worst: words[worst.name] + more) for kind in kinds]
-    return [finding for report in reports for finding in report]
+
+    def say(worst: Compared) -> str:
+        return words[worst.name] + more
+
+    reports: list[Finding] = []
+    for kind, tensors in kinds.items():
+        reports += _report(kind, tensors, say)
+    return reports
 
 
 def find_unlike_channels(compared: TensorComparison) -> list[Finding]:
@@ -157,7 +170,11 @@ def find_outlier_weight(compared: TensorComparison) -> list[Finding]:
         f"these keep {worst.spread.bulk_db:.1f} dB"
     )
     names = tuple(weight.rounded.name for weight in hit)
-    return [Finding(step_table.OUTLIER_WEIGHT, names, meaning, (worst.rounded.node,))]
+    return [
+        Finding(
+            step_table.OUTLIER_WEIGHT, tensors=names, meaning=meaning, nodes=(worst.rounded.node,)
+        )
+    ]
 
 
 def find_outlier_activations(compared: TensorComparison) -> list[Finding]:
@@ -169,10 +186,10 @@ def find_outlier_activations(compared: TensorComparison) -> list[Finding]:
 
     def say(worst: Compared) -> str:
         few = ", ".join(map(str, _outlier_channels(worst)[:NAMED]))
+        cause = f" because of channel {few}" if few else ""
         return (
-            f"its range is {worst.levels}{few and f' because of channel {few}'}, where 99% of the "
-            f"values lie within {worst.spread.reach:.4g} of zero: these keep "
-            f"{worst.spread.bulk_db:.1f} dB"
+            f"its range is {worst.levels}{cause}, where 99% of the values lie within "
+            f"{worst.spread.reach:.4g} of zero: these keep {worst.spread.bulk_db:.1f} dB"
         )
 
     others = [tensor for tensor in hit if not _outlier_channels(tensor)]
@@ -203,30 +220,31 @@ def find_unlike_inputs(compared: TensorComparison) -> list[Finding]:
         for name, part in tensor.parts.items():
             if part.sqnr_db < LOW_DB and largest >= JOINED_UNLIKE * part.reach:
                 hit.append((part.sqnr_db, name, largest, part.reach, tensor))
+    if not hit:
+        return []
     hit.sort(key=lambda row: row[0])
-    return _report(
-        step_table.UNLIKE_INPUTS,
-        list({tensor.name: tensor for *_, tensor in hit}.values()),
-        lambda worst: (
-            f"one scale serves {hit[0][1]}, whose values lie within {hit[0][3]:.4g} of zero, and "
-            f"another input that reaches {hit[0][2]:.4g}: the smaller keeps {hit[0][0]:.1f} dB"
-        ),
+    sqnr_db, name, largest, reach, worst = hit[0]
+    meaning = (
+        f"one scale serves {name}, whose values lie within {reach:.4g} of zero, and another input "
+        f"that reaches {largest:.4g}: the smaller keeps {sqnr_db:.1f} dB"
     )
+    names = dict.fromkeys(tensor.name for *_, tensor in hit)
+    return [Finding(step_table.UNLIKE_INPUTS, tuple(names), meaning, worst.nodes)]
 
 
 def find_unused_range(compared: TensorComparison) -> list[Finding]:
     """Report ranges of which the values use a small part: fixed by the format, or of an input."""
-    wide = [
-        tensor
-        for tensor in _by_rounding(compared)
-        if tensor.limit >= UNUSED * tensor.spread.peak > 0
-        and (tensor.spread.sqnr_db < LOW_DB or tensor is compared.costliest)
-    ]
+    wide = []
+    for tensor in _by_rounding(compared):
+        is_unused = tensor.limit >= UNUSED * tensor.spread.peak > 0
+        is_noisy = tensor.spread.sqnr_db < LOW_DB or tensor is compared.costliest
+        if is_unused and is_noisy:
+            wide.append(tensor)
 
     def say(worst: Compared) -> str:
+        cause = ", by the format" if _has_fixed_step(worst) else ""
         return (
-            f"the range of this {worst.operator} is {worst.levels}"
-            f"{', by the format' if _has_fixed_step(worst) else ''}, its values lie within "
+            f"the range of this {worst.operator} is {worst.levels}{cause}, its values lie within "
             f"{_ends(worst)}, which leaves {worst.spread.sqnr_db:.1f} dB"
         )
 
@@ -287,9 +305,13 @@ def find(compared: TensorComparison) -> list[Finding]:
     for finder in FINDERS:
         for finding in finder(compared):
             findings.setdefault(finding.name, finding)
+
+    # The tensors, and the layers, that a finding names
     unexplained = findings.pop(step_table.UNEXPLAINED, None)
     named = {name for finding in findings.values() for name in finding.tensors}
-    named |= {t.name for t in compared.tensors if t.weight and t.weight.rounded.name in named}
+    for tensor in compared.tensors:
+        if tensor.weight and tensor.weight.rounded.name in named:
+            named.add(tensor.name)
     if unexplained is None or unexplained.tensors[0] in named:
         return [*findings.values()]
     return [*findings.values(), unexplained]
@@ -299,8 +321,10 @@ def _report(
     name: str, tensors: Sequence[Compared], say: Callable[[Compared], str]
 ) -> list[Finding]:
     """Return the finding of some tensors, described by the first; empty without tensors."""
+    if not tensors:
+        return []
     names = tuple(tensor.name for tensor in tensors)
-    return [Finding(name, names, say(tensors[0]), tensors[0].nodes)] if tensors else []
+    return [Finding(name, names, meaning=say(tensors[0]), nodes=tensors[0].nodes)]
 
 
 def worst_layer(compared: TensorComparison) -> tuple[str, ...]:

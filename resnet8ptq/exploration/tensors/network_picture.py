@@ -94,8 +94,9 @@ class Box:
     @property
     def line(self) -> str:
         """Its faults; without any its operators, the most frequent first."""
-        counts = Counter(node.op_type for node in self.nodes)
-        listed = [f"{n} {kind}" if n > 1 else kind for kind, n in counts.most_common()]
+        listed = []
+        for kind, count in Counter(node.op_type for node in self.nodes).most_common():
+            listed.append(f"{count} {kind}" if count > 1 else kind)
         text = ", ".join(self.faults or listed)
         return text if len(text) <= LINE else f"{text[: LINE - 1]}…"
 
@@ -105,14 +106,18 @@ class Box:
         weights = [t.inner.weight_dtype for t in self.tensors if t.inner.weight_dtype]
         outputs = [t.inner.dtype or "float32" for t in self.tensors]
         dtypes = [" ".join(dict.fromkeys(kinds)) for kinds in (weights, outputs) if kinds]
-        measured = "" if self.own_db is None else f"{_show(self.own_db)} dB"
-        share = "" if self.share is None else f"{self.share:.0%} time"
-        return " · ".join(filter(None, ("/".join(dtypes) or "not matched", measured, share)))
+        parts = ["/".join(dtypes) or "not matched"]
+        if self.own_db is not None:
+            parts.append(f"{_show(self.own_db)} dB")
+        if self.share is not None:
+            parts.append(f"{self.share:.0%} time")
+        return " · ".join(parts)
 
     @property
     def details(self) -> str:
         """All its tensors and faults, to be shown on hovering."""
-        lines = [f"{self.name}: {', '.join(dict.fromkeys(node.op_type for node in self.nodes))}"]
+        operators = dict.fromkeys(node.op_type for node in self.nodes)
+        lines = [f"{self.name}: {', '.join(operators)}"]
         lines += [f"fault: {fault}" for fault in self.faults]
         for tensor in self.tensors:
             own = _show(tensor.own_db)
@@ -123,7 +128,9 @@ class Box:
 
 
 def _show(ratio: float) -> str:
-    return f"{ratio:.1f}" if math.isfinite(ratio) else "∞" if ratio > 0 else "-∞"
+    if math.isfinite(ratio):
+        return f"{ratio:.1f}"
+    return "∞" if ratio > 0 else "-∞"
 
 
 def draw(
@@ -155,7 +162,9 @@ def find_boxes(proto: onnx.ModelProto, operators: Mapping[str, str]) -> list[Box
     made: dict[str, set[int]] = {}  # by tensor: the boxes that it depends on directly
     links = Links(proto.graph)
     for node in proto.graph.node:
-        sources: set[int] = set().union(*(made.get(name, set()) for name in inputs_of(node)))
+        sources: set[int] = set()
+        for name in inputs_of(node):
+            sources |= made.get(name, set())
         if not any(name in operators for name in node.output):
             made |= dict.fromkeys(node.output, sources)
             continue
@@ -167,7 +176,10 @@ def find_boxes(proto: onnx.ModelProto, operators: Mapping[str, str]) -> list[Box
         else:
             boxes.append(Box([node], after=sources))
             made |= {name: {len(boxes) - 1} for name in node.output}
-    for box, name in zip(boxes, short_names([box.nodes[0] for box in boxes]), strict=True):
+
+    # Named by their first node
+    names = short_names([box.nodes[0] for box in boxes])
+    for box, name in zip(boxes, names, strict=True):
         box.name = name or box.nodes[0].output[0]
     return boxes
 
@@ -208,16 +220,19 @@ def _measure(
 
 def _arrange(boxes: Sequence[Box]) -> tuple[float, float]:
     """Place the boxes below those that they read, in columns; return width and height."""
+    # A row for each distance from the inputs
     ranks: list[int] = []
-    for box in boxes:
-        ranks.append(max((ranks[source] + 1 for source in box.after), default=0))
     rows: dict[int, list[Box]] = {}
-    for box, rank in zip(boxes, ranks, strict=True):
+    for box in boxes:
+        rank = max((ranks[source] + 1 for source in box.after), default=0)
+        ranks.append(rank)
         rows.setdefault(rank, []).append(box)
     for rank in range(max(ranks, default=0) + 1):  # near the boxes that they read
         rows[rank].sort(key=lambda box: min((boxes[s].x for s in box.after), default=0.0))
         for place, box in enumerate(rows[rank]):
             box.x = float(place)
+
+    # Columns of at most `RANKS` rows
     left = 16.0
     for first in range(0, len(rows), RANKS):
         column = [rows[rank] for rank in range(first, min(first + RANKS, len(rows)))]
@@ -261,7 +276,8 @@ def to_node_data(compared: TensorComparison) -> dict[str, Any]:
     for tensor in compared.tensors:
         if tensor.name in made and math.isfinite(tensor.own_db):
             value = {"value": round(tensor.own_db, 1)}
-            results |= {made[tensor.name].name: value, tensor.name: value, tensor.inner.name: value}
+            for name in (made[tensor.name].name, tensor.name, tensor.inner.name):
+                results[name] = value
     thresholds = [{"value": value, "bgColor": colour} for value, colour in _COLOURS.items()]
     return {"name": "SQNR of the layer alone, dB", "results": results, "thresholds": thresholds}
 
