@@ -92,13 +92,18 @@ def find_runs(
     from mlflow.entities import ViewType
 
     view = ViewType.ALL if deleted else ViewType.ACTIVE_ONLY
-    order = [f"attributes.start_time {'DESC' if newest_first else 'ASC'}"]
+    direction = "DESC" if newest_first else "ASC"
     words = store.words
     records: list[RunRecord] = []
     token = None
     while True:
         page = store.client.search_runs(
-            [store.experiment_id], filters, view, most or 1000, order, token
+            [store.experiment_id],
+            filter_string=filters,
+            run_view_type=view,
+            max_results=most or 1000,
+            order_by=[f"attributes.start_time {direction}"],
+            page_token=token,
         )
         records += [RunRecord.of_mlflow(run, words) for run in page]
         token = page.token
@@ -129,13 +134,16 @@ def load_children(store: Store, parent_id: str) -> list[RunRecord]:
     records = find_runs(store, under(parent_id), newest_first=False)
     records.sort(key=lambda record: record.finished)
     jobs = {record.job_number or record.run_id: record for record in records}
-    adopted = {
-        key.removeprefix(_ADOPTED): run_id
-        for key, run_id in load_run(store, parent_id).tags.items()
-        if key.startswith(_ADOPTED) and key.removeprefix(_ADOPTED) not in jobs
-    }
+
+    # Jobs whose run is another sweep's
+    adopted = {}
+    for key, run_id in load_run(store, parent_id).tags.items():
+        job = key.removeprefix(_ADOPTED)
+        if key.startswith(_ADOPTED) and job not in jobs:
+            adopted[job] = run_id
     elsewhere = load_runs(store, list(adopted.values()))
-    if missing := sorted(set(adopted.values()) - elsewhere.keys()):
+    missing = sorted(set(adopted.values()) - elsewhere.keys())
+    if missing:
         raise TrackingError(
             f"run {missing[0]}, which sweep {parent_id} shares, is not in the store"
         )
@@ -226,6 +234,8 @@ def artifact(store: Store, record: RunRecord, name: str) -> Iterator[Path]:
             raise TrackingError(f"run {record.run_id}: no artifact {name} in {path.parent}")
         yield path
         return
+
+    # A server holds it
     import mlflow.artifacts
 
     with tempfile.TemporaryDirectory() as folder:

@@ -52,10 +52,9 @@ def sketch(ids: Ids) -> str:
 
 def read_sketch(tag: str) -> Ids:
     """Return the sample ids in a tag; empty if it is damaged."""
-    valid = re.fullmatch(f"([0-9a-f]{{16}}){{0,{KEPT}}}", tag)
-    return (
-        np.frombuffer(bytes.fromhex(tag), ">u8").astype(np.uint64) if valid else np.zeros(0, "u8")
-    )
+    if not re.fullmatch(f"([0-9a-f]{{16}}){{0,{KEPT}}}", tag):
+        return np.zeros(0, np.uint64)
+    return np.frombuffer(bytes.fromhex(tag), ">u8").astype(np.uint64)
 
 
 def count_earlier(
@@ -82,25 +81,28 @@ def count_earlier(
             raise
         log.warning("earlier runs on these samples are not counted: %s", one_line(error))
         return NO_EARLIER_RUNS
+
+    # Runs of this network, which are not of this sweep
     own = {record.key for record in records}
-    network = _network_of(scored)
-    counted = [r for r in same if _counts(r) and r.key not in own and _network_of(r) == network]
-    shared = tuple(
-        record
-        for record in others
-        if _counts(record) and ids is not None and _network_of(record) == network
-        if np.isin(read_sketch(record.tags.get("sample_sketch", "")), ids).any()
-    )
-    more = MOST in (len(same), len(others))
-    return EarlierRuns(len(counted) + len(shared), more and bool(counted or shared), shared)
+    counted = [r for r in same if _counts(r, scored) and r.key not in own]
+    shared = []
+    for record in others:
+        some_ids = read_sketch(record.tags.get("sample_sketch", ""))
+        if _counts(record, scored) and ids is not None and np.isin(some_ids, ids).any():
+            shared.append(record)
+    count = len(counted) + len(shared)
+    is_full = MOST in (len(same), len(others))
+    return EarlierRuns(count, more=is_full and count > 0, others=tuple(shared))
 
 
 def _network_of(record: RunRecord) -> tuple[str | None, ...]:
     return (record.model, *record.select("model.path", "model.module", "model.state_dict"))
 
 
-def _counts(record: RunRecord) -> bool:
-    return record.status == "ok" and record.quantized and not record.is_analysis
+def _counts(record: RunRecord, scored: RunRecord) -> bool:
+    """Return whether a run has a quantized model of the same network."""
+    is_model = record.status == "ok" and record.quantized and not record.is_analysis
+    return is_model and _network_of(record) == _network_of(scored)
 
 
 def _find(store: Store, scored: RunRecord, digest: str) -> list[RunRecord]:

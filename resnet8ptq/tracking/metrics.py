@@ -6,7 +6,7 @@ class if there are few. MLflow sorts metrics by name, and folds those with a sla
 the few that decide have no group. All exact values are in `result.json`; see `details`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from resnet8ptq.core.errors import TrackingError
@@ -127,7 +127,7 @@ def select(journal: Journal) -> list[Point]:
     curves = {key for key, *_ in select_curves(journal)}
     values = {key: number for key, number in journal.metrics.items() if key not in curves}
     main, further = _describe(journal)
-    shown = {one.name: one.of(values[one.key]) for one in main if one.key in values}
+    shown = _show(main, values)
     if journal.parent_id is None:
         shown |= show_latencies(values, ALONE)
     described = {one.key for one in (*main, *further, *LATENCIES)}
@@ -135,12 +135,18 @@ def select(journal: Journal) -> list[Point]:
         group, slash, _ = key.partition("/")
         if slash and group not in _FILED and key not in described:
             shown[key] = number
-    shown |= {one.name: one.of(values[one.key]) for one in further if one.key in values}
-    last_ms = max((when for _, _, when, _ in journal.points), default=0)
+    shown |= _show(further, values)
+
     # The end of a sweep adds the latencies of the turns.
     later = len(LATENCIES) if journal.parent_id is not None else 0
     room = max(0, MOST - len(curves) - later)
+    last_ms = max((when for _, _, when, _ in journal.points), default=0)
     return [(name, number, last_ms, 0) for name, number in [*shown.items()][:room]]
+
+
+def _show(described: Iterable[Shown], values: Mapping[str, float]) -> dict[str, float]:
+    """Return the values that are described, by their names in MLflow."""
+    return {one.name: one.of(values[one.key]) for one in described if one.key in values}
 
 
 def select_curves(journal: Journal) -> list[Point]:
@@ -151,11 +157,8 @@ def select_curves(journal: Journal) -> list[Point]:
 
 def show_latencies(values: Mapping[str, float], group: str = "") -> dict[str, float]:
     """Return the latencies that MLflow shows, of those in `values`."""
-    return {
-        f"{group}{shown.name}": shown.of(values[shown.key])
-        for shown in LATENCIES
-        if shown.key in values
-    }
+    shown = _show(LATENCIES, values)
+    return {f"{group}{name}": number for name, number in shown.items()}
 
 
 def read_latencies(shown: Mapping[str, float]) -> dict[str, float]:
@@ -169,7 +172,11 @@ def _describe(journal: Journal) -> tuple[list[Shown], list[Shown]]:
         task = registry.recall(journal.params)
     except TrackingError:  # a folder of others
         return [], []
-    keys = [key.split("/") for key in journal.metrics if key.startswith("class/")]
-    names = [name for _, name, *rest in keys if rest == ["accuracy"]]
+    names = []
+    for key in journal.metrics:
+        kind, _, rest = key.partition("/")
+        name, _, metric = rest.partition("/")
+        if kind == "class" and metric == "accuracy":
+            names.append(name)
     few = names if len(names) <= FEW_CLASSES else ()
     return [*_main(task.metric)], [*_further(task.metric, task.beside, few)]

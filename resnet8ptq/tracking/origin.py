@@ -43,7 +43,8 @@ def find_overrides(record: RunRecord, root: Path = RUNS) -> list[str] | None:
     except ValueError:  # an open quote
         return None
     settings = [word for word in settings if not word.lstrip("+~").startswith("hydra")]
-    return settings if own is not None or all(map(words.is_plain, settings)) else None
+    is_safe = own is not None or all(map(words.is_plain, settings))
+    return settings if is_safe else None
 
 
 def made_here(record: RunRecord, copies: Sequence[Path]) -> bool:
@@ -51,5 +52,8 @@ def made_here(record: RunRecord, copies: Sequence[Path]) -> bool:
     folder = own_folder(record)
     if folder is None:
         return False
-    pairs = [(path, folder / path.name) for path in copies]
-    return all(own.is_file() and files.sha256(own) == files.sha256(path) for path, own in pairs)
+    for path in copies:
+        own = folder / path.name
+        if not own.is_file() or files.sha256(own) != files.sha256(path):
+            return False
+    return True

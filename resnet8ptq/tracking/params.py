@@ -68,8 +68,9 @@ def select(journal: Journal) -> dict[str, str]:
     ordered = dict.fromkeys((*MAIN, *_find_swept(journal)))
     analysis = params.get("analysis.name", "null") != "null"
     for key in params:
-        changed = implied.get(key) != params[key]
-        if (changed and find_fields(key)) or (analysis and key.startswith("analysis.")):
+        is_changed = implied.get(key) != params[key] and find_fields(key)
+        is_of_analysis = analysis and key.startswith("analysis.")
+        if is_changed or is_of_analysis:
             ordered[key] = None
     chosen = [key for key in ordered if _has_effect(key, params)]
     shown = [*chosen[: MOST - len(RESOLVED)], *RESOLVED]

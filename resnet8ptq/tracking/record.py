@@ -250,9 +250,9 @@ class RunRecord(BaseModel):
         data = run.data
         return cls.of(
             info.run_id,
-            complete(data.params),
-            data.metrics,
-            data.tags,
+            params=complete(data.params),
+            metrics=data.metrics,
+            tags=data.tags,
             artifact_uri=info.artifact_uri,
             ended=info.status in ENDED,
             store_words=tuple(store_words),
@@ -265,7 +265,7 @@ class RunRecord(BaseModel):
             run_id or journal.run_id or journal.key,
             journal.params,
             journal.metrics,
-            {**journal.tags, "record": journal.key, "mlflow.runName": journal.name},
+            tags={**journal.tags, "record": journal.key, "mlflow.runName": journal.name},
             artifact_uri=folder.as_uri(),
             ended=journal.ended,
             in_folder=True,
@@ -421,7 +421,8 @@ class RunRecord(BaseModel):
 
         `drop` is that of the loss, if FP32 is the reference and the loss has its own unit.
         """
-        low, high = (self.metrics.get(f"ci95/{name}_{end}") for end in ("low", "high"))
+        low = self.metrics.get(f"ci95/{name}_low")
+        high = self.metrics.get(f"ci95/{name}_high")
         return None if low is None or high is None else (low, high)
 
     def select(self, *keys: str) -> tuple[str | None, ...]:
@@ -526,8 +527,10 @@ def to_frame(runs: Iterable[RunRecord]) -> "pandas.DataFrame":
     rows = []
     for run in runs:
         row = {name: getattr(run, name) for name in names}
-        row["metric"] = run.metric and run.metric.name
+        row["metric"] = run.metric.name if run.metric else None
         rows.append(row | run.settings)
+
+    # Numbers as floats, with NaN for those that were not measured
     columns = dict.fromkeys([*names, *(key for row in rows for key in row)])
     frame = pandas.DataFrame(rows, columns=list(columns))
     numbers = [name for name in names if kinds.get(name) in (float | None, int | None)]

@@ -80,7 +80,8 @@ class Run:
         """Add params to the journal; return those that MLflow shows and has not got yet."""
         before = params.select(self.journal) if self.journal.params else {}
         self.journal.params |= resolved
-        return {k: v for k, v in params.select(self.journal).items() if k not in before}
+        now = params.select(self.journal)
+        return {key: value for key, value in now.items() if key not in before}
 
     def log_datasets(
         self, data: Dataset, calibration: CalibrationSet, class_names: Sequence[str] = ()
@@ -89,8 +90,13 @@ class Run:
         drawn = calibration.split
         test = data.test
         self.journal.datasets = [
-            _describe(f"{data.name}-calibration", drawn, calibration.digest, "calibration"),
-            _describe(f"{data.name}-test", test, test.digest, "test"),
+            _describe(
+                f"{data.name}-calibration",
+                split=drawn,
+                digest=calibration.digest,
+                context="calibration",
+            ),
+            _describe(f"{data.name}-test", split=test, digest=test.digest, context="test"),
         ]
         described = {"dataset": data.name, "calibration_samples": str(len(drawn))}
         tags = {"calibration_digest": calibration.digest, "test_digest": test.digest}
@@ -172,10 +178,14 @@ def _describe(name: str, split: Split, digest: str, context: str) -> DataSet:
 
 def _describe_inputs(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Kind | dict[str, Kind]:
     """Return dtype and shape of samples; for records, of each input by name."""
-    if names := names_of(dtype):
-        inputs = {name: dtype[name] for name in names}
-        return {k: (str(one.base), [*shape, *one.shape]) for k, one in inputs.items()}
-    return str(dtype), list(shape)
+    names = names_of(dtype)
+    if not names:
+        return str(dtype), list(shape)
+    kinds: dict[str, Kind] = {}
+    for name in names:
+        own = dtype[name]
+        kinds[name] = (str(own.base), [*shape, *own.shape])
+    return kinds
 
 
 @contextmanager
@@ -198,7 +208,7 @@ def start_run(
     """
     held = journal.lock(folder)
     try:
-        kept = _start_journal(store, name, parent_id, {"folder": str(folder), **(tags or {})})
+        kept = _start_journal(store, name, parent_id, tags={"folder": str(folder), **(tags or {})})
         run = Run(store, kept, folder)
         ended = "FAILED"
         try:
@@ -235,7 +245,9 @@ def _start_journal(
 
 def start_parent(store: Store, name: str, folder: Path, tags: Mapping[str, str]) -> str:
     """Create a sweep's parent run in the store and in its folder; return its id."""
-    kept = _start_journal(store, name, None, {**tags, "kind": "sweep", "folder": str(folder)})
+    kept = _start_journal(
+        store, name, parent_id=None, tags={**tags, "kind": "sweep", "folder": str(folder)}
+    )
     kept.run_id = upload.create(store, kept)
     kept.save(folder)
     return kept.run_id
@@ -277,7 +289,15 @@ def _load_parent(store: Store, earlier: RunRecord, folder: Path) -> Journal:
     name = earlier.name or "sweep"
     tags = dict(earlier.tags)
     start_ms = store.client.get_run(earlier.run_id).info.start_time
-    return Journal(name, store.experiment_name, None, earlier.run_id, key, start_ms, tags=tags)
+    return Journal(
+        name,
+        experiment=store.experiment_name,
+        parent_id=None,
+        run_id=earlier.run_id,
+        key=key,
+        start_ms=start_ms,
+        tags=tags,
+    )
 
 
 def _try_to_save(kept: Journal, folder: Path) -> None:

@@ -100,6 +100,8 @@ def check(uri: str, written: bool) -> None:
         takes = " | ".join(f"{name}://" for name in (*_SERVERS, *_DATABASES))
         got = f"{scheme[:20]}://..." if separator and scheme.isalnum() else "another address"
         raise ConfigError(f"{key}: got {got}, expected {takes}; try root=FOLDER for a folder")
+
+    # A database, else a server
     if scheme not in _SERVERS:
         from sqlalchemy.engine import make_url
         from sqlalchemy.exc import ArgumentError
@@ -114,7 +116,8 @@ def check(uri: str, written: bool) -> None:
         _check_parameters(url.query, key)
     else:
         try:
-            _check_parameters([name for name, _ in parse_qsl(urlsplit(uri).query, True)], key)
+            query = parse_qsl(urlsplit(uri).query, keep_blank_values=True)
+            _check_parameters([name for name, _ in query], key)
             _ = urlsplit(uri).port  # the text after the colon may be half of a password
         except ValueError:
             raise ConfigError(f"{key}: cannot be parsed; expected http://host:port") from None

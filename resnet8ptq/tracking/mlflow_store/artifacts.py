@@ -73,9 +73,12 @@ def _leads_into(home: Path, path: Path) -> bool:
     """
     for above in (home.parent, home.parent.resolve()):
         if path.is_relative_to(above / home.name) and ".." not in path.parts:
-            names = path.relative_to(above).parts
-            steps = [above.joinpath(*names[: count + 1]) for count in range(len(names))]
-            return not any(step.is_symlink() for step in steps)
+            step = above
+            for name in path.relative_to(above).parts:
+                step = step / name
+                if step.is_symlink():
+                    return False
+            return True
     return False
 
 

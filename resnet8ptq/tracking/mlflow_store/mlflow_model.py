@@ -57,8 +57,11 @@ def find_model(store: Store, run_id: str) -> "LoggedModel | None":
     model without files, which is not READY.
     """
     outputs = store.client.get_run(run_id).outputs
-    ids = [output.model_id for output in outputs.model_outputs] if outputs else []
-    return next(filter(None, (_find_ready(store, model_id) for model_id in ids)), None)
+    for output in outputs.model_outputs if outputs else ():
+        model = _find_ready(store, output.model_id)
+        if model is not None:
+            return model
+    return None
 
 
 def _find_ready(store: Store, model_id: str) -> "LoggedModel | None":
@@ -95,6 +98,8 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
     backend = _find_backend(journal, path)
     with np.load(folder / EXAMPLE, allow_pickle=False) as arrays:
         example = arrays["inputs"]
+
+    # What the file takes and returns, and the flavor
     if backend.serving != _ONNX:
         shapes = _shapes(example)
         outputs = described.outputs
@@ -106,9 +111,20 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
         shapes, outputs, settings = _onnx(path)
         values = feed(example, list(shapes))
     takes = [TensorSpec(values[name].dtype, shape, name) for name, shape in shapes.items()]
-    gives = [TensorSpec(np.dtype(np.float32), (-1, *s), key) for key, s in outputs.items()]
+    float32 = np.dtype(np.float32)
+    gives = [TensorSpec(float32, (-1, *shape), name) for name, shape in outputs.items()]
+
+    # The versions that were measured
+    needed = [backend.runtime, "numpy"]
+    if backend.serving == _ONNX:
+        needed.insert(0, "onnx")
     versions = machine.versions()
-    needed = [*(["onnx"] if backend.serving == _ONNX else []), backend.runtime, "numpy"]
+    pinned = []
+    for package in needed:
+        # Without the name of a torch build: the registry of pip's default has no `+cpu`.
+        version = versions[f"version.{package}"].partition("+")[0]
+        pinned.append(f"{package}=={version}")
+
     experiment = store.client.get_experiment(store.experiment_id)
     store.locate(f"{experiment.artifact_location}/models")  # MLflow's folder for them
     config = settings.pop("model_config", None)
@@ -123,11 +139,7 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
             params={"file": path.name, **params.select(journal)},
             signature=ModelSignature(Schema(takes), Schema(gives)),
             input_example=values,
-            # Without the name of a torch build: the registry of pip's default has no `+cpu`.
-            pip_requirements=[
-                f"{package}=={versions[f'version.{package}'].partition('+')[0]}"
-                for package in needed
-            ],
+            pip_requirements=pinned,
             flavor_name=settings["flavor"].__name__,
             validate_serving_input=False,
             **{**settings, "flavor": _Unchecked(settings["flavor"], config)},
@@ -161,8 +173,11 @@ def _shapes(example: NDArray[Any]) -> dict[str, tuple[int, ...]]:
     masked = find_masked(example.dtype)
     if not names:
         return {"input": (-1, *example.shape[1:])}
-    shapes = {name: example.dtype[name].shape for name in names}
-    return {n: (-1, -1, *s[1:]) if n in masked else (-1, *s) for n, s in shapes.items()}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in names:
+        shape = example.dtype[name].shape
+        shapes[name] = (-1, -1, *shape[1:]) if name in masked else (-1, *shape)
+    return shapes
 
 
 def _onnx(path: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, list[int]], dict[str, Any]]:
@@ -182,4 +197,5 @@ def _onnx(path: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, list[int]],
         "onnx_execution_providers": ["CPUExecutionProvider"],  # as it was measured
     }
     inputs = {value.name: (-1, *sizes(value)) for value in proto.graph.input}
-    return inputs, {value.name: sizes(value) for value in proto.graph.output}, settings
+    outputs = {value.name: sizes(value) for value in proto.graph.output}
+    return inputs, outputs, settings

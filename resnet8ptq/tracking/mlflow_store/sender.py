@@ -32,10 +32,11 @@ def open_run(store: Store, journal: Journal, folder: Path) -> str:
     """Create the run of a folder in the store; return its id, empty if the store is unavailable."""
     _open[folder] = ""
     try:
-        _open[folder] = run_id = _send(store, folder, lambda *_: _create(store, journal))
+        run_id = _send(store, folder, lambda *_: _create(store, journal))
     except Exception:
         _open[folder] = None  # one error is enough for a run that is refused
         raise
+    _open[folder] = run_id
     return run_id or ""
 
 

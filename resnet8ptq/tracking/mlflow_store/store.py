@@ -107,9 +107,11 @@ class Store:
     def words(self) -> list[str]:
         """The key=value settings that select this store; empty by default."""
         words = _name(self.uri, self.experiment_name)
-        named = self.root and self.root != str(Path(TrackingConfig.root).absolute())
-        # A server holds its artifacts itself.
-        return [*words, f"root={self.root}"] if named and not self.uri.startswith("http") else words
+        is_named = self.root not in ("", str(Path(TrackingConfig.root).absolute()))
+        is_server = self.uri.startswith("http")  # which holds its artifacts itself
+        if is_named and not is_server:
+            words.append(f"root={self.root}")
+        return words
 
 
 @dataclass(frozen=True)
@@ -194,6 +196,9 @@ def find_store(config: TrackingConfig) -> Store | None:
 def open_store(config: TrackingConfig) -> Store:
     """Open or create the store and the experiment, under a lock, so that errors occur early.
 
+    Call it once in each process that reads or writes runs, before the first call of MLflow: it
+    takes seconds with a new database. `find_store` answers in milliseconds for a known one.
+
     The order of precedence is: URI in the config, `$MLFLOW_TRACKING_URI`, `<root>/mlflow.db`.
 
     Raises:
@@ -205,7 +210,9 @@ def open_store(config: TrackingConfig) -> Store:
     if uri:
         address.check(uri, written=bool(config.uri))
         check_answers(uri)
-        return _open(uri, config.experiment_name, str(Path(config.root).absolute()), None)
+        return _open(
+            uri, name=config.experiment_name, named=str(Path(config.root).absolute()), root=None
+        )
     root = Path(config.root).absolute()
     if _is_misread(root):
         raise ConfigError(
@@ -217,7 +224,7 @@ def open_store(config: TrackingConfig) -> Store:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=root), FileLock(root / ".lock"):
             # Without the lock, two first uses of a new SQLite store would race its migrations.
-            return _open(uri, config.experiment_name, "", root)
+            return _open(uri, name=config.experiment_name, named="", root=root)
     except OSError as error:
         if files.full_disk(error):
             raise _unusable(uri, config.experiment_name, error) from error
@@ -251,7 +258,7 @@ def _open(uri: str, name: str, named: str, root: Path | None) -> Store:
         named: see `Store.root`.
         root: the folder of a database of the package's own; None: the user has named an address.
     """
-    store = Store(uri, "", name, named)
+    store = Store(uri, experiment_id="", experiment_name=name, root=named)
     with in_one_line(store):
         if root is not None and not (root / DATABASE).exists():
             _make_database(root / DATABASE)
@@ -264,7 +271,8 @@ def _unusable(uri: str, experiment: str, error: Exception) -> TrackingError:
     reason = redact(" ".join(text.split()).replace(uri, shown))[:300]
     if uri.startswith(_LOCAL):
         path = uri.removeprefix(_LOCAL)
-        if any(words in reason for words in _DAMAGED):
+        is_damaged = any(words in reason for words in _DAMAGED)
+        if is_damaged:
             again = invocation.command("sync", *_name(uri, experiment))
             return TrackingError(
                 f"tracking.root: {path} is damaged; move it away, and `{again}` "
@@ -324,6 +332,8 @@ def _find_experiment(store: Store, folder: Path | None) -> Store:
             experiment = client.get_experiment_by_name(name)
             if experiment is None:
                 raise
+
+    # It was there before
     if experiment.lifecycle_stage == "deleted":
         raise TrackingError(
             f"tracking.experiment_name: {name!r} was deleted in {redact(store.uri)}; restore "

@@ -56,6 +56,7 @@ def sync(store: Store, root: Path, wait_s: float = 0) -> Synced:
     known = _find_known(store, [kept for _, kept in pairs])
     ids: dict[str | None, str] = {}  # run ids in the folders -> in this store
     for folder, kept in track(pairs, "runs", "runs"):
+        # Whole, still running, or closed as killed
         record = known.get(kept.key)
         if record is not None:
             ids[kept.run_id] = record.run_id
@@ -71,8 +72,11 @@ def sync(store: Store, root: Path, wait_s: float = 0) -> Synced:
             kept.end("KILLED", _KILLED)
             kept.save(folder)
             synced.killed.append(folder)
+
+        # Log it below the sweep's run in this store
         if kept.parent_id in ids:
-            kept.parent_id = kept.tags[journal.PARENT_TAG] = ids[kept.parent_id]
+            kept.parent_id = ids[kept.parent_id]
+            kept.tags[journal.PARENT_TAG] = kept.parent_id
         ids[kept.run_id] = upload.push(store, kept, folder)
         if kept.parent_id is not None:
             synced.parents.add(kept.parent_id)
@@ -93,9 +97,13 @@ def _find_known(store: Store, journals: Sequence[Journal]) -> dict[str, RunRecor
 
 def load_records(root: Path) -> list[RunRecord]:
     """Return the runs of a sweep from their folders, in the order of its jobs."""
-    pairs = [pair for pair in _load_all(root) if pair[1].parent_id is not None]
-    pairs.sort(key=lambda pair: int(pair[1].tags.get("job_number", 0)))
-    return [RunRecord.of_journal(kept, folder) for folder, kept in pairs]
+    jobs = []
+    for folder, kept in _load_all(root):
+        if kept.parent_id is not None:
+            number = int(kept.tags.get("job_number", 0))
+            jobs.append((number, RunRecord.of_journal(kept, folder)))
+    jobs.sort(key=lambda job: job[0])
+    return [record for _, record in jobs]
 
 
 def _load_all(root: Path, experiment: str | None = None) -> list[tuple[Path, Journal]]:

@@ -54,7 +54,10 @@ def log_batch(
     """
     from mlflow.entities import Metric, Param, RunTag
 
-    values = [Metric(*point, **(links if _leads(point) else {})) for point in points]
+    values = []
+    for point in points:
+        own = links if _leads(point) else {}
+        values.append(Metric(*point, **own))
     named = [Param(key, value) for key, value in (params or {}).items()]
     shown = details.shown_tags(tags or {})
     tagged = [RunTag(key, value) for key, value in shown.items()]
@@ -82,9 +85,10 @@ def log_result(
     model = mlflow_model.find_model(store, run_id) if leading else None
     links = {}
     # A model that is logged after the metrics has them already, and MLflow refuses a second link.
-    if model is not None and not leading & {metric.key for metric in model.metrics or ()}:
+    linked = {metric.key for metric in model.metrics or ()} if model else set()
+    if model is not None and leading.isdisjoint(linked):
         links = {"model_id": str(model.model_id), **_scored(journal)}
-    log_batch(store, run_id, points, params, tags, links)
+    log_batch(store, run_id, points, params=params, tags=tags, links=links)
 
 
 def _scored(journal: Journal) -> dict[str, str]:
@@ -163,9 +167,12 @@ def log_folder(store: Store, run_id: str, folder: Path) -> None:
     Links are left out: in a folder of others, they may name any file of this user.
     """
     private = (FILE, SWEEP_FILE)  # the second may hold a database's password
-    inside = sorted(folder.iterdir())
-    paths = (path for path in inside if path.is_file() and not path.is_symlink())
-    shared = (p for p in paths if not p.name.startswith(".") and p.name not in private)
+    shared = []
+    for path in sorted(folder.iterdir()):
+        is_own = path.is_file() and not path.is_symlink()
+        is_hidden = path.name.startswith(".") or path.name in private
+        if is_own and not is_hidden:
+            shared.append(path)
     log_files(store, run_id, shared)
 
 
@@ -193,7 +200,8 @@ def finish(store: Store, run_id: str, journal: Journal) -> None:
     """Close the run with its journal's status; its data are complete; a verdict may follow."""
     named = ("status", "reason", NOTE_TAG)
     tags = {key: value for key, value in journal.tags.items() if key in named}
-    if (status := tags.get("status", "")) in _COLORS:  # without a verdict on the model
+    status = tags.get("status", "")
+    if status in _COLORS:  # without a verdict on the model
         tags |= {"verdict": status, "mlflow.runColor": _COLORS[status]}
     log_batch(store, run_id, tags=tags)
     store.client.set_terminated(run_id, journal.status, journal.end_ms)
@@ -205,7 +213,7 @@ def push(store: Store, journal: Journal, folder: Path) -> str:
     run_id = create(store, journal) if record is None else record.run_id
     tags = {key: value for key, value in journal.tags.items() if key != "status"}
     # MLflow copies the params to the model, and would log those of its code to a run without any.
-    log_batch(store, run_id, (), params.select(journal), tags)
+    log_batch(store, run_id, points=(), params=params.select(journal), tags=tags)
     mlflow_model.log_model(store, run_id, journal, folder)  # before the metrics, which name it
     log_datasets(store, run_id, journal.datasets)
     log_batch(store, run_id, metrics.select_curves(journal))
