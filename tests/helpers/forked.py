@@ -157,9 +157,9 @@ def strike_before_results(job: int, victim: int) -> None:
 
     write = outputs.write
 
-    def strike(folder: Path, *args: Any) -> None:
+    def strike(folder: Path, *args: Any, **named: Any) -> None:
         if folder.name.startswith(f"{job}_"):
             os.kill(victim or os.getpid(), signal.SIGKILL)
-        write(folder, *args)
+        write(folder, *args, **named)
 
     outputs.write = strike
