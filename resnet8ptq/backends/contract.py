@@ -35,6 +35,7 @@ Options = TypeVar("Options", bound=BackendConfig)
 
 # Runs a network on a batch; returns its outputs.
 Run = Callable[[NDArray[np.float32]], Sequence[NDArray[np.float32]]]
+Nodes = Mapping[str, Mapping[str, int]]  # by provider and operator
 Takes = Mapping[str, tuple[Sequence[object], str]]  # by key: allowed values, and why no others
 _ALONE = (
     "weights alone are quantized by backend=onnx | openvino | torch | tflite method=weight_only "
@@ -153,11 +154,14 @@ class Predictor:
         predict: returns each output [n, ...], in the network's order, for network inputs [n, ...].
         open_logits: loads a copy that ends before the final softmax; None without a softmax.
         time_ms: returns the milliseconds of a batch, measured where the file runs; None: here.
+        find_nodes: returns the number of nodes that ran a batch, by ONNX Runtime's execution
+            provider and operator; None: `Quantizer.count_kernels` counts them here.
     """
 
     predict: Run
     open_logits: Callable[[], Run | None]
     time_ms: Callable[[NDArray[np.float32]], float] | None = None
+    find_nodes: Callable[[NDArray[np.float32]], Nodes] | None = None
 
     def logits(self, batch: NDArray[np.float32]) -> NDArray[np.float32] | None:
         """Return the final softmax's input [n, classes], dequantized; None without a softmax.

@@ -5,7 +5,7 @@ from pkgutil import resolve_name
 from typing import Final
 
 from resnet8ptq.backends.contract import Quantizer
-from resnet8ptq.config.schema import BackendConfig, QuantizationConfig
+from resnet8ptq.config.schema import BackendConfig, QuantizationConfig, RunConfig
 from resnet8ptq.core.descriptor import find_backends
 from resnet8ptq.core.machine import Runtime
 
@@ -15,7 +15,12 @@ BACKENDS = find_backends()
 
 
 def make_quantizer(config: QuantizationConfig, runtime: Runtime) -> Quantizer:
-    """Return the quantizer that `backend` names; raise `ConfigError` for an unknown name."""
+    """Return the quantizer that `backend` names; raise `ConfigError` for an unknown name.
+
+    Where a target runs the files, the execution provider is the target's.
+    """
+    if isinstance(config, RunConfig) and config.target.command is not None:
+        config = replace(config, backend=config.backend.on_cpu())
     make = resolve_name(config.backend.descriptor.quantizer)
     quantizer: Quantizer = make(config, runtime)
     return quantizer

@@ -4,7 +4,7 @@ Hydra checks names and types against these classes, `limits.check` the values.
 """
 
 from dataclasses import Field, dataclass, field, fields, is_dataclass
-from typing import Any, get_type_hints
+from typing import Any, Self, get_type_hints
 
 from omegaconf import MISSING
 
@@ -86,6 +86,10 @@ class BackendConfig:
     def takes_every_operator(self) -> bool:
         """Whether its converter quantizes every operator, whatever the settings."""
         return False
+
+    def on_cpu(self) -> Self:
+        """Return the settings for this machine's CPU, where another machine runs the files."""
+        return self
 
 
 @dataclass

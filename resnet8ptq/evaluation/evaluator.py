@@ -11,6 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from resnet8ptq.backends.contract import Artifact, Predictor, Quantizer
+from resnet8ptq.backends.onnx.options import CPU
 from resnet8ptq.backends.registry import BACKENDS, make_quantizer
 from resnet8ptq.config.schema import BY_BATCH, FP32, DtypeConfig, QuantizationConfig
 from resnet8ptq.core import cache, code, files
@@ -61,6 +62,7 @@ def _load_remote(target: Target, path: Path, runtime: str, threads: int) -> Pred
         predict=lambda batch: file.run(batch)[0],
         open_logits=lambda: None,
         time_ms=lambda batch: 1000 * file.time(batch),
+        find_nodes=file.find_nodes if runtime == "onnxruntime" else None,
     )
 
 
@@ -138,6 +140,13 @@ class Evaluator:
     def fp32(self) -> Quantizer:
         """What writes and loads the FP32 network, in the same framework."""
         return make_quantizer(baseline_config(self.quantizer.config), self.runtime)
+
+    @property
+    def provider(self) -> str:
+        """The execution provider of ONNX Runtime that runs the files, here or on the target."""
+        if self.target is not None:
+            return self.target.provider
+        return str(getattr(self.quantizer.config.backend, "provider", CPU))
 
     def with_quantizer(self, quantizer: Quantizer) -> "Evaluator":
         """Return the evaluator of artifacts with other settings."""

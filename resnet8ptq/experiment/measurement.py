@@ -1,13 +1,18 @@
 """Measures the quantized artifact, reloaded from disk, on reported and selection samples."""
 
 import logging
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from resnet8ptq.backends.contract import Nodes, Resolved, describe_execution
+from resnet8ptq.backends.onnx.operators import count_kernels
+from resnet8ptq.backends.onnx.options import CPU
 from resnet8ptq.config.schema import BY_BATCH, LatencyConfig, RunConfig
 from resnet8ptq.core import background
+from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.core.machine import PeakMemory
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation import latency
@@ -106,6 +111,53 @@ def measure(
         silent=silent,
         outputs_sha256=evaluation.outputs.sha256,
     )
+
+
+def find_execution(
+    evaluator: Evaluator, resolved: Resolved, quantized: Quantized, samples: Split
+) -> dict[str, str]:
+    """Return the kernels that run the layers, and the nodes of each execution provider.
+
+    Raises:
+        UnsupportedError: the asked provider runs no node of the file.
+    """
+    quantizer = evaluator.quantizer
+    path = quantized.path
+    find_nodes = None
+    if evaluator.target is not None or evaluator.provider != CPU:
+        find_nodes = evaluator.loader(quantizer, path)(1).find_nodes
+    if find_nodes is None:
+        if resolved.execution != "integer":
+            return {}
+        kernels = quantizer.count_kernels(path)
+        return {"execution": describe_execution(resolved.execution, *kernels)}
+    [batch] = samples.take(np.arange(1)).batches(1)
+    nodes = find_nodes(batch)
+    params = _describe_providers(evaluator.provider, nodes)
+    operators = sum(map(Counter, nodes.values()), Counter[str]())
+    kernels = count_kernels(operators)
+    if resolved.execution == "integer":
+        hidden = sum(kernels) < quantized.artifact.quantized_layers  # in compiled nodes
+        found = describe_execution(resolved.execution, *kernels)
+        params["execution"] = "compiled by the provider" if hidden else found
+    return params
+
+
+def _describe_providers(provider: str, nodes: Nodes) -> dict[str, str]:
+    """Return the number of nodes of each provider, and the operators that another one runs."""
+    if provider == CPU:
+        return {}
+    if provider not in nodes:
+        raise UnsupportedError(
+            f"backend.provider={provider}: it runs no node of the file; all run on "
+            f"{', '.join(nodes)}"
+        )
+    shown = []
+    for name in sorted(nodes, key=lambda name: name != provider):
+        operators = ", ".join(f"{key} {count}" for key, count in sorted(nodes[name].items()))
+        left = "" if name == provider else f" ({operators})"
+        shown.append(f"{name} {sum(nodes[name].values())}{left}")
+    return {"provider_nodes": ", ".join(shown)}
 
 
 def compare_machines(

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import onnx
 
-from resnet8ptq.backends.contract import Quantizer, Resolved, describe_execution
 from resnet8ptq.calibration import table
 from resnet8ptq.calibration.outliers import Outliers
 from resnet8ptq.config.schema import LatencyConfig, RunConfig
@@ -18,7 +17,7 @@ from resnet8ptq.core import files
 from resnet8ptq.core.machine import PeakMemory
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.evaluation import latency
-from resnet8ptq.evaluation.evaluator import Evaluator, Quantized
+from resnet8ptq.evaluation.evaluator import Evaluator
 from resnet8ptq.evaluation.result import Measurement, RunResult
 from resnet8ptq.experiment import (
     attention_report,
@@ -29,7 +28,7 @@ from resnet8ptq.experiment import (
     sample_check,
 )
 from resnet8ptq.experiment.compatibility import fit_settings, load, make_task
-from resnet8ptq.experiment.measurement import measure
+from resnet8ptq.experiment.measurement import find_execution, measure
 from resnet8ptq.experiment.network_properties import find_properties
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.samples import Samples, draw, has_groups
@@ -111,10 +110,11 @@ def run_experiment(
         runtime_name = config.backend.descriptor.runtime
         params["measured_on"] = settings.target.say(runtime_name)
         work = replace(work, evaluator=replace(evaluator, target=settings.target))
+    params |= find_execution(work.evaluator, resolved, quantized, calibrating)
     measurement = measure(work, prepared, quantized, memory=memory, plan=plan)
 
     # Describe, doubt and record the result
-    params |= _describe_artifact(settings.quantizer, resolved, quantized)
+    params |= artifact.details | {"artifact_sha256": files.sha256(quantized.path)}
     params |= _describe_measurement(config.latency, samples, measurement)
     if outliers:
         params["calibration_outliers"] = outliers[0].describe(calibrating)
@@ -176,17 +176,6 @@ def _check_result(
         config.preprocess, evaluator, dataset=samples.data, baseline=fp32, expected=expected
     )
     return {} if doubt is None else {"doubt": doubt}
-
-
-def _describe_artifact(
-    quantizer: Quantizer, resolved: Resolved, quantized: Quantized
-) -> dict[str, str]:
-    """Return the params of the file, and whether all its layers run on integer kernels."""
-    params = quantized.artifact.details | {"artifact_sha256": files.sha256(quantized.path)}
-    if resolved.execution == "integer":
-        kernels = quantizer.count_kernels(quantized.path)
-        params["execution"] = describe_execution(resolved.execution, *kernels)
-    return params
 
 
 def _describe_measurement(

@@ -7,6 +7,7 @@ from typing import Any
 
 from resnet8ptq.backends.contract import Quantizer
 from resnet8ptq.backends.file import reading
+from resnet8ptq.backends.onnx.options import CPU
 from resnet8ptq.backends.registry import BACKENDS, complete, make_quantizer
 from resnet8ptq.calibration.methods import METHODS
 from resnet8ptq.config import limits
@@ -70,8 +71,7 @@ class Settings:
     @cached_property
     def target(self) -> Target | None:
         """The machine that runs the files; None: this one. All runs of a process share it."""
-        asked = self.config.target
-        return None if asked.command is None else connect(asked.command, asked.timeout_s)
+        return find_target(self.config)
 
     def fit(self, network: Fp32Model) -> "Settings":
         """Return the settings with the backend's own defaults for this network.
@@ -85,6 +85,15 @@ class Settings:
     def vary(self, config: RunConfig | None = None, /, **changes: Any) -> "Settings":
         """Return the settings of a trial: other values, the same files and threads."""
         return replace(self, config=replace(config or self.config, **changes))
+
+
+def find_target(config: RunConfig) -> Target | None:
+    """Return the machine that runs the files, with their execution provider; None: this one."""
+    asked = config.target
+    if asked.command is None:
+        return None
+    provider = getattr(config.backend, "provider", CPU)
+    return connect(asked.command, asked.timeout_s, provider)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,8 @@ R = TypeVar("R")
 LIMITS = ("max_drop", "min_sqnr_db", "min_accuracy")  # keys of `report`
 PREFER = "prefer"  # the same
 _SCORED_BY = ("scored_as", "metric", "task.metric._target_")
+PROVIDER = "backend.provider"
+RUN_ON = (PROVIDER, "measured_on")  # params: the provider and the machine that ran the file
 _VARY = (  # settings beyond the four of every table
     "seed",
     "threads",
@@ -38,6 +40,7 @@ _VARY = (  # settings beyond the four of every table
     "precision.max_bytes",
     "precision.max_drop",
     "precision.placement",
+    "measured_on",
     "planned_bits",  # stands for precision.plan, which is a key for each layer
 )
 _VARY_BELOW = (
@@ -63,16 +66,21 @@ def group(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
     """
     asked: dict[tuple[str | None, ...], tuple[str | None, ...]] = {}
     for record in records:
-        if record.samples_digest:
+        if _has_samples(record):
             asked.setdefault(_asked(record), _scored(record))
     first = next(iter(asked.values()), ())
 
     # Runs without images join by their settings
     families: dict[tuple[str | None, ...], list[RunRecord]] = {}
     for record in records:
-        scored = _scored(record) if record.samples_digest else asked.get(_asked(record), first)
+        scored = _scored(record) if _has_samples(record) else asked.get(_asked(record), first)
         families.setdefault(scored, []).append(record)
     return sorted(families.values(), key=lambda f: samples_of(f) == "selection") or [[]]
+
+
+def _has_samples(record: RunRecord) -> bool:
+    """Return whether a run was scored; one that is unsupported later has its samples alone."""
+    return bool(record.samples_digest) and record.status != "unsupported"
 
 
 def _scored(record: RunRecord) -> tuple[str | None, ...]:
@@ -135,7 +143,7 @@ def asked(record: RunRecord, keys: Sequence[str]) -> tuple[str | None, ...]:
 def _is_resolved(record: RunRecord, key: str) -> bool:
     """Return whether a setting is a resolved value and not only the requested one."""
     if record.status == "unsupported":
-        return key not in ("data.name", "planned_bits")
+        return key not in ("data.name", "planned_bits", "measured_on")
     return record.status != "failed" or record.params.get(key) not in (None, "null")
 
 
@@ -250,7 +258,7 @@ def models_of(records: Sequence[RunRecord]) -> list[tuple[str | None, ...]]:
     first: dict[tuple[object, ...], tuple[str | None, ...]] = {}
     models: list[tuple[str | None, ...]] = []
     for record in records:
-        kernels = (record.backend, record.engine, record.dynamic_batch)
+        kernels = (record.backend, record.engine, record.dynamic_batch, *record.select(*RUN_ON))
         model: tuple[str | None, ...] = (*kernels, record.artifact_sha256 or record.run_id)
         if record.outputs_sha256:
             dtypes = record.select("weight_dtype", "activation_dtype")

@@ -8,6 +8,7 @@ from resnet8ptq.core import files
 from resnet8ptq.core.table import Column, Table, number, show_kb
 from resnet8ptq.report import equal_files
 from resnet8ptq.report.facts import (
+    RUN_ON,
     adjusted_p,
     best_first,
     is_stopped,
@@ -24,7 +25,7 @@ LIMIT = "limit"
 VOID = "void"
 MANY = 50  # runs of a family that a table shows; of more, only the best
 FIRST = 20  # the best of many
-_BASELINE_KEYS = ("data", "model.fold", "evaluate.split")
+_BASELINE_KEYS = ("data", "model.fold", "evaluate.split", *RUN_ON)
 _FIRST_NOTE = "The {first} best of {total} runs by {title}; the others: {others}."
 
 
@@ -66,7 +67,7 @@ def make(records: Sequence[RunRecord]) -> Table[Row]:
     """
     adjusted = adjusted_p(records)
     keys = varied(records)
-    rows = _make_baselines(records, len(keys))
+    rows = _make_baselines(records, keys)
     for members in equal_files.group(records):
         record = members[0]
         names = tuple(name_cells(members, keys))
@@ -161,7 +162,7 @@ def to_csv(records: Sequence[RunRecord]) -> str:
     return files.to_csv(lines)
 
 
-def _make_baselines(records: Sequence[RunRecord], keys: int) -> list[Row]:
+def _make_baselines(records: Sequence[RunRecord], keys: Sequence[str]) -> list[Row]:
     shown = {_baseline_key(record) for record in records if not record.quantized}
     measured = [record for record in records if record.fp32_size_bytes is not None]
     baselines = {_baseline_key(record): record for record in measured}
@@ -171,7 +172,8 @@ def _make_baselines(records: Sequence[RunRecord], keys: int) -> list[Row]:
     for key, record in sorted(baselines.items(), key=lambda item: str(item[0])):
         if key in shown:  # its own run is a row
             continue
-        names = (record.combination.baseline, "fp32", *[""] * (keys + 2))
+        settings = [record.params.get(key, "") if key in RUN_ON else "" for key in keys]
+        names = (record.combination.baseline, "fp32", "", "", *settings)
         latencies = [r.fp32_latency_ms for r in records if _baseline_key(r) == key]
         times = sorted(latency for latency in latencies if latency is not None)
         ends = [*times[:1], *times[-1:]]

@@ -8,8 +8,10 @@ records, which hold the turns' values then.
 from collections.abc import Mapping
 from dataclasses import replace
 
+from resnet8ptq.backends.onnx.options import CPU
 from resnet8ptq.evaluation.paired_latency import Blocks, PairedLatency, Ratio, ratio, typical
 from resnet8ptq.report.comparison import Cell, Family
+from resnet8ptq.report.facts import PROVIDER
 from resnet8ptq.tasks.scoring.metric import BASELINE
 from resnet8ptq.tracking.record import RunRecord
 
@@ -22,7 +24,9 @@ FP32 = " fp32"  # the end of the name of an FP32 network in a timing
 
 def fp32_name(record: RunRecord) -> str:
     """Return the name, in a timing, of the FP32 network in a run's framework."""
-    return f"{record.combination.baseline}{FP32}"
+    provider = record.params.get(PROVIDER, CPU)
+    on = "" if provider == CPU else f" {provider}"
+    return f"{record.combination.baseline}{on}{FP32}"
 
 
 def fastest_fp32(times: Mapping[str, Blocks]) -> str:

@@ -18,7 +18,7 @@ from resnet8ptq.evaluation.batching import Load
 from resnet8ptq.evaluation.evaluator import baseline_config, loader
 from resnet8ptq.evaluation.paired_latency import PairedLatency
 from resnet8ptq.experiment.compatibility import load
-from resnet8ptq.experiment.settings import resolve
+from resnet8ptq.experiment.settings import find_target, resolve
 from resnet8ptq.precision.decisions import Decisions
 from resnet8ptq.report.comparison import Cell
 from resnet8ptq.report.recommend import ModelSelection, finalists
@@ -94,10 +94,10 @@ def _run(models: Mapping[str, Path], baselines: Mapping[str, Path]) -> PairedLat
         for name, folder in models.items():
             [path] = [path for path in folder.glob("model.*") if path.suffix != ".json"]
             quantizer = make_quantizer(configs[folder], runtime)
-            loads[name] = loader(quantizer, path, settings.target)
+            loads[name] = loader(quantizer, path, find_target(configs[folder]))
         for name, folder in baselines.items():
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             quantizer = make_quantizer(baseline_config(configs[folder]), runtime)
             made = quantizer.quantize(fp32, Decisions(), data.test, scratch)
-            loads[name] = loader(quantizer, made.path, settings.target)
+            loads[name] = loader(quantizer, made.path, find_target(configs[folder]))
         return paired_latency.run(loads, data.test, settings.config.latency)

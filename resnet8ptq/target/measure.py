@@ -15,34 +15,147 @@ import io
 import json
 import os
 import platform
+import re
 import sys
+import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+CPU = "CPUExecutionProvider"
+PROVIDER_PACKAGES = {
+    "CUDAExecutionProvider": "onnxruntime-gpu",
+    "TensorrtExecutionProvider": "onnxruntime-gpu",
+    "NvTensorRTRTXExecutionProvider": "onnxruntime-trt-rtx",
+    "OpenVINOExecutionProvider": "onnxruntime-openvino",
+    "QNNExecutionProvider": "onnxruntime-qnn",
+    "DmlExecutionProvider": "onnxruntime-directml",
+    "MIGraphXExecutionProvider": "onnxruntime-migraphx",
+    "ROCMExecutionProvider": "onnxruntime-rocm",
+    "CANNExecutionProvider": "onnxruntime-cann",
+    "WebGpuExecutionProvider": "onnxruntime-webgpu",
+}
+
+
+class ProviderError(Exception):
+    """An execution provider is missing here, or refuses to run a file; the text is the reason."""
+
+
+def check_provider(provider: str) -> None:
+    """Raise `ProviderError` if ONNX Runtime here has no such execution provider."""
+    import onnxruntime
+
+    available = onnxruntime.get_available_providers()
+    if provider not in available:
+        package = PROVIDER_PACKAGES.get(provider)
+        mend = f"; try: pip install {package}" if package else ""
+        raise ProviderError(
+            f"{provider} is not in onnxruntime {onnxruntime.__version__}, which has "
+            f"{', '.join(available)}{mend}"
+        )
+
 
 class OnnxFile:
-    """A file in ONNX Runtime."""
+    """A file in ONNX Runtime.
 
-    def __init__(self, content: bytes, threads: int) -> None:
-        """Load the content of a file."""
-        import onnxruntime
+    ONNX Runtime runs a file on the CPU if its provider does not start. This is an error here.
+    """
 
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 4
-        self.session = onnxruntime.InferenceSession(
-            content, options, providers=["CPUExecutionProvider"]
-        )
+    def __init__(
+        self,
+        content: bytes | str,
+        threads: int,
+        provider: str = CPU,
+        without: Sequence[str] = (),
+    ) -> None:
+        """Load a file from its content or its path.
+
+        Args:
+            without: names of ONNX Runtime's optimizers to leave out.
+
+        Raises:
+            ProviderError: the provider is missing, or does not start.
+        """
+        check_provider(provider)
+        self._content = content
+        self._threads = threads
+        self._provider = provider
+        self._without = list(without)
+        self.session = self._open()
         self.names = [value.name for value in self.session.get_inputs()]
 
     def run(self, arrays: list[Any]) -> list[Any]:
         """Return the outputs for the inputs, in the file's order."""
         outputs: list[Any] = self.session.run(None, dict(zip(self.names, arrays)))
         return outputs
+
+    def find_nodes(self, arrays: list[Any]) -> dict[str, dict[str, int]]:
+        """Return the number of nodes by provider and operator, from ONNX Runtime's profile."""
+        with tempfile.TemporaryDirectory() as folder:
+            session = self._open(str(Path(folder, "trace")))
+            session.run(None, dict(zip(self.names, arrays)))
+            events = json.loads(Path(session.end_profiling()).read_text())
+        nodes: dict[str, dict[str, int]] = {}
+        for event in events:
+            if event["name"].endswith("_kernel_time"):
+                operators = nodes.setdefault(event["args"]["provider"], {})
+                name = event["args"]["op_name"]
+                operators[name] = operators.get(name, 0) + 1
+        return nodes
+
+    def _open(self, trace: str = "") -> Any:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = self._threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 4
+        options.enable_profiling = bool(trace)
+        if trace:
+            options.profile_file_prefix = trace
+        with _messages_kept() as messages:
+            session = onnxruntime.InferenceSession(
+                self._content,
+                options,
+                providers=[self._provider],
+                disabled_optimizers=self._without,
+                enable_fallback=0,
+            )
+        if self._provider not in session.get_providers():
+            reason = _find_reason(messages) or "ONNX Runtime gives no reason"
+            raise ProviderError(f"{self._provider} does not start: {reason}")
+        return session
+
+
+@contextmanager
+def _messages_kept() -> Iterator[list[str]]:
+    """Collect the lines that libraries write to standard error; write them there afterwards."""
+    lines: list[str] = []
+    with tempfile.TemporaryFile() as file:
+        before = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        try:
+            yield lines
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+            file.seek(0)
+            content = file.read()
+            lines += content.decode(errors="replace").splitlines()
+            os.write(2, content)
+
+
+def _find_reason(lines: Sequence[str]) -> str:
+    """Return the text of the first error in ONNX Runtime's messages, or else of the first line."""
+    colors = re.compile(r"\x1b\[[\d;]*m")
+    texts = [colors.sub("", line).strip() for line in lines if line.strip()]
+    errors = [text for text in texts if re.search(r"\[[EF]:onnxruntime", text)]
+    first = (errors or texts or [""])[0]
+    return re.sub(r"^\S+ \S+ \[[EWF]:onnxruntime[^]]*\] ", "", first)[:400]
 
 
 class TfliteFile:
@@ -161,10 +274,13 @@ def answer(
     request: dict[str, Any], payload: bytes, loaded: dict[str, Any]
 ) -> tuple[dict[str, Any], list[Any]]:
     """Return the answer to a request, and its arrays."""
+    provider = {"provider": request["provider"]} if "provider" in request else {}
     if request["do"] == "describe":
+        if provider:
+            check_provider(**provider)
         return describe(), []
     if request["do"] == "load":
-        network = RUNTIMES[request["runtime"]](payload, request["threads"])
+        network = RUNTIMES[request["runtime"]](payload, request["threads"], **provider)
         loaded[request["key"]] = network
         return {"names": network.names}, []
     network = loaded[request["key"]]
@@ -174,6 +290,8 @@ def answer(
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         arrays.append(np.frombuffer(payload[start : start + size], dtype).reshape(shape))
         start += size
+    if request["do"] == "nodes":
+        return {"nodes": network.find_nodes(arrays)}, []
     begin = time.perf_counter()
     outputs = network.run(arrays)
     seconds = {"seconds": time.perf_counter() - begin}
@@ -205,7 +323,8 @@ def main() -> None:
             reply, arrays = answer(request, payload, loaded)
         except Exception as error:
             missing = getattr(error, "name", None) if isinstance(error, ImportError) else None
-            reply = {"error": f"{type(error).__name__}: {error}", "missing": missing}
+            kind = "" if isinstance(error, ProviderError) else f"{type(error).__name__}: "
+            reply = {"error": f"{kind}{error}", "missing": missing}
             arrays = []
         if carried:
             reply["request"] = {**request, "sha256": hashlib.sha256(payload).hexdigest()}

@@ -15,7 +15,7 @@ from resnet8ptq.core import files
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.core.records import feed
 from resnet8ptq.target.connection import Connection, ConnectionLostError, Reply
-from resnet8ptq.target.measure import RUNTIMES
+from resnet8ptq.target.measure import CPU, RUNTIMES
 
 log = logging.getLogger(__name__)
 
@@ -29,19 +29,26 @@ class Target:
     Attributes:
         command: such as `ssh pi@board python3`.
         timeout_s: the longest time for one answer.
+        provider: the execution provider of ONNX Runtime there.
     """
 
     command: str
     timeout_s: float
+    provider: str = CPU
     _connection: Connection | None = field(default=None, init=False, repr=False)
     _loaded: dict[str, "RemoteFile"] = field(default_factory=dict, init=False, repr=False)
     _lock: Lock = field(default_factory=Lock, init=False, repr=False)
     _about: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     def describe(self) -> dict[str, Any]:
-        """Return the machine, its CPU and cores, and the versions of its runtimes."""
+        """Return the machine, its CPU and cores, the versions of its runtimes, and the provider.
+
+        Raises:
+            UnsupportedError: the machine lacks the provider.
+        """
         if not self._about:
-            self._about.update(self.ask({"do": "describe"}).fields)
+            named = {} if self.provider == CPU else {"provider": self.provider}
+            self._about.update({**self.ask({"do": "describe", **named}).fields, **named})
         return self._about
 
     @property
@@ -53,7 +60,8 @@ class Target:
         """Return the CPU, the machine and the version of a runtime there, in one line."""
         about = self.describe()
         version = about["versions"].get(runtime, "version unknown")
-        return f"{about['cpu']} ({about['machine']}), {runtime} {version}"
+        provider = "" if self.provider == CPU else f", {self.provider}"
+        return f"{about['cpu']} ({about['machine']}), {runtime} {version}{provider}"
 
     def load(self, path: Path, runtime: str, threads: int) -> "RemoteFile":
         """Load a file on the target.
@@ -68,7 +76,10 @@ class Target:
             )
         key = f"{files.sha256(path)} {runtime} {threads}"
         if key not in self._loaded:
-            request = {"do": "load", "key": key, "runtime": runtime, "threads": threads}
+            request: dict[str, Any] = {"do": "load", "key": key, "runtime": runtime}
+            request |= {"threads": threads}
+            if self.provider != CPU:
+                request["provider"] = self.provider
             file = RemoteFile(self, key, request, path.read_bytes())
             file.names = self.ask(request, file.content).fields["names"]
             self._loaded[key] = file
@@ -122,6 +133,11 @@ class RemoteFile:
         """Return the seconds of a batch there, without its outputs."""
         return float(self._ask("time", batch).fields["seconds"])
 
+    def find_nodes(self, batch: NDArray[Any]) -> Mapping[str, Mapping[str, int]]:
+        """Return the number of nodes that ran there, by provider and operator."""
+        nodes: Mapping[str, Mapping[str, int]] = self._ask("nodes", batch).fields["nodes"]
+        return nodes
+
     def _ask(self, what: str, batch: NDArray[Any]) -> Reply:
         inputs = [np.ascontiguousarray(values) for values in feed(batch, self.names).values()]
         arrays = [[values.dtype.str, values.shape] for values in inputs]
@@ -130,6 +146,6 @@ class RemoteFile:
 
 
 @cache
-def connect(command: str, timeout_s: float) -> Target:
+def connect(command: str, timeout_s: float, provider: str = CPU) -> Target:
     """Return the target of a command; its connection opens with the first request."""
-    return Target(command, timeout_s)
+    return Target(command, timeout_s, provider)

@@ -23,11 +23,11 @@ def opened(shapes_model, shapes, monkeypatch, tmp_path):
     loaded: list[Path] = []
     load = OnnxQuantizer.load
 
-    def counting(path: Path, threads: int) -> Predictor:
+    def counting(quantizer: OnnxQuantizer, path: Path, threads: int) -> Predictor:
         loaded.append(path)
-        return load(path, threads)
+        return load(quantizer, path, threads)
 
-    monkeypatch.setattr(OnnxQuantizer, "load", staticmethod(counting))
+    monkeypatch.setattr(OnnxQuantizer, "load", counting)
     monkeypatch.setattr(evaluator, "find_batching", lambda *_: Batching(64, 1, 1))
     task = classification.build(shapes.class_names)
     quantizer = OnnxQuantizer(make_config("data=shapes"), Runtime(tmp_path, 1, True))

@@ -55,6 +55,15 @@ def test_another_hash_and_another_output_size_or_kernel_is_another_row(other):
     assert len(ids(family(artifact_sha256="d00d", **other).records)) == 3
 
 
+@pytest.mark.parametrize("key", ["backend.provider", "measured_on"])
+def test_one_file_on_two_providers_or_machines_is_two_models(key):
+    records = family(**{key: "another"}).records
+    assert len(ids(records)) == count_models(records) == 3
+    named = table.make(records)
+    names = [dict(zip(named.heads, row.names, strict=False)) for row in named.rows]
+    assert [row[key] for row in names if row["dtype"] == "u8s8"] == ["another"]
+
+
 @pytest.mark.parametrize("other", [{"latency.threads": "4"}, {"evaluate.batch_size": "7"}])
 def test_one_file_measured_in_two_ways_has_two_rows(other):
     records = [record("a", LOST, **FILE), record("b", LOST, **FILE, **other)]

@@ -6,6 +6,7 @@ BACKEND = Backend(
     name="onnx",
     rank=1,
     quantizer="resnet8ptq.backends.onnx.quantizer:OnnxQuantizer",
+    options="resnet8ptq.backends.onnx.options:OnnxConfig",
     runtime="onnxruntime",
     packages=("onnx", "onnxruntime"),
     suffixes=(".onnx",),

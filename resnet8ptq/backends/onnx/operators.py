@@ -1,4 +1,22 @@
-"""The operators that ONNX Runtime quantizes."""
+"""The operators that ONNX Runtime quantizes, and the kernels that run them."""
+
+import re
+from collections.abc import Mapping
+
+# ONNX Runtime's names of convolutions and matrix products: FusedConv, QGemm, ConvInteger, ...
+LAYER = re.compile("Conv|Gemm|MatMul")
+INTEGER = re.compile("^Q|Integer|^DynamicQuantize")
+
+
+def count_kernels(operators: Mapping[str, int]) -> tuple[int, int]:
+    """Return the numbers of layers that run on integers and in float, of an optimized graph.
+
+    Args:
+        operators: the number of its nodes, by operator.
+    """
+    layers = {name: count for name, count in operators.items() if LAYER.search(name)}
+    on_integers = sum(count for name, count in layers.items() if INTEGER.search(name))
+    return on_integers, sum(layers.values()) - on_integers
 
 
 def find_quantized() -> frozenset[str]:

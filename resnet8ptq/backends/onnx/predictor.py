@@ -1,12 +1,20 @@
 """Runs an ONNX file in ONNX Runtime."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import onnx
+from numpy.typing import NDArray
 
-from resnet8ptq.backends.contract import Predictor, Run
+from resnet8ptq.backends.contract import Nodes, Predictor, Run
+from resnet8ptq.backends.onnx.options import CPU
+from resnet8ptq.core.errors import UnsupportedError, errors_as
+from resnet8ptq.core.records import feed
 from resnet8ptq.graph.session import end_at_logits, open_runner
+from resnet8ptq.target.measure import OnnxFile, ProviderError, check_provider
 
 
 def check(path: Path) -> None:
@@ -18,13 +26,58 @@ def check(path: Path) -> None:
     onnx.checker.check_model(onnx.load(path))
 
 
-def load(path: Path, threads: int) -> Predictor:
-    """Load an ONNX file; it runs on `threads` threads."""
-    return Predictor(
-        open_runner(str(path), threads, spins=True), partial(_open_logits, path, threads)
-    )
+def load(path: Path, threads: int, provider: str = CPU) -> Predictor:
+    """Load an ONNX file; it runs on `threads` threads, and on an execution provider.
+
+    Raises:
+        UnsupportedError: the provider is missing, does not start, or refuses the file.
+    """
+    open_logits = partial(_open_logits, path, threads, provider)
+    if provider == CPU:
+        return Predictor(open_runner(str(path), threads, spins=True), open_logits)
+    file = _open(provider, str(path), threads)
+    return Predictor(partial(_run, file), open_logits, find_nodes=partial(_find_nodes, file))
 
 
-def _open_logits(path: Path, threads: int) -> Run | None:
+def open_kernels(path: Path, threads: int, provider: str, without: Sequence[str] = ()) -> Run:
+    """Load a file as a function without the given optimizers; see `load`."""
+    if provider == CPU:
+        return open_runner(str(path), threads, without=without)
+    return partial(_run, _open(provider, str(path), threads, without))
+
+
+def refuse_missing(provider: str) -> None:
+    """Raise `UnsupportedError` if ONNX Runtime lacks an execution provider here."""
+    with _refusals(provider):
+        check_provider(provider)
+
+
+def _open(provider: str, model: str | bytes, threads: int, without: Sequence[str] = ()) -> OnnxFile:
+    with _refusals(provider):
+        return OnnxFile(model, threads, provider, without)
+
+
+@contextmanager
+def _refusals(provider: str) -> Iterator[None]:
+    with errors_as(UnsupportedError, f"backend.provider={provider}: it refuses the file"):
+        try:
+            yield
+        except ProviderError as error:
+            raise UnsupportedError(f"backend.provider: {error}") from None
+
+
+def _run(file: OnnxFile, batch: NDArray[Any]) -> list[NDArray[Any]]:
+    return file.run([*feed(batch, file.names).values()])
+
+
+def _find_nodes(file: OnnxFile, batch: NDArray[Any]) -> Nodes:
+    return file.find_nodes([*feed(batch, file.names).values()])
+
+
+def _open_logits(path: Path, threads: int, provider: str) -> Run | None:
     proto = onnx.load(path)
-    return open_runner(proto, threads, spins=True) if end_at_logits(proto) else None
+    if not end_at_logits(proto):
+        return None
+    if provider == CPU:
+        return open_runner(proto, threads, spins=True)
+    return partial(_run, _open(provider, proto.SerializeToString(), threads))

@@ -1,9 +1,8 @@
 """Times the nodes of an ONNX file with ONNX Runtime's profiler."""
 
 import json
-import re
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,15 +14,12 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from resnet8ptq.backends.contract import Node, Profiler, to_nodes
-from resnet8ptq.backends.onnx import weight_only
+from resnet8ptq.backends.onnx import operators, weight_only
 from resnet8ptq.core.records import feed
 from resnet8ptq.graph.session import OPTIMIZED, open_session
 
 _CONVERSIONS = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "Cast"}
 _KERNEL = "_kernel_time"
-# ONNX Runtime's names of convolutions and matrix products: FusedConv, QGemm, ConvInteger, ...
-_LAYER = re.compile("Conv|Gemm|MatMul")
-_INTEGER = re.compile("^Q|Integer|^DynamicQuantize")
 Event = Mapping[str, Any]
 
 
@@ -41,9 +37,7 @@ def count_kernels(path: Path) -> tuple[int, int]:
         session = open_session(str(path), 1, Path(folder))
         session.end_profiling()
         graph = onnx.load(Path(folder, OPTIMIZED)).graph
-    layers = [node.op_type for node in graph.node if _LAYER.search(node.op_type)]
-    on_integers = sum(_INTEGER.search(name) is not None for name in layers)
-    return on_integers, len(layers) - on_integers
+    return operators.count_kernels(Counter(node.op_type for node in graph.node))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -18,10 +18,14 @@ from resnet8ptq.backends.contract import (
     WITH_16_BITS,
     WITH_ACTIVATIONS,
     Artifact,
+    Predictor,
+    Profiler,
     Quantizer,
     Resolved,
+    Run,
     Takes,
     check_same,
+    options_of,
     refuse_empty,
     refuse_others,
     resolve_stored,
@@ -37,6 +41,7 @@ from resnet8ptq.backends.onnx import (
     weight_only,
     weight_storage,
 )
+from resnet8ptq.backends.onnx.options import CPU, OnnxConfig
 from resnet8ptq.backends.onnx.slim import slim
 from resnet8ptq.calibration import table
 from resnet8ptq.calibration.activations import Activations
@@ -90,6 +95,11 @@ class OnnxQuantizer(Quantizer):
     widths: ClassVar[tuple[int, ...]] = (2, 4, 8, FLOAT_BITS)
 
     @property
+    def provider(self) -> str:
+        """The execution provider that runs the files."""
+        return options_of(self.config, OnnxConfig).provider
+
+    @property
     def level_pools(self) -> tuple[str, ...]:
         """Return none for format=qoperator: QLinearAveragePool has a scale for its output."""
         return () if self.config.format == "qoperator" else ("AveragePool",)
@@ -97,6 +107,8 @@ class OnnxQuantizer(Quantizer):
     def resolve(self, decisions: Decisions | None = None) -> Resolved:
         """Return dtypes, schemes and the format; check kernels that may be missing."""
         config = self.config
+        if self.provider != CPU:
+            predictor.refuse_missing(self.provider)
         if config.dtype.is_fp32:
             return Resolved()
         if config.dtype.is_float:
@@ -297,11 +309,16 @@ class OnnxQuantizer(Quantizer):
         params = run_once(self, artifact, calibration, predictor.check)
         if self.config.dtype.is_float:
             return params
-        path = str(artifact.path)
+        path = artifact.path
         threads = self.runtime.threads
         open_fp32 = partial(open_runner, str(model.onnx_path), threads)
-        open_file = partial(open_runner, path, threads)
-        return params | checking.check(artifact.path.name, open_file, open_fp32, calibration)
+
+        def open_file(optimized: bool = True, without: Sequence[str] = ()) -> Run:
+            if not optimized:  # the definition, computed node by node on the CPU
+                return open_runner(str(path), threads, optimized=False)
+            return predictor.open_kernels(path, threads, self.provider, without)
+
+        return params | checking.check(path.name, open_file, open_fp32, calibration)
 
     def _find_narrow(
         self, graph: onnx.GraphProto, decisions: Decisions, skipped: Collection[str]
@@ -408,9 +425,20 @@ class OnnxQuantizer(Quantizer):
             )
         return ranges
 
-    load = staticmethod(predictor.load)
     count_kernels = staticmethod(profiler.count_kernels)
-    profile = staticmethod(profiler.profile)
+
+    def load(self, path: Path, threads: int) -> Predictor:
+        """Load a file on the execution provider; see `contract.Quantizer`."""
+        return predictor.load(path, threads, self.provider)
+
+    def profile(self, path: Path, threads: int) -> AbstractContextManager[Profiler]:
+        """Load a file to time its nodes on the CPU; see `contract.Quantizer`."""
+        if self.provider != CPU:
+            raise UnsupportedError(
+                f"backend.provider={self.provider}: nodes are timed on the CPU only; a run's "
+                "provider_nodes counts the nodes of each provider"
+            )
+        return profiler.profile(path, threads)
 
 
 @contextmanager

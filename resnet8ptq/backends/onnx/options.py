@@ -1,0 +1,52 @@
+"""The settings of `backend=onnx`."""
+
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from resnet8ptq.config.limits import Limit, limited
+from resnet8ptq.config.schema import BackendConfig
+from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.core.text import no_such_name
+
+CPU = "CPUExecutionProvider"
+# `onnxruntime.get_all_providers()`: each build has a few of them.
+PROVIDERS = (
+    CPU,
+    *("CUDAExecutionProvider", "TensorrtExecutionProvider", "NvTensorRTRTXExecutionProvider"),
+    *("OpenVINOExecutionProvider", "QNNExecutionProvider", "CoreMLExecutionProvider"),
+    *("DmlExecutionProvider", "XnnpackExecutionProvider", "NnapiExecutionProvider"),
+    *("MIGraphXExecutionProvider", "ROCMExecutionProvider", "VitisAIExecutionProvider"),
+    *("DnnlExecutionProvider", "ACLExecutionProvider", "CANNExecutionProvider"),
+    *("RknpuExecutionProvider", "VSINPUExecutionProvider", "WebGpuExecutionProvider"),
+    *("WebNNExecutionProvider", "JsExecutionProvider", "AzureExecutionProvider"),
+)
+
+
+class _Provider(Limit):
+    """A provider's name; one that this build lacks is unsupported, or is the target's."""
+
+    def check(self, key: str, got: Any) -> None:
+        """Raise `ConfigError` for another name; lists the providers of this build."""
+        if not self.holds(got):
+            import onnxruntime  # for this message alone
+
+            raise ConfigError(no_such_name(key, got, onnxruntime.get_available_providers()))
+
+
+_PROVIDER = _Provider("an execution provider", lambda got: got in PROVIDERS)
+
+
+@dataclass
+class OnnxConfig(BackendConfig):
+    """ONNX Runtime.
+
+    Attributes:
+        provider: ONNX Runtime's execution provider, which runs the files.
+    """
+
+    name: str = "onnx"
+    provider: str = limited(CPU, _PROVIDER)
+
+    def on_cpu(self) -> Self:
+        """Return the settings without another provider; see `BackendConfig.on_cpu`."""
+        return replace(self, provider=CPU)
