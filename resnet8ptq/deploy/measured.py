@@ -119,9 +119,9 @@ def _measure(
     p_within = find_p_within(run.config, evaluator.task, comparison, scored.samples)
     if p_within is not None:
         metrics["target/p_within"] = p_within
-        limit = metric.say_loss(metric.limit(run.config.report))
+        limit = metric.say_limit(metric.limit(run.config.report))
         shown = "shown" if p_within <= SIGNIFICANCE else "not shown"
-        lines.append(f"at most {limit} worse than FP32 there: {shown} with 95% confidence")
+        lines.append(f"{limit} there: {shown} with 95% confidence")
     latency = metrics["target/latency_p50_ms"]
     speedup = metrics["target/speedup"]
     lines.append(f"{latency:.3f} ms there, {speedup:.2f} times as fast as FP32")

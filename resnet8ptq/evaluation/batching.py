@@ -112,6 +112,8 @@ def find_batching(
         )
     if len(sizes) == len(ways) == 1:
         return Batching(sizes[0], *widest)
+    if batch_size is None and len(split) <= BATCH_SIZES[-1]:  # measuring would take longer
+        return Batching(sizes[0], *min(ways, key=lambda way: way[1]))
     key: cache.Key = {
         **about,
         "shape": str(split.input_shape or split.stored.dtype),

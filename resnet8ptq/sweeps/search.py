@@ -23,7 +23,7 @@ from resnet8ptq.core.errors import ConfigError, DataError, ModelError
 from resnet8ptq.core.text import printable, unescape_markdown
 from resnet8ptq.exploration.search import searching
 from resnet8ptq.exploration.search.searching import Asked, Step, Tried
-from resnet8ptq.exploration.search.step_table import FALLBACK, GOALS
+from resnet8ptq.exploration.search.step_table import FALLBACKS, GOALS
 from resnet8ptq.report.verdicts import find_fault
 from resnet8ptq.sweeps.budget import Budget, again_s, confirm_s, expect_s
 from resnet8ptq.sweeps.delivery import Delivery
@@ -127,7 +127,9 @@ class RecipeSearch:
             # A search that ends in time still quantizes and evaluates its choice, then confirms it.
             if fitting:
                 self._say_unfit()
-            self._run(fitting[: self.at_once], self._left_s() - self._confirm_s(twice=True))
+            later_s = max((self._reserve_s(step) for step in fitting), default=0.0)
+            left_s = self._left_s() - later_s - self._confirm_s(twice=True)
+            self._run(fitting[: self.at_once], left_s)
         self._say_unfit()
 
     def _say_unfit(self) -> None:
@@ -183,11 +185,11 @@ class RecipeSearch:
         """Return whether a step and a confirmation fit into the remaining time; else skip the step.
 
         For a step that can end early with the best so far, it is enough if a part fits. While no
-        model passes, the time of the last resort is kept too: weights alone in 8 bits.
+        model passes, the time of the last resorts is kept too: weights alone in 8 and 16 bits.
         """
         expected_s = expect_s(step, self.tried) * step.part
         later_s = self._confirm_s() + self._reserve_s(step)
-        if step.kind == FALLBACK and not searching.passing(self.tried):
+        if step.kind in FALLBACKS and not searching.passing(self.tried):
             later_s = 0.0  # to confirm a model that fails helps nobody
         is_first = not any(trial.measured for trial in self.tried)
         if is_first or expected_s + later_s <= self._left_s():
@@ -211,11 +213,11 @@ class RecipeSearch:
         return confirm_s(ranked[0], self.asked.reported) + more_s
 
     def _reserve_s(self, step: Step) -> float:
-        """Return the seconds kept for the last resort, if it comes later."""
-        later = searching.find_fallback(self.asked, self.tried, step.backend)
-        if step.kind == FALLBACK or not later:
+        """Return the seconds kept for the last resorts that come later."""
+        if step.kind in FALLBACKS:
             return 0.0
-        return expect_s(later[0], self.tried)
+        later = searching.find_fallbacks(self.asked, self.tried, step.backend)
+        return sum(expect_s(one, self.tried) for one in later)
 
     def _keep_unmeasured(self, jobs: int) -> None:
         """Keep the file of the first of the last `jobs` jobs that has one, if there is no other."""
@@ -261,7 +263,8 @@ class RecipeSearch:
         late_s = max(self.budget.until_late_s(self._spent_s()), LEAST_S)
         if all(step.kind == searching.CONFIRM for step in steps):
             return late_s
-        return max(late_s - self._confirm_s(), LEAST_S)
+        later_s = max(self._reserve_s(step) for step in steps)
+        return max(late_s - later_s - self._confirm_s(), LEAST_S)
 
     def _deliver(self, trial: Tried, record: RunRecord) -> None:
         """Keep the file of a model that is the best so far, or that was confirmed."""
@@ -302,10 +305,10 @@ class RecipeSearch:
             return tried.reason
         if tried.doubt:
             return f"void: {tried.doubt}"
-        shown = tried.show_loss(round(tried.loss, 4))
+        shown = tried.state_loss(tried.loss)
         passes = "passes" if tried.passes else "not shown to pass"
         size = f"{tried.size_bytes / 1000:.1f} kB"
-        line = f"loss {shown}: {passes}; noise {tried.noise:.2g}; {size}{tried.cut_short}"
+        line = f"{shown}: {passes}; noise {tried.noise:.2g}; {size}{tried.cut_short}"
         return f"{line}; in float: {tried.named or 'none'}" if tried.searches else line
 
 
@@ -393,7 +396,7 @@ def measure(step: Step, record: RunRecord, seconds: float, level: float = SIGNIF
         seconds=max(seconds, spent_s),
         doubt=record.doubt,
         loss=record.loss,
-        show_loss=metric.say_loss,
+        state_loss=metric.state_loss,
         error=_error(record, metric),
         within=record.p_within is not None and record.p_within <= level,
         noise=noise(record),

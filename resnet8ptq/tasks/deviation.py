@@ -65,6 +65,10 @@ class RelativeError(Metric):
         """Return the margin against the best model as text."""
         return f"with at most {margin:.2%} more noise than the best"
 
+    def state_loss(self, loss: float) -> str:
+        """Return a loss with its name: as the SQNR, in the unit of the limit."""
+        return f"SQNR {-10 * math.log10(loss):.1f} dB" if loss > 0 else "equal outputs"
+
     @property
     def loss_title(self) -> str:
         """The name of the loss in figures."""

@@ -21,7 +21,7 @@ STEPS = {
     "static percentile": "calibrations",
     "static smooth": "smooth_quant",
     "static bias": "bias_correction",
-    "w8 by channel": step_table.FALLBACK,
+    "w8 by channel": "weights_in_8_bits",
 }
 STARTS = ("static", "dynamic", "mixed")  # `ship` tries all that the network takes
 _PRODUCTS = 0.6  # of FP32's bytes, at most, in a file with only matrix products in 8 bits

@@ -560,6 +560,12 @@ def test_the_only_input_is_the_array_of_its_name(tmp_path, name, sided):
     assert all((image == INPUTS).all(axis=(1, 2)).any() for image in images)
 
 
+def test_an_array_with_the_name_of_the_only_input_needs_no_word(tmp_path):
+    np.savez(tmp_path / "a.npz", input_1=INPUTS)
+    assert name_inputs(tmp_path / "a.npz", lambda: ["input_1"]) == "input_1"
+    assert name_inputs(tmp_path / "a.npz", lambda: ["pixels"]) is None
+
+
 @pytest.mark.parametrize("sided", [False, True])
 def test_arrays_that_are_all_inputs_need_no_word_about_labels(tmp_path, sided):
     """Such as a feature and a state, in a file without labels."""

@@ -96,6 +96,12 @@ def test_the_fastest_way_is_found_once(monkeypatch, tmp_path, best, way):
     assert {threads for _, threads in backend.batches} == {way[0]}
 
 
+def test_few_samples_are_run_without_a_search_for_the_fastest_way(monkeypatch, tmp_path):
+    backend = Counting(monkeypatch, lambda tried: 1.0)
+    run(BATCH_SIZES[-1], tmp_path)
+    assert not backend.measured
+
+
 @pytest.mark.parametrize("odd", [1, 2])  # the first turn, or the second
 def test_a_way_that_is_fast_or_slow_once_is_no_other(monkeypatch, tmp_path, odd):
     turns: Counter[Batching] = Counter()
@@ -156,7 +162,7 @@ def test_another_kind_of_artifact_is_measured_by_itself(monkeypatch, tmp_path, o
 def test_every_image_is_run_in_order(monkeypatch, tmp_path, count):
     Counting(monkeypatch, lambda tried: 1 / tried.at_once)
     result = run(count, tmp_path)
-    assert result.batching.at_once == 4
+    assert result.batching.at_once == (4 if count > BATCH_SIZES[-1] else 1)
     np.testing.assert_array_equal(result.outputs.values[0][:, 0], np.arange(count) % 251)
 
 

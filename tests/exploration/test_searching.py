@@ -99,8 +99,8 @@ def test_findings_decide_the_next_steps():
 
     tried = run_search(ASKED, outcome)
     assert kinds_of(tried)[3:] == [
-        *("answers", "bias_correction", "float_layers", "learned_rounding"),
-        *("weights_in_8_bits", "weights_in_16_bits", "fine_tuning"),
+        *("answers", "bias_correction", "float_layers", "weights_in_8_bits"),
+        *("learned_rounding", "weights_in_16_bits", "fine_tuning"),
     ]
     by_kind = {item.step.kind: item.step for item in tried}
     assert "nodes_to_exclude=[a]" in by_kind["answers"].overrides

@@ -90,6 +90,19 @@ def test_the_scaler_of_a_network_that_scikit_learn_exported_is_taken(take, tmp_p
     np.testing.assert_allclose(z, (samples - [1, 2]) * [3, 4] @ weights, rtol=1e-4, atol=1e-5)
 
 
+def test_a_product_of_positions_is_no_layer_in_integers(take):
+    """As of windows of a spectrogram, or of shapes."""
+    nodes = [
+        helper.make_node("Cast", ["x"], ["whole"], to=TensorProto.INT64),
+        helper.make_node("MatMul", ["whole", "step"], ["at"]),
+        helper.make_node("Cast", ["at"], ["place"], to=TensorProto.FLOAT),
+        helper.make_node("MatMul", ["place", "w"], ["z"]),
+    ]
+    constants = {"step": np.int64([[2, 0], [0, 3]]), "w": np.float32([[1, 2], [3, 4]])}
+    proto = assemble(nodes, {"x": [None, 2]}, {"z": [None, 2]}, constants)
+    take(proto, RANDOM.normal(size=(5, 2)).astype(np.float32))
+
+
 def test_weights_in_a_file_beside_the_network_are_taken_and_count(take, tmp_path):
     path = tmp_path / "network.onnx"
     onnx.save(build(), path, save_as_external_data=True, location="w" * 130, size_threshold=0)

@@ -297,6 +297,18 @@ def test_time_is_kept_for_the_step_that_loses_next_to_nothing():
     assert search.confirmed[0].passes and jobs.at <= 65
 
 
+def test_a_search_that_ends_in_time_leaves_the_time_of_the_last_resorts():
+    """Learned rounding takes all of its time."""
+
+    def outcome(step):
+        return record(0.001 if "dtype=fp16" in step.overrides else 0.05)
+
+    jobs = Jobs(outcome, seconds=lambda step: 10.0 * max(step.cost, 1))
+    search = jobs.run(seconds=350)
+    assert {"learned_rounding", "weights_in_8_bits"} <= {*jobs.kinds}
+    assert search.confirmed[0].passes
+
+
 def test_a_last_resort_is_worth_more_than_the_confirmation_of_a_failure():
     def outcome(step):
         return record(0.001 if "method=weight_only" in step.overrides else 0.05)

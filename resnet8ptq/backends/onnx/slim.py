@@ -71,9 +71,10 @@ def _reduce_zero_points(graph: onnx_ir.Graph, node: onnx_ir.Node) -> None:
     values = shared.const_value.numpy()
     if values.ndim == 1 and (values == values[0]).all():
         name = f"{shared.name}__scalar"
-        one = onnx_ir.Value(name=name, const_value=onnx_ir.tensor(values[0], name=name))
-        graph.register_initializer(one)
-        node.replace_input_with(5, one)
+        if name not in graph.initializers:  # layers may share their zero points
+            one = onnx_ir.Value(name=name, const_value=onnx_ir.tensor(values[0], name=name))
+            graph.register_initializer(one)
+        node.replace_input_with(5, graph.initializers[name])
 
 
 def _drop_defaults(node: onnx.NodeProto, version: int) -> None:

@@ -176,7 +176,7 @@ def _match_names(root: Path, find_takes: Callable[[], Sequence[str]]) -> Any:
     simple = {_without_side(_simple(name)) for name in names}
     candidates = simple - others
     is_clear = candidates.isdisjoint(INPUTS) and not simple.isdisjoint(LABELS)
-    if len(candidates) < 2 or is_clear:
+    if is_clear or (len(candidates) < 2 and candidates <= {*INPUTS}):
         return None
     takes = sorted(find_takes())
     train, test = (_of_own_names(names, side, ()) for side in SIDES)

@@ -16,7 +16,7 @@ from resnet8ptq.evaluation.worth import saves
 from resnet8ptq.experiment.network_properties import BESIDE, PRODUCTS, RECURRENT
 from resnet8ptq.exploration.search import step_table
 from resnet8ptq.exploration.search.changes import Change, change
-from resnet8ptq.exploration.search.step_table import ANSWERS, FALLBACK, Proposal, Seen
+from resnet8ptq.exploration.search.step_table import ANSWERS, FALLBACKS, Proposal, Seen
 
 SKIPPED = "skipped"  # the status of a step that did not fit into the time
 # kinds of its own
@@ -120,7 +120,7 @@ class Tried:
         samples: number of samples on which it was evaluated; 0 if unknown.
         weights_db, activations_db: SQNR with only weights or only activations rounded.
         cut_short: the work that the time limit cut short, to print.
-        show_loss: returns a loss as text, in the unit of the metric.
+        state_loss: returns a loss as text, with its name and unit.
     """
 
     step: Step
@@ -148,7 +148,7 @@ class Tried:
     activations_db: float | None = None
     named: str = ""
     cut_short: str = ""
-    show_loss: Callable[[float], str] = str
+    state_loss: Callable[[float], str] = str
 
     @property
     def measured(self) -> bool:
@@ -386,13 +386,14 @@ def _excluded(settings: Mapping[str, str]) -> list[str]:
     return [str(name) for name in value] if isinstance(value, list) else []
 
 
-def find_fallback(asked: Asked, tried: Sequence[Tried], backend: str) -> list[Step]:
-    """Return the step of weights alone in 8 bits, while no model passes; else empty."""
+def find_fallbacks(asked: Asked, tried: Sequence[Tried], backend: str) -> list[Step]:
+    """Return the untried last resorts before FP32, while no model passes; else empty."""
     own = [trial for trial in tried if trial.step.backend == backend]
     measured = [trial for trial in own if trial.measured]
     if passing(own) or (measured and loses_nothing(asked, _closest_that_saves(measured))):
         return []
-    return _propose(asked, backend, own, name=FALLBACK, before=())
+    names = [name for name in step_table.order((), asked.goal) if name in FALLBACKS]
+    return [step for name in names for step in _propose(asked, backend, own, name=name, before=())]
 
 
 def _find_smaller(asked: Asked, backend: str, own: Sequence[Tried]) -> list[Step]:

@@ -35,7 +35,7 @@ WEIGHTS = "weights cost more"
 ACTIVATIONS = "activations cost more"
 START = "start"
 ANSWERS = "answers"
-FALLBACK = "weights_in_8_bits"  # the last resort before FP32
+FALLBACKS = ("weights_in_8_bits", "weights_in_16_bits")  # the last resorts before FP32
 
 
 @dataclass(frozen=True)
@@ -210,12 +210,12 @@ STEPS = (
         part=0.25,
     ),
     StepKind(
-        name=FALLBACK,
+        name="weights_in_8_bits",
         rank=70,
         settings="method=weight_only dtype=w8 weight_only.block_size=null {slim}",
         why="weights alone in 8 bits, activations in float: most networks lose little",
         capability="weights_alone",
-        moved={PRODUCTS: 10, RECURRENT: 10},
+        moved={PRODUCTS: 10, RECURRENT: 10, ACTIVATIONS: 53},
         plain=True,
         only_8_bits=True,
     ),

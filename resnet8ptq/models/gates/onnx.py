@@ -267,7 +267,8 @@ def _reasons_against(proto: onnx.ModelProto) -> Iterator[str]:
 
 
 def _reasons_not_to_quantize(proto: onnx.ModelProto) -> Iterator[str]:
-    weights = list(find_weights(proto.graph))
+    constants = find_weights(proto.graph)
+    weights = [(layer, tensor) for layer, tensor in constants if tensor.data_type not in _INDICES]
     if not weights and (inner := find_inner_layers(proto.graph)):
         yield (
             "quantization would find nothing: its layers are inside "
@@ -287,6 +288,9 @@ def _reasons_not_to_quantize(proto: onnx.ModelProto) -> Iterator[str]:
         if tensor.data_type != TensorProto.FLOAT:
             kind = type_name(tensor.data_type)
             yield f"weights {tensor.name!r} of {layer} are {kind}; expected the FP32 model"
+
+
+_INDICES = (TensorProto.INT32, TensorProto.INT64)  # of products of positions or sizes, no layer
 
 
 def find_inner_layers(graph: onnx.GraphProto) -> list[str]:

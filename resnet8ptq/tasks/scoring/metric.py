@@ -133,8 +133,12 @@ class Metric:
     def say_loss(self, loss: float) -> str:
         """Return a loss as text: in points, in percent of the baseline's value, or as a number."""
         if self.percent:
-            return f"{100 * loss:g} point{'' if loss == 0.01 else 's'}"
-        return f"{loss:g}" if self.bounded else f"{100 * loss:g}%"
+            return f"{100 * loss:.4g} point{'' if loss == 0.01 else 's'}"
+        return f"{loss:.4g}" if self.bounded else f"{100 * loss:.4g}%"
+
+    def state_loss(self, loss: float) -> str:
+        """Return a loss with its name, as text for a sentence."""
+        return f"loss {self.say_loss(loss)}"
 
 
 def name_ends(name: str, interval: Interval | None) -> Metrics:
