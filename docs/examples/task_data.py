@@ -2,6 +2,7 @@
 
     python docs/examples/task_data.py pictures        # docs/data.md: pictures, a table, an array
     python docs/examples/task_data.py segmentation    # docs/tasks.md, one for each task
+    python docs/examples/task_data.py clips
     python docs/examples/task_data.py dense
     python docs/examples/task_data.py multilabel
     python docs/examples/task_data.py verification
@@ -125,6 +126,27 @@ def make_dense() -> None:
     export(network, x, "my_denoiser.pt2")
 
 
+def make_clips() -> None:
+    """Write clips of eight noisy windows with one of four pitches, and a network for a window."""
+    random = np.random.default_rng(0)
+    clips = random.integers(0, 4, 1500)
+    pitch = (clips + 2)[:, None, None] * np.linspace(0, 6, 64)
+    x = np.sin(pitch + random.random((1500, 8, 1)) * 6) + 2 * random.normal(size=(1500, 8, 64))
+    windows = torch.tensor(x.reshape(-1, 64)).float()
+    labels = np.repeat(clips, 8)
+    np.savez("my_windows.npz", x=windows.numpy(), y=labels, groups=np.repeat(np.arange(1500), 8))
+
+    network = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 4), nn.Softmax(1))
+    targets = torch.tensor(labels)
+
+    def loss_of() -> Tensor:
+        chosen = torch.randint(6000, (128,))
+        return nn.functional.nll_loss(network(windows[chosen]).log(), targets[chosen])
+
+    learn(network, loss_of, steps=600, rate=0.002)
+    export(network, windows, "my_listener.pt2")
+
+
 def make_multilabel() -> None:
     """Write vectors with five labels, each true for a fifth of them, and a network for these."""
     random = np.random.default_rng(0)
@@ -202,6 +224,7 @@ def make_ctc() -> None:
 MAKERS = {
     "pictures": make_pictures,
     "segmentation": make_segmentation,
+    "clips": make_clips,
     "dense": make_dense,
     "multilabel": make_multilabel,
     "verification": make_verification,

@@ -224,6 +224,7 @@ class TaskConfig:
     """The metrics of a run; base class of the options of each task."""
 
     name: str = "auto"
+    join: str | None = limited(None, one_of("mean", "max", "vote"))
 
 
 @dataclass
@@ -248,6 +249,7 @@ class AnomalyConfig(TaskConfig):
     """Options of `task=anomaly`; see `tasks.anomaly`."""
 
     name: str = "anomaly"
+    join: str | None = limited("mean", one_of("mean", "max"))
     max_fpr: float = limited(0.1, limits.SHARE)
 
 

@@ -117,6 +117,7 @@ def make_task(
         outputs={output.name: output.shape for output in fp32.contract.outputs},
         final=fp32.final,
         class_ids=dataset.class_ids,
+        grouped=scored.groups is not None,
     )
     try:
         return tasks.make(config, setting)

@@ -39,7 +39,7 @@ def make_plan(
             f"evaluate.stop: got decided, expected all with task={task.name}: the sequential test "
             "needs hits, such as those of task=classification and agreement"
         )
-    if grouped:
+    if grouped or task.scope.joins_groups:
         raise ConfigError(
             "evaluate.stop: got decided, expected all with data.groups: the sequential test needs "
             "independent samples"

@@ -31,7 +31,7 @@ def write(folder: Path, task: Task, comparison: Comparison, samples: Split) -> N
     Args:
         samples: the scored samples, in the order of the answers.
     """
-    answers = task.files.answers(comparison)
+    answers = None if task.scope.joins_groups else task.files.answers(comparison)
     if answers is None or not (_is_picture(samples) or samples.texts is not None):
         return
     model, baseline = answers

@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 LIMITS = ("max_drop", "min_sqnr_db", "min_accuracy")  # keys of `report`
 PREFER = "prefer"  # the same
-_SCORED_BY = ("scored_as", "metric", "task.metric._target_")
+_SCORED_BY = ("scored_as", "metric", "task.join", "task.metric._target_")
 PROVIDER = "backend.provider"
 RUN_ON = (PROVIDER, "measured_on")  # params: the provider and the machine that ran the file
 _VARY = (  # settings beyond the four of every table
@@ -187,8 +187,15 @@ def label(members: Sequence[RunRecord], keys: Sequence[str]) -> str:
 
 
 def headings(families: Sequence[Sequence[RunRecord]]) -> list[str]:
-    """Return the title of each family of `group`; equal titles get the digest of the samples."""
+    """Return the title of each family of `group`.
+
+    Equal titles get `task.join` if it differs, else the digest of the samples.
+    """
     titles = [title(family) for family in families]
+    joins = [family[0].params.get("task.join", "null") if family else "" for family in families]
+    if len(set(joins)) > 1:
+        pairs = zip(titles, joins, strict=True)
+        titles = [f"{text}, task.join={how}" if how != "null" else text for text, how in pairs]
     shown = []
     for text, family in zip(titles, families, strict=True):
         if titles.count(text) > 1:

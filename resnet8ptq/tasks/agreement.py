@@ -14,7 +14,7 @@ from resnet8ptq.tasks.scoring.hits import Hits
 from resnet8ptq.tasks.scoring.metric import Metric, Metrics
 from resnet8ptq.tasks.scoring.outputs import Array, Outputs, Targets, TaskContext, describe
 from resnet8ptq.tasks.scoring.values import PairedTest
-from resnet8ptq.tasks.task import Reference, Task, TaskFiles, TaskType
+from resnet8ptq.tasks.task import Joining, Reference, Task, TaskFiles, TaskType
 
 AGREEMENT_RATE = Metric("agreement", "agreement", percent=True)
 # An answer is lost only where the class changes: accuracy of FP32 - accuracy <= 1 - agreement.
@@ -86,6 +86,7 @@ def build() -> Task:
         pair_metrics=_pair_metrics,
         reference=Reference(_rescore, NOTE),
         files=TaskFiles(arrays=_keep),
+        joining=Joining(classification.to_probabilities, classification.vote),
         summary=summarize,
     )
 

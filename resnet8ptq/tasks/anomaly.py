@@ -1,11 +1,10 @@
 """`task=anomaly`: the network reconstructs normal samples better than anomalies.
 
 As in MLPerf Tiny and DCASE, the score of a clip is the mean over its windows of the mean squared
-error. The metric is the AUC of ranking anomalies above normal clips.
+error (`task.join`). The metric is the AUC of ranking anomalies above normal clips.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
@@ -13,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import AnomalyConfig
-from resnet8ptq.core.errors import ConfigError, DataError, ModelError
+from resnet8ptq.core.errors import ConfigError, ModelError
 from resnet8ptq.tasks.scoring import distortion
 from resnet8ptq.tasks.scoring.comparison import Comparison, OutputScores
 from resnet8ptq.tasks.scoring.metric import Metric, Metrics
-from resnet8ptq.tasks.scoring.outputs import Array, Outputs, Targets, TaskContext, describe
+from resnet8ptq.tasks.scoring.outputs import Outputs, Targets, TaskContext, describe
 from resnet8ptq.tasks.scoring.ranking import AUC, DELONG, ROC_CAPTION, ROC_FILE, Ranking, doubt_auc
-from resnet8ptq.tasks.task import Scope, Task, TaskFiles, TaskType
+from resnet8ptq.tasks.task import Joining, Task, TaskFiles, TaskType
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AnomalyScores(OutputScores):
-    """The anomaly score of each clip [n], and labels [n], where 1 is an anomaly.
+    """The anomaly score of each sample or clip [n], and labels [n], where 1 is an anomaly.
 
     Attributes:
         max_fpr: the largest false positive rate of the partial AUC.
@@ -39,13 +38,8 @@ class AnomalyScores(OutputScores):
 
     @cached_property
     def per_sample(self) -> Ranking:
-        """The score of each clip."""
+        """The score of each sample or clip."""
         return Ranking(self.scores, self.labels)
-
-    @property
-    def total(self) -> int:
-        """Number of scored clips (groups of samples)."""
-        return len(self.labels)
 
     @property
     def value(self) -> float:
@@ -67,37 +61,29 @@ def build(max_fpr: float = 0.1) -> Task:
         partial(_score, max_fpr),
         DELONG,
         beside=(Metric("pauc", f"pAUC({max_fpr:g})"),),
-        scope=Scope(joins_groups=True),
         files=TaskFiles(figures=_draw, captions={ROC_FILE: ROC_CAPTION}),
         doubt=doubt_auc,
+        joining=Joining(_to_errors),
     )
 
 
 def _score(max_fpr: float, outputs: Outputs, targets: Targets) -> AnomalyScores:
-    """Score each clip by the mean error of its windows."""
+    errors = _to_errors(outputs, targets).values[0].reshape(-1)
+    return AnomalyScores(outputs, errors, np.asarray(targets.labels, np.int64), max_fpr)
+
+
+def _to_errors(outputs: Outputs, targets: Targets) -> Outputs:
+    """Return the mean squared error of each sample [n, 1], or the single output value."""
     [values] = outputs.values
-    labels = np.asarray(targets.labels, np.int64)
-    assert targets.inputs is not None  # the evaluation sets them
-    errors = _errors(values, targets.inputs)
-    if targets.groups is not None:
-        _, first, clips = np.unique(targets.groups, return_index=True, return_inverse=True)
-        if (labels != labels[first][clips]).any():
-            raise DataError("data.groups: a group has samples of both labels; expected one label")
-        errors = np.bincount(clips, errors) / np.bincount(clips)
-        labels = labels[first]
-    return AnomalyScores(outputs, errors, labels, max_fpr)
-
-
-def _errors(values: Array, inputs: Callable[[slice], NDArray[np.float32]]) -> NDArray[np.float64]:
-    """Return the mean squared error of each window [n], or the single output value."""
     if values[:1].size == 1:
-        return values.reshape(-1).astype(np.float64)
-    errors = np.empty(len(values))
+        return replace(outputs, values=(values.reshape(-1, 1).astype(np.float64),))
+    assert targets.inputs is not None  # the evaluation sets them
+    errors = np.empty((len(values), 1))
     for part in distortion.parts(values):
-        error = values[part].astype(np.float64) - inputs(part)
+        error = values[part].astype(np.float64) - targets.inputs(part)
         wide = error.reshape(len(error), -1)
-        errors[part] = (wide**2).mean(axis=1)
-    return errors
+        errors[part] = (wide**2).mean(axis=1, keepdims=True)
+    return replace(outputs, values=(errors,))
 
 
 def _draw(comparison: Comparison, title: str) -> "dict[str, Figure]":

@@ -19,10 +19,17 @@ from resnet8ptq.tasks.classification import (
 from resnet8ptq.tasks.scoring.comparison import Comparison, summarize
 from resnet8ptq.tasks.scoring.hits import Hits
 from resnet8ptq.tasks.scoring.metric import Metric, Metrics
-from resnet8ptq.tasks.scoring.outputs import LOGITS, Outputs, Targets, TaskContext, check_labels
+from resnet8ptq.tasks.scoring.outputs import (
+    LOGITS,
+    Array,
+    Outputs,
+    Targets,
+    TaskContext,
+    check_labels,
+)
 from resnet8ptq.tasks.scoring.ranking import AUC, DELONG, ROC_CAPTION, ROC_FILE, Ranking, doubt_auc
 from resnet8ptq.tasks.scoring.values import Arrays
-from resnet8ptq.tasks.task import Task, TaskFiles, TaskType
+from resnet8ptq.tasks.task import Joining, Task, TaskFiles, TaskType
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -66,16 +73,25 @@ def build(class_names: tuple[str, ...] = (), threshold: float = 0.5) -> Task:
             answers=classification.answers,
         ),
         doubt=doubt_auc,
+        joining=Joining(_to_probabilities, partial(_vote, threshold)),
         summary=partial(_summarize, threshold),
     )
 
 
 def _score(threshold: float, outputs: Outputs, targets: Targets) -> BinaryScores:
     """Score one output value (before or after a sigmoid), or two."""
-    if outputs.values[0].shape[1] == 1:
-        outputs = _as_two(outputs)
-    scores = classification.score(outputs, targets)
+    scores = classification.score(_to_probabilities(outputs, targets), targets)
     return BinaryScores(replace(scores, threshold=threshold))
+
+
+def _to_probabilities(outputs: Outputs, targets: Targets) -> Outputs:
+    two = _as_two(outputs) if outputs.values[0].shape[1] == 1 else outputs
+    return classification.to_probabilities(two)
+
+
+def _vote(threshold: float, probabilities: Array) -> Array:
+    second = probabilities[:, 1] > threshold
+    return np.stack([~second, second], axis=1)
 
 
 def _as_two(outputs: Outputs) -> Outputs:

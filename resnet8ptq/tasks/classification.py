@@ -31,7 +31,7 @@ from resnet8ptq.tasks.scoring.statistics import (
     flips,
     kappa,
 )
-from resnet8ptq.tasks.task import Table, Task, TaskFiles, TaskType
+from resnet8ptq.tasks.task import Joining, Table, Task, TaskFiles, TaskType
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -213,13 +213,24 @@ def _centre(logits: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(logits - logits.mean(axis=1, keepdims=True))
 
 
+def to_probabilities(outputs: Outputs, targets: Targets | None = None) -> Outputs:
+    """Return outputs with the softmax of logits [n, classes] in their place."""
+    [values] = outputs.values
+    if outputs.final != LOGITS:
+        return outputs
+    return Outputs((distortion.softmax(values),), values)
+
+
+def vote(probabilities: Probabilities) -> NDArray[np.bool_]:
+    """Return the vote of each sample for its top-1 class [n, classes]."""
+    classes = np.arange(probabilities.shape[1])
+    return np.asarray(probabilities.argmax(axis=1)[:, np.newaxis] == classes)
+
+
 def score(outputs: Outputs, targets: Targets) -> ClassScores:
     """Score probabilities [n, classes], or logits after a softmax."""
-    [values] = outputs.values
-    labels = np.asarray(targets.labels)
-    if outputs.final == LOGITS:
-        return ClassScores(distortion.softmax(values), labels, values)
-    return ClassScores(values, labels, outputs.logits)
+    ready = to_probabilities(outputs)
+    return ClassScores(ready.values[0], np.asarray(targets.labels), ready.logits)
 
 
 def _classes(comparison: Comparison) -> tuple[ClassScores, ClassScores]:
@@ -288,6 +299,7 @@ def build(class_names: tuple[str, ...] = ()) -> Task:
             answers=answers,
         ),
         doubt=_doubt,
+        joining=Joining(to_probabilities, vote),
         summary=_summarize,
     )
     return replace(task, pair_metrics=partial(_pair_metrics, task.few_names))

@@ -22,7 +22,7 @@ from resnet8ptq.tasks.scoring.bootstrap import BOOTSTRAP, BootstrapScores, mean_
 from resnet8ptq.tasks.scoring.comparison import Comparison
 from resnet8ptq.tasks.scoring.metric import Metric, Metrics
 from resnet8ptq.tasks.scoring.outputs import Outputs, Targets
-from resnet8ptq.tasks.task import Task, TaskType
+from resnet8ptq.tasks.task import Joining, Task, TaskType
 
 EXPECTED = "expected a callable (outputs, targets) -> a number, or one for each sample"
 
@@ -43,12 +43,12 @@ def build(config: CustomConfig, call: UserMetric | None, outputs: Sequence[str] 
     )
     score = partial(_score, call, title, config.resamples)
     distance = partial(_pair_metrics, outputs)
-    return Task("custom", metric, score, BOOTSTRAP, pair_metrics=distance)
+    return Task("custom", metric, score, BOOTSTRAP, pair_metrics=distance, joining=Joining())
 
 
 def _pair_metrics(names: Sequence[str], comparison: Comparison) -> Metrics:
     """Return the SQNR of the worst output, and of each if there are several."""
-    outputs = comparison.baseline.outputs.values, comparison.model.outputs.values
+    outputs = comparison.baseline.outputs.returned, comparison.model.outputs.returned
     each = distortion.sqnr_of_each(metric_names(names), *outputs)
     return {"sqnr_db": comparison.sqnr_db, **each}
 

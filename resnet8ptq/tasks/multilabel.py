@@ -1,12 +1,13 @@
 """`task=multilabel`: several labels a sample, scored by mean average precision and macro F1."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit  # scipy.stats takes a second to import
 
 from resnet8ptq.config.schema import MultilabelConfig
 from resnet8ptq.core.errors import ConfigError, ModelError
@@ -20,9 +21,16 @@ from resnet8ptq.tasks.scoring.classwise import (
 )
 from resnet8ptq.tasks.scoring.comparison import Comparison, doubt_below
 from resnet8ptq.tasks.scoring.metric import Metric, Metrics
-from resnet8ptq.tasks.scoring.outputs import Outputs, Targets, TaskContext, check_labels, describe
+from resnet8ptq.tasks.scoring.outputs import (
+    Array,
+    Outputs,
+    Targets,
+    TaskContext,
+    check_labels,
+    describe,
+)
 from resnet8ptq.tasks.scoring.statistics import Values
-from resnet8ptq.tasks.task import Task, TaskFiles, TaskType
+from resnet8ptq.tasks.task import Joining, Task, TaskFiles, TaskType
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -74,18 +82,26 @@ class MultilabelScores(ClasswiseScores):
 
     def more(self) -> Metrics:
         """Return the mean of the classes' F1 above the threshold; 0 for a class never predicted."""
-        [values] = self.outputs.values
-        cut = self.threshold
-        if values.min() < -ROUNDED or values.max() > 1 + ROUNDED:
-            cut = float(np.log(cut / (1 - cut)))  # of logits
-        predicted = values > cut
+        predicted = _to_probabilities(self.outputs).values[0] > self.threshold
         hits = (predicted & self.labels).sum(axis=0)
         named = predicted.sum(axis=0) + self.labels.sum(axis=0)
         return {MACRO_F1.name: float((2 * hits / np.maximum(named, 1)).mean())}
 
     def sqnr_db(self, baseline: "MultilabelScores") -> float | None:
         """Return the SQNR of the outputs in dB."""
-        return distortion.sqnr_db(baseline.outputs.values, self.outputs.values)
+        return distortion.sqnr_db(baseline.outputs.returned, self.outputs.returned)
+
+
+def _to_probabilities(outputs: Outputs, targets: Targets | None = None) -> Outputs:
+    """Return outputs with the sigmoid of logits in their place."""
+    [values] = outputs.values
+    if values.min() >= -ROUNDED and values.max() <= 1 + ROUNDED:
+        return outputs
+    return replace(outputs, values=(expit(values),))
+
+
+def _vote(threshold: float, probabilities: Array) -> Array:
+    return np.asarray(probabilities > threshold)
 
 
 def rank(
@@ -137,6 +153,7 @@ def build(class_names: tuple[str, ...] = (), threshold: float = 0.5, resamples: 
             captions={CLASSES: "AP by class: those that changed most, beside FP32"},
         ),
         doubt=_doubt,
+        joining=Joining(_to_probabilities, partial(_vote, threshold)),
     )
 
 

@@ -14,6 +14,7 @@ from resnet8ptq.config.schema import TaskConfig
 from resnet8ptq.core.console import log_once
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.registry import look_up
+from resnet8ptq.tasks import joining
 from resnet8ptq.tasks.scoring.outputs import PROBABILITIES, TaskContext
 from resnet8ptq.tasks.task import Task, TaskType
 
@@ -66,17 +67,34 @@ def make(config: TaskConfig, setting: TaskContext) -> Task:
     """Return the task for a network and data: the one in `task`, or the one that fits the data.
 
     Raises:
-        ConfigError: an unknown name, or insufficient data for the task.
+        ConfigError: an unknown name, insufficient data for the task, or samples without groups
+            where `task.join` joins them.
         ModelError: the outputs of the network do not fit.
     """
     name = choose(setting) if config.name == AUTO else config.name
     kind = _find(name)
     if config.name == AUTO:
         log_once(log, "task=auto took %s: %s", name, BECAUSE[name])
-        config = kind.schema(name)
+        config = kind.schema(name, join=config.join)
     elif not isinstance(config, kind.schema):
         raise ConfigError(f"task.name: got {config.name!r} alone; try task={config.name}")
-    return kind.make(config, setting)
+    task = kind.make(config, setting)
+    if config.join is None:
+        return task
+    _check_join(task, config.join)
+    if not setting.grouped and config.join != kind.schema.join:
+        raise ConfigError(
+            f"task.join: got {config.join}, expected null: {setting.data} has no groups of samples "
+            "(data.groups)"
+        )
+    return joining.join(task, config.join)
+
+
+def _check_join(task: Task, how: str) -> None:
+    if task.joining is None:
+        raise ConfigError(f"task.join: got {how}, expected null with task={task.name}")
+    if how == joining.VOTE and task.joining.votes is None:
+        raise ConfigError(f"task.join: got vote, expected null, mean or max with task={task.name}")
 
 
 def fingerprint(config: TaskConfig) -> str:

@@ -20,7 +20,7 @@ from resnet8ptq.tasks.scoring.outputs import (
     describe,
 )
 from resnet8ptq.tasks.scoring.statistics import SIGNIFICANCE, Margin
-from resnet8ptq.tasks.task import Task, TaskFiles, TaskType
+from resnet8ptq.tasks.task import Joining, Task, TaskFiles, TaskType
 
 
 def build(primary: str = "mae", resamples: int = 9999) -> Task:
@@ -37,6 +37,7 @@ def build(primary: str = "mae", resamples: int = 9999) -> Task:
         beside=(_error_metric("rmse" if primary == "mae" else "mae"),),
         files=TaskFiles(arrays=_keep_predictions),
         doubt=partial(_doubt, primary),
+        joining=Joining(),
     )
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # a run imports matplotlib only when it draws
 MANY_CLASSES = 50  # with more, metrics of single classes go into files alone
 
 Table = Iterable[Sequence[object]]
+Score = Callable[[Outputs, Targets], Scores]
 
 
 def _measure_distance(comparison: Comparison) -> Metrics:
@@ -77,6 +78,23 @@ class Scope:
         return ""
 
 
+def _as_returned(outputs: Outputs, targets: Targets) -> Outputs:
+    return outputs
+
+
+@dataclass(frozen=True)
+class Joining:
+    """The values of single samples that `task.join` joins for a group, see `tasks.joining`.
+
+    Attributes:
+        values: returns outputs that the task scores in the place of the network's.
+        votes: returns the votes [n, classes] of these values, 0 or 1; None: the task has no votes.
+    """
+
+    values: Callable[[Outputs, Targets], Outputs] = _as_returned
+    votes: Callable[[Array], Array] | None = None
+
+
 @dataclass(frozen=True)
 class Reference:
     """FP32 as the reference of a task without labels.
@@ -128,12 +146,13 @@ class Task:
         doubt: the reason why no verdict is valid for a baseline with these scores, or None. If FP32
             is not proven better than chance, or is clearly below the expected value, the network,
             the data or the preprocessing is wrong.
+        joining: the values that are joined for a group; None: only single samples are scored.
         summary: the result of a run in one line.
     """
 
     name: str
     metric: Metric
-    score: Callable[[Outputs, Targets], Scores]
+    score: Score
     test: PairedTest
     criterion: Metric | None = None
     beside: tuple[Metric, ...] = ()
@@ -143,6 +162,7 @@ class Task:
     scope: Scope = Scope()
     files: TaskFiles = TaskFiles()
     doubt: Callable[[Any, float | None], str | None] = _no_doubt
+    joining: Joining | None = None
     summary: Callable[[Comparison], str] = summarize
 
     @property

@@ -71,6 +71,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     half = SAMPLES // 2
     np.savez(folder / "seven.npz", x=x, y=seven)
     np.savez(folder / "two.npz", x=x, y=two)
+    sums = noisy[:, :7].reshape(SAMPLES // 4, 4, 7).sum(axis=1)
+    np.savez(folder / "windows.npz", x=x, y=np.repeat(sums.argmax(axis=1), 4), groups=clips)
     np.savez(folder / "bare.npz", x=x)
     np.savez(folder / "labels.npz", x=x, y=noisy[:, :7] > 0.7)
     # Each two features are a frame, whose larger one is its symbol: a blank, or an a.
@@ -235,6 +237,19 @@ def test_a_sweep_of_each_task(files, tmp_path, task):
     assert f"best {title}" in report or "No deployable model is within the limits" in report
     again = run(tmp_path, files, task, "-m", "backend=onnx,torch", "sweep.resume=true")
     assert "Skipped: 2 of 2 runs had finished before" in again.out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["mean", "vote"])
+def test_the_windows_of_a_clip_are_scored_as_one(files, tmp_path, how):
+    words = [f"data.root={files['windows']}", f"model.path={files['scores']}", f"task.join={how}"]
+    done = call(tmp_path, "data=arrays", *words, *QUICK)
+    assert done.code == 0, done.err
+    result = done.result(done.runs[0])
+    with np.load(next(tmp_path.rglob("predictions.npz"))) as kept:
+        assert result["metrics"]["counts/total"] == len(kept["predictions"])
+    assert result["metrics"]["sqnr_db"] > 0
+    assert "grouped" not in result["params"]
 
 
 @pytest.mark.slow

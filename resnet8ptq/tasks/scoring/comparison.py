@@ -61,7 +61,7 @@ class OutputScores(Scores):
 
     def sqnr_db(self, baseline: Self) -> float | None:
         """Return the SQNR of the outputs in dB."""
-        return distortion.sqnr_db(baseline.outputs.values, self.outputs.values)
+        return distortion.sqnr_db(baseline.outputs.returned, self.outputs.returned)
 
 
 @dataclass(frozen=True)

@@ -29,13 +29,19 @@ class Outputs:
         logits: the input of the final softmax for the first m <= n samples [m, ...]; None if the
             model does not end in a softmax, or logits were not collected.
         final: the kind of `values`: `PROBABILITIES`, `LOGITS` or `VALUES`.
-        raw: with a reduction, the outputs of the first batches before it, in the network's order.
+        raw: with a reduction, the outputs of the first batches before it, in the network's order;
+            of joined samples, the outputs of all of them.
     """
 
     values: tuple[Array, ...]
     logits: Array | None = None
     final: str = PROBABILITIES
     raw: tuple[Array, ...] = ()
+
+    @property
+    def returned(self) -> tuple[Array, ...]:
+        """The outputs of the network for single samples, before samples were joined."""
+        return self.raw or self.values
 
     def __len__(self) -> int:
         return len(self.values[0])
@@ -86,6 +92,7 @@ class TaskContext:
 
     Attributes:
         class_names, named, class_ids: see `Dataset`.
+        grouped: whether the samples have group numbers.
         outputs: the shape of each output by name, without the batch axis.
         final: see `Outputs`.
     """
@@ -98,6 +105,7 @@ class TaskContext:
     outputs: Mapping[str, tuple[int | None, ...]]
     final: str
     class_ids: tuple[int, ...] = ()
+    grouped: bool = False
 
     @property
     def classes(self) -> int | None:

@@ -1,0 +1,89 @@
+"""`task.join`: the samples of a group, such as the windows of a clip, are scored as one item."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resnet8ptq.core.errors import DataError
+from resnet8ptq.tasks.scoring.comparison import Scores
+from resnet8ptq.tasks.scoring.outputs import Array, Outputs, Targets
+from resnet8ptq.tasks.task import Joining, Score, Task
+
+MEAN = "mean"
+MAX = "max"
+VOTE = "vote"
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The groups of n samples, in the order of their numbers.
+
+    Attributes:
+        order: the samples sorted by group [n].
+        starts: the place of the first sample of each group in `order` [groups].
+    """
+
+    order: NDArray[np.int64]
+    starts: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, numbers: NDArray[np.int64]) -> "Groups":
+        """Return the groups of samples with these group numbers [n]."""
+        order = np.argsort(numbers, kind="stable")
+        return cls(order, np.unique(numbers[order], return_index=True)[1])
+
+    def mean(self, values: Array) -> Array:
+        """Return the mean of each group, [groups, ...] of values [n, ...]."""
+        sums = np.add.reduceat(values[self.order].astype(np.float64), self.starts)
+        sizes = np.diff(self.starts, append=len(self.order))
+        return np.asarray(sums / sizes.reshape(-1, *[1] * (values.ndim - 1)))
+
+    def max(self, values: Array) -> Array:
+        """Return the maximum of each group, [groups, ...] of values [n, ...]."""
+        return np.asarray(np.maximum.reduceat(values[self.order], self.starts))
+
+    def common(self, labels: Array) -> Array:
+        """Return the label of each group, [groups, ...] of labels [n, ...].
+
+        Raises:
+            DataError: the samples of a group have different labels.
+        """
+        first = labels[self.order[self.starts]]
+        sizes = np.diff(self.starts, append=len(self.order))
+        if (np.repeat(first, sizes, axis=0) != labels[self.order]).any():
+            raise DataError("data.groups: a group has samples of several labels, expected one")
+        return first
+
+
+def join(task: Task, how: str) -> Task:
+    """Return the task that scores the samples of a group as one item.
+
+    The targets of an item are its label alone: inputs, pictures and lengths are those of samples.
+    The SQNR stays that of the network's outputs, because `raw` keeps them.
+
+    Args:
+        task: a task with a `joining`.
+        how: `mean`, `max` or `vote`: the mean of the samples' votes.
+    """
+    assert task.joining is not None
+    score = partial(_score_groups, task.score, task.joining, how)
+    return replace(task, score=score, scope=replace(task.scope, joins_groups=True))
+
+
+def _score_groups(
+    score: Score, joining: Joining, how: str, outputs: Outputs, targets: Targets
+) -> Scores:
+    if targets.groups is None:
+        return score(outputs, targets)
+    groups = Groups.of(targets.groups)
+    labels = None if targets.labels is None else groups.common(np.asarray(targets.labels))
+    samples = joining.values(outputs, targets)
+    values = samples.values
+    if how == VOTE:
+        assert joining.votes is not None
+        values = tuple(map(joining.votes, values))
+    reduce = groups.max if how == MAX else groups.mean
+    joined = replace(samples, values=tuple(map(reduce, values)), raw=outputs.values)
+    return score(joined, Targets(labels))
