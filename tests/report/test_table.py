@@ -298,6 +298,14 @@ def test_titles_that_are_alike_have_the_digest():
     ]
 
 
+def test_titles_name_how_samples_are_joined():
+    given = [OK.changed(params={**OK.params, "task.join": how}) for how in ("null", "vote")]
+    assert facts.headings(facts.group(given)) == [
+        "shapes, resnet8, 5,000 test samples",
+        "shapes, resnet8, 5,000 test samples, task.join=vote",
+    ]
+
+
 OPTIONS = {"data": ["a", "b"], "evaluate.split": ["test", "held_out"], "seed": ["1", "2"]}
 
 
