@@ -299,7 +299,8 @@ def test_titles_that_are_alike_have_the_digest():
 
 
 def test_titles_name_how_samples_are_joined():
-    given = [OK.changed(params={**OK.params, "task.join": how}) for how in ("null", "vote")]
+    of_data = OK.changed(tags={"status": "ok", "test_digest": "1" * 64})
+    given = [of_data.changed(params={**OK.params, "task.join": how}) for how in ("null", "vote")]
     assert facts.headings(facts.group(given)) == [
         "shapes, resnet8, 5,000 test samples",
         "shapes, resnet8, 5,000 test samples, task.join=vote",
