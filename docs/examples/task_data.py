@@ -55,7 +55,7 @@ def make_pictures() -> None:
     """Write `my_network.h5`, and the same samples as an array, class folders and a table."""
     shutil.copyfile(shapes.WEIGHTS, "my_network.h5")
     data = registry.load("shapes", None)
-    images = data.test.samples[:1000]
+    images = data.test.stored[:1000]
     labels = data.test.labels[:1000]
     np.savez("my_data.npz", images=images, labels=labels, classes=data.class_names)
     rows = [("path", "label")]
@@ -77,9 +77,9 @@ def make_segmentation() -> None:
     for scene, mask in zip(scenes, masks, strict=True):
         scene[:] = random.integers(0, 60)
         for top, left in random.permutation([(0, 0), (0, 32), (32, 0), (32, 32)])[:2]:
-            index = random.integers(len(drawn.samples))
+            index = random.integers(len(drawn.stored))
             area = slice(top, top + 32), slice(left, left + 32)
-            scene[area] = drawn.samples[index]
+            scene[area] = drawn.stored[index]
             mask[area] = 1 + drawn.labels[index] // 5
     write_pictures("my_scenes", scenes)
     write_pictures("my_masks", masks)
@@ -103,7 +103,7 @@ def make_segmentation() -> None:
 def make_dense() -> None:
     """Write noisy and clean pictures, and a network that removes the noise."""
     random = np.random.default_rng(0)
-    clean = registry.load("shapes", None).test.samples[:600]
+    clean = registry.load("shapes", None).test.stored[:600]
     noisy = (clean + random.normal(0, 20, clean.shape)).clip(0, 255).astype(np.uint8)
     write_pictures("my_noisy", noisy)
     write_pictures("my_clean", clean)
