@@ -82,10 +82,10 @@ def run_in_sweep(asked: RunConfig, folder: Path, settings: HydraConf) -> "RunRec
 
     begun = callback.find_current() or Sweep.load(Path(settings.sweep.dir))
     number = settings.job.num
-    if begun.worker:
-        jobs.enter(begun.worker)
-    threads = begun.worker.threads if begun.worker else None
-    at_once = begun.worker.at_once if begun.worker else 1
+    if begun.parallel:
+        jobs.enter(begun.parallel)
+    threads = begun.parallel.threads if begun.parallel else None
+    at_once = begun.parallel.at_once if begun.parallel else 1
     with console.waiting("Loading libraries"):
         from resnet8ptq.experiment.settings import Unresolved, resolve
         from resnet8ptq.sweeps import identity, resume
@@ -122,7 +122,7 @@ def run_in_sweep(asked: RunConfig, folder: Path, settings: HydraConf) -> "RunRec
         if not isinstance(begun, Sweep):
             reason = begun.shorten(reason, folder.name)
         log.error("%s: failed: %s", folder.name, reason)
-        if sweep.worker:
+        if sweep.parallel:
             raise jobs.to_picklable(error) from None
         raise
 

@@ -25,7 +25,7 @@ from omegaconf import DictConfig
 from hydra_plugins.resnet8ptq_launchers._base import Job, JobsLauncher
 from resnet8ptq.core import machine
 from resnet8ptq.sweeps.jobs import fit
-from resnet8ptq.tracking.sweep_file import Worker
+from resnet8ptq.tracking.sweep_file import ParallelJobs
 
 GRACE_S = 10.0  # time for an interrupted job to close its run
 IMPORTED = [  # for jobs with ONNX Runtime; a job imports another backend itself
@@ -52,11 +52,11 @@ class ProcessJobs(JobsLauncher):
         self.cpus = cpus_per_task
 
     @classmethod
-    def plan(cls, settings: DictConfig) -> Worker:
+    def plan(cls, settings: DictConfig) -> ParallelJobs:
         """Return the settings of the jobs; see `jobs.plan`."""
         cpus = settings.cpus_per_task
         cores = machine.threads(None)
-        return Worker(fit("hydra.launcher.cpus_per_task", cpus, cores), cpus)
+        return ParallelJobs(fit("hydra.launcher.cpus_per_task", cpus, cores), cpus)
 
     def run(self, jobs: Sequence[Job]) -> dict[int, JobReturn]:
         """Start jobs as CPUs become free, and collect their results; interrupt them on Ctrl-C."""

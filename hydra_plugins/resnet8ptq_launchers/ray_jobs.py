@@ -20,7 +20,7 @@ from resnet8ptq.core import machine
 from resnet8ptq.core.errors import JobError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.sweeps.jobs import fit, variables
-from resnet8ptq.tracking.sweep_file import Worker
+from resnet8ptq.tracking.sweep_file import ParallelJobs
 
 LOCAL = "local"  # address of a Ray that starts and ends with the sweep
 
@@ -32,21 +32,21 @@ class RayJobs(JobsLauncher):
         self.settings = ray
 
     @classmethod
-    def plan(cls, settings: DictConfig) -> Worker:
+    def plan(cls, settings: DictConfig) -> ParallelJobs:
         """Return the settings of the jobs; see `jobs.plan`. Connects to a running cluster."""
         cpus = settings.ray.remote.num_cpus
         init = settings.ray.init
         key = "hydra.launcher.ray.remote.num_cpus"
         if init.address == LOCAL:
             cores = init.num_cpus or machine.threads(None)
-            return Worker(fit(key, cpus, cores), cpus)
+            return ParallelJobs(fit(key, cpus, cores), cpus)
         fit(key, cpus, sys.maxsize)
         start(init)
         import ray
 
         nodes = (node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"])
         at_once = max(1, sum(int(free // cpus) for free in nodes))
-        return Worker(at_once, cpus, variables=variables())
+        return ParallelJobs(at_once, cpus, variables=variables())
 
     def run(self, jobs: Sequence[Job]) -> dict[int, JobReturn]:
         """Submit all jobs, and collect their results as they end."""

@@ -19,7 +19,7 @@ from hydra_plugins.resnet8ptq_launchers._base import Job, JobsLauncher
 from resnet8ptq.core.errors import JobError
 from resnet8ptq.core.text import one_line, printable
 from resnet8ptq.sweeps.jobs import fit, variables
-from resnet8ptq.tracking.sweep_file import Worker
+from resnet8ptq.tracking.sweep_file import ParallelJobs
 
 log = logging.getLogger(__name__)
 
@@ -110,11 +110,11 @@ class SlurmJobs(JobsLauncher):
         self.settings: Any = OmegaConf.to_container(OmegaConf.create(settings), resolve=True)
 
     @classmethod
-    def plan(cls, settings: DictConfig) -> Worker:
+    def plan(cls, settings: DictConfig) -> ParallelJobs:
         """Return the settings of the jobs; see `jobs.plan`."""
         cpus = settings.cpus_per_task
         fit("hydra.launcher.cpus_per_task", cpus, sys.maxsize)
-        return Worker(settings.array_parallelism, cpus, variables=variables())
+        return ParallelJobs(settings.array_parallelism, cpus, variables=variables())
 
     def run(self, jobs: Sequence[Job]) -> dict[int, JobReturn]:
         """Submit the jobs, and collect their results as they end; cancel them on Ctrl-C."""

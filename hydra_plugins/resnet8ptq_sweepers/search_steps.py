@@ -63,18 +63,18 @@ class SearchSweeper(Sweeper):
         def launch(steps: Sequence[Step], limits: search.TimeLimits) -> list[Any]:
             own = [] if "max_seconds" in typed else [f"max_seconds={limits.soft_s:.0f}"]
             batch = [[*shared, *step.overrides, *own] for step in steps]
-            return self._launch(batch, None if running.worker else limits.hard_s)
+            return self._launch(batch, None if running.parallel else limits.hard_s)
 
         fixed = {key: override.input_line or "" for key, override in typed.items()}
         asked = Asked(self.goal, tuple(backends), 0.0, fixed, machine.sums_exactly())
-        if running.worker is None:  # other machines may hold the network and the data
+        if running.parallel is None:  # other machines may hold the network and the data
             asked = search.read_network(asked, compose([f"backend={backends[0]}"]), running)
         searched = search.RecipeSearch(
             asked=asked,
             launch=launch,
             allowed=running.limits,
             budget=running.budget,
-            at_once=running.worker.at_once if running.worker else 1,
+            at_once=running.parallel.at_once if running.parallel else 1,
             check=lambda step: compose(step.overrides),
             delivery=running.delivery,
             begun_s=running.command_begun_s,

@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # Hydra imports this module for every job; most of them make 
     from resnet8ptq.sweeps.delivery import Delivery
     from resnet8ptq.tracking.mlflow_store.store import Store
     from resnet8ptq.tracking.record import RunRecord
-    from resnet8ptq.tracking.sweep_file import Sweep, Worker
+    from resnet8ptq.tracking.sweep_file import ParallelJobs, Sweep
 
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class RunningSweep:
     """A running sweep, which this process closes."""
 
     open: "Callable[[], Sweep]"  # waits for the store, and returns the sweep with its run
-    worker: "Worker | None"  # of the sweep, known before it is open
+    parallel: "ParallelJobs | None"  # of the sweep, known before it is open
     limits: ReportConfig  # of a recommended model
     lock: "FileLock"  # on the sweep's folder, held while the sweep runs
     jobs: int | None = None  # the largest number of jobs, if known
@@ -74,7 +74,7 @@ class RunningSweep:
 
         It is based on the mean time of the earlier jobs.
         """
-        if not job or self.jobs is None or self.worker is not None:
+        if not job or self.jobs is None or self.parallel is not None:
             return None
         return (time.monotonic() - self.begun_s) / job * max(0, self.jobs - job)
 
@@ -266,7 +266,7 @@ def _collect(sweep: "Sweep") -> "list[RunRecord]":
 
     check_answers(sweep.store.uri)
     # Also those whose processes ended with the sweep.
-    done = sync.sync(sweep.store, sweep.folder, wait_s=10 if sweep.worker else 0)
+    done = sync.sync(sweep.store, sweep.folder, wait_s=10 if sweep.parallel else 0)
     if len(done.running) > 1:  # besides the sweep itself
         log.warning("%d jobs of the sweep are still running", len(done.running) - 1)
     return history.load_compared(sweep.store, sweep.parent_id)
@@ -323,14 +323,14 @@ class SweepCallback(Callback):
         assert begun is not None  # by `resnet8ptq.run`, which calls Hydra
         folder = Path(config.hydra.sweep.dir).absolute()
         with command.aborting(*command.EXPECTED):
-            worker = jobs.plan(config.hydra.launcher)
-            begun.sweep = _start(config, folder, worker, command_line=begun.words)
-        if worker:  # other processes read its file
+            parallel = jobs.plan(config.hydra.launcher)
+            begun.sweep = _start(config, folder, parallel, command_line=begun.words)
+        if parallel:  # other processes read its file
             open_current()
 
 
 def _start(
-    config: DictConfig, folder: Path, worker: "Worker | None", command_line: Sequence[str]
+    config: DictConfig, folder: Path, parallel: "ParallelJobs | None", command_line: Sequence[str]
 ) -> RunningSweep:
     """Check the settings before the first job, and start opening the store."""
     from resnet8ptq.sweeps import budget, delivery, identity, search
@@ -359,10 +359,10 @@ def _start(
     for line in words.find_idle(config, typed, swept):
         log.warning("%s", line)
     tags = {"overrides": " ".join(overrides), "sweep_key": identity.sweep_key(overrides)}
-    if worker:
+    if parallel:
         jobs.prepare_workers()
-        if worker.at_once > 1 and config.latency.enabled:
-            log.warning("%d jobs at once: every job is timed while others run", worker.at_once)
+        if parallel.at_once > 1 and config.latency.enabled:
+            log.warning("%d jobs at once: every job is timed while others run", parallel.at_once)
 
     # Open the store in the background
     folder.mkdir(parents=True, exist_ok=True)
@@ -372,7 +372,7 @@ def _start(
     else:
         begun = background.put(_begin, settings, folder, tags)
     background.prepare(sender.warm_up)
-    if worker is None:
+    if parallel is None:
         with console.waiting("Loading libraries"):
             from resnet8ptq.experiment import pipeline  # noqa: F401  # meanwhile
 
@@ -382,7 +382,7 @@ def _start(
             store=store,
             parent_id=parent_id,
             folder=folder,
-            worker=worker,
+            parallel=parallel,
             resume=config.sweep.resume,
             jobs=count,
             varied=varied,
@@ -398,7 +398,7 @@ def _start(
         time_limit = budget.Budget(limit_s, time.monotonic() - clock.begun_s())
     return RunningSweep(
         open=open_begun,
-        worker=worker,
+        parallel=parallel,
         limits=limits,
         lock=held,
         jobs=count,

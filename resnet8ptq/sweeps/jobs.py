@@ -16,25 +16,25 @@ from omegaconf import DictConfig
 
 from resnet8ptq.core import console
 from resnet8ptq.core.errors import ConfigError, portable
-from resnet8ptq.tracking.sweep_file import Worker
+from resnet8ptq.tracking.sweep_file import ParallelJobs
 
 # Environment variables that jobs need. MLflow's are credentials of a server and time limits.
 _PATHS = ("CIFAR10_DIR", "RESNET8_H5")
 _PREFIXES = (*_PATHS, "RESNET8PTQ_CACHE", "MLFLOW_")
 
 
-def enter(worker: Worker) -> None:
+def enter(parallel: ParallelJobs) -> None:
     """Prepare this process for a job.
 
     Raises:
         ConfigError: this machine does not see a folder or file that the job needs.
     """
     logging.getLogger("submitit").setLevel(logging.WARNING)  # hides the end of a job
-    for name, value in worker.variables.items():
+    for name, value in parallel.variables.items():
         os.environ.setdefault(name, value)
-    needed = {"the sweep's folder": worker.folder}
+    needed = {"the sweep's folder": parallel.folder}
     for name in _PATHS:
-        if name in worker.variables:
+        if name in parallel.variables:
             needed[name] = os.environ[name]
     for name, path in needed.items():
         if not Path(path).exists():
@@ -42,7 +42,7 @@ def enter(worker: Worker) -> None:
                 f"{name}: {platform.node()} does not see {path}; expected a path that every node "
                 "sees; for a variable, try the node's own path in its environment"
             )
-    os.chdir(worker.folder)
+    os.chdir(parallel.folder)
     console.speak_seldom()
 
 
@@ -52,7 +52,7 @@ def refuse_joblib(launcher: DictConfig) -> None:
         raise ConfigError("hydra/launcher: got 'joblib'; try hydra/launcher=processes")
 
 
-def plan(launcher: DictConfig) -> Worker | None:
+def plan(launcher: DictConfig) -> ParallelJobs | None:
     """Return the settings for the launcher's processes.
 
     None if the jobs run serially in this process.
@@ -63,7 +63,9 @@ def plan(launcher: DictConfig) -> Worker | None:
         ConfigError: a setting leaves no cores for a job.
         JobError: the launcher's cluster does not answer.
     """
-    own: Callable[[DictConfig], Worker] | None = getattr(get_class(launcher._target_), "plan", None)
+    own: Callable[[DictConfig], ParallelJobs] | None = getattr(
+        get_class(launcher._target_), "plan", None
+    )
     return own(launcher) if own else None
 
 

@@ -84,7 +84,7 @@ def find_attempts(sweep: Sweep, number: int) -> list[RunRecord]:
 
 def _may_repeat(sweep: Sweep) -> bool:
     """Whether a job may have run before: the sweep was resumed, or a launcher restarted the job."""
-    return sweep.resume or sweep.worker is not None
+    return sweep.resume or sweep.parallel is not None
 
 
 def _find(store: Store, filters: str) -> list[RunRecord]:

@@ -22,7 +22,7 @@ MAX_BYTES = 2**20
 
 
 @dataclass(frozen=True)
-class Worker:
+class ParallelJobs:
     """Settings for jobs in separate processes, here or on another machine."""
 
     at_once: int  # the largest number of jobs at the same time
@@ -39,7 +39,7 @@ class Sweep:
     store: "Store"
     parent_id: str
     folder: Path
-    worker: Worker | None = None  # None: the jobs run one by one in the sweep's own process
+    parallel: ParallelJobs | None = None  # None: the jobs run one by one in the sweep's own process
     resume: bool = False  # a finished run of another sweep counts as a job's run
     jobs: int | None = None  # their number; None if only Hydra knows it
     varied: tuple[str, ...] = ()  # the settings that differ between them
@@ -64,13 +64,13 @@ class Sweep:
         path = folder / FILE
         try:
             kept = json.loads(files.read_bytes(path, MAX_BYTES))
-            worker = None if kept["worker"] is None else Worker(**kept["worker"])
+            parallel = None if kept["parallel"] is None else ParallelJobs(**kept["parallel"])
             store = Store(**kept["store"])
             return cls(
                 store=store,
                 parent_id=kept["parent_id"],
                 folder=folder,
-                worker=worker,
+                parallel=parallel,
                 resume=kept["resume"],
                 jobs=kept["jobs"],
                 varied=tuple(map(str, kept.get("varied", ()))),

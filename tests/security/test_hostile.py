@@ -43,7 +43,7 @@ from resnet8ptq.tracking import history
 from resnet8ptq.tracking.mlflow_store.store import Store, open_store
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.sweep_file import FILE as SWEEP_FILE
-from resnet8ptq.tracking.sweep_file import Sweep, Worker
+from resnet8ptq.tracking.sweep_file import ParallelJobs, Sweep
 from tests.helpers.cifar_files import read_test
 from tests.helpers.configs import compose_whole, make_config
 from tests.helpers.onnx_networks import IMAGES, build
@@ -312,8 +312,8 @@ def test_provenance_is_quoted_without_control_characters(tmp_path):
 
 
 STORE = {"uri": "sqlite:///x", "experiment_id": "1", "experiment_name": "x"}
-WORKER = {"at_once": 2, "threads": 1, "folder": "x", "variables": {"MLFLOW_X": "y"}}
-SOUND = {"store": STORE, "parent_id": "0" * 32, "resume": False, "jobs": None, "worker": WORKER}
+PARALLEL = {"at_once": 2, "threads": 1, "folder": "x", "variables": {"MLFLOW_X": "y"}}
+SOUND = {"store": STORE, "parent_id": "0" * 32, "resume": False, "jobs": None, "parallel": PARALLEL}
 
 
 @pytest.mark.parametrize(
@@ -339,7 +339,7 @@ def test_a_damaged_sweep_file_is_one_error(tmp_path, content):
 def test_a_sound_sweep_file_is_read(tmp_path):
     (tmp_path / SWEEP_FILE).write_text(json.dumps(SOUND))
     assert Sweep.load(tmp_path) == Sweep(
-        Store("sqlite:///x", "1", "x"), "0" * 32, tmp_path, worker=Worker(**WORKER)
+        Store("sqlite:///x", "1", "x"), "0" * 32, tmp_path, parallel=ParallelJobs(**PARALLEL)
     )
 
 

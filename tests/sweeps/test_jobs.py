@@ -23,7 +23,7 @@ from resnet8ptq.core import command, machine
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.sweeps import jobs
 from resnet8ptq.sweeps.callback import SweepCallback
-from resnet8ptq.tracking.sweep_file import Worker
+from resnet8ptq.tracking.sweep_file import ParallelJobs
 from tests.helpers import calling
 from tests.helpers.calling import REPO
 from tests.helpers.configs import compose_whole
@@ -31,7 +31,7 @@ from tests.helpers.configs import compose_whole
 CORES = machine.threads(None)
 
 
-def plan(*overrides: str) -> Worker | None:
+def plan(*overrides: str) -> ParallelJobs | None:
     return jobs.plan(compose_whole(*overrides).hydra.launcher)
 
 
@@ -91,18 +91,18 @@ def test_a_job_elsewhere_has_the_variables_and_the_folder(tmp_path, monkeypatch)
     monkeypatch.setenv("RESNET8PTQ_CACHE", "a")
     monkeypatch.setenv(secret, "b")
     monkeypatch.setenv("CIFAR10_DIR", str(tmp_path / "nowhere"))  # not for others either
-    worker = Worker(2, 1, variables=jobs.variables())
+    parallel = ParallelJobs(2, 1, variables=jobs.variables())
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(secret)
     monkeypatch.setenv("RESNET8PTQ_CACHE", "the node's own")
-    jobs.enter(worker)
+    jobs.enter(parallel)
     assert (os.environ[secret], os.environ["RESNET8PTQ_CACHE"]) == ("b", "the node's own")
     assert str(Path.cwd()) == here
-    assert "CIFAR10_DIR" not in worker.variables
+    assert "CIFAR10_DIR" not in parallel.variables
 
     monkeypatch.setenv("RESNET8_H5", str(tmp_path / "nowhere"))
     with pytest.raises(ConfigError, match=r"^RESNET8_H5: \S+ does not see \S+/nowhere; expected"):
-        jobs.enter(worker)
+        jobs.enter(parallel)
 
 
 class Elsewhere(JobsLauncher):
