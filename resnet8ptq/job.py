@@ -36,12 +36,12 @@ def run_alone(asked: RunConfig, folder: Path, overrides: Sequence[str]) -> "Sing
     for line in words.find_idle(asked, [words.parse(word) for word in overrides]):
         log.warning("%s", line)
     with console.waiting("Loading libraries"):
+        from resnet8ptq import dispatch
         from resnet8ptq.experiment.settings import Unresolved, resolve, resolve_to_inspect
-        from resnet8ptq.exploration import running
         from resnet8ptq.sweeps import identity
     if asked.analysis.name == "inspect":
         named = any(word.lstrip("+").startswith(("data=", "data.")) for word in overrides)
-        running.inspect(resolve_to_inspect(asked), named or asked.data.name != "cifar10")
+        dispatch.inspect(resolve_to_inspect(asked), named or asked.data.name != "cifar10")
         return None
     if asked.sweep.resume:
         raise ConfigError("sweep.resume: got true, expected a sweep: -m, or an experiment")
@@ -150,9 +150,9 @@ def run_recorded(
     Args:
         varied: further settings in the run's name.
     """
+    from resnet8ptq import dispatch
     from resnet8ptq.evaluation.result import RunResult
     from resnet8ptq.experiment.settings import Unresolved
-    from resnet8ptq.exploration import running
     from resnet8ptq.tracking.run import replace_runs, start_run
 
     name = name_run(settings.asked, varied)
@@ -166,7 +166,7 @@ def run_recorded(
             result = RunResult("unsupported", str(settings.error))
             opened.log_result(result)
         else:
-            result = running.run(settings, folder, opened)
+            result = dispatch.run_or_analyse(settings, folder, opened)
         log.info("%s: %s", name, result.summary())  # before the run's log is uploaded
     if parent_id is None:
         opened.wait_for_id()  # a fast run may end before the store has named it

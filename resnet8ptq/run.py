@@ -1,4 +1,4 @@
-"""Quantizes, evaluates and tracks one configuration, or a sweep of them with -m; see --help."""
+"""The command `resnet8ptq run`: checks a command line, and lets Hydra run its job or jobs."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from resnet8ptq import job
 from resnet8ptq.config import folders, help_page, loading, words
 from resnet8ptq.core import background, command, importing, invocation
-from resnet8ptq.experiment import inputs
+from resnet8ptq.experiment import path_words
 from resnet8ptq.sweeps import callback, ongoing
 from resnet8ptq.tracking.mlflow_store import address, store
 
@@ -74,9 +74,9 @@ def _call_hydra(typed: Sequence[str]) -> None:
     if not {"-h", "--help"}.isdisjoint(typed):
         words.arrange([word for word in typed if "=" in word], conf, own)
         return help_page.print_page(conf, typed, own)
-    completed = inputs.complete(typed, conf, own)
+    completed = path_words.complete(typed, conf, own)
     arranged = words.arrange(completed, conf, own)
-    inputs.require_data(arranged, conf, own)
+    path_words.require_data(arranged, conf, own)
     if NO_RUN.isdisjoint(arranged):
         background.prepare(store.import_mlflow)
     # `hydra.main` is this call with the words of `sys.argv`, which a caller in Python has not set.
@@ -85,7 +85,7 @@ def _call_hydra(typed: Sequence[str]) -> None:
     _run_hydra(
         args=parser.parse_args(arranged),
         args_parser=parser,
-        task_function=run,
+        task_function=run_job,
         config_path=str(conf),
         config_name="config",
     )
@@ -94,14 +94,14 @@ def _call_hydra(typed: Sequence[str]) -> None:
         begun.run.close()
 
 
-def run(cfg: DictConfig) -> Any:
+def run_job(cfg: DictConfig) -> Any:
     """Run one job; in a sweep, return its record to the search, or its loss to a sweeper."""
     settings = HydraConfig.get()
     importing.allow(Path(settings.runtime.cwd))  # a launcher may start the job in another folder
     folder = Path(settings.runtime.output_dir)
     if settings.mode == RunMode.RUN:
         begun = ongoing.find()
-        assert begun is not None  # a single run has no workers
+        assert begun is not None  # a single run has no other process
         with command.aborting(Exception):
             asked = loading.type_composed(cfg)
             begun.run = job.run_alone(asked, folder, settings.overrides.task)

@@ -22,7 +22,7 @@ from resnet8ptq.backends.openvino.library import library, read
 from resnet8ptq.config import loading
 from resnet8ptq.core.records import feed
 from resnet8ptq.experiment import samples
-from resnet8ptq.experiment.compatibility import load
+from resnet8ptq.experiment.network_and_data import load
 from resnet8ptq.experiment.settings import resolve
 from resnet8ptq.graph.attention import find_attention
 

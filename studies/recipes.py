@@ -34,7 +34,7 @@ from resnet8ptq.core.errors import PtqError
 from resnet8ptq.data.sampling import draw_calibration, draw_held_out
 from resnet8ptq.evaluation.evaluator import Evaluator
 from resnet8ptq.experiment import preparation
-from resnet8ptq.experiment.compatibility import load, make_task
+from resnet8ptq.experiment.network_and_data import load, make_task
 from resnet8ptq.experiment.samples import Samples
 from resnet8ptq.experiment.settings import resolve
 from resnet8ptq.experiment.workspace import Workspace

@@ -31,7 +31,7 @@ from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.evaluation import batching
-from resnet8ptq.experiment.compatibility import fit
+from resnet8ptq.experiment.network_and_data import fit
 from resnet8ptq.models import model
 from resnet8ptq.precision.decisions import Decisions
 from tests.helpers.calling import FAILS, QUICK, Called

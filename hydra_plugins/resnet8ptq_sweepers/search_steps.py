@@ -69,7 +69,7 @@ class SearchSweeper(Sweeper):
         asked = Asked(self.goal, tuple(backends), 0.0, fixed, machine.sums_exactly())
         if running.parallel is None:  # other machines may hold the network and the data
             asked = search.read_network(asked, compose([f"backend={backends[0]}"]), running)
-        searched = search.RecipeSearch(
+        searched = search.SettingsSearch(
             asked=asked,
             launch=launch,
             allowed=running.limits,

@@ -20,7 +20,7 @@ from resnet8ptq.deploy.source import Source
 from resnet8ptq.deploy.vectors import Vectors
 from resnet8ptq.evaluation.evaluator import Evaluator
 from resnet8ptq.experiment import preparation
-from resnet8ptq.experiment.compatibility import load, make_task
+from resnet8ptq.experiment.network_and_data import load, make_task
 from resnet8ptq.experiment.samples import draw
 from resnet8ptq.experiment.settings import resolve
 from resnet8ptq.tasks.scoring.comparison import Comparison

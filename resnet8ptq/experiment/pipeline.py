@@ -1,4 +1,4 @@
-"""The recipe of one run, from its settings to its result."""
+"""The steps of one run in their order, from its settings to its result."""
 
 import logging
 import tempfile
@@ -27,7 +27,7 @@ from resnet8ptq.experiment import (
     run_warnings,
     sample_check,
 )
-from resnet8ptq.experiment.compatibility import fit_settings, load, make_task
+from resnet8ptq.experiment.network_and_data import fit_settings, load, make_task
 from resnet8ptq.experiment.measurement import find_execution, measure
 from resnet8ptq.experiment.network_properties import find_properties
 from resnet8ptq.experiment.recorder import Recorder

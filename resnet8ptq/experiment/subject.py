@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from resnet8ptq.evaluation.evaluator import Evaluator
-from resnet8ptq.experiment.compatibility import fit_settings, load, make_task
+from resnet8ptq.experiment.network_and_data import fit_settings, load, make_task
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.samples import Samples, draw_to_analyse
 from resnet8ptq.experiment.settings import Settings

@@ -19,7 +19,7 @@ from resnet8ptq.core import figures, files
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.experiment import preparation
-from resnet8ptq.experiment.compatibility import load, make_task
+from resnet8ptq.experiment.network_and_data import load, make_task
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.samples import draw
 from resnet8ptq.experiment.settings import Settings

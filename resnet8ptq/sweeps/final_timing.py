@@ -17,7 +17,7 @@ from resnet8ptq.evaluation import paired_latency
 from resnet8ptq.evaluation.batching import Load
 from resnet8ptq.evaluation.evaluator import baseline_config, loader
 from resnet8ptq.evaluation.paired_latency import PairedLatency
-from resnet8ptq.experiment.compatibility import load
+from resnet8ptq.experiment.network_and_data import load
 from resnet8ptq.experiment.settings import find_target, resolve
 from resnet8ptq.precision.decisions import Decisions
 from resnet8ptq.report.comparison import Cell

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from resnet8ptq import dispatch
 from resnet8ptq.backends.file import reading
 from resnet8ptq.core import code, files, machine
 from resnet8ptq.core.errors import PtqError
 from resnet8ptq.experiment.settings import Settings, Unresolved
-from resnet8ptq.exploration import running
 from resnet8ptq.tasks import registry as tasks
 
 # Settings of storage and of the report's form, which change no result. Paths of inputs do not count
@@ -77,5 +77,5 @@ def sweep_key(overrides: Sequence[str]) -> str:
 
 
 def _hash(asked: object) -> str:
-    text = json.dumps([asked, code.behind(running.__name__), machine.versions()], sort_keys=True)
+    text = json.dumps([asked, code.behind(dispatch.__name__), machine.versions()], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -55,8 +55,8 @@ INPUT_ERRORS = (ConfigError, DataError, ModelError)
 
 
 @dataclass
-class RecipeSearch:
-    """One run of the search.
+class SettingsSearch:
+    """One search for settings that pass, from its first step to the confirmed model.
 
     Attributes:
         launch: runs steps as jobs with a time limit for searches and learned rounding; returns the

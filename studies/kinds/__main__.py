@@ -26,7 +26,7 @@ from omegaconf import OmegaConf
 from benchmarks.setting import REPO
 from resnet8ptq.config import loading
 from resnet8ptq.core import command, files
-from resnet8ptq.experiment.compatibility import load
+from resnet8ptq.experiment.network_and_data import load
 from resnet8ptq.experiment.samples import draw_to_calibrate
 from resnet8ptq.results import load_sweep
 from studies.kinds import records, tables

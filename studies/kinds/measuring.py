@@ -20,7 +20,7 @@ from resnet8ptq.evaluation.batching import Load
 from resnet8ptq.evaluation.evaluator import Evaluator
 from resnet8ptq.evaluation.latency import torch_threads_kept
 from resnet8ptq.evaluation.stopped_hits import read_pair
-from resnet8ptq.experiment.compatibility import fit_settings, load, make_task
+from resnet8ptq.experiment.network_and_data import fit_settings, load, make_task
 from resnet8ptq.experiment.pipeline import run_experiment
 from resnet8ptq.experiment.settings import Settings, resolve
 from resnet8ptq.tasks.scoring.metric import BASELINE

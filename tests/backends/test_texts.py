@@ -15,7 +15,7 @@ from resnet8ptq.core.records import pack
 from resnet8ptq.data import registry
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
-from resnet8ptq.experiment.compatibility import fit, fit_settings
+from resnet8ptq.experiment.network_and_data import fit, fit_settings
 from resnet8ptq.experiment.settings import resolve
 from resnet8ptq.graph.attention import attention_products
 from resnet8ptq.graph.passes import remove_unused, rewrite

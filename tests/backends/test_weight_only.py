@@ -20,7 +20,7 @@ from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import ConfigError, QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.deploy import older_runtime
-from resnet8ptq.experiment.compatibility import fit
+from resnet8ptq.experiment.network_and_data import fit
 from resnet8ptq.graph.passes import rewrite
 from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model

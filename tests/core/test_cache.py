@@ -144,7 +144,7 @@ def test_code_is_known_by_every_byte_that_a_module_imports(tmp_path, monkeypatch
 
 
 def test_a_run_depends_on_every_module_that_its_registries_name():
-    behind = code.closure("resnet8ptq.exploration.running")
+    behind = code.closure("resnet8ptq.dispatch")
     for position in ("backends/onnx/quantizer", "data/sources/coco", "tasks/detection/task"):
         assert f"resnet8ptq.{position.replace('/', '.')}" in behind
     assert not any(name.startswith(("resnet8ptq.report", "resnet8ptq.tracking")) for name in behind)

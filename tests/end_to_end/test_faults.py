@@ -20,11 +20,11 @@ from sqlalchemy import event
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import OperationalError
 
+from resnet8ptq import dispatch
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import ConfigError, ModelError, PtqError, TrackingError
 from resnet8ptq.experiment.settings import resolve
-from resnet8ptq.exploration import running
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.mlflow_store import sync, upload
 from resnet8ptq.tracking.mlflow_store.store import Store, open_store
@@ -171,8 +171,8 @@ def test_a_cache_that_is_removed_in_a_run_is_named(cache_root, monkeypatch):
         def experiment(*_: object) -> None:
             (root / "models" / "gone.onnx").read_bytes()
 
-        monkeypatch.setattr(running, "resolve_name", lambda _: experiment)
-        running.run(settings, cache_root, mock.Mock())
+        monkeypatch.setattr(dispatch, "resolve_name", lambda _: experiment)
+        dispatch.run_or_analyse(settings, cache_root, mock.Mock())
 
     with pytest.raises(PtqError, match=rf"^cache_dir: {cache_root}/models/gone\.onnx was removed"):
         run_without(cache_root)

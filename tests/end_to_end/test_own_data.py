@@ -13,10 +13,10 @@ from omegaconf import OmegaConf
 from onnx import numpy_helper
 from PIL import Image
 
+from resnet8ptq import dispatch
 from resnet8ptq.core.errors import PtqError
 from resnet8ptq.experiment import run_warnings
 from resnet8ptq.experiment.settings import resolve
-from resnet8ptq.exploration import running
 from resnet8ptq.sweeps import identity
 from resnet8ptq.tracking.run import start_run
 from tests.helpers.calling import REPO, call
@@ -31,7 +31,7 @@ def run(tmp_path, own_store):
         folder = tmp_path / f"run{len(list(tmp_path.glob('run*')))}"
         folder.mkdir()
         with start_run(own_store, "own", folder) as opened:
-            return running.run(resolve(config), folder, opened)
+            return dispatch.run_or_analyse(resolve(config), folder, opened)
 
     return run_with
 

@@ -17,7 +17,7 @@ from resnet8ptq.core.errors import DataError, ModelError, QuantizationError
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.preprocessing import Preprocessing
 from resnet8ptq.deploy import example
-from resnet8ptq.experiment.compatibility import fit
+from resnet8ptq.experiment.network_and_data import fit
 from resnet8ptq.models import model
 from resnet8ptq.models.summary import requirements, summarize
 from tests.helpers.assembling import assemble

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
+from resnet8ptq import dispatch
 from resnet8ptq.backends.contract import Artifact
 from resnet8ptq.backends.onnx.quantizer import OnnxQuantizer
 from resnet8ptq.backends.registry import BACKENDS
@@ -25,7 +26,6 @@ from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.experiment import preparation
 from resnet8ptq.experiment.settings import resolve
 from resnet8ptq.experiment.workspace import Workspace
-from resnet8ptq.exploration import running
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model
@@ -56,7 +56,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 def run(store: Store, folder: Path, *overrides: str) -> tuple[RunResult, RunRecord]:
     config = make_config("data=shapes", *FEW, *overrides)
     with start_run(store, "name", folder) as opened:
-        result = running.run(resolve(config), folder, opened)
+        result = dispatch.run_or_analyse(resolve(config), folder, opened)
     return result, history.load_named(store, "run_id", opened.run_id)
 
 
@@ -198,7 +198,7 @@ def test_damaged_artifact_fails_the_run(store, tmp_path, monkeypatch):
         pytest.raises(Exception, match=r"model\.onnx: .*invalid file"),
         start_run(store, "name", tmp_path) as opened,
     ):
-        running.run(resolve(config), tmp_path, opened)
+        dispatch.run_or_analyse(resolve(config), tmp_path, opened)
     record = history.load_named(store, "run_id", opened.run_id)
     assert record.tags["status"] == "failed"
     assert record.metrics == {}

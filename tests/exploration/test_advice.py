@@ -13,8 +13,8 @@ from resnet8ptq.backends.contract import Resolved
 from resnet8ptq.backends.kernels import saturates
 from resnet8ptq.config.words import arrange
 from resnet8ptq.core import machine
-from resnet8ptq.experiment.inputs import complete
 from resnet8ptq.experiment.network_properties import PRODUCTS
+from resnet8ptq.experiment.path_words import complete
 from resnet8ptq.exploration.search.candidates import (
     CANNOT,
     SLOW,

@@ -10,6 +10,7 @@ import onnx
 import pytest
 from onnx import helper
 
+from resnet8ptq import dispatch
 from resnet8ptq.backends.file import onnx_file
 from resnet8ptq.backends.openvino.library import is_installed
 from resnet8ptq.core import machine
@@ -17,7 +18,6 @@ from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.experiment.settings import resolve
-from resnet8ptq.exploration import running
 from resnet8ptq.exploration.diagnosis import diagnosing
 from resnet8ptq.exploration.diagnosis.conclusion import ACTIVATIONS, WEIGHTS, DiagnosisResult
 from resnet8ptq.exploration.diagnosis.diagnosis_table import to_markdown
@@ -138,7 +138,7 @@ def diagnose(tmp_path: Path) -> Any:
         files += (f"model.path={write_network(tmp_path / 'own.onnx', parts)}",)
         chosen = overrides if "preprocess=raw" in overrides else ("preprocess=unit", *overrides)
         words = ("+analysis=diagnose", "evaluate.batch_size=30", "dtype=uint8", *files, *chosen)
-        return running.run(resolve(make_config(*words)), tmp_path, Recorder())
+        return dispatch.run_or_analyse(resolve(make_config(*words)), tmp_path, Recorder())
 
     return run
 
@@ -266,7 +266,9 @@ def damaged(tmp_path: Path) -> list[str]:
 
 def test_a_damaged_calibration_sample_is_named_first_and_its_removal_helps_most(damaged, tmp_path):
     words = ("+analysis=diagnose", "dtype=uint8", "threads=1", "evaluate.batch_size=30", *damaged)
-    result = running.run(resolve(make_config(*words, "held_out_images=50")), tmp_path, Recorder())
+    result = dispatch.run_or_analyse(
+        resolve(make_config(*words, "held_out_images=50")), tmp_path, Recorder()
+    )
     assert names(result)[0] == diagnosing.OUTLIER_SAMPLE
     assert "wrong preprocessing" not in names(result)
     assert "in sample 7 of " in result.conclusion[0]

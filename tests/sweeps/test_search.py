@@ -21,7 +21,7 @@ from resnet8ptq.report.selection import select
 from resnet8ptq.shipping import to_run
 from resnet8ptq.sweeps.budget import Budget
 from resnet8ptq.sweeps.delivery import Delivery
-from resnet8ptq.sweeps.search import RecipeSearch, TimeLimits, measure, noise
+from resnet8ptq.sweeps.search import SettingsSearch, TimeLimits, measure, noise
 from resnet8ptq.sweeps.winner import announce, to_yaml
 from resnet8ptq.tracking.record import RunRecord
 from tests.helpers.calling import NO_REAL_FILES, call
@@ -53,11 +53,11 @@ class Jobs:
             self.at += min(needed, limits.soft_s) if step.part < 1 else needed
         return [self.outcome(step) for step in steps]
 
-    def run(self, seconds: float = 1000, goal: str = "fastest", **more: Any) -> RecipeSearch:
+    def run(self, seconds: float = 1000, goal: str = "fastest", **more: Any) -> SettingsSearch:
         asked = Asked(goal, ("onnx",), 0.0)
         limits = ReportConfig(confirmations=2)
         budget = Budget(seconds)
-        search = RecipeSearch(asked, self.launch, limits, budget, clock=lambda: self.at, **more)
+        search = SettingsSearch(asked, self.launch, limits, budget, clock=lambda: self.at, **more)
         search.run()
         return search
 
@@ -76,7 +76,7 @@ def test_a_first_model_that_passes_is_confirmed_at_once():
 def test_a_model_below_the_least_accuracy_does_not_pass():
     jobs = Jobs(lambda step: record(0.001))
     asked = Asked("fastest", ("onnx",), 0.0)
-    RecipeSearch(
+    SettingsSearch(
         asked, jobs.launch, ReportConfig(min_accuracy=0.95), Budget(1000), clock=lambda: jobs.at
     ).run()
     assert "calibrations" in jobs.kinds

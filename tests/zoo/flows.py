@@ -8,11 +8,11 @@ from unittest import mock
 import numpy as np
 import onnx
 
+from resnet8ptq import dispatch
 from resnet8ptq.api.networks import find_network
 from resnet8ptq.api.samples import find_samples
 from resnet8ptq.core import cache
 from resnet8ptq.experiment.settings import resolve
-from resnet8ptq.exploration import running
 from resnet8ptq.tasks import deviation
 from tests.helpers.configs import make_config
 from tests.zoo import framework_networks, onnx_networks, variations  # noqa: F401  # they register structures
@@ -84,7 +84,7 @@ def run_network(network: Network, words: tuple[str, ...], folder: Path) -> Outco
         words = (*words, f"backend.path={folder / 'file.onnx'}")
     config = make_config(*about_data, *about_network, *COMMON, *words)
     with mock.patch.object(deviation, "RESAMPLES", 99):  # no interval is asked for
-        result = running.run(resolve(config), folder, Recorder())
+        result = dispatch.run_or_analyse(resolve(config), folder, Recorder())
     if result.measurement is None:
         return Outcome(None, result.reason)
     metrics = result.to_metrics()

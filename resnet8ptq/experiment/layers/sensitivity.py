@@ -14,8 +14,8 @@ import onnx
 
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.console import track
-from resnet8ptq.experiment.compatibility import fit_settings
 from resnet8ptq.experiment.layers.ranking import LayerSensitivity, SensitivityResult
+from resnet8ptq.experiment.network_and_data import fit_settings
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.experiment.subject import open_subject
@@ -29,7 +29,10 @@ _NAMED = {"one_at_a_time": "nodes_to_quantize", "all_but_one": "nodes_to_exclude
 
 
 def analyse(settings: Settings, folder: Path, run: Recorder) -> SensitivityResult:
-    """Quantize layer by layer, rank the layers, and print the table; see `running.run`."""
+    """Quantize layer by layer, rank the layers, and print the table.
+
+    See `dispatch.run_or_analyse`.
+    """
     config = settings.config
     mode = settings.config.analysis.mode
     # A layer that the settings name must be one that the framework takes.

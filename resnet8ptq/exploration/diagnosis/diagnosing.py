@@ -52,7 +52,7 @@ _STATIC = "+analysis=diagnose takes calibrated ranges; +analysis=compare takes a
 def analyse(settings: Settings, folder: Path, run: Recorder) -> DiagnosisResult:
     """Measure tensor by tensor, find faults, try changes, and print the result.
 
-    See `running.run`.
+    See `dispatch.run_or_analyse`.
 
     Raises:
         UnsupportedError: the backend's files do not give their tensors, or hold no ranges.

@@ -10,7 +10,7 @@ from resnet8ptq.core.console import track
 from resnet8ptq.evaluation import latency
 from resnet8ptq.evaluation.evaluator import baseline_config
 from resnet8ptq.evaluation.latency import Latency
-from resnet8ptq.experiment.compatibility import fit_settings, load
+from resnet8ptq.experiment.network_and_data import fit_settings, load
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.samples import draw_to_calibrate
 from resnet8ptq.experiment.settings import Settings

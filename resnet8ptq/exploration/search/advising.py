@@ -20,7 +20,7 @@ from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core import cache, invocation, machine
 from resnet8ptq.core.console import print_table, say, stdout
 from resnet8ptq.core.errors import ConfigError
-from resnet8ptq.experiment import inputs
+from resnet8ptq.experiment import path_words
 from resnet8ptq.experiment.network_properties import find_properties
 from resnet8ptq.exploration.search import candidates
 from resnet8ptq.models.network_path import locate
@@ -83,7 +83,7 @@ def _check(words: Sequence[str]) -> list[str]:
         is_plain = "=" not in word and not word.startswith("-")
         is_missing = is_plain and not Path(word).exists()  # `complete` takes those that exist
         named.append(grammar.assign("model.path", word) if is_missing else word)
-    settings = grammar.arrange(inputs.complete(named, conf, own), conf, own)
+    settings = grammar.arrange(path_words.complete(named, conf, own), conf, own)
     for override in map(grammar.parse, settings):
         if override.key_or_group in _VARIED:
             raise ConfigError(

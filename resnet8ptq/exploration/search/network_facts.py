@@ -5,7 +5,7 @@ from pathlib import Path
 
 import onnx
 
-from resnet8ptq.experiment.compatibility import load
+from resnet8ptq.experiment.network_and_data import load
 from resnet8ptq.experiment.network_properties import find_properties
 from resnet8ptq.experiment.settings import Settings
 

@@ -46,7 +46,7 @@ class ComparisonResult(RunResult):
 def analyse(settings: Settings, folder: Path, run: Recorder) -> ComparisonResult:
     """Quantize, or take the file of `backend.path`; compare, and print the table.
 
-    See `running.run`.
+    See `dispatch.run_or_analyse`.
 
     Raises:
         UnsupportedError: the format does not give its inner tensors, or none is matched.

@@ -7,7 +7,7 @@ from PIL import Image
 
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data import shapes
-from resnet8ptq.experiment.inputs import complete, require_data
+from resnet8ptq.experiment.path_words import complete, require_data
 from tests.helpers.calling import REPO
 from tests.helpers.own_data import write_data, write_network
 

@@ -1,4 +1,7 @@
-"""Runs one quantization, or the analysis chosen by `+analysis`."""
+"""Chooses the function of a run: the experiment, or the analysis that `+analysis` names.
+
+Modules are named as text, so that a run imports only what it calls.
+"""
 
 from functools import partial
 from pathlib import Path
@@ -25,8 +28,8 @@ ANALYSES = {
 }
 
 
-def run(settings: Settings, folder: Path, recorder: Recorder) -> RunResult:
-    """Run and record; an analysis prints its result.
+def run_or_analyse(settings: Settings, folder: Path, recorder: Recorder) -> RunResult:
+    """Run the experiment or the analysis of the settings, and record it.
 
     Args:
         settings: the run's settings, with all files located.

@@ -1,4 +1,4 @@
-"""The network and the data that a command line names, before Hydra composes it.
+"""Completes the words of a command line that name network and data, before Hydra composes it.
 
 Without `data`, Hydra would compose CIFAR-10. A network of the user's own is never scored on it
 unasked: `data.root` chooses the source that fits the path, and otherwise the data are required.

@@ -11,7 +11,7 @@ from onnx import helper
 
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.experiment import preparation
-from resnet8ptq.experiment.compatibility import fit_settings
+from resnet8ptq.experiment.network_and_data import fit_settings
 from resnet8ptq.experiment.settings import resolve
 from tests.helpers.assembling import assemble
 from tests.helpers.calling import Called, call

@@ -1,4 +1,4 @@
-"""Reads data, network and task of a run, and checks that they fit each other."""
+"""Loads network, data and task of a run, and checks that they fit each other."""
 
 import logging
 from dataclasses import replace
