@@ -26,7 +26,7 @@ def main() -> None:
 def _run(words: Words) -> dict[str, Any]:
     """Return the folder of the run or of the sweep, and the error of a command that began neither.
 
-    Failed jobs of a sweep are in its folder, so that they are no error of the command.
+    Failed jobs of a sweep are recorded in its folder. They are not an error of the command.
     """
     from resnet8ptq import run
     from resnet8ptq.core import background

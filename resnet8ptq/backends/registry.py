@@ -33,7 +33,7 @@ def complete(
 
     Args:
         outputs: `model.outputs`.
-        is_float: whether the dtype rounds nothing to integers.
+        is_float: whether the dtype is a float type.
     """
     if not asked.quantizes:
         return asked

@@ -241,7 +241,7 @@ def no_such_option(name: str, group: str, options: Collection[str]) -> str:
 def aborting(*errors: type[Exception]) -> Iterator[None]:
     """Raise errors of these types as `Abort`.
 
-    Not used around a job of a sweep, because it would end the sweep.
+    Do not use this around a job of a sweep: an `Abort` ends the sweep.
     """
     try:
         yield

@@ -89,7 +89,7 @@ class Watch:
                 self._thread.start()
 
     def hear(self) -> None:
-        """Note that a line was written: the next one is not due for a while."""
+        """Restart the wait for the next line, because one was written."""
         self._heard = self._turned = _now()
 
     @contextmanager

@@ -46,7 +46,7 @@ class Timings:
         return [float(np.median(times)) for times in timed]
 
     def to_metrics(self, prefix: str = "") -> dict[str, float]:
-        """Return median and 95th percentile of both, in milliseconds, by MLflow name."""
+        """Return median and 95th percentile, at batch 1 and in batches, in ms by MLflow name."""
         times = {"latency": self.single_ms, "latency_batch": self.batch_ms}
         return {
             f"{prefix}{name}_p{percent}_ms": float(np.percentile(values, percent))

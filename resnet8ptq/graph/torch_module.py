@@ -117,9 +117,9 @@ def find_difference(
 
 
 def _fix_outputs(traced: Any, graph: onnx.GraphProto) -> None:
-    """Return the outputs of an ONNX graph, in a tuple if there are several.
+    """Let a traced module return the outputs of its ONNX graph, in a tuple if there are several.
 
-    onnx2torch returns each node that makes outputs: all its outputs, once. A list can neither be
+    onnx2torch returns a list of nodes instead, and all outputs of each node. A list can neither be
     traced nor loaded again.
     """
     makers = {name: node for node in graph.node for name in node.output}

@@ -162,7 +162,10 @@ def _spatial(node: Node) -> tuple[int, ...]:
 
 
 def _over(find: Callable[..., Any], axes: Sequence[int], keeps: bool) -> torch.nn.Module:
-    """Return the largest or smallest values over axes; XNNPACK only knows axes that stay."""
+    """Return the largest or smallest values over axes, in two operators if the axes are dropped.
+
+    XNNPACK has these reductions with kept axes only.
+    """
 
     def extremes(values: torch.Tensor) -> torch.Tensor:
         extremes = find(values, axes, keepdim=True)

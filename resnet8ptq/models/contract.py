@@ -89,7 +89,7 @@ def is_scalar(value: onnx.ValueInfoProto) -> bool:
 
 
 def ask_for_values(inputs: Sequence[Tensor], key: str = "model.inputs") -> str:
-    """Return the setting that gives inputs the same values for every sample, or another one."""
+    """Return the text of a setting with a value for each input; by default `model.inputs`."""
     return f"{key}={{{', '.join(f'{tensor.name}: ...' for tensor in inputs)}}}"
 
 

@@ -31,7 +31,7 @@ Advice = Literal["deploy", "test", "keep"]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model that passes, or is undecided, as the rule sees it.
+    """A model that passes or is undecided, with the values that the rule reads.
 
     Attributes:
         key: the id of its run.

@@ -86,7 +86,7 @@ class Recorder(Target):
         return {**super().describe(), "job": self._name}
 
     def ask(self, request: Mapping[str, Any], payload: bytes = b"") -> Reply:
-        """Write a request; answer it, except with times."""
+        """Write a request into the job, and answer it here; times are placeholders."""
         self._write({**request, "run_id": self.run_id}, payload)
         if request["do"] == "time":
             return Reply({"seconds": 1.0}, [])  # no measurement: the recorder drops it

@@ -45,7 +45,7 @@ class Reply:
         """Return an answer from its line and the bytes after it.
 
         Raises:
-            UnsupportedError: it is an error: the runtime is missing there, or failed.
+            UnsupportedError: the target answered with an error: the runtime is missing or failed.
         """
         if error := fields.get("error"):
             missing = fields.get("missing")

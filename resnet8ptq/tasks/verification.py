@@ -203,7 +203,10 @@ def _score(
 
 
 def _find_recall(values: Values, identities: Indices, k: int) -> tuple[Chosen, float]:
-    """Return the recall of chosen identities, and its chance; lone samples are no queries."""
+    """Return the recall of chosen identities, and its chance level.
+
+    Identities with a single sample are not queried.
+    """
     counts = np.bincount(identities)
     queries = counts[identities] > 1
     hits = find_hits(values, identities, k)

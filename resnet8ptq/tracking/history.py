@@ -49,7 +49,7 @@ def complete(store: Store, record: RunRecord) -> RunRecord:
 def load_named(store: Store, key: str, run_id: str) -> RunRecord:
     """Return the run whose id the setting `key` holds.
 
-    A run that ended before the store had an id for it is known in its folder by its journal's key.
+    A run that ended before the store gave it an id is found by the key in its folder's journal.
 
     Raises:
         ConfigError: the store has no such run, or it was deleted.

@@ -120,7 +120,7 @@ class Journal:
     def end(self, status: str, tags: Mapping[str, str] | None = None) -> None:
         """Close the journal with a status of `ENDED`, and add `tags`.
 
-        A clock that was set back does not end a run before its start.
+        If the clock was set back meanwhile, the run ends at its start.
         """
         self.status = status
         self.end_ms = max(self.start_ms, int(1000 * time.time()))

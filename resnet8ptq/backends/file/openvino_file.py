@@ -149,7 +149,7 @@ def _layer(value: Any, varying: Container[str]) -> _Layer | None:
 
 
 def _is_constant(value: Any) -> bool:
-    """Return whether the values are constants, whatever decides their shape."""
+    """Return whether the values are constants; their shape may be computed."""
     node = value.get_node()
     while node.get_type_name() in ("FakeQuantize", *_MOVES):
         node = node.input_value(0).get_node()

@@ -82,7 +82,7 @@ def _halve(owner: Any, key: str) -> bool:
 
 
 def _round(owner: Any, key: str) -> bool:
-    """Store a weight in 8 bits; return whether it was one."""
+    """Store a float weight in 8 bits; return False, without a change, for other tensors."""
     values = getattr(owner, key)
     if values.dtype != torch.float32 or values.ndim < 2:
         return False

@@ -420,7 +420,7 @@ def _ask_for_labels(
 
 
 def _named(inputs: Any, values: bool = False) -> list[str]:
-    """Return the names of one or several inputs; `values`: of their arrays."""
+    """Return the names of one or several inputs, or with `values` those of their arrays."""
     if isinstance(inputs, dict):
         return list(inputs.values() if values else inputs)
     return [str(inputs)]

@@ -336,7 +336,7 @@ def _propose(
 
 
 def _find_plainer(asked: Asked, own: Sequence[Tried], starts: Sequence[str]) -> list[Step]:
-    """Return a plainer step of the same idea for each kind of start that only failed."""
+    """Return a plainer step for each kind of start of which every trial failed."""
     steps = []
     for name in starts:
         trials = [trial for trial in own if trial.step.kind == name]
@@ -428,7 +428,7 @@ def _find_properties(asked: Asked, own: Sequence[Tried]) -> tuple[str, ...]:
 
 
 def _see(asked: Asked, backend: str, own: Sequence[Tried], changed: Step | None) -> Seen:
-    """Return the state of the search before a step that changes `changed`, or starts afresh."""
+    """Return the state of the search before a step that changes `changed`; None: a new start."""
     first = next((trial for trial in own if trial.measured), None)
     diagnosed = next((trial for trial in own if trial.step.kind == DIAGNOSIS), None)
     return Seen(

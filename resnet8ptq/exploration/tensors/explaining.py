@@ -106,7 +106,7 @@ def _channels_first(values: Array, axis: int) -> Matrix:
 
 
 def _find_factor(exact: Matrix, actual: Matrix) -> Explanation | None:
-    """Return an explanation if the values are a multiple of FP32's, or those of a channel are."""
+    """Return an explanation if the values are FP32's times one factor, or one for each channel."""
     noise = np.square(actual - exact).sum()
     whole = (exact * actual).sum() / max(np.square(exact).sum(), np.finfo(float).tiny)
     if abs(whole - 1) > OFF and np.square(actual - whole * exact).sum() < LEFT * noise:

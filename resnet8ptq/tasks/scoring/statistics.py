@@ -220,7 +220,7 @@ def invert(margin: Callable[[float], Margin]) -> Interval:
 
 
 def find_edge(above: Callable[[float], bool]) -> float:
-    """Return the loss between -1 and 1 from which on a condition holds."""
+    """Return the smallest loss between -1 and 1 at which a condition holds, by bisection."""
     low = -1.0
     high = 1.0
     for _ in range(40):

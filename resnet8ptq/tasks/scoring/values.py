@@ -86,7 +86,7 @@ class Paired:
         return None if model is None or baseline is None else Paired(model, baseline)
 
     def arrays(self) -> dict[str, Array]:
-        """Return the arrays of both, those of the baseline as `baseline_{name}`."""
+        """Return the arrays of the model, and those of the baseline as `baseline_{name}`."""
         baseline = self.baseline.arrays().items()
         shared = self.baseline.shared
         named = {f"baseline_{name}": array for name, array in baseline if name not in shared}
