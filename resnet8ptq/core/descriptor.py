@@ -113,8 +113,8 @@ class Backend:
 def find_backends() -> dict[str, Backend]:
     """Return the backends by name, in the order of lists and tables.
 
-    The name of the package is put together: a cache key depends on each module that its code names
-    (`core.code`), and most keys do not depend on the backends.
+    The code does not spell the name of the package `backends`: a cache key depends on each module
+    that its code names (`core.code`), and most keys do not depend on the backends.
     """
     package = import_module(f"{_PACKAGE}.backends")
     folders = [item.name for item in iter_modules(package.__path__) if item.ispkg]

@@ -185,7 +185,7 @@ def _find_source(typed: Sequence[Override]) -> dict[str, str]:
 
 
 def _is_own(key: str, value: Any) -> bool:
-    """Return whether a network is another than this project's ResNet8, whose data are known."""
+    """Return whether a network is the user's, and not this project's ResNet8."""
     path = Path(str(value)).expanduser()
     if key != "model.path" or not path.exists():
         return key != "model.path"  # a missing file is reported first

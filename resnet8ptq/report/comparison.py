@@ -105,10 +105,10 @@ class Family:
 
     @property
     def planned(self) -> int:
-        """The least number of models to correct verdicts for.
+        """The smallest number of models by which verdicts are corrected.
 
-        It is `report.confirmations`, or the number of measured models: a model whose file was lost
-        still counts, so that the others do not pass more easily.
+        It is `report.confirmations`. If the file of a model was lost, it is at least the number of
+        measured models, so that the others do not pass more easily.
         """
         planned = max((record.confirmations for record in self.records), default=1)
         lost = [cell.record for cell in self.cells if cell.lost and cell.record.quantized]

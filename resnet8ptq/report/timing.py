@@ -1,4 +1,4 @@
-"""One latency for everything that a person compares: that of the turns, if a sweep has one.
+"""One latency for table, figures, choice and JSON: the one measured in turns, if a sweep has it.
 
 Latencies of single runs are minutes apart, and each has another FP32 beside it. So a family that
 was timed in turns keeps no latency of single runs: table, figures, choice and JSON read the

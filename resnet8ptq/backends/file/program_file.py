@@ -109,7 +109,7 @@ class _Recorder(torch.fx.Interpreter):  # type: ignore[misc]
         self.values = dict[Any, Any]()
 
     def run_node(self, n: Any) -> Any:
-        """Run a node."""
+        """Run a node, and keep its value if it is asked for."""
         value = super().run_node(n)
         if n in self.nodes:
             self.values[n] = value

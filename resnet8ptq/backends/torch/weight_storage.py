@@ -73,7 +73,7 @@ def _find_weights(module: Any, call: torch.fx.Node) -> Iterator[tuple[str, str]]
 
 
 def _halve(owner: Any, key: str) -> bool:
-    """Store a weight in float16; return whether it was one."""
+    """Store a float weight in float16; return False, without a change, for other tensors."""
     values = getattr(owner, key)
     if values.dtype != torch.float32 or values.ndim < 2 or values.abs().amax() > LARGEST_HALF:
         return False

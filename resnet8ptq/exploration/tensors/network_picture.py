@@ -285,7 +285,8 @@ def to_node_data(compared: TensorComparison) -> dict[str, Any]:
 def time_nodes(quantizer: Quantizer, path: Path, split: Split) -> dict[str, float]:
     """Return the time of the file's nodes by the name of the network's node, in ms for a sample.
 
-    Empty if the framework does not time nodes. ONNX Runtime numbers those that it has moved.
+    Empty if the framework does not time nodes. The suffix that ONNX Runtime adds to the name of a
+    moved node is removed.
     """
     times: dict[str, float] = {}
     sample = split.inputs(np.arange(1))

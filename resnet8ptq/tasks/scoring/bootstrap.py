@@ -61,8 +61,8 @@ class Replicates(SampleValues):
     def margin(self, baseline: Self, metric: Metric, limit: float, items: int) -> Margin:
         """Return the margin, from the spread and the skewness of the replicates.
 
-        If all replicates are equal to the baseline's, no item has changed. Then the smallest class
-        decides, because all of the loss may be its own.
+        If all replicates are equal to the baseline's, no item has changed. The margin then
+        follows from the samples of the smallest class, which may have all of the loss.
         """
         before = baseline.replicates
         losses = metric.cost(1.0) * (self.replicates - before)

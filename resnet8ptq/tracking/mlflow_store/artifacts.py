@@ -68,8 +68,8 @@ def _homes(store_uri: str, root: str) -> Iterator[Path]:
 def _leads_into(home: Path, path: Path) -> bool:
     """Return whether a path leads into a folder without `..` and without links.
 
-    Links above the folder are the user's. Decided by names before the disk is asked, because to
-    look at a path such as /net/host may already reach that host.
+    Links above the folder are the user's, and allowed. Names are checked before the disk is read,
+    because reading a path such as /net/host may contact that host.
     """
     for above in (home.parent, home.parent.resolve()):
         if path.is_relative_to(above / home.name) and ".." not in path.parts:
