@@ -27,8 +27,8 @@ from resnet8ptq.experiment import (
     run_warnings,
     sample_check,
 )
-from resnet8ptq.experiment.network_and_data import fit_settings, load, make_task
 from resnet8ptq.experiment.measurement import find_execution, measure
+from resnet8ptq.experiment.network_and_data import fit_settings, load, make_task
 from resnet8ptq.experiment.network_properties import find_properties
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.samples import Samples, draw, has_groups
