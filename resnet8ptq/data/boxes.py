@@ -10,6 +10,7 @@ boxes           [M] records, of which the first `count` are used:
     crowd       a group of objects; detections in it are ignored
     keypoints   [3 * K]: x, y and visibility of each; 0, 0, 0 where there is none. The field is
                 missing if the data have no keypoints
+masks           the masks of the boxes in the picture, see `core.masks`; missing if there are none
 """
 
 from collections.abc import Sequence
@@ -18,6 +19,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from resnet8ptq.core import masks
 
 BOX = np.dtype([("bbox", "f8", 4), ("area", "f8"), ("category", "i8"), ("crowd", "?")])
 _PICTURE = (
@@ -38,7 +41,7 @@ Box = (
 
 @dataclass(frozen=True)
 class Annotated:
-    """A picture's size, its placement in the network's input, and its boxes."""
+    """A picture's size, its placement in the network's input, its boxes and their masks."""
 
     image_id: int
     height: int
@@ -46,6 +49,7 @@ class Annotated:
     scale: tuple[float, float]
     offset: tuple[float, float]
     boxes: Sequence[Box]
+    masks: Sequence[bytes] = ()
 
 
 def pack(pictures: Sequence[Annotated], keypoints: int = 0) -> NDArray[Any]:
@@ -56,8 +60,14 @@ def pack(pictures: Sequence[Annotated], keypoints: int = 0) -> NDArray[Any]:
     """
     most = max((len(picture.boxes) for picture in pictures), default=0)
     box = np.dtype([*BOX.descr, ("keypoints", "f8", 3 * keypoints)]) if keypoints else BOX
-    packed = np.zeros(len(pictures), [*_PICTURE, ("boxes", box, (most,))])
-    for record, picture in zip(packed, pictures, strict=True):
+    fields = [*_PICTURE, ("boxes", box, (most,))]
+    texts = [masks.join(picture.masks) for picture in pictures]
+    if longest := max(map(len, texts), default=0):
+        fields.append(("masks", f"S{longest}"))
+    packed = np.zeros(len(pictures), fields)
+    for record, picture, text in zip(packed, pictures, texts, strict=True):
+        if longest:
+            record["masks"] = text
         for name in ("image_id", "height", "width", "scale", "offset"):
             record[name] = getattr(picture, name)
         record["count"] = len(picture.boxes)

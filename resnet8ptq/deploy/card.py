@@ -47,6 +47,7 @@ _KINDS = {
     "classification": "image-classification",
     "detection": "object-detection",
     "keypoints": "keypoint-detection",
+    "instance_segmentation": "image-segmentation",
     "segmentation": "image-segmentation",
 }
 

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from resnet8ptq.backends.registry import make_quantizer
-from resnet8ptq.core import machine
+from resnet8ptq.core import machine, masks
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError, QuantizationError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.core.text import printable
@@ -168,11 +169,18 @@ def _count_different(
     return int(differ.reshape(len(differ), -1).any(1).sum())
 
 
-def _by_picture(detections: list[dict[str, object]]) -> dict[object, list[list[float]]]:
+def _place(detection: dict[str, Any]) -> list[float]:
+    """Return the keypoints, the box, or the box and the area of the mask."""
+    if "segmentation" in detection:
+        return masks.measure(detection["segmentation"])
+    place: list[float] = detection["keypoints" if "keypoints" in detection else "bbox"]
+    return place
+
+
+def _by_picture(detections: list[dict[str, Any]]) -> dict[object, list[list[float]]]:
     boxes: dict[object, list[list[float]]] = {}
     for detection in detections:
-        found = detection["keypoints" if "keypoints" in detection else "bbox"]
-        box = [*found, detection["score"], detection["category_id"]]  # type: ignore[misc]
+        box = [*_place(detection), detection["score"], detection["category_id"]]
         boxes.setdefault(detection["image_id"], []).append(box)
     return boxes
 

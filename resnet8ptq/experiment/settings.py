@@ -220,7 +220,8 @@ def fill_defaults(
     if evaluate.stop == "decided" and evaluate.models is None:
         evaluate = replace(evaluate, models=jobs)
     if tail is None:  # the tail of a detector decodes and joins boxes
-        tail = asked.task.name in ("detection", "keypoints") or asked.data.name == "coco"
+        boxes = ("detection", "keypoints", "instance_segmentation")
+        tail = asked.task.name in boxes or asked.data.name == "coco"
     mean = list(map(float, limits.listed(preprocess.mean)))
     std = list(map(float, limits.listed(preprocess.std)))
     name = asked.model.name or name_network(asked.model)

@@ -15,7 +15,7 @@ from resnet8ptq.core.console import log_once
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.registry import look_up
 from resnet8ptq.tasks import joining
-from resnet8ptq.tasks.scoring.outputs import PROBABILITIES, TaskContext
+from resnet8ptq.tasks.scoring.outputs import PROBABILITIES, TaskContext, has_prototypes
 from resnet8ptq.tasks.task import Task, TaskType
 
 log = logging.getLogger(__name__)
@@ -30,6 +30,7 @@ TASKS = {
     "anomaly": "resnet8ptq.tasks.anomaly:ANOMALY",
     "detection": "resnet8ptq.tasks.detection.task:DETECTION",
     "keypoints": "resnet8ptq.tasks.detection.task:KEYPOINTS",
+    "instance_segmentation": "resnet8ptq.tasks.detection.task:INSTANCE_SEGMENTATION",
     "segmentation": "resnet8ptq.tasks.segmentation:SEGMENTATION",
     "dense": "resnet8ptq.tasks.dense:DENSE",
     "regression": "resnet8ptq.tasks.regression:REGRESSION",
@@ -44,6 +45,7 @@ TASKS = {
 BECAUSE = {
     "detection": "the labels are boxes; task=custom scores them by a metric of your own",
     "keypoints": "the labels and the outputs have boxes with keypoints",
+    "instance_segmentation": "the labels and the outputs have boxes with masks",
     "segmentation": "the labels are masks, with a class for each pixel",
     "dense": "the labels are pictures",
     "regression": "the labels are floats; if they are classes, store them as integers from 0",
@@ -126,12 +128,15 @@ def choose(setting: TaskContext) -> str:
 
 
 def _choose_by_boxes(setting: TaskContext) -> str:
-    """Return the task for labels that are boxes: the outputs must have their keypoints, too."""
+    """Return the task for labels that are boxes, whose keypoints or masks the outputs may have."""
     points = 3 * setting.keypoints
     classes = len(setting.class_names)
     values = {before + points for before in (6, 4 + classes, 5 + classes)}
     sizes = {size for shape in setting.outputs.values() for size in shape}
-    return "keypoints" if points and values & sizes else "detection"
+    if points and values & sizes:
+        return "keypoints"
+    masks = setting.has_masks and has_prototypes(setting.outputs)
+    return "instance_segmentation" if masks else "detection"
 
 
 def _choose_by_text(setting: TaskContext) -> str:

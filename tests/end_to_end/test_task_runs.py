@@ -95,15 +95,18 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     )
     detectors.write_pictures(folder / "boxes")
     detectors.write_pictures(folder / "corners", keypoints=True)
+    detectors.write_pictures(folder / "outlines", masks=True)
     back = back + random.normal(size=back.shape) * 0.05
     return {
         **{path.stem: path for path in folder.glob("*.npz")},
         "boxes": folder / "boxes",
         "corners": folder / "corners",
+        "outlines": folder / "outlines",
         "scenes": segmenters.write_pictures(folder / "scenes"),
         "restorer": segmenters.write_restorer(folder / "restorer.onnx"),
         "segmenter": segmenters.write_network(folder / "segmenter.onnx"),
         "poser": detectors.write_detector(folder / "poser.onnx", "yolov8", keypoints=True),
+        "outliner": detectors.write_detector(folder / "outliner.onnx", "yolov8", masks=True),
         "detector": detectors.write_detector(folder / "detector.onnx", "yolov8"),
         "classes": write_network(folder / "classes.onnx", [both, back[:, :7]], softmax=True),
         "scores": write_network(folder / "scores.onnx", [both, back[:, :7]]),
@@ -166,6 +169,10 @@ RUNS = {
         *("corners", "poser", ("task.sigmas=[0.05,0.1]", "task.resamples=200"), "AP"),
         ("ap50", "ar", "paired/p_value", "sqnr_db", "paired/classes_lost", "ci95/delta_low"),
     ),
+    "instance_segmentation": (
+        *("outlines", "outliner", ("task.resamples=200",), "AP"),
+        ("ap50", "ap_small", "paired/p_value", "sqnr_db", "output/maps/sqnr_db"),
+    ),
     "segmentation": (
         *("scenes", "segmenter", ("task=segmentation", "task.resamples=200"), "mIoU"),
         ("pixel_accuracy", "paired/p_value", "sqnr_db", "paired/classes_lost", "ci95/delta_low"),
@@ -187,7 +194,7 @@ def run(folder: Path, files: dict[str, Path], task: str, *more: str) -> Called:
     (folder / "own_metric.py").write_text(OWN)
     (folder / "symbols.txt").write_text("a\n")
     words = ["data=arrays", f"data.root={files[data]}"]
-    if task in ("detection", "keypoints"):
+    if task in ("detection", "keypoints", "instance_segmentation"):
         words = detectors.overrides(files[data], task)
     if task == "segmentation":
         words = segmenters.overrides(files[data])
@@ -285,7 +292,7 @@ def test_the_search_runs_by_the_example_of_a_new_task(files, tmp_path):
 @pytest.mark.parametrize("task", sorted(RUNS.keys() - {"classification", "anomaly"}))
 def test_layers_are_chosen_by_any_task(files, tmp_path, task):
     data = RUNS[task][0]
-    held_out = f"held_out_images={5 if data in ('boxes', 'corners', 'scenes') else 50}"
+    held_out = f"held_out_images={5 if data in ('boxes', 'corners', 'outlines', 'scenes') else 50}"
     chosen = run(tmp_path, files, task, "nodes_to_exclude=auto", "max_drop=0.5", held_out)
     assert chosen.code == 0, chosen.err
     ranked = run(tmp_path, files, task, "+analysis=sensitivity", held_out)

@@ -22,13 +22,18 @@ CORNERS = (0, 0, CELL, CELL)  # the two keypoints of a square: x and y from its 
 
 
 def write_pictures(
-    folder: Path, count: int = 24, seed: int = 0, squares: int = 3, keypoints: bool = False
+    folder: Path,
+    count: int = 24,
+    seed: int = 0,
+    squares: int = 3,
+    keypoints: bool = False,
+    masks: bool = False,
 ) -> Path:
     """Write pictures into `folder`/images and their boxes into a file, which is returned.
 
     The first picture is empty, and the second has a crowd. Every other one lies on its side: half
     as high as it is wide. With `keypoints` every square has `CORNERS`, of which some are not
-    labelled.
+    labelled. With `masks` every square lacks its last quarter, and the crowd is run lengths.
     """
     random = np.random.default_rng(seed)
     (folder / "images").mkdir(parents=True)
@@ -53,6 +58,13 @@ def write_pictures(
                     "iscrowd": int(number == 1 and turn == 0),
                 }
             )
+            if masks:
+                quarter = slice(box[1] + 8, box[1] + CELL), slice(box[0] + 8, box[0] + CELL)
+                pixels[(*quarter, label)] = 0
+                annotations[-1]["segmentation"] = _outline(
+                    box, width, height, number == 1 == turn + 1
+                )
+                annotations[-1]["area"] = CELL * CELL * 3 // 4
             if keypoints:
                 seen = (number + turn) % 4  # the fourth has none
                 points = np.full((2, 3), 2)
@@ -68,6 +80,21 @@ def write_pictures(
     return path
 
 
+def _outline(box: list[int], width: int, height: int, crowd: bool) -> object:
+    """Return a square without its last quarter as a polygon; that of a crowd as run lengths."""
+    left, top, *_ = box
+    if not crowd:
+        right, bottom = left + CELL, top + CELL
+        corners = (left, top, right, top, right, top + 8, left + 8, top + 8, left + 8, bottom)
+        return [[*map(float, corners), float(left), float(bottom)]]
+    mask = np.zeros((height, width), int)
+    mask[top : top + CELL, left : left + CELL] = 1
+    mask[top + 8 : top + CELL, left + 8 : left + CELL] = 0
+    edges = np.flatnonzero(np.diff(mask.ravel(order="F"), prepend=0, append=0))
+    runs = np.diff(edges, prepend=0, append=height * width)
+    return {"size": [height, width], "counts": [int(run) for run in runs if run]}
+
+
 def overrides(folder: Path, task: str = "detection") -> list[str]:
     """Return what a run of them is told, but for the network."""
     return [
@@ -78,7 +105,11 @@ def overrides(folder: Path, task: str = "detection") -> list[str]:
 
 
 def write_detector(
-    path: Path, head: str, other_input: bool = False, keypoints: bool = False
+    path: Path,
+    head: str,
+    other_input: bool = False,
+    keypoints: bool = False,
+    masks: bool = False,
 ) -> Path:
     """Write a network [N, 3, 64, 64] of pixels 0..255 with that head, of two convolutions.
 
@@ -86,6 +117,7 @@ def write_detector(
         head: of `HEADS`; `rows` is `detections` in one output.
         other_input: boxes are multiplied by a second input, `image_shape`, and divided by 64.
         keypoints: `CORNERS` of each box follow, for yolov5 and yolov8.
+        masks: the scores follow as coefficients of three maps of colours [3, 32, 32].
     """
     graph = _Graph()
     colours = np.zeros((3, 3, CELL, CELL), np.float32)
@@ -123,13 +155,18 @@ def write_detector(
     sure = graph.node("Add", nothing, graph.constant(1.0))
     corners = np.stack([x, y, 0 * x + 1, x + CELL, y + CELL, 0 * x + 1], axis=-1)
     points = graph.node("Add", graph.constant(corners[np.newaxis]), nothing)
-    further = [points] if keypoints else []
+    further = [points] if keypoints else [rows] if masks else []
+    maps = {}
+    if masks:
+        means = np.eye(3, dtype=np.float32)[:, :, np.newaxis, np.newaxis] * np.full((2, 2), 0.25)
+        maps["maps"] = graph.layer("images", means.astype(np.float32), 2, -80.0)
     if head == "yolov5":
         joined = graph.node("Concat", boxes, sure, rows, *further, axis=2)
-        return _write(graph, path, {"output": joined})
+        return _write(graph, path, {"output": joined, **maps})
     if head == "yolov8":
         joined = graph.node("Concat", boxes, rows, *further, axis=2)
-        return _write(graph, path, {"output": graph.node("Transpose", joined, perm=[0, 2, 1])})
+        turned = graph.node("Transpose", joined, perm=[0, 2, 1])
+        return _write(graph, path, {"output": turned, **maps})
     if head == "ssd":
         return _write(graph, path, {"scores": rows, "boxes": boxes})
     by_class = graph.node("Transpose", rows, perm=[0, 2, 1])

@@ -189,6 +189,6 @@ def test_worse_keypoints_are_found_worse_in_the_same_boxes(records):
     assert comparison.interval[1] < 0 and comparison.p_value < 0.05
     assert plots.box_changes(worse, good).any() and not plots.box_changes(good, good).any()
     weights = np.ones((1, len(records)), np.int32)
-    evaluation = average_precision.evaluate(good.results, to_coco(records, IDS), SIGMAS)
+    evaluation = average_precision.evaluate(good.results, to_coco(records, IDS), good.kind, SIGMAS)
     by_class = ap_bootstrap.by_class(evaluation.matches, weights)
     np.testing.assert_allclose(by_class[0], evaluation.by_class, rtol=1e-12)

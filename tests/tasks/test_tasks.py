@@ -36,6 +36,7 @@ from resnet8ptq.config.schema import (
     TaskConfig,
 )
 from resnet8ptq.core import console
+from resnet8ptq.core import masks as object_masks
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError, TrackingError
 from resnet8ptq.data.boxes import Annotated, pack
 from resnet8ptq.evaluation.sequential import StoppingPlan
@@ -66,7 +67,7 @@ from resnet8ptq.tasks import (
     verification,
 )
 from resnet8ptq.tasks.detection import task as detection
-from resnet8ptq.tasks.detection.decoding import NOTHING, Decoder
+from resnet8ptq.tasks.detection.decoding import NOTHING, Decoder, Prototypes, count
 from resnet8ptq.tasks.detection.heads import Frame
 from resnet8ptq.tasks.deviation import DeviationValues
 from resnet8ptq.tasks.joining import join
@@ -250,6 +251,38 @@ def noisy_points(noise: float, seed: int = 1) -> Outputs:
     return Outputs((np.concatenate([rows, corners], axis=-1),), None, VALUES)
 
 
+def with_masks() -> np.ndarray:
+    """The same boxes, whose upper halves are their masks."""
+    pictures = []
+    for record in BOXES:
+        objects = [box.tolist() for box in record["boxes"]]
+        halves = []
+        for (left, top, wide, high), *_ in objects:
+            inside = np.ones((int(high) // 2, int(wide)), bool)
+            halves.append(object_masks.encode(inside, int(top), int(left), 64, 96))
+        number = int(record["image_id"])
+        pictures.append(Annotated(number, 64, 96, (1.0, 1.0), (0.0, 0.0), objects, halves))
+    return pack(pictures)
+
+
+OUTLINES = with_masks()
+
+
+def noisy_outlines(noise: float, seed: int = 1) -> Outputs:
+    [rows] = noisy_boxes(noise, seed).values
+    texts = []
+    for row in rows:
+        found = row[: int(count(row)), :4].round().astype(int).clip(0, 64)
+        halves = [
+            object_masks.encode(
+                np.ones(((bottom - top) // 2, right - left), bool), top, left, 64, 96
+            )
+            for left, top, right, bottom in found.tolist()
+        ]
+        texts.append(object_masks.join(halves))
+    return Outputs((rows, np.array(texts, np.bytes_)), None, VALUES)
+
+
 def masks() -> np.ndarray:
     """Bands of the classes; the first row is not scored."""
     drawn_masks = (np.arange(8)[:, None] // 2 + np.arange(8) // 4 + CLASSES[:, None, None]) % 7
@@ -297,6 +330,13 @@ def keypoints() -> Task:
     return detection.build(NAMES[:3], decoder, 300, ("rows",), "keypoints", (0.1, 0.1))
 
 
+def instances() -> Task:
+    frame = Frame(64, 96, 3, {"rows": (4, 38)}, DetectionConfig("instance_segmentation"), 0, 32)
+    decoder = Decoder("detections", frame, (0, 1, 2), Prototypes(1, True), True)
+    names = ("rows", "maps")
+    return detection.build(NAMES[:3], decoder, 300, names, "instance_segmentation")
+
+
 @dataclass(frozen=True)
 class Case:
     """A task, its targets, and the outputs of a model with some noise."""
@@ -327,6 +367,7 @@ CASES = {
     "numbers": Case(own(errors), Targets(TARGETS), noisy_values),
     "detection": Case(detector(), Targets(BOXES, pictures=black), noisy_boxes),
     "keypoints": Case(keypoints(), Targets(POINTS, pictures=black), noisy_points),
+    "instance_segmentation": Case(instances(), Targets(OUTLINES, pictures=black), noisy_outlines),
     "segmentation": Case(
         segmentation.build(NAMES, resamples=500), Targets(MASKS, pictures=black), noisy_masks
     ),
@@ -434,7 +475,8 @@ def test_a_worse_model_is_distinguished(case):
     p_value = comparison.paired.model.against(better.paired.model)[1]
     assert p_value == better.paired.model.against(comparison.paired.model)[1] < 0.01
     # whose raw outputs are out
-    if case.task.name not in ("binary", "detection", "keypoints", "segmentation", "ctc"):
+    reduced = ("detection", "keypoints", "instance_segmentation", "segmentation", "ctc")
+    if case.task.name not in ("binary", *reduced):
         assert comparison.sqnr_db < better.sqnr_db
 
 
@@ -520,7 +562,7 @@ def test_an_output_that_answers_nothing_is_named(case):
     assert find(names, exact, exact) == find(names, noisy, exact) == ""
     zero = replace(exact, values=tuple(np.zeros_like(values) for values in exact.values))
     assert "zero for every sample" in find(names, zero, exact)
-    same = replace(exact, values=tuple(values[:1] + 0 * values for values in exact.values))
+    same = replace(exact, values=tuple(np.repeat(v[:1], ITEMS, axis=0) for v in exact.values))
     assert "the same for every sample" in find(names, same, exact)
     assert find(names, same, same) == ""  # as FP32's
 
@@ -608,7 +650,7 @@ def test_a_report_recalls_the_task_from_the_params(case):
     assert recalled.name == case.task.name
     assert replace(recalled.metric, title="") == replace(case.task.metric, title="")
     # Their classes are in the run's files.
-    in_files = ("detection", "keypoints", "segmentation", "multilabel")
+    in_files = ("detection", "keypoints", "instance_segmentation", "segmentation", "multilabel")
     in_report = case.task.name not in in_files
     assert recalled.class_names == (case.task.class_names if in_report else ())
 
@@ -669,7 +711,9 @@ def test_the_task_that_fits(data, name, caplog):
 def test_every_task_that_auto_takes_has_its_reason():
     chosen = {name for _, name in CHOSEN}
     # Detectors' labels and alphabets have tests of their own.
-    assert set(registry.BECAUSE) == chosen | {"detection", "keypoints", "ctc"}
+    assert set(registry.BECAUSE) == chosen | {
+        *("detection", "keypoints", "instance_segmentation", "ctc")
+    }
 
 
 # FP32 no better than chance
@@ -689,6 +733,9 @@ BROKEN = {  # outputs of a broken network by task
     "segmentation": Outputs((drawn(4).integers(0, 7, MASKS.shape, np.uint8),), None, VALUES),
     "detection": Outputs((np.full((ITEMS, 4, 6), NOTHING, np.float32),), None, VALUES),
     "keypoints": Outputs((np.full((ITEMS, 4, 12), NOTHING, np.float32),), None, VALUES),
+    "instance_segmentation": Outputs(
+        (np.full((ITEMS, 4, 6), NOTHING, np.float32), np.full(ITEMS, b"")), None, VALUES
+    ),
 }
 
 

@@ -1,8 +1,8 @@
 """`data=coco`: pictures with boxes in the format of COCO's `instances_*.json`.
 
 https://cocodataset.org/#format-data: `images` (id, file_name, width, height), `annotations`
-(image_id, category_id, bbox, area, iscrowd, perhaps keypoints) and `categories` (id, name), whose
-ids may have gaps.
+(image_id, category_id, bbox, area, iscrowd, perhaps keypoints and a segmentation) and `categories`
+(id, name), whose ids may have gaps.
 """
 
 import json
@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image
 
 from resnet8ptq.config.schema import CocoConfig, PreprocessConfig
-from resnet8ptq.core import files, isolation
+from resnet8ptq.core import files, isolation, masks
 from resnet8ptq.core.errors import ConfigError, DataError, errors_as
 from resnet8ptq.core.text import one_line, printable
 from resnet8ptq.data import boxes, pictures
@@ -33,6 +33,7 @@ SMALL_BYTES = 2**24  # of a file that this process parses: Python takes 25 times
 MAX_ENTRIES = {"images": 2_000_000, "annotations": 10_000_000, "categories": 2000}
 MAX_BOXES = 10_000  # of one picture: the array has room in every picture for the largest number
 MAX_ROOM = 2**26  # boxes in that array: 4 GB
+MAX_MASKS = 2**32  # bytes: each picture has room for the masks of the one with the longest
 # of a picture: characters, and bytes between two `/`
 MAX_NAME = 2000
 MAX_PART = 255
@@ -50,6 +51,7 @@ class Annotations:
         boxes: the boxes of each picture, by its id.
         class_ids: the categories' ids, in the order of the classes.
         keypoints: number of keypoints of each object.
+        masks: the masks of each picture's boxes, by its id; empty if there are none.
     """
 
     images: Mapping[int, tuple[str, int, int]]
@@ -57,6 +59,7 @@ class Annotations:
     class_names: tuple[str, ...]
     class_ids: tuple[int, ...]
     keypoints: int = 0
+    masks: Mapping[int, Sequence[bytes]] = field(default_factory=dict)
 
 
 def load(config: CocoConfig, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
@@ -68,7 +71,7 @@ def load(config: CocoConfig, preprocess: PreprocessConfig, cache_root: Path) -> 
         DataError: the file is not in COCO's format, or a picture is missing or of another size.
     """
     path = _find_annotations(config)
-    annotations = _read_large(path, config.classes)
+    annotations = _limit_masks(_read_large(path, config.classes), path)
     _check_pictures(annotations, Path(str(config.images)), path, config.on_bad)
     every = _list(annotations, config)
     images, kept = decode(every, preprocess, config.on_bad, cache_root)
@@ -83,6 +86,21 @@ def load(config: CocoConfig, preprocess: PreprocessConfig, cache_root: Path) -> 
         mend = "data.test_fraction=1 with such pictures"
         data = split_one(path.stem, (), whole, path, config, mend=mend)
     return replace(data, class_names=annotations.class_names, class_ids=annotations.class_ids)
+
+
+def _limit_masks(annotations: Annotations, path: Path) -> Annotations:
+    """Return the annotations without masks if the labels of all pictures would be too large."""
+    longest = max(len(masks.join(texts)) for texts in annotations.masks.values())
+    room = longest * len(annotations.masks)
+    if room <= MAX_MASKS:
+        return annotations
+    log.warning(
+        "%s: the masks of %s pictures would take %.0f GB; left out",
+        path,
+        f"{len(annotations.masks):,}",
+        room / 1e9,
+    )
+    return replace(annotations, masks={})
 
 
 def list_pictures(config: CocoConfig, cache_root: Path) -> list[Picture]:
@@ -131,7 +149,7 @@ def read_annotations(path: Path, classes: Sequence[str] | None = None) -> Annota
     labels = {class_id: label for label, class_id in enumerate(class_ids)}
     by_image: dict[int, list[boxes.Box]] = {image_id: [] for image_id in images}
 
-    def read_box(entry: Entry) -> tuple[int, boxes.Box, list[float]]:
+    def read_box(entry: Entry) -> tuple[int, boxes.Box, list[float], bytes]:
         image_id = _integer(entry["image_id"])
         category = _integer(entry["category_id"])
         if image_id not in by_image:
@@ -148,10 +166,12 @@ def read_annotations(path: Path, classes: Sequence[str] | None = None) -> Annota
                 f"keypoints: got {len(points)} numbers, expected x, y, visibility, ..."
             )
         crowd = bool(_integer(entry.get("iscrowd", 0)))
-        return image_id, (bbox, area, labels[category], crowd), points
+        _, width, height = images[image_id]
+        mask = masks.read(entry.get("segmentation"), height, width)
+        return image_id, (bbox, area, labels[category], crowd), points, mask
 
     entries = _read_list(path, content, "annotations", read_box)
-    lengths = sorted({len(points) for _, _, points in entries} - {0})
+    lengths = sorted({len(points) for _, _, points, _ in entries} - {0})
     if len(lengths) > 1:
         few, *_, many = lengths
         raise DataError(
@@ -159,7 +179,9 @@ def read_annotations(path: Path, classes: Sequence[str] | None = None) -> Annota
             "number in all"
         )
     [length] = lengths or [0]
-    for image_id, box, points in entries:
+    masks_by_image: dict[int, list[bytes]] = {image_id: [] for image_id in images}
+    for image_id, box, points, mask in entries:
+        masks_by_image[image_id].append(mask)
         by_image[image_id].append((*box[:4], points or [0.0] * length) if length else box)
         if len(by_image[image_id]) > MAX_BOXES:
             raise DataError(f"{path}: picture {image_id} has more than {MAX_BOXES:,} annotations")
@@ -170,7 +192,14 @@ def read_annotations(path: Path, classes: Sequence[str] | None = None) -> Annota
             f"{path}: got {len(images):,} pictures with up to {most:,} annotations, expected at "
             f"most {room:,} in the product of the two numbers"
         )
-    return Annotations(images, by_image, class_names, class_ids, length // 3)
+    return Annotations(
+        images,
+        by_image,
+        class_names,
+        class_ids,
+        length // 3,
+        masks_by_image,
+    )
 
 
 def _read_list(path: Path, content: Any, key: str, read: Callable[[Entry], Any]) -> list[Any]:
@@ -309,4 +338,6 @@ def annotate(
     """Return the annotations of a picture, with its placement by `preprocess`."""
     _, width, height = annotations.images[image_id]
     scale, offset = pictures.placement(width, height, preprocess)
-    return boxes.Annotated(image_id, height, width, scale, offset, annotations.boxes[image_id])
+    objects = annotations.boxes[image_id]
+    outlines = annotations.masks.get(image_id, ())
+    return boxes.Annotated(image_id, height, width, scale, offset, objects, outlines)

@@ -2,8 +2,8 @@
 
 https://cocodataset.org/#detection-eval; Lin et al., "Microsoft COCO: Common Objects in Context",
 ECCV 2014. AP is the mean over ten IoU thresholds from 0.50 to 0.95, over 101 recalls, and over the
-classes that have objects. Keypoints are compared by the object keypoint similarity (OKS) instead of
-the IoU, without small objects and up to 20 detections.
+classes that have objects. The IoU is that of boxes, or of masks. Keypoints are compared by the
+object keypoint similarity (OKS) instead, without small objects and up to 20 detections.
 """
 
 import contextlib
@@ -82,15 +82,19 @@ def _mean(values: Values) -> float:
 
 
 def evaluate(
-    results: Results, annotations: Mapping[str, Any], sigmas: Sequence[float] = ()
+    results: Results,
+    annotations: Mapping[str, Any],
+    kind: str = "bbox",
+    sigmas: Sequence[float] = (),
 ) -> Evaluation:
     """Score detections against annotations, over all pictures of the annotations.
 
     Args:
-        results: detections in COCO's results format: image_id, category_id, bbox or keypoints, and
-            score.
+        results: detections in COCO's results format: image_id, category_id, score, and bbox,
+            segmentation or keypoints.
         annotations: annotations in COCO's format, with images, annotations and categories.
-        sigmas: the constant of each keypoint in the OKS; (): boxes are compared.
+        kind: pycocotools' type of the comparison: bbox, segm or keypoints.
+        sigmas: the constant of each keypoint in the OKS.
 
     Raises:
         ValueError: a detection belongs to a picture without annotations.
@@ -109,7 +113,7 @@ def evaluate(
         ]
         truth.createIndex()
         detected = truth.loadRes(list(map(dict, results))) if len(results) else _empty(truth)
-        evaluation = COCOeval(truth, detected, "keypoints" if sigmas else "bbox")
+        evaluation = COCOeval(truth, detected, kind)
         if sigmas:
             evaluation.params.kpt_oks_sigmas = np.array(sigmas)
         evaluation.params.imgIds = sorted(ids)

@@ -1,5 +1,6 @@
 """Turns a detector's outputs into detections: decodes, suppresses, keeps the best."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -7,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import DetectionConfig
+from resnet8ptq.core import masks
+from resnet8ptq.core.errors import ModelError
 from resnet8ptq.tasks.detection.heads import (
     HEADS,
     Candidates,
@@ -15,9 +18,10 @@ from resnet8ptq.tasks.detection.heads import (
     Frame,
     Shape,
     find_head,
+    fitting_heads,
 )
 from resnet8ptq.tasks.detection.suppression import suppress
-from resnet8ptq.tasks.scoring.outputs import Array
+from resnet8ptq.tasks.scoring.outputs import Array, describe, has_prototypes
 
 NOTHING = -1.0  # the class of a row that holds no detection
 
@@ -28,17 +32,98 @@ def make_decoder(
     outputs: Mapping[str, Shape],
     class_ids: tuple[int, ...],
     keypoints: int = 0,
+    with_masks: bool = False,
 ) -> "Decoder":
     """Return the decoder of a network.
 
     Args:
         input_shape: shape of one picture, channels first or last.
         keypoints: number of keypoints of an object.
+        with_masks: whether masks are decoded; else those of the network are left out.
+
+    Raises:
+        ModelError: no head fits, or the network returns no prototypes of masks.
     """
     first = input_shape[0] in (1, 3)
     height, width = input_shape[1:] if first else input_shape[:2]
     frame = Frame(height, width, len(class_ids), outputs, config, keypoints)
-    return Decoder(find_head(frame), frame, class_ids)
+    frame, prototypes = _split_prototypes(frame)
+    if with_masks and prototypes is None:
+        raise ModelError(
+            f"returns {describe(outputs)}, with {len(class_ids)} classes: expected boxes with "
+            "the coefficients of their masks, and prototypes [coefficients, rows, columns]; "
+            "task=detection scores boxes alone"
+        )
+    return Decoder(find_head(frame), frame, class_ids, prototypes, with_masks)
+
+
+def _split_prototypes(frame: Frame) -> "tuple[Frame, Prototypes | None]":
+    """Return the frame of the boxes alone, with the coefficients of masks, and the prototypes.
+
+    The maps of the prototypes are as wide for their height as the network's input.
+    """
+    if not has_prototypes(frame.outputs):
+        return frame, None
+    [(index, name, shape)] = [
+        (index, name, shape)
+        for index, (name, shape) in enumerate(frame.outputs.items())
+        if len(shape) == 3
+    ]
+    rows = {key: shape for key, shape in frame.outputs.items() if key != name}
+    for first, coefficients, (high, wide) in (
+        (True, shape[0], shape[1:]),
+        (False, shape[2], shape[:2]),
+    ):
+        if not (coefficients and high and wide) or high * frame.width != wide * frame.height:
+            continue
+        alone = replace(frame, outputs=rows, coefficients=coefficients)
+        if fitting_heads(alone):
+            return alone, Prototypes(index, first)
+    return frame, None
+
+
+@dataclass(frozen=True)
+class Prototypes:
+    """The output whose maps, weighted by the coefficients of a box, are its mask.
+
+    Bolya et al., "YOLACT: Real-time Instance Segmentation", ICCV 2019.
+
+    Attributes:
+        index: of the output.
+        channels_first: whether it is [coefficients, rows, columns]; else that axis is last.
+    """
+
+    index: int
+    channels_first: bool
+
+    def masks(self, maps: Array, rows: Floats, frame: Frame) -> bytes:
+        """Return the masks of one picture's detections in the network's input, see `core.masks`.
+
+        A pixel belongs to the object if the sigmoid of the weighted sum, resized to the input
+        (bilinear), is above 0.5, and if it is in the box.
+
+        Args:
+            maps: the output for this picture.
+            rows: left, top, right, bottom and coefficients [D, 4 + F].
+        """
+        maps = maps if self.channels_first else np.moveaxis(maps, 2, 0)
+        high, wide = maps.shape[1:]
+        size = (frame.width, frame.height)
+        texts = []
+        for row in rows:
+            left, top, right, bottom = (
+                int(np.ceil(edge).clip(0, size[number % 2])) for number, edge in enumerate(row[:4])
+            )
+            y = (np.arange(top, bottom) + 0.5) * high / frame.height - 0.5
+            x = (np.arange(left, right) + 0.5) * wide / frame.width - 0.5
+            # Only the part of the maps that the box needs.
+            above, before = (max(0, math.floor(min(p, default=0))) for p in (y, x))
+            below, behind = (math.ceil(max(p, default=0)) + 1 for p in (y, x))
+            part = maps[:, above:below, before:behind].astype(np.float32)
+            logits = np.tensordot(row[4:], part, 1)
+            inside = masks.sample(logits, y - above, x - before) > 0
+            texts.append(masks.encode(inside, top, left, frame.height, frame.width))
+        return masks.join(texts)
 
 
 @dataclass(frozen=True)
@@ -47,22 +132,30 @@ class Decoder:
 
     Attributes:
         head: a key of `HEADS`.
+        frame: the frame of the outputs with boxes.
         class_ids: the categories' ids, in the order of the classes.
+        prototypes: the prototypes of masks; None if the network returns none.
+        with_masks: whether to decode the masks.
     """
 
     head: str
     frame: Frame
     class_ids: tuple[int, ...]
+    prototypes: Prototypes | None = None
+    with_masks: bool = False
 
-    def __call__(self, outputs: Sequence[Array]) -> tuple[Floats]:
-        """Return detections [n, max_detections, 6 + 3 * K], the highest scores first.
+    def __call__(self, outputs: Sequence[Array]) -> tuple[Array, ...]:
+        """Return detections [n, max_detections, 6 + 3 * K], the highest scores first, and masks.
 
         Each row has left, top, right and bottom in pixels of the network's input, score, class, and
         x, y and visibility of each keypoint. Rows without a detection have the class `NOTHING`.
+        Masks are a text of each picture [n], in the network's input, see `core.masks`.
         """
         config = self.frame.config
         pictures = len(outputs[0])
-        decoded = HEADS[self.head].decode(outputs, self.frame)
+        skipped = None if self.prototypes is None else self.prototypes.index
+        rows = [values for index, values in enumerate(outputs) if index != skipped]
+        decoded = HEADS[self.head].decode(rows, self.frame)
         if isinstance(decoded, Candidates):
             choose = _above_threshold if config.nms is False else suppress
             detections = choose(decoded, config)
@@ -71,7 +164,19 @@ class Decoder:
             if config.nms:
                 candidates = _as_candidates(detections, pictures, len(self.class_ids))
                 detections = suppress(candidates, config)
-        return (_keep_best(detections, pictures, config),)
+        best = _keep_best(detections, pictures, config)
+        if self.prototypes is None:
+            return (best,)
+        alone = best[..., :6]
+        if not self.with_masks:
+            return (alone,)
+        texts = [
+            self.prototypes.masks(maps, np.delete(found[:number], (4, 5), axis=1), self.frame)
+            for maps, found, number in zip(
+                outputs[self.prototypes.index], best, count(best), strict=True
+            )
+        ]
+        return alone, np.array(texts, np.bytes_)
 
     def _select_classes(self, detections: Detections) -> Detections:
         """Return the detections of the data set's classes, with class indices as labels."""
@@ -126,5 +231,5 @@ def _number(pictures: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def count(detections: Array) -> NDArray[np.int64]:
-    """Return the number of detections of each picture [n]."""
-    return np.asarray((detections[..., 5] != NOTHING).sum(axis=1))
+    """Return the number of detections [...] in rows [..., most, values]."""
+    return np.asarray((detections[..., 5] != NOTHING).sum(axis=-1))

@@ -1,8 +1,9 @@
 """The usual heads of detectors by name, and the decoding of their outputs.
 
 A head decodes outputs to boxes and scores, or to detections. Boxes are left, top, right and bottom
-in pixels of the network's input; x, y and visibility of their K keypoints follow, if objects have
-any. A further head is two functions and an entry in `HEADS`.
+in pixels of the network's input. Further values of each box follow if there are any: x, y and
+visibility of K keypoints, or the coefficients of its mask. A further head is two functions and an
+entry in `HEADS`.
 """
 
 import re
@@ -36,8 +37,9 @@ class Frame:
 
     Attributes:
         height, width: size of the network's input in pixels.
-        outputs: the shape of each output by name, without the batch axis.
+        outputs: the shape of each output by name, without the batch axis; those of boxes only.
         keypoints: number of keypoints of an object.
+        coefficients: number of coefficients of a mask.
     """
 
     height: int
@@ -46,6 +48,12 @@ class Frame:
     outputs: Mapping[str, Shape]
     config: DetectionConfig
     keypoints: int = 0
+    coefficients: int = 0
+
+    @property
+    def further(self) -> int:
+        """Number of further values F of each box."""
+        return 3 * self.keypoints + self.coefficients
 
     @property
     def shapes(self) -> list[Shape]:
@@ -75,7 +83,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Candidates:
-    """Boxes [n, A, 4 + 3 * K] and scores [n, A, C] of each class, before the suppression."""
+    """Boxes [n, A, 4 + F] and scores [n, A, C] of each class, before the suppression."""
 
     boxes: Floats
     scores: Floats
@@ -87,7 +95,7 @@ class Detections:
 
     Attributes:
         picture: [D], the index of the picture.
-        boxes, scores, labels: [D, 4 + 3 * K], [D], [D].
+        boxes, scores, labels: [D, 4 + F], [D], [D].
     """
 
     picture: NDArray[np.int64]
@@ -107,13 +115,22 @@ class Head:
     Attributes:
         takes: the outputs, described in text.
         decode: decodes outputs [n, ...], in the network's order.
-        keypoints: whether boxes may have keypoints.
+        further: whether boxes may have further values.
     """
 
     takes: str
     fits: Callable[[Frame], bool]
     decode: Callable[[Sequence[Array], Frame], Candidates | Detections]
-    keypoints: bool = False
+    further: bool = False
+
+
+def fitting_heads(frame: Frame) -> list[str]:
+    """Return the names of the heads that fit the outputs."""
+    return [
+        name
+        for name, head in HEADS.items()
+        if (head.further or not frame.further) and head.fits(frame)
+    ]
 
 
 def find_head(frame: Frame) -> str:
@@ -123,13 +140,14 @@ def find_head(frame: Frame) -> str:
         ConfigError: an unknown name.
         ModelError: the named head does not fit, or none or several fit; names the heads that fit.
     """
-    possible = {key: head for key, head in HEADS.items() if head.keypoints or not frame.keypoints}
-    fitting = [key for key, head in possible.items() if head.fits(frame)]
+    possible = {key: head for key, head in HEADS.items() if head.further or not frame.further}
+    fitting = fitting_heads(frame)
     name = frame.config.head
     if name == "auto" and (len(fitting) == 1 or fitting == ["yolox", "yolov5"]):
         return fitting[0]  # a box for every cell: usually not decoded
-    points = f", {frame.keypoints} keypoints" if frame.keypoints else ""
-    context = f"{frame.classes} classes{points} and an input of {frame.height} x {frame.width}"
+    counts = [(frame.keypoints, "keypoints"), (frame.coefficients, "mask coefficients")]
+    further = "".join(f", {number} {name}" for number, name in counts if number)
+    context = f"{frame.classes} classes{further} and an input of {frame.height} x {frame.width}"
     returned = f"returns {describe(frame.outputs)}, with {context}"
     if name == "auto":
         why = "several heads fit" if fitting else "no head fits"
@@ -169,12 +187,12 @@ def corners(boxes: Array, written: str, frame: Frame) -> Floats:
     return pixels
 
 
-def _join(boxes: Floats, keypoints: Array, frame: Frame) -> Floats:
-    """Return boxes [..., 4] followed by their keypoints [..., 3 * K], in pixels."""
-    points = keypoints.astype(np.float32)
-    if frame.config.normalized:
-        points *= np.tile(np.array([frame.width, frame.height, 1], np.float32), frame.keypoints)
-    return np.concatenate([boxes, points], axis=-1)
+def _join(boxes: Floats, further: Array, frame: Frame) -> Floats:
+    """Return boxes [..., 4] followed by their further values [..., F], keypoints in pixels."""
+    values = further.astype(np.float32)
+    if frame.config.normalized and frame.keypoints:
+        values *= np.tile(np.array([frame.width, frame.height, 1], np.float32), frame.keypoints)
+    return np.concatenate([boxes, values], axis=-1)
 
 
 def _around(centres: Floats, sizes: Floats) -> Floats:
@@ -250,23 +268,23 @@ def _decode_yolov3(outputs: Sequence[Array], frame: Frame) -> Candidates:
 
 
 def _is_yolov5(frame: Frame) -> bool:
-    return _single(frame)[1:] == (5 + frame.classes + 3 * frame.keypoints,)
+    return _single(frame)[1:] == (5 + frame.classes + frame.further,)
 
 
 def _decode_yolov5(outputs: Sequence[Array], frame: Frame) -> Candidates:
     values = outputs[0].astype(np.float32)
-    boxes, sure, scores, points = np.split(values, (4, 5, 5 + frame.classes), axis=-1)
-    return Candidates(_join(corners(boxes, "cxcywh", frame), points, frame), sure * scores)
+    boxes, sure, scores, further = np.split(values, (4, 5, 5 + frame.classes), axis=-1)
+    return Candidates(_join(corners(boxes, "cxcywh", frame), further, frame), sure * scores)
 
 
 def _is_yolov8(frame: Frame) -> bool:
-    return _single(frame)[:1] == (4 + frame.classes + 3 * frame.keypoints,)
+    return _single(frame)[:1] == (4 + frame.classes + frame.further,)
 
 
 def _decode_yolov8(outputs: Sequence[Array], frame: Frame) -> Candidates:
     values = outputs[0].astype(np.float32).swapaxes(1, 2)
-    boxes, scores, points = np.split(values, (4, 4 + frame.classes), axis=-1)
-    return Candidates(_join(corners(boxes, "cxcywh", frame), points, frame), scores)
+    boxes, scores, further = np.split(values, (4, 4 + frame.classes), axis=-1)
+    return Candidates(_join(corners(boxes, "cxcywh", frame), further, frame), scores)
 
 
 def _match(frame: Frame, *kinds: Callable[[Shape], bool]) -> list[int]:
@@ -344,9 +362,9 @@ def _find_detections(frame: Frame) -> list[int]:
 
 
 def _is_detections(frame: Frame) -> bool:
-    if _single(frame)[1:] == (6 + 3 * frame.keypoints,):
+    if _single(frame)[1:] == (6 + frame.further,):
         return True
-    return not frame.keypoints and bool(_find_detections(frame))
+    return not frame.further and bool(_find_detections(frame))
 
 
 def _decode_detections(outputs: Sequence[Array], frame: Frame) -> Detections:
@@ -356,10 +374,10 @@ def _decode_detections(outputs: Sequence[Array], frame: Frame) -> Detections:
         boxes = rows[..., :4]
         scores = rows[..., 4]
         labels = rows[..., 5]
-        points = rows[..., 6:]
+        further = rows[..., 6:]
     else:
         boxes, scores, labels, *counts = (outputs[index] for index in _find_detections(frame))
-        points = boxes[..., 4:]  # none
+        further = boxes[..., 4:]  # none
     filled = np.ones(scores.shape, np.bool_)
     for count in counts:
         filled &= np.arange(scores.shape[1]) < count.reshape(-1, 1)
@@ -368,7 +386,7 @@ def _decode_detections(outputs: Sequence[Array], frame: Frame) -> Detections:
     if background is not None:
         filled &= label != background
         label = label - (label > background)
-    pixels = _join(corners(boxes[filled], "xyxy", frame), points[filled], frame)
+    pixels = _join(corners(boxes[filled], "xyxy", frame), further[filled], frame)
     kept = scores[filled].astype(np.float32)
     return Detections(np.nonzero(filled)[0], pixels, kept, label[filled])
 
@@ -383,10 +401,16 @@ HEADS = {
         _decode_yolov3,
     ),
     "yolov5": Head(
-        "one output [boxes, 5 + classes + 3 * keypoints], decoded", _is_yolov5, _decode_yolov5, True
+        "one output [boxes, 5 + classes], decoded; keypoints or mask coefficients may follow",
+        _is_yolov5,
+        _decode_yolov5,
+        True,
     ),
     "yolov8": Head(
-        "one output [4 + classes + 3 * keypoints, boxes], decoded", _is_yolov8, _decode_yolov8, True
+        "one output [4 + classes, boxes], decoded; keypoints or mask coefficients may follow",
+        _is_yolov8,
+        _decode_yolov8,
+        True,
     ),
     "ssd": Head(
         "boxes [boxes, 4], decoded, and scores [boxes, classes, perhaps a background]",
@@ -399,7 +423,8 @@ HEADS = {
         _decode_selected,
     ),
     "detections": Head(
-        "boxes [n, 4], scores [n] and labels [n], or all in one output [n, 6 + 3 * keypoints]",
+        "boxes [n, 4], scores [n] and labels [n], or all in one output [n, 6], where keypoints or "
+        "mask coefficients may follow",
         _is_detections,
         _decode_detections,
         True,

@@ -2,13 +2,17 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure  # no pyplot: figures need no screen and no global state
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
+from resnet8ptq.core import masks
 from resnet8ptq.core.text import plain
 from resnet8ptq.tasks.detection import decoding
 from resnet8ptq.tasks.detection.ap_bootstrap import RECALLS
@@ -53,17 +57,14 @@ def pictures(
     grid = figure.subplots(len(shown), 3, squeeze=False, height_ratios=heights)
     for row, index, pixels, area in zip(grid, shown, stored, areas, strict=True):
         record = model.pictures[index]
-        drawn = [
-            _annotated(record),
-            *(_detected(scores.outputs.values[0][index]) for scores in (baseline, model)),
-        ]
+        drawn = [_annotated(model, index), _detected(baseline, index), _detected(model, index)]
         partners = [drawn[1], drawn[2], drawn[1]]
         heads = [f"picture {record['image_id']}: annotations", "FP32", "quantized"]
-        for column, (axes, boxes, head) in enumerate(zip(row, drawn, heads, strict=True)):
+        for column, (axes, objects, head) in enumerate(zip(row, drawn, heads, strict=True)):
             axes.imshow(pixels.squeeze(), cmap="gray")
-            unmatched = _unmatched(boxes, partners[column], model.sigmas)
-            alone = unmatched if column else np.zeros(len(boxes), bool)
-            _draw(axes, boxes, alone, class_names)
+            unmatched = _unmatched(objects, partners[column], model.sigmas)
+            alone = unmatched if column else np.zeros(len(objects.rows), bool)
+            _draw(axes, objects, alone, class_names, pixels.shape[:2])
             axes.set_title(head, fontsize=10)
             axes.set_axis_off()
             axes.set(xlim=(area[0] - 0.5, area[2] - 0.5), ylim=(area[3] - 0.5, area[1] - 0.5))
@@ -94,45 +95,76 @@ def box_changes(model: DetectionScores, baseline: DetectionScores) -> NDArray[np
     """
     change = np.zeros(model.total)
     for index in range(model.total):
-        ours, theirs = (_detected(s.outputs.values[0][index]) for s in (model, baseline))
+        ours, theirs = (_detected(scores, index) for scores in (model, baseline))
         change[index] = sum(
-            boxes[_unmatched(boxes, others, model.sigmas), 4].sum()
-            for boxes, others in ((ours, theirs), (theirs, ours))
+            objects.rows[_unmatched(objects, others, model.sigmas), 4].sum()
+            for objects, others in ((ours, theirs), (theirs, ours))
         )
     return change
 
 
-def _detected(rows: Array) -> NDArray[np.float64]:
-    """Return the detections [D, 6 + 3 * K] of one picture that are drawn."""
+@dataclass(frozen=True)
+class _Objects:
+    """The objects of one picture in the network's input.
+
+    Attributes:
+        rows: [D, 6 + 3 * K], see `decoding.Decoder`.
+        masks: the mask of each in COCO's format; None without masks.
+    """
+
+    rows: NDArray[np.float64]
+    masks: list[dict[str, Any]] | None
+
+
+def _detected(scores: DetectionScores, index: int) -> _Objects:
+    """Return the detections of one picture that are drawn."""
+    rows = scores.outputs.values[0][index]
     kept = (rows[:, 5] != decoding.NOTHING) & (rows[:, 4] >= SHOWN_SCORE)
-    return np.asarray(rows[kept], np.float64)
+    outlines = None
+    if scores.kind == "segm":
+        texts = np.array(scores.masks_in_input(index), np.object_)[kept[: decoding.count(rows)]]
+        outlines = [masks.to_coco(text, *scores.input_size) for text in texts]
+    return _Objects(np.asarray(rows[kept], np.float64), outlines)
 
 
-def _annotated(record: Array) -> NDArray[np.float64]:
-    """Return the annotations of one picture as detections [D, 6 + 3 * K], without the crowds."""
+def _annotated(scores: DetectionScores, index: int) -> _Objects:
+    """Return the annotations of one picture, without the crowds."""
+    record = scores.pictures[index]
+    scale = record["scale"]
+    offset = record["offset"]
     boxes = record["boxes"][: record["count"]]
-    boxes = boxes[~boxes["crowd"]]
+    single = ~boxes["crowd"]
+    boxes = boxes[single]
     placed = boxes["bbox"].copy()
     placed[:, 2:] += placed[:, :2]
-    placed = placed * np.tile(record["scale"], 2) + np.tile(record["offset"], 2)
+    placed = placed * np.tile(scale, 2) + np.tile(offset, 2)
     columns = [placed, np.full(len(boxes), math.inf), boxes["category"]]
     if "keypoints" in boxes.dtype.names:
         points = boxes["keypoints"].copy()
         for axis in (0, 1):
-            points[:, axis::3] = points[:, axis::3] * record["scale"][axis] + record["offset"][axis]
+            points[:, axis::3] = points[:, axis::3] * scale[axis] + offset[axis]
         columns.append(points)
-    return np.column_stack(columns)
+    outlines = None
+    if scores.kind == "segm":
+        size = (int(record["height"]), int(record["width"]))
+        texts = np.array(masks.of_record(record), np.object_)[single]
+        moved = [
+            masks.move(text, size, 1 / scale, -offset / scale, scores.input_size) for text in texts
+        ]
+        outlines = [masks.to_coco(text, *scores.input_size) for text in moved]
+    return _Objects(np.column_stack(columns), outlines)
 
 
-def _unmatched(
-    boxes: NDArray[np.float64], others: NDArray[np.float64], sigmas: Sequence[float]
-) -> NDArray[np.bool_]:
-    """Return a mask of the boxes [D, ...] that match no box of the same class in `others`."""
-    if not len(boxes) or not len(others):
-        return np.ones(len(boxes), np.bool_)
-    first = boxes[:, np.newaxis]
-    second = others[np.newaxis]
-    alike = _oks(first, second, sigmas) if sigmas else _iou(first, second)
+def _unmatched(objects: _Objects, others: _Objects, sigmas: Sequence[float]) -> NDArray[np.bool_]:
+    """Return a mask of the objects [D] that match none of the same class in `others`."""
+    if not len(objects.rows) or not len(others.rows):
+        return np.ones(len(objects.rows), np.bool_)
+    first = objects.rows[:, np.newaxis]
+    second = others.rows[np.newaxis]
+    if objects.masks is not None:
+        alike = masks.iou(objects.masks, others.masks or [])
+    else:
+        alike = _oks(first, second, sigmas) if sigmas else _iou(first, second)
     same = first[..., 5] == second[..., 5]
     return np.asarray(~((alike >= OVERLAP) & same).any(axis=1))
 
@@ -162,11 +194,20 @@ def _iou(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.
 
 
 def _draw(
-    axes: Axes, boxes: NDArray[np.float64], alone: NDArray[np.bool_], class_names: Sequence[str]
+    axes: Axes,
+    objects: _Objects,
+    alone: NDArray[np.bool_],
+    class_names: Sequence[str],
+    size: tuple[int, int],
 ) -> None:
-    for row, single in zip(boxes, alone, strict=True):
+    for number, (row, single) in enumerate(zip(objects.rows, alone, strict=True)):
         left, top, right, bottom, score, label = row[:6]
         colour = "red" if single else "lime"
+        if objects.masks is not None:
+            inside = masks.decode(objects.masks[number]["counts"].encode("ascii"), *size)
+            axes.imshow(
+                np.where(inside == 1, 1.0, np.nan), cmap=ListedColormap([colour]), alpha=0.4
+            )
         points = row[6:].reshape(-1, 3)
         x, y, _ = points[points[:, 2] >= SHOWN_SCORE].T
         axes.scatter(x, y, s=8, color=colour)

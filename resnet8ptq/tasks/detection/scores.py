@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from resnet8ptq.core import masks
 from resnet8ptq.core.console import waiting
 from resnet8ptq.tasks.detection import ap_bootstrap, average_precision, decoding
 from resnet8ptq.tasks.scoring.classwise import ClasswiseScores, draw_weights
@@ -16,16 +17,20 @@ from resnet8ptq.tasks.scoring.metric import Metrics
 from resnet8ptq.tasks.scoring.outputs import Array, Outputs
 from resnet8ptq.tasks.scoring.statistics import Values
 
+_IMAGE = {"id": "image_id", "height": "height", "width": "width"}  # COCO's keys, and the records'
+
 
 @dataclass(frozen=True)
 class DetectionScores(ClasswiseScores):
     """The detections of a model, evaluated as COCO does.
 
     Attributes:
-        outputs: detections [n, most, 6 + 3 * K], see `decoding.Decoder`.
+        outputs: detections [n, most, 6 + 3 * K], and perhaps masks [n], see `decoding.Decoder`.
         pictures: [n] records, see `data.boxes`.
         class_ids: category ids of the annotations, in the order of the classes.
-        sigmas: the constant of each of the K keypoints in the OKS; (): boxes are scored by IoU.
+        sigmas: the constant of each of the K keypoints in the OKS; (): masks, or else boxes, are
+            scored by IoU.
+        input_size: height and width of the network's input, for masks.
     """
 
     outputs: Outputs
@@ -34,11 +39,19 @@ class DetectionScores(ClasswiseScores):
     resamples: int
     show: Callable[[NDArray[np.int64]], NDArray[np.uint8]] | None = None
     sigmas: tuple[float, ...] = ()
+    input_size: tuple[int, int] = (0, 0)
+
+    @property
+    def kind(self) -> str:
+        """The kind of COCO's evaluation: keypoints, segm or bbox."""
+        if self.sigmas:
+            return "keypoints"
+        return "segm" if len(self.outputs.values) > 1 else "bbox"
 
     @property
     def similarity(self) -> str:
         """By what a detection is right."""
-        return "OKS" if self.sigmas else "IoU"
+        return {"keypoints": "OKS", "segm": "IoU of masks", "bbox": "IoU"}[self.kind]
 
     @property
     def total(self) -> int:
@@ -49,19 +62,11 @@ class DetectionScores(ClasswiseScores):
     def results(self) -> list[dict[str, Any]]:
         """The detections in COCO's results format, in pixels of the pictures."""
         detections = self.outputs.values[0].astype(np.float64)
-        counts = decoding.count(detections)
-        key = "keypoints" if self.sigmas else "bbox"
-        scale, offset = (
-            self.pictures[name][:, np.newaxis, np.newaxis] for name in ("scale", "offset")
-        )
-        if self.sigmas:
-            points = detections[..., 6:].reshape(*detections.shape[:2], len(self.sigmas), 3)
-            points[..., :2] = (points[..., :2] - offset) / scale
-            found = points.reshape(*detections.shape[:2], 3 * len(self.sigmas))
+        key = {"keypoints": "keypoints", "segm": "segmentation", "bbox": "bbox"}[self.kind]
+        if self.kind == "segm":
+            found = [self._masks(picture) for picture in range(self.total)]
         else:
-            corners = detections[..., :4].reshape(*detections.shape[:2], 2, 2)
-            found = ((corners - offset) / scale).reshape(*detections.shape[:2], 4)
-            found[..., 2:] -= found[..., :2]
+            found = self._positions(detections).tolist()
         return [
             {
                 "image_id": int(self.pictures["image_id"][picture]),
@@ -69,19 +74,48 @@ class DetectionScores(ClasswiseScores):
                 key: values,
                 "score": score,
             }
-            for picture, count in enumerate(counts)
+            for picture, count in enumerate(decoding.count(detections))
             for (score, label), values in zip(
-                detections[picture, :count, 4:6].tolist(),
-                found[picture, :count].tolist(),
-                strict=True,
+                detections[picture, :count, 4:6].tolist(), found[picture][:count], strict=True
             )
+        ]
+
+    def _positions(self, detections: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the keypoints, or the boxes as left, top, width and height [n, most, values]."""
+        scale, offset = (
+            self.pictures[name][:, np.newaxis, np.newaxis] for name in ("scale", "offset")
+        )
+        shape = detections.shape[:2]
+        if self.sigmas:
+            points = detections[..., 6:].reshape(*shape, len(self.sigmas), 3)
+            points[..., :2] = (points[..., :2] - offset) / scale
+            return points.reshape(*shape, 3 * len(self.sigmas))
+        corners = detections[..., :4].reshape(*shape, 2, 2)
+        boxes = ((corners - offset) / scale).reshape(*shape, 4)
+        boxes[..., 2:] -= boxes[..., :2]
+        return np.asarray(boxes)
+
+    def masks_in_input(self, picture: int) -> list[bytes]:
+        """Return the masks of a picture's detections in the network's input, see `core.masks`."""
+        number = int(decoding.count(self.outputs.values[0][picture]))
+        return masks.split(self.outputs.values[1][picture], number)
+
+    def _masks(self, picture: int) -> list[dict[str, Any]]:
+        """Return the masks of a picture's detections in the picture, in COCO's format."""
+        record = self.pictures[picture]
+        size = (int(record["height"]), int(record["width"]))
+        return [
+            masks.to_coco(
+                masks.move(text, self.input_size, record["scale"], record["offset"], size), *size
+            )
+            for text in self.masks_in_input(picture)
         ]
 
     @cached_property
     def evaluation(self) -> average_precision.Evaluation:
         """COCO's evaluation of all pictures."""
         annotations = to_coco(self.pictures, self.class_ids)
-        return average_precision.evaluate(self.results, annotations, self.sigmas)
+        return average_precision.evaluate(self.results, annotations, self.kind, self.sigmas)
 
     @property
     def value(self) -> float:
@@ -113,20 +147,31 @@ class DetectionScores(ClasswiseScores):
 
 
 def to_coco(pictures: Array, class_ids: Sequence[int]) -> dict[str, Any]:
-    """Return the annotations of pictures [n], given as records of `data.boxes`."""
-    annotations = [
-        {
-            "image_id": int(record["image_id"]),
-            "category_id": class_ids[box["category"]],
-            "bbox": box["bbox"].tolist(),
-            "area": float(box["area"]),
-            "iscrowd": int(box["crowd"]),
-            **(_keypoints(box["keypoints"]) if "keypoints" in box.dtype.names else {}),
-        }
-        for record in pictures
-        for box in record["boxes"][: record["count"]]
-    ]
-    images = [{"id": int(image_id)} for image_id in pictures["image_id"]]
+    """Return the annotations of pictures [n], given as records of `data.boxes`.
+
+    With masks, an object without one counts as a crowd: neither right nor wrong.
+    """
+    annotations = []
+    for record in pictures:
+        count = int(record["count"])
+        texts = masks.of_record(record)
+        for number, box in enumerate(record["boxes"][:count]):
+            annotation: dict[str, Any] = {
+                "image_id": int(record["image_id"]),
+                "category_id": class_ids[box["category"]],
+                "bbox": box["bbox"].tolist(),
+                "area": float(box["area"]),
+                "iscrowd": int(box["crowd"]),
+            }
+            if "keypoints" in box.dtype.names:
+                annotation |= _keypoints(box["keypoints"])
+            if texts:
+                size = (int(record["height"]), int(record["width"]))
+                mask = texts[number] or masks.empty(*size)
+                annotation["segmentation"] = masks.to_coco(mask, *size)
+                annotation["iscrowd"] |= not texts[number]
+            annotations.append(annotation)
+    images = [{key: int(record[name]) for key, name in _IMAGE.items()} for record in pictures]
     categories = [{"id": class_id} for class_id in class_ids]
     return {"images": images, "annotations": annotations, "categories": categories}
 

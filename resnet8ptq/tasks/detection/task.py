@@ -1,6 +1,7 @@
-"""`task=detection` and `task=keypoints`: objects of a data set's classes, scored as COCO does."""
+"""Objects of a data set's classes, scored as COCO does: their boxes, keypoints or masks."""
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from resnet8ptq.config.schema import DetectionConfig, KeypointsConfig
+from resnet8ptq.core import masks
+from resnet8ptq.core.console import warn_once
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.tasks.classification import metric_names
 from resnet8ptq.tasks.detection.decoding import Decoder, make_decoder
@@ -23,6 +26,8 @@ from resnet8ptq.tasks.task import Scope, Task, TaskFiles, TaskType
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+log = logging.getLogger(__name__)
 
 AP = Metric("ap", "AP")
 BESIDE = (Metric("ap50", "AP50"), Metric("ap75", "AP75"))
@@ -51,7 +56,7 @@ def build(
     Args:
         decoder: decodes the outputs; None for a finished run.
         outputs: the names of the network's outputs.
-        sigmas: the constant of each keypoint in the OKS; (): boxes are scored by IoU.
+        sigmas: the constant of each keypoint in the OKS; (): masks or boxes are scored by IoU.
     """
     return Task(
         name,
@@ -61,7 +66,11 @@ def build(
         beside=BESIDE,
         class_names=class_names,
         pair_metrics=partial(_pair_metrics, outputs),
-        scope=Scope(reduction=decoder, params={"head": decoder.head} if decoder else {}),
+        scope=Scope(
+            output=0,  # masks are texts
+            reduction=decoder,
+            params={"head": decoder.head} if decoder else {},
+        ),
         files=TaskFiles(
             tables=partial(list_classes, "ap", class_names),
             documents=_write_results,
@@ -86,7 +95,13 @@ def _score(
 ) -> DetectionScores:
     assert decoder is not None and targets.labels is not None  # finished runs are not scored
     return DetectionScores(
-        outputs, targets.labels, decoder.class_ids, resamples, targets.pictures, sigmas
+        outputs,
+        targets.labels,
+        decoder.class_ids,
+        resamples,
+        targets.pictures,
+        sigmas,
+        (decoder.frame.height, decoder.frame.width),
     )
 
 
@@ -140,19 +155,52 @@ def _make(config: DetectionConfig, setting: TaskContext) -> Task:
     filled = np.arange(boxes.shape[1]) < labels["count"][:, np.newaxis]
     objects = filled & ~boxes["crowd"]
     sigmas: tuple[float, ...] = ()
+    parts = ""
     if isinstance(config, KeypointsConfig):
         sigmas = _find_sigmas(config, setting)
         objects &= (boxes["keypoints"][..., 2::3] > 0).any(axis=2)
+        parts = " with keypoints"
+    with_masks = config.name == "instance_segmentation"
+    if with_masks:
+        _check_masks(setting)
     if not objects.any():
         raise ConfigError(
-            f"task={config.name}: the pictures of {setting.data} have no objects"
-            f"{' with keypoints' if sigmas else ''}"
+            f"task={config.name}: the pictures of {setting.data} have no objects{parts}"
         )
     decoder = make_decoder(
-        config, setting.input_shape, setting.outputs, setting.class_ids, len(sigmas)
+        config,
+        setting.input_shape,
+        setting.outputs,
+        setting.class_ids,
+        len(sigmas),
+        with_masks,
     )
     names = setting.class_names
     return build(names, decoder, config.resamples, tuple(setting.outputs), config.name, sigmas)
+
+
+def _check_masks(setting: TaskContext) -> None:
+    """Raise `ConfigError` if objects have no masks; log the number of those without."""
+    if not setting.has_masks:
+        raise ConfigError(
+            f"task=instance_segmentation: the objects of {setting.data} have no masks; expected "
+            "`segmentation` in data.annotations, polygons or run lengths; task=detection scores "
+            "boxes alone"
+        )
+    assert setting.labels is not None
+    bare = {
+        int(record["image_id"]): masks.of_record(record).count(b"") for record in setting.labels
+    }
+    bare = {image_id: number for image_id, number in bare.items() if number}
+    if bare:
+        warn_once(
+            log,
+            "%s: %d objects have no valid `segmentation`, the first in picture %d: they count as "
+            "neither right nor wrong",
+            setting.data,
+            sum(bare.values()),
+            min(bare),
+        )
 
 
 def _find_sigmas(config: KeypointsConfig, setting: TaskContext) -> tuple[float, ...]:
@@ -178,4 +226,5 @@ def _recall(config: DetectionConfig, class_names: tuple[str, ...]) -> Task:
 
 
 DETECTION = TaskType(_make, _recall, DetectionConfig)
+INSTANCE_SEGMENTATION = DETECTION  # the same settings, and another name
 KEYPOINTS = TaskType(_make, _recall, KeypointsConfig)

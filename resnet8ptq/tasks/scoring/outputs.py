@@ -122,6 +122,11 @@ class TaskContext:
         box = self.labels["boxes"].dtype
         return int(box["keypoints"].shape[0] // 3) if "keypoints" in (box.names or ()) else 0
 
+    @property
+    def has_masks(self) -> bool:
+        """Whether the labels are boxes with masks of their objects. See `data.boxes`."""
+        return self.labels is not None and "masks" in (self.labels.dtype.names or ())
+
 
 def check_labels(task: str, setting: TaskContext, kinds: str, expected: str) -> None:
     """Raise `ConfigError` if the labels are missing, or not of these NumPy kinds."""
@@ -133,6 +138,11 @@ def check_labels(task: str, setting: TaskContext, kinds: str, expected: str) -> 
         raise ConfigError(
             f"task={task}: the labels of {setting.data} are {got}, expected {expected}{mend}"
         )
+
+
+def has_prototypes(outputs: Mapping[str, tuple[int | None, ...]]) -> bool:
+    """Return whether outputs may be boxes [boxes, values] and prototypes of their masks."""
+    return sorted(len(shape) for shape in outputs.values()) == [2, 3]
 
 
 def describe(outputs: Mapping[str, tuple[int | None, ...]]) -> str:

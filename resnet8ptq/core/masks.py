@@ -1,0 +1,202 @@
+"""Masks of objects as COCO's compressed run lengths, by pycocotools.
+
+A mask is a text of run lengths, down the columns of the picture; b"" if there is none. The masks of
+a picture are one text, joined by spaces, so that those of many pictures are an array.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_PIXELS = 2**31  # of a picture
+MAX_OUTLINE = 2**22  # pixels of a polygon: pycocotools takes 60 bytes for each
+_LEAST = 6  # numbers of a polygon: three points
+_FIRST = 48  # the character of the value 0
+
+
+def read(segmentation: Any, height: int, width: int) -> bytes:
+    """Return the mask of an annotation: polygons [[x, y, ...], ...], or run lengths.
+
+    b"" if it is neither: many data sets of boxes have such annotations. All is checked before
+    pycocotools gets it, whose C code trusts its input.
+    """
+    from pycocotools import mask
+
+    try:
+        if height * width >= MAX_PIXELS:
+            return b""
+        if isinstance(segmentation, dict):
+            counts = segmentation["counts"]
+            counts = _parse(counts.encode("ascii")) if isinstance(counts, str) else counts
+            if segmentation["size"] != [height, width] or not _are_runs(counts, height * width):
+                return b""
+            return _compress(counts, height, width)
+        if not all(_is_polygon(polygon, height, width) for polygon in segmentation):
+            return b""
+        parts = mask.frPyObjects(segmentation, height, width) if segmentation else []
+        return bytes(mask.merge(parts)["counts"]) if parts else b""
+    except (TypeError, ValueError, KeyError, AttributeError):
+        return b""
+
+
+def _is_polygon(polygon: Sequence[float], height: int, width: int) -> bool:
+    """Return whether a polygon has three points or more, none far outside of the picture."""
+    if len(polygon) < _LEAST or len(polygon) % 2:
+        return False
+    points = np.array(polygon, np.float64).reshape(-1, 2)
+    near = (np.abs(points) <= 2 * max(height, width)).all()  # false for NaN
+    return bool(near and np.abs(points - np.roll(points, 1, axis=0)).sum() <= MAX_OUTLINE)
+
+
+def _are_runs(counts: Sequence[int], pixels: int) -> bool:
+    return all(type(count) is int and count >= 0 for count in counts) and sum(counts) == pixels
+
+
+def _parse(text: bytes) -> list[int]:
+    """Return the run lengths of a compressed mask, see `rleFrString` of pycocotools.
+
+    Raises:
+        ValueError: the text has another character, or ends within a number.
+    """
+    counts: list[int] = []
+    value = 0
+    shift = 0
+    for character in text:
+        bits = character - _FIRST
+        if not 0 <= bits < 64 or shift > 60:
+            raise ValueError("no run lengths")
+        value |= (bits & 31) << shift
+        shift += 5
+        if bits & 32:  # more follow
+            continue
+        if bits & 16:  # negative
+            value -= 1 << shift
+        if len(counts) > 2:
+            value += counts[-2]
+        counts.append(value)
+        value = 0
+        shift = 0
+    if shift:
+        raise ValueError("no run lengths")
+    return counts
+
+
+def _compress(counts: list[int], height: int, width: int) -> bytes:
+    from pycocotools import mask
+
+    runs = mask.frPyObjects({"counts": counts, "size": [height, width]}, height, width)
+    return bytes(runs["counts"])
+
+
+def encode(inside: NDArray[np.bool_], top: int, left: int, height: int, width: int) -> bytes:
+    """Return the mask of a picture, of which `inside` [rows, columns] is the part at top, left."""
+    column, row = np.nonzero(inside.T)
+    pixels = (left + column) * height + top + row
+    starts = np.flatnonzero(np.diff(pixels, prepend=-2) != 1)
+    ends = np.append(starts[1:], len(pixels))[: len(starts)] - 1
+    edges = np.stack([pixels[starts], pixels[ends] + 1], axis=1).ravel()
+    runs = np.diff(edges, prepend=0, append=height * width)
+    if not runs[-1]:  # the last pixel is in the mask
+        runs = runs[:-1]
+    return _compress(runs.tolist(), height, width)
+
+
+def empty(height: int, width: int) -> bytes:
+    """Return the mask of nothing."""
+    return _compress([height * width], height, width)
+
+
+def to_coco(mask: bytes, height: int, width: int) -> dict[str, Any]:
+    """Return a mask in COCO's format."""
+    return {"size": [height, width], "counts": mask.decode("ascii")}
+
+
+def decode(mask: bytes, height: int, width: int) -> NDArray[np.uint8]:
+    """Return a mask as an array [height, width] of 0 and 1."""
+    runs = _parse(mask) or [height * width]
+    values = (np.arange(len(runs)) % 2).astype(np.uint8)
+    return np.repeat(values, runs).reshape(width, height).T
+
+
+def iou(first: Sequence[Any], second: Sequence[Any]) -> NDArray[np.float64]:
+    """Return the IoU of masks in COCO's format [first, second]."""
+    from pycocotools import mask
+
+    return np.asarray(mask.iou(list(first), list(second), [0] * len(second)))
+
+
+def measure(mask: dict[str, Any]) -> list[float]:
+    """Return left, top, width, height and area of a mask in COCO's format, in pixels."""
+    from pycocotools import mask as coco
+
+    return [*coco.toBbox(mask).tolist(), float(coco.area(mask))]
+
+
+def join(masks: Sequence[bytes]) -> bytes:
+    """Return the masks of a picture as one text; b"" if there are none."""
+    return b" ".join(masks).rstrip()
+
+
+def split(joined: bytes, count: int) -> list[bytes]:
+    """Return the `count` masks of a picture."""
+    masks = bytes(joined).split(b" ")[:count]
+    return masks + [b""] * (count - len(masks))
+
+
+def of_record(record: Any) -> list[bytes]:
+    """Return the masks of the objects of a picture, see `data.boxes`; empty if there are none."""
+    if "masks" not in record.dtype.names:
+        return []
+    return split(record["masks"], int(record["count"]))
+
+
+def move(
+    mask: bytes,
+    size: tuple[int, int],
+    scale: Sequence[float],
+    offset: Sequence[float],
+    to: tuple[int, int],
+) -> bytes:
+    """Return a mask resized to another grid of pixels, bilinear, with a threshold at 0.5.
+
+    Args:
+        size, to: height and width of the mask, and of the result.
+        scale, offset: x and y of the result are at scale * x + offset in the mask.
+    """
+    from pycocotools import mask as coco
+
+    if not mask:
+        return empty(*to)
+    box = np.asarray(coco.toBbox({"size": list(size), "counts": mask}))
+    begin = np.floor((box[:2] - offset) / scale).clip(0, to[::-1]).astype(int)
+    end = np.ceil((box[:2] + box[2:] - offset) / scale).clip(begin, to[::-1]).astype(int)
+    x, y = (
+        scale[axis] * (np.arange(begin[axis], end[axis]) + 0.5) + offset[axis] - 0.5
+        for axis in (0, 1)
+    )
+    inside = sample(decode(mask, *size), y, x) > 0.5
+    return encode(inside, int(begin[1]), int(begin[0]), *to)
+
+
+def sample(
+    grid: NDArray[Any], rows: NDArray[np.float64], columns: NDArray[np.float64]
+) -> NDArray[np.float32]:
+    """Return the values of a grid between its pixels, bilinear; beyond an edge those of the edge.
+
+    Args:
+        rows, columns: positions, of which 0 is the centre of the first pixel.
+    """
+    return _between(_between(grid.astype(np.float32), rows).T, columns).T
+
+
+def _between(values: NDArray[np.float32], positions: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Return rows of `values` at these positions, linear."""
+    last = len(values) - 1
+    placed = positions.clip(0, last)
+    first = np.floor(placed).astype(np.int64)
+    part = (placed - first).astype(np.float32)[:, np.newaxis]
+    return np.asarray(
+        values[first] * (1 - part) + values[np.minimum(first + 1, last)] * part, np.float32
+    )
