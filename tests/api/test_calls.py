@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import resnet8ptq as ptq
 from resnet8ptq.core import child
+from tests.helpers.stores import new_store
 
 QUICK = {"latency__enabled": False, "threads": 1, "quiet": True}
 
@@ -33,11 +34,18 @@ def loader(network) -> DataLoader:
     return DataLoader(TensorDataset(x, network(x).argmax(1)), batch_size=50)
 
 
+@pytest.fixture
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current folder with an empty store, which MLflow takes seconds to make."""
+    new_store(tmp_path / "mlruns")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 @pytest.mark.slow
 def test_a_module_and_a_loader_become_a_run_and_the_caller_stays_as_it_was(
-    network, loader, tmp_path, monkeypatch
+    network, loader, in_folder
 ):
-    monkeypatch.chdir(tmp_path)
     network.train()
     environment = dict(os.environ)
     before = (logging.root.handlers[:], signal.getsignal(signal.SIGTERM))
@@ -46,13 +54,13 @@ def test_a_module_and_a_loader_become_a_run_and_the_caller_stays_as_it_was(
     assert run.path is not None and onnx.load(run.path)
     assert {*os.environ.items()} ^ {*environment.items()} == set()
     assert (logging.root.handlers, signal.getsignal(signal.SIGTERM)) == before
-    assert network.training and Path.cwd() == tmp_path
+    assert network.training and Path.cwd() == in_folder
     assert ptq.load_run(run.run_id).loss == run.loss  # in MLflow as from a command line
 
 
 @pytest.mark.slow
-def test_a_sweep_has_a_frame_and_its_file_can_be_deployed(network, loader, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("in_folder")
+def test_a_sweep_has_a_frame_and_its_file_can_be_deployed(network, loader):
     sweep = ptq.sweep(network, loader, dtype=["int8", "u8s8"], **QUICK)
     assert list(sweep.to_frame().dtype) == ["int8", "u8s8"]
     assert "u8s8" in sweep._repr_html_()
@@ -62,8 +70,8 @@ def test_a_sweep_has_a_frame_and_its_file_can_be_deployed(network, loader, tmp_p
 
 
 @pytest.mark.slow
-def test_files_of_others_are_judged(network, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("in_folder")
+def test_files_of_others_are_judged(network):
     x = np.random.default_rng(0).normal(size=(200, 3, 8, 8)).astype(np.float32)
     made = ptq.quantize(network, x, **QUICK)
     checked = ptq.judge(network, [made.path], x, **QUICK)

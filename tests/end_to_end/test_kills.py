@@ -1,12 +1,12 @@
 """A sweep that is killed between any two of its writes: resumed, it ends as one that was not.
 
-SIGKILL cleans up nothing, so each sweep runs in a process of its own, which ends itself. The jobs
-only record made-up results, through the same calls as real ones. `python -m fuzz.kills` kills real
-sweeps at random moments.
+SIGKILL cleans up nothing: it leaves what is on disk. So one sweep copies its folder before each of
+its writes, and each copy is resumed, in a process of its own. The jobs only record made-up results,
+through the same calls as real ones. `python -m fuzz.kills` kills real sweeps at random moments.
 """
 
 import json
-import os
+import multiprocessing
 import re
 import shutil
 import sys
@@ -40,6 +40,7 @@ from tests.helpers.stores import new_store, without_waiting_for_the_disk
 
 KEY = "a sweep"
 LOSSES = (0, 12)  # images that each job loses
+WRITES = "writes.json"
 
 
 class Queue:
@@ -90,22 +91,18 @@ def run_sweep(root: Path, name: str) -> None:
     end_parent(store, parent_id, "ok", folder)
 
 
-def run_and_die(root: Path, name: str, late: bool, last: int, counts: Any) -> None:
-    """Run a sweep in this process, which dies before write number `last`; send the writes.
+def run_and_copy(root: Path, copies: Path) -> None:
+    """Run a sweep and copy its folder to `copies` before each write; list the writes there.
 
     A write gives a file its name, or commits a change of the database.
     """
-    without_waiting_for_the_disk().start()
-    figures.to_png = lambda _: EMPTY
-    if late:
-        queue = Queue()
-        background.put, background.result = queue.put, queue.result  # type: ignore[assignment]
-        background.rest = background.wait = queue.drain
+    queue = Queue()
+    background.put, background.result = queue.put, queue.result  # type: ignore[assignment]
+    background.rest = background.wait = queue.drain
     writes: list[str] = []
 
     def write(name: str) -> None:
-        if len(writes) == last:
-            os._exit(9)
+        shutil.copytree(root, copies / str(len(writes)))
         writes.append(name)
 
     def audit(name: str, args: tuple[Any, ...]) -> None:
@@ -123,22 +120,45 @@ def run_and_die(root: Path, name: str, late: bool, last: int, counts: Any) -> No
     sys.addaudithook(audit)
     event.listen(Engine, "before_cursor_execute", execute)
     event.listen(Engine, "commit", commit)
-    run_sweep(root, name)
-    counts.send(writes)
+    run_sweep(root, "first")
+    (copies / WRITES).write_text(json.dumps(writes))
 
 
-def start(root: Path, name: str, late: bool = False, last: int = -1) -> list[str]:
-    """Run a sweep in another process; return its writes, or none if it died."""
-    if not root.exists():
-        new_store(root / "mlruns")
-    context = forked.start_server()
-    receives, sends = context.Pipe(duplex=False)
-    process = context.Process(target=run_and_die, args=(root, name, late, last, sends))
+def resume_and_check(root: Path) -> None:
+    run_sweep(root, "second")
+    check(root)
+
+
+def kill_before_each_write(folder: Path) -> None:
+    """Run a sweep, and resume its copies; each in a process that is forked from this one.
+
+    This process has run another sweep, so that the others need not compose and compile again.
+    """
+    without_waiting_for_the_disk().start()
+    figures.to_png = lambda _: EMPTY
+    new_store(folder / "other" / "mlruns")
+    run_sweep(folder / "other", "first")
+
+    root = folder / "root"
+    copies = folder / "copies"
+    call_alone("fork", new_store, root / "mlruns")
+    call_alone("fork", run_and_copy, root, copies)
+    writes = json.loads((copies / WRITES).read_text())
+    call_alone("fork", check, root)
+    names = [Path(name).name for name in writes]
+    assert names.index("classes.png") > names.index("predictions.npz")
+    for last in points(writes):
+        shutil.rmtree(root)
+        (copies / str(last)).rename(root)
+        call_alone("fork", resume_and_check, root)
+
+
+def call_alone(method: str, function: Callable[..., object], *args: Any) -> None:
+    """Call a function in another process; its traceback is in pytest's captured output."""
+    process = multiprocessing.get_context(method).Process(target=function, args=args)
     process.start()
-    sends.close()
     process.join()
-    assert process.exitcode == (0 if last < 0 else 9), name
-    return receives.recv() if last < 0 else []
+    assert process.exitcode == 0, (function.__name__, *args)
 
 
 def check(root: Path) -> None:
@@ -185,13 +205,5 @@ def points(writes: Sequence[str]) -> list[int]:
 @pytest.mark.slow
 def test_a_sweep_killed_before_any_write_is_resumed(tmp_path):
     """Jobs draw and upload as late as they can: FINISHED is in the folders before the figures."""
-    writes = start(tmp_path / "whole", "first", late=True)
-    check(tmp_path / "whole")
-    names = [Path(name).name for name in writes]
-    assert names.index("classes.png") > names.index("predictions.npz")
-    for last in points(writes):
-        root = tmp_path / str(last)
-        start(root, "first", late=True, last=last)
-        start(root, "second")
-        check(root)
-        shutil.rmtree(root)
+    forked.start_server()
+    call_alone("forkserver", kill_before_each_write, tmp_path)

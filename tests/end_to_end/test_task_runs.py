@@ -149,11 +149,21 @@ RUNS = {
         ("pearson", "baseline/spearman", "paired/p_value", "sqnr_db", "drop"),
     ),
     "ctc": (
-        *("lines", "reader", ("task=ctc", "task.alphabet=symbols.txt"), "character error rate"),
+        *(
+            "lines",
+            "reader",
+            ("task=ctc", "task.alphabet=symbols.txt", "task.resamples=200"),
+            "character error rate",
+        ),
         ("wer", "baseline/cer", "paired/p_value", "sqnr_db", "drop"),
     ),
     "verification": (
-        *("people", "regressor", ("task=verification", "task.far=0.1"), "EER"),
+        *(
+            "people",
+            "regressor",
+            ("task=verification", "task.far=0.1", "task.resamples=200"),
+            "EER",
+        ),
         ("tar", "recall", "baseline/eer", "paired/p_value", "sqnr_db", "drop"),
     ),
     "custom": (
