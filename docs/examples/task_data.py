@@ -7,6 +7,7 @@
     python docs/examples/task_data.py multilabel
     python docs/examples/task_data.py verification
     python docs/examples/task_data.py ctc
+    python docs/examples/task_data.py tokens          # needs the extra `text`
 
 All data are drawn with a fixed seed or come from the embedded pictures. Nothing is downloaded.
 """
@@ -221,6 +222,83 @@ def make_ctc() -> None:
     export(network, torch.tensor(x), "my_reader.pt2")
 
 
+class Tagger(nn.Module):
+    """From token ids and their mask [n, tokens] to logits [n, tokens, 5 tags]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(120, 32)
+        self.first = nn.Conv1d(32, 64, 7, padding=3)
+        self.second = nn.Conv1d(64, 64, 7, padding=3)
+        self.tags = nn.Linear(64, 5)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Return the logits of each token, which padding does not change."""
+        kept = attention_mask.unsqueeze(1)
+        rows = self.table(input_ids).transpose(1, 2) * kept
+        rows = torch.relu(self.first(rows)) * kept
+        return self.tags(torch.relu(self.second(rows)).transpose(1, 2))
+
+
+def make_tokens() -> None:
+    """Write sentences with drawn names of people and places, a tokenizer, and a tagger."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    random = np.random.default_rng(0)
+    sentences = []
+    for _ in range(2000):
+        words: list[str] = []
+        tags: list[str] = []
+        for kind in random.choice(["PER", "LOC"], random.integers(2, 5)):
+            verbs = ["met", "asked", "thanked"] if kind == "PER" else ["reached", "left", "saw"]
+            words += [random.choice(["we", "they", "I", "nobody"]), random.choice(verbs)]
+            tags += ["O", "O"]
+            for part in range(random.integers(1, 3)):
+                syllables = random.choice(["ka", "lo", "mi", "ra", "su", "te", "no", "vi"], 3)
+                words.append("".join(syllables).capitalize())
+                tags.append(f"{'I' if part else 'B'}-{kind}")
+        sentences.append((words, tags))
+    with Path("my_entities.conll").open("w") as file:
+        for words, tags in sentences:
+            rows = [f"{word}\t{tag}" for word, tag in zip(words, tags, strict=True)]
+            file.write("\n".join(rows) + "\n\n")
+
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    trainer = trainers.WordPieceTrainer(vocab_size=120, special_tokens=["[PAD]", "[UNK]"])
+    tokenizer.train_from_iterator([" ".join(words) for words, _ in sentences], trainer)
+    tokenizer.save("my_pieces.json")
+    classes = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
+    Path("my_tags.txt").write_text("\n".join(classes))
+
+    tokenizer.enable_padding()
+    encoded = tokenizer.encode_batch([words for words, _ in sentences], is_pretokenized=True)
+    ids = torch.tensor([one.ids for one in encoded])
+    mask = torch.tensor([one.attention_mask for one in encoded])
+    labels = torch.full(ids.shape, -100)
+    for row, one, (_, tags) in zip(labels, encoded, sentences, strict=True):
+        for token, word in enumerate(one.word_ids):
+            if word is not None:
+                row[token] = classes.index(tags[word])
+    network = Tagger()
+
+    def loss_of() -> Tensor:
+        chosen = torch.randint(1000, (64,))
+        logits = network(ids[chosen], mask[chosen]).flatten(0, 1)
+        return nn.functional.cross_entropy(logits, labels[chosen].flatten())
+
+    learn(network, loss_of, steps=150, rate=0.003)
+    free = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", min=2, max=512)}
+    torch.onnx.export(
+        network.eval(),
+        (ids[:2], mask[:2]),
+        "my_tagger.onnx",
+        input_names=["input_ids", "attention_mask"],
+        dynamic_shapes=(free, free),
+        external_data=False,
+    )
+
+
 MAKERS = {
     "pictures": make_pictures,
     "segmentation": make_segmentation,
@@ -229,6 +307,7 @@ MAKERS = {
     "multilabel": make_multilabel,
     "verification": make_verification,
     "ctc": make_ctc,
+    "tokens": make_tokens,
 }
 
 if __name__ == "__main__":

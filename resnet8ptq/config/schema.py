@@ -293,6 +293,17 @@ class CtcConfig(TaskConfig):
 
 
 @dataclass
+class TokensConfig(TaskConfig):
+    """Options of `task=tokens`; see `tasks.tokens`."""
+
+    name: str = "tokens"
+    primary: str = limited("entity_f1", one_of("entity_f1", "token_accuracy"))
+    classes: str | None = limited(None, is_path=True)
+    strict: bool = False
+    resamples: int = limited(2000, at_least(100))
+
+
+@dataclass
 class DetectionConfig(TaskConfig):
     """Options of `task=detection`; see `tasks.detection`."""
 

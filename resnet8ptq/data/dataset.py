@@ -31,9 +31,9 @@ class Split:
     samples may be mapped from files, so code reads them in batches.
 
     Attributes:
-        labels: classes [N] int64, several classes [N, classes] bool, values [N, ...] of floats,
-            texts [N], masks [N, H, W] uint8, pictures [N, H, W, C] uint8, or boxes (see `boxes`);
-            None: no labels.
+        labels: classes [N] int64, classes of tokens [N, tokens] int64 (-100 where none is scored),
+            several classes [N, classes] bool, values [N, ...] of floats, texts [N], masks [N, H, W]
+            uint8, pictures [N, H, W, C] uint8, or boxes (see `boxes`); None: no labels.
         preprocessing: the arithmetic from samples to network inputs.
         layout: the order of a sample's axes in the network's input, see `preprocessing.arrange`.
         fields: the network's inputs, if samples are records; they replace layout and dtype.

@@ -353,7 +353,8 @@ def check_classes(task: str, setting: TaskContext) -> tuple[str, ...]:
         ConfigError: the labels are not classes.
         ModelError: the network does not return one value for each class.
     """
-    check_labels(task, setting, "iu", "classes, integers from 0")
+    kinds = "" if setting.of_tokens else "iu"
+    check_labels(task, setting, kinds, "classes, integers from 0")
     returned = setting.classes
     named = len(setting.class_names)
     if returned is None:

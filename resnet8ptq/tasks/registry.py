@@ -36,6 +36,7 @@ TASKS = {
     "regression": "resnet8ptq.tasks.regression:REGRESSION",
     "similarity": "resnet8ptq.tasks.similarity:SIMILARITY",
     "ctc": "resnet8ptq.tasks.ctc:CTC",
+    "tokens": "resnet8ptq.tasks.tokens:TOKENS",
     "verification": "resnet8ptq.tasks.verification:VERIFICATION",
     "agreement": "resnet8ptq.tasks.agreement:AGREEMENT",
     "deviation": "resnet8ptq.tasks.deviation:DEVIATION",
@@ -51,6 +52,7 @@ BECAUSE = {
     "regression": "the labels are floats; if they are classes, store them as integers from 0",
     "multilabel": "a sample has several labels",
     "ctc": "the labels are texts, and the network returns classes by frame",
+    "tokens": "each token has a label",
     "verification": "the labels are texts, and the network returns one vector: an embedding",
     "classification": "the labels are integers; if they are values, task=regression",
     "binary": "the labels are 0 and 1, and the network returns one value",
@@ -121,6 +123,8 @@ def choose(setting: TaskContext) -> str:
         return _choose_by_text(setting)
     if setting.labels.dtype.kind == "V":
         return _choose_by_boxes(setting)
+    if setting.of_tokens:
+        return "tokens"
     single = (setting.classes, len(setting.class_names)) == (1, 2)
     pixels = "segmentation" if setting.labels.ndim == 3 else "dense"
     by_kind = {"f": "regression", "u": pixels, "b": "multilabel"}

@@ -273,7 +273,7 @@ def test_settings_out_of_range(override, says):
 
 def test_a_root_that_is_no_file(tmp_path):
     with pytest.raises(
-        ConfigError, match=r"^data\.root: got .*, expected a \.csv or \.parquet file"
+        ConfigError, match=r"^data\.root: got .*, expected a \.csv, \.parquet or \.jsonl file"
     ):
         locate.find_data(TableConfig(root=str(tmp_path)))
 

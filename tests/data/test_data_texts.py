@@ -302,3 +302,86 @@ def test_settings_of_texts_need_a_tokenizer(tmp_path):
     with pytest.raises((ConfigError, DataError)) as caught:
         registry.read(config, PreprocessConfig(), tmp_path / "cache")
     assert str(caught.value).endswith("for texts, data.tokenizer=")
+
+
+# Words with a label each
+
+SENTENCES = [
+    (["rain", "in", "rain-snow"], ["O", "O", "B-LOC"]),
+    (["soup"], ["O"]),
+    (["train", "ticket", "soup"], ["B-PER", "I-PER", "O"]),
+    (["ticket", "ticket"], ["O", "B-PER"]),
+]
+TAGS = ["O", "B-PER", "I-PER", "B-LOC"]
+
+
+def write_sentences(path: Path) -> Path:
+    if path.suffix == ".conll":
+        lines = ["# id = 1", "-DOCSTART-\tX\tO", ""]
+        for row, tags in SENTENCES:
+            lines += [f"{word}\tX\t{tag}" for word, tag in zip(row, tags, strict=True)] + ["", ""]
+        path.write_text("\n".join(lines))
+        return path
+    rows = [{"tokens": row, "ner_tags": tags} for row, tags in SENTENCES]
+    if path.suffix == ".jsonl":
+        path.write_text("\n".join(map(json.dumps, rows)))
+        return path
+    for row in rows:
+        row["ner_tags"] = [TAGS.index(tag) for tag in row["ner_tags"]]
+    return write_rows(path, rows)
+
+
+@pytest.mark.parametrize("name", ["news.conll", "news.jsonl", "news.parquet"])
+def test_the_first_token_of_a_word_has_its_label(read, tmp_path, name):
+    data = read(write_sentences(tmp_path / name), f"data.classes=[{','.join(TAGS)}]")
+    assert data.class_names == tuple(TAGS)
+    labelled = set()
+    for side in (data.train, data.test):
+        for record, labels, text in zip(side.stored[:], side.labels, side.texts, strict=True):
+            assert (labels[record["attention_mask"] == 0] == -100).all()
+            assert labels[0] == -100  # of [CLS]
+            labelled.add((text, tuple(labels[labels != -100].tolist())))
+            if text == "rain in rain-snow":  # five tokens
+                assert labels[1:7].tolist() == [0, 0, 3, -100, -100, -100]
+    assert labelled == {
+        (" ".join(row), tuple(TAGS.index(tag) for tag in tags)) for row, tags in SENTENCES
+    }
+
+
+def test_words_of_no_labels_are_texts(read, tmp_path):
+    data = read(write_sentences(tmp_path / "news.conll"), "data.labels=none")
+    assert data.test.labels is None
+    assert len(data.train) + len(data.test) == 4
+
+
+def test_truncated_words_are_not_scored(read, tmp_path):
+    data = read(write_sentences(tmp_path / "news.conll"), "data.max_tokens=4")
+    counts = [(labels >= 0).sum() for side in (data.train, data.test) for labels in side.labels]
+    assert sorted(counts) == [1, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("rain\tO\nsnow", "line 2: has 1 columns, expected 2"),
+        ("rain", "line 1: has 1 columns, expected 2"),
+        ("rain O\nsnow X O", "line 2: has 3 columns, expected 2"),
+        ("", "has no rows"),
+    ],
+)
+def test_a_line_without_a_tag_is_named(read, tmp_path, lines, message):
+    path = tmp_path / "news.conll"
+    path.write_text(lines)
+    with pytest.raises(DataError, match=message):
+        read(path)
+
+
+def test_a_sentence_with_a_label_too_few_is_named(read, tmp_path):
+    rows = [{"tokens": ["rain", "snow"], "tags": ["O"] * n} for n in (2, 1)]
+    path = tmp_path / "news.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(DataError, match="row 2: has 1 labels and 2 words"):
+        read(path)
+    path.write_text(json.dumps({"tokens": ["rain", "snow"], "label": "O"}))
+    with pytest.raises(DataError, match="expected lists of a label for each word"):
+        read(path)

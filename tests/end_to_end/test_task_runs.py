@@ -9,7 +9,7 @@ import pytest
 from onnx import helper
 
 from resnet8ptq.shipping import to_run
-from resnet8ptq.tasks import agreement, ctc, deviation, registry, segmentation
+from resnet8ptq.tasks import agreement, ctc, deviation, registry, segmentation, tokens
 from tests.helpers import detectors, segmenters
 from tests.helpers.assembling import assemble
 from tests.helpers.calling import Called, call, call_beside
@@ -80,6 +80,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     alphabet = ctc.Alphabet(("", "a"), 0, 2)
     lines = [alphabet.decode(line) for line in symbols]
     np.savez(folder / "lines.npz", x=x, y=lines)
+    tags = np.where(np.arange(4) < 2 + symbols[:, :1], symbols, -100)
+    np.savez(folder / "tags.npz", x=x, y=tags, classes=["O", "B-A"])
     people = np.arange(SAMPLES) // 30
     near = random.normal(size=(SAMPLES // 30, FEATURES))[people] + 0.5 * x
     np.savez(folder / "people.npz", x=near.astype(np.float32), y=people)
@@ -156,6 +158,10 @@ RUNS = {
             "character error rate",
         ),
         ("wer", "baseline/cer", "paired/p_value", "sqnr_db", "drop"),
+    ),
+    "tokens": (
+        *("tags", "reader", ("task.resamples=200", "task=tokens"), "entity F1"),
+        ("token_accuracy", "baseline/entity_f1", "paired/classes_lost", "sqnr_db", "drop"),
     ),
     "verification": (
         *(
@@ -246,7 +252,9 @@ def test_a_sweep_of_each_task(files, tmp_path, task):
     words = ("accuracy", "McNemar test against") if task != "binary" else ()
     if task not in ("classification", "top5"):
         notes = {"agreement": agreement.NOTE, "deviation": deviation.NOTE}
-        note = (notes | {"segmentation": segmentation.PIXEL_ACCURACY.title}).get(task, "")
+        notes["segmentation"] = segmentation.PIXEL_ACCURACY.title
+        notes["tokens"] = tokens.METRICS["token_accuracy"].title
+        note = notes.get(task, "")
         kept = " ".join(report.split()).replace(note, "")
         out = " ".join(done.out.split()).replace(note, "")
         assert not [word for word in words if word in kept or word in out]

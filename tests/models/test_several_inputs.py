@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
@@ -51,6 +52,17 @@ def test_a_network_that_ignores_padding_takes_any_length(tmp_path):
     run = open_runner(str(tmp_path / "made" / "folded.onnx"))
     short = pack({"ids": IDS[:1, :2], "mask": MASK[:1, :2]})
     np.testing.assert_allclose(run(short)[0], run(TEXTS[:1])[0], rtol=1e-5)
+
+
+def test_a_network_with_an_output_for_each_token_takes_any_length(tmp_path):
+    each = MASKED.replace("sums = ReduceSum<keepdims = 0>(kept, one)", "").replace("sums", "kept")
+    path = write(tmp_path / "a.onnx", each, WORDS)
+    model = onnx.load(path)
+    shape = onnx.helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, ["N", "L", 3])
+    model.graph.output[0].CopyFrom(shape)
+    onnx.save(model, path)
+    record = convert(path, tmp_path / "made")
+    assert [tensor.shape for tensor in record.contract.inputs] == [(None,), (None,)]
 
 
 def test_a_network_that_counts_padding_keeps_the_stored_length(tmp_path, caplog):

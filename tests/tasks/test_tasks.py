@@ -63,6 +63,7 @@ from resnet8ptq.tasks import (
     regression,
     segmentation,
     similarity,
+    tokens,
     top5,
     verification,
 )
@@ -192,6 +193,19 @@ def noisy_lines(noise: float, seed: int = 1) -> Outputs:
     random = drawn(seed)
     wrong = random.random(frames.shape) < 0.02 + noise / (8 + noise)
     return Outputs((np.where(wrong, random.integers(0, 8, frames.shape), frames),), None, VALUES)
+
+
+TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
+SENTENCES = np.where(
+    np.arange(9) < 4 + CLASSES[:, None] % 4, drawn(9).integers(0, 5, (ITEMS, 9)), -100
+)
+TAGGER = tokens.Decoder(TAGS, TAGS)
+
+
+def noisy_tags(noise: float, seed: int = 1) -> Outputs:
+    signal = 4 * np.eye(5)[np.maximum(SENTENCES, 0)]
+    logits = signal + drawn(seed).normal(size=signal.shape) * (1 + noise)
+    return Outputs((logits.astype(np.float32),), None, VALUES)
 
 
 FACES = RANDOM.normal(size=(ITEMS // 4, 8))[np.arange(ITEMS) // 4]  # four samples of each
@@ -381,6 +395,8 @@ CASES = {
     ),
     "cer": Case(ctc.build("cer", ALPHABET, 500), Targets(LINES), noisy_lines),
     "wer": Case(ctc.build("wer", ALPHABET, 500), Targets(LINES), noisy_lines),
+    "entities": Case(tokens.build("entity_f1", TAGGER, 500), Targets(SENTENCES), noisy_tags),
+    "words": Case(tokens.build("token_accuracy", TAGGER, 500), Targets(SENTENCES), noisy_tags),
     "eer": Case(verification.build(resamples=500), Targets(FACE_OF), noisy_faces),
     "tar": Case(verification.build("tar", 0.1, resamples=500), Targets(FACE_OF), noisy_faces),
     "recall": Case(verification.build("recall", resamples=500), Targets(FACE_OF), noisy_faces),
@@ -637,7 +653,7 @@ def test_a_run_that_stopped_early_is_read_back_with_its_plan(case):
 
 def params_of(case: Case) -> dict[str, str]:
     params = case.task.describe()
-    if case.task.name in ("regression", "dense", "verification", "ctc"):
+    if case.task.name in ("regression", "dense", "verification", "ctc", "tokens"):
         params["task.primary"] = case.task.metric.name
     if case.task.name == "custom":
         params |= {"task.direction": "minimize", "task.metric._target_": "own.metric"}
@@ -650,7 +666,10 @@ def test_a_report_recalls_the_task_from_the_params(case):
     assert recalled.name == case.task.name
     assert replace(recalled.metric, title="") == replace(case.task.metric, title="")
     # Their classes are in the run's files.
-    in_files = ("detection", "keypoints", "instance_segmentation", "segmentation", "multilabel")
+    in_files = (
+        *("detection", "keypoints", "instance_segmentation", "segmentation", "multilabel"),
+        "tokens",
+    )
     in_report = case.task.name not in in_files
     assert recalled.class_names == (case.task.class_names if in_report else ())
 
@@ -686,6 +705,7 @@ CHOSEN = [  # labels and outputs, and the task that `auto` takes
     (setting(TARGETS), "regression"),
     (setting(PICTURES, {"out": (3, 12, 12)}, VALUES), "dense"),
     (setting(MASKS, {"out": (7, 8, 8)}, VALUES, NAMES), "segmentation"),
+    (setting(SENTENCES, {"out": (None, 5)}, VALUES, TAGS), "tokens"),
     (setting(SEVERAL, {"out": (7,)}, LOGITS, NAMES), "multilabel"),
     (setting(np.repeat(LINES[:9], 2), {"out": (5,)}, LOGITS), "verification"),
     (setting(np.repeat(LINES[:9], 2), {"out": (64,)}, VALUES), "verification"),

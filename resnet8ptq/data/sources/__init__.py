@@ -53,7 +53,7 @@ SOURCES = {
     ),
     "table": Source(
         "resnet8ptq.data.sources.table:load",
-        "a .csv or .parquet file",
+        "a .csv, .parquet or .jsonl file, or a .conll file of words and their tags",
         file=True,
         schema=schema.TableConfig,
         pictures="resnet8ptq.data.sources.table:list_pictures",
@@ -76,8 +76,10 @@ SOURCES = {
 }
 
 
+TAGGED = (".conll", ".bio", ".iob", ".iob2", ".bioes")  # suffixes of words and their tags
 # By suffix, of files; a number and a .gz may follow an idx file's name.
 _BY_SUFFIX = {".npz": "arrays", ".npy": "arrays", ".csv": "table", ".parquet": "table"}
+_BY_SUFFIX |= dict.fromkeys((".jsonl", ".ndjson", *TAGGED), "table")
 # By a file inside, of folders.
 _BY_CONTENT = {
     "data_batch_1": "cifar10",

@@ -42,6 +42,7 @@ STEPS = {"scale": "data.scale", "zero_point": "data.offset", "offset": "data.off
 KEYS = ("data.inputs", "data.labels", "data.groups")
 USUAL = (INPUTS, LABELS, GROUPS)  # the usual names for each of `KEYS`
 NO_LABELS = "none"
+IGNORED = -100  # the label of tokens that are not scored, as in PyTorch
 MAX_CLASSES = 1000
 MAX_SAMPLES = 10_000_000  # each is hashed
 EXPECTED = f"expected {SOURCES['arrays'].takes}"
@@ -559,8 +560,8 @@ def _find_highest(labels: Array) -> int:
 
 
 def _read_labels(labels: _Sourced) -> Array:
-    """Return classes [N] as int64, including one-hot rows; several classes [N, classes] as bool; or
-    values [N, ...] unchanged.
+    """Return classes [N] as int64, including one-hot rows; classes of tokens [N, tokens] as int64;
+    several classes [N, classes] as bool; or values [N, ...] unchanged.
     """
     stored = labels.values
     if _is_binary(stored):
@@ -578,6 +579,9 @@ def _read_labels(labels: _Sourced) -> Array:
         return _read_masks(labels)
     if stored.dtype.kind == "U" and stored.ndim == 1:
         return stored
+    if stored.dtype.kind == "i" and stored.ndim == 2 and (stored == IGNORED).any():
+        check_labels(stored[stored != IGNORED], labels)
+        return stored.astype(np.int64)
     if stored.dtype.kind not in "iub" or stored.shape not in ((len(stored),), (len(stored), 1)):
         mend = ""
         if stored.ndim > 1:

@@ -111,6 +111,14 @@ def is_text(column: Column) -> bool:
     return pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
 
 
+def are_words(column: Column) -> bool:
+    """Return whether a column holds lists of texts."""
+    kind = column.type
+    return _is_list(kind) and (
+        pa.types.is_string(kind.value_type) or pa.types.is_large_string(kind.value_type)
+    )
+
+
 def is_packed(column: Column) -> bool:
     """Return whether a column holds the bytes of pictures, with or without a path."""
     if pa.types.is_struct(column.type):
@@ -320,6 +328,45 @@ def labels(
         )
     numbers = arrays.check_labels(column.to_numpy(), source)
     return numbers, *arrays.name_classes(source, int(numbers.max()), classes)
+
+
+def word_labels(
+    table: Table, names: Sequence[str], classes: Sequence[str] | None, words: str
+) -> tuple[NDArray[np.object_], tuple[str, ...], bool]:
+    """Return the labels of the words of each row [N], class names, and whether they have names.
+
+    Args:
+        names: the column with lists of labels: integers from 0, or texts.
+        words: the column with lists of words.
+
+    Raises:
+        DataError: a row has more or fewer labels than words; names the row.
+    """
+    column = table.column("data.labels", names[0])
+    source = f"{table.source}: column {names[0]!r}"
+    check_filled(column, source)
+    if len(names) > 1 or not _is_list(column.type):
+        raise DataError(f"{source}: got {column.type}, expected lists of a label for each word")
+    sizes = pc.list_value_length(column).to_numpy()
+    of_text = table.column("data.text", words)
+    check_filled(of_text, f"{table.source}: column {words!r}")
+    expected = pc.list_value_length(of_text).to_numpy()
+    if odd := np.flatnonzero(sizes != expected).tolist():
+        raise DataError(
+            f"{source}, row {odd[0] + 1}: has {sizes[odd[0]]} labels and {expected[odd[0]]} words; "
+            "expected one for each"
+        )
+    flat = pc.list_flatten(column)
+    check_filled(flat, source)
+    if is_text(flat):
+        numbers, tags, named = _by_name(flat, source, classes)
+    else:
+        numbers = arrays.check_labels(flat.to_numpy(), source)
+        tags, named = arrays.name_classes(source, int(numbers.max()), classes)
+    rows = np.empty(len(sizes), np.object_)
+    for row, end in enumerate(np.cumsum(sizes)):
+        rows[row] = numbers[end - sizes[row] : end]
+    return rows, tags, named
 
 
 def _of_columns(

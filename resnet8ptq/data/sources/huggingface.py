@@ -18,7 +18,7 @@ from resnet8ptq.core import files, invocation
 from resnet8ptq.core.errors import ConfigError, DataError
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.decoding import Picture
-from resnet8ptq.data.sources import SOURCES, table, unpacking
+from resnet8ptq.data.sources import SOURCES, table, texts, unpacking
 from resnet8ptq.data.sources.columns import LABELS, Limits, Table
 
 EXPECTED = f"expected {SOURCES['huggingface'].takes}"
@@ -59,7 +59,7 @@ def _open(config: TableConfig, cache_root: Path) -> tuple[Table, TableConfig]:
     else:
         rows = rows.drop_columns([table.SIDE])
     whole = Table(root, rows, sha256)
-    label = config.labels or whole.pick(LABELS)
+    label = config.labels or whole.pick(LABELS) or whole.pick(texts.LABELS)
     if config.classes is None and str(label) in notes["classes"]:
         config = replace(config, classes=notes["classes"][str(label)])
     return whole, config

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
+import pyarrow.json
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -21,7 +22,7 @@ from resnet8ptq.core.text import printable
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.decoding import Picture, decode, resize_all
 from resnet8ptq.data.lazy import Stored
-from resnet8ptq.data.sources import SOURCES, arrays, columns, texts, unpacking
+from resnet8ptq.data.sources import SOURCES, TAGGED, arrays, columns, texts, unpacking
 from resnet8ptq.data.sources.arrays import NO_LABELS, list_names
 from resnet8ptq.data.sources.columns import LABELS, PICTURES, Limits, Table
 from resnet8ptq.data.splitting import NamedSplit, keep_split, split_one
@@ -105,7 +106,14 @@ def build(
     side_column = config.split or table.pick(SPLITS)
     group_column = config.groups or table.pick(arrays.GROUPS)
     label_columns = _find_labels(table, config)
-    labels, names, named = columns.labels(table, label_columns, config.classes)
+    text_columns = [] if config.tokenizer is None else texts.find(table, config, others)
+    labels: NDArray[Any] | None
+    if texts.are_words(table, text_columns) and label_columns != [NO_LABELS]:
+        labels, names, named = columns.word_labels(
+            table, label_columns, config.classes, text_columns[0]
+        )
+    else:
+        labels, names, named = columns.labels(table, label_columns, config.classes)
     groups = None if group_column is None else columns.groups(table, group_column)
     if config.pairs == "apart" and groups is not None:
         raise ConfigError(
@@ -113,14 +121,16 @@ def build(
             "a row are a group"
         )
     if config.tokenizer is not None:
-        samples = _read_texts(table, others, config, cache_root)
+        samples = _read_texts(table, text_columns, config, cache_root)
     else:
         samples = _read_inputs(table, others, folder, config, preprocess, cache_root)
     if config.pairs == "apart":
         groups = np.arange(len(table.columns))
     rows = samples.rows
     shown = samples.names
-    labels, groups = (None if values is None else values[rows] for values in (labels, groups))
+    groups = None if groups is None else groups[rows]
+    if labels is not None:
+        labels = labels[rows] if samples.words is None else texts.align(samples.words, labels)
     named_rows = np.array(shown, np.object_)
     read_texts = None if samples.texts is None else np.array(samples.texts, np.object_)
     split = Split(
@@ -149,6 +159,7 @@ class _TableSamples:
         names: the name of each sample in messages.
         decoded: whether they are pictures that already have the size in the settings.
         texts: the texts, if the samples are their tokens.
+        words: see `texts.Encoded`.
     """
 
     stored: Stored
@@ -156,6 +167,7 @@ class _TableSamples:
     names: Sequence[str]
     decoded: bool = False
     texts: Sequence[str] | None = None
+    words: NDArray[np.int64] | None = None
 
 
 def _read_inputs(
@@ -211,13 +223,14 @@ def _find_pictures(
 
 
 def _read_texts(
-    table: Table, others: Sequence[str], config: TableConfig, cache_root: Path
+    table: Table, names: Sequence[str], config: TableConfig, cache_root: Path
 ) -> _TableSamples:
     """Return the tokens of texts: one sample for each row, or for each text of a pair."""
-    names = texts.find(table, config, others)
-    records, shown = texts.encode(table, names, config, cache_root)
+    encoded = texts.encode(table, names, config, cache_root)
+    records = encoded.records
     rows = np.repeat(np.arange(len(table.columns)), len(records) // len(table.columns))
-    return _TableSamples(records, rows, _name_rows(table, rows), texts=shown)
+    shown = _name_rows(table, rows)
+    return _TableSamples(records, rows, shown, texts=encoded.texts, words=encoded.words)
 
 
 def _name_rows(table: Table, rows: NDArray[np.int64]) -> list[str]:
@@ -225,18 +238,57 @@ def _name_rows(table: Table, rows: NDArray[np.int64]) -> list[str]:
 
 
 def read(path: Path, sha256: str, cache_root: Path) -> pa.Table:
-    """Read a Parquet file, by unpacking it into the cache, or a CSV file.
+    """Read a Parquet file, by unpacking it into the cache, or a text file.
 
     The separator of a CSV file is the comma, semicolon or tab, whichever is most frequent in the
     first line. A column holds integers, numbers or text, the narrowest type that fits all cells.
+    A JSON Lines file has an object for each row; see `read_tagged` for words and their tags.
 
     Raises:
         DataError: it cannot be read.
     """
+    suffix = path.suffix.lower()
     with errors_as(DataError, f"{path}: cannot be read", EXPECTED):
-        if path.suffix.lower() != ".parquet":
-            return _read_csv(path)
-        return unpacking.unpack(path, _read_parquet, sha256, EXPECTED, cache_root)
+        if suffix == ".parquet":
+            return unpacking.unpack(path, _read_parquet, sha256, EXPECTED, cache_root)
+        if suffix in (".jsonl", ".ndjson"):
+            block = pyarrow.json.ReadOptions(block_size=min(path.stat().st_size + 1, 2**31 - 1))
+            return pyarrow.json.read_json(path, block)
+        return read_tagged(path) if suffix in TAGGED else _read_csv(path)
+
+
+def read_tagged(path: Path) -> pa.Table:
+    """Read a file of CoNLL's form: a word and its tag in each line, a blank line between sentences.
+
+    The columns are separated by tabs, or else by spaces. The first is the word, the last the tag;
+    others are not read. Lines of -DOCSTART- and of comments, with `# ` and other columns, are
+    skipped.
+
+    Returns:
+        A row for each sentence, of lists: `tokens` and `labels`.
+
+    Raises:
+        DataError: a line has no tag, or another number of columns; names the line.
+    """
+    words: list[list[str]] = [[]]
+    tags: list[list[str]] = [[]]
+    width = 0
+    for number, line in enumerate(path.read_text("utf-8-sig").splitlines(), 1):
+        cells = line.split("\t") if "\t" in line else line.split()
+        if not line.strip():
+            words.append([])
+            tags.append([])
+        elif cells[0] != "-DOCSTART-" and not (line.startswith("# ") and len(cells) != width):
+            width = width or len(cells)
+            if len(cells) != width or width < 2:
+                raise DataError(
+                    f"{path}: line {number}: has {len(cells)} columns, expected "
+                    f"{max(width, 2)}: a word, and its tag in the last"
+                )
+            words[-1].append(cells[0])
+            tags[-1].append(cells[-1].strip())
+    rows = pa.array([*filter(None, words)], pa.list_(pa.string()))
+    return pa.table({"tokens": rows, "labels": pa.array([*filter(None, tags)], rows.type)})
 
 
 def _read_parquet(path: Path, limits: Limits) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:

@@ -1,5 +1,7 @@
 """Texts in columns of a table as tokens: records [N] of BERT's three inputs.
 
+A text may be a list of words with a label each; then the first token of each word has its label.
+
 A tokenizer file is untrusted, and a short text may become many tokens. So a separate process with
 limited memory reads both, and writes the records to a file, from which they are mapped.
 """
@@ -7,6 +9,7 @@ limited memory reads both, and writes the records to a file, from which they are
 import json
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.config import limits
+from resnet8ptq.config.limits import listed
 from resnet8ptq.config.schema import TableConfig
 from resnet8ptq.core import cache, code, files, invocation, isolation
 from resnet8ptq.core.confinement import MAX_SECONDS
@@ -21,20 +25,22 @@ from resnet8ptq.core.errors import ConfigError, DataError, errors_as
 from resnet8ptq.core.records import Array
 from resnet8ptq.data.lazy import AT_ONCE
 from resnet8ptq.data.sources import columns
-from resnet8ptq.data.sources.arrays import list_names
+from resnet8ptq.data.sources.arrays import IGNORED, list_names
 from resnet8ptq.data.sources.columns import Table
 
 log = logging.getLogger(__name__)
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 PAIRS = (("sentence1", "sentence2"), ("question1", "question2"), ("premise", "hypothesis"))
-TEXTS = ("text", "sentence", "question")
-LABELS = ("score", "similarity", "category", "intent")  # where no column has a usual name
+TEXTS = ("text", "sentence", "question", "tokens")
+# where no column has a usual name
+LABELS = ("score", "similarity", "category", "intent", "ner_tags", "tags")
 MAX_TOKENS = 128  # if neither the settings nor the tokenizer set a length
 MAX_BYTES = 2**28  # of a tokenizer file
 EXPECTED = "expected a tokenizer.json of Hugging Face's tokenizers"
 
 Texts = list[str]
+Words = list[list[str]]
 
 
 def find(table: Table, config: TableConfig, others: Sequence[str]) -> list[str]:
@@ -57,17 +63,31 @@ def find(table: Table, config: TableConfig, others: Sequence[str]) -> list[str]:
         pairs = " | ".join(f"[{one}, {other}]" for one, other in PAIRS)
         raise ConfigError(
             f"data.text: got null, and {table.source} has the columns {list_names(table.names)}; "
-            f"expected one column, two for pairs, or one of {' | '.join(TEXTS)} | {pairs} in the "
-            "table"
+            f"expected one column, two for pairs, or one of {' | '.join(TEXTS)} | "
+            f"{pairs} in the table"
         )
     log.info("%s: data.text: %s", table.source, list_names(usual[0]))
     return usual[0]
 
 
-def encode(
-    table: Table, names: Sequence[str], config: TableConfig, cache_root: Path
-) -> tuple[Array, Texts]:
-    """Return the texts of each row as a record of tokens [N], mapped from the cache; and the texts.
+@dataclass(frozen=True)
+class Encoded:
+    """Texts and their tokens.
+
+    Attributes:
+        records: the tokens [N].
+        texts: [N].
+        words: the number of the word that each token begins, from 0 [N, tokens]; -1 for other
+            tokens; None if the texts are not lists of words.
+    """
+
+    records: Array
+    texts: Texts
+    words: NDArray[np.int64] | None
+
+
+def encode(table: Table, names: Sequence[str], config: TableConfig, cache_root: Path) -> Encoded:
+    """Return the texts of each row as tokens, mapped from the cache.
 
     All are padded to the longest. With `data.pairs=apart`, each text is a sample; the two texts of
     a row are adjacent. A warning gives the number of texts that `data.max_tokens` truncates.
@@ -106,6 +126,7 @@ def encode(
     entry = cache.entry(cache_root, "texts", key, make)
     noted = json.loads((entry / "notes.json").read_text())
     records = np.load(entry / "records.npy", mmap_mode="r")
+    words = np.load(entry / "words.npy") if are_words(table, names) else None
     if noted["truncated"]:
         log.warning(
             "%s: %d of %d texts have more than %d tokens and are truncated; "
@@ -115,22 +136,45 @@ def encode(
             len(records),
             noted["most"],
         )
-    rows = list(zip(*texts, strict=True))
+    shown = [[" ".join(listed(text)) for text in column] for column in texts]
+    rows = list(zip(*shown, strict=True))
     if apart:
-        return records, [text for row in rows for text in row]
-    return records, [" / ".join(row) for row in rows]
+        return Encoded(records, [text for row in rows for text in row], words)
+    return Encoded(records, [" / ".join(row) for row in rows], words)
 
 
-def _read(table: Table, name: str) -> Texts:
+def are_words(table: Table, names: Sequence[str]) -> bool:
+    """Return whether the texts are lists of words, in one column."""
+    return len(names) == 1 and columns.are_words(table.column("data.text", names[0]))
+
+
+def align(words: NDArray[np.int64], labels: NDArray[np.object_]) -> NDArray[np.int64]:
+    """Return the label of each token [N, tokens]: that of a word for its first, else `IGNORED`.
+
+    Args:
+        words: see `Encoded`.
+        labels: those of the words of each row [N].
+    """
+    aligned = np.full(words.shape, IGNORED, np.int64)
+    for row, numbers, given in zip(aligned, words, labels, strict=True):
+        begins = numbers >= 0
+        row[begins] = given[numbers[begins]]
+    return aligned
+
+
+def _read(table: Table, name: str) -> Texts | Words:
     column = table.column("data.text", name)
-    if not columns.is_text(column):
-        raise DataError(f"{table.source}: column {name!r}: got {column.type}, expected text")
+    if not (columns.is_text(column) or columns.are_words(column)):
+        raise DataError(
+            f"{table.source}: column {name!r}: got {column.type}, expected text, or lists of words"
+        )
     columns.check_filled(column, f"{table.source}: column {name!r}")
-    return column.to_pylist()
+    read: Texts | Words = column.to_pylist()
+    return read
 
 
 def _write(
-    path: Path, source: str, texts: Sequence[Texts], apart: bool, most: int | None, to: Path
+    path: Path, source: str, texts: Sequence[Texts | Words], apart: bool, most: int | None, to: Path
 ) -> None:
     """Tokenize texts and write them as records; runs in a separate process."""
     import tokenizers
@@ -149,29 +193,51 @@ def _write(
         tokenizer.no_padding()
         rows = list(zip(*texts, strict=True))
         samples = [text for row in rows for text in row] if apart else rows
-        ids, types, truncated = _tokenize(tokenizer, samples)
+        ids, types, words, truncated = _tokenize(tokenizer, samples)
     if empty := [number for number, row in enumerate(ids) if not len(row)]:
         row = empty[0] // (len(texts) if apart else 1) + 1
         raise DataError(f"{source}: row {row}: has no tokens; expected text in each row")
     _save(ids, types, to / "records.npy")
+    np.save(to / "words.npy", _pad(words, max(map(len, ids))))
     files.write_text(to / "notes.json", json.dumps({"truncated": truncated, "most": most}))
 
 
 Rows = list[NDArray[np.integer]]
 
 
-def _tokenize(tokenizer, samples) -> tuple[Rows, Rows, int]:  # type: ignore[no-untyped-def]  # noqa: ANN001
-    """Return the token ids and types of each sample, and the number of truncated samples."""
+def _tokenize(tokenizer, samples) -> tuple[Rows, Rows, Rows, int]:  # type: ignore[no-untyped-def]  # noqa: ANN001
+    """Return token ids, types and words of each sample, and the number of truncated samples."""
     ids: Rows = []
     types: Rows = []
+    words: Rows = []
     truncated = 0
     for start in range(0, len(samples), AT_ONCE):
         some = [s[0] if len(s) == 1 else s for s in samples[start : start + AT_ONCE]]
-        for encoded in tokenizer.encode_batch(some):
+        are_words = isinstance(some[0], list)
+        for encoded in tokenizer.encode_batch(some, is_pretokenized=are_words):
             ids.append(np.array(encoded.ids, np.int32))
             types.append(np.array(encoded.type_ids, np.uint8))
+            words.append(_find_begins(encoded.word_ids if are_words else []))
             truncated += bool(encoded.overflowing)
-    return ids, types, truncated
+    return ids, types, words, truncated
+
+
+def _find_begins(numbers: Sequence[int | None]) -> NDArray[np.int64]:
+    """Return the word of each token that begins one; -1 for others and for special tokens.
+
+    >>> _find_begins([None, 0, 0, 1, None]).tolist()
+    [-1, 0, -1, 1, -1]
+    """
+    before = (None, *numbers)
+    pairs = zip(numbers, before, strict=False)
+    return np.array([-1 if now in (None, last) else now for now, last in pairs], np.int64)
+
+
+def _pad(rows: Rows, length: int) -> NDArray[np.int64]:
+    padded = np.full((len(rows), length), -1, np.int64)
+    for whole, row in zip(padded, rows, strict=True):
+        whole[: len(row)] = row
+    return padded
 
 
 def _save(ids: Rows, types: Rows, to: Path) -> None:

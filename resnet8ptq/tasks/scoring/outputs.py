@@ -70,7 +70,8 @@ class Targets:
     """The targets of the samples.
 
     Attributes:
-        labels: classes [n], values or masks [n, ...], or boxes (see `data.boxes`); None without
+        labels: classes [n], classes of tokens [n, tokens], which are negative where none is scored,
+            values or masks [n, ...], or boxes (see `data.boxes`); None without
             labels.
         groups: group numbers [n], equal for samples that belong together; None without groups.
         inputs: returns the network inputs of a slice of the samples.
@@ -113,6 +114,11 @@ class TaskContext:
         shapes = list(self.outputs.values())
         single = len(shapes) == 1 and len(shapes[0]) == 1 and self.final != VALUES
         return shapes[0][0] if single else None
+
+    @property
+    def of_tokens(self) -> bool:
+        """Whether the labels are classes of tokens [N, tokens]."""
+        return self.labels is not None and (self.labels.dtype.kind, self.labels.ndim) == ("i", 2)
 
     @property
     def keypoints(self) -> int:

@@ -1,0 +1,413 @@
+"""`task=tokens`: the tag of each word, scored by the F1 of entities, or by accuracy.
+
+The entities are those of seqeval 1.2.2, which follow conlleval of the CoNLL shared tasks, and those
+of its strict mode. A run does not depend on seqeval, whose last release is of 2020.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resnet8ptq.config.schema import TokensConfig
+from resnet8ptq.core import files
+from resnet8ptq.core.errors import ConfigError, ModelError, errors_as
+from resnet8ptq.tasks.scoring import distortion
+from resnet8ptq.tasks.scoring.bootstrap import BOOTSTRAP, Replicates
+from resnet8ptq.tasks.scoring.classwise import (
+    ClasswiseScores,
+    count_lost,
+    draw_weights,
+    list_classes,
+)
+from resnet8ptq.tasks.scoring.comparison import Comparison, doubt_below
+from resnet8ptq.tasks.scoring.metric import Metric, Metrics
+from resnet8ptq.tasks.scoring.outputs import (
+    Array,
+    Outputs,
+    Targets,
+    TaskContext,
+    check_labels,
+    describe,
+)
+from resnet8ptq.tasks.scoring.statistics import Values
+from resnet8ptq.tasks.task import Scope, Task, TaskFiles, TaskType
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+METRICS = {
+    "entity_f1": Metric("entity_f1", "entity F1", percent=True),
+    "token_accuracy": Metric("token_accuracy", "token accuracy", percent=True),
+}
+CLASSES = "classes.png"
+ENTITY_TAG = re.compile(r"O|[BIESLU](-.*)?")
+EXPECTED = "expected a file with a tag in each line, or a config.json of Hugging Face with id2label"
+MAX_BYTES = 2**24  # of the file of tags
+
+Tags = Sequence[str]
+Spans = set[tuple[str, int, int]]  # kind, first word, last word
+Find = Callable[[Tags], Spans]
+
+
+def find_entities(tags: Tags) -> Spans:
+    """Return the entities of one sentence, by the rules of seqeval's default mode.
+
+    An entity also begins at an I- after O, or after another kind.
+
+    >>> sorted(find_entities(["B-PER", "I-PER", "O", "I-LOC"]))
+    [('LOC', 3, 3), ('PER', 0, 1)]
+    """
+    spans: Spans = set()
+    start = 0
+    before, kind_before = "O", "_"
+    for place, tag in enumerate([*tags, "O"]):
+        now, kind = _part(tag)
+        changed = kind != kind_before
+        if before in ("E", "S") or (before in ("B", "I") and now in ("B", "S", "O")):
+            ends = True
+        else:
+            ends = before not in ("O", ".") and changed
+        if ends:
+            spans.add((kind_before, start, place - 1))
+        resumes = before in ("E", "S", "O") and now in ("E", "I")
+        if now in ("B", "S") or resumes or (now not in ("O", ".") and changed):
+            start = place
+        before, kind_before = now, kind
+    return spans
+
+
+def find_strict_entities(tags: Tags, closed: bool = False) -> Spans:
+    """Return the entities of one sentence that are tagged as their scheme demands.
+
+    Args:
+        closed: whether the scheme tags ends and single words, as IOBES and BILOU; else IOB2.
+
+    >>> sorted(find_strict_entities(["B-PER", "I-PER", "O", "I-LOC"]))
+    [('PER', 0, 1)]
+    """
+    parts = [_part(tag) for tag in tags]
+    spans: Spans = set()
+    place = 0
+    while place < len(parts):
+        prefix, kind = parts[place]
+        end = place
+        if prefix == "B":
+            while end + 1 < len(parts) and parts[end + 1] in [(inner, kind) for inner in "IEL"]:
+                end += 1
+                if parts[end][0] != "I":
+                    break
+        is_whole = prefix == "B" and (not closed or parts[end][0] in "EL")
+        if is_whole or prefix in "SU":
+            spans.add((kind, place, end))
+        place = end + 1
+    return spans
+
+
+def find_words(tags: Tags) -> Spans:
+    """Return each word as a span."""
+    return {(tag, place, place) for place, tag in enumerate(tags)}
+
+
+def _part(tag: str) -> tuple[str, str]:
+    """Return the prefix and the kind of a tag, as seqeval does.
+
+    >>> _part("B-PER"), _part("O")
+    (('B', 'PER'), ('O', '_'))
+    """
+    return tag[0], tag[1:].split("-", maxsplit=1)[-1] or "_"
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Turns outputs and labels into tags.
+
+    Attributes:
+        tags: the tags of the network's classes.
+        of_labels: the tags of the labels.
+        output: the index of the output [n, tokens, classes].
+        strict: whether the entities are those of the strict mode.
+    """
+
+    tags: tuple[str, ...]
+    of_labels: tuple[str, ...]
+    output: int = 0
+    strict: bool = False
+
+    def find(self, metric: str) -> Find:
+        """Return the function that finds the spans which a metric counts."""
+        if metric == "token_accuracy":
+            return find_words
+        if not self.strict:
+            return find_entities
+        closed = any(tag[0] in "ESLU" for tag in (*self.tags, *self.of_labels))
+        return partial(find_strict_entities, closed=closed)
+
+    def list_kinds(self, metric: str) -> tuple[str, ...]:
+        """Return the kinds of spans which a metric counts."""
+        different = dict.fromkeys((*self.tags, *self.of_labels))
+        if metric == "token_accuracy":
+            return tuple(different)
+        return tuple(sorted({_part(tag)[1] for tag in different if tag[0] != "O"}))
+
+
+@dataclass(frozen=True)
+class TokenScores(ClasswiseScores):
+    """The tags of each sentence.
+
+    Attributes:
+        true, said: the tags of the labelled tokens.
+        scored: the labelled tokens [n, tokens].
+        metric: the primary metric.
+    """
+
+    true: Sequence[Tags]
+    said: Sequence[Tags]
+    scored: NDArray[np.bool_]
+    decoder: Decoder
+    metric: str
+    resamples: int
+
+    @cached_property
+    def counts(self) -> NDArray[np.int64]:
+        """The spans of each kind in each sentence [n, 3, kinds]: right, true, predicted."""
+        return self._count(self.metric, zip(self.true, self.said, strict=True))
+
+    def _count(self, metric: str, pairs: Iterable[tuple[Tags, Tags]]) -> NDArray[np.int64]:
+        """Count spans of true and predicted tags."""
+        find = self.decoder.find(metric)
+        numbers = {kind: number for number, kind in enumerate(self.decoder.list_kinds(metric))}
+        counts = np.zeros((len(self.true), 3, len(numbers)), np.int64)
+        for row, (true, said) in zip(counts, pairs, strict=True):
+            expected = find(true)
+            predicted = find(said)
+            for count, spans in zip(row, (expected & predicted, expected, predicted), strict=True):
+                for kind, _, _ in spans:
+                    count[numbers[kind]] += 1
+        return counts
+
+    @cached_property
+    def of_class(self) -> Values:
+        """F1 of each kind [kinds]; NaN without true spans."""
+        totals = self.counts.sum(axis=0)
+        return np.where(totals[1] > 0, _f1(totals), np.nan)
+
+    @cached_property
+    def _weights(self) -> NDArray[np.float64]:
+        return draw_weights(self.total, self.resamples).astype(np.float64)
+
+    @cached_property
+    def by_class(self) -> Values:
+        """F1 of each kind on each bootstrap sample [resamples, kinds]."""
+        pooled = self._weights @ self.counts.reshape(self.total, -1)
+        return _f1(pooled.reshape(self.resamples, 3, -1))
+
+    @property
+    def pictures_of_class(self) -> NDArray[np.int64]:
+        """Number of sentences with spans of each kind [kinds]."""
+        return np.count_nonzero(self.counts[:, 1], axis=0)
+
+    @cached_property
+    def value(self) -> float:
+        """F1 of the spans of all kinds; of words, it is their accuracy."""
+        return float(_f1(self.counts.sum(axis=(0, 2))))
+
+    @cached_property
+    def per_sample(self) -> Replicates:
+        """The metric on each bootstrap sample."""
+        return Replicates(_f1((self._weights @ self.counts.sum(axis=2)).T[np.newaxis])[0])
+
+    @property
+    def of_others(self) -> float:
+        """The metric with the labels of other sentences: chance, for such tags and places."""
+        half = self.total // 2
+        others = [*self.true[half:], *self.true[:half]]
+        pairs = (
+            (true[: len(said)], said[: len(true)])
+            for true, said in zip(others, self.said, strict=True)
+        )
+        return float(_f1(self._count(self.metric, pairs).sum(axis=(0, 2))))
+
+    def more(self) -> Metrics:
+        """Return the accuracy, beside the F1 of entities."""
+        if self.metric == "token_accuracy":
+            return {}
+        counts = self._count("token_accuracy", zip(self.true, self.said, strict=True))
+        return {"token_accuracy": float(_f1(counts.sum(axis=(0, 2))))}
+
+    def sqnr_db(self, baseline: "TokenScores") -> float | None:
+        """Return the SQNR in dB of the outputs for the labelled tokens."""
+        ours, theirs = (
+            [scores.outputs.values[self.decoder.output][:, : self.scored.shape[1]][self.scored]]
+            for scores in (self, baseline)
+        )
+        return distortion.sqnr_db(theirs, ours)
+
+
+def _f1(counts: Array) -> Values:
+    """Return F1 [..., kinds] of counts [..., 3, kinds], or of [3]; NaN without any span."""
+    right, true, said = np.moveaxis(counts, -2, 0) if counts.ndim > 1 else counts
+    total = true + said
+    return np.divide(2 * right, total, out=np.full(np.shape(total), np.nan), where=total > 0)
+
+
+def build(
+    primary: str = "entity_f1", decoder: Decoder | None = None, resamples: int = 2000
+) -> Task:
+    """Return the task.
+
+    Args:
+        primary: a key of `METRICS`.
+        decoder: decodes the outputs; None for a finished run.
+    """
+    kinds = () if decoder is None else decoder.list_kinds(primary)
+    return Task(
+        "tokens",
+        METRICS[primary],
+        partial(_score, primary, decoder, resamples),
+        replace(BOOTSTRAP, intervals=f"{BOOTSTRAP.intervals} over the sentences"),
+        beside=(METRICS["token_accuracy"],) if primary == "entity_f1" else (),
+        class_names=kinds,
+        pair_metrics=count_lost,
+        scope=Scope(output=None if decoder is None else decoder.output),
+        files=TaskFiles(
+            arrays=_keep_counts,
+            tables=partial(list_classes, "f1", kinds),
+            figures=partial(_draw, kinds),
+            captions={CLASSES: "F1 by class: those that changed most, beside FP32"},
+        ),
+        doubt=partial(_doubt, METRICS[primary]),
+    )
+
+
+def _score(
+    metric: str, decoder: Decoder | None, resamples: int, outputs: Outputs, targets: Targets
+) -> TokenScores:
+    assert decoder is not None  # finished runs are not scored
+    classes = outputs.values[decoder.output].argmax(axis=2)
+    labels = np.asarray(targets.labels)
+    length = classes.shape[1]
+    if (labels[:, length:] >= 0).any():
+        raise ModelError(f"returns {length} tokens of a sample with more; expected one for each")
+    labels = labels[:, :length]
+    scored = labels >= 0
+    true = [
+        [decoder.of_labels[label] for label in row[kept]]
+        for row, kept in zip(labels, scored, strict=True)
+    ]
+    said = [
+        [decoder.tags[number] for number in row[: len(kept)][kept]]
+        for row, kept in zip(classes, scored, strict=True)
+    ]
+    return TokenScores(outputs, true, said, scored, decoder, metric, resamples)
+
+
+def _keep_counts(comparison: Comparison) -> dict[str, Array]:
+    return {
+        "predictions": comparison.model.counts,
+        "baseline_predictions": comparison.baseline.counts,
+        **comparison.paired.arrays(),
+    }
+
+
+def _draw(kinds: Sequence[str], comparison: Comparison, title: str) -> "dict[str, Figure]":
+    from resnet8ptq.tasks.scoring import classwise_plot
+
+    return {CLASSES: classwise_plot.draw(comparison, kinds, title)}
+
+
+def _doubt(metric: Metric, baseline: TokenScores, expected: float | None) -> str | None:
+    """Doubt tags that fit other sentences as well, or a metric below `expected`."""
+    interval = baseline.per_sample.interval
+    shown = metric.show(baseline.value)
+    chance = baseline.of_others
+    if interval[0] > chance:
+        return doubt_below(shown, interval, expected)
+    return (
+        f"NEAR CHANCE, {shown} (with the tags of other sentences {metric.show(chance)}; is the "
+        "order of the tags that of the network? task.classes=)"
+    )
+
+
+def read_tags(path: Path) -> tuple[str, ...]:
+    """Return the tags of a file, in the order of the network's classes.
+
+    Raises:
+        ConfigError: it cannot be read, or holds the same tag twice.
+    """
+    with errors_as(ConfigError, f"task.classes: got {path}", EXPECTED):
+        if path.stat().st_size > MAX_BYTES:
+            raise ValueError(f"larger than {MAX_BYTES:,} bytes")
+        text = path.read_text("utf-8")
+        if path.suffix == ".json":
+            by_number = {int(key): str(tag) for key, tag in json.loads(text)["id2label"].items()}
+            tags = tuple(by_number[number] for number in range(len(by_number)))
+        else:
+            tags = tuple(text.split())
+        if len(set(tags)) < len(tags) or len(tags) < 2:
+            raise ValueError("not two or more different tags")
+        return tags
+
+
+def _make(config: TokensConfig, setting: TaskContext) -> Task:
+    expected = "a class for each token [N, tokens], or lists of a label for each word"
+    check_labels("tokens", setting, "i" if setting.of_tokens else "", expected)
+    assert setting.labels is not None
+    of_labels = setting.class_names
+    tags = of_labels
+    if config.classes is not None:
+        tags = read_tags(Path(config.classes))
+        if not setting.named:  # the labels are the network's numbers
+            of_labels = tags
+    used = np.unique(np.asarray(setting.labels))
+    used = used[used >= 0]
+    if not len(used):
+        raise ConfigError(f"task=tokens: no token of {setting.data} has a label")
+    if unknown := [n for n in used.tolist() if n >= len(of_labels) or of_labels[n] not in tags]:
+        got = repr(of_labels[unknown[0]]) if unknown[0] < len(of_labels) else unknown[0]
+        raise ConfigError(
+            f"task.classes: got {config.classes} with {len(tags)} tags, and {setting.data} has the "
+            f"label {got}; expected every label"
+        )
+    output = _find_output(setting, tags)
+    odd = [tag for tag in tags if not ENTITY_TAG.fullmatch(tag)]
+    if odd and config.primary == "entity_f1":
+        raise ConfigError(
+            f"task.primary: got entity_f1, and the tags of {setting.data} include {odd[0]!r}; "
+            "expected O, B-..., I-... (or E-..., S-...); try task.classes= with the names of the "
+            "network's classes, or task=tokens task.primary=token_accuracy"
+        )
+    decoder = Decoder(tags, of_labels, output, config.strict)
+    if config.primary == "entity_f1" and not any(of_labels[n][0] != "O" for n in used):
+        raise ConfigError(f"task=tokens: no entity in {setting.data}: every tag is O")
+    return build(config.primary, decoder, config.resamples)
+
+
+def _find_output(setting: TaskContext, tags: Tags) -> int:
+    """Return the index of the first output with a value of each tag for each token."""
+    for number, shape in enumerate(setting.outputs.values()):
+        if len(shape) == 2 and shape[1] == len(tags):
+            return number
+    raise ModelError(
+        f"returns {describe(setting.outputs)}, and {setting.data} has {len(tags)} tags; expected "
+        f"one output [tokens, {len(tags)}]; task.classes=FILE names the network's classes"
+    )
+
+
+def _hash(config: Any) -> str:
+    path = config.classes
+    return files.sha256(Path(path)) if path is not None and Path(path).is_file() else ""
+
+
+TOKENS = TaskType(
+    _make,
+    lambda config, class_names: build(config.primary, resamples=config.resamples),
+    TokensConfig,
+    _hash,
+)
