@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from resnet8ptq.core.alarm import TimeUpError
 from resnet8ptq.core.text import one_line, printable
 
 
@@ -56,13 +57,13 @@ class UnsupportedError(PtqError):
 
 @contextmanager
 def errors_as(kind: type[PtqError], text: str, mend: str = "") -> Iterator[None]:
-    """Raise a library's error as `kind`: `text (error); mend`; a `PtqError` passes.
+    """Raise a library's error as `kind`: `text (error); mend`; others pass.
 
     Libraries raise dozens of error classes, and not all can be pickled.
     """
     try:
         yield
-    except PtqError:
+    except (PtqError, TimeUpError):
         raise
     except Exception as error:
         raise kind("; ".join(filter(None, (f"{text} ({one_line(error)})", mend)))) from None

@@ -88,6 +88,8 @@ def check(
                 f" {best} gets {metric.show(values[best])} on {len(split)} training samples, this "
                 f"run {metric.show(now)}"
             )
+        elif not values:
+            advice += " look at data.offset, at data.scale and at the labels"
         else:
             advice += (
                 " no usual preprocessing of the pixels does better; look at the order of the "

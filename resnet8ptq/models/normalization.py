@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx import defs, numpy_helper, version_converter
+from onnx import defs, helper, numpy_helper, version_converter
 from onnx_ir.passes.common import LiftConstantsToInitializersPass
 
 from resnet8ptq.core.errors import ModelError
@@ -32,7 +32,7 @@ from resnet8ptq.graph.passes import (
 )
 from resnet8ptq.graph.shapes import find_sizes
 from resnet8ptq.graph.weights import read, read_bias, write_bias, write_input
-from resnet8ptq.models.gates.onnx import ONNX_DOMAINS, SCALER, graph_inputs
+from resnet8ptq.models.gates.onnx import LABELLERS, ONNX_DOMAINS, SCALER, graph_inputs
 
 Sizes = Mapping[str, Sequence[int]]  # the shape of each tensor; a free size is 0
 
@@ -165,6 +165,50 @@ def _keep_pads(model: ir.Model) -> None:
             node.resize_inputs(max(3, len(node.inputs)))
             zero = Writer(node).constant(f"{node.outputs[0].name}__zero", np.float32(-0.0))
             node.replace_input_with(2, zero)
+
+
+def keep_scores(graph: onnx.GraphProto) -> None:
+    """Remove what scikit-learn's exports add to the scores, in place: a dict, the class's name.
+
+    The scores become the output in place of the dict.
+    """
+    producers = Links(graph).producers
+    outputs = []
+    for output in graph.output:
+        node = producers.get(output.name)
+        if node is not None and node.op_type == "ZipMap":
+            scores = node.input[0]
+            output = helper.make_tensor_value_info(scores, onnx.TensorProto.FLOAT, None)
+        if not _follows(output.name, LABELLERS, producers):
+            outputs.append(output)
+    del graph.output[:]
+    graph.output.extend(outputs)
+
+    # The nodes that no output needs
+    needed = {output.name for output in outputs}
+    kept = []
+    for node in reversed(graph.node):
+        if not needed.isdisjoint(node.output):
+            kept.append(node)
+            needed.update(inputs_of(node))
+    del graph.node[:]
+    graph.node.extend(reversed(kept))
+
+
+def _follows(name: str, operators: Sequence[str], producers: Mapping[str, onnx.NodeProto]) -> bool:
+    """Whether one of the operators computes a tensor, or one that it depends on."""
+    left = [name]
+    seen = set()
+    while left:
+        name = left.pop()
+        node = producers.get(name)
+        if node is None or name in seen:
+            continue
+        if node.op_type in operators:
+            return True
+        seen.add(name)
+        left += inputs_of(node)
+    return False
 
 
 def write_scalers(model: ir.Model) -> None:

@@ -5,6 +5,7 @@ converts their records into the input of the next choice.
 """
 
 import math
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -443,4 +444,13 @@ def _error(record: RunRecord, metric: Metric) -> float:
 
 
 def _say(line: str) -> None:
-    console.say(console.stderr(), line)
+    """Print a line; of a long list only the first names, such as of layers in float."""
+    console.say(console.stderr(), _LIST.sub(_shorten, line))
+
+
+_LIST = re.compile(r"\[([^\[\]]{200,})\]")
+
+
+def _shorten(found: re.Match[str]) -> str:
+    names = found[1].split(",")
+    return f"[{','.join(names[:3])},... {len(names)} in all]"

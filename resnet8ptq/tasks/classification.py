@@ -358,10 +358,12 @@ def check_classes(task: str, setting: TaskContext) -> tuple[str, ...]:
     returned = setting.classes
     named = len(setting.class_names)
     if returned is None:
+        fitting = [name for name, shape in setting.outputs.items() if _may_be_classes(shape)]
+        name = fitting[0] if len(fitting) == 1 and len(setting.outputs) > 1 else "NAME"
         raise ModelError(
             f"returns {describe(setting.outputs)}; expected one output with a value for each "
-            "class; model.outputs=[NAME] keeps one of several, and task=deviation and task=anomaly "
-            "score other outputs"
+            f"class; model.outputs=[{name}] keeps one of several, and task=deviation and "
+            "task=anomaly score other outputs"
         )
     if not setting.named and named < returned:
         return tuple(map(str, range(returned)))  # the samples may lack the last classes
@@ -372,6 +374,10 @@ def check_classes(task: str, setting: TaskContext) -> tuple[str, ...]:
             f"with one output for each class, or other data (data=){advice}"
         )
     return setting.class_names
+
+
+def _may_be_classes(shape: Sequence[int | None]) -> bool:
+    return len(shape) == 1 and (shape[0] or 0) > 1
 
 
 def _count_from_zero(setting: TaskContext) -> str:

@@ -29,6 +29,7 @@ from resnet8ptq.models import conversion, network_path
 from resnet8ptq.models.gates import tflite as tflite_gate
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.models.sources import formats
+from resnet8ptq.models.sources.exported_program import from_program
 from tests.helpers import converted, probe
 from tests.helpers.configs import make_config
 from tests.helpers.converted import record_of
@@ -350,6 +351,13 @@ def test_a_quantized_tflite_file_is_no_baseline(report):
     assert kind == "ModelError"
     assert "resnet8ptq judge FP32 FILE" in message
     assert "expected the FP32 model" in message
+
+
+def test_a_program_in_training_mode_is_refused_as_such(tmp_path):
+    network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.BatchNorm2d(4))
+    exported = torch.export.export(network, (torch.zeros(2, 3, 4, 4),))
+    with pytest.raises(ModelError, match="training mode"):
+        from_program(exported, tmp_path / "a.pt2", None)
 
 
 @pytest.mark.slow

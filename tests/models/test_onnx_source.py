@@ -90,6 +90,29 @@ def test_the_scaler_of_a_network_that_scikit_learn_exported_is_taken(take, tmp_p
     np.testing.assert_allclose(z, (samples - [1, 2]) * [3, 4] @ weights, rtol=1e-4, atol=1e-5)
 
 
+def test_the_dict_and_the_class_names_of_a_scikit_learn_export_are_left_out(take, tmp_path):
+    of_ml = {"domain": "ai.onnx.ml"}
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["products"]),
+        helper.make_node("Softmax", ["products"], ["scores"]),
+        helper.make_node("ArgMax", ["scores"], ["best"], axis=1),
+        helper.make_node("ArrayFeatureExtractor", ["classes", "best"], ["label"], **of_ml),
+        helper.make_node("ZipMap", ["scores"], ["dict"], classlabels_int64s=[0, 1], **of_ml),
+    ]
+    constants = {"w": np.float32([[1, 2], [3, 4]]), "classes": np.int64([0, 1])}
+    proto = assemble(nodes, {"x": [None, 2]}, {"scores": [None, 2]}, constants)
+    key = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
+    of_dict = helper.make_sequence_type_proto(helper.make_map_type_proto(TensorProto.INT64, key))
+    del proto.graph.output[:]
+    proto.graph.output.append(helper.make_tensor_value_info("label", TensorProto.INT64, [None]))
+    proto.graph.output.append(helper.make_value_info("dict", of_dict))
+    proto.opset_import.append(helper.make_opsetid("ai.onnx.ml", 1))
+    samples = RANDOM.normal(size=(5, 2)).astype(np.float32)
+    take(proto, samples)
+    [scores] = open_runner(str(tmp_path / "made" / "folded.onnx"))(samples)
+    np.testing.assert_allclose(scores.sum(axis=1), 1, rtol=1e-5)
+
+
 def test_a_product_of_positions_is_no_layer_in_integers(take):
     """As of windows of a spectrogram, or of shapes."""
     nodes = [

@@ -243,6 +243,16 @@ def test_no_error_of_a_step_ends_the_search(seed, share):
     assert {"start", "weights_in_8_bits"} <= {*jobs.kinds}
 
 
+def test_a_line_shows_the_first_of_many_layers(capsys):
+    names = ",".join(f"a_long_name_of_layer_{number}" for number in range(100))
+    search = Jobs(lambda step: record(0.05)).run(seconds=1)
+    step = replace(search.tried[0].step, words=f"nodes_to_exclude=[{names}]")
+    capsys.readouterr()
+    search._run([step], 1.0)
+    line = capsys.readouterr().err.splitlines()[0]
+    assert "100 in all]" in line and len(line) < 300
+
+
 def test_ctrl_c_keeps_the_best_model_so_far():
     def outcome(step):
         if step.kind == DIAGNOSIS:

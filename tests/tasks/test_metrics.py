@@ -236,6 +236,7 @@ def test_kappa_is_sklearns():
     assert kappa(labels, predictions, 4) == pytest.approx(expected)
     alone = np.zeros(20, int)
     assert kappa(alone, alone, 4) == 1
+    assert kappa(alone, np.r_[alone[1:], (alone[:1] + 1) % 4], 4) > 0.5  # not of two raters
 
 
 @given(p_values)

@@ -67,8 +67,9 @@ def quantize(
 
 
 def _is_of_use(record: logging.LogRecord) -> bool:
-    """Return whether to show a line; without ranges, the quantizer logs one for each tensor."""
-    return not record.getMessage().startswith("Quantization parameters for tensor")
+    """Return whether to show a line; the quantizer logs one for each tensor without ranges."""
+    of_each = ("Quantization parameters for tensor", "Inference failed or unsupported type")
+    return not record.getMessage().startswith(of_each)
 
 
 def transpose_weights(model: ir.Model) -> None:

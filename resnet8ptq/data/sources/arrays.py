@@ -35,7 +35,7 @@ from resnet8ptq.data.splitting import NamedSplit, keep_split, split_one
 log = logging.getLogger(__name__)
 
 INPUTS = ("x", "inputs", "images", "features", "data")
-LABELS = ("y", "labels", "targets")
+LABELS = ("y", "labels", "targets", "label", "target")
 GROUPS = ("groups", "clips")
 CLASSES = ("classes", "class_names")
 STEPS = {"scale": "data.scale", "zero_point": "data.offset", "offset": "data.offset"}

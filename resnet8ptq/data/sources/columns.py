@@ -25,7 +25,7 @@ from resnet8ptq.data.sources import arrays
 from resnet8ptq.data.sources.arrays import MAX_CLASSES, MAX_SAMPLES, list_names
 
 PICTURES = ("path", "file", "file_name", "filename", "image", "img", "picture")
-LABELS = (*arrays.LABELS, "label", "target", "class")
+LABELS = (*arrays.LABELS, "class")
 TRANSCRIPTS = ("transcript", "transcription", "sentence", "text")  # of pictures and of speech
 SEPARATOR = "|"  # of several labels in one text
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")

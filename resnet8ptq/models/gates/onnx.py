@@ -27,6 +27,7 @@ MAX_NODES = 200_000  # two bytes of a file make one, which takes a hundred in me
 
 ONNX_DOMAINS = ("", "ai.onnx")  # two names of the same domain
 SCALER = "Scaler"  # of ai.onnx.ml, before the layers of a network that scikit-learn exports
+LABELLERS = ("ZipMap", "ArrayFeatureExtractor")  # after them
 _QUANTIZED = re.compile(
     r"QLinear\w+|(Q|Deq|DynamicQ)uantize\w+|\w*Integer\w*|QGemm|QAttention|QOrdered\w+|QMoE"
     r"|QEmbed\w+|MatMulNBits|MatMulBnb4"
@@ -261,9 +262,11 @@ def _reasons_against(proto: onnx.ModelProto) -> Iterator[str]:
         yield "holds functions; expected an export with those inlined"
     for node in nodes:
         known = node.domain == "com.microsoft" and node.op_type in CONTRIBUTED
-        known |= (node.domain, node.op_type) == ("ai.onnx.ml", SCALER)
+        known |= node.domain == "ai.onnx.ml" and node.op_type in (SCALER, *LABELLERS)
         if not known and node.domain not in ONNX_DOMAINS:
-            yield f"operator {node.op_type!r} of domain {node.domain!r}; expected ONNX's own"
+            classical = "; trees and other classical models have no layers to quantize"
+            why = classical if node.domain == "ai.onnx.ml" else ""
+            yield f"operator {node.op_type!r} of domain {node.domain!r}; expected ONNX's own{why}"
 
 
 def _reasons_not_to_quantize(proto: onnx.ModelProto) -> Iterator[str]:

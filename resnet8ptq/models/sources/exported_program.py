@@ -43,6 +43,11 @@ def from_program(program: Any, source: Path, sample: Sample) -> Network:
     Raises:
         ModelError: samples cannot fill an input, or torch cannot export it.
     """
+    if any(map(_trains, program.graph.nodes)):
+        raise ModelError(
+            f"{source}: was exported in training mode, in which batches change the outputs; call "
+            "eval() on the module before torch.export.export"
+        )
     silent = warnings.catch_warnings(action="ignore")
     progress = contextlib.redirect_stdout(io.StringIO())
     with errors_as(ModelError, f"{source}: torch cannot export it"), silent, progress:
@@ -50,6 +55,16 @@ def from_program(program: Any, source: Path, sample: Sample) -> Network:
     proto = onnx.ModelProto.FromString(proto.SerializeToString())
     onnx_gate.check(proto, source)
     return Network(to_supported(proto, source, sample), _original(program), opset(proto))
+
+
+def _trains(node: Any) -> bool:
+    """Whether a node normalizes by the batch's own statistics, or drops values at random."""
+    name = getattr(getattr(node.target, "_schema", None), "name", "")
+    if name not in ("aten::batch_norm", "aten::dropout"):
+        return False
+    names = [argument.name for argument in node.target._schema.arguments]
+    position = names.index("training" if name == "aten::batch_norm" else "train")
+    return bool(node.args[position])
 
 
 def _original(program: Any) -> Predict:

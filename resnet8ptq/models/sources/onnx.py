@@ -71,7 +71,10 @@ def read_graph(
     Raises:
         ModelError: see `gates.onnx.read` and `check_layers`, or wrong `inputs`.
     """
-    proto = name_inner_tensors(gate.read(source))
+    proto = gate.read(source)
+    if any(node.op_type in gate.LABELLERS for node in proto.graph.node):
+        normalization.keep_scores(proto.graph)
+    proto = name_inner_tensors(proto)
     for name, values in inputs.items():
         _fix_input(proto.graph, name, values)
     original = proto.SerializeToString()

@@ -522,7 +522,8 @@ def kappa(labels: NDArray[np.int64], predictions: NDArray[np.int64], classes: in
     """
     total = len(labels)
     true, said = (np.bincount(c, minlength=classes) / total for c in (labels, predictions))
-    by_chance = float(true @ said)
+    one_class = true.max() == 1  # chance is guessing, see `above_chance`
+    by_chance = 1 / classes if one_class else float(true @ said)
     hits = float((labels == predictions).mean())
     return 1.0 if by_chance == 1 else (hits - by_chance) / (1 - by_chance)
 
