@@ -47,14 +47,23 @@ def _structures(
     outcomes: Mapping[tuple[str, str], Outcome],
     reasons: dict[str, int],
 ) -> str:
-    """Return a row for each structure, and a column for each flow that was measured."""
+    """Return a row for each structure; flows share a column if all their cells are equal."""
     names = list(names)
-    flows = [flow for flow in EACH if any((name, flow) in outcomes for name in names)]
+    cells = {
+        (name, flow): _show(outcomes.get((name, flow)), reasons) for name in names for flow in EACH
+    }
+    columns: dict[tuple[str, ...], list[str]] = {}
+    for flow in EACH:
+        column = tuple(cells[name, flow] for name in names)
+        if any(column):
+            columns.setdefault(column, []).append(flow)
+    titles = [", ".join(flows) for flows in columns.values()]
+
     has_reports = any(STRUCTURES[name].reports for name in names)
-    rows = [["structure", "report", *flows], ["---", "---", *["---:"] * len(flows)]]
-    for name in names:
-        cells = [_show(outcomes.get((name, flow)), reasons) for flow in flows]
-        rows.append([_title(name), STRUCTURES[name].reports or "", *cells])
+    rows = [["structure", "report", *titles], ["---", "---", *["---:"] * len(titles)]]
+    for number, name in enumerate(names):
+        values = [column[number] for column in columns]
+        rows.append([_title(name), STRUCTURES[name].reports or "", *values])
     if not has_reports:
         rows = [[row[0], *row[2:]] for row in rows]
     return _lines(rows)
