@@ -196,7 +196,7 @@ USED = (
 
 @pytest.mark.parametrize("opset", [13, 15, 17])
 def test_the_operators_in_use_have_a_converter(opset):
-    """In the opsets that networks are raised or lowered to; see docs/design.md."""
+    """In the opsets that networks are raised or lowered to."""
     torch_module._import_onnx2torch()
     from onnx2torch.node_converters.registry import get_converter
 
