@@ -8,25 +8,30 @@
     python docs/examples/task_data.py verification
     python docs/examples/task_data.py ctc
     python docs/examples/task_data.py tokens          # needs the extra `text`
+    python docs/examples/task_data.py instance_segmentation    # docs/detection.md
 
 All data are drawn with a fixed seed or come from the embedded pictures. Nothing is downloaded.
 """
 
 import csv
+import json
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageDraw
 from torch import Tensor, nn
 
 from resnet8ptq.data import registry, shapes
 
 SYMBOLS = "0123456789 "
+Floats = NDArray[np.float32]
 
 
 def export(network: nn.Module, example: Tensor, path: str) -> None:
@@ -299,6 +304,132 @@ def make_tokens() -> None:
     )
 
 
+def _convolve(before: int, after: int, stride: int) -> nn.Sequential:
+    """Return a convolution of 3x3 with batch normalization and a ReLU."""
+    convolution = nn.Conv2d(before, after, 3, stride, 1)
+    return nn.Sequential(convolution, nn.BatchNorm2d(after), nn.ReLU())
+
+
+class Outliner(nn.Module):
+    """From pictures [n, 3, 64, 64] to boxes, scores and coefficients [n, 14, 4], and 8 prototypes.
+
+    One object in each quarter of the picture, in the form of YOLOv8's segmentation exports.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fine = nn.Sequential(_convolve(3, 16, 2), _convolve(16, 24, 1))
+        self.prototypes = nn.Sequential(_convolve(24, 24, 1), nn.Conv2d(24, 8, 1))
+        steps = ((24, 32), (32, 48), (48, 64), (64, 64))
+        self.coarse = nn.Sequential(*[_convolve(before, after, 2) for before, after in steps])
+        self.head = nn.Conv2d(64, 14, 1)
+        centres = torch.tensor([[16.0, 48, 16, 48], [16, 16, 48, 48]])
+        self.register_buffer("centres", centres)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the rows and the prototypes."""
+        fine = self.fine(x)
+        rows = self.head(self.coarse(fine)).reshape(-1, 14, 4)
+        centres = rows[:, :2] * 4 + self.centres
+        sizes = rows[:, 2:4].exp() * 16
+        scores = rows[:, 4:6].sigmoid()
+        joined = torch.cat([centres, sizes, scores, rows[:, 6:]], 1)
+        return joined, self.prototypes(fine)
+
+
+@dataclass
+class Scenes:
+    """600 drawn pictures with up to four objects each, one in each quarter.
+
+    Attributes:
+        pixels: [n, 64, 64, 3].
+        kinds: [n, 4, 2], one-hot; zeros without an object.
+        boxes: [n, 4, 4], centre and size.
+        masks: [n, 4, 64, 64].
+        annotations: the objects, as in COCO's files.
+    """
+
+    pixels: NDArray[np.uint8] = field(default_factory=lambda: np.zeros((600, 64, 64, 3), np.uint8))
+    kinds: Floats = field(default_factory=lambda: np.zeros((600, 4, 2), np.float32))
+    boxes: Floats = field(default_factory=lambda: np.zeros((600, 4, 4), np.float32))
+    masks: Floats = field(default_factory=lambda: np.zeros((600, 4, 64, 64), np.float32))
+    annotations: list[dict[str, Any]] = field(default_factory=list)
+
+
+def draw_scenes() -> Scenes:
+    """Draw triangles and discs on noise."""
+    random = np.random.default_rng(0)
+    scenes = Scenes()
+    for number in range(600):
+        scene = Image.fromarray(random.integers(0, 90, (64, 64, 3), np.uint8))
+        for quarter in random.permutation(4)[: random.integers(1, 5)].tolist():
+            kind = int(random.integers(2))
+            corner_count = (3, 24)[kind]
+            radius = random.uniform(7, 14)
+            centre = 16 + 32 * np.array([quarter % 2, quarter // 2]) + random.uniform(-2, 2, 2)
+            angles = random.uniform(0, 6) + np.arange(corner_count) * 2 * np.pi / corner_count
+            corners = centre + radius * np.stack([np.cos(angles), np.sin(angles)], 1)
+            outline = corners.ravel().tolist()
+            mask = Image.new("L", (64, 64))
+            ImageDraw.Draw(scene).polygon(outline, tuple(random.integers(110, 256, 3).tolist()))
+            ImageDraw.Draw(mask).polygon(outline, 1)
+
+            low = corners.min(0)
+            size = corners.max(0) - low
+            scenes.kinds[number, quarter, kind] = 1
+            scenes.masks[number, quarter] = np.asarray(mask)
+            scenes.boxes[number, quarter] = [*(low + size / 2), *size]
+            annotation = {
+                "id": len(scenes.annotations) + 1,
+                "image_id": number,
+                "category_id": kind,
+                "bbox": [*low.tolist(), *size.tolist()],
+                "area": int(scenes.masks[number, quarter].sum()),
+                "iscrowd": 0,
+                "segmentation": [outline],
+            }
+            scenes.annotations.append(annotation)
+        scenes.pixels[number] = np.asarray(scene)
+    return scenes
+
+
+def make_instance_segmentation() -> None:
+    """Write drawn objects with their outlines in COCO's format, and a network that finds them."""
+    scenes = draw_scenes()
+    write_pictures("my_objects", scenes.pixels)
+    document = {
+        "images": [
+            {"id": number, "file_name": f"{number}.png", "width": 64, "height": 64}
+            for number in range(600)
+        ],
+        "annotations": scenes.annotations,
+        "categories": [{"id": 0, "name": "triangle"}, {"id": 1, "name": "disc"}],
+    }
+    Path("my_objects.json").write_text(json.dumps(document))
+
+    network = Outliner()
+    x = torch.tensor(scenes.pixels).permute(0, 3, 1, 2) / 255.0
+    kinds = torch.tensor(scenes.kinds)
+    boxes = torch.tensor(scenes.boxes)
+    # The prototypes have half of the picture's size.
+    any_mask = torch.tensor(scenes.masks).amax(1, keepdim=True)
+    halves = nn.functional.avg_pool2d(any_mask, 2).expand(-1, 4, -1, -1)
+
+    def loss_of() -> Tensor:
+        chosen = torch.randint(300, (32,))
+        rows, prototypes = network(x[chosen])
+        is_object = kinds[chosen].any(2)
+        outlines = torch.einsum("nma,nmhw->nahw", rows[:, 6:], prototypes)[is_object]
+        of_kinds = nn.functional.binary_cross_entropy(rows[:, 4:6].mT, kinds[chosen])
+        of_boxes = (rows[:, :4].mT - boxes[chosen])[is_object].abs().mean() / 8
+        targets = halves[chosen][is_object]
+        of_masks = nn.functional.binary_cross_entropy_with_logits(outlines, targets)
+        return of_kinds + of_boxes + of_masks
+
+    learn(network, loss_of, steps=400, rate=0.003)
+    export(network, x, "my_outliner.pt2")
+
+
 MAKERS = {
     "pictures": make_pictures,
     "segmentation": make_segmentation,
@@ -308,6 +439,7 @@ MAKERS = {
     "verification": make_verification,
     "ctc": make_ctc,
     "tokens": make_tokens,
+    "instance_segmentation": make_instance_segmentation,
 }
 
 if __name__ == "__main__":
