@@ -92,11 +92,13 @@ def _compress(counts: list[int], height: int, width: int) -> bytes:
 
 def encode(inside: NDArray[np.bool_], top: int, left: int, height: int, width: int) -> bytes:
     """Return the mask of a picture, of which `inside` [rows, columns] is the part at top, left."""
-    column, row = np.nonzero(inside.T)
-    pixels = (left + column) * height + top + row
-    starts = np.flatnonzero(np.diff(pixels, prepend=-2) != 1)
-    ends = np.append(starts[1:], len(pixels))[: len(starts)] - 1
-    edges = np.stack([pixels[starts], pixels[ends] + 1], axis=1).ravel()
+    rows = len(inside)
+    columns = np.zeros((inside.shape[1], rows + 1), np.int8)  # a column ends outside of the mask
+    columns[:, :rows] = inside.T
+    column, row = np.divmod(np.flatnonzero(np.diff(columns.ravel(), prepend=0)), rows + 1)
+    edges = (left + column) * height + top + row
+    apart = edges[1:-1:2] != edges[2::2]  # else a run goes on in the next column
+    edges = edges[np.concatenate([[True], np.repeat(apart, 2), [True]])] if len(edges) else edges
     runs = np.diff(edges, prepend=0, append=height * width)
     if not runs[-1]:  # the last pixel is in the mask
         runs = runs[:-1]
@@ -197,6 +199,8 @@ def _between(values: NDArray[np.float32], positions: NDArray[np.float64]) -> NDA
     placed = positions.clip(0, last)
     first = np.floor(placed).astype(np.int64)
     part = (placed - first).astype(np.float32)[:, np.newaxis]
+    if not part.any():  # as in a picture that keeps its size
+        return np.asarray(values[first])
     return np.asarray(
         values[first] * (1 - part) + values[np.minimum(first + 1, last)] * part, np.float32
     )
