@@ -213,6 +213,9 @@ def _measured(task: Task, record: RunRecord) -> list[tuple[str, str, str]]:
         ends = table.show_interval(primary, record)
         shown = primary.say_change(delta) + (f" ({ends})" if ends else "")
         rows.append(("difference from FP32 (95% interval)", shown, ""))
+    here = record.metrics.get(f"target/here_{primary.name}")
+    if here is not None:
+        rows.append((f"{primary.title} on the machine of the run", primary.show(here), ""))
     if record.p_alone is not None:
         rows.append(("p of the difference", f"{record.p_alone:.3g}", ""))
     for title, value, baseline, unit in (

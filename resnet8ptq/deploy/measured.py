@@ -5,12 +5,14 @@
     resnet8ptq measured result                    here
 
 The job holds the run's file, FP32's and the scored samples, and the program needs Python 3.9, numpy
-and the file's runtime. The result gets its verdict here, by the run's metric and limit,
-and is logged to the run as metrics `target/...`. `experiment=`, `uri=` and `root=` name the MLflow
-store, `trust=true` and `cache_dir=` are those of `resnet8ptq deploy`.
+and the file's runtime. The result replaces the run's own: its metrics, predictions, latencies,
+kernels and verdict are those of that machine from then on, as with `target.command`; the metrics
+`target/...` show the difference from this machine. `experiment=`, `uri=` and `root=` name the
+MLflow store, `trust=true` and `cache_dir=` are those of `resnet8ptq deploy`.
 """
 
 import math
+import shutil
 import sys
 import tempfile
 import time
@@ -18,21 +20,36 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from resnet8ptq.core import command, invocation
-from resnet8ptq.core.console import say, silenced, stdout, waiting
+from resnet8ptq.backends.contract import Artifact
+from resnet8ptq.core import command, files, invocation
+from resnet8ptq.core.console import silenced, waiting
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.deploy import reproducing, source
 from resnet8ptq.deploy.reproducing import Scored
 from resnet8ptq.deploy.source import Source
-from resnet8ptq.evaluation.evaluator import Compared, Evaluator
-from resnet8ptq.experiment.measurement import compare_machines, find_p_within, time_beside_fp32
+from resnet8ptq.evaluation.evaluator import Compared, Evaluator, Quantized
+from resnet8ptq.evaluation.result import Measurement, RunResult
+from resnet8ptq.experiment import outputs
+from resnet8ptq.experiment.measurement import (
+    LAYERS,
+    compare_machines,
+    find_execution,
+    find_p_within,
+    find_silent,
+    time_beside_fp32,
+)
+from resnet8ptq.report import terminal
+from resnet8ptq.report.pages import run_pages
 from resnet8ptq.report.recommend import RECOMMENDED
+from resnet8ptq.results import lookup
 from resnet8ptq.target.carried import Carried, Recorder
 from resnet8ptq.target.measure import RUNTIMES
-from resnet8ptq.tasks.scoring.metric import BASELINE, Metrics
-from resnet8ptq.tasks.scoring.statistics import SIGNIFICANCE
+from resnet8ptq.tasks.scoring.metric import Metrics
+from resnet8ptq.tracking import details, origin
+from resnet8ptq.tracking import metrics as journal_metrics
+from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.mlflow_store import upload
-from resnet8ptq.tracking.mlflow_store.store import StoreArguments, open_store
+from resnet8ptq.tracking.mlflow_store.store import Store, StoreArguments, open_store
 
 FOLDER = "measure"
 
@@ -47,7 +64,7 @@ class Arguments(StoreArguments):
 
 
 def main(words: list[str]) -> None:
-    """Read the result, find its run, judge it, and log its figures."""
+    """Read the result, find its run, and replace the run's result."""
     asked = command.parse_words(words, Arguments, __doc__, plain="result")
     if not asked.result:
         raise ConfigError("result: missing, expected the output of python measure.py > result")
@@ -59,14 +76,15 @@ def main(words: list[str]) -> None:
         run = source.fetch(store, record, Path(scratch), trust=asked.trust)
         with waiting("Reading the run's samples"), silenced():
             scored = _open(run, asked.cache_dir)
-        evaluator = replace(scored.evaluator, target=carried)
-        metrics, lines = _measure(run, scored, evaluator)
-    machine = carried.say(run.backend.runtime)
-    points = [(key, value, int(time.time() * 1000), 0) for key, value in metrics.items()]
-    upload.log_batch(store, record.run_id, points, tags={"target/machine": machine})
-    console = stdout(None, 130)
-    for line in (f"{record.name}, measured on {machine}", *lines):
-        say(console, line)
+        result = _measure(run, scored, replace(scored.evaluator, target=carried))
+        with waiting("Replacing the run's result"):
+            _replace_result(store, run, scored, result)
+    selections = lookup.find(store, record.run_id, None).select({})
+    run_pages.write(store, selections)
+    for family in (selected.family for selected in selections):
+        cells = [cell for cell in family.cells if cell.record.run_id == record.run_id]
+        if cells:
+            terminal.print_runs([replace(family, cells=tuple(cells))])
 
 
 def write(run: Source, scored: Scored | str, folder: Path) -> str:
@@ -90,47 +108,82 @@ def write(run: Source, scored: Scored | str, folder: Path) -> str:
     return f"To measure elsewhere, copy {FOLDER} there: python measure.py > result"
 
 
-def _run(run: Source, scored: Scored, evaluator: Evaluator) -> tuple[Compared, Metrics]:
-    """Evaluate the file and FP32, and time both in turns, on the evaluator's target."""
-    compared = evaluator.compare(run.artifact, scored.samples, logits=False)
+def _run(
+    run: Source, scored: Scored, evaluator: Evaluator
+) -> tuple[Compared, Metrics, dict[str, str]]:
+    """Evaluate the file and FP32, time both in turns, and count the kernels, on the target."""
+    samples = scored.samples
+    compared = evaluator.compare(run.artifact, samples, logits=False)
     # Without a limit, which neither side can keep: both must ask for the same times.
     timing = replace(run.config.latency, max_seconds=math.inf)
-    return compared, time_beside_fp32(evaluator, timing, run.artifact, scored.samples)
+    times = time_beside_fp32(evaluator, timing, run.artifact, samples)
+    layers = int(run.record.metrics.get(LAYERS, 0))
+    artifact = Artifact(run.artifact, quantized_layers=layers)
+    quantized = Quantized(artifact, artifact.size_bytes, seconds=0.0)
+    resolved = evaluator.quantizer.resolve()
+    return compared, times, find_execution(evaluator, resolved, quantized, samples)
 
 
-def _measure(
-    run: Source, scored: Scored, evaluator: Evaluator
-) -> tuple[dict[str, float], list[str]]:
-    """Return the target's metrics, and the lines to print."""
-    compared, times = _run(run, scored, evaluator)
-    metric = evaluator.task.metric
-    comparison = compared.comparison
-    between = compare_machines(evaluator, run.artifact, scored.samples, compared.evaluation)
-    model = comparison.model.value
-    fp32 = comparison.baseline.value
-    own = {metric.name: model, f"fp32_{metric.name}": fp32}
-    own |= {key.replace(BASELINE, "fp32_"): value for key, value in times.items()}
-    found = {f"target/{key}": value for key, value in own.items()} | between
-    metrics = {key: value for key, value in found.items() if value is not None}
-    here = metrics[f"target/here_{metric.name}"]
-    title = metric.title
-    show = metric.show
-    lines = [f"{title}: {show(model)} there, {show(here)} here; FP32 {show(fp32)} there"]
-    p_within = find_p_within(run.config, evaluator.task, comparison, scored.samples)
-    if p_within is not None:
-        metrics["target/p_within"] = p_within
-        limit = metric.say_limit(metric.limit(run.config.report))
-        shown = "shown" if p_within <= SIGNIFICANCE else "not shown"
-        lines.append(f"{limit} there: {shown} with 95% confidence")
-    latency = metrics["target/latency_p50_ms"]
-    speedup = metrics["target/speedup"]
-    lines.append(f"{latency:.3f} ms there, {speedup:.2f} times as fast as FP32")
-    if "target/sqnr_db" in metrics:
-        lines.append(f"outputs there against those here: {metrics['target/sqnr_db']:.1f} dB")
-    return metrics, lines
+def _measure(run: Source, scored: Scored, evaluator: Evaluator) -> RunResult:
+    """Return the result of the run on the target."""
+    compared, times, params = _run(run, scored, evaluator)
+    task = evaluator.task
+    samples = scored.samples
+    evaluation = compared.evaluation
+    metrics = times | compare_machines(evaluator, run.artifact, samples, evaluation)
+    metrics["paired/p_within"] = find_p_within(run.config, task, compared.comparison, samples)
+    params["measured_on"] = str(evaluator.target and evaluator.target.say(run.backend.runtime))
+    params["outputs_sha256"] = evaluation.outputs.sha256
+    measurement = Measurement(
+        task=task,
+        comparison=compared.comparison,
+        size_bytes=run.artifact.stat().st_size,
+        metrics=metrics,
+        silent=find_silent(evaluator, compared, samples),
+        outputs_sha256=evaluation.outputs.sha256,
+    )
+    return RunResult("ok", measurement=measurement, resolved=params)
+
+
+def _replace_result(store: Store, run: Source, scored: Scored, result: RunResult) -> None:
+    """Replace the run's metrics and the files of its predictions, in the store and its folder."""
+    record = run.record
+    measurement = result.measurement
+    assert measurement is not None
+    stale = {key for key in record.metrics if key.startswith(("class/", "ci95/", "paired/"))}
+    stale |= measurement.task.metrics(measurement.comparison).keys()
+    kept = {key: value for key, value in record.metrics.items() if key not in stale}
+    values = kept | result.to_metrics()
+    own = origin.own_folder(record)
+    journal = Journal(record.name, store.experiment_name) if own is None else Journal.load(own)
+    journal.params = {**record.params, **result.resolved}
+    journal.tags = {**record.tags, **journal.tags}
+    journal.points = [point for point in journal.points if point[0] not in stale]
+    journal.note(values)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        outputs.write_scores(folder, run.config, measurement, scored.samples)
+        details.write(folder, journal)
+        upload.log_files(store, record.run_id, folder.iterdir())
+        if own is not None:
+            for path in folder.iterdir():
+                with files.atomic(own / path.name) as temporary:
+                    shutil.copyfile(path, temporary)
+            journal.save(own)
+    # The record reads the plain names first, which a sweep has logged here.
+    shown = journal_metrics.show_latencies(values)
+    points = [(key, value, int(1000 * time.time()), 0) for key, value in shown.items()]
+    points += journal_metrics.select(journal)
+    tags = {"target/machine": result.resolved["measured_on"]}
+    upload.log_batch(store, record.run_id, points, tags=tags)
 
 
 def _open(run: Source, cache_dir: str | None) -> Scored:
+    if run.record.samples_planned is not None:
+        raise ConfigError(
+            f"result: run {run.record.run_id} stopped at its verdict, which depends on this "
+            "machine; expected a run with evaluate.stop=all"
+        )
     scored = reproducing.open_samples(run, cache_dir)
     if isinstance(scored, str):
         raise ConfigError(f"result: the samples of run {run.record.run_id} are missing ({scored})")

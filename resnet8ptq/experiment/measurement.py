@@ -17,7 +17,7 @@ from resnet8ptq.core.machine import PeakMemory
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation import latency
 from resnet8ptq.evaluation.batching import Load
-from resnet8ptq.evaluation.evaluator import Evaluator, Quantized
+from resnet8ptq.evaluation.evaluator import Compared, Evaluator, Quantized
 from resnet8ptq.evaluation.inference import Evaluation
 from resnet8ptq.evaluation.latency import Latency
 from resnet8ptq.evaluation.result import Measurement
@@ -31,6 +31,8 @@ from resnet8ptq.tasks.scoring.metric import BASELINE, Metrics
 from resnet8ptq.tasks.task import Task
 
 log = logging.getLogger(__name__)
+
+LAYERS = "counts/quantized_layers"
 
 
 def measure(
@@ -62,7 +64,7 @@ def measure(
     evaluation = compared.evaluation
     batching = evaluation.batching
     metrics: Metrics = {
-        "counts/quantized_layers": quantized.artifact.quantized_layers,
+        LAYERS: quantized.artifact.quantized_layers,
         "system/quantize_s": quantized.seconds,  # without calibration that the cache had
         "system/prepare_s": prepared.seconds,  # fine-tuning, corrections and choices
         "system/evaluate_s": evaluation.seconds,
@@ -92,11 +94,9 @@ def measure(
     # Beside the FP32 baseline
     baseline = evaluator.baseline(reported)
     metrics[f"{BASELINE}size_bytes"] = baseline.size_bytes
-    fp32 = baseline.outputs.first(len(evaluation.outputs))
-    of_network = [output.name for output in evaluator.network.contract.outputs]
     if evaluator.target is not None:
         metrics |= compare_machines(evaluator, path, samples=reported, there=evaluation)
-    silent = task.scope.find_silent(of_network, evaluation.outputs, fp32)
+    silent = find_silent(evaluator, compared, reported)
     metrics["paired/p_within"] = find_p_within(config, task, comparison, samples=reported)
     resolved = work.settings.quantizer.resolve(prepared.decisions)
     if config.latency.enabled and resolved.execution != "simulated":
@@ -185,6 +185,14 @@ def compare_machines(
         "target/sqnr_db": sqnr_db,
         f"target/here_{task.metric.name}": here.comparison.model.value,
     }
+
+
+def find_silent(evaluator: Evaluator, compared: Compared, samples: Split) -> str:
+    """Return the output that depends on the sample in FP32 only; see `Scope.find_silent`."""
+    outputs = compared.evaluation.outputs
+    names = [output.name for output in evaluator.network.contract.outputs]
+    fp32 = evaluator.baseline(samples).outputs.first(len(outputs))
+    return evaluator.task.scope.find_silent(names, outputs, fp32)
 
 
 def find_p_within(

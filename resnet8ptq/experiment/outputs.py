@@ -21,8 +21,9 @@
 
 import json
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -33,8 +34,8 @@ from resnet8ptq.config.loading import CONFIG_FILE, save_config
 from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import RunConfig, TableConfig
 from resnet8ptq.core import background, files
-from resnet8ptq.data.dataset import CalibrationSet
-from resnet8ptq.evaluation.result import RunResult
+from resnet8ptq.data.dataset import CalibrationSet, Split
+from resnet8ptq.evaluation.result import Measurement, RunResult
 from resnet8ptq.experiment import wrong_examples
 from resnet8ptq.experiment.samples import Samples
 from resnet8ptq.graph import layers
@@ -57,28 +58,12 @@ def write(
     """Write all files except the model and `result.json`, each atomically."""
     measured = result.measurement
     assert measured is not None  # only measured runs come here
-    task = measured.task
-    comparison = measured.comparison
     save_config(config, folder / CONFIG_FILE)
-
-    # Tables, texts and figures of the task
-    for name, rows in task.files.tables(comparison).items():
-        _write_csv(folder / name, rows)
-    for name, text in task.files.documents(comparison).items():
-        files.write_text(folder / name, text)
-    title = _title(config, task.metric.show(comparison.model.value))
-    background.put(_draw, folder, task, comparison, title)
-    wrong_examples.write(folder, task, comparison, samples=samples.reported)
-
-    # Values of each sample, for later tests
+    write_scores(folder, config, measured, samples=samples.reported)
     example = samples.reported.inputs(slice(1))
-    arrays = task.files.arrays(comparison) | {SAMPLES: _scored_ids(samples, comparison)}
-    kept = {"example.npz": {"inputs": example}, "predictions.npz": arrays}
+    _save_arrays(folder / "example.npz", {"inputs": example})
     if measured.choice is not None:
-        kept["choice.npz"] = task.files.arrays(measured.choice)
-    for name, arrays in kept.items():
-        with files.atomic(folder / name) as temporary:
-            np.savez_compressed(temporary, **arrays)  # type: ignore[arg-type]
+        _save_arrays(folder / "choice.npz", measured.task.files.arrays(measured.choice))
 
     # The calibration: samples and ranges
     _write_csv(folder / "calibration.csv", _drawn(samples.calibrating))
@@ -90,9 +75,31 @@ def write(
             shutil.copyfile(config.data.tokenizer, temporary)
 
 
-def _scored_ids(samples: Samples, comparison: Comparison) -> NDArray[np.uint64]:
+def write_scores(folder: Path, config: RunConfig, measured: Measurement, samples: Split) -> None:
+    """Write the files of the scored samples: tables, texts and figures, and each one's values."""
+    task = measured.task
+    comparison = measured.comparison
+    for name, rows in task.files.tables(comparison).items():
+        _write_csv(folder / name, rows)
+    for name, text in task.files.documents(comparison).items():
+        files.write_text(folder / name, text)
+    title = _title(config, task.metric.show(comparison.model.value))
+    background.put(_draw, folder, task, comparison, title)
+    wrong_examples.write(folder, task, comparison, samples=samples)
+
+    # Values of each sample, for later tests
+    ids = _scored_ids(samples, comparison)
+    _save_arrays(folder / "predictions.npz", task.files.arrays(comparison) | {SAMPLES: ids})
+
+
+def _save_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    with files.atomic(path) as temporary:
+        np.savez_compressed(temporary, **arrays)  # type: ignore[arg-type]
+
+
+def _scored_ids(samples: Split, comparison: Comparison) -> NDArray[np.uint64]:
     """Return the ids of the scored samples; a run that stopped early has scored the first ones."""
-    ids = samples.reported.sample_ids
+    ids = samples.sample_ids
     return ids if comparison.stopped is None else ids[: comparison.model.total]
 
 

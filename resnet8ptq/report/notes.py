@@ -8,7 +8,7 @@ from resnet8ptq.report.comparison import Family
 from resnet8ptq.report.facts import adjusted_p, count_models, labels, varied
 from resnet8ptq.report.table import VOID
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, say_added
-from resnet8ptq.tasks.scoring.metric import UNDEFINED
+from resnet8ptq.tasks.scoring.metric import UNDEFINED, Metric
 from resnet8ptq.tasks.scoring.statistics import KNOWN
 from resnet8ptq.tasks.task import Task
 from resnet8ptq.tracking.record import RunRecord
@@ -89,7 +89,7 @@ def collect(family: Family) -> list[str]:
     hidden = {"execution"}  # a column
     if "planned_bits" in varied(records):
         hidden.add("planned_bits")
-    lines = _reasons(named, hidden)
+    lines = _reasons(task.metric, named, hidden)
     lines += _on_equal_files(records, {record.run_id: label for record, label in named})
     lines += _on_tests(task, records)
     lines += _on_limits(family)
@@ -111,7 +111,7 @@ def collect_warnings(family: Family) -> list[str]:
     task = family.task
     records = family.records
     named = list(zip(records, labels(records), strict=True))
-    lines = _reasons(named, hidden={"execution", "planned_bits", "float_operators"})
+    lines = _reasons(task.metric, named, hidden={"execution", "planned_bits", "float_operators"})
     if any(record.verdict == VOID for record in records):
         lines.append(VOID_NOTE)
     if any(record.grouped for record in records):
@@ -142,7 +142,19 @@ def _on_speed(records: Sequence[RunRecord]) -> list[str]:
     return lines
 
 
-def _reasons(named: Sequence[tuple[RunRecord, str]], hidden: Collection[str]) -> list[str]:
+def say_machine(metric: Metric, record: RunRecord) -> str:
+    """Return the target that ran a file, and how its outputs differ from those of this machine."""
+    here = record.metrics.get(f"target/here_{metric.name}")
+    if not record.measured_on or here is None:
+        return record.measured_on
+    sqnr_db = record.metrics.get("target/sqnr_db")
+    near = "equal outputs" if sqnr_db is None else f"outputs within {sqnr_db:.1f} dB"
+    return f"{record.measured_on}; on the machine of the run {near}, {metric.show(here)}"
+
+
+def _reasons(
+    metric: Metric, named: Sequence[tuple[RunRecord, str]], hidden: Collection[str]
+) -> list[str]:
     """Return the notes of individual runs; each text once, with the labels of its runs.
 
     Args:
@@ -154,7 +166,7 @@ def _reasons(named: Sequence[tuple[RunRecord, str]], hidden: Collection[str]) ->
             (f"{record.status}: ", record.reason),
             ("", record.doubt),
             ("far from FP32: ", record.cause),
-            ("measured on ", record.measured_on),
+            ("measured on ", say_machine(metric, record)),
         ]
         if "float_operators" not in hidden:
             texts.append(("in float: ", record.float_operators))

@@ -48,10 +48,16 @@ def speed(record: RunRecord, timing: PairedLatency, of: int) -> Ratio | None:
 
 
 def put_in(family: Family, timing: PairedLatency | None) -> Family:
-    """Return the family with the latencies of the turns; unchanged without a timing."""
+    """Return the family with the latencies of the turns; unchanged without a timing.
+
+    A run that was measured elsewhere by hand after the turns keeps its own.
+    """
     if timing is None:
         return family
-    cells = [replace(cell, record=_replace(cell, timing)) for cell in family.cells]
+    cells = [
+        cell if cell.record.was_carried else replace(cell, record=_replace(cell, timing))
+        for cell in family.cells
+    ]
     return replace(family, cells=tuple(cells))
 
 

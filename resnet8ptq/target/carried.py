@@ -27,7 +27,7 @@ Size = Annotated[int, Field(ge=0, lt=2**48)]
 class _Request(BaseModel):
     """What an answer repeats of its request."""
 
-    do: Literal["describe", "load", "run", "time"]
+    do: Literal["describe", "load", "run", "time", "nodes"]
     run_id: str
     sha256: str
     key: str = ""
@@ -58,7 +58,17 @@ class _Ran(_Answer):
     seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-_KINDS: dict[str, type[_Answer]] = {"describe": _About, "load": _Loaded, "run": _Ran, "time": _Ran}
+class _Counted(_Answer):
+    nodes: dict[str, dict[str, PositiveInt]]
+
+
+_KINDS: dict[str, type[_Answer]] = {
+    "describe": _About,
+    "load": _Loaded,
+    "run": _Ran,
+    "time": _Ran,
+    "nodes": _Counted,
+}
 
 
 class Recorder(Target):

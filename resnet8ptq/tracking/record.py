@@ -310,6 +310,11 @@ class RunRecord(BaseModel):
         return printable(self.combination.cells[0])
 
     @property
+    def was_carried(self) -> bool:
+        """Whether the file was measured on another machine by hand, after the run."""
+        return bool(self.measured_on) and self.params.get("target.command", "null") == "null"
+
+    @property
     def cpu(self) -> str:
         """The CPU that ran the file: that of `target.command`, else of this machine."""
         return self.measured_on or self.host_cpu

@@ -61,6 +61,21 @@ def test_a_lost_connection_is_opened_again_with_its_files(target, network, caplo
     assert "connecting again" in caplog.text
 
 
+def test_a_connection_cut_within_an_answer_is_opened_again(tmp_path, network, caplog):
+    cut = tmp_path / "cut"
+    cut.write_text(
+        f'#!/bin/sh\nif [ -e {tmp_path}/again ]; then exec {PYTHON} "$@"; fi\n'
+        f'touch {tmp_path}/again\n{PYTHON} "$@" | head -c 300\n'
+    )
+    cut.chmod(cut.stat().st_mode | stat.S_IXUSR)
+    images = onnx_networks.IMAGES
+    opened = Target(str(cut), timeout_s=60)
+    outputs, _ = opened.load(network, "onnxruntime", threads=1).run(images)
+    assert np.array_equal(outputs[0], open_runner(str(network), 1)(images)[0])
+    assert "connecting again" in caplog.text
+    opened._connection.close()
+
+
 def test_a_network_that_fails_there_is_unsupported(target, tmp_path):
     (tmp_path / "broken.onnx").write_bytes(b"no network")
     with pytest.raises(UnsupportedError, match=r"^target\.command: on the target, "):
