@@ -26,6 +26,7 @@ from resnet8ptq.tasks import (
     multilabel,
     regression,
     segmentation,
+    tokens,
     verification,
 )
 from resnet8ptq.tasks.scoring.outputs import LOGITS, Outputs, Targets
@@ -179,6 +180,25 @@ def read(primary: str, random: np.random.Generator) -> Population:
     return Population(task, Targets(texts), *outputs)
 
 
+def tagged(random: np.random.Generator) -> Population:
+    """Sentences of 4 to 15 words with few entities, of which some are hard; the model errs more."""
+    tags = ("O", "B-A", "I-A", "B-B", "I-B")
+    shares = (0.8, 0.06, 0.04, 0.06, 0.04)
+    labels = random.choice(5, (SIZE, 15), p=shares)
+    hard = random.beta(1, 12, (SIZE, 1))
+
+    def replaced(classes: NDArray[np.int64], share: NDArray[np.float64]) -> NDArray[np.int64]:
+        wrong = random.random(classes.shape) < share
+        return np.where(wrong, random.choice(5, classes.shape, p=shares), classes)
+
+    fp32 = replaced(labels, hard)
+    model = replaced(fp32, 0.2 * hard)
+    labels[np.arange(15) >= random.integers(4, 16, (SIZE, 1))] = -100
+    task = tokens.build("entity_f1", tokens.Decoder(tags, tags), RESAMPLES)
+    outputs = (Outputs((np.eye(5, dtype=np.float32)[each],)) for each in (fp32, model))
+    return Population(task, Targets(labels), *outputs)
+
+
 # A task, and the function that draws its population.
 TASKS: dict[str, Callable[[np.random.Generator], Population]] = {
     "segmentation": partial(segmented, shares=(0.2, 0.2, 0.2, 0.2, 0.2)),
@@ -191,6 +211,7 @@ TASKS: dict[str, Callable[[np.random.Generator], Population]] = {
     "classification, mean of 4 windows": partial(heard, "mean"),
     "classification, votes of 4 windows": partial(heard, "vote"),
     "regression, mean of 4 windows": valued,
+    "tokens": tagged,
     "ctc cer": partial(read, "cer"),
     "ctc wer": partial(read, "wer"),
 }

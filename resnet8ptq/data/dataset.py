@@ -114,6 +114,16 @@ class Split:
         return np.concatenate([np.zeros(0, np.int64), *parts])
 
     @property
+    def whole_length(self) -> int | None:
+        """The length of the longest network inputs; None without a mask."""
+        if self.fields is None or self.fields.mask is None:
+            return None
+        if self.lengths is not None:  # each batch is cut to its longest sample
+            return int(self.lengths.max(initial=0))
+        padding = max(field.padding for field in self.fields.inputs)
+        return int(self.stored.dtype[self.fields.mask].shape[0]) + padding
+
+    @property
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one network input; () for records."""
         return self.zeros.shape[1:]

@@ -106,7 +106,14 @@ def _join(batches: Sequence[Sequence[Array]]) -> tuple[Array, ...]:
 def targets_of(split: Split) -> Targets:
     """Return the targets of a split: labels, groups, inputs, pictures, lengths."""
     pictures = (lambda indices: split.stored[indices]) if split.has_pictures else None
-    return Targets(split.labels, split.groups, split.inputs, pictures, lengths=split.masked_lengths)
+    return Targets(
+        labels=split.labels,
+        groups=split.groups,
+        inputs=split.inputs,
+        pictures=pictures,
+        lengths=split.masked_lengths,
+        whole_length=split.whole_length,
+    )
 
 
 def with_logits(evaluation: Evaluation, copies: Sequence[Predictor], split: Split) -> Evaluation:

@@ -77,13 +77,12 @@ def check(
 
     advice = "does the preprocessing fit the network?"
     if _tells_apart(split.labels):
-        now = value(split.preprocessing)
         values = dict[str, float]()
         for setting, steps in usual(split, sized=preprocess.size is not None):
             values[setting] = value(steps)
         best = min(values, key=lambda setting: metric.cost(values[setting]), default="")
-        gain = metric.cost(now) - metric.cost(values[best]) if best else 0.0
-        if gain > BETTER:
+        now = value(split.preprocessing) if best else 0.0
+        if best and metric.cost(now) - metric.cost(values[best]) > BETTER:
             advice += (
                 f" {best} gets {metric.show(values[best])} on {len(split)} training samples, this "
                 f"run {metric.show(now)}"

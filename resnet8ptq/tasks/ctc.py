@@ -51,20 +51,27 @@ class Alphabet:
         output: the index of the output.
         axis: the axis of a batch's output [n, frames, classes] or [n, classes, frames] that has the
             classes.
+        blank: the class of the blank.
     """
 
     symbols: tuple[str, ...]
     output: int
     axis: int
+    blank: int = 0
 
     def __call__(self, outputs: Sequence[Array]) -> tuple[NDArray[np.int32]]:
-        """Return the class of each frame [n, frames]."""
-        return (outputs[self.output].argmax(axis=self.axis).astype(np.int32),)
+        """Return the class of each frame, counted from the blank [n, frames].
+
+        Shorter batches are padded with zeros, which are blanks.
+        """
+        classes = outputs[self.output].argmax(axis=self.axis)
+        return (((classes - self.blank) % len(self.symbols)).astype(np.int32),)
 
     def decode(self, classes: NDArray[np.int32]) -> str:
-        """Return the text of one line's classes [frames], without spaces around it."""
+        """Return the text of one line's frames [frames], see `__call__`, without spaces around."""
         starts = np.append(True, classes[1:] != classes[:-1]) if len(classes) else classes
-        return "".join(self.symbols[number] for number in classes[starts]).strip()
+        symbols = [*self.symbols[self.blank :], *self.symbols[: self.blank]]
+        return "".join(symbols[number] for number in classes[starts]).strip()
 
 
 @dataclass(frozen=True)
@@ -136,8 +143,8 @@ def _score(
     assert alphabet is not None  # finished runs are not scored
     [frames] = outputs.values
     ends = np.full(len(frames), frames.shape[1])
-    if targets.lengths is not None:
-        share = targets.lengths / max(int(targets.lengths.max()), 1)
+    if targets.lengths is not None and targets.whole_length:
+        share = targets.lengths / targets.whole_length
         ends = np.ceil(frames.shape[1] * share).astype(np.int64)
     texts = [alphabet.decode(line[:end]) for line, end in zip(frames, ends, strict=True)]
     labels = [label.strip() for label in np.asarray(targets.labels).tolist()]  # as jiwer does
@@ -234,7 +241,7 @@ def _fit(config: CtcConfig, outputs: Mapping[str, tuple[int | None, ...]]) -> Al
             if classes > len(symbols):
                 symbols.insert(blank, "")
             symbols[blank] = ""
-            return Alphabet(tuple(symbols), number, axis + 1)
+            return Alphabet(tuple(symbols), number, axis + 1, blank)
     raise ModelError(
         f"returns {describe(outputs)}; {config.alphabet} has {len(symbols)} symbols; expected one "
         f"output [frames, {len(symbols) + 1}], with the blank (or {len(symbols)}, if the file has "

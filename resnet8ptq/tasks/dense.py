@@ -6,6 +6,7 @@ ratio of less than 1.25 to the true depth: Eigen et al., "Depth map prediction f
 using a multi-scale deep network", 2014.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -51,10 +52,21 @@ class DenseScores(BootstrapScores):
     """The metric of each picture.
 
     Attributes:
-        targets: [n, height, width] or with channels, in the unit and order of the outputs.
+        targets: [n, height, width] or with channels, in the order of the outputs.
+        scale: one unit of the targets, in that of the outputs.
+        measure: returns the primary metric of a picture, from values and target.
     """
 
     targets: Array | None = None
+    scale: float = 1.0
+    measure: Callable[[Maps, Maps], float] | None = None
+
+    @property
+    def of_mean_target(self) -> Values:
+        """The metric of each picture [n] for a network that always predicts the mean target."""
+        assert self.targets is not None and self.measure is not None  # `_score` sets both
+        mean = self.targets.mean(axis=0, dtype=np.float64) * self.scale
+        return np.array([self.measure(mean, true * self.scale) for true in self.targets])
 
 
 def build(primary: str = "psnr", peak: float = 1.0, resamples: int = 9999) -> Task:
@@ -92,13 +104,10 @@ def _score(
     exact = np.asarray(targets.labels)
     scale = peak / 255 if exact.dtype == np.uint8 else 1.0
     exact = _arrange(exact, values.shape)
-    mean = exact.mean(axis=0, dtype=np.float64) * scale
-    found = {name: np.empty(len(values)) for name in (*pair, "of_mean")}
+    found = {name: np.empty(len(values)) for name in pair}
     for index, (said, true) in enumerate(zip(values, exact, strict=True)):
-        target = true * scale
         for name in pair:
-            found[name][index] = _measure(name, said.astype(np.float64), target, peak)
-        found["of_mean"][index] = _measure(primary, mean, target, peak)
+            found[name][index] = _measure(name, said.astype(np.float64), true * scale, peak)
     per_item = found[primary]
     return DenseScores(
         outputs,
@@ -106,8 +115,9 @@ def _score(
         resamples,
         per_item,
         {name: float(found[name].mean()) for name in pair if name != primary},
-        found["of_mean"],
         targets=exact,
+        scale=scale,
+        measure=partial(_measure, primary, peak=peak),
     )
 
 
@@ -165,8 +175,8 @@ def ssim(one: Maps, other: Maps) -> float:
 
 def _doubt(metric: Metric, baseline: DenseScores, expected: float | None) -> str | None:
     """Return a doubt if FP32 is not significantly better than the mean of the targets."""
-    values, of_mean = baseline.per_item, baseline.of_mean
-    assert values is not None and of_mean is not None  # `_score` sets both
+    values, of_mean = baseline.per_item, baseline.of_mean_target
+    assert values is not None  # `_score` sets it
     worse: Values = np.asarray([metric.cost(value) for value in values - of_mean])
     if not worse.any() or Margin.of_mean(worse).p_within <= SIGNIFICANCE:
         return None

@@ -249,6 +249,11 @@ def _make(config: VerificationConfig, setting: TaskContext) -> Task:
             f"task=verification: {setting.data} has {len(counts)} identities for {len(labels)} "
             "samples; expected two or more, with two or more samples of some"
         )
+    if config.k >= len(labels) - 1:
+        raise ConfigError(
+            f"task.k: got {config.k}, and {setting.data} has {len(labels)} samples; expected fewer "
+            "than the other samples"
+        )
     return build(config.primary, config.far, config.k, config.resamples)
 
 

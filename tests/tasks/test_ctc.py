@@ -56,9 +56,24 @@ def test_spaces_around_a_line_are_no_errors():
 def test_frames_behind_the_end_of_a_line_are_not_decoded():
     alphabet = ctc.Alphabet(("", "a", "b"), 0, 2)
     frames = np.array([[1, 0, 2, 0], [1, 0, 2, 2]], np.int32)
-    targets = Targets(np.array(["ab", "a"]), lengths=np.array([8, 4]))
+    targets = Targets(np.array(["ab", "a"]), lengths=np.array([8, 4]), whole_length=8)
     scores = ctc.build("cer", alphabet, 100).score(Outputs((frames,)), targets)
     assert scores.texts == ["ab", "a"]
+
+
+def test_padding_is_blank_whatever_its_class():
+    alphabet = ctc.Alphabet(("a", "b", ""), 0, 2, 2)
+    frames = alphabet([np.eye(3)[[[0, 2, 0, 1]]]])[0]
+    assert alphabet.decode(frames[0]) == "aab"
+    assert alphabet.decode(np.append(frames[0], [0, 0])) == "aab"  # as shorter batches are padded
+
+
+def test_a_line_ends_by_the_length_of_the_input_not_of_the_longest_line():
+    alphabet = ctc.Alphabet(("", "a", "b"), 0, 2)
+    frames = np.array([[1, 0, 2, 1], [1, 0, 2, 2]], np.int32)
+    targets = Targets(np.array(["a", "a"]), lengths=np.array([4, 4]), whole_length=8)
+    scores = ctc.build("cer", alphabet, 100).score(Outputs((frames,)), targets)
+    assert scores.texts == ["a", "a"]
 
 
 def make(labels, outputs, alphabet, **settings):
@@ -76,7 +91,7 @@ def test_the_alphabet_fits_the_outputs(tmp_path):
     task = make(LINES, {"out": (7, 4)}, path)
     assert task.scope.reduction == ctc.Alphabet(("", "a", "b", " "), 0, 2)
     task = make(LINES, {"other": (5,), "out": (4, 7)}, path, blank=-1)
-    assert task.scope.reduction == ctc.Alphabet(("a", "b", " ", ""), 1, 1)
+    assert task.scope.reduction == ctc.Alphabet(("a", "b", " ", ""), 1, 1, 3)
     task = make(LINES, {"out": (7, 3)}, path)  # with a line for the blank
     assert task.scope.reduction == ctc.Alphabet(("", "b", " "), 0, 2)
     vocabulary = tmp_path / "vocab.json"

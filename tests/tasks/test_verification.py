@@ -7,6 +7,7 @@ from scipy.optimize import brentq
 from sklearn.metrics import roc_curve
 from sklearn.neighbors import NearestNeighbors
 
+from resnet8ptq.config.schema import VerificationConfig
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError
 from resnet8ptq.tasks import verification
 from resnet8ptq.tasks.scoring.outputs import LOGITS, Outputs, Targets, TaskContext
@@ -95,3 +96,10 @@ def test_what_does_not_fit_is_refused():
         make(PEOPLE, out=(1,))
     with pytest.raises(ConfigError, match="has 3 identities for 3 samples"):
         make(np.arange(3), out=(6,))
+
+
+def test_more_neighbours_than_samples_name_the_key():
+    data = TaskContext("faces", np.repeat([0, 1], 3), (), True, (4,), {"out": (8,)}, LOGITS)
+    config = VerificationConfig(primary="recall", k=5)
+    with pytest.raises(ConfigError, match=r"task\.k: got 5, and faces has 6 samples"):
+        verification.VERIFICATION.make(config, data)

@@ -78,6 +78,7 @@ class Targets:
         pictures: returns the pictures with given indices [k, H, W, C], in the size of the network
             input and before arithmetic; None if samples are not pictures.
         lengths: the length of each sample by its mask [n]; None without a mask.
+        whole_length: the length of the inputs for the longest outputs; None without a mask.
     """
 
     labels: Array | None = None
@@ -85,6 +86,7 @@ class Targets:
     inputs: Callable[[slice], NDArray[np.float32]] | None = None
     pictures: Callable[[NDArray[np.int64]], NDArray[np.uint8]] | None = None
     lengths: NDArray[np.int64] | None = None
+    whole_length: int | None = None
 
 
 @dataclass(frozen=True)
