@@ -139,7 +139,7 @@ def _find_inputs(model: Any, data: Any, example: Any, settings: dict[str, Any]) 
     """Return the words that name data and network."""
     root = cache.folder(settings.get("cache_dir"))
     sample_words, few = find_samples(data, root)
-    return [*sample_words, *find_network(model, example, few, root)]
+    return [*sample_words, *find_network(model, example, samples=few, root=root)]
 
 
 def _run_sweep(words: Sequence[str], quiet: bool) -> "SweepSummary":

@@ -48,13 +48,13 @@ def _write_network(
     if hasattr(model, "SerializeToString"):
         content = model.SerializeToString()
         key = hashlib.sha256(content).hexdigest()
-        return _entry(root, key, "model.onnx", lambda path: path.write_bytes(content))
+        return _entry(root, key, name="model.onnx", write=lambda path: path.write_bytes(content))
     if is_of(model, "torch", "nn.Module"):
         return _write_module(model, example, samples, root)
     if is_of(model, "keras", "Model"):
         architecture = model.to_json().encode()
         key = _hash_arrays([architecture], model.get_weights())
-        return _entry(root, key, "model.keras", lambda path: model.save(path))
+        return _entry(root, key, name="model.keras", write=lambda path: model.save(path))
     raise ModelError(
         f"model: got a {type(model).__name__}, expected a path, an ONNX model, a torch.nn.Module "
         "or a Keras model"
@@ -77,11 +77,13 @@ def _write_module(
 
         torch.export.save(program, path)
 
-    return _entry(root, key, "model.pt2", save)
+    return _entry(root, key, name="model.pt2", write=save)
 
 
 def _entry(root: Path, key: str, name: str, write: Callable[[Path], object]) -> Path:
-    folder = cache.entry(root, KIND, {"content": key}, lambda made: _write_to(made / name, write))
+    folder = cache.entry(
+        root, kind=KIND, key={"content": key}, make=lambda made: _write_to(made / name, write)
+    )
     return folder / name
 
 

@@ -50,6 +50,8 @@ def find_samples(data: Any, root: Path) -> tuple[list[str], Arrays]:
         path = Path(data).expanduser().absolute()
         settings = find_settings(path)
         return [f"data={settings.pop('data')}", *to_words(settings)], {}
+
+    # Write the samples, then find their place by their hash
     with tempfile.TemporaryDirectory(dir=_made(root)) as scratch:
         folder = Path(scratch)
         sides = data if _is_split(data) else {"": data}
@@ -58,7 +60,11 @@ def find_samples(data: Any, root: Path) -> tuple[list[str], Arrays]:
             few = _write_samples(samples, folder, f"_{side}" if side else "")
         written = sorted(folder.iterdir())
         key = _hash_files(written)
-        target = cache.entry(root, KIND, {"content": key}, lambda made: _move(written, made))
+        target = cache.entry(
+            root, kind=KIND, key={"content": key}, make=lambda made: _move(written, made)
+        )
+
+    # The keys that name them
     inputs = [name for name in few if name != LABELS]
     files = {name: _file_of(name, inputs) for name in inputs}
     named: dict[str, Any] = {"data.root": target}
@@ -78,7 +84,7 @@ def _write_samples(data: Any, folder: Path, end: str) -> Arrays:
     writers: dict[str, _Writer] = {}
     few: Arrays = {}
     for batch in _batches(data):
-        if not few:
+        if not few:  # the first batch names the files
             few = {name: values[:2] for name, values in batch.items()}
             inputs = [name for name in batch if name != LABELS]
             for name in batch:
@@ -152,10 +158,11 @@ def _batches(data: Any) -> Iterator[Arrays]:
         ConfigError: data of another form.
     """
     if is_of(data, "torch", "utils.data.DataLoader"):
-        yield from (_named(batch) for batch in data)
+        yield from map(_named, data)
     elif is_of(data, "torch", "utils.data.Dataset"):
-        items = data if hasattr(data, "__iter__") else (data[i] for i in range(len(data)))
-        yield from (_with_batch_axis(_named(item)) for item in items)
+        items = data if hasattr(data, "__iter__") else map(data.__getitem__, range(len(data)))
+        for item in items:
+            yield _with_batch_axis(_named(item))
     elif hasattr(data, "as_numpy_iterator"):  # tf.data.Dataset
         batched = _is_batched(data.element_spec)
         for item in data.as_numpy_iterator():
@@ -177,8 +184,9 @@ def _named(item: Any) -> Arrays:
     arrays = {str(name): _to_array(values) for name, values in inputs.items()}
     if labels is not None:
         arrays[LABELS] = _to_array(labels)
-    counts = {len(values) for values in arrays.values() if values.ndim}
-    if len(counts) > 1 and all(values.ndim for values in arrays.values()):
+    is_batch = all(values.ndim for values in arrays.values())
+    counts = {len(values) for values in arrays.values()} if is_batch else set()
+    if len(counts) > 1:
         sizes = ", ".join(f"{name} {len(values)}" for name, values in arrays.items())
         raise DataError(f"data: got different numbers of samples ({sizes}), expected equal ones")
     return arrays

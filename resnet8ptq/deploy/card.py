@@ -75,8 +75,10 @@ def render(source: Source, model: Path, facts: Facts) -> str:
     keys = _SETTINGS + (_IN_BLOCKS if record.combination.method == "weight_only" else ())
     settings = dict(zip(keys, record.select(*keys), strict=True))
     settings["precision.plan"] = record.planned_bits
+    unset = (None, "", "null", "[]", "{}")
+    set_words = [f"{key}={value}" for key, value in settings.items() if value not in unset]
     text = templates.load("resnet8ptq.deploy", "README.md.j2").render(
-        header=_header(source, task, name, names),
+        header=_header(source, task, name, inputs=names),
         name=name,
         file=model.name,
         library=source.backend.runtime,
@@ -91,9 +93,7 @@ def render(source: Source, model: Path, facts: Facts) -> str:
         test=task.test,
         record=record,
         config=source.config,
-        settings=" ".join(
-            f"{k}={v}" for k, v in settings.items() if v not in (None, "", "null", "[]", "{}")
-        ),
+        settings=" ".join(set_words),
         sha256=files.sha256(model),
         names=names,
         first=f"inputs[{_quote(names[0])}]" if names else "",
@@ -116,9 +116,13 @@ def serve_command(uri: str, **variables: str) -> str:
 
 def request_command(vectors: Vectors) -> str:
     """Return the command that sends a request, with dots in place of the values."""
-    shapes = {name: vectors.inputs.dtype[name].shape for name in names_of(vectors.inputs.dtype)}
-    listed = [f"{_quote(name)}: [ ...{list(shape)}... ]" for name, shape in shapes.items()]
-    inputs = f"{{{', '.join(listed)}}}" if listed else f"[ ...{list(vectors.inputs.shape[1:])}... ]"
+    dtype = vectors.inputs.dtype
+    inputs = f"[ ...{list(vectors.inputs.shape[1:])}... ]"
+    if names_of(dtype):
+        listed = [
+            f"{_quote(name)}: [ ...{list(dtype[name].shape)}... ]" for name in names_of(dtype)
+        ]
+        inputs = "{" + ", ".join(listed) + "}"
     address = "http://127.0.0.1:5001/invocations"
     kind = "Content-Type: application/json"
     return invocation.shell("curl", address, "-H", kind, "-d", f'{{"inputs": {inputs}}}')
@@ -156,14 +160,14 @@ def _header(source: Source, task: Task, name: str, inputs: Sequence[str]) -> str
     kind = _KINDS.get(task.name, "other")
     if "input_ids" in inputs:
         kind = "text-classification" if task.name == "classification" else "other"
-    values = [
-        {"type": key, "name": title, "value": value}
-        for key, title, value in (
-            (metric.name, metric.title, record.value_of(metric)),
-            ("delta", f"{metric.title} minus FP32's", record.delta(metric)),
-        )
-        if value is not None
-    ]
+    values = []
+    value = record.value_of(metric)
+    if value is not None:
+        values.append({"type": metric.name, "name": metric.title, "value": value})
+    delta = record.delta(metric)
+    if delta is not None:
+        title = f"{metric.title} minus FP32's"
+        values.append({"type": "delta", "name": title, "value": delta})
     dataset = {"name": source.config.data.name, "type": source.config.data.name}
     results = [{"task": {"type": kind}, "dataset": dataset, "metrics": values}]
     known: dict[str, Any] = {
@@ -206,18 +210,26 @@ def _measured(task: Task, record: RunRecord) -> list[tuple[str, str, str]]:
         baseline = record.value_of(metric, BASELINE)
         if value is not None:
             shown = metric.show(value)
-            if metric is primary and (interval := record.interval("value")):
+            interval = record.interval("value") if metric is primary else None
+            if interval:
                 shown += f" ({' to '.join(map(metric.show, interval))})"
             rows.append((metric.title, shown, "" if baseline is None else metric.show(baseline)))
-    if (delta := record.delta(primary)) is not None:
+
+    # The difference from FP32
+    delta = record.delta(primary)
+    if delta is not None:
         ends = table.show_interval(primary, record)
-        shown = primary.say_change(delta) + (f" ({ends})" if ends else "")
+        shown = primary.say_change(delta)
+        if ends:
+            shown += f" ({ends})"
         rows.append(("difference from FP32 (95% interval)", shown, ""))
     here = record.metrics.get(f"target/here_{primary.name}")
     if here is not None:
         rows.append((f"{primary.title} on the machine of the run", primary.show(here), ""))
     if record.p_alone is not None:
         rows.append(("p of the difference", f"{record.p_alone:.3g}", ""))
+
+    # Its costs
     for title, value, baseline, unit in (
         ("size, kB", record.size_bytes, record.fp32_size_bytes, 1000),
         ("latency of one sample, ms", record.latency_ms, record.fp32_latency_ms, 1),

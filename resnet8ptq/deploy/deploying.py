@@ -82,17 +82,21 @@ def main(words: list[str]) -> None:
     limits = {"max_drop": asked.max_drop, "min_sqnr_db": asked.min_sqnr_db}
     with waiting("Reading the runs"):
         store = open_store(asked.tracking)
-        record, use = source.find(store, asked.run_id, asked.sweep, asked.use, limits)
+        record, use = source.find(store, asked.run_id, asked.sweep, use=asked.use, asked=limits)
     if asked.run_id is None and asked.sweep is None:
         of_sweep = f" of the newest sweep, {record.sweep_id}, for use={use}" if use else ""
         kind = "run" if use else "the newest run"
         say(stderr(), f"{kind} {record.run_id} ({record.name or 'without a name'}){of_sweep}")
+
+    # Write the folder whole, or not at all
     name = safe_name(record.name or "model") + f"-{safe_name(record.run_id[:8])}"
     folder = Path(asked.folder or Path("deployed", name)).expanduser().absolute()
     with tempfile.TemporaryDirectory() as scratch, _new_folder(folder) as temporary:
-        run = source.fetch(store, record, Path(scratch), use, asked.trust)
+        run = source.fetch(store, record, folder=Path(scratch), use=use, trust=asked.trust)
         _check_register(run, asked.register)
-        lines, takes = _write(store, run, asked, temporary)
+        lines, takes = _write(store, run, asked, folder=temporary)
+
+    # Say what is there, and how to try it
     console = stdout(None, 130)
     held = ", ".join(sorted(path.name for path in folder.iterdir()))
     for line in (*lines, f"Folder: {folder} ({held})"):
@@ -106,7 +110,7 @@ def _check(asked: Arguments) -> None:
     if asked.run_id is not None and asked.sweep is not None:
         raise ConfigError("sweep: has no effect with run_id=; expected one of the two")
     file_format = asked.target.format
-    require("target.format", file_format, file_format in (None, "ort"), "ort")
+    require("target.format", got=file_format, ok=file_format in (None, "ort"), expected="ort")
     if asked.target.onnxruntime is not None:
         older_runtime.check_version(asked.target.onnxruntime)
         if file_format is not None:
@@ -116,7 +120,7 @@ def _check(asked: Arguments) -> None:
             )
     name = asked.register
     is_name = name is None or re.fullmatch(r"[\w.-]+", name) is not None
-    require("register", name, is_name, "letters, digits, - . and _")
+    require("register", got=name, ok=is_name, expected="letters, digits, - . and _")
 
 
 def _check_register(run: Source, name: str | None) -> None:
@@ -167,6 +171,8 @@ def _write(
     model, change, faults = _convert(run, asked.target, folder)
     with waiting("Reading the run's samples"), silenced():  # the run has said its warnings
         scored = reproducing.open_samples(run, asked.cache_dir)
+
+    # Run the artifact again, and keep test vectors
     many = asked.verify and version is not None
     again = run.call(reproducing.run, run, scored, runtime, many)
     if isinstance(scored, str):
@@ -184,6 +190,8 @@ def _write(
     tested.save(folder / vectors.FILE)
     tensors = run.call(interface.read, model, tested, names)
     facts = card.Facts(tensors, tested, again.summary, microcontroller=figures, change=change)
+
+    # The example, and the packages that it needs
     others = ["pillow"] if example.reads_pictures(tested) else []
     if example.reads_texts(run):
         others.append("tokenizers")
@@ -192,9 +200,16 @@ def _write(
     if version is not None:
         needs = [*older_runtime.requirements(older_runtime.check_version(version)), *needs[2:]]
     (folder / example.REQUIREMENTS).write_text("".join(f"{line}\n" for line in needs))
-    code = example.render(run, tested, model.name, [tensor.name for tensor in tensors.outputs])
+    code = example.render(
+        run, vectors=tested, file=model.name, outputs=[tensor.name for tensor in tensors.outputs]
+    )
     (folder / example.FILE).write_text(code, encoding="utf-8")
-    lines = [*run.cautions, again.summary, *filter(None, [change]), *faults]
+
+    # What was asked for in addition; the card has its results
+    lines = [*run.cautions, again.summary]
+    if change:
+        lines.append(change)
+    lines += faults
     if asked.measure:
         lines.append(measured.write(run, scored, folder / measured.FOLDER))
     if asked.verify:
@@ -219,15 +234,18 @@ def _convert(run: Source, target: Target, folder: Path) -> tuple[Path, str, list
         ConfigError: the target needs an ONNX file, and the artifact is another.
         UnsupportedError: the target lacks an operator.
     """
-    asked = next((key for key, value in vars(target).items() if value is not None), None)
+    asked = [key for key, value in vars(target).items() if value is not None]
     path = folder / run.artifact.name
-    if asked is None:
-        return Path(shutil.copyfile(run.artifact, path)), "", []
+    if not asked:
+        shutil.copyfile(run.artifact, path)
+        return path, "", []
     library = run.backend.runtime
     if (path.suffix, library) != (".onnx", "onnxruntime"):
         raise ConfigError(
-            f"target.{asked}: got {path.name} of {library}, expected a file of ONNX Runtime"
+            f"target.{asked[0]}: got {path.name} of {library}, expected a file of ONNX Runtime"
         )
+
+    # ONNX Runtime's own format, or an older release
     if target.onnxruntime is None:
         path = path.with_suffix(".ort")
         run.call(older_runtime.to_ort, run.artifact, path)

@@ -45,12 +45,15 @@ def render(source: Source, vectors: Vectors, file: str, outputs: Sequence[str]) 
         mode = "L" if channels == 1 else "RGB"
         if preprocess.size is None:  # other pictures may have another size than the test data
             preprocess = replace(preprocess, size=[height, width])
+
+    # Texts: the length that the network takes
     texts = reads_texts(source)
     names = names_of(vectors.inputs.dtype)
     first = vectors.inputs.dtype[names[0]] if texts and names else None
     most = getattr(source.config.data, "max_tokens", None)
     if first is not None and first.shape != vectors.samples.dtype[names[0]].shape:
         most = first.shape[0]  # the network has a fixed length; samples are padded to it
+
     # The result is code, so every value is a number, a checked name, or a text through `repr`.
     runner = templates.load(source.backend.example, "runner.py.j2", extends="resnet8ptq.deploy")
     return runner.render(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from resnet8ptq.core.records import feed, names_of
 from resnet8ptq.core.text import printable
@@ -53,27 +54,36 @@ def read(path: Path, vectors: Vectors, names: Sequence[str]) -> Interface:
         from resnet8ptq.backends.tflite.predictor import open_interpreter
 
         interpreter = open_interpreter(path.read_bytes(), 1)
-        (taken,), details = interpreter.get_input_details(), interpreter.get_output_details()
-        pairs = zip(details, names, strict=True)
-        return Interface((_of_tflite(taken, taken["name"]),), tuple(_of_tflite(*p) for p in pairs))
-    shapes = [("n", *output.shape[1:]) for output in vectors.outputs]
-    floats = tuple(Tensor(*pair, "float32") for pair in zip(names, shapes, strict=True))
+        [taken] = interpreter.get_input_details()
+        given = zip(interpreter.get_output_details(), names, strict=True)
+        returned = [_of_tflite(detail, name) for detail, name in given]
+        return Interface((_of_tflite(taken, taken["name"]),), tuple(returned))
+
+    # Other files name neither, so the vectors give the shapes
     inputs = feed(vectors.inputs, names_of(vectors.inputs.dtype) or ["input"])
-    taken = (Tensor(n, ("n", *v.shape[1:]), v.dtype.name) for n, v in inputs.items())
-    return Interface(tuple(taken), floats)
+    arrays = zip(names, vectors.outputs, strict=True)
+    taken = [Tensor(name, _free(values), values.dtype.name) for name, values in inputs.items()]
+    returned = [Tensor(name, _free(values), "float32") for name, values in arrays]
+    return Interface(tuple(taken), tuple(returned))
+
+
+def _free(values: NDArray[Any]) -> tuple[int | str, ...]:
+    """Return a shape whose batch axis is free."""
+    return ("n", *values.shape[1:])
 
 
 def _of_onnx(tensor: Any) -> Tensor:
-    shape = tuple(
-        size if isinstance(size, int) else "n" if axis == 0 else printable(str(size))
-        for axis, size in enumerate(tensor.shape)
-    )
+    shape = [size if isinstance(size, int) else printable(str(size)) for size in tensor.shape]
+    if shape and not isinstance(shape[0], int):
+        shape[0] = "n"
     dtype = tensor.type.removeprefix("tensor(").removesuffix(")")
-    return Tensor(tensor.name, shape, "float32" if dtype == "float" else dtype)
+    return Tensor(tensor.name, tuple(shape), "float32" if dtype == "float" else dtype)
 
 
 def _of_tflite(detail: Any, name: str) -> Tensor:
     dtype = np.dtype(detail["dtype"]).name
+    shape = tuple(map(int, detail["shape"]))
+    if dtype == "float32":
+        return Tensor(name, shape, dtype)
     scale, zero_point = detail["quantization"]
-    integers = () if dtype == "float32" else (float(scale), int(zero_point))
-    return Tensor(name, tuple(map(int, detail["shape"])), dtype, *integers)
+    return Tensor(name, shape, dtype, scale=float(scale), zero_point=int(zero_point))

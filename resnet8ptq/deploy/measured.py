@@ -71,7 +71,7 @@ def main(words: list[str]) -> None:
     carried = Carried(Path(asked.result).expanduser())
     with waiting("Reading the run"):
         store = open_store(asked.tracking)
-        record, _ = source.find(store, carried.run_id, None, RECOMMENDED, {})
+        record, _ = source.find(store, carried.run_id, sweep=None, use=RECOMMENDED, asked={})
     with tempfile.TemporaryDirectory() as scratch:
         run = source.fetch(store, record, Path(scratch), trust=asked.trust)
         with waiting("Reading the run's samples"), silenced():
@@ -102,7 +102,12 @@ def write(run: Source, scored: Scored | str, folder: Path) -> str:
         raise ConfigError(f"measure: got true, but the run's samples are missing ({scored})")
     folder.mkdir()
     timeout_s = run.config.target.timeout_s
-    recorder = Recorder(folder, invocation.shell(sys.executable), run.record.run_id, timeout_s)
+    recorder = Recorder(
+        folder,
+        python=invocation.shell(sys.executable),
+        run_id=run.record.run_id,
+        timeout_s=timeout_s,
+    )
     with closing(recorder):
         _run(run, scored, replace(scored.evaluator, target=recorder))
     return f"To measure elsewhere, copy {FOLDER} there: python measure.py > result"

@@ -51,9 +51,12 @@ def write(
     content = path.read_bytes()
     model = flatbuffer.convert_bytearray_to_object(content)
     operators = list_operators(model)
+
+    # Run all inputs; the first one is the test vector
     runs = [run(content, inputs[n : n + 1]) for n in range(len(inputs))]
     raw = {"raw_inputs": np.concatenate([integers for integers, _ in runs])}
-    for number, parts in enumerate(zip(*(outputs for _, outputs in runs), strict=True)):
+    returned = [outputs for _, outputs in runs]
+    for number, parts in enumerate(zip(*returned, strict=True)):
         raw[f"raw_output_{number}"] = np.concatenate(parts)
     integers, outputs = runs[0]
     arrays = {f"kTestOutput{number}": _array(output) for number, output in enumerate(outputs)}
@@ -79,11 +82,10 @@ def list_operators(model: Any) -> list[str]:
     Raises:
         UnsupportedError: an operator is custom, so the resolver lacks it.
     """
-    names = {
-        flatbuffer.opcode_to_name(model, operator.opcodeIndex)
-        for graph in model.subgraphs
-        for operator in graph.operators
-    }
+    names = set()
+    for graph in model.subgraphs:
+        for operator in graph.operators:
+            names.add(flatbuffer.opcode_to_name(model, operator.opcodeIndex))
     if "CUSTOM" in names:
         raise UnsupportedError("the .tflite file has a custom operator: no resolver registers it")
     return sorted(f"Add{_SPELLED.get(name) or _spell(name)}" for name in names)
@@ -91,9 +93,11 @@ def list_operators(model: Any) -> list[str]:
 
 def _spell(name: str) -> str:
     """Turn CONV_2D into Conv2D, FULLY_CONNECTED into FullyConnected."""
-    return "".join(
-        part if re.fullmatch(r"\d+D", part) else part.capitalize() for part in name.split("_")
-    )
+    words = []
+    for part in name.split("_"):
+        is_rank = re.fullmatch(r"\d+D", part)
+        words.append(part if is_rank else part.capitalize())
+    return "".join(words)
 
 
 def least_arena(model: Any) -> int:
@@ -112,11 +116,14 @@ def least_arena(model: Any) -> int:
             last.setdefault(index, step)
         for index in map(int, operator.inputs):
             last[index] = max(step, last.get(index, 0))
-    sizes = {index: _size(graph.tensors[index]) for index in first}
-    return max(
-        sum(sizes[index] for index in first if first[index] <= step <= last.get(index, -1))
-        for step in range(len(graph.operators))
-    )
+
+    # The step with the most bytes
+    held = [0] * len(graph.operators)
+    for index in first:
+        size = _size(graph.tensors[index])
+        for step in range(first[index], min(last.get(index, -1) + 1, len(held))):
+            held[step] += size
+    return max(held)
 
 
 def _size(tensor: Any) -> int:
@@ -141,8 +148,10 @@ def _array(values: NDArray[Any]) -> tuple[str, int, str]:
     """Return an array's type in C, its length, and its numbers."""
     flat = values.reshape(-1)
     kind = _KINDS[values.dtype.name]
-    shown = (f"{value:.9g}" if kind == "float" else str(value) for value in flat.tolist())
-    return kind, flat.size, _numbers(shown)
+    numbers = flat.tolist()
+    if kind == "float":
+        numbers = [f"{value:.9g}" for value in numbers]
+    return kind, flat.size, _numbers(numbers)
 
 
 def _numbers(values: Iterable[object]) -> str:

@@ -84,7 +84,7 @@ def lower(proto: onnx.ModelProto, version: int) -> str:
         if entry.domain in ("", "ai.onnx") and entry.version > opset:
             for node in proto.graph.node:
                 if node.domain in ("", "ai.onnx"):
-                    _check_node(node, entry.version, opset, version)
+                    _check_node(node, opset=entry.version, lower_opset=opset, version=version)
             entry.version = opset
     proto.ir_version = min(proto.ir_version, ir_version)
     try:
@@ -110,8 +110,11 @@ def _check_node(node: onnx.NodeProto, opset: int, lower_opset: int, version: int
         ) from None
     if old.since_version == new.since_version:
         return
-    if any(lower_opset < changed <= opset for changed in _MEANS_OTHERWISE.get(node.op_type, ())):
+    changes = _MEANS_OTHERWISE.get(node.op_type, ())
+    if any(lower_opset < changed <= opset for changed in changes):
         raise UnsupportedError(f"{refused} means something else before opset {new.since_version}")
+
+    # Attributes that the older definition lacks must have their default
     added = [attribute for attribute in node.attribute if attribute.name not in old.attributes]
     unknown = [attribute.name for attribute in added if not _is_default(attribute, new)]
     if unknown or not old.min_input <= len(node.input) <= old.max_input:
@@ -128,8 +131,9 @@ def _drop_unused_opsets(proto: onnx.ModelProto) -> None:
     newer one, such as ai.onnx.ml 5, also without an operator of it.
     """
     used = {"", "ai.onnx", *(node.domain for node in find_all(proto, onnx.NodeProto))}
-    for entry in [entry for entry in proto.opset_import if entry.domain not in used]:
-        proto.opset_import.remove(entry)
+    for entry in list(proto.opset_import):
+        if entry.domain not in used:
+            proto.opset_import.remove(entry)
 
 
 def _check_blocks(graph: onnx.GraphProto, version: int) -> None:

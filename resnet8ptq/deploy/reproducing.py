@@ -57,10 +57,12 @@ def open_samples(source: Source, cache_dir: str | None) -> Scored | str:
         config = settings.config
         data, network = load(settings)
         check = partial(make_task, config.task, data, network)
-        samples = draw(config, data, preparation.tunes(config), check)
-        task = make_task(config.task, data, network, samples.reported)
+        samples = draw(config, data, tunes=preparation.tunes(config), check=check)
+        task = make_task(config.task, dataset=data, fp32=network, scored=samples.reported)
     except (ConfigError, DataError, ModelError) as error:
         return printable(str(error))
+
+    # The data may have changed since
     known = source.record.samples_digest
     digest = samples.reported.digest
     if known and digest != known:
@@ -105,11 +107,13 @@ def run(source: Source, scored: Scored | str, runtime: Runtime, many: bool) -> R
             inputs = np.asarray(arrays["inputs"])
         summary = f"not compared on the run's samples, which are missing ({scored})"
         return Rerun(summary, vectors.predict(inputs, inputs, predictor))
+
+    # All scored samples
     evaluator = scored.evaluator
     samples = scored.samples
     label = "Running the artifact"
     again = evaluator.compare(source.artifact, samples, label, logits=False)
-    summary = compare(source, evaluator.task, again.comparison, len(samples))
+    summary = compare(source, evaluator.task, again=again.comparison, samples=len(samples))
     more = vectors.of_split(samples, predictor, many=True) if many else None
     return Rerun(summary, vectors.of_split(samples, predictor), more)
 
@@ -125,7 +129,7 @@ def compare(source: Source, task: Task, again: Comparison, samples: int) -> str:
     logged = source.record.value_of(metric)
     files = task.files
     different = _count_different(
-        source.folder, files.arrays(again), files.documents(again), samples
+        source.folder, arrays=files.arrays(again), documents=files.documents(again), samples=samples
     )
     if different is None:
         same = logged is not None and abs(value - logged) <= ROUNDING
@@ -151,9 +155,12 @@ def _count_different(
     """Return the number of samples with different predictions; None if the run kept none."""
     name = "detections.json"
     if name in documents and (folder / name).exists():
-        texts = (documents[name], (folder / name).read_text("utf-8"))
-        ours, theirs = (_by_picture(json.loads(text)) for text in texts)
-        return sum(_differ(ours.get(key, []), theirs.get(key, [])) for key in {*ours, *theirs})
+        ours = _by_picture(json.loads(documents[name]))
+        theirs = _by_picture(json.loads((folder / name).read_text("utf-8")))
+        pictures = {*ours, *theirs}
+        return sum(_differ(ours.get(key, []), theirs.get(key, [])) for key in pictures)
+
+    # Arrays, of any other task
     if not (folder / "predictions.npz").exists():
         return None
     with np.load(folder / "predictions.npz", allow_pickle=False) as known:
@@ -187,10 +194,12 @@ def _by_picture(detections: list[dict[str, Any]]) -> dict[object, list[list[floa
 
 def _differ(ours: list[list[float]], theirs: list[list[float]]) -> bool:
     """Return whether the boxes of a picture differ; their order has no meaning."""
+    if len(ours) != len(theirs):
+        return True
     left = np.asarray(theirs)
-    for box in ours if len(ours) == len(theirs) else ():
+    for box in ours:
         same = np.isclose(left, box, rtol=1e-4, atol=1e-3).all(axis=1)
         if not same.any():
             return True
         left = np.delete(left, same.argmax(), axis=0)
-    return len(ours) != len(theirs)
+    return False

@@ -77,11 +77,11 @@ def _scales_bias_otherwise(node: onnx.NodeProto, links: Links) -> bool:
     """Whether the bias of an integer convolution has another scale than input times weights."""
     if node.op_type != "Conv" or not any(node.input[2:3]):
         return False
-    scales = [_read_scale(name, links) for name in node.input]
-    if any(scale is None for scale in scales):
+    data, weights, bias = (_read_scale(name, links) for name in node.input)
+    if data is None or weights is None or bias is None:
         return False
-    data, weights, bias = (np.asarray(scale, np.float64) for scale in scales)
-    return bool((np.abs(bias / (data * weights) - 1) > _NEAR).any())
+    products = data.astype(np.float64) * weights
+    return bool((np.abs(bias / products - 1) > _NEAR).any())
 
 
 def _read_scale(name: str, links: Links) -> np.ndarray | None:
@@ -155,7 +155,9 @@ def write_zero_points(graph: onnx.GraphProto) -> None:
     The meaning stays: without a zero point it is 0.
     """
     links = Links(graph)
-    for node in [node for node in graph.node if _lacks_zero_point(node, links)]:
+    for node in graph.node:
+        if not _lacks_zero_point(node, links):
+            continue
         zeros = np.zeros(tuple(links.constants[node.input[1]].dims), np.int8)
         name = f"{node.output[0]}/zero_point"
         graph.initializer.append(numpy_helper.from_array(zeros, name))

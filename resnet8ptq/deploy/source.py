@@ -15,7 +15,8 @@ from resnet8ptq.core.errors import ConfigError, QuantizationError, TrackingError
 from resnet8ptq.core.registry import look_up
 from resnet8ptq.core.text import one_line, printable
 from resnet8ptq.experiment.outputs import TOKENIZER
-from resnet8ptq.report.recommend import RECOMMENDED, find_use
+from resnet8ptq.report.comparison import Cell
+from resnet8ptq.report.recommend import RECOMMENDED, Recommendation, find_use
 from resnet8ptq.report.verdicts import PASS
 from resnet8ptq.results import lookup
 from resnet8ptq.results.lookup import Asked
@@ -98,16 +99,23 @@ def find(
                 "without use=, or sweep=ID"
             )
         return _assess(runs.run, runs, asked), ""
+
+    # The recommendation of a sweep
     assert runs.parent is not None
     parent = runs.parent
-    selections = runs.select(asked)
-    recommended = [r for selected in selections for r in selected.recommendations]
-    lost = [c for selected in selections for c in selected.family.cells if c.lost]
+    recommended: list[Recommendation] = []
+    lost: list[Cell] = []
+    for selected in runs.select(asked):
+        recommended += selected.recommendations
+        lost += [cell for cell in selected.family.cells if cell.lost]
     if lost and not recommended:
         raise TrackingError(f"sweep {parent.run_id}: {printable(lost[0].record.reason)}")
-    doubt = next(filter(None, (record.doubt for record in runs.records)), "")
-    nothing = f"nothing: {f'void: {printable(doubt)}' if doubt else 'no run passes'}"
-    return find_use(use, recommended, parent.run_id, nothing)[0], use
+    nothing = "nothing: no run passes"
+    doubts = [record.doubt for record in runs.records if record.doubt]
+    if doubts:
+        nothing = f"nothing: void: {printable(doubts[0])}"
+    record, _ = find_use(use, recommended, parent.run_id, nothing=nothing)
+    return record, use
 
 
 def _assess(run: RunRecord, runs: lookup.Runs, asked: Asked) -> RunRecord:
@@ -117,12 +125,13 @@ def _assess(run: RunRecord, runs: lookup.Runs, asked: Asked) -> RunRecord:
     except TrackingError as error:  # another run has damaged texts
         return run.changed(verdict_text=f"not judged ({one_line(error)})")
     for selected in selections:
-        recommended = [r.choice for r in selected.recommendations if r.choice]
+        recommended = [model.choice for model in selected.recommendations if model.choice]
         for cell in (*recommended, *selected.family.cells):
-            if cell.record.run_id == run.run_id and cell.lost:
+            if cell.record.run_id != run.run_id:
+                continue
+            if cell.lost:
                 return run.changed(verdict_text=f"not judged ({cell.record.reason})")
-            if cell.record.run_id == run.run_id:
-                return cell.record
+            return cell.record
     return run
 
 
@@ -155,22 +164,29 @@ def fetch(
             f"run_id: run {record.run_id} has judged a file that another program has made; "
             "expected a run that quantized a network"
         )
+
+    # Copy its files
     names = history.list_artifacts(store, record)
-    models = sorted(name for name in names if name in {f"model{end}" for end in backend.suffixes})
+    possible = {f"model{suffix}" for suffix in backend.suffixes}
+    models = sorted(possible.intersection(names))
     if len(models) != 1 or CONFIG_FILE not in names:
         raise TrackingError(
             f"run {record.run_id}: has no artifact to deploy; expected a run that quantized a "
             "network"
         )
-    for name in (models[0], CONFIG_FILE, *(name for name in _COPIED if name in names)):
+    others = [name for name in _COPIED if name in names]
+    for name in (models[0], CONFIG_FILE, *others):
         with history.artifact(store, record, name) as path:
             shutil.copyfile(path, folder / name)
     artifact = folder / models[0]
-    if (digest := files.sha256(artifact)) != record.artifact_sha256:
+    digest = files.sha256(artifact)
+    if digest != record.artifact_sha256:
         raise TrackingError(
             f"run {record.run_id}: {models[0]} is not the file that was measured (its SHA-256 is "
             f"{digest}, the run has logged {record.artifact_sha256})"
         )
+
+    # What of it may run or be read here
     trusted = trust or origin.made_here(record, [artifact, folder / CONFIG_FILE])
     if artifact.suffix in RUN_CODE and not trusted:
         raise ConfigError(
@@ -185,9 +201,9 @@ def fetch(
             f"logged {backend.name}"
         )
     if trusted:
-        return Source(record, config, artifact, use, trusted)
+        return Source(record, config, artifact, use=use, trusted=trusted)
     unread = _forbid_data(record, config)
-    return Source(record, without_paths(config), artifact, use, unread=unread)
+    return Source(record, config=without_paths(config), artifact=artifact, use=use, unread=unread)
 
 
 def _forbid_data(record: RunRecord, config: RunConfig) -> str:
@@ -196,7 +212,8 @@ def _forbid_data(record: RunRecord, config: RunConfig) -> str:
     Its config may name private files of this user, and the folder to write is for others. Data that
     need no path are public, or named by this user's environment.
     """
-    if paths := find_paths(config):
+    paths = find_paths(config)
+    if paths:
         named = ", ".join(f"{key}={printable(path)}" for key, path in paths.items())
         return f"another user's run names {named}; trust=true reads them"
     if not record.samples_digest:

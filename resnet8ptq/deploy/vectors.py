@@ -53,7 +53,9 @@ def of_split(split: Split, predictor: Predictor, many: bool = False) -> Vectors:
     count = max(COUNT, min(MANY, MANY_BYTES // split.sample_bytes)) if many else COUNT
     samples = np.asarray(split.spaced(count).stored)
     inputs = split.prepare(samples)
-    return predict(samples, inputs, predictor, split.preprocessing, split.layout)
+    return predict(
+        samples, inputs, predictor, preprocessing=split.preprocessing, layout=split.layout
+    )
 
 
 def predict(
@@ -65,9 +67,8 @@ def predict(
 ) -> Vectors:
     """Run the model on inputs [n, ...], one sample at a time; see `Vectors`."""
     runs = [predictor.predict(inputs[n : n + 1]) for n in range(len(inputs))]
-    # The interpreter of TFLite may return its own memory.
-    outputs = tuple(
-        np.concatenate([np.array(part) for part in parts]) for parts in zip(*runs, strict=True)
-    )
+    outputs = tuple(np.concatenate(parts) for parts in zip(*runs, strict=True))
     tolerances = tuple(TOLERANCE * float(np.abs(output).max(initial=0)) for output in outputs)
-    return Vectors(samples, inputs, outputs, tolerances, preprocessing, layout)
+    return Vectors(
+        samples, inputs, outputs, tolerances=tolerances, preprocessing=preprocessing, layout=layout
+    )

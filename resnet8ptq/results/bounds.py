@@ -87,9 +87,16 @@ def _edge(holds: Callable[[float], bool], bounded: bool) -> float | None:
         low = high
         high = 2 * high
     while not bounded and low > -FARTHEST and holds(low):
-        low, high = 2 * low, low
-    ends = low, high
+        high = low
+        low = 2 * low
+
+    # Halve the interval between never and always
+    lowest = low
+    highest = high
     for _ in range(STEPS):
         middle = (low + high) / 2
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return None if low == ends[0] or high == ends[1] else high
+        if holds(middle):
+            high = middle
+        else:
+            low = middle
+    return None if low == lowest or high == highest else high

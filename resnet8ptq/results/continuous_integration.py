@@ -69,6 +69,8 @@ def find(asked: Arguments) -> Answer:
     named = [key for key, value in sources.items() if value is not None]
     if len(named) > 1:
         raise ConfigError(f"{named[1]}: has no effect with {named[0]}=; expected one of the two")
+
+    # The runs, from the store or from a folder
     limits = {key: getattr(asked, key) for key in LIMITS}
     if asked.folder is None:
         source = lookup.find(open_store(asked.tracking), asked.run_id, asked.sweep)
@@ -80,7 +82,8 @@ def find(asked: Arguments) -> Answer:
         raise ConfigError("use: has no effect with a run; expected sweep= or a sweep's folder")
     else:
         answer = assess_run(source.assess_run(limits))
-    if not named and (newest := source.run or source.parent):
+    newest = source.run or source.parent
+    if newest and not named:
         history.say_newest(newest)
     return answer
 
@@ -111,9 +114,10 @@ def assess_sweep(sweep: SweepSummary, use: str = RECOMMENDED) -> Answer:
     is_known = use == RECOMMENDED or (use in _WITHIN and "smallest" not in uses)
     if use in uses or (uses and not is_known):
         run, because = find_use(use, sweep.choices, sweep.run_id)
-        return Answer(run.verdict or UNDECIDED, run, sweep, use, because)
+        return Answer(run.verdict or UNDECIDED, run, sweep, use=use, because=because)
+
     because = sweep.why_none or "No model is within the limit on the selection samples."
-    return Answer(_overall(sweep), None, sweep, use, because)
+    return Answer(_overall(sweep), run=None, sweep=sweep, use=use, because=because)
 
 
 def _overall(sweep: SweepSummary) -> str:

@@ -256,8 +256,10 @@ def _without_titles(part: Any) -> Any:
         return [_without_titles(item) for item in part]
     if not isinstance(part, dict):
         return part
-    titled = isinstance(part.get("title"), str)
-    return {k: _without_titles(v) for k, v in part.items() if not (titled and k == "title")}
+    kept = dict(part)
+    if isinstance(part.get("title"), str):  # of a field, and not a field of this name
+        del kept["title"]
+    return {key: _without_titles(value) for key, value in kept.items()}
 
 
 def _sweep(sweep: SweepSummary | None) -> dict[str, Any] | None:
@@ -275,7 +277,8 @@ def _sweep(sweep: SweepSummary | None) -> dict[str, Any] | None:
 def _as_good(sweep: SweepSummary) -> dict[str, Any] | None:
     """Return the runs as good as the best; None without a best run, or with several."""
     best = [choice for choice in sweep.choices if choice.use == "best"]
-    if len(best) != 1 or (run := best[0].run) is None or run.limit is None:
+    run = best[0].run if len(best) == 1 else None
+    if run is None or run.limit is None:
         return None
     return {
         "best": run.run_id,
@@ -291,8 +294,8 @@ def to_markdown(answer: Answer) -> str:
     lines = [f"**Quantization: {answer.verdict}.** {describe(answer, _escape)}", ""]
     if run is not None:
         lines += [_row(["", "FP32", _escape(run.label)]), "|---|---:|---:|"]
-        lines += [_row(cells) for cells in _rows(run) if any(cells[1:])]
-        lines.append("")
+        measured = [cells for cells in _rows(run) if any(cells[1:])]
+        lines += [*map(_row, measured), ""]
         if run.deploy_command:
             lines += [f"    {run.deploy_command}", ""]
     return templates.tidy("\n".join(lines))
@@ -321,13 +324,14 @@ def _say_loss(metric: Metric, run: RunRecord) -> str:
     """Return the loss with its bounds: in points, in the metric's unit, or in percent of FP32's."""
     say = metric.say_change if metric.bounded else metric.show_loss
     assert run.loss is not None
-    ends = [
-        f"{word} {say(bound)}"
-        for word, bound in (("at least", run.loss_lower_bound), ("at most", run.loss_upper_bound))
-        if bound is not None
-    ]
-    bounds = f" ({', '.join(ends)}, one-sided 95% bounds)" if ends else ""
-    return f"{say(run.loss)}{bounds}"
+    bounds = []
+    if run.loss_lower_bound is not None:
+        bounds.append(f"at least {say(run.loss_lower_bound)}")
+    if run.loss_upper_bound is not None:
+        bounds.append(f"at most {say(run.loss_upper_bound)}")
+    if not bounds:
+        return say(run.loss)
+    return f"{say(run.loss)} ({', '.join(bounds)}, one-sided 95% bounds)"
 
 
 def _rows(run: RunRecord) -> list[list[str]]:
@@ -345,7 +349,8 @@ def _show(show: Callable[[float], str], *values: float | None) -> list[str]:
 
 
 def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    joined = " | ".join(cells)
+    return f"| {joined} |"
 
 
 def _escape(text: str) -> str:

@@ -49,7 +49,8 @@ class Runs:
 
     def select(self, asked: Asked) -> list[ModelSelection]:
         """Assess the runs as in the report, by the requested limits or else the sweep's."""
-        if unknown := asked.keys() - {*facts.LIMITS}:
+        unknown = asked.keys() - {*facts.LIMITS}
+        if unknown:
             raise ConfigError(no_such_name("limits", min(unknown), facts.LIMITS))
         limits = facts.limits_of(self.records, asked)
         if self.parent is not None:
@@ -101,7 +102,7 @@ def load_sweep(
         ConfigError: the sweep does not exist.
         TrackingError: the store does not answer, or its texts are damaged.
     """
-    source = _find(SWEEP, run_id, folder, tags, tracking or TrackingConfig())
+    source = _find(SWEEP, run_id, folder, tags=tags, tracking=tracking or TrackingConfig())
     return source.assess_sweep(limits or {})
 
 
@@ -120,7 +121,7 @@ def load_run(
 
     Without arguments: the newest run.
     """
-    source = _find(RUN, run_id, folder, tags, tracking or TrackingConfig())
+    source = _find(RUN, run_id, folder, tags=tags, tracking=tracking or TrackingConfig())
     return source.assess_run(limits or {})
 
 
@@ -135,13 +136,17 @@ def find(store: Store, run_id: str | None, sweep: str | None) -> Runs:
     if sweep is not None:
         return _load_sweep(store, history.load_named(store, SWEEP, sweep))
     newest = history.require_newest(store)
-    return (_load_sweep if newest.kind == SWEEP else _load_run)(store, newest)
+    if newest.kind == SWEEP:
+        return _load_sweep(store, newest)
+    return _load_run(store, newest)
 
 
 def read(folder: Path, tracking: TrackingConfig) -> Runs:
     """Return the run or the sweep of a folder; raise ConfigError for another folder."""
     folder = folder.resolve()
-    return (_read_sweep if _is_sweep(folder) else _read_run)(folder, tracking)
+    if _is_sweep(folder):
+        return _read_sweep(folder, tracking)
+    return _read_run(folder, tracking)
 
 
 def _find(
@@ -152,15 +157,20 @@ def _find(
     tracking: TrackingConfig,
 ) -> Runs:
     """Return the sweep or the run, whose `kind` is the setting that names it."""
-    if sum(value is not None for value in (run_id, folder, tags)) > 1:
+    named = [value for value in (run_id, folder, tags) if value is not None]
+    if len(named) > 1:
         raise ConfigError("run_id: got more than one of run_id, folder and tags, expected one")
-    load, from_folder = (_load_sweep, _read_sweep) if kind == SWEEP else (_load_run, _read_run)
     if folder is not None:
-        return from_folder(Path(folder).resolve(), tracking)
+        path = Path(folder).resolve()
+        return _read_sweep(path, tracking) if kind == SWEEP else _read_run(path, tracking)
+
+    # From the store, by its id or the newest
     store = open_store(tracking)
     if run_id is None:
-        return load(store, _find_newest(store, kind, tags or {}))
-    return load(store, history.load_named(store, kind, run_id))
+        record = _find_newest(store, kind, tags or {})
+    else:
+        record = history.load_named(store, kind, run_id)
+    return _load_sweep(store, record) if kind == SWEEP else _load_run(store, record)
 
 
 def _find_newest(store: Store, kind: str, tags: Mapping[str, str]) -> RunRecord:
@@ -168,15 +178,22 @@ def _find_newest(store: Store, kind: str, tags: Mapping[str, str]) -> RunRecord:
         newest = history.find_parent(store, _filter({"kind": SWEEP, **tags}))
     else:
         runs = history.find_runs(store, _filter(tags))
-        newest = next((r for r in runs if r.kind != SWEEP and not r.is_analysis), None)
-    if newest is None:
+        models = [run for run in runs if run.kind != SWEEP and not run.is_analysis]
+        newest = models[0] if models else None
+    if newest is not None:
+        return history.complete(store, newest)
+
+    named = kind.removesuffix("_id")
+    other = ""
+    if tags:
         shown = ", ".join(f"{key}={value}" for key, value in tags.items())
-        named = kind.removesuffix("_id") + (f" with {shown}" if tags else "")
-        raise ConfigError(
-            f"{kind}: experiment {store.experiment_name!r} has no {named}; try run_id=ID, "
-            f"folder=PATH or experiment=NAME{_name_other(store, kind) if not tags else ''}"
-        )
-    return history.complete(store, newest)
+        named += f" with {shown}"
+    else:
+        other = _name_other(store, kind)
+    raise ConfigError(
+        f"{kind}: experiment {store.experiment_name!r} has no {named}; try run_id=ID, "
+        f"folder=PATH or experiment=NAME{other}"
+    )
 
 
 def _name_other(store: Store, kind: str) -> str:
@@ -206,7 +223,7 @@ def _load_run(store: Store, record: RunRecord) -> Runs:
 
 
 def _alone(store: Store, record: RunRecord) -> Runs:
-    return Runs(store, None, [] if record.is_analysis else [record], record)
+    return Runs(store, parent=None, records=[] if record.is_analysis else [record], run=record)
 
 
 def _read_sweep(folder: Path, tracking: TrackingConfig, run: RunRecord | None = None) -> Runs:
@@ -217,10 +234,11 @@ def _read_sweep(folder: Path, tracking: TrackingConfig, run: RunRecord | None = 
     if Sweep.load(folder).resume:
         store = open_store(tracking)
         return _load_sweep(store, _find_logged(store, kept, folder), run)
-    records = [_of_folder(r) for r in sync.load_records(folder) if not r.is_analysis]
+    compared = [record for record in sync.load_records(folder) if not record.is_analysis]
+    records = list(map(_of_folder, compared))
     if not records:
         raise ConfigError(f"folder: got {folder}, expected the folder of a sweep with runs")
-    return Runs(_NO_STORE, RunRecord.of_journal(kept, folder), records, run)
+    return Runs(_NO_STORE, parent=RunRecord.of_journal(kept, folder), records=records, run=run)
 
 
 def _read_run(folder: Path, tracking: TrackingConfig) -> Runs:
@@ -280,10 +298,10 @@ def _find_file(store: Store, record: RunRecord, name: re.Pattern[str]) -> str | 
     """Return the path of a run's file in its folder, or else its path or address in the store."""
     own = origin.own_folder(record)
     if own is not None:
-        names = sorted(path.name for path in own.glob("*") if name.fullmatch(path.name))
+        names = list(filter(name.fullmatch, sorted(path.name for path in own.glob("*"))))
         if names:
             return printable(str(own / names[0]))
-    names = [listed for listed in history.list_artifacts(store, record) if name.fullmatch(listed)]
+    names = list(filter(name.fullmatch, history.list_artifacts(store, record)))
     if not names:
         return None
     folder = history.locate(store, record)

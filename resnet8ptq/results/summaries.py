@@ -95,10 +95,15 @@ def summarize_sweep(
         selections: one for each set of scored samples.
         artifacts: path or address of each run's quantized file, by the run's id.
     """
-    whole = [_complete(selected, artifacts) for selected in selections]
-    runs = [run for selected in whole for run in selected.family.records]
-    choices = [choice for selected in whole for choice in _choose(selected)]
-    reasons = [line for s in selections if not s.recommendations for line in _why_none(s)]
+    runs: list[RunRecord] = []
+    choices: list[Recommendation] = []
+    reasons: list[str] = []
+    for selected in selections:
+        whole = _complete(selected, artifacts)
+        runs += whole.family.records
+        choices += _choose(whole)
+        if not selected.recommendations:
+            reasons += _why_none(selected)
     return SweepSummary(
         run_id=parent.run_id,
         name=parent.name,
@@ -132,7 +137,8 @@ def _why_none(selected: ModelSelection) -> list[str]:
     if selected.family.measured:
         return why_none(selected)
     counts = Counter(cell.record.status for cell in selected.family.cells)
-    return [f"No quantized run was measured ({', '.join(f'{n} {s}' for s, n in counts.items())})."]
+    listed = ", ".join(f"{count} {status}" for status, count in counts.items())
+    return [f"No quantized run was measured ({listed})."]
 
 
 def assess_runs(selected: ModelSelection, artifacts: Mapping[str, str | None]) -> list[RunRecord]:
@@ -145,8 +151,8 @@ def _complete(selected: ModelSelection, artifacts: Mapping[str, str | None]) -> 
     cells = []
     for cell in family.cells:
         record = cell.record
-        found = {"artifact": artifacts.get(record.run_id), "reproduce_command": _reproduce(record)}
-        cells.append(replace(cell, record=record.model_copy(update=found)))
+        more = {"artifact": artifacts.get(record.run_id), "reproduce_command": _reproduce(record)}
+        cells.append(replace(cell, record=record.model_copy(update=more)))
     return replace(selected, family=replace(family, cells=tuple(cells)))
 
 

@@ -268,7 +268,7 @@ def test_artifact_that_is_not_the_measured_one_is_refused(runs, tmp_path, monkey
 
 
 def test_deploy_that_fails_leaves_nothing(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr(example, "render", lambda *_: "raise SystemExit('it does not work')")
+    monkeypatch.setattr(example, "render", lambda *_, **__: "raise SystemExit('it does not work')")
     monkeypatch.setattr(example, "verify", lambda folder, _: example.run(sys.executable, folder))
     words = (f"run_id={run_id(runs, 'onnx')}", f"folder={tmp_path / 'out'}")
     done = call_beside(runs.folder, "deploy", *words)
