@@ -82,7 +82,8 @@ class Activations:
         chosen = {name: ranges[name] for name in names if name in ranges}
         for name, ends in chosen.items():
             if not np.isfinite(ends).all():
-                why = "".join(f"; {one.describe(self.calibration)}" for one in self.outliers())
+                outliers = [outlier.describe(self.calibration) for outlier in self.outliers()]
+                why = "".join(f"; {outlier}" for outlier in outliers)
                 raise QuantizationError(
                     f"an activation of the calibration samples is NaN or infinite: {name}; "
                     f"expected finite values around quantized nodes; try nodes_to_exclude{why}"
@@ -91,6 +92,10 @@ class Activations:
 
     def find_around(self, skipped: Collection[str]) -> dict[str, Range]:
         """Return the ranges of the input and of each float tensor around nodes not in `skipped`.
+
+        For a backend that rounds the activations itself: the names are those of the ONNX graph, the
+        ranges (low, high) by the run's calibration method. The first call runs the network; later
+        ones, of any backend with these samples, read the cache.
 
         Raises:
             QuantizationError: see `find_ranges`.
@@ -106,13 +111,16 @@ class Activations:
         """
         if self.preset or not find_method(self.calib.name).choose:
             return []
-        ranges = self._load_ranges().items()
-        unbounded = {name for name, ends in ranges if not np.isfinite(ends).all()}
-        return [
-            node.name
-            for node in (onnx.load(self.onnx_path).graph.node if unbounded else ())
-            if node.op_type not in LAYERS and not unbounded.isdisjoint((*node.input, *node.output))
-        ]
+        ranges = self._load_ranges()
+        unbounded = {name for name, ends in ranges.items() if not np.isfinite(ends).all()}
+        if not unbounded:
+            return []
+        names = []
+        for node in onnx.load(self.onnx_path).graph.node:
+            is_bounded = unbounded.isdisjoint((*node.input, *node.output))
+            if node.op_type not in LAYERS and not is_bounded:
+                names.append(node.name)
+        return names
 
     def find_beyond(self, largest: float) -> dict[str, float]:
         """Return the layers around whose inputs and outputs a value is larger, with the value.
@@ -124,7 +132,7 @@ class Activations:
         beyond = {}
         for node in weight_layers(onnx.load(self.onnx_path).graph).values():
             around = [peaks[name] for name in (*node.input, *node.output) if name in peaks]
-            peak = max((p if np.isfinite(p) else np.inf for p in around), default=0.0)
+            peak = max(around, default=0.0) if np.isfinite(around).all() else np.inf
             if peak > largest:
                 beyond[node.name] = peak
         return beyond
@@ -142,11 +150,11 @@ class Activations:
         calib = self.calib
 
         def make(folder: Path) -> None:
-            stats = self._load_statistics()
-            ranges = {
-                name: find_range(stat, calib) if stat.is_finite else (stat.low, stat.high)
-                for name, stat in stats.items()
-            }
+            ranges = {}
+            for name, stat in self._load_statistics().items():
+                ranges[name] = (stat.low, stat.high)
+                if stat.is_finite:
+                    ranges[name] = find_range(stat, calib)
             (folder / "ranges.json").write_text(json.dumps(ranges))
 
         method = json.dumps(describe_method(calib), sort_keys=True)
@@ -159,15 +167,15 @@ class Activations:
     def _load_statistics(self) -> Stats:
         """Return the statistics of every float tensor, from the cache if possible."""
         kind, key = self._kind
-        with np.load(self._entry(kind, key, self._write_statistics) / _STATISTICS) as kept:
-            stats = {
-                str(name): TensorStats.of_batches(batches)
-                for name, batches in zip(kept["names"], kept["batches"], strict=True)
-            }
-            counted = zip(stats.values(), kept["counts"], kept["zeros"], strict=True)
-            for stat, counts, zeros in counted:
-                stat.counts = counts
-                stat.zeros = int(zeros)
+        folder = self._entry(kind, key, self._write_statistics)
+        stats = {}
+        with np.load(folder / _STATISTICS) as kept:
+            columns = [kept[name] for name in ("names", "batches", "counts", "zeros")]
+        for name, batches, counts, zeros in zip(*columns, strict=True):
+            stat = TensorStats.of_batches(batches)
+            stat.counts = counts
+            stat.zeros = int(zeros)
+            stats[str(name)] = stat
         return stats
 
     @property
@@ -183,13 +191,21 @@ class Activations:
         proto = onnx.load(self.onnx_path)
         num_bins = self.calib.num_bins
         names = [*float_inputs(proto.graph), *float_tensors(proto)]
+
+        # Observe all but the copies of others
         every = find_copies(proto.graph)
-        copies = {name: every[name] for name in names if name in every and every[name][0] in names}
+        copies = {}
+        for name in names:
+            if name in every and every[name][0] in names:
+                copies[name] = every[name]
         observers = self._observe(proto, [name for name in names if name not in copies])
         for name, (source, low, high) in copies.items():
             observers[name] = observers[source].clipped(low, high)
-        if coarse := [name for name in copies if observers[name].is_coarse(num_bins)]:
+        coarse = [name for name in copies if observers[name].is_coarse(num_bins)]
+        if coarse:
             observers |= self._observe(proto, coarse)
+
+        # Write the statistics, and the samples that stand out
         stats = {name: observers[name].stats(num_bins) for name in names}
         masked = stretched_by_masks(proto.graph)
         compared = {name: observers[name] for name in names if name not in masked}
@@ -227,6 +243,8 @@ class Activations:
         masked = stretched_by_masks(proto.graph)  # by minus infinity, which has no range
         alone = at_once == 1 or self.calibration.at_once == 1
         batched = () if alone else self._find_batched(runs[0], parts[0])
+
+        # Batch by batch, the tensors of a batch in parallel
         with ThreadPoolExecutor(self.runtime.threads) as pool:  # numpy releases the GIL
             for samples, first in run_pass(self.calibration, self.calib, at_once):
                 for name, values in feed(samples, inputs).items():
@@ -248,9 +266,13 @@ class Activations:
     def _find_batched(self, run: Runner, names: Sequence[str]) -> set[str]:
         """Return the tensors whose first axis is the samples', by runs of 1 and of 2 samples."""
         some = np.arange(min(2, len(self.calibration)))
-        alone, both = (run(self.calibration.inputs(some[:count])) for count in (1, 2))
-        sizes = zip(names, alone, both, strict=True)
-        return {n for n, a, b in sizes if (a.shape[:1], b.shape[:1]) == ((1,), (len(some),))}
+        alone = run(self.calibration.inputs(some[:1]))
+        both = run(self.calibration.inputs(some))
+        batched = set()
+        for name, one, two in zip(names, alone, both, strict=True):
+            if one.shape[:1] == (1,) and two.shape[:1] == (len(some),):
+                batched.add(name)
+        return batched
 
     def _open(
         self, proto: onnx.ModelProto, parts: Sequence[Sequence[str]]
@@ -269,7 +291,7 @@ class Activations:
         return [open_runner(graph, threads, arena=False) for graph in graphs], 1
 
     def _entry(self, kind: str, more: cache.Key, make: Callable[[Path], None]) -> Path:
-        return cache.entry(self.runtime.cache_root, kind, self._key(more), make)
+        return cache.entry(self.runtime.cache_root, kind, key=self._key(more), make=make)
 
     def _key(self, more: cache.Key) -> cache.Key:
         return {

@@ -77,12 +77,15 @@ class CocoReader(CalibrationDataReader):  # type: ignore[misc]
         ):
             if value < least:
                 raise ValueError(f"{name}: got {value}, expected an integer >= {least}")
+
+        # The pictures, of the annotations or of the folder
         folder = Path(images)
         chosen = slice(start_index, start_index + size_limit if size_limit else None)
         self.annotations: Annotations | None = None
         self.records: NDArray[Any] | None = None
         if annotations is not None:
-            self.annotations = coco = read_annotations(Path(annotations))
+            coco = read_annotations(Path(annotations))
+            self.annotations = coco
             ids = list(coco.images)[chosen]
             self.paths = [folder / coco.images[image_id][0] for image_id in ids]
             self.records = pack([annotate(coco, image_id, preprocess) for image_id in ids])
@@ -90,6 +93,7 @@ class CocoReader(CalibrationDataReader):  # type: ignore[misc]
             self.paths = find_pictures(folder)[chosen]
         if not self.paths:
             raise DataError(f"{folder}: has no pictures from index {start_index} on")
+
         self.input_name = input_name
         self.preprocess = preprocess
         self.stride = max(stride, batch_size) // batch_size * batch_size
@@ -138,5 +142,7 @@ class CocoReader(CalibrationDataReader):  # type: ignore[misc]
             except Exception as error:  # Pillow's own, a dozen
                 raise DataError(f"{path}: cannot be read ({error})") from error
         stored = np.stack(decoded)
-        values = make_preprocessing(self.preprocess, stored.shape[1:], 0.0, 1.0).apply(stored)
+        values = make_preprocessing(
+            self.preprocess, shape=stored.shape[1:], offset=0.0, step=1.0
+        ).apply(stored)
         return np.ascontiguousarray(arrange(values, (2, 0, 1) if self.channels_first else None))

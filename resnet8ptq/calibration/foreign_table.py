@@ -95,7 +95,9 @@ def _entries(parsed: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     if isinstance(encodings, dict):  # AIMET 0.6
         yield from encodings.items()
         return
-    yield from ((name, entry) for name, entry in parsed.items() if isinstance(entry, list))
+    for name, entry in parsed.items():  # ONNX Runtime's
+        if isinstance(entry, list):
+            yield name, entry
 
 
 def _is_by_channel(entry: Any) -> bool:
@@ -135,6 +137,8 @@ def _from_levels(entry: Mapping[str, Any]) -> Range | None:
         if offset is None or bits not in (4, 8, 16):
             return None
         return scale * offset, scale * (offset + 2**bits - 1)
+
+    # AIMET 2.0 and ONNX
     dtype = str(entry.get("output_dtype", entry.get("quant_type", "uint8"))).lower()
     dtype = {"quint8": "uint8", "qint8": "int8", "quint16": "uint16", "qint16": "int16"}.get(
         dtype, dtype

@@ -124,15 +124,15 @@ def mse(stats: TensorStats, config: CalibConfig) -> Range:
     counts = counts[start:stop]
     ends = np.array([min(stats.low, 0.0), max(stats.high, 0.0)])
 
+    # A grid of fractions of both ends, refined around the best
     best = np.ones(2)
     least = _squared_error(edges, counts, *ends)
     for spacing, reach in ((1 / 16, 16), (1 / 64, 4), (1 / 256, 4), (1 / 1024, 4)):
         offsets = spacing * np.arange(-reach, reach + 1)
-        lows, highs = (
-            np.unique(np.clip(fraction + offsets, 1 / 1024, 1)) if end else [1.0]
-            for fraction, end in zip(best, ends, strict=True)
-        )
-        for fractions in itertools.product(lows, highs):
+        tried = [[1.0], [1.0]]  # of an end at zero
+        for side in np.flatnonzero(ends):
+            tried[side] = np.unique(np.clip(best[side] + offsets, 1 / 1024, 1)).tolist()
+        for fractions in itertools.product(*tried):
             error = _squared_error(edges, counts, *(fractions * ends))
             if error < least:
                 best = np.array(fractions)
@@ -159,7 +159,8 @@ def _squared_error(
 
 def _within(stats: TensorStats, low: float, high: float) -> Range:
     """Limit both ends to the observed range: a bin's edge may lie outside it."""
-    low, high = (min(max(float(end), stats.low), stats.high) for end in (low, high))
+    low = min(max(float(low), stats.low), stats.high)
+    high = min(max(float(high), stats.low), stats.high)
     return low, max(low, high)
 
 
@@ -237,7 +238,10 @@ def run_pass(
     size = min(config.batch_size, calibration.at_once or config.batch_size)
     step = min(size, at_once or calibration.limit(size))
     every = np.arange(len(calibration))
-    parts = [every[part] for part in calibration.parts(size, padded=False)]
-    steps = [(part[i : i + step], i == 0) for part in parts for i in range(0, len(part), step)]
+    steps = []
+    for part in calibration.parts(size, padded=False):
+        indices = every[part]
+        for start in range(0, len(indices), step):
+            steps.append((indices[start : start + step], start == 0))
     for chosen, first in track(steps, "Calibrating"):
         yield calibration.inputs(chosen), first

@@ -78,12 +78,15 @@ class TensorObserver:
         """Return an observer of the same values, limited to [low, high]."""
         if (low, high) == (-math.inf, math.inf) or not self.finite:
             return self
-        ends = np.clip([low, high], -HALF * self.width, (HALF - 1) * self.width)
-        first, last = (math.floor(end / self.width) + HALF for end in ends)
+        least, most = np.clip([low, high], -HALF * self.width, (HALF - 1) * self.width)
+        first = math.floor(least / self.width) + HALF
+        last = math.floor(most / self.width) + HALF
         counts = self.counts.copy()
-        if self.counting:
-            counts[first], counts[:first] = counts[: first + 1].sum(), 0
-            counts[last], counts[last + 1 :] = counts[last:].sum(), 0
+        if self.counting:  # values beyond the ends lie in the outermost bins
+            counts[first] = counts[: first + 1].sum()
+            counts[:first] = 0
+            counts[last] = counts[last:].sum()
+            counts[last + 1 :] = 0
         batches = [tuple(np.clip(ends, low, high).tolist()) for ends in self.batches]
         return replace(self, batches=batches, counts=counts)
 
@@ -111,7 +114,8 @@ class TensorObserver:
             fine = self.width * np.arange(-HALF, HALF + 1)
             below = np.concatenate([[0], np.cumsum(self.counts)])
             cumulated = np.rint(np.interp(edges, fine, below)).astype(np.int64)
-            cumulated[0], cumulated[-1] = 0, below[-1]
+            cumulated[0] = 0
+            cumulated[-1] = below[-1]
             stats.counts = np.diff(cumulated)
             stats.zeros = int(self.counts[HALF])
         return stats
@@ -120,7 +124,8 @@ class TensorObserver:
         if not self.counts.size:
             self.counts = np.zeros(2 * HALF, np.int64)
         exponent = max(_LEAST, math.frexp(magnitude)[1]) if magnitude else _LEAST
-        if (grown := exponent - self.exponent) > 0:
+        grown = exponent - self.exponent
+        if grown > 0:
             bins = (np.arange(-HALF, HALF) >> min(grown, 16)) + HALF
             self.counts = np.bincount(bins, self.counts, 2 * HALF).astype(np.int64)
             self.exponent = exponent

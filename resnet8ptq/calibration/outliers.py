@@ -50,7 +50,9 @@ class Outliers:
         """Return which of the calibration samples stand out, in which tensor, and by how much."""
         named = [samples.name_of(index) for index in self.samples[:LISTED]]
         more = len(self.samples) - len(named)
-        listed = ", ".join(named) + (f" and {more} more" if more else "")
+        listed = ", ".join(named)
+        if more:
+            listed += f" and {more} more"
         if math.isinf(self.ratio):
             return f"{self.tensor} is NaN or infinite in {listed}, unlike in the other samples"
         return (
@@ -70,7 +72,8 @@ class Outliers:
         """Return the mend as text: without them, or with a range that leaves them out."""
         clip = self.clip(calib)
         which = "this sample" if len(self.samples) == 1 else "these samples"
-        return f"remove {which} if damaged" + (f", or try {clip}" if clip else "")
+        other = f", or try {clip}" if clip else ""
+        return f"remove {which} if damaged{other}"
 
     def warn(self, samples: Split, calib: CalibConfig) -> None:
         """Warn about these samples, once a process."""
@@ -90,6 +93,8 @@ def find_outliers(tensor: str, peaks: Peaks) -> Outliers | None:
     most = min(max(1, int(MOST * filled)), filled - 1)
     if filled < LEAST:
         return None
+
+    # The last gap between neighbours
     with np.errstate(invalid="ignore", over="ignore"):  # between infinite ones
         ratios = descending[:most] / descending[1 : most + 1]
     gaps = np.flatnonzero(ratios >= RATIO)
@@ -97,7 +102,7 @@ def find_outliers(tensor: str, peaks: Peaks) -> Outliers | None:
         return None
     count = int(gaps[-1]) + 1
     samples = tuple(order[:count].tolist())
-    return Outliers(tensor, samples, float(ratios[count - 1]), len(peaks))
+    return Outliers(tensor, samples, ratio=float(ratios[count - 1]), total=len(peaks))
 
 
 def find_in_inputs(samples: Split, names: list[str]) -> Iterator[Outliers]:

@@ -99,6 +99,8 @@ def load(path: str | Path, provenance: Provenance | None) -> dict[str, Range]:
     content = _read(table, f"a {TABLE_FILE} of an earlier run, or its folder")
     if provenance is None:
         return foreign_table.read(_decode(content, table), table)
+
+    # A table of ours must be whole, and of the same origin
     beside = table.with_name(PROVENANCE_FILE)
     takes = f"a table with the {PROVENANCE_FILE} of its run; calib.trust=true takes any ranges"
     made_from = _decode(_read(beside, takes), beside)
@@ -108,7 +110,8 @@ def load(path: str | Path, provenance: Provenance | None) -> dict[str, Range]:
     expected = hashes.get(TABLE_FILE) if isinstance(hashes, dict) else None
     if hashlib.sha256(content).hexdigest() != expected:
         raise ConfigError(f"calib.table: {table} was edited or damaged: not what its run wrote")
-    if differing := [key for key in provenance if made_from.get(key) != provenance[key]]:
+    differing = [key for key in provenance if made_from.get(key) != provenance[key]]
+    if differing:
         theirs = ", ".join(_describe(key, made_from.get(key)) for key in differing)
         ours = ", ".join(_describe(key, provenance[key]) for key in differing)
         raise ConfigError(
@@ -125,7 +128,8 @@ def _describe(key: str, value: object) -> str:
     """Return `model 0123456789ab`, or `method percentile (num_bins=2048, percentile=99.9)`."""
     if isinstance(value, dict):
         name = value.get("name", "?")
-        rest = ", ".join(f"{key}={value[key]}" for key in sorted(value) if key != "name")
+        others = sorted(value.keys() - {"name"})
+        rest = ", ".join(f"{other}={value[other]}" for other in others)
         return f"{key} {name} ({rest})" if rest else f"{key} {name}"
     return f"{key} {value[:12]}" if isinstance(value, str) else f"{key} unknown"
 

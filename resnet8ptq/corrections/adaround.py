@@ -67,8 +67,10 @@ class Problem:
     ) -> torch.Tensor:
         """Return the mean squared error of the outputs; weights [output channels, ...]."""
         outputs = self._outputs(weights, rows)
+        if self.relu:
+            outputs = outputs.relu()
         targets = self.targets[rows].transpose(0, 1)
-        return (outputs.relu() if self.relu else outputs).sub(targets).square().mean()
+        return outputs.sub(targets).square().mean()
 
     def quadratic(self, weights: torch.Tensor) -> Quadratic:
         """Return the error as a quadratic function of the weights.
@@ -76,9 +78,11 @@ class Problem:
         Args:
             weights: the FP32 weights [output channels, ...] of a layer without ReLU.
         """
-        inputs, targets = (part.transpose(0, 1) for part in (self.inputs, self.targets))
+        inputs = self.inputs.transpose(0, 1)
+        targets = self.targets.transpose(0, 1)
         excess = self._outputs(weights) - targets
-        products, slope = (part.mT @ inputs / targets.numel() for part in (inputs, excess))
+        products = inputs.mT @ inputs / targets.numel()
+        slope = excess.mT @ inputs / targets.numel()
         return Quadratic(weights.reshape(slope.shape), products, slope)
 
     def _outputs(
@@ -112,9 +116,10 @@ def round_weights(
     result = copy.deepcopy(proto)
     simulated = copy.deepcopy(proto)
     every = replace(setting.selection, nodes_to_exclude=())
-    twins, kept = (layers.find(simulated.graph, chosen) for chosen in (every, setting.selection))
+    twins = layers.find(simulated.graph, every)
+    kept = layers.find(simulated.graph, setting.selection)
     exact = setting.walk(proto)
-    walks = exact, exact.beside(simulated)
+    walks = (exact, exact.beside(simulated))
     graph = proto.SerializeToString(deterministic=True)
     before = hashlib.sha256(graph + bytes([correct_biases])).hexdigest()
     for index, (name, node) in enumerate(layers.find(result.graph, every).items()):
@@ -126,14 +131,20 @@ def round_weights(
             _learn_layer, proto, walks, node, setting, scheme, iterations, random, label
         )
         made_of: cache.Key = {
-            **{"layer": name, "scheme": repr(scheme), "before": before},
-            **{"iterations": iterations, "seed": seed, "index": index},
+            "layer": name,
+            "scheme": repr(scheme),
+            "before": before,
+            "iterations": iterations,
+            "seed": seed,
+            "index": index,
         }
         try:
             levels = _keep(setting, made_of, learn)
         except TimeUpError:
             setting.runtime.deadline.cut(f"learned rounding: {index} of {len(twins)} layers")
             return result
+
+        # Later layers see this one rounded
         before = hashlib.sha256(before.encode() + name.encode() + levels.tobytes()).hexdigest()
         rounded = on_levels(weights, levels, scheme)
         if name in kept:
@@ -163,9 +174,17 @@ def _learn_layer(
 ) -> NDArray[np.int64]:
     deadline = setting.runtime.deadline
     deadline.check()
-    problem = _pose(proto, walks, node, setting, random, label)
+    problem = _pose(proto, walks, node, setting=setting, random=random, label=label)
     weights = read_weights(proto.graph, node)
-    return learn_levels(problem, weights, scheme, iterations, random, label, deadline)
+    return learn_levels(
+        problem,
+        weights,
+        scheme,
+        iterations=iterations,
+        random=random,
+        label=label,
+        deadline=deadline,
+    )
 
 
 def _keep(
@@ -191,7 +210,7 @@ def _keep(
     def make(folder: Path) -> None:
         np.save(folder / "values.npy", find())
 
-    folder = cache.entry(runtime.cache_root, "learned_layers", key, make)
+    folder = cache.entry(runtime.cache_root, kind="learned_layers", key=key, make=make)
     values: NDArray[Number] = np.load(folder / "values.npy")
     return values
 
@@ -216,14 +235,20 @@ def learn_apart(
         random = np.random.default_rng([seed, index])
         weights = read_weights(proto.graph, node)
         label = _label(name, index, len(nodes))
-        problem = _pose(proto, walks, node, setting, random, label)
+        problem = _pose(proto, walks, node, setting=setting, random=random, label=label)
         for bits in widths:
             scheme = Plan(setting.weights.default, {name: bits}).scheme(name)
             narrow = f"{label}: {bits} bits"
             deadline = setting.runtime.deadline
             try:
                 levels = learn_levels(
-                    problem, weights, scheme, iterations, random, narrow, deadline
+                    problem,
+                    weights,
+                    scheme,
+                    iterations=iterations,
+                    random=random,
+                    label=narrow,
+                    deadline=deadline,
                 )
             except TimeUpError:
                 deadline.cut(f"learned rounding, to rank: {index} of {len(nodes)} layers")
@@ -251,6 +276,8 @@ def _pose(
     largest = max(weights[0].nbytes * groups, weights.nbytes // width)  # a row's inputs or outputs
     most = min(SAMPLES, memory.fitting(largest, memory.step()))
     per_image = -(-most // len(setting.samples))  # positions
+
+    # Draw the same rows from both networks
     drawn: list[Array] = []  # rows of both networks [n, groups, width], large: filled in place
     done = 0
     label = f"{label}: inputs"
@@ -262,20 +289,24 @@ def _pose(
         keys = random.random((len(samples), count_positions(samples, node, weights)))
         positions = keys.argsort(axis=1)[:, :per_image]  # drawn without replacement
         if not drawn:
-            shape = len(setting.samples) * positions.shape[1], groups, width
+            shape = (len(setting.samples) * positions.shape[1], groups, width)
             drawn = [np.empty(shape, np.float32) for _ in walks]
         for rows, [inputs] in zip(drawn, tensors, strict=True):
             windows = sample_windows(inputs, node, weights, positions)
             rows[done : done + positions.size] = windows
         done += positions.size
+
+    # The targets: FP32's outputs, after a following ReLU
     bias = torch.from_numpy(read_bias(fp32.graph, node).reshape(groups, 1, -1))
     reader = Links(fp32.graph).only_reader(node.output[0])
     relu = reader is not None and reader.op_type == "Relu"
     exact, rounded = map(torch.from_numpy, drawn)
     matrices = torch.from_numpy(weights)
     targets = torch.baddbmm(bias, exact.transpose(0, 1), _matrix(matrices, groups))
-    targets = (targets.relu() if relu else targets).transpose(0, 1).contiguous()
-    problem = Problem(rounded, targets, bias, relu)
+    if relu:
+        targets = targets.relu()
+    targets = targets.transpose(0, 1).contiguous()
+    problem = Problem(rounded, targets, bias, relu=relu)
     return problem.to(find_device(setting.runtime.device))
 
 
@@ -333,12 +364,21 @@ def find_choices(weights: Array, scheme: WeightScheme) -> Choices:
     nearest = grid.quantize(weights)
     floor = np.floor(weights / grid.scale)
     edge = 0 if scheme.clips else 1  # see `find_kept`
-    inner = grid.lowest + edge - grid.zero_point, grid.highest - edge - grid.zero_point
-    low = np.where(kept, nearest - grid.zero_point, np.clip(floor, *inner))
-    high = np.where(kept, low, np.clip(floor + 1, *inner))
+    lowest = grid.lowest + edge - grid.zero_point
+    highest = grid.highest - edge - grid.zero_point
+    low = np.where(kept, nearest - grid.zero_point, np.clip(floor, lowest, highest))
+    high = np.where(kept, low, np.clip(floor + 1, lowest, highest))
     fraction = np.clip(weights / grid.scale - floor, 0, 1)
-    arrays = (grid.scale, low, high - low, fraction)
-    return Choices(*(torch.from_numpy(array.astype(np.float32)) for array in arrays))
+    return Choices(
+        scale=_to_torch(grid.scale),
+        floor=_to_torch(low),
+        step=_to_torch(high - low),
+        fraction=_to_torch(fraction),
+    )
+
+
+def _to_torch(array: NDArray[Any]) -> torch.Tensor:
+    return torch.from_numpy(array.astype(np.float32))
 
 
 def rectify(value: torch.Tensor) -> torch.Tensor:
@@ -379,9 +419,11 @@ def learn_levels(
     nearest = grid.quantize(weights)
     groups, inputs = problem.inputs.shape[1:]
     if groups > 1 and inputs <= FEW and not problem.relu:
-        up = _descend(problem, torch.from_numpy(weights).to(device), choices, random)
+        up = _descend(
+            problem, weights=torch.from_numpy(weights).to(device), choices=choices, random=random
+        )
     else:
-        up = _learn(problem, choices, iterations, random, label, deadline)
+        up = _learn(problem, choices, iterations, random=random, label=label, deadline=deadline)
     levels = choices.levels(up) + grid.zero_point
     learned = problem.error(torch.from_numpy(grid.dequantize(levels)).to(device))
     rounded = problem.error(torch.from_numpy(grid.dequantize(nearest)).to(device))
@@ -497,6 +539,8 @@ def _windows(inputs: Array, node: onnx.NodeProto, weights: Array) -> tuple[Array
         return rows.transpose(0, 2, 1), (rows.shape[1],)
     kernel = weights.shape[2:]
     rank = len(kernel)
+
+    # Windows of the padded input, at the layer's strides
     strides = tuple(attribute(node, "strides", [1] * rank))
     dilations = tuple(attribute(node, "dilations", [1] * rank))
     extent = tuple((k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True))

@@ -41,13 +41,17 @@ def correct_biases(
     rounded = copy.deepcopy(proto)
     nodes = layers.find(proto.graph, setting.selection)
     simulated = layers.find(rounded.graph, setting.selection)
+
+    # The means of FP32
     walk = setting.walk(fp32)
     links = Links(proto.graph)
-    outputs = [biased_output(links, node) for node in nodes.values()]
-    axes = dict(zip(outputs, map(_channel_axis, nodes.values()), strict=True))
+    axes = {biased_output(links, node): _channel_axis(node) for node in nodes.values()}
+    outputs = list(axes)
     targets: dict[str, NDArray[np.float64]] = {}
     for part in walk.parts(outputs):
         targets |= _means(walk, {name: axes[name] for name in part}, "Bias correction: FP32")
+
+    # Layer by layer, behind those that are corrected
     walk = walk.beside(rounded)
     for number, (output, (name, node)) in enumerate(zip(outputs, nodes.items(), strict=True), 1):
         twin = simulated[name]
@@ -58,8 +62,8 @@ def correct_biases(
         label = f"Bias correction {number} of {len(nodes)}: {name}"
         walk.to(twin, label)
         error = _means(walk, {output: axes[output]}, label)[output] - targets[output]
-        for graph, layer in ((proto.graph, node), (rounded.graph, twin)):
-            shift_bias(graph, layer, error)
+        shift_bias(proto.graph, node, error)
+        shift_bias(rounded.graph, twin, error)
     return proto
 
 
@@ -76,9 +80,9 @@ def find_error(
     Args:
         walks: through the FP32 and the rounded network.
     """
-    axes = {biased_output(graph, node): _channel_axis(node)}
-    ((exact,), (rounded,)) = (_means(walk, axes, label).values() for walk in walks)
-    return rounded - exact
+    output = biased_output(graph, node)
+    exact, rounded = (_means(walk, {output: _channel_axis(node)}, label) for walk in walks)
+    return rounded[output] - exact[output]
 
 
 def shift_bias(graph: onnx.GraphProto, node: onnx.NodeProto, error: NDArray[np.float64]) -> None:
@@ -88,7 +92,7 @@ def shift_bias(graph: onnx.GraphProto, node: onnx.NodeProto, error: NDArray[np.f
         assert added is not None
         layer, index = added
         bias = read(graph, layer.input[index]) - error
-        write_input(graph, layer, index, bias)
+        write_input(graph, node=layer, index=index, values=bias)
     else:
         write_bias(graph, node, read_bias(graph, node) - error)
 

@@ -101,9 +101,10 @@ def _read_pair(graph: Linked, first: onnx.NodeProto, second: onnx.NodeProto) -> 
 
 def _find_ranges(weights1: Array, grouped: Array) -> tuple[Array, Array]:
     """Return the largest weights [channels]: of the first layer's outputs, the second's inputs."""
-    others = tuple(axis for axis in range(grouped.ndim) if axis not in (0, 2))
+    others = (1, *range(3, grouped.ndim))  # all but the groups and the channels
     before = np.abs(weights1).reshape(len(weights1), -1).max(axis=1)
-    return before, np.abs(grouped).max(axis=others).reshape(-1)
+    after = np.abs(grouped).max(axis=others).reshape(-1)
+    return before, after
 
 
 def _find_factors(before: Array, after: Array) -> Array:

@@ -88,6 +88,8 @@ def errors(
     links = Links(rounded.graph)
     for name, node in nodes.items():
         round_weights(links, node, setting.weights.scheme(name))
+
+    # Both networks beside each other, batch by batch
     names = [biased_output(links, node) for node in nodes.values()]
     error = dict.fromkeys(names, 0.0)
     power = dict.fromkeys(names, 0.0)

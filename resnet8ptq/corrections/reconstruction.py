@@ -109,8 +109,11 @@ def reconstruct(
     cut = onnx.load(path)
     links = Links(proto.graph)
     end_at_logits(cut)
-    exact, simulated = (to_torch_module(cut) for _ in range(2))
+    exact = to_torch_module(cut)
+    simulated = to_torch_module(cut)
     device = find_device(setting.runtime.device)
+
+    # Simulate rounded weights and activations
     roundings = {}
     for name, node in layers.find(proto.graph, setting.selection).items():
         weights = read_weights(links, node)
@@ -119,14 +122,24 @@ def reconstruct(
         layer = find_layer(simulated, node)
         parametrize.register_parametrization(layer, "weight", roundings[name])
     skipped = find_float_nodes(proto.graph, setting.selection)
-    activations = Activations(path, setting.samples, setting.calib, setting.runtime)
+    activations = Activations(
+        path, calibration=setting.samples, calib=setting.calib, runtime=setting.runtime
+    )
     ranges = activations.find_around(skipped)
-    grids = (setting.activations, setting.float_output)
-    quantizers = quantize_activations(simulated, cut.graph, skipped, ranges, *grids)
+    quantizers = quantize_activations(
+        simulated,
+        cut.graph,
+        skipped,
+        ranges=ranges,
+        scheme=setting.activations,
+        float_output=setting.float_output,
+    )
     for module in (simulated, exact, *quantizers.values()):
         module.requires_grad_(False)
         module.to(device)
     simulated.eval()
+
+    # Learn block by block
     samples = torch.from_numpy(_samples(cut, setting)).to(device)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -135,12 +148,14 @@ def reconstruct(
             exact,
             simulated,
             roundings,
-            input_quantizer,
-            samples,
-            iterations,
-            seed,
-            setting.runtime.deadline,
+            input_quantizer=input_quantizer,
+            samples=samples,
+            iterations=iterations,
+            seed=seed,
+            deadline=setting.runtime.deadline,
         )
+
+    # Weights that nearest rounding maps to what was learned
     for name, node in layers.find(proto.graph, setting.selection).items():
         weights = read_weights(links, node)
         scheme = setting.weights.scheme(name)
@@ -163,14 +178,21 @@ def _learn(
     """Learn the rounding and the ranges of `simulated` block by block, to reproduce `exact`."""
     first = next(node.name for node in exact.graph.nodes if node.op == "placeholder")
     originals: Values = {first: samples}
-    inputs: Values = {first: input_quantizer(samples).detach() if input_quantizer else samples}
+    inputs: Values = {first: samples}
+    if input_quantizer:
+        inputs[first] = input_quantizer(samples).detach()
     blocks = _measure(exact, _blocks(simulated, roundings), {first: samples[:1]})
     for index, block in enumerate(blocks):
         targets = _run(exact, block, originals)
         if block.roundings:
             label = f"Reconstruction {index + 1} of {len(blocks)}: {', '.join(block.roundings)}"
-            problem = _Problem(simulated, block, inputs, originals, targets)
-            problem.learn(iterations, np.random.default_rng([seed, index]), label, deadline)
+            problem = _Problem(simulated, block, inputs, exact=originals, targets=targets)
+            problem.learn(
+                iterations,
+                random=np.random.default_rng([seed, index]),
+                label=label,
+                deadline=deadline,
+            )
         if deadline.is_over:
             deadline.cut(f"learned blocks: about {index} of {len(blocks)}")
             return
@@ -211,6 +233,8 @@ class _Problem:
         optimizer = torch.optim.Adam(
             [{"params": shares, "lr": RATE}, {"params": ends, "lr": RANGE_RATE}]
         )
+
+        # Learn on random samples
         count = len(next(iter(self.targets.values())))
         tensors = [*self.inputs.values(), *self.targets.values()]
         size = min(count, _at_once(tensors, self.block.kept))
@@ -227,6 +251,8 @@ class _Problem:
         self._train(False)
         for value in (*shares, *ends):
             value.requires_grad_(False)
+
+        # Back to nearest rounding, if nothing was gained
         if not self.error() < before:
             for part, state in zip(parts, nearest, strict=True):
                 part.load_state_dict(state)
@@ -234,18 +260,22 @@ class _Problem:
     def error(self) -> float:
         """Return the mean squared error of the block's outputs, over all samples."""
         outputs = _run(self.module, self.block, self.inputs)
-        # In place, since they are large.
-        errors = [outputs[n].sub_(target).square_().mean() for n, target in self.targets.items()]
+        errors = []
+        for name, target in self.targets.items():
+            # In place, since they are large.
+            errors.append(outputs[name].sub_(target).square_().mean())
         return float(torch.stack(errors).sum())
 
     def _loss(self, rows: torch.Tensor) -> torch.Tensor:
-        inputs = {
-            name: drop_rounding(values[rows], self.exact[name][rows], DROP)
-            for name, values in self.inputs.items()
-        }
+        inputs = {}
+        for name, values in self.inputs.items():
+            inputs[name] = drop_rounding(values[rows], self.exact[name][rows], DROP)
         outputs = _call(self.module, self.block.nodes, inputs)
-        differences = (outputs[name] - target[rows] for name, target in self.targets.items())
-        return torch.stack([difference.square().mean() for difference in differences]).sum()
+        errors = []
+        for name, target in self.targets.items():
+            difference = outputs[name] - target[rows]
+            errors.append(difference.square().mean())
+        return torch.stack(errors).sum()
 
     def _train(self, training: bool) -> None:
         for rounding in self.block.roundings.values():
@@ -264,7 +294,8 @@ def _samples(proto: onnx.ModelProto, setting: CorrectionSettings) -> Any:
     names = [name for node in proto.graph.node for name in node.output if name]
     largest = 0
     for part in group(proto, names):
-        tensors = open_runner(expose(proto, part), setting.runtime.threads, arena=False)(sample)
+        run = open_runner(expose(proto, part), setting.runtime.threads, arena=False)
+        tensors = run(sample)
         largest = max(largest, sample.nbytes, *(tensor.nbytes for tensor in tensors))
     _check(LEARNING * largest)
     count = min(len(setting.samples), memory.fitting(largest, memory.step()))
@@ -278,12 +309,16 @@ def _measure(module: Any, blocks: list[Block], inputs: Values) -> list[Block]:
     Raises:
         UnsupportedError: learning from one image exceeds the memory budget.
     """
+    nodes = [node for block in blocks for node in block.nodes]
     with torch.no_grad():
-        values = _call(module, [node for block in blocks for node in block.nodes], inputs)
+        values = _call(module, nodes, inputs)
     sizes = {name: value.nbytes for name, value in values.items() if torch.is_tensor(value)}
-    kept = [KEPT * sum(sizes.get(node.name, 0) for node in block.nodes) for block in blocks]
-    _check(max(kept, default=0))
-    return [replace(block, kept=size) for block, size in zip(blocks, kept, strict=True)]
+    measured = []
+    for block in blocks:
+        kept = KEPT * sum(sizes.get(node.name, 0) for node in block.nodes)
+        measured.append(replace(block, kept=kept))
+    _check(max((block.kept for block in measured), default=0))
+    return measured
 
 
 def _check(needed: int) -> None:
@@ -307,10 +342,16 @@ def _blocks(module: Any, roundings: Mapping[str, LearnedRounding]) -> list[Block
     last = {node: max((index[user] for user in node.users), default=-1) for node in nodes}
     owners = {id(rounding): name for name, rounding in roundings.items()}
 
-    def names(part: list[Any]) -> list[str]:
-        modules = (m for n in part for m in module.get_submodule(n.target).modules())
-        return [owners[id(m)] for m in modules if id(m) in owners]
+    def modules_of(part: list[Any]) -> list[Any]:
+        modules: list[Any] = []
+        for node in part:
+            modules += module.get_submodule(node.target).modules()
+        return modules
 
+    def names(part: list[Any]) -> list[str]:
+        return [owners[id(own)] for own in modules_of(part) if id(own) in owners]
+
+    # Cut where a single tensor is live
     parts: list[list[Any]] = [[]]
     live: set[Any] = set()
     for node in nodes:
@@ -318,6 +359,8 @@ def _blocks(module: Any, roundings: Mapping[str, LearnedRounding]) -> list[Block
         live = {other for other in live | {node} if last[other] > index[node]}
         if len(live) == 1 and not _is_fused(module, node):
             parts.append([])
+
+    # Join parts without layers, and pairs of one layer each
     joined: list[list[Any]] = []
     pending: list[Any] = []
     for part in parts:
@@ -329,16 +372,22 @@ def _blocks(module: Any, roundings: Mapping[str, LearnedRounding]) -> list[Block
         else:
             joined.append(pending)
         pending = []
-    if pending:
-        joined = [*joined[:-1], joined[-1] + pending] if joined else [pending]
+    if pending and joined:
+        joined[-1] = joined[-1] + pending
+    elif pending:
+        joined.append(pending)
+
+    # A range belongs to the first block that has it
     blocks: list[Block] = []
     for part in joined:
         learned = {quantizer for block in blocks for quantizer in block.quantizers}
-        submodules = (m for node in part for m in module.get_submodule(node.target).modules())
-        quantizers = [m for m in submodules if isinstance(m, FakeQuantize) and m not in learned]
+        every = [own for own in modules_of(part) if isinstance(own, FakeQuantize)]
+        quantizers = [quantizer for quantizer in every if quantizer not in learned]
         outputs = [node.name for node in part if last[node] > index[part[-1]]]
         own = {name: roundings[name] for name in names(part)}
-        blocks.append(Block(part, outputs, own, list(dict.fromkeys(quantizers))))
+        blocks.append(
+            Block(part, outputs, roundings=own, quantizers=list(dict.fromkeys(quantizers)))
+        )
     return blocks
 
 
@@ -346,9 +395,10 @@ def _is_fused(module: Any, node: Any) -> bool:
     """Return whether a Relu or Clip follows that is fused with this node."""
     kinds = (nn.ReLU, nn.ReLU6, nn.Hardtanh)
     followers = [user for user in node.users if user.op == "call_module"]
-    return len(followers) == 1 and any(
-        isinstance(part, kinds) for part in module.get_submodule(followers[0].target).modules()
-    )
+    if len(followers) != 1:
+        return False
+    parts = module.get_submodule(followers[0].target).modules()
+    return any(isinstance(part, kinds) for part in parts)
 
 
 def _call(module: Any, nodes: list[Any], inputs: Values) -> Values:

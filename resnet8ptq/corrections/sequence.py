@@ -47,18 +47,27 @@ def correct(
     """
     if not any(vars(chosen)[name] for name in CORRECTIONS):
         return model, None
-    fp32 = corrected = onnx.load(model.onnx_path)
+
+    # The function stays: a new FP32 network
+    fp32 = onnx.load(model.onnx_path)
     if chosen.smooth_quant:
-        fp32 = corrected = smooth_quant.smooth(corrected, setting)
-    before = layers.errors(fp32, corrected, setting)
+        fp32 = smooth_quant.smooth(fp32, setting)
+    before = layers.errors(fp32, fp32, setting)
     if chosen.equalization:
-        fp32 = corrected = equalization.equalize(corrected, setting.selection)
-        before = _log("equalization", before, layers.errors(fp32, corrected, setting))
+        fp32 = equalization.equalize(fp32, setting.selection)
+        before = _log("equalization", before, layers.errors(fp32, fp32, setting))
+
+    # The weights change, and are compared with it
+    corrected = fp32
     if chosen.adaround:
         from resnet8ptq.corrections import adaround  # imports torch
 
         corrected = adaround.round_weights(
-            corrected, setting, chosen.adaround_iterations, seed, chosen.bias_correction
+            corrected,
+            setting,
+            iterations=chosen.adaround_iterations,
+            seed=seed,
+            correct_biases=chosen.bias_correction,
         )
         before = _log("adaround", before, layers.errors(fp32, corrected, setting))
     ranges = None
@@ -68,7 +77,7 @@ def correct(
 
         onnx.save(corrected, path)
         corrected, ranges = reconstruction.reconstruct(
-            path, setting, chosen.reconstruction_iterations, seed
+            path, setting, iterations=chosen.reconstruction_iterations, seed=seed
         )
         before = _log("reconstruction", before, layers.errors(fp32, corrected, setting))
     if chosen.bias_correction:

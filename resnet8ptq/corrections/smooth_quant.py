@@ -13,7 +13,7 @@ choose alpha by the error of the layers' outputs.
 import copy
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
@@ -88,9 +88,13 @@ class _Problem:
 
     def error(self, divisors: Array) -> float:
         """Return the mean of the layers' squared output errors, each relative to its power."""
-        low, high = (values / divisors for values in self.ranges)
+        low = self.ranges[0] / divisors
+        high = self.ranges[1] / divisors
         rounded = _round(
-            self.rows / divisors, float(low.min()), float(high.max()), self.activations
+            self.rows / divisors,
+            low=float(low.min()),
+            high=float(high.max()),
+            scheme=self.activations,
         )
         errors = []
         for weights, scheme in self.weights:
@@ -113,24 +117,29 @@ def smooth(proto: onnx.ModelProto, setting: CorrectionSettings) -> onnx.ModelPro
             "normalization or another scale that only such products take"
         )
         return proto
+
+    # Half of the samples give the ranges, the others choose
     samples = setting.samples
-    count = len(setting.samples)
-    first, second = (samples.take(np.arange(start, count, 2)) for start in (0, min(1, count - 1)))
-    walks = [
-        Walk(proto, part, setting.calib.batch_size, setting.runtime.threads)
-        for part in (first, second)
-    ]
+    count = len(samples)
+    first = samples.take(np.arange(0, count, 2))
+    second = samples.take(np.arange(min(1, count - 1), count, 2))
     names = [group.tensor for group in groups]
-    ranges = _find_ranges(walks[0], names)
-    rows = _draw_rows(walks[1], names, len(second))
+    ranges = _find_ranges(replace(setting, samples=first).walk(proto), names)
+    rows = _draw_rows(replace(setting, samples=second).walk(proto), names, len(second))
+
+    # Each input has its own alpha
     changes = []
     links = Links(proto.graph)
     for group in groups:
-        weights = [
-            (read_weights(links, node), setting.weights.scheme(name))
-            for name, node in group.layers.items()
-        ]
-        problem = _Problem(ranges[group.tensor], rows[group.tensor], weights, setting.activations)
+        weights = []
+        for name, node in group.layers.items():
+            weights.append((read_weights(links, node), setting.weights.scheme(name)))
+        problem = _Problem(
+            ranges[group.tensor],
+            rows=rows[group.tensor],
+            weights=weights,
+            activations=setting.activations,
+        )
         errors = [problem.error(problem.divisors(alpha)) for alpha in ALPHAS]
         best = int(np.argmin(errors))
         log.debug("corrections.smooth_quant: %s: alpha %g", group.tensor, ALPHAS[best])
@@ -158,7 +167,8 @@ def find_groups(graph: onnx.GraphProto, selection: Selection) -> list[Group]:
     for tensor, members in groups.items():
         edits = find_edits(links, tensor)
         readers = {node.name for node in links.readers(tensor)}
-        if edits and tensor not in links.outputs and readers == {n.name for n in members.values()}:
+        is_inner = tensor not in links.outputs
+        if edits and is_inner and readers == {node.name for node in members.values()}:
             divisible.append(Group(tensor, members, edits))
     return divisible
 
@@ -172,14 +182,17 @@ def find_edits(graph: Linked, tensor: str) -> list[Edit]:
     kind = node.op_type
     constant = [_is_constant(graph, name) for name in node.input]
     if kind == "LayerNormalization":
-        last = attribute(node, "axis", -1) == -1 and all(constant[1:])
-        return [Edit(node, i) for i in range(1, len(node.input))] if last else []
+        is_last = attribute(node, "axis", -1) == -1
+        inputs = range(1, len(node.input)) if is_last and all(constant[1:]) else ()
+        return [Edit(node, index) for index in inputs]
     if kind == "Mul" and any(constant):
         return [Edit(node, constant.index(True))]
     if kind == "Div" and constant[1]:
         return [Edit(node, 1, inverse=True)]
     if kind == "MatMul" and constant[1]:
         return [Edit(node, 1)]
+
+    # The division can move to the input
     source, own = _find_source(node, constant)
     if not source or graph.only_reader(source) is None:
         return []
@@ -206,7 +219,7 @@ def _divide(graph: Links, group: Group, divisors: Array) -> None:
     for edit in group.edits:
         values = read(graph, edit.node.input[edit.index])
         changed = values * divisors if edit.inverse else values / divisors
-        write_input(graph, edit.node, edit.index, changed)
+        write_input(graph, edit.node, edit.index, values=changed)
     for node in group.layers.values():
         write_weights(graph, node, read_weights(graph, node) * divisors)
 

@@ -19,6 +19,15 @@ from resnet8ptq.graph.weights import Array
 class Walk:
     """Runs a network from a stored cut tensor instead of from its input.
 
+    For a correction that measures a layer, changes it, and measures the next one: `to(node)` moves
+    behind what no longer changes, `run(names)` yields tensors [n, ...] batch by batch.
+
+        walk = setting.walk(fp32)
+        for node in nodes:
+            walk.to(node, "Measuring")
+            for [outputs] in walk.run([node.output[0]]):
+                ...
+
     All layers after a cut depend only on its tensor and on the network's inputs
     (`graph.layers.find_cuts`). If that tensor fits into a step's memory budget for all samples, a
     walk over all layers takes as long as a few runs of the network, instead of one run for each
@@ -44,9 +53,8 @@ class Walk:
         (sample,) = samples.take(np.arange(1)).batches(1)
         names = float_tensors(proto)
         if len(group(proto, names)) == 1:
-            self._at_once = min(
-                batch_size, fit([open_runner(expose(proto, names), threads)], sample)
-            )
+            run = open_runner(expose(proto, names), threads)
+            self._at_once = min(batch_size, fit([run], sample))
         else:
             self._at_once = 1
             memory.return_large_blocks()
@@ -60,7 +68,8 @@ class Walk:
     def to(self, node: onnx.NodeProto, label: str) -> None:
         """Move to a node; the nodes before it must not change afterwards."""
         names = [other.name for other in self._proto.graph.node]
-        cut = max((i for i in self._cuts if i < names.index(node.name)), default=-1)
+        position = names.index(node.name)
+        cut = max((cut for cut in self._cuts if cut < position), default=-1)
         source = self._cuts.get(cut, self._source)
         if source == self._source:
             return

@@ -55,7 +55,12 @@ class WeightScheme:
         dtype = DTYPES[config.dtype.name][1]
         chosen = config.symmetric.weights
         symmetric = dtype != "uint8" if chosen is None else chosen
-        return cls(dtype, config.per_channel, symmetric or config.per_channel, reduce_range)
+        return cls(
+            dtype,
+            config.per_channel,
+            symmetric=symmetric or config.per_channel,
+            reduce_range=reduce_range,
+        )
 
     @property
     def bits(self) -> int:
@@ -74,25 +79,40 @@ class WeightScheme:
         return (-highest, highest) if lowest and self.symmetric else (lowest, highest)
 
     def grid(self, weights: NDArray[np.float32], axis: int) -> "Grid":
-        """Return the grid of a layer's weights; `axis` counts its output channels."""
-        others = tuple(i for i in range(weights.ndim) if i != axis % weights.ndim)
-        reduced = others if self.per_channel else None
+        """Return the grid of a layer's weights; `axis` counts its output channels.
+
+        The one place where weights get a scale: corrections learn on it, and every backend's file
+        holds it. `scale` and `zero_point` broadcast over the weights.
+
+        >>> weights = np.array([[-1.27, 0.635], [0.1, 0.2]], np.float32)
+        >>> WeightScheme("int8").grid(weights, 0).quantize(weights).tolist()
+        [[-127, 64], [10, 20]]
+        """
+        others = [other for other in range(weights.ndim) if other != axis % weights.ndim]
+        reduced = tuple(others) if self.per_channel else None
         low = np.minimum(weights.min(axis=reduced, keepdims=True), 0).astype(np.float64)
         high = np.maximum(weights.max(axis=reduced, keepdims=True), 0).astype(np.float64)
         if self.symmetric:
             high = np.maximum(-low, high)
             low = -high
+
+        # The step between two levels
         lowest, highest = self.levels
         scale = (high - low) / (highest - lowest)
         empty = scale < np.finfo(np.float32).tiny  # a channel of zeros
         scale = np.where(empty, 1.0, scale)
         if self.clips:
             scale = _least_error(weights, scale, reduced, highest)
-        middle = np.round((lowest + highest) / 2)
-        zero_point = (
-            np.full_like(scale, middle) if self.symmetric else np.round(lowest - low / scale)
+        if self.symmetric:
+            zero_point = np.full_like(scale, np.round((lowest + highest) / 2))
+        else:
+            zero_point = np.round(lowest - low / scale)
+        return Grid(
+            scale.astype(np.float32),
+            zero_point=zero_point.astype(np.int64),
+            lowest=lowest,
+            highest=highest,
         )
-        return Grid(scale.astype(np.float32), zero_point.astype(np.int64), lowest, highest)
 
 
 def fit_bias(

@@ -63,14 +63,20 @@ class Plan:
             decided: bits of this plan, with layers in float.
             products: short names of the products of attention, which no dtype quantizes.
         """
-        usual = self.default.bits
-        own = [(name, n) for name, n in decided.items() if n != usual or name in products]
-        other = ", ".join(f"{name}: {bits}" for name, bits in own)
+        own = []
+        for name, width in decided.items():
+            if width != self.default.bits or name in products:
+                own.append(f"{name}: {width}")
+
+        # What the layers have, with 7 bits in a reduced range
         schemes = [self.scheme(name) for name in layers]
-        bits = {7 if s.reduce_range and s.bits == 8 else s.bits for s in schemes}
+        dtypes = {scheme.dtype for scheme in schemes}
+        bits = {
+            7 if scheme.reduce_range and scheme.bits == 8 else scheme.bits for scheme in schemes
+        }
         return {
-            "planned_bits": f"{{{other}}}",
-            "weight_dtype": ", ".join(sorted({scheme.dtype for scheme in schemes})),
+            "planned_bits": "{" + ", ".join(own) + "}",
+            "weight_dtype": ", ".join(sorted(dtypes)),
             "weight_bits": ", ".join(map(str, sorted(bits))),
         }
 
@@ -91,7 +97,7 @@ class Plan:
             layers: short names of the layers with weights.
             products: short names of the products of attention.
         """
-        check_known("precision.plan", self.bits, [*layers, *products], "layers")
+        check_known("precision.plan", chosen=self.bits, names=[*layers, *products], kind="layers")
         schemes = {name: self.scheme(name) for name in layers}
         return {name: scheme for name, scheme in schemes.items() if scheme.bits < 8}
 
@@ -153,23 +159,26 @@ def find_float_nodes(graph: onnx.GraphProto, selection: Selection) -> list[str]:
             attention below 8 bits.
         QuantizationError: no node is left to quantize.
     """
+    # The nodes that the settings choose
     names = [node.name for node in graph.node]
     chosen = set(names) - {node.name for node in find_left_by_attention(graph, selection)}
     if selection.op_types is not None:
         # Any ONNX operator is allowed, so that one list can serve several networks.
         present = {node.op_type for node in graph.node}
         operators = sorted(present | {schema.name for schema in onnx.defs.get_all_schemas()})
-        check_known("op_types", selection.op_types, operators, "ONNX operators")
+        check_known("op_types", chosen=selection.op_types, names=operators, kind="ONNX operators")
         chosen = {node.name for node in graph.node if node.op_type in selection.op_types}
         chosen |= _activations_behind(graph, chosen)
     if selection.nodes_to_quantize is not None:
         check_known("nodes_to_quantize", selection.nodes_to_quantize, names)
         named = set(selection.nodes_to_quantize)
         chosen &= named | _activations_behind(graph, named)
+
+    # Less the nodes and layers that stay in float
     check_known("nodes_to_exclude", selection.nodes_to_exclude, names)
     chosen -= set(selection.nodes_to_exclude)
     layers = weight_layers(graph) | attention_products(graph)
-    check_known("precision.plan", selection.float_layers, [*layers], "layers")
+    check_known("precision.plan", chosen=selection.float_layers, names=[*layers], kind="layers")
     chosen -= {layers[name].name for name in selection.float_layers}
     if selection.float_tail:
         chosen -= {node.name for node in find_tail(graph)[1]} - _activations_behind(graph, chosen)
