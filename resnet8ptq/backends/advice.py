@@ -58,7 +58,17 @@ def granularity(network: Summary | None) -> str:
 def may_saturate(dtype: str, flags: Collection[str]) -> bool:
     """Return whether sums of a QDQ file with this dtype may saturate."""
     activations, weights = DTYPES[dtype]
-    return saturates(Resolved(weights, activations, "integer", 8, file_format="QDQ"), (), flags)
+    return saturates(
+        Resolved(
+            weights,
+            activation_dtype=activations,
+            execution="integer",
+            weight_bits=8,
+            file_format="QDQ",
+        ),
+        (),
+        flags,
+    )
 
 
 def beyond_x86(flags: Collection[str]) -> str:

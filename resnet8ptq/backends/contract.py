@@ -239,7 +239,11 @@ class Quantizer(ABC):
     ) -> Activations:
         """Return the source of the activation ranges."""
         return Activations(
-            model.onnx_path, calibration, self.config.calib, self.runtime, decisions.ranges
+            model.onnx_path,
+            calibration,
+            self.config.calib,
+            runtime=self.runtime,
+            preset=decisions.ranges,
         )
 
     @property

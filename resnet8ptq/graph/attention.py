@@ -57,14 +57,16 @@ def find_attention(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     links = Links(graph)
     both = [n for n in graph.node if n.op_type in _PRODUCTS and computed.issuperset(n.input[:2])]
     outputs = {name for node in both for name in node.output}
+
+    # A product before a Softmax, and one behind it
     products: set[str] = set()
     for softmax in graph.node if both else ():
-        if softmax.op_type == "Softmax":
-            scores, values = (
-                {node.output[0] for node in _reach(softmax, step) if node.output[0] in outputs}
-                for step in (links.before, links.after)
-            )
-            products |= scores | values if scores and values else set()
+        if softmax.op_type != "Softmax":
+            continue
+        scores = outputs & {node.output[0] for node in _reach(softmax, links.before)}
+        values = outputs & {node.output[0] for node in _reach(softmax, links.after)}
+        if scores and values:
+            products |= scores | values
     return [n for n in graph.node if n.op_type in _WHOLE or not products.isdisjoint(n.output)]
 
 
@@ -84,7 +86,8 @@ def left_by_attention(graph: onnx.GraphProto, products: bool = False) -> list[on
         return []
     computed = _computed(graph)
     kept = [n for n in graph.node if n.op_type in LAYERS and n.input[1] not in computed]
-    kept += attention if products else []
+    if products:
+        kept += attention
     outputs = {node.output[0] for node in kept}
     kept += [node for node in fused_activations(graph) if node.input[0] in outputs]
     quantized = {node.output[0] for node in (*kept, *find_tables(graph))}

@@ -31,6 +31,7 @@ def _split(last: Sequence[int], size: int) -> list[list[int]]:
         blocks[-1].append(index)
         is_passed = open_until <= index
         open_until = max(open_until, end)
-        if len(blocks[-1]) >= (size if is_passed else 2 * size):
+        longest = size if is_passed else 2 * size
+        if len(blocks[-1]) >= longest:
             blocks.append([])
     return [block for block in blocks if block]

@@ -20,14 +20,13 @@ def find_tables(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     floats = [t for t in graph.initializer if t.data_type == TensorProto.FLOAT]
     tables = {t.name for t in floats if len(t.dims) == 2 and min(t.dims) > 1}
     constants = {tensor.name for tensor in graph.initializer}
-    return [
-        node
-        for node in graph.node
-        if node.op_type == "Gather"
-        and node.input[0] in tables
-        and node.input[1] not in constants
-        and attribute(node, "axis", 0) == 0
-    ]
+    lookups = []
+    for node in graph.node:
+        if node.op_type != "Gather" or attribute(node, "axis", 0) != 0:
+            continue
+        if node.input[0] in tables and node.input[1] not in constants:
+            lookups.append(node)
+    return lookups
 
 
 def find_tied(graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, onnx.NodeProto]]:

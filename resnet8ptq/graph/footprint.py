@@ -21,12 +21,13 @@ def tensor_bytes(proto: onnx.ModelProto, length: int | None = None) -> dict[str,
     """
     graph = infer_shapes(proto, length)
     constants = {tensor.name for tensor in graph.initializer}
-    return {
-        value.name: helper.tensor_dtype_to_np_dtype(kind.elem_type).itemsize
-        * math.prod(max(1, axis.dim_value) for axis in kind.shape.dim)
-        for value in (*graph.input, *graph.value_info, *graph.output)
-        if (kind := value.type.tensor_type).HasField("shape") and value.name not in constants
-    }
+    sizes = {}
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        kind = value.type.tensor_type
+        if kind.HasField("shape") and value.name not in constants:
+            count = math.prod(max(1, axis.dim_value) for axis in kind.shape.dim)
+            sizes[value.name] = helper.tensor_dtype_to_np_dtype(kind.elem_type).itemsize * count
+    return sizes
 
 
 def live_bytes(proto: onnx.ModelProto, length: int | None = None) -> int:
@@ -38,12 +39,16 @@ def live_bytes(proto: onnx.ModelProto, length: int | None = None) -> int:
     nodes = proto.graph.node
     last = {name: index for index, node in enumerate(nodes) for name in inputs_of(node)}
     last |= {value.name: len(nodes) for value in proto.graph.output}
-    live = peak = sum(sizes.get(value.name, 0) for value in proto.graph.input)
+
+    # Add what a node computes, then free what nobody reads again
+    live = sum(sizes.get(value.name, 0) for value in proto.graph.input)
+    peak = live
     for index, node in enumerate(nodes):
         live += sum(sizes.get(name, 0) for name in node.output)
         peak = max(peak, live)
-        done = {name for name in (*inputs_of(node), *node.output) if last.get(name, -1) <= index}
-        live -= sum(sizes.get(name, 0) for name in done)
+        for name in {*inputs_of(node), *node.output}:
+            if last.get(name, -1) <= index:
+                live -= sizes.get(name, 0)
     return peak
 
 

@@ -36,7 +36,10 @@ def short_names(nodes: Sequence[onnx.NodeProto]) -> list[str]:
     differs = [len(set(column)) > 1 for column in zip(*parts, strict=False)]
     shared = differs.index(True) if True in differs else 0
     tails = [name[shared:] for name in parts]
-    counts = Counter(tuple(tail[:length]) for tail in tails for length in range(1, len(tail) + 1))
+    counts: Counter[tuple[str, ...]] = Counter()  # of all beginnings
+    for tail in tails:
+        for length in range(1, len(tail) + 1):
+            counts[tuple(tail[:length])] += 1
     return [_shorten(tail, counts) for tail in tails]
 
 
@@ -84,12 +87,12 @@ def find_copies(graph: onnx.GraphProto) -> dict[str, tuple[str, float, float]]:
             copies[node.output[0]] = (node.input[0], 0.0, math.inf)
         elif node.op_type == "Clip" and not node.attribute:  # attributes: before opset 11
             names = [*node.input[1:], "", ""][:2]
+            ends = [-math.inf, math.inf]
+            for side, name in enumerate(names):
+                if name in constants:
+                    ends[side] = float(numpy_helper.to_array(constants[name]))
             if all(name in constants or not name for name in names):
-                low, high = (
-                    float(numpy_helper.to_array(constants[name])) if name else end
-                    for name, end in zip(names, (-math.inf, math.inf), strict=True)
-                )
-                copies[node.output[0]] = (node.input[0], low, high)
+                copies[node.output[0]] = (node.input[0], ends[0], ends[1])
     return copies
 
 
@@ -129,13 +132,9 @@ def find_split_groups(graph: onnx.GraphProto) -> list[str]:
 
     Their weights [channels in, channels out of one group, ...] have no axis for all channels out.
     """
-    return [
-        node.name
-        for node in graph.node
-        if node.op_type == "ConvTranspose"
-        and attribute(node, "group", 1) > 1
-        and any(node.input[2:])
-    ]
+    transposed = [node for node in graph.node if node.op_type == "ConvTranspose"]
+    grouped = [node for node in transposed if attribute(node, "group", 1) > 1]
+    return [node.name for node in grouped if any(node.input[2:])]
 
 
 def constant_pads(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, bool]]:
@@ -158,6 +157,8 @@ def find_cuts(graph: onnx.GraphProto) -> dict[int, str]:
     computed = {value.name for value in graph.input}
     last = {name: i for i, node in enumerate(graph.node) for name in inputs_of(node)}
     last |= {value.name: len(graph.node) for value in graph.output}
+
+    # A cut: one live tensor that depends on a layer
     cuts = {}
     live = computed & last.keys()
     early = set(computed)
@@ -198,7 +199,10 @@ def find_tail(
         if node.op_type in layers or not final:
             ahead.update(inputs_of(node))
         if final:
-            (last if node.op_type in layers else tail).append(node)
+            kind = last if node.op_type in layers else tail
+            kind.append(node)
+
+    # Of the tail, only what depends on a last layer
     outputs = {name for node in last for name in node.output}
     behind = []
     for node in reversed(tail):

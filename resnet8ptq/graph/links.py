@@ -17,6 +17,13 @@ M = TypeVar("M", bound=Message)
 class Links:
     """The links of a graph, valid until a pass changes the inputs or outputs of nodes.
 
+    Make them once before a loop over the nodes: each question then takes constant time, where a
+    search of the graph would make the loop quadratic.
+
+        links = Links(graph)
+        for node in graph.node:
+            reader = links.only_reader(node.output[0])
+
     Attributes:
         outputs: names of the graph's outputs.
     """

@@ -80,6 +80,8 @@ def rounded_weights(fp32: onnx.GraphProto, quantized: onnx.GraphProto) -> list[R
             continue
         node = dequantizes[tensor]
         levels, scale, zero = (numpy_helper.to_array(stored[key]) for key in node.input)
+
+        # One scale for each channel broadcasts along its axis
         if scale.size > 1:
             sizes = [1] * levels.ndim
             sizes[attribute(node, "axis", 1)] = scale.size
@@ -89,7 +91,16 @@ def rounded_weights(fp32: onnx.GraphProto, quantized: onnx.GraphProto) -> list[R
         rounded = np.moveaxis(rounded, channel_axis(layer), 0).astype(np.float32)
         values = read_weights(links, layer)
         dtype = str(levels.dtype)
-        weights.append(RoundedWeight(name, layer.name, values, rounded, scale.size, dtype))
+        weights.append(
+            RoundedWeight(
+                name,
+                node=layer.name,
+                values=values,
+                rounded=rounded,
+                scales=scale.size,
+                dtype=dtype,
+            )
+        )
     return weights
 
 
@@ -102,26 +113,37 @@ def rounded_activations(
     producers = links.producers
     stored = quantized_links.constants
     inputs = {value.name for value in fp32.input}
+    single = {name for name, tensor in stored.items() if np.prod(tensor.dims) == 1}
     activations = []
     for node in quantized.node:
         name = node.input[0].removesuffix(AT_OUTPUT) if node.op_type == "QuantizeLinear" else ""
         if name not in producers and name not in inputs:
             continue
         keys = node.input[1:3]
-        if len(keys) < 2 or any(k not in stored or np.prod(stored[k].dims) != 1 for k in keys):
+        if len(keys) < 2 or not single.issuperset(keys):
             continue  # of other programs: computed, by channel, or without a zero point
-        scale, zero = (numpy_helper.to_array(stored[key]).item() for key in keys)
-        levels = np.iinfo(numpy_helper.to_array(stored[node.input[2]]).dtype)
+        scale = numpy_helper.to_array(stored[keys[0]]).item()
+        zero_point = numpy_helper.to_array(stored[keys[1]])
+        levels = np.iinfo(zero_point.dtype)
+
+        # Its producer and its readers
         layer = producers.get(name)
         if layer is not None and layer.op_type in FUSED:
             layer = producers.get(layer.input[0], layer)
-        around = [*([producers[name], layer] if layer else []), *links.readers(name)]
-        neighbours = tuple(dict.fromkeys(neighbour.name for neighbour in around))
-        low, high = ((level - zero) * scale for level in (levels.min, levels.max))
-        maker = layer.name if layer else ""
+        around = [producers[name], layer] if layer else []
+        around += links.readers(name)
+        neighbours = dict.fromkeys(neighbour.name for neighbour in around)
         for dequantize in quantized_links.readers(node.output[0])[:1]:
-            names = name, dequantize.output[0], maker, neighbours
-            activations.append(RoundedActivation(*names, scale, low, high))
+            activation = RoundedActivation(
+                name=name,
+                dequantized=dequantize.output[0],
+                layer=layer.name if layer else "",
+                nodes=tuple(neighbours),
+                scale=scale,
+                low=(levels.min - zero_point.item()) * scale,
+                high=(levels.max - zero_point.item()) * scale,
+            )
+            activations.append(activation)
     return activations
 
 
@@ -152,7 +174,7 @@ def with_activations_rounded(
     inputs = [value.name for value in graph.input if value.name in by_name]
     renamed = {name: f"{name}/rounded" for name in inputs}
     for name, other in renamed.items():
-        _add_rounding(graph, by_name[name], name, other)
+        _add_rounding(graph, tensor=by_name[name], source=name, target=other)
     for original in proto.graph.node:
         node = graph.node.add()
         node.CopyFrom(original)
@@ -160,7 +182,7 @@ def with_activations_rounded(
         for index, name in enumerate(original.output):
             if name in by_name and original.op_type != "Softmax":
                 node.output[index] = f"{name}/exact"
-                _add_rounding(graph, by_name[name], node.output[index], name)
+                _add_rounding(graph, tensor=by_name[name], source=node.output[index], target=name)
     return rounded
 
 
@@ -168,9 +190,10 @@ def _add_rounding(
     graph: onnx.GraphProto, tensor: RoundedActivation, source: str, target: str
 ) -> None:
     """Add the nodes of `RoundedActivation.round`, from `source` to `target`."""
-    values = {"scale": tensor.scale, "low": tensor.low, "high": tensor.high}
-    scale, low, high = names = [f"{target}/{name}" for name in values]
-    for name, value in zip(names, values.values(), strict=True):
+    scale = f"{target}/scale"
+    low = f"{target}/low"
+    high = f"{target}/high"
+    for name, value in ((scale, tensor.scale), (low, tensor.low), (high, tensor.high)):
         graph.initializer.append(numpy_helper.from_array(np.float32(value), name))
     steps = [
         ("Div", [source, scale]),
@@ -193,6 +216,9 @@ def joined(fp32: onnx.GraphProto, tensors: Sequence[RoundedActivation]) -> dict[
     joins = {}
     for index, tensor in enumerate(tensors):
         node = nodes.get(tensor.layer)
-        if node is not None and node.op_type in JOINING:
-            joins[index] = [indices[name] for name in dict.fromkeys(node.input) if name in indices]
-    return {index: parts for index, parts in joins.items() if len(parts) > 1}
+        if node is None or node.op_type not in JOINING:
+            continue
+        parts = [indices[name] for name in dict.fromkeys(node.input) if name in indices]
+        if len(parts) > 1:
+            joins[index] = parts
+    return joins

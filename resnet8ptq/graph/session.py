@@ -105,6 +105,8 @@ def between(proto: onnx.ModelProto, source: str, names: Sequence[str]) -> onnx.M
         if source not in node.output and not needed.isdisjoint(node.output):
             nodes.append(node)
             needed.update(inputs_of(node))
+
+    # The part with its inputs and constants
     inputs = [value for value in graph.input if value.name in {*needed, source}]
     part = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import)
     part.graph.name = graph.name
@@ -176,6 +178,8 @@ def end_at_logits(proto: onnx.ModelProto) -> bool:
         node = producers.get(node.input[0])
     if node is None or node.op_type not in ("Softmax", "QLinearSoftmax"):
         return False
+
+    # Its input becomes the output
     name = node.input[0]
     if node.op_type == "QLinearSoftmax":
         graph.node.append(helper.make_node("DequantizeLinear", node.input[:3], ["logits"]))

@@ -42,8 +42,9 @@ def infer_shapes(proto: onnx.ModelProto, length: int | None = None) -> onnx.Grap
 def find_sizes(proto: onnx.ModelProto) -> dict[str, list[int]]:
     """Return the sizes of each tensor that has a known shape; a free size is 0."""
     graph = infer_shapes(proto)
-    values = [*graph.input, *graph.value_info, *graph.output]
-    shapes = {
-        value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in values
-    }
-    return shapes | {tensor.name: list(tensor.dims) for tensor in graph.initializer}
+    shapes = {}
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        shapes[value.name] = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+    for tensor in graph.initializer:
+        shapes[tensor.name] = list(tensor.dims)
+    return shapes

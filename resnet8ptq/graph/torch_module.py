@@ -51,7 +51,14 @@ def infer(module: Any, batch: NDArray[Any]) -> list[NDArray[np.float32]]:
     with torch.inference_mode():
         outputs = module(*as_tensors(batch))
         outputs = outputs if isinstance(outputs, list | tuple) else [outputs]
-        return [(o.dequantize() if o.is_quantized else o).numpy() for o in outputs]
+        return [_to_array(output) for output in outputs]
+
+
+def _to_array(tensor: torch.Tensor) -> NDArray[np.float32]:
+    if tensor.is_quantized:
+        tensor = tensor.dequantize()
+    array: NDArray[np.float32] = tensor.numpy()
+    return array
 
 
 def load_torch_module(onnx_path: Path) -> Any:
@@ -75,6 +82,8 @@ def to_torch_module(proto: onnx.ModelProto) -> Any:
     why = "onnx2torch cannot convert the network"
     with errors_as(UnsupportedError, why, "backend=onnx takes it"):
         module = onnx2torch.convert(lowered)
+
+    # Modules of ours in place of those that onnx2torch lacks
     for node in module.graph.find_nodes(op="call_module"):
         node.target = node.target.removeprefix(f"{_OWN}/")
     floats = {*float_tensors(proto)}
@@ -165,11 +174,11 @@ def _lower(lowered: onnx.ModelProto, own: Mapping[str, torch.nn.Module]) -> None
             kept = [item for item in node.attribute if item.name == "keepdims"]
             del node.attribute[:], node.input[1:]
             node.attribute.extend([*kept, onnx.helper.make_attribute("axes", values)])
-        for item in [item for item in node.attribute if _is_dispensable(node, item, version)]:
-            node.attribute.remove(item)
-        lowered.graph.node.extend(
-            _to_erf(node, lowered.graph) if node.op_type == "Gelu" else [node]
-        )
+        for item in list(node.attribute):
+            if _is_dispensable(node, item, version):
+                node.attribute.remove(item)
+        written = _to_erf(node, lowered.graph) if node.op_type == "Gelu" else [node]
+        lowered.graph.node.extend(written)
     try:
         onnx.checker.check_model(lowered)
     except onnx.checker.ValidationError:  # the older opset lacks something
@@ -237,11 +246,13 @@ def _is_dispensable(node: onnx.NodeProto, item: onnx.AttributeProto, version: in
 
 def _to_erf(gelu: onnx.NodeProto, graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     """Return the nodes of `x * (0.5 + 0.5 * erf(x / sqrt(2)))`; add their constants to `graph`."""
-    name, ([source], [output]) = gelu.name, (gelu.input, gelu.output)
-    factors = {f"{name}__root": 2**-0.5, f"{name}__half": 0.5}
-    for key, value in factors.items():
+    name = gelu.name
+    [source] = gelu.input
+    [output] = gelu.output
+    root = f"{name}__root"
+    half = f"{name}__half"
+    for key, value in ((root, 2**-0.5), (half, 0.5)):
         graph.initializer.append(onnx.numpy_helper.from_array(np.float32(value), key))
-    root, half = factors
     steps = [
         ("Mul", [source, root], f"{name}__scaled"),
         ("Erf", [f"{name}__scaled"], f"{name}__erf"),
@@ -274,11 +285,12 @@ def name_tensors(
     constants = {tensor.name: tensor for tensor in graph.initializer}
     relus = {node.input[0]: node.output[0] for node in graph.node if is_relu(node, constants)}
     kept = {paths.get(node.name) for node in traced.nodes}
-    norms = {  # which FX folds into the convolution before
-        node.input[0]: node.output[0]
-        for node in graph.node
-        if node.op_type == "BatchNormalization" and node.name not in kept
-    }
+    norms = {}  # which FX folds into the convolution before
+    for node in graph.node:
+        if node.op_type == "BatchNormalization" and node.name not in kept:
+            norms[node.input[0]] = node.output[0]
+
+    # The last node that is traced in a module computes the tensor
     last: dict[str, str] = {}  # tensor -> node
     placeholders = iter(value.name for value in graph.input)
     for node in traced.nodes:
@@ -290,6 +302,8 @@ def name_tensors(
             tensor = norms.get(tensor, tensor)
             last[relus[tensor] if node.name in fused else tensor] = node.name
     names = {name: tensor for tensor, name in last.items()}
+
+    # A padded tensor has the name of its input
     for node in traced.nodes:
         if paths.get(node.name, "").endswith(".0"):
             source = node.args[0]
@@ -313,20 +327,15 @@ def _fix_constants(module: Any, floats: Collection[str]) -> None:
     """
     for node in list(module.graph.nodes):
         layer: Any = module.get_submodule(node.target) if node.op == "call_module" else None
-        # onnx2torch names the inputs that follow an empty one.
-        inputs = list(signature(layer.forward).parameters) if node.kwargs else []
-        named = ((inputs.index(name), argument) for name, argument in node.kwargs.items())
-        constants = {
-            index: attrgetter(argument.target)(module)
-            for index, argument in (*enumerate(node.args), *named)
-            if layer is not None and argument.op == "get_attr"
-        }
+        constants = {} if layer is None else _find_constants(module, layer, node)
         if isinstance(layer, torch.nn.Linear) and layer.bias is not None:
             layer.bias = torch.nn.Parameter(layer.bias.expand(layer.out_features).contiguous())
         fixed: Any
         kind = type(layer).__name__
         others = len(node.args) + len(node.kwargs) - 1
         all_constant = 0 not in constants and len(constants) == others
+
+        # A module with fixed parameters, if there is one
         if kind == "OnnxGather" and 0 in constants and layer._axis == 0:
             fixed = _Lookup(constants[0])
             node.args = node.args[1:]
@@ -358,13 +367,29 @@ def _fix_constants(module: Any, floats: Collection[str]) -> None:
                 layer.math_op_function = torch.div
             if operation in (torch.add, torch.mul) and set(constants) == {0}:
                 node.args = node.args[::-1]  # quantized kernels give the first operand's shape
+
+    # Drop what is no longer read
     module.graph.eliminate_dead_code()
     module.delete_all_unused_submodules()
     used = {node.target for node in module.graph.find_nodes(op="get_attr")}
-    for name in [name for name, _ in module.named_buffers() if name.startswith(_CONSTANTS)]:
-        if name not in used:  # else a program would hold the weights of a Linear twice
+    for name, _ in list(module.named_buffers()):
+        if name.startswith(_CONSTANTS) and name not in used:  # such as the weights of a Linear
             delattr(module.get_submodule(_CONSTANTS), name.removeprefix(f"{_CONSTANTS}."))
     module.recompile()
+
+
+def _find_constants(module: Any, layer: Any, node: Any) -> dict[int, Any]:
+    """Return the constant inputs of a node that calls `layer`, by index."""
+    inputs = dict(enumerate(node.args))
+    if node.kwargs:  # onnx2torch names the inputs that follow an empty one
+        names = list(signature(layer.forward).parameters)
+        for name, argument in node.kwargs.items():
+            inputs[names.index(name)] = argument
+    constants = {}
+    for index, argument in inputs.items():
+        if argument.op == "get_attr":
+            constants[index] = attrgetter(argument.target)(module)
+    return constants
 
 
 def _fix_first(
@@ -453,14 +478,22 @@ def _fix_slice(constants: Mapping[int, Any]) -> Fixed:
     ends = parts[2]
     axes = parts.get(3, list(range(len(starts))))
     steps = parts.get(4, [1] * len(starts))
-    turned = [axis for axis, step in zip(axes, steps, strict=True) if step < 0]
-    slices = {
-        axis: _part(start, end, step)
-        for axis, start, end, step in zip(axes, starts, ends, steps, strict=True)
-    }
-    first: list[Any] = [slices.get(axis, slice(None)) for axis in range(max(*axes, -1) + 1)]
-    last: list[Any] = [slices.get(axis, slice(None)) for axis in range(min(*axes, 0), 0)]
-    indices = [*([(*first,)] if first else []), *([(..., *last)] if last else [])]
+    turned = []
+    slices = {}
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        slices[axis] = _part(start, end, step)
+        if step < 0:
+            turned.append(axis)
+
+    # Axes that count from the start, and those from the end
+    whole = slice(None)
+    first = tuple(slices.get(axis, whole) for axis in range(max(*axes, -1) + 1))
+    last = tuple(slices.get(axis, whole) for axis in range(min(*axes, 0), 0))
+    indices: list[Any] = []
+    if first:
+        indices.append(first)
+    if last:
+        indices.append((..., *last))
 
     def cut(values: torch.Tensor) -> torch.Tensor:
         values = values.flip(turned) if turned else values
@@ -503,7 +536,10 @@ def _find_cut(
     module: Any, node: Any, constants: Mapping[int, torch.Tensor]
 ) -> tuple[Fixed, Any] | None:
     """Return a Slice of constant values to the length of a tensor's axis, and the tensor."""
-    starts, axes, steps = (constants.get(index, torch.ones(1)).tolist() for index in (1, 3, 4))
+    unset = torch.ones(1)
+    starts = constants.get(1, unset).tolist()
+    axes = constants.get(3, unset).tolist()
+    steps = constants.get(4, unset).tolist()
     if 0 not in constants or 2 in constants or starts != [0] or 3 not in constants or steps != [1]:
         return None
     measured = _find_axis(module, node.args[2])

@@ -97,16 +97,17 @@ def find_modules(proto: onnx.ModelProto) -> dict[str, torch.nn.Module]:
     opset = next(o for o in proto.opset_import if not o.domain)
     modules = {}
     for node in nodes:
-        values = {
-            index: onnx.numpy_helper.to_array(constants[name])
-            for index, name in enumerate(node.input)
-            if name in constants
-        }
+        values = {}
+        for index, name in enumerate(node.input):
+            if name in constants:
+                values[index] = onnx.numpy_helper.to_array(constants[name])
         others = [index for index, name in enumerate(node.input) if name][1:]
         if values.keys() == {*others} or node.op_type in _OF_SEVERAL:
             second = sizes.get([*node.input, "", ""][1], [])
             depth = (second and second[-1]) or None
-            known = Node(node, sizes.get(node.input[0], []), depth, values, opset)
+            known = Node(
+                node, sizes=sizes.get(node.input[0], []), depth=depth, constants=values, opset=opset
+            )
             modules[node.name] = _CONVERTERS[node.op_type](known)
     return {name: module for name, module in modules.items() if module is not None}
 
@@ -190,7 +191,10 @@ def _pad(node: Node) -> torch.nn.Module | None:
     pairs = np.zeros((len(node.sizes) or sides.shape[1], 2), np.int64)
     pairs[node.constants.get(3, slice(None))] = sides.T
     if mode == "wrap":
-        return _wrap({axis: pair.tolist() for axis, pair in enumerate(pairs) if pair.any()})
+        padded = np.flatnonzero(pairs.any(axis=1)).tolist()
+        return _wrap({axis: pairs[axis].tolist() for axis in padded})
+
+    # Negative widths cut values off
     cropped = np.maximum(-pairs, 0).tolist()
     kept = tuple(slice(before, -after or None) for before, after in cropped)
     pairs = np.maximum(pairs, 0)
@@ -245,6 +249,8 @@ def _conv_transpose(node: Node) -> torch.nn.Module | None:
     pads = _find_pads(node, weights.shape[2:])
     if pads is None or (pads[0] == pads[1]).all() or rank not in _TRANSPOSED:
         return None
+
+    # With the smaller padding of each axis, the rest is cut off
     ones = [1] * rank
     smaller = pads.min(0)
     groups = node("group", 1)
@@ -481,12 +487,21 @@ def _resize(node: Node) -> torch.nn.Module | None:
     kept = node.sizes if key == 3 else [1] * rank
     if kept[0] and targets[0] != kept[0]:
         return None
-    axes = [i for i in range(1, rank) if targets[i] != kept[i]]
-    matrices = {i: _find_matrix(node, key, node.sizes[i] or _ANY, targets[i]) for i in axes}
-    for module in _interpolations(node, key, targets[2:]) if 1 not in axes else ():
-        if all(_is_same(module, i, matrix) for i, matrix in matrices.items()):
+
+    # What ONNX Runtime computes along each axis
+    matrices = {}
+    for axis in range(1, rank):
+        if targets[axis] != kept[axis]:
+            size = node.sizes[axis] or _ANY
+            matrices[axis] = _find_matrix(node, key, size, target=targets[axis])
+
+    # The interpolation of torch that computes the same
+    ways = [] if 1 in matrices else _interpolations(node, key, targets[2:])
+    for module in ways:
+        if all(_is_same(module, axis, matrix) for axis, matrix in matrices.items()):
             return module
-    return _resample(matrices) if all(node.sizes[i] for i in axes) else None
+    has_sizes = all(node.sizes[axis] for axis in matrices)
+    return _resample(matrices) if has_sizes else None
 
 
 def _resample(matrices: Mapping[int, NDArray[np.float32]]) -> torch.nn.Module:
@@ -513,15 +528,14 @@ def _interpolations(node: Node, key: int, targets: list[Any]) -> list[Fixed]:
     """Return the ways in which torch resizes to these scales, or sizes if `key` is 3."""
     mode = node("mode", b"nearest")
     rank = len(node.sizes)
-    scales, sizes = (None, targets) if key == 3 else (targets, None)
-    return [
-        Fixed(
-            functional.interpolate,
-            **{"size": sizes, "scale_factor": scales, "mode": name, "align_corners": corners},
-        )
-        for name in _MODES[mode].get(rank, ())
-        for corners in ([None] if mode == b"nearest" else [False, True])
-    ]
+    by = "size" if key == 3 else "scale_factor"
+    settings = {"size": None, "scale_factor": None, by: targets}
+    ways = []
+    for name in _MODES[mode].get(rank, ()):
+        for corners in [None] if mode == b"nearest" else [False, True]:
+            way = {**settings, "mode": name, "align_corners": corners}
+            ways.append(Fixed(functional.interpolate, **way))
+    return ways
 
 
 def _find_matrix(node: Node, key: int, size: int, target: float) -> NDArray[np.float32]:

@@ -119,10 +119,11 @@ def find_weights(node: onnx.NodeProto, constants: Constants) -> list[torch.Tenso
     """Return weights and biases of each direction, in torch's order, also of the gates."""
     directions, rows, _ = constants[1].shape
     biases = constants.get(3, np.zeros((directions, 2 * rows), np.float32))
-    parts = constants[1], constants[2], biases[:, :rows], biases[:, rows:]
+    parts = (constants[1], constants[2], biases[:, :rows], biases[:, rows:])
     order = _GATES[node.op_type]
-    return [
-        torch.from_numpy(np.concatenate([np.split(part[index], len(order))[i] for i in order]))
-        for index in range(directions)
-        for part in parts
-    ]
+    weights = []
+    for index in range(directions):
+        for part in parts:
+            gates = np.split(part[index], len(order))
+            weights.append(torch.from_numpy(np.concatenate([gates[gate] for gate in order])))
+    return weights

@@ -25,7 +25,7 @@ def read_weights(graph: Linked, node: onnx.NodeProto) -> Array:
 
 def write_weights(graph: Linked, node: onnx.NodeProto, weights: NDArray[Any]) -> None:
     """Replace a layer's weights by `weights` [output channels, ...]."""
-    write_input(graph, node, 1, np.moveaxis(weights, 0, channel_axis(node)))
+    write_input(graph, node, index=1, values=np.moveaxis(weights, 0, channel_axis(node)))
 
 
 def read_bias(graph: Linked, node: onnx.NodeProto) -> Array:
@@ -41,7 +41,7 @@ def write_bias(graph: Linked, node: onnx.NodeProto, bias: NDArray[Any]) -> None:
     """Replace the bias of a Conv or Gemm by `bias` [output channels], or add it."""
     if len(node.input) < 3:
         node.input.append("")
-    write_input(graph, node, 2, bias)
+    write_input(graph, node, index=2, values=bias)
 
 
 def find_added_bias(graph: Linked, matmul: onnx.NodeProto) -> tuple[onnx.NodeProto, int] | None:

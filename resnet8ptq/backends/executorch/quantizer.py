@@ -132,7 +132,7 @@ class ExecutorchQuantizer(Quantizer):
             "delegated_operators": f"{delegated} of {whole}",
             "operators_in_8_bits": f"{integer} of {whole}",
         }
-        return Artifact(path, layers, chosen, details)
+        return Artifact(path, quantized_layers=layers, ranges=chosen, details=details)
 
     load = staticmethod(predictor.load)
 

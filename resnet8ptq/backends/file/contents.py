@@ -75,7 +75,7 @@ class Inner:
         """Return a tensor with one scale, rounded to an integer dtype."""
         limits = np.iinfo(levels)
         low, high = (scale * (level - zero_point) for level in (limits.min, limits.max))
-        return cls(name, low, high, scale, dtype=levels)
+        return cls(name, low, high, step=scale, dtype=levels)
 
 
 @dataclass(frozen=True)

@@ -73,4 +73,4 @@ def _port(name: str, value: Any) -> Port:
 
 def _layer(operator: executorch.Operator) -> Layer:
     dtype = "int8" if operator.integer else "float32"
-    return Layer(operator.kind, "", dtype, dtype)
+    return Layer(operator.kind, name="", weights=dtype, activations=dtype)

@@ -25,23 +25,23 @@ def match_inputs(tensors: Sequence[Tensor], ports: Sequence[Port], asked: Any, p
     Raises:
         ConfigError: a name, a layout or a scale is ambiguous; names the setting.
     """
-    matched = _pair("backend.inputs", tensors, ports, asked, path)
+    matched = _pair("backend.inputs", tensors, ports, asked=asked, path=path)
     taken = {one["name"] for one in matched.values()}
     if missing := [port for port in ports if port.name not in taken]:
-        raise _open("backend.inputs", tensors, ports, path, f"nothing fills {missing[0]}")
+        raise _open("backend.inputs", tensors, ports, path=path, why=f"nothing fills {missing[0]}")
     for tensor in tensors:
         if tensor.name in matched:
-            _complete(matched[tensor.name], tensor, ports, True, path)
+            _complete(matched[tensor.name], tensor, ports, is_input=True, path=path)
     return matched
 
 
 def match_outputs(tensors: Sequence[Tensor], ports: Sequence[Port], asked: Any, path: Any) -> Match:
     """Return the output of the file for each output of the FP32 network; see `match_inputs`."""
-    matched = _pair("backend.outputs", tensors, ports, asked, path)
+    matched = _pair("backend.outputs", tensors, ports, asked=asked, path=path)
     if missing := [tensor for tensor in tensors if tensor.name not in matched]:
-        raise _open("backend.outputs", tensors, ports, path, f"nothing is {missing[0]}")
+        raise _open("backend.outputs", tensors, ports, path=path, why=f"nothing is {missing[0]}")
     for tensor in tensors:
-        _complete(matched[tensor.name], tensor, ports, False, path)
+        _complete(matched[tensor.name], tensor, ports, is_input=False, path=path)
     return matched
 
 

@@ -244,7 +244,12 @@ class _Graph:
                 stored = f"int{attribute(node, 'bits', 4)}"
             if stored:
                 name = node.name or node.output[0]
-                yield Layer(node.op_type, name, stored, self._computed(node, zero, stored))
+                yield Layer(
+                    node.op_type,
+                    name,
+                    weights=stored,
+                    activations=self._computed(node, zero, stored),
+                )
 
     def _stored(self, name: str) -> str:
         """Return the stored dtype of weights; empty if they are computed."""
@@ -313,4 +318,4 @@ def _port(value: onnx.ValueInfoProto, triple: tuple[float, int, str] | None) -> 
     if triple is None or triple[2] not in _ROUNDED:
         return port
     scale, zero_point, levels = triple
-    return rounded(port, scale, zero_point, dtype if dtype in _ROUNDED else levels)
+    return rounded(port, scale, zero_point, levels=dtype if dtype in _ROUNDED else levels)

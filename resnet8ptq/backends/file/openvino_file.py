@@ -179,7 +179,7 @@ def _inner(name: str, operator: Any) -> Inner:
         return Inner(name)
     least, most = (float(end.reshape(-1)[0]) for end in ends)
     steps = operator.get_attributes()["levels"] - 1
-    return Inner(name, least, most, (most - least) / steps, dtype=_levels(operator))
+    return Inner(name, low=least, high=most, step=(most - least) / steps, dtype=_levels(operator))
 
 
 def open_logits(content: bytes, threads: int) -> RawRun | None:
@@ -217,7 +217,9 @@ def _layers(graph: Any) -> Iterator[Layer]:
         kind = operator.get_type_name()
         if kind in _LAYERS and (stored := _stored(operator.input_value(1))):
             name = operator.get_friendly_name()
-            yield Layer(kind, name, stored, _computed(operator.input_value(0), stored))
+            yield Layer(
+                kind, name, weights=stored, activations=_computed(operator.input_value(0), stored)
+            )
 
 
 def _stored(value: Any) -> str:

@@ -19,11 +19,11 @@ from resnet8ptq.data.preprocessing import arrange
 def load(admitted: Admitted, inputs: Match, outputs: Match, threads: int) -> Predictor:
     """Load a file; `inputs` and `outputs` match it to the network, see `matching`."""
     contents = admitted.contents
-    whole = MatchedNetwork(admitted.open_run(threads), contents, inputs, outputs)
+    whole = MatchedNetwork(admitted.open_run(threads), contents, inputs, outputs=outputs)
 
     def open_logits() -> Run | None:
         run = admitted.open_logits(threads)
-        return None if run is None else MatchedNetwork(run, contents, inputs, {})
+        return None if run is None else MatchedNetwork(run, contents, inputs, outputs={})
 
     return Predictor(whole, open_logits)
 

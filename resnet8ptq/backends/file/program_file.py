@@ -125,7 +125,7 @@ def _rounded(quantize: Any) -> Inner:
     """Return what a node of quantize_per_tensor rounds."""
     source, scale, zero_point, least, most = quantize.args[:5]
     low, high = (scale * (level - zero_point) for level in (least, most))
-    return Inner(source.name, low, high, scale, dtype=_dtype(quantize))
+    return Inner(source.name, low, high, step=scale, dtype=_dtype(quantize))
 
 
 def open_logits(content: bytes, threads: int) -> None:
@@ -146,7 +146,7 @@ def _layers(nodes: Any) -> Iterator[Layer]:
     for node in nodes:
         if node.target in LAYERS:
             data, weights = (_dtype(value) for value in node.args[:2])
-            yield Layer(str(node.target), node.name, weights, data)
+            yield Layer(str(node.target), node.name, weights, activations=data)
 
 
 def _dtype(value: Any) -> str:

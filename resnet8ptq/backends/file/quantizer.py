@@ -85,8 +85,12 @@ class FileQuantizer(Quantizer):
         contents = self._admitted.contents
         contract = model.contract
         path = self._path
-        inputs = match_inputs(contract.inputs, contents.inputs, options.inputs, path)
-        outputs = match_outputs(contract.outputs, contents.outputs, options.outputs, path)
+        inputs = match_inputs(
+            contract.inputs, ports=contents.inputs, asked=options.inputs, path=path
+        )
+        outputs = match_outputs(
+            contract.outputs, ports=contents.outputs, asked=options.outputs, path=path
+        )
         backend = replace(
             options, inputs=inputs, outputs=outputs, fp32=options.fp32 or self._find_fp32(model)
         )
@@ -113,16 +117,20 @@ class FileQuantizer(Quantizer):
             "producer": contents.producer or "unknown",
             "fp32_framework": self._options.fp32 or self._find_fp32(model),
         }
-        return Artifact(path, len(contents.narrowed), {}, details)
+        return Artifact(path, quantized_layers=len(contents.narrowed), ranges={}, details=details)
 
     def verify(self, artifact: Artifact, model: Fp32Model, calibration: Split) -> dict[str, str]:
         """Compare the kernels with the file's definition, where the runtime can run both."""
         open_fp32 = partial(open_runner, str(model.onnx_path), self.runtime.threads)
         name = self._path.name
         if self._engine == "onnx":
-            return onnx_checking.check(name, self._open_onnx, open_fp32, calibration)
+            return onnx_checking.check(
+                name, open_file=self._open_onnx, open_fp32=open_fp32, calibration=calibration
+            )
         if self._engine == "tflite":
-            return tflite_checking.check(name, self._open_tflite, open_fp32, calibration)
+            return tflite_checking.check(
+                name, open_file=self._open_tflite, open_fp32=open_fp32, calibration=calibration
+            )
         return {}
 
     def _open_onnx(self, optimized: bool = True, without: Sequence[str] = ()) -> Run:
@@ -149,7 +157,9 @@ class FileQuantizer(Quantizer):
         admitted = self._admitted  # the copy is equal, or admitted by itself
         if files.sha256(path) != files.sha256(admitted.path):
             admitted = reading.admit(path, self.runtime.cache_root)
-        return predictor.load(admitted, options.inputs or {}, options.outputs or {}, threads)
+        return predictor.load(
+            admitted, inputs=options.inputs or {}, outputs=options.outputs or {}, threads=threads
+        )
 
     def count_kernels(self, path: Path) -> tuple[int, int]:
         """Count kernels in ONNX Runtime and OpenVINO; elsewhere, layers stored as integers."""

@@ -107,7 +107,7 @@ def admit(path: Path, cache_root: Path) -> Admitted:
         (folder / "contents.json").write_text(json.dumps(facts))
 
     try:
-        folder = cache.entry(cache_root, "files", key, make)
+        folder = cache.entry(cache_root, kind="files", key=key, make=make)
     except ModelError as error:
         raise ConfigError(f"backend.path: {error}") from None
     facts = json.loads((folder / "contents.json").read_text())

@@ -119,7 +119,12 @@ def _inner(tensor: Any) -> Inner:
     if dtype == "float32":
         return Inner(name)
     parameters = tensor.quantization
-    return Inner.rounded(name, float(parameters.scale[0]), int(parameters.zeroPoint[0]), dtype)
+    return Inner.rounded(
+        name,
+        scale=float(parameters.scale[0]),
+        zero_point=int(parameters.zeroPoint[0]),
+        levels=dtype,
+    )
 
 
 def open_logits(content: bytes, threads: int) -> RawRun | None:
@@ -145,13 +150,13 @@ def _port(tensor: Any, name: str) -> Port:
         return Port(name, sizes, dtype)
     scale = float(parameters.scale[0])
     zero_point = int(parameters.zeroPoint[0])
-    return rounded(Port(name, sizes, dtype), scale, zero_point, dtype)
+    return rounded(Port(name, sizes, dtype), scale, zero_point, levels=dtype)
 
 
 def _layer(layer: tflite.TfliteLayer) -> Layer:
     weights = _NAMES[layer.weights.type]
     data = _NAMES[layer.input.type]
-    return Layer(layer.code, layer.name, weights, data)
+    return Layer(layer.code, layer.name, weights, activations=data)
 
 
 def _at_inference(layer: Layer) -> Layer:

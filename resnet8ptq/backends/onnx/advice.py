@@ -69,7 +69,13 @@ def _static(flags: Collection[str], network: Summary | None) -> Iterator[Candida
 def _dynamic(flags: Collection[str], network: Summary | None) -> Iterator[Candidate]:
     operators = network.operators if network else {"Conv": 1, "Gemm": 1}
     settings = "backend=onnx method=dynamic"
-    dynamic = Resolved("int8", "uint8 (dynamic)", "integer", 8, file_format="IntegerOps")
+    dynamic = Resolved(
+        "int8",
+        activation_dtype="uint8 (dynamic)",
+        execution="integer",
+        weight_bits=8,
+        file_format="IntegerOps",
+    )
     if "Conv" in operators:
         why = "ConvInteger has no fast kernel: 0.13 (int8) to 0.56 (uint8) of FP32's speed"
         yield Candidate(settings, SLOW, why, FRAMEWORKS)

@@ -85,7 +85,9 @@ def check(
         return {}
     defined = open_file(optimized=False)(samples)
     computed = open_file()(samples)
-    noise = KernelNoise.of(defined, computed, lambda: open_fp32()(samples), LIMIT_DB)
+    noise = KernelNoise.of(
+        defined, computed, run_fp32=lambda: open_fp32()(samples), limit_db=LIMIT_DB
+    )
     if noise.exceeds:
         log.warning(
             "%s: on %d calibration samples ONNX Runtime's optimized graph adds %s: %s",

@@ -235,23 +235,28 @@ class OnnxQuantizer(Quantizer):
             raised = narrow or config.dtype.name == "w8a16"
             onnx.save(rewriting.raise_opset(proto, least) if raised else proto, source)
             if config.method == "dynamic":
-                dynamic.quantize(source, temporary, skipped, config)
+                dynamic.quantize(source, path=temporary, skipped=skipped, config=config)
             elif config.method == "weight_only":
-                weight_only.quantize(source, temporary, skipped, config)
+                weight_only.quantize(source, path=temporary, skipped=skipped, config=config)
                 details = weight_only.describe_left(proto.graph, skipped, config)
             else:
                 if dynamic_nodes:
                     others = [n.name for n in proto.graph.node if n.name not in dynamic_nodes]
-                    dynamic.quantize(source, source, others, config)
+                    dynamic.quantize(source, path=source, skipped=others, config=config)
                 activations = self.activations(model, decisions, calibration)
                 calibrated = self._quantize_static(
-                    source, temporary, proto.graph, skipped, file_format, activations
+                    source,
+                    path=temporary,
+                    graph=proto.graph,
+                    skipped=skipped,
+                    file_format=file_format,
+                    activations=activations,
                 )
             written = onnx.load(temporary)
             count = self._count(written, proto.graph, file_format)
             written = rewrite(written, self._passes(proto.graph, narrow, tables))
             self._save(written, temporary, calibration)
-        return Artifact(path, count, calibrated, details)
+        return Artifact(path, quantized_layers=count, ranges=calibrated, details=details)
 
     def _save(self, written: onnx.ModelProto, path: Path, calibration: Split) -> None:
         """Save a file, with `slim` a smaller one with the same results."""
@@ -306,7 +311,7 @@ class OnnxQuantizer(Quantizer):
 
     def verify(self, artifact: Artifact, model: Fp32Model, calibration: Split) -> dict[str, str]:
         """Run one sample, then compare the kernels with the file; see `contract.Quantizer`."""
-        params = run_once(self, artifact, calibration, predictor.check)
+        params = run_once(self, artifact, calibration, read=predictor.check)
         if self.config.dtype.is_float:
             return params
         path = artifact.path

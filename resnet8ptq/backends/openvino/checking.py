@@ -52,7 +52,7 @@ def check(
     fp32 = open_runner(str(model.onnx_path), threads)(samples)
     _check_shapes(name, fp32, defined)
     computed = open_network(artifact.path, threads)(samples)
-    noise = KernelNoise.of(defined, computed, lambda: fp32, KERNELS_DB)
+    noise = KernelNoise.of(defined, computed, run_fp32=lambda: fp32, limit_db=KERNELS_DB)
     if noise.exceeds:
         resolved = quantizer.resolve()
         mend = "try backend=onnx"

@@ -33,7 +33,9 @@ def open_network(path: Path, threads: int, **options: bool) -> "Network":
 def make_network(graph: Any, threads: int, **options: bool) -> "Network":
     """Compile a graph; for options see `compile_graph`."""
     names = [value.get_any_name() for value in graph.inputs]
-    return Network(graph, names, only_batch_is_free(graph), threads, options)
+    return Network(
+        graph, names, by_size=only_batch_is_free(graph), threads=threads, options=options
+    )
 
 
 def _open_logits(path: Path, threads: int) -> Run | None:

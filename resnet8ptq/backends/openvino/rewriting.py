@@ -74,7 +74,7 @@ def _keep_reduced_axes(model: ir.Model) -> None:
             name = str(node.outputs[0].name)
             kept: dict[str, Any] = {**node.attributes, "keepdims": 1}
             whole = write(node.op_type, node.inputs, f"{name}__inner", **kept)
-            replace_node(node, _chain(write, whole, [("Squeeze", axes)], name))
+            replace_node(node, _chain(write, value=whole, steps=[("Squeeze", axes)], output=name))
 
 
 def _sum_signals(model: ir.Model, sizes: Mapping[str, Sequence[int]]) -> None:
@@ -100,7 +100,7 @@ def _sum_signals(model: ir.Model, sizes: Mapping[str, Sequence[int]]) -> None:
         if node.op_type == _POOL or keeps_axes:
             steps.append(("Unsqueeze", axes))
         name = str(node.outputs[0].name)
-        replace_node(node, _chain(Writer(node), input_of(node, 0), steps, name))
+        replace_node(node, _chain(Writer(node), value=input_of(node, 0), steps=steps, output=name))
 
 
 def _pad_before_pools(model: ir.Model) -> None:
@@ -117,7 +117,9 @@ def _pad_before_pools(model: ir.Model) -> None:
             widths = np.insert(np.reshape(pads, (2, -1)), 0, np.zeros((3, 1)), axis=1).reshape(-1)
             steps: list[Step] = [("Unsqueeze", [1]), ("Pad", widths), ("Squeeze", [1])]
             name = f"{node.outputs[0].name}__padded"
-            node.replace_input_with(0, _chain(Writer(node), input_of(node, 0), steps, name))
+            node.replace_input_with(
+                0, _chain(Writer(node), value=input_of(node, 0), steps=steps, output=name)
+            )
 
 
 def _find_axes(node: ir.Node) -> list[int]:
@@ -157,12 +159,17 @@ def _pad_with_zeros(model: ir.Model) -> None:
         if widths.shape[1] > 1 and widths[:, 1].any():
             write = Writer(node)
             name = str(node.outputs[0].name)
-            inside = _chain(write, input_of(node, 0), [("Unsqueeze", [1])], f"{name}__outside")
+            inside = _chain(
+                write,
+                value=input_of(node, 0),
+                steps=[("Unsqueeze", [1])],
+                output=f"{name}__outside",
+            )
             wider = write.constant(f"{name}__pads", np.insert(widths, 1, 0, axis=1).reshape(-1))
             operands = [inside, wider, *node.inputs[2:]]
             mode: dict[str, Any] = {**node.attributes}
             padded = write("Pad", operands, f"{name}__inner", **mode)
-            replace_node(node, _chain(write, padded, [("Squeeze", [1])], name))
+            replace_node(node, _chain(write, value=padded, steps=[("Squeeze", [1])], output=name))
 
 
 def _copy_scales(graph: ir.Graph) -> None:

@@ -148,7 +148,9 @@ class NncfQuantizer(Quantizer):
             raise UnsupportedError(
                 f"backend=openvino_nncf: all {in_float} layers of NNCF's file run in float"
             )
-        return Artifact(path, on_integers, {}, {"float_layers": str(in_float)})
+        return Artifact(
+            path, quantized_layers=on_integers, ranges={}, details={"float_layers": str(in_float)}
+        )
 
     @property
     def _options(self) -> NncfConfig:

@@ -30,7 +30,9 @@ def check(
         return {}
     defined = open_file(True)(samples)
     computed = open_file(False)(samples)
-    noise = KernelNoise.of(defined, computed, lambda: open_fp32()(samples), LIMIT_DB)
+    noise = KernelNoise.of(
+        defined, computed, run_fp32=lambda: open_fp32()(samples), limit_db=LIMIT_DB
+    )
     if noise.exceeds:
         log.warning(
             "%s: on %d calibration samples LiteRT's kernels for this CPU add %s of its reference "

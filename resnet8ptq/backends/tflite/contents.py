@@ -96,7 +96,14 @@ def layers(model: Any) -> Iterator[TfliteLayer]:
             indices = [*operator.inputs, -1][: max(order) + 1]
             inputs = [None if indices[i] < 0 else tensors[indices[i]] for i in order]
             data, weights, bias = inputs
-            yield TfliteLayer(operator, code, data, weights, bias, tensors[operator.outputs[0]])
+            yield TfliteLayer(
+                operator,
+                code,
+                input=data,
+                weights=weights,
+                bias=bias,
+                output=tensors[operator.outputs[0]],
+            )
 
 
 def is_integer(model: Any, operator: Any) -> bool:

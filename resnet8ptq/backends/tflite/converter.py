@@ -57,7 +57,7 @@ def convert(
     logging.getLogger("absl").setLevel(logging.ERROR)  # it warns that a SavedModel's graph is old
     converter = _from_saved_model(source) if source.is_dir() else _from_keras(source)
     if quantized:
-        _set_up(converter, samples, per_channel, integer_io, wide)
+        _set_up(converter, samples, per_channel, integer_io=integer_io, wide=wide)
     why = "backend=tflite: TensorFlow cannot convert the network; try backend=onnx"
     with errors_as(UnsupportedError, why):
         return bytes(converter.convert())

@@ -184,7 +184,9 @@ def _fit_biases(model: Any, ranges: Mapping[int, Range], per_channel: bool) -> N
         if not scale:
             continue
         by_channel = np.moveaxis(weights, layer.axis, 0)
-        fitted = np.moveaxis(fit_bias(by_channel, bias, scale, per_channel), 0, layer.axis)
+        fitted = np.moveaxis(
+            fit_bias(by_channel, bias, scale, per_channel=per_channel), 0, layer.axis
+        )
         if not np.array_equal(fitted, weights):
             contents.write_floats(model, layer.weights, fitted)
 

@@ -93,12 +93,12 @@ def convert(model: Fp32Model, samples: Split, runtime: Runtime) -> bytes:
             batch = np.concatenate([*samples.take(np.arange(count)).batches(count)])
             run = in_full_batches(open_runner(str(model.onnx_path)), model.contract.batch)
             try:
-                content = _check(written, run(batch), batch, model.final)
+                content = _check(written, expected=run(batch), batch=batch, final=model.final)
             except ParityError as error:
                 raise UnsupportedError(f"backend=tflite: {error}") from None
         (folder / FILE).write_bytes(content)
 
-    return (cache.entry(runtime.cache_root, "tflite", key, make) / FILE).read_bytes()
+    return (cache.entry(runtime.cache_root, kind="tflite", key=key, make=make) / FILE).read_bytes()
 
 
 def prepare(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -208,7 +208,7 @@ def _check(
             contents.transpose_output(model, number, axes)
     aligned = contents.write(model)
     outputs = list(predictor.open_run(aligned, 1)(batch))
-    compare(outputs, list(expected), final, label)
+    compare(outputs, expected=list(expected), final=final, label=label)
     return aligned
 
 

@@ -229,7 +229,7 @@ class TfliteQuantizer(Quantizer):
 
     def verify(self, artifact: Artifact, model: Fp32Model, calibration: Split) -> dict[str, str]:
         """Run one sample, then compare the kernels with the reference; see `contract.Quantizer`."""
-        params = run_once(self, artifact, calibration, lambda p: contents.read(p.read_bytes()))
+        params = run_once(self, artifact, calibration, read=lambda p: contents.read(p.read_bytes()))
         if self.config.computes_in_float:
             return params
         path = artifact.path
@@ -303,7 +303,9 @@ class TfliteQuantizer(Quantizer):
         skipped = find_float_nodes(graph, self.select(decisions))
         if config.per_channel:  # a product of several matrices has no such kernel
             skipped = [*skipped, *find_stacks(graph)]
-        operators = edge_quantizer.find_quantized(file, by_index, graph, skipped)
+        operators = edge_quantizer.find_quantized(
+            file, names=by_index, graph=graph, skipped=skipped
+        )
         around = edge_quantizer.tensors_around(file, operators)
         names = {  # the last of equal tensors lies behind a fused activation
             index: next((name for name in reversed(alike) if name in preset), alike[-1])
@@ -316,8 +318,10 @@ class TfliteQuantizer(Quantizer):
         symmetric = bool(config.symmetric.activations)
         integer_io = self._options.integer_io
         wide = self._is_wide
-        scheme = edge_quantizer.Scheme(config.per_channel, symmetric or wide, integer_io, wide)
-        return edge_quantizer.quantize(file, operators, known, scheme), ranges
+        scheme = edge_quantizer.Scheme(
+            config.per_channel, symmetric=symmetric or wide, integer_io=integer_io, wide=wide
+        )
+        return edge_quantizer.quantize(file, operators, ranges=known, scheme=scheme), ranges
 
     def _convert(self, source: Path, calibration: Split) -> bytes:
         quantized = not self.config.computes_in_float
@@ -347,7 +351,9 @@ class TfliteQuantizer(Quantizer):
         network = model.onnx_path
         activations = self.activations(model, decisions, calibration)
         fp32, corrected = (onnx.load(p).graph for p in (model.uncorrected or network, network))
-        return rewriting.rewrite(content, fp32, corrected, plan, activations.find_around([]))
+        return rewriting.rewrite(
+            content, fp32, corrected, plan=plan, ranges=activations.find_around([])
+        )
 
     def _read(self, content: bytes, path: Path) -> Artifact:
         """Return the artifact with the facts read from the file."""
@@ -372,7 +378,9 @@ class TfliteQuantizer(Quantizer):
         elif in_float:  # dynamic-range quantization skips weights of less than 1,024 values
             count = in_float + len(quantized)
             log.warning("TFLite's converter left %d of %d layers in float", in_float, count)
-        return Artifact(path, len(quantized), _activation_ranges(model), details)
+        return Artifact(
+            path, quantized_layers=len(quantized), ranges=_activation_ranges(model), details=details
+        )
 
 
 def _activation_ranges(model: Any) -> dict[str, Range]:

@@ -80,18 +80,22 @@ def rewrite(
     nodes = weight_layers(corrected)
     narrow = plan.narrow(nodes)
     names = match(model, fp32)
-    scale_activations(model, names, corrected, ranges)
+    scale_activations(model, names, graph=corrected, ranges=ranges)
     chosen = {}
     for layer, name in zip(contents.layers(model), names, strict=True):
         if name in narrow:
             layer.weights.type = TensorType.INT4
             code = model.operatorCodes[layer.operator.opcodeIndex]
             code.version = max(code.version, _VERSIONS[layer.code])
-        rounded = _round(model, layer, corrected, nodes[name], plan.scheme(name))
-        contents.write_levels(model, layer.weights, rounded.weights, rounded.scale)
+        rounded = _round(model, layer, graph=corrected, node=nodes[name], scheme=plan.scheme(name))
+        contents.write_levels(
+            model, tensor=layer.weights, levels=rounded.weights, scale=rounded.scale
+        )
         layer.weights.quantization.quantizedDimension = layer.axis
         if rounded.bias is not None:
-            contents.write_levels(model, layer.bias, rounded.bias, rounded.bias_scale)
+            contents.write_levels(
+                model, tensor=layer.bias, levels=rounded.bias, scale=rounded.bias_scale
+            )
         chosen[name] = rounded
     written = contents.write(model)
     check(written, chosen)
@@ -119,7 +123,7 @@ def match(model: Any, fp32: onnx.GraphProto) -> list[str]:
             )
         if {id(layer.weights), id(layer.bias)} & seen:
             raise _unmatched(layer, "it shares weights with another layer")
-        if not _same_bias(model, layer, fp32, nodes[nearest]):
+        if not _same_bias(model, layer, graph=fp32, node=nodes[nearest]):
             raise _unmatched(layer, f"its bias is not that of {nearest} in the ONNX graph")
         seen |= {id(layer.weights)} | ({id(layer.bias)} if layer.bias is not None else set())
         left.remove(nearest)
@@ -217,12 +221,14 @@ def _round(
     if layer.bias is None and bias.any():
         raise _unmatched(layer, "it has no bias to correct")
     input_scale = float(layer.input.quantization.scale[0])
-    grid = _with_room(scheme.grid(weights, 0), weights, bias, input_scale)
+    grid = _with_room(scheme.grid(weights, 0), weights, bias, input_scale=input_scale)
     scale = grid.scale.reshape(-1)
     bias_scale = (input_scale * scale.astype(np.float64)).astype(np.float32)
     levels = np.round(bias / bias_scale).astype(np.int64)
     arranged = _to_layout(layer, grid.quantize(weights) - grid.zero_point)
-    return Rounded(arranged, scale, None if layer.bias is None else levels, bias_scale)
+    return Rounded(
+        arranged, scale, bias=None if layer.bias is None else levels, bias_scale=bias_scale
+    )
 
 
 def _with_room(grid: Grid, weights: Array, bias: NDArray[np.float64], input_scale: float) -> Grid:

@@ -147,7 +147,7 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
         grid = self.weights.grid(weights.numpy(), axis)
         # Rounded here: torch multiplies by 1/scale, which could round ties the other way.
         weights.copy_(torch.from_numpy(grid.round(weights.numpy())))
-        return _spec(grid, self.weights, axis, self.weights.per_channel)
+        return _spec(grid, scheme=self.weights, axis=axis, per_channel=self.weights.per_channel)
 
     def _fit_bias(self, module: GraphModule, layer: Node, weights: torch.Tensor) -> None:
         """Let the bias of a layer fit in the 32 bits of a kernel, see `grid.fit_bias`, in place."""
@@ -156,7 +156,9 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
             return
         values = attrgetter(str(bias.target))(module).detach().numpy()
         scale = float(self._activation_grid(layer.args[0]).scale.item())
-        fitted = fit_bias(weights.numpy(), values, scale, self.weights.per_channel)
+        fitted = fit_bias(
+            weights.numpy(), bias=values, scale=scale, per_channel=self.weights.per_channel
+        )
         weights.copy_(torch.from_numpy(fitted))
 
     def _activation_spec(self, node: Node) -> Any:
@@ -166,7 +168,12 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
         root = self._root(node)
         if root.target in SOFTMAX:  # torch's kernels have probabilities in steps of 1/256
             lowest, highest = (-128, 127) if self.activations.dtype == "int8" else (0, 255)
-            return Grid(np.array([1 / 256], np.float32), np.array([lowest]), lowest, highest)
+            return Grid(
+                np.array([1 / 256], np.float32),
+                zero_point=np.array([lowest]),
+                lowest=lowest,
+                highest=highest,
+            )
         low_high = np.array(self.ranges[root.name], dtype=np.float32)
         return self.activations.grid(low_high, axis=0)
 

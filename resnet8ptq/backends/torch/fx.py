@@ -279,7 +279,7 @@ def _observers(prepared: Any, graph: onnx.GraphProto) -> list[tuple[str, RangeOb
     fused = {
         str(n) for n in prepared.graph.nodes if isinstance(modules.get(n.target), _FusedModule)
     }
-    names = name_tensors(prepared.graph, paths, graph, fused)
+    names = name_tensors(prepared.graph, paths, graph, fused=fused)
     clips = [node for node in fused_activations(graph) if node.op_type == "Clip"]
     clipped = {node.input[0]: node.output[0] for node in clips}
     names = {node: clipped.get(tensor, tensor) for node, tensor in names.items()}

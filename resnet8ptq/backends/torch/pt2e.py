@@ -62,7 +62,7 @@ def quantize(
     observed = {name: names.get(name, name) for name in quantizer.observed(exported)}
     ranges = activations.find_ranges(observed.values())
     missing = [name for name, tensor in observed.items() if tensor not in ranges]
-    others = _calibrate(exported, missing, calibration, config.calib)
+    others = _calibrate(exported, observed=missing, calibration=calibration, config=config.calib)
     quantizer.ranges = {n: ranges[t] if t in ranges else others[n] for n, t in observed.items()}
     with known_warnings():
         converted = convert_pt2e(prepare_pt2e(exported, quantizer))

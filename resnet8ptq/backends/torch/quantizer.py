@@ -124,7 +124,7 @@ class TorchQuantizer(Quantizer):
         chosen: dict[str, Range] = {}
         details: dict[str, str] = {}
         if config.method == "dynamic":
-            module, layers = dynamic.quantize(module, skipped, config, self._weights)
+            module, layers = dynamic.quantize(module, skipped, config, weights=self._weights)
             details["dynamic_layers"] = ", ".join(layers)
         else:
             activations = self.activations(model, decisions, calibration)
@@ -135,7 +135,7 @@ class TorchQuantizer(Quantizer):
         count, _ = file.count_layers(path)
         if count == 0:
             refuse_empty("torch", onnx.load(model.onnx_path).graph, f" in {model.onnx_path}")
-        return Artifact(path, count, chosen, details)
+        return Artifact(path, quantized_layers=count, ranges=chosen, details=details)
 
     def load(self, path: Path, threads: int) -> Predictor:
         """Load the flow's artifact: a program (.pt2) or a TorchScript file (.pt)."""

@@ -77,7 +77,7 @@ def _halve(owner: Any, key: str) -> bool:
     values = getattr(owner, key)
     if values.dtype != torch.float32 or values.ndim < 2 or values.abs().amax() > LARGEST_HALF:
         return False
-    _replace(owner, key, values.half(), _Widened())
+    _replace(owner, key, stored=values.half(), restore=_Widened())
     return True
 
 
@@ -90,7 +90,7 @@ def _round(owner: Any, key: str) -> bool:
     is_constant = key in owner._buffers
     shared = (values.ndim - 2,) if is_constant else tuple(range(1, values.ndim))
     levels, scale = round_rows(values.detach().numpy(), shared)
-    _replace(owner, key, torch.from_numpy(levels), _Scaled(torch.from_numpy(scale)))
+    _replace(owner, key, stored=torch.from_numpy(levels), restore=_Scaled(torch.from_numpy(scale)))
     return True
 
 
