@@ -290,7 +290,9 @@ def test_memory_of_large_networks_is_limited(proto, images, monkeypatch):
     setting = setting_of(configure(), images)
     posed: list[adaround.Problem] = []
 
-    def spy(problem: adaround.Problem, weights: NDArray[np.float32], *rest: object) -> object:
+    def spy(
+        problem: adaround.Problem, weights: NDArray[np.float32], *rest: object, **named: object
+    ) -> object:
         posed.append(problem)
         return setting.weights.scheme("").grid(weights, 0).quantize(weights)
 
@@ -338,8 +340,8 @@ def test_the_artifact_holds_the_learned_levels(
     learned: list[NDArray[np.int64]] = []
     learn = adaround.learn_levels
 
-    def note(*args: object) -> NDArray[np.int64]:
-        learned.append(learn(*args))
+    def note(*args: object, **named: object) -> NDArray[np.int64]:
+        learned.append(learn(*args, **named))
         return learned[-1]
 
     monkeypatch.setattr(adaround, "learn_levels", note)
@@ -379,7 +381,7 @@ def test_bias_correction_removes_the_mean_error(proto, images):
 def test_adaround_corrects_each_bias_before_the_next_layer(proto, images, monkeypatch):
     """With nearest levels instead of learned ones, the biases are those of bias correction."""
 
-    def nearest(problem: object, weights: NDArray[np.float32], scheme: WeightScheme, *_: object):
+    def nearest(problem: object, weights: NDArray[np.float32], scheme: WeightScheme, **_: object):
         return scheme.grid(weights, 0).quantize(weights)
 
     monkeypatch.setattr(adaround, "learn_levels", nearest)

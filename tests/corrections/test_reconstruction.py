@@ -52,7 +52,7 @@ def learned(
 def test_blocks_are_those_of_the_network(shapes_model, images, monkeypatch):
     seen: list[list[str]] = []
 
-    def record(problem: reconstruction._Problem, *_: object) -> None:
+    def record(problem: reconstruction._Problem, *_: object, **__: object) -> None:
         seen.append(list(problem.block.roundings))
 
     monkeypatch.setattr(reconstruction._Problem, "learn", record)
@@ -92,7 +92,7 @@ def test_a_range_that_blocks_share_is_learned_in_the_first(shapes_model, images,
     """A pool's levels are its input's: other ones there would undo what is learned before."""
     seen: list[FakeQuantize] = []
 
-    def record(problem: reconstruction._Problem, *_: object) -> None:
+    def record(problem: reconstruction._Problem, *_: object, **__: object) -> None:
         seen.extend(problem.block.quantizers)
 
     monkeypatch.setattr(reconstruction._Problem, "learn", record)
