@@ -110,7 +110,7 @@ def ship(
 @_same_environment()
 def judge(
     model: Any,
-    files: Sequence[str | Path],
+    files: str | Path | Sequence[str | Path],
     data: Any = None,
     *,
     example: Any = None,
@@ -122,7 +122,7 @@ def judge(
         judge("fp32.onnx", ["theirs.tflite"], data).runs[0].verdict
 
     Args:
-        files: the quantized files, one run each.
+        files: the quantized file, or several, one run each.
         settings: as for `quantize`, and the limits `max_drop`, `min_sqnr_db`, `min_accuracy`.
 
     `model`, `data`, `example`, `quiet` and the errors are those of `quantize`.
@@ -130,7 +130,8 @@ def judge(
     from resnet8ptq.judging import Arguments
 
     words = _find_inputs(model, data, example, settings)
-    paths = [str(Path(file).expanduser().absolute()) for file in files]
+    given = [files] if isinstance(files, str | Path) else files
+    paths = [str(Path(file).expanduser().absolute()) for file in given]
     asked = Arguments.parse([*paths, *words, *to_words(settings)])
     return _run_sweep(asked.to_sweep(), quiet)
 

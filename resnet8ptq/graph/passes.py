@@ -5,6 +5,7 @@ pass needs no maps, and replaces a tensor or a node in constant time. Functions 
 network use `links.Links`, on the protobuf that each framework reads and writes.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ import onnx_ir as ir
 from numpy.typing import ArrayLike
 from onnx import numpy_helper
 from onnx_ir.passes.common import NameFixPass, RemoveUnusedNodesPass, TopologicalSortPass
+
+logging.getLogger("onnx_ir").setLevel(logging.WARNING)  # its passes count what they remove
 
 Pass = Callable[[ir.Model], object]  # changes the model in place
 

@@ -94,9 +94,11 @@ def _asked(record: RunRecord) -> tuple[str | None, ...]:
 
 
 def task_of(records: Sequence[RunRecord]) -> Task:
-    """Return the task of a family; classification if no run was scored."""
-    scored = next((record for record in records if record.samples is not None), None)
-    return registry.recall({}) if scored is None else scored.task
+    """Return the task of a family; classification if no run got as far as its task."""
+    scored = [record for record in records if record.samples is not None]
+    known = [record for record in records if "scored_as" in record.params]
+    first = next(iter([*scored, *known]), None)
+    return registry.recall({}) if first is None else first.task
 
 
 def best_first(records: Sequence[RunRecord]) -> list[int]:

@@ -6,7 +6,7 @@ Nothing is measured or tested here: verdicts and choices come from `report`.
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,7 +46,7 @@ class SweepSummary:
     name: str
     status: str
     runs: tuple[RunRecord, ...]
-    choices: tuple[Recommendation, ...]
+    choices: tuple[Recommendation, ...] = field(repr=False)  # with arrays of predictions
     why_none: str
     report: str | None
 

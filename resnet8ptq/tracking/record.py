@@ -484,6 +484,10 @@ class RunRecord(BaseModel):
         child.run("deploy", [*self.deploy_words, *asked, f"folder={target}"])
         return target
 
+    def __repr_args__(self) -> list[tuple[str | None, Any]]:
+        """Return the fields that a terminal shows; there are hundreds of params and metrics."""
+        return [(name, getattr(self, name)) for name in ("run_id", "name", "status", "verdict")]
+
     def _repr_html_(self) -> str:
         """Return the run as a table of one row, for a notebook."""
         return show_frame([self])

@@ -74,7 +74,7 @@ def test_a_sweep_has_a_frame_and_its_file_can_be_deployed(network, loader):
 def test_files_of_others_are_judged(network):
     x = np.random.default_rng(0).normal(size=(200, 3, 8, 8)).astype(np.float32)
     made = ptq.quantize(network, x, **QUICK)
-    checked = ptq.judge(network, [made.path], x, **QUICK)
+    checked = ptq.judge(network, made.path, x, **QUICK)
     assert [run.verdict for run in checked.runs] == [made.verdict]
 
 

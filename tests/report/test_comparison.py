@@ -169,3 +169,15 @@ def test_samples_that_earlier_runs_have_not_scored_are_found(tmp_path):
         path.unlink()
     [family] = comparison.add_earlier_runs(store, families)
     assert (family.earlier_runs.count, family.added) == (1, None)
+
+
+def test_a_failed_run_alone_has_the_metric_of_its_task():
+    """As a confirmation that the end of the time interrupts."""
+    failed = RunRecord.of("id", {"scored_as": "deviation"}, {}, {"status": "failed"})
+    assert facts.task_of([failed]).metric.name == "relative_error"
+    assert facts.task_of([RunRecord.of("id", {}, {}, {})]).name == "classification"
+
+
+def test_a_terminal_shows_a_run_in_one_line():
+    run = RunRecord.of("id", {"dtype": "u8s8"}, {"accuracy": 0.9}, {"status": "ok"})
+    assert "run_id='id'" in repr(run) and len(repr(run)) < 200

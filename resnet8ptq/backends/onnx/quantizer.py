@@ -450,7 +450,7 @@ class OnnxQuantizer(Quantizer):
 def _lines_counted() -> Iterator[None]:
     """Log one line with the number of biases beyond 32 bits; ONNX Runtime logs a line for each.
 
-    Its lines about scales without a channel axis, and about tensors of integers, are dropped.
+    Its lines about scales without a channel axis, tensors of integers and copies are dropped.
     """
     raised = cut = 0
 
@@ -464,7 +464,8 @@ def _lines_counted() -> Iterator[None]:
         # Scales of a normalization, which are per tensor: they have no second axis.
         vector = message.startswith("Axis ") and message.endswith("with rank 1")
         integers = message.startswith("Inference failed or unsupported type")  # such as a shape
-        return not (raises or cuts or vector or integers)
+        copied = message.startswith("Created a copy of bias input")
+        return not (raises or cuts or vector or integers or copied)
 
     logging.getLogger().addFilter(count)  # a filter of the root sees only records of the root
     try:
