@@ -88,7 +88,8 @@ class CocoReader(CalibrationDataReader):  # type: ignore[misc]
             self.annotations = coco
             ids = list(coco.images)[chosen]
             self.paths = [folder / coco.images[image_id][0] for image_id in ids]
-            self.records = pack([annotate(coco, image_id, preprocess) for image_id in ids])
+            placed = [annotate(coco, image_id, preprocess) for image_id in ids]
+            self.records = pack(placed, coco.keypoints)
         else:
             self.paths = find_pictures(folder)[chosen]
         if not self.paths:

@@ -11,6 +11,7 @@ import pytest
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
+from resnet8ptq.calibration.coco_reader import CocoReader
 from resnet8ptq.config.schema import KeypointsConfig, PreprocessConfig, TaskConfig
 from resnet8ptq.core.errors import DataError, PtqError
 from resnet8ptq.data.boxes import Annotated, pack
@@ -43,6 +44,13 @@ def records(folder: Path) -> np.ndarray:
     assert annotations.keypoints == 2
     placed = [coco.annotate(annotations, image_id, STEPS) for image_id in annotations.images]
     return pack(placed, annotations.keypoints)
+
+
+def test_the_reader_of_pictures_takes_keypoints(folder, records):
+    """As do the boxes of such a file, which `evaluation.coco_evaluator` scores."""
+    reader = CocoReader(folder / "images", "images", STEPS, folder / "instances.json")
+    assert reader.records.dtype == records.dtype
+    np.testing.assert_array_equal(reader.records, records)
 
 
 def context(records: np.ndarray, shape: tuple[int, ...]) -> TaskContext:
