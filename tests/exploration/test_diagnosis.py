@@ -321,13 +321,23 @@ def test_what_has_no_tensors_or_ranges_is_unsupported(diagnose, override, hint):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["tflite", "torch_pt2e", "openvino"])
+@pytest.mark.parametrize("backend", ["torch_pt2e", "openvino"])
 def test_the_files_of_other_backends_are_diagnosed(diagnose, backend):
     if backend == "openvino" and not is_installed():
         pytest.skip("OpenVINO is not installed")
     result = diagnose(unlike_inputs(), f"backend={backend}", "dtype=int8")
     assert isinstance(result, DiagnosisResult), result.reason
     assert "joined inputs of very different scale" in [one.name for one in result.findings]
+
+
+@pytest.mark.slow
+def test_a_tflite_file_is_diagnosed(tmp_path):
+    """TensorFlow converts this network; an ONNX file would need an environment of onnx2tf."""
+    short = ("data=shapes", "calib.samples_per_class=10", "held_out_images=100", "threads=1")
+    words = ("+analysis=diagnose", *short, "backend=tflite", "dtype=int8", "calib=entropy")
+    result = dispatch.run_or_analyse(resolve(make_config(*words)), tmp_path, Recorder())
+    assert isinstance(result, DiagnosisResult), result.reason
+    assert "clipped activation" in [one.name for one in result.findings]
 
 
 @pytest.mark.parametrize(
