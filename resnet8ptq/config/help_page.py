@@ -185,7 +185,7 @@ def _walk(node: yaml.Node, prefix: str, lines: Sequence[str]) -> Iterator[Key]:
         name = f"{prefix}{named.value}"
         begin = value.start_mark
         end = value.end_mark
-        if name in _INTERNAL:
+        if name in _INTERNAL or named.value == "defaults":  # options extend others
             continue
         if isinstance(value, yaml.MappingNode) and value.value:
             if comment := _comment(lines[named.end_mark.line], named.end_mark.column):
