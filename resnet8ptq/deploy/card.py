@@ -50,6 +50,7 @@ _KINDS = {
     "instance_segmentation": "image-segmentation",
     "segmentation": "image-segmentation",
 }
+_KINDS_OF_TEXTS = {"classification": "text-classification", "tokens": "token-classification"}
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ def _header(source: Source, task: Task, name: str, inputs: Sequence[str]) -> str
     metric = task.metric
     kind = _KINDS.get(task.name, "other")
     if "input_ids" in inputs:
-        kind = "text-classification" if task.name == "classification" else "other"
+        kind = _KINDS_OF_TEXTS.get(task.name, "other")
     values = []
     value = record.value_of(metric)
     if value is not None:

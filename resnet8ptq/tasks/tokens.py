@@ -273,7 +273,7 @@ def build(
         partial(_score, primary, decoder, resamples),
         replace(BOOTSTRAP, intervals=f"{BOOTSTRAP.intervals} over the sentences"),
         beside=(METRICS["token_accuracy"],) if primary == "entity_f1" else (),
-        class_names=kinds,
+        class_names=() if decoder is None else decoder.tags,
         pair_metrics=count_lost,
         scope=Scope(output=None if decoder is None else decoder.output),
         files=TaskFiles(

@@ -91,6 +91,7 @@ def test_the_tags_of_a_file_are_those_of_the_network(tmp_path):
         task = make(labels, {"other": (3,), "out": (None, 5)}, by_alphabet, classes=str(path))
         outputs = Outputs((np.zeros((2, 3)), logits), None, VALUES)
         assert task.score(outputs, Targets(labels)).value == 1
+        assert task.class_names == TAGS  # in the order of the outputs
         numbered = make(LABELS, {"out": (4, 5)}, ("0", "1", "2", "3"), False, classes=str(path))
         assert numbered.score(Outputs((logits,), None, VALUES), Targets(LABELS)).value == 1
 
