@@ -24,6 +24,7 @@ from resnet8ptq.tasks import (
     dense,
     joining,
     multilabel,
+    perplexity,
     regression,
     segmentation,
     tokens,
@@ -199,6 +200,18 @@ def tagged(random: np.random.Generator) -> Population:
     return Population(task, Targets(labels), *outputs)
 
 
+def spoken(random: np.random.Generator) -> Population:
+    """Windows of 32 tokens, of which some are hard to predict; the model's logits are noisier."""
+    words = random.integers(0, 8, (SIZE, 32))
+    hard = random.gamma(2, 0.7, (SIZE, 1, 1))
+    following = np.eye(8)[np.roll(words, -1, axis=1)]
+    fp32 = 2 * following + hard * random.normal(size=following.shape)
+    model = fp32 + 0.3 * hard * random.normal(size=following.shape)
+    reduce = perplexity.NextToken(0, 8)
+    both = (Outputs(reduce([logits], words)) for logits in (fp32, model))
+    return Population(perplexity.build(reduce, RESAMPLES), Targets(), *both)
+
+
 # A task, and the function that draws its population.
 TASKS: dict[str, Callable[[np.random.Generator], Population]] = {
     "segmentation": partial(segmented, shares=(0.2, 0.2, 0.2, 0.2, 0.2)),
@@ -214,6 +227,7 @@ TASKS: dict[str, Callable[[np.random.Generator], Population]] = {
     "tokens": tagged,
     "ctc cer": partial(read, "cer"),
     "ctc wer": partial(read, "wer"),
+    "perplexity": spoken,
 }
 
 

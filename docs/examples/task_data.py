@@ -9,6 +9,7 @@
     python docs/examples/task_data.py ctc
     python docs/examples/task_data.py tokens          # needs the extra `text`
     python docs/examples/task_data.py instance_segmentation    # docs/detection.md
+    python docs/examples/task_data.py perplexity
 
 All data are drawn with a fixed seed or come from the embedded pictures. Nothing is downloaded.
 """
@@ -430,6 +431,62 @@ def make_instance_segmentation() -> None:
     export(network, x, "my_outliner.pt2")
 
 
+class Block(nn.Module):
+    """A layer of a decoder, on values [n, tokens, 64]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(64)
+        self.heads = nn.Linear(64, 192)
+        self.joined = nn.Linear(64, 64)
+        self.after = nn.Sequential(
+            nn.LayerNorm(64), nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)
+        )
+        self.register_buffer("future", torch.full((64, 64), -1e4).triu(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the values after attention to earlier tokens, and after two dense layers."""
+        heads = self.heads(self.norm(x)).reshape(-1, 64, 3, 4, 16).permute(2, 0, 3, 1, 4)
+        query, key, value = heads
+        weights = (query @ key.transpose(2, 3) / 4 + self.future).softmax(3)
+        x = x + self.joined((weights @ value).transpose(1, 2).reshape(-1, 64, 64))
+        return x + self.after(x)
+
+
+class Decoder(nn.Module):
+    """From windows of 64 bytes [n, 64] to logits of each next byte [n, 64, 128]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(128, 64)
+        self.positions = nn.Parameter(0.1 * torch.randn(64, 64))
+        self.blocks = nn.Sequential(Block(), Block())
+        self.logits = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 128))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the logits."""
+        return self.logits(self.blocks(self.tokens(tokens) + self.positions))
+
+
+def make_perplexity() -> None:
+    """Write the documentation in windows of 64 bytes, and a small decoder that learns it."""
+    pages = sorted(Path(__file__).parents[1].glob("*.md"))
+    text = "".join(page.read_text() for page in pages).encode("ascii", "ignore")
+    x = np.frombuffer(text, np.uint8)[: len(text) // 64 * 64].reshape(-1, 64).astype(np.int64)
+    np.savez("my_windows_of_text.npz", x=x)
+
+    network = Decoder()
+    windows = torch.tensor(x[: len(x) // 2])
+
+    def loss_of() -> Tensor:
+        chosen = windows[torch.randint(len(windows), (32,))]
+        logits = network(chosen)[:, :-1].reshape(-1, 128)
+        return nn.functional.cross_entropy(logits, chosen[:, 1:].reshape(-1))
+
+    learn(network, loss_of, steps=600, rate=0.003)
+    export(network, windows, "my_decoder.pt2")
+
+
 MAKERS = {
     "pictures": make_pictures,
     "segmentation": make_segmentation,
@@ -440,6 +497,7 @@ MAKERS = {
     "ctc": make_ctc,
     "tokens": make_tokens,
     "instance_segmentation": make_instance_segmentation,
+    "perplexity": make_perplexity,
 }
 
 if __name__ == "__main__":

@@ -304,6 +304,14 @@ class TokensConfig(TaskConfig):
 
 
 @dataclass
+class PerplexityConfig(TaskConfig):
+    """Options of `task=perplexity`; see `tasks.perplexity`."""
+
+    name: str = "perplexity"
+    resamples: int = limited(9999, at_least(100))
+
+
+@dataclass
 class DetectionConfig(TaskConfig):
     """Options of `task=detection`; see `tasks.detection`."""
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,12 +51,11 @@ def infer(
     kept: list[Sequence[Array]] = []
     raw: list[Sequence[Array]] = []
     batches = split.batches(batching.batch_size)
-    for outputs in run_all([copy.predict for copy in copies], track(batches, label)):
-        if reduction is not None:
-            if sum(values.nbytes for batch in raw for values in batch) < RAW_BYTES:
-                raw.append(outputs)
-            outputs = reduction(outputs)
-        kept.append(outputs)
+    runs = [partial(_run, copy, reduction) for copy in copies]
+    for reduced, outputs in run_all(runs, track(batches, label)):
+        if reduction and sum(values.nbytes for batch in raw for values in batch) < RAW_BYTES:
+            raw.append(outputs)
+        kept.append(reduced)
     seconds = time.perf_counter() - start
     if split.lengths is not None:
         kept = _pad(kept)
@@ -63,6 +63,14 @@ def infer(
     if not joined:
         raise ModelError("returns a different number of values for each sample; try task=detection")
     return Evaluation(Outputs(joined, None, final, _join(raw)), seconds, batching)
+
+
+def _run(
+    copy: Predictor, reduction: Reduction | None, batch: NDArray[np.float32]
+) -> tuple[Sequence[Array], Sequence[Array]]:
+    """Return the reduced outputs of a batch, and the outputs of the network."""
+    outputs = copy.predict(batch)
+    return outputs if reduction is None else reduction(outputs, batch), outputs
 
 
 def extend(before: Evaluation | None, after: Evaluation) -> Evaluation:

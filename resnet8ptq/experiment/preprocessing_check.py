@@ -68,7 +68,7 @@ def check(
     reduction = task.scope.reduction
 
     def run(batch: Any) -> Sequence[NDArray[Any]]:
-        return runner(batch) if reduction is None else reduction(runner(batch))
+        return runner(batch) if reduction is None else reduction(runner(batch), batch)
 
     def value(preprocessing: Preprocessing) -> float:
         tried = replace(split, preprocessing=preprocessing)

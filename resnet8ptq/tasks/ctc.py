@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from resnet8ptq.config.schema import CtcConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError, ModelError, errors_as
-from resnet8ptq.tasks.scoring import distortion
-from resnet8ptq.tasks.scoring.bootstrap import BOOTSTRAP, BootstrapScores, of_sums, ratio
+from resnet8ptq.tasks.scoring.bootstrap import BOOTSTRAP, ReducedScores, of_sums, ratio
 from resnet8ptq.tasks.scoring.comparison import Comparison
 from resnet8ptq.tasks.scoring.metric import Metric
 from resnet8ptq.tasks.scoring.outputs import (
@@ -59,7 +58,9 @@ class Alphabet:
     axis: int
     blank: int = 0
 
-    def __call__(self, outputs: Sequence[Array]) -> tuple[NDArray[np.int32]]:
+    def __call__(
+        self, outputs: Sequence[Array], inputs: Array | None = None
+    ) -> tuple[NDArray[np.int32]]:
         """Return the class of each frame, counted from the blank [n, frames].
 
         Shorter batches are padded with zeros, which are blanks.
@@ -75,7 +76,7 @@ class Alphabet:
 
 
 @dataclass(frozen=True)
-class LineScores(BootstrapScores):
+class LineScores(ReducedScores):
     """The error rate of lines, and the texts.
 
     Attributes:
@@ -86,13 +87,6 @@ class LineScores(BootstrapScores):
     texts: Sequence[str] = ()
     labels: Sequence[str] = ()
     errors: Counts = field(default_factory=lambda: np.zeros(0))
-
-    def sqnr_db(self, baseline: Self) -> float | None:
-        """Return the SQNR in dB, of the lines whose raw outputs were kept."""
-        ours = self.outputs.raw
-        theirs = baseline.outputs.raw
-        same = [values.shape for values in ours] == [values.shape for values in theirs]
-        return distortion.sqnr_db(theirs, ours) if ours and same else None
 
     @cached_property
     def errors_of_others(self) -> Counts:

@@ -37,6 +37,7 @@ TASKS = {
     "similarity": "resnet8ptq.tasks.similarity:SIMILARITY",
     "ctc": "resnet8ptq.tasks.ctc:CTC",
     "tokens": "resnet8ptq.tasks.tokens:TOKENS",
+    "perplexity": "resnet8ptq.tasks.perplexity:PERPLEXITY",
     "verification": "resnet8ptq.tasks.verification:VERIFICATION",
     "agreement": "resnet8ptq.tasks.agreement:AGREEMENT",
     "deviation": "resnet8ptq.tasks.deviation:DEVIATION",

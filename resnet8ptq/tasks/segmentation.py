@@ -56,7 +56,7 @@ class Decoder:
     size: tuple[int, int]
     threshold: float
 
-    def __call__(self, outputs: Sequence[Array]) -> tuple[Masks]:
+    def __call__(self, outputs: Sequence[Array], inputs: Array | None = None) -> tuple[Masks]:
         """Return the classes [n, *size]."""
         values = outputs[self.output]
         wide = values[:, np.newaxis] if self.axis is None else np.moveaxis(values, self.axis + 1, 1)

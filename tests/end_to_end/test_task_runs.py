@@ -51,6 +51,23 @@ def write_reader(path: Path, layers: list[np.ndarray]) -> Path:
     return path
 
 
+def write_speaker(path: Path, layers: list[np.ndarray]) -> Path:
+    """Write a network of the same layers on each word, [N, 6, FEATURES]."""
+    nodes = [
+        helper.make_node("Gather", ["table", "words"], ["embedded"], "table_of_words"),
+        helper.make_node("MatMul", ["embedded", "w0"], ["m0"], "dense0"),
+        helper.make_node("Relu", ["m0"], ["r0"], "relu0"),
+        helper.make_node("MatMul", ["r0", "w1"], ["logits"], "dense1"),
+    ]
+    constants = {f"w{n}": w.astype(np.float32) for n, w in enumerate(layers)}
+    constants["table"] = np.eye(FEATURES, dtype=np.float32)
+    gives = {"logits": ["N", 6, FEATURES]}
+    model = assemble(nodes, {"words": ["N", 6]}, gives, constants, opset=13)
+    model.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
+    onnx.save(model, path)
+    return path
+
+
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Networks and data: the largest of the first features is the class."""
@@ -82,6 +99,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     np.savez(folder / "lines.npz", x=x, y=lines)
     tags = np.where(np.arange(4) < 2 + symbols[:, :1], symbols, -100)
     np.savez(folder / "tags.npz", x=x, y=tags, classes=["O", "B-A"])
+    words = np.cumsum(random.choice([1, 1, 1, 2], (SAMPLES, 6)), axis=1) % FEATURES
+    np.savez(folder / "words.npz", x=words)
     people = np.arange(SAMPLES) // 30
     near = random.normal(size=(SAMPLES // 30, FEATURES))[people] + 0.5 * x
     np.savez(folder / "people.npz", x=near.astype(np.float32), y=people)
@@ -115,6 +134,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "pair": write_network(folder / "pair.onnx", [both, back[:, :2]], softmax=True),
         "autoencoder": write_network(folder / "autoencoder.onnx", [both, lossy]),
         "regressor": write_network(folder / "regressor.onnx", [both, back[:, :3]]),
+        "speaker": write_speaker(folder / "speaker.onnx", [both, np.roll(3 * back, 1, axis=1)]),
         "reader": write_reader(folder / "reader.onnx", [both, back]),
         "several": write_network(folder / "several.onnx", [both, back @ both, back]),
     }
@@ -162,6 +182,10 @@ RUNS = {
     "tokens": (
         *("tags", "reader", ("task.resamples=200", "task=tokens"), "entity F1"),
         ("token_accuracy", "baseline/entity_f1", "paired/classes_lost", "sqnr_db", "drop"),
+    ),
+    "perplexity": (
+        *("words", "speaker", ("task=perplexity",), "perplexity"),
+        ("baseline/perplexity", "paired/p_value", "sqnr_db", "drop"),
     ),
     "verification": (
         *(

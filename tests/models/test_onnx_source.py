@@ -950,3 +950,41 @@ def test_computed_values_are_not_taken_for_weights(refused, layer):
         {{ {layer} }}"""
     )
     assert "quantization would find nothing" in refused(proto)
+
+
+def test_a_decoder_has_no_past(take, tmp_path):
+    """Windows of text are whole, so earlier tokens are none, in batches of any size."""
+    proto = parser.parse_model(
+        """
+        <ir_version: 8, opset_import: ["" : 17]>
+        decoder (
+            int64[N, T] input_ids, float[N, 2, P, 3] past_key_values_key,
+            float[N, 2, P, 3] past_key_values_value
+        ) => (float[N, T, 11] logits, float[N, 2, Q, 3] present_key)
+        <int64[4] heads = {0, 0, 2, 3}, int64[3] flat = {0, 0, 6}, int64[1] two = {2}> {
+            x = Gather(table, input_ids)
+            split = Reshape(x, heads)
+            moved = Transpose<perm = [0, 2, 1, 3]>(split)
+            present_key = Concat<axis = 2>(past_key_values_key, moved)
+            value = Concat<axis = 2>(past_key_values_value, moved)
+            product = Mul(present_key, value)
+            back = Transpose<perm = [0, 2, 1, 3]>(product)
+            joined = Reshape(back, flat)
+            sizes = Shape(past_key_values_key)
+            before = Gather(sizes, two)
+            passed = Cast<to = 1>(before)
+            shifted = Add(joined, passed)
+            logits = MatMul(shifted, head)
+        }
+        """
+    )
+    table = RANDOM.normal(size=(11, 6)).astype(np.float32)
+    head = RANDOM.normal(size=(6, 11)).astype(np.float32)
+    for name, values in (("table", table), ("head", head)):
+        proto.graph.initializer.append(numpy_helper.from_array(values, name))
+    tokens = RANDOM.integers(0, 11, (5, 7))
+    take(proto, tokens, ["logits"])
+    made = tmp_path / "made" / conversion.UNFOLDED
+    assert [value.name for value in onnx.load(made).graph.input] == ["input_ids"]
+    [logits] = open_runner(str(made))(tokens)
+    np.testing.assert_allclose(logits, table[tokens] ** 2 @ head, rtol=1e-4, atol=1e-4)

@@ -59,6 +59,7 @@ from resnet8ptq.tasks import (
     dense,
     deviation,
     multilabel,
+    perplexity,
     registry,
     regression,
     segmentation,
@@ -206,6 +207,18 @@ def noisy_tags(noise: float, seed: int = 1) -> Outputs:
     signal = 4 * np.eye(5)[np.maximum(SENTENCES, 0)]
     logits = signal + drawn(seed).normal(size=signal.shape) * (1 + noise)
     return Outputs((logits.astype(np.float32),), None, VALUES)
+
+
+WORDS = np.cumsum(drawn(5).choice([1, 1, 1, 2, 6], (ITEMS, 12)), axis=1) % 7  # mostly in order
+
+
+def noisy_words(noise: float, seed: int = 1) -> Outputs:
+    """Logits of the next word, from the last one."""
+    logits = 4 * np.eye(7)[(WORDS + 1) % 7] + drawn(seed).normal(size=(ITEMS, 12, 7)) * (
+        0.5 + noise
+    )
+    reduced = perplexity.NextToken(0, 7)((logits,), WORDS)
+    return Outputs(reduced, None, VALUES)
 
 
 FACES = RANDOM.normal(size=(ITEMS // 4, 8))[np.arange(ITEMS) // 4]  # four samples of each
@@ -397,6 +410,7 @@ CASES = {
     "wer": Case(ctc.build("wer", ALPHABET, 500), Targets(LINES), noisy_lines),
     "entities": Case(tokens.build("entity_f1", TAGGER, 500), Targets(SENTENCES), noisy_tags),
     "words": Case(tokens.build("token_accuracy", TAGGER, 500), Targets(SENTENCES), noisy_tags),
+    "perplexity": Case(perplexity.build(perplexity.NextToken(0, 7), 500), Targets(), noisy_words),
     "eer": Case(verification.build(resamples=500), Targets(FACE_OF), noisy_faces),
     "tar": Case(verification.build("tar", 0.1, resamples=500), Targets(FACE_OF), noisy_faces),
     "recall": Case(verification.build("recall", resamples=500), Targets(FACE_OF), noisy_faces),
@@ -491,7 +505,8 @@ def test_a_worse_model_is_distinguished(case):
     p_value = comparison.paired.model.against(better.paired.model)[1]
     assert p_value == better.paired.model.against(comparison.paired.model)[1] < 0.01
     # whose raw outputs are out
-    reduced = ("detection", "keypoints", "instance_segmentation", "segmentation", "ctc")
+    reduced = ("detection", "keypoints", "instance_segmentation", "segmentation")
+    reduced = (*reduced, "ctc", "perplexity")
     if case.task.name not in ("binary", *reduced):
         assert comparison.sqnr_db < better.sqnr_db
 
@@ -749,6 +764,9 @@ BROKEN = {  # outputs of a broken network by task
     "regression": Outputs((TARGETS[::-1].copy(),), None, VALUES),
     "verification": Outputs((NOISE,), None, LOGITS),
     "ctc": Outputs((drawn(4).integers(0, 8, (ITEMS, 12)),), None, VALUES),
+    "perplexity": Outputs(
+        perplexity.NextToken(0, 7)((drawn(4).normal(size=(ITEMS, 12, 7)),), WORDS), None, VALUES
+    ),
     "similarity": Outputs((np.ones((ITEMS, 1), np.float32),), None, VALUES),
     "segmentation": Outputs((drawn(4).integers(0, 7, MASKS.shape, np.uint8),), None, VALUES),
     "detection": Outputs((np.full((ITEMS, 4, 6), NOTHING, np.float32),), None, VALUES),

@@ -23,24 +23,24 @@ addmm alias all alpha_dropout amax amin any arange argmax argmin argsort asin as
 avg_pool1d avg_pool2d avg_pool3d baddbmm batch_norm bitwise_and bitwise_not bitwise_or bitwise_xor
 bmm broadcast_tensors broadcast_to cat ceil celu channel_shuffle chunk clamp clamp_max clamp_min
 clip clone concat constant_pad_nd contiguous conv1d conv2d conv3d conv_transpose1d conv_transpose2d
-conv_transpose3d convolution copy cos cosh cumprod cumsum detach diff div dot dropout einsum elu eq
-erf erfc exp expand expand_as expm1 eye feature_dropout flatten flip floor floor_divide fmod full
-full_like gather ge gelu glu greater greater_equal grid_sampler group_norm gru gt hardshrink
-hardsigmoid hardswish hardtanh index index_put index_select instance_norm isfinite isinf isnan item
-layer_norm le leaky_relu lerp less less_equal lift_fresh_copy linalg_vector_norm linear log log10
-log1p log2 log_sigmoid log_softmax logical_and logical_not logical_or logical_xor logsumexp lstm lt
-masked_fill matmul max max_pool1d max_pool2d max_pool3d maximum mean min minimum mish mm movedim mul
-mv narrow ne neg new_zeros nonzero norm numel one_hot ones ones_like pad permute pixel_shuffle
-pixel_unshuffle pow prelu prod reciprocal reflection_pad1d reflection_pad2d relu relu6 remainder
-repeat replication_pad1d replication_pad2d reshape rms_norm rnn_relu rnn_tanh roll round rrelu rsqrt
-rsub scalar_tensor scaled_dot_product_attention scatter scatter_add select selu sigmoid sign silu
-sin sinh size slice slice_scatter softmax softplus softshrink sort split split_with_sizes sqrt
-square squeeze stack std sub sum swapaxes sym_numel sym_size t tan tanh tensor_split threshold tile
-to topk transpose tril triu true_divide trunc type_as unbind unflatten unsqueeze upsample_bicubic2d
-upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d
-upsample_trilinear3d var view where zeros zeros_like _assert_scalar _assert_tensor_metadata
-_convolution _log_softmax _softmax _to_copy _upsample_nearest_exact1d _upsample_nearest_exact2d
-_upsample_nearest_exact3d __and__ __or__
+conv_transpose3d convolution copy cos cosh cumprod cumsum detach diff div dot dropout einsum elu
+embedding eq erf erfc exp expand expand_as expm1 eye feature_dropout flatten flip floor floor_divide
+fmod full full_like gather ge gelu glu greater greater_equal grid_sampler group_norm gru gt
+hardshrink hardsigmoid hardswish hardtanh index index_put index_select instance_norm isfinite isinf
+isnan item layer_norm le leaky_relu lerp less less_equal lift_fresh_copy linalg_vector_norm linear
+log log10 log1p log2 log_sigmoid log_softmax logical_and logical_not logical_or logical_xor
+logsumexp lstm lt masked_fill matmul max max_pool1d max_pool2d max_pool3d maximum mean min minimum
+mish mm movedim mul mv narrow ne neg new_zeros nonzero norm numel one_hot ones ones_like pad permute
+pixel_shuffle pixel_unshuffle pow prelu prod reciprocal reflection_pad1d reflection_pad2d relu relu6
+remainder repeat replication_pad1d replication_pad2d reshape rms_norm rnn_relu rnn_tanh roll round
+rrelu rsqrt rsub scalar_tensor scaled_dot_product_attention scatter scatter_add select selu sigmoid
+sign silu sin sinh size slice slice_scatter softmax softplus softshrink sort split split_with_sizes
+sqrt square squeeze stack std sub sum swapaxes sym_numel sym_size t tan tanh tensor_split threshold
+tile to topk transpose tril triu true_divide trunc type_as unbind unflatten unsqueeze
+upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d
+upsample_nearest3d upsample_trilinear3d var view where zeros zeros_like _assert_scalar
+_assert_tensor_metadata _convolution _log_softmax _softmax _to_copy _upsample_nearest_exact1d
+_upsample_nearest_exact2d _upsample_nearest_exact3d __and__ __or__
 """
 _DECOMPOSED = """
 quantize_per_tensor dequantize_per_tensor quantize_per_channel dequantize_per_channel

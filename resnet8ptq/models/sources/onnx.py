@@ -1,5 +1,6 @@
 """An ONNX file as the source of the FP32 network."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,10 @@ from resnet8ptq.models.contract import (
 from resnet8ptq.models.gates import onnx as gate
 from resnet8ptq.models.sources.contract import Network, Sample, is_record
 from resnet8ptq.models.sources.formats import takes_values
+
+log = logging.getLogger(__name__)
+
+PAST = "past_key_values"  # start of the names of a decoder's inputs for earlier tokens
 
 
 def read(source: Path, sample: Sample, inputs: Mapping[str, Any] | None = None) -> Network:
@@ -77,6 +82,7 @@ def read_graph(
     proto = name_inner_tensors(proto)
     for name, values in inputs.items():
         _fix_input(proto.graph, name, values)
+    _empty_past(proto.graph)
     original = proto.SerializeToString()
     axes = batch_first.find_inputs(proto.graph)
     if any(node.op_type == "Cast" for node in proto.graph.node):
@@ -130,6 +136,42 @@ def _fix_input(graph: onnx.GraphProto, name: str, values: Any) -> None:
     fits = all(size in (1, have) for size, have in zip(shape, sizes, strict=True))
     constant = np.broadcast_to(constant, sizes) if fits else constant.reshape(shape)
     graph.initializer.append(numpy_helper.from_array(constant, name))
+
+
+def _empty_past(graph: onnx.GraphProto) -> None:
+    """Remove the inputs `past_key_values...` of a decoder: windows of text have no past tokens.
+
+    An input that is more than joined to the present tokens stays.
+    """
+    inputs = gate.graph_inputs(graph)
+    past = {value.name: value for value in inputs if value.name.startswith(PAST)}
+    others = [value.name for value in inputs if value.name not in past]
+    uses = [node for node in graph.node if past.keys() & set(node.input)]
+    if not past or not others or {node.op_type for node in uses} - {"Concat", "Shape"}:
+        return
+    log.info("%s..., %d inputs: no past tokens", next(iter(past)), len(past))
+    axis = numpy_helper.from_array(np.zeros(1, np.int64), f"{PAST}_axis")
+    graph.initializer.append(axis)
+    for node in uses:
+        if node.op_type == "Concat":
+            kept = [name for name in node.input if name not in past]
+            del node.input[:]
+            node.input.extend(kept)
+            continue
+        # The batch is that of the first other input, and a free size is 0.
+        dims = past[node.input[0]].type.tensor_type.shape.dim
+        sizes = np.array([dim.dim_value for dim in dims[1:]], np.int64)
+        [shape] = node.output
+        graph.initializer.append(numpy_helper.from_array(sizes, f"{shape}_others"))
+        node.input[0] = others[0]
+        node.output[0] = f"{shape}_present"
+        batch = [f"{shape}_present", axis.name]
+        index = list(graph.node).index(node)
+        joined = [f"{shape}_batch", f"{shape}_others"]
+        graph.node.insert(index + 1, onnx.helper.make_node("Gather", batch, joined[:1]))
+        graph.node.insert(index + 2, onnx.helper.make_node("Concat", joined, [shape], axis=0))
+    for value in past.values():
+        graph.input.remove(value)
 
 
 def to_supported(proto: onnx.ModelProto, source: Path, sample: Sample) -> onnx.ModelProto:

@@ -144,7 +144,7 @@ class Decoder:
     prototypes: Prototypes | None = None
     with_masks: bool = False
 
-    def __call__(self, outputs: Sequence[Array]) -> tuple[Array, ...]:
+    def __call__(self, outputs: Sequence[Array], inputs: Array | None = None) -> tuple[Array, ...]:
         """Return detections [n, max_detections, 6 + 3 * K], the highest scores first, and masks.
 
         Each row has left, top, right and bottom in pixels of the network's input, score, class, and

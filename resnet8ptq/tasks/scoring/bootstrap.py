@@ -12,7 +12,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.tasks.scoring import statistics
+from resnet8ptq.tasks.scoring import distortion, statistics
 from resnet8ptq.tasks.scoring.comparison import OutputScores
 from resnet8ptq.tasks.scoring.metric import UNDEFINED, Metric, Metrics
 from resnet8ptq.tasks.scoring.outputs import Array
@@ -127,6 +127,18 @@ class BootstrapScores(OutputScores):
     def more(self) -> Metrics:
         """Return the metrics besides the primary one."""
         return self.others
+
+
+@dataclass(frozen=True)
+class ReducedScores(BootstrapScores):
+    """Scores of outputs that the task reduces."""
+
+    def sqnr_db(self, baseline: Self) -> float | None:
+        """Return the SQNR in dB, of the samples whose raw outputs were kept."""
+        ours = self.outputs.raw
+        theirs = baseline.outputs.raw
+        same = [values.shape for values in ours] == [values.shape for values in theirs]
+        return distortion.sqnr_db(theirs, ours) if ours and same else None
 
 
 def mean_of(per_item: Values) -> Callable[[NDArray[np.int64]], float]:

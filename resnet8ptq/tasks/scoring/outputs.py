@@ -16,8 +16,9 @@ LOGITS = "logits"
 VALUES = "values"
 
 Array = NDArray[Any]
-# Reduces the outputs of a batch to the part that is kept, where whole outputs are too large.
-Reduction = Callable[[Sequence[Array]], tuple[Array, ...]]
+# Reduces the outputs of a batch, which has these inputs, to the part that is kept, where whole
+# outputs are too large.
+Reduction = Callable[[Sequence[Array], Array], tuple[Array, ...]]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,191 @@
+"""`task=perplexity`: a causal language model predicts the next token in windows of text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import logsumexp
+
+from resnet8ptq.config.schema import PerplexityConfig
+from resnet8ptq.core.errors import DataError, ModelError
+from resnet8ptq.core.records import names_of
+from resnet8ptq.tasks.scoring.bootstrap import BOOTSTRAP, ReducedScores, of_sums, ratio
+from resnet8ptq.tasks.scoring.comparison import Comparison
+from resnet8ptq.tasks.scoring.metric import Metric
+from resnet8ptq.tasks.scoring.outputs import Array, Outputs, Targets, TaskContext, describe
+from resnet8ptq.tasks.scoring.statistics import SIGNIFICANCE, Margin, Values
+from resnet8ptq.tasks.task import Scope, Table, Task, TaskFiles, TaskType
+
+METRIC = Metric("perplexity", "perplexity", maximize=False, bounded=False)
+TOKENS = "input_ids"
+
+
+@dataclass(frozen=True)
+class NextToken:
+    """Reduces logits [n, tokens, vocabulary] to the surprise at each next token.
+
+    Attributes:
+        output: the index of the output with the logits.
+        vocabulary: the number of different tokens.
+    """
+
+    output: int
+    vocabulary: int
+
+    def __call__(
+        self, outputs: Sequence[Array], inputs: Array
+    ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+        """Return -ln p(token) [n, tokens - 1], and the tokens, counted from 1.
+
+        Both are 0 at padding, as that of shorter batches.
+
+        Raises:
+            DataError: the inputs are no tokens of the vocabulary.
+        """
+        tokens, is_text = self._read(inputs)
+        following = tokens[:, 1:, np.newaxis]
+        counted = is_text[:, 1:] & is_text[:, :-1]
+        surprise = np.zeros(counted.shape, np.float32)
+        for row, logits in enumerate(outputs[self.output]):  # one by one: a vocabulary is large
+            before = logits[:-1].astype(np.float64)
+            at_token = np.take_along_axis(before, following[row], axis=1)[:, 0]
+            surprise[row] = logsumexp(before, axis=1) - at_token
+        numbers = np.where(counted, tokens[:, 1:] + 1, 0)
+        return np.where(counted, surprise, 0), numbers.astype(np.int32)
+
+    def _read(self, inputs: Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Return the tokens of the network's inputs, and which of them are no padding."""
+        tokens = inputs
+        is_text = np.ones(inputs.shape[:2], np.bool_)
+        if names := names_of(inputs.dtype):
+            masks = [name for name in names if name.lower().endswith("mask")]
+            others = [name for name in names if name not in masks]
+            tokens = inputs[TOKENS if TOKENS in names else others[0]]
+            is_text = inputs[masks[0]] != 0 if masks else np.ones(tokens.shape[:2], np.bool_)
+        if tokens.dtype.kind not in "iu" or tokens.ndim != 2 or tokens.shape[1] < 2:
+            raise DataError(
+                f"task=perplexity: the samples are {tokens.dtype} {list(tokens.shape[1:])}; "
+                "expected windows of two or more tokens, integers"
+            )
+        if tokens.min() < 0 or tokens.max() >= self.vocabulary:
+            raise DataError(
+                f"task=perplexity: the tokens are {tokens.min()} to {tokens.max()}; expected 0 to "
+                f"{self.vocabulary - 1}, as the network's outputs"
+            )
+        return tokens.astype(np.int64), is_text
+
+
+@dataclass(frozen=True)
+class WindowScores(ReducedScores):
+    """The perplexity of windows.
+
+    Attributes:
+        surprise: the sum of -ln p(token) of each window [n].
+        of_unigram: the same for a model that knows only how frequent the tokens are.
+        tokens: number of predicted tokens of each window [n].
+    """
+
+    surprise: Values = field(default_factory=lambda: np.zeros(0))
+    of_unigram: Values = field(default_factory=lambda: np.zeros(0))
+    tokens: Values = field(default_factory=lambda: np.zeros(0))
+
+
+def build(next_token: NextToken | None = None, resamples: int = 9999) -> Task:
+    """Return the task.
+
+    Args:
+        next_token: reduces the logits; None for a finished run.
+    """
+    vocabulary = next_token.vocabulary if next_token else 0
+    return Task(
+        "perplexity",
+        METRIC,
+        partial(_score, vocabulary, resamples),
+        BOOTSTRAP,
+        scope=Scope(reduction=next_token),
+        files=TaskFiles(tables=_list_windows),
+        doubt=_doubt,
+    )
+
+
+def _score(vocabulary: int, resamples: int, outputs: Outputs, targets: Targets) -> WindowScores:
+    surprise, numbers = outputs.values
+    tokens = np.count_nonzero(numbers, axis=1).astype(np.float64)
+    if not tokens.any():
+        raise DataError("task=perplexity: no window has two tokens")
+    sums = surprise.sum(axis=1, dtype=np.float64)
+    return WindowScores(
+        outputs,
+        of_sums(_to_perplexity, np.stack([sums, tokens], axis=1)),
+        resamples,
+        surprise=sums,
+        of_unigram=measure_unigram(numbers, vocabulary),
+        tokens=tokens,
+    )
+
+
+def _to_perplexity(sums: NDArray[np.float64]) -> float:
+    return float(np.exp(ratio(sums)))
+
+
+def measure_unigram(numbers: NDArray[np.integer], vocabulary: int) -> Values:
+    """Return the sum of -ln p(token) of each window [n] by the frequencies in the other windows.
+
+    Each token of the vocabulary is counted once more (Laplace), so that none has a probability of
+    0. Where the windows are few, this is a uniform guess.
+
+    Args:
+        numbers: tokens, counted from 1 [n, tokens]; 0 is padding.
+    """
+    counts = np.bincount(numbers.reshape(-1), minlength=vocabulary + 1)
+    total = counts[1:].sum() + vocabulary
+    sums = np.zeros(len(numbers))
+    for row, window in enumerate(numbers):
+        own, times = np.unique(window[window > 0], return_counts=True)
+        shares = (counts[own] - times + 1) / (total - times.sum())
+        sums[row] = -(times * np.log(shares)).sum()
+    return sums
+
+
+def _list_windows(comparison: Comparison) -> dict[str, Table]:
+    """Return -ln p of each window, the largest loss first."""
+    model = comparison.model
+    fp32 = comparison.baseline
+    order = np.argsort(fp32.surprise - model.surprise, kind="stable")
+    columns = (model.tokens.astype(int), fp32.surprise, model.surprise)
+    rows = [[int(n), *(column[n].item() for column in columns)] for n in order]
+    return {"windows.csv": [["window", "tokens", "fp32_nll", "nll"], *rows]}
+
+
+def _doubt(baseline: WindowScores, expected: float | None) -> str | None:
+    """Doubt a network that predicts tokens no better than their frequencies."""
+    if Margin.of_mean(baseline.surprise - baseline.of_unigram).p_within <= SIGNIFICANCE:
+        return None
+    sums = baseline.of_unigram.sum(), baseline.tokens.sum()
+    unigram = METRIC.show(_to_perplexity(np.array(sums)))
+    return (
+        f"NEAR CHANCE, {METRIC.show(baseline.value)} (of the tokens' frequencies {unigram}; do "
+        "the tokens fit, and does the network predict the next one?)"
+    )
+
+
+def _make(config: PerplexityConfig, setting: TaskContext) -> Task:
+    fitting = [
+        (number, shape[1])
+        for number, shape in enumerate(setting.outputs.values())
+        if len(shape) == 2 and (shape[1] or 0) > 1
+    ]
+    if len(fitting) != 1:
+        raise ModelError(
+            f"returns {describe(setting.outputs)}; task=perplexity takes one output [tokens, "
+            "vocabulary] with the logits of each next token"
+        )
+    [(output, vocabulary)] = fitting
+    return build(NextToken(output, int(vocabulary or 0)), config.resamples)
+
+
+PERPLEXITY = TaskType(
+    _make, lambda config, names: build(resamples=config.resamples), PerplexityConfig
+)
