@@ -82,9 +82,10 @@ def beyond_x86(flags: Collection[str]) -> str:
 
 def in_float(backend: str, network: Summary | None) -> str:
     """Return the operators that stay in float, by their names, as text."""
-    left = [
-        f"{name} {count}"
-        for name, count in (network.operators.items() if network else ())
-        if network and network.treatment(name, backend) == "float"
-    ]
+    if network is None:
+        return ""
+    left = []
+    for name, count in network.operators.items():
+        if network.treatment(name, backend) == "float":
+            left.append(f"{name} {count}")
     return f"; in float between conversions: {', '.join(left)}" if left else ""

@@ -65,8 +65,8 @@ def _read_delegate(payload: bytes) -> Iterator[Operator]:
     types = {tensor["id_out"]: tensor["datatype"] for tensor in tensors}
     for node in graph["xnodes"]:
         arguments = node["xnode_union"].items()
-        taken = {types.get(value) for key, value in arguments if re.fullmatch(_TENSOR, key)}
-        known = taken - {None}
+        taken = [value for key, value in arguments if re.fullmatch(_TENSOR, key)]
+        known = {types[value] for value in taken if value in types}
         integer = bool(known) and known <= _INTEGERS
         yield Operator(node["xnode_union_type"], True, integer)
 

@@ -95,6 +95,8 @@ class ExecutorchQuantizer(Quantizer):
         module = load_torch_module(model.onnx_path)
         example = Example.of(calibration)
         chosen: dict[str, Range] = {}
+
+        # XNNPACK runs the layers that PT2E marks
         if not config.dtype.is_fp32:
             proto = onnx.load(model.onnx_path)
             skipped = prepare(module, proto, self.select(decisions))
@@ -108,6 +110,8 @@ class ExecutorchQuantizer(Quantizer):
             module, chosen = pt2e.quantize(
                 module, proto.graph, skipped, activations, config, *schemes
             )
+
+        # A kernel may lack only as the program runs: before it is saved
         limits = (MOST_AT_ONCE, calibration.at_once, calibration.within_memory)
         content = lowering.lower(module, example, min(n for n in limits if n))
         if missing := predictor.find_missing(content):
@@ -119,6 +123,8 @@ class ExecutorchQuantizer(Quantizer):
         files.write_bytes(path, content)
         if config.dtype.is_fp32:
             return Artifact(path)
+
+        # What XNNPACK has taken is known from the file alone
         operators = contents.read(content)
         layers = sum(operator.is_layer and operator.integer for operator in operators)
         if layers == 0:

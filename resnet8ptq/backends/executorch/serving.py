@@ -28,6 +28,6 @@ def load(path: Path, engine: str | None) -> Run:
     def run(batch: Batch, kept: Any = program) -> list[Array]:  # the method does not keep it
         samples = zip(*(torch.from_numpy(v).split(1) for v in batch.values()), strict=True)
         rows = [method.execute(sample) for sample in samples]
-        return [np.concatenate([v.numpy() for v in part]) for part in zip(*rows, strict=True)]
+        return [torch.cat(part).numpy() for part in zip(*rows, strict=True)]
 
     return run

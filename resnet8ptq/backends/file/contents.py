@@ -170,12 +170,17 @@ class Contents:
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> "Contents":
         """Return the contents from a JSON document made with `asdict`."""
-        ports = {
-            key: tuple(Port(**{**port, "shape": tuple(port["shape"])}) for port in values[key])
-            for key in ("inputs", "outputs")
+
+        def read_ports(key: str) -> tuple[Port, ...]:
+            listed = values[key]
+            return tuple(Port(**{**port, "shape": tuple(port["shape"])}) for port in listed)
+
+        read = {
+            "inputs": read_ports("inputs"),
+            "outputs": read_ports("outputs"),
+            "layers": tuple(Layer(**layer) for layer in values["layers"]),
         }
-        layers = tuple(Layer(**layer) for layer in values["layers"])
-        return cls(**{**values, **ports, "layers": layers})
+        return cls(**{**values, **read})
 
 
 def _listed(dtypes: Iterable[str]) -> str:

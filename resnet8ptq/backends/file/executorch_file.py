@@ -37,8 +37,11 @@ def read(content: bytes, path: Path) -> Contents:
     """
     with errors_as(ModelError, f"{path}: not an ExecuTorch program for XNNPACK"):
         operators = executorch.read(content)
-    if strange := [operator.kind for operator in operators if not _KNOWN.fullmatch(operator.kind)]:
-        raise ModelError(f"{path}: operator {strange[0]!r}; expected torch's and XNNPACK's")
+    for operator in operators:
+        if not _KNOWN.fullmatch(operator.kind):
+            raise ModelError(f"{path}: operator {operator.kind!r}; expected torch's and XNNPACK's")
+
+    # The program names no tensor of its ends, so their numbers name them
     meta = Network(content, 1).metadata
     inputs = [meta.input_tensor_meta(number) for number in range(meta.num_inputs())]
     outputs = [meta.output_tensor_meta(number) for number in range(meta.num_outputs())]

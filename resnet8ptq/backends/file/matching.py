@@ -4,6 +4,7 @@ The result has the form of the settings `backend.inputs` and `backend.outputs`, 
 config holds it, and the user can resolve an ambiguous match.
 """
 
+import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -67,7 +68,10 @@ def _pair(
         taken = {one.get("name") for one in matched.values()}
         left = [t for t in tensors if matched.get(t.name, {}).get("name") is None]
         free = [port for port in ports if port.name not in taken]
-        pairs = [(tensor, port) for tensor in left for port in free if fits(tensor, port)]
+        every = itertools.product(left, free)
+        pairs = [(tensor, port) for tensor, port in every if fits(tensor, port)]
+
+        # Two ports for a tensor decide nothing: a later way may
         for tensor, port in pairs:
             alone = sum(t is tensor for t, _ in pairs) == sum(p is port for _, p in pairs) == 1
             if alone:
@@ -132,7 +136,8 @@ def _complete(
                 f"{key}={{name: {port.name}, scale: ..., zero_point: ...}}"
             )
         # An input without a scale takes whole numbers, such as pixels; see `predictor`.
-        one["scale"], one["zero_point"] = port.scale, port.zero_point
+        one["scale"] = port.scale
+        one["zero_point"] = port.zero_point
 
 
 def _ways(have: Shape, takes: Shape) -> list[tuple[int, ...] | None]:
@@ -147,8 +152,9 @@ def _ways(have: Shape, takes: Shape) -> list[tuple[int, ...] | None]:
     moves: list[tuple[int, ...] | None] = [None]
     if rank > 1:
         moves += [axes[-1:] + axes[:-1], axes[1:] + axes[:1]]
-    fitting = [m for m in dict.fromkeys(moves) if _fits(have, m, takes)]
-    certain = [m for m in fitting if _fits(have, m, takes, exactly=True)]
+    distinct = dict.fromkeys(moves)
+    fitting = [move for move in distinct if _fits(have, move, takes)]
+    certain = [move for move in fitting if _fits(have, move, takes, exactly=True)]
     return certain[:1] or fitting
 
 

@@ -51,10 +51,11 @@ def read(content: bytes, path: Path) -> Contents:
     with errors_as(ModelError, f"{path}: OpenVINO cannot read it"):
         graph = archive.read(content)
     others = {operator.get_type_info().version_id for operator in graph.get_ops()}
-    if strange := [name for name in others if not name.startswith("opset")]:
-        raise ModelError(
-            f"{path}: operators of {strange[0]!r}; expected those of OpenVINO's opsets"
-        )
+    for name in others:
+        if not name.startswith("opset"):
+            raise ModelError(f"{path}: operators of {name!r}; expected those of OpenVINO's opsets")
+
+    # Constants and ends are no work: nobody counts them
     operators = Counter(operator.get_type_name() for operator in graph.get_ordered_ops())
     unseen = {"Constant", "Parameter", "Result"}
     return Contents(
@@ -101,7 +102,13 @@ def open_tensors(content: bytes, threads: int) -> Tensors:
                 name = operator.input_value(0).get_node().get_friendly_name()
             inner.append(_inner(name, operator))
             values.append(value)
-    layers = {n: layer for n, value in enumerate(values) if (layer := _layer(value, varying))}
+
+    # A layer's weights are computed as it runs: integers, dequantized
+    layers = {}
+    for number, value in enumerate(values):
+        layer = _layer(value, varying)
+        if layer is not None:
+            layers[number] = layer
     for index, weights in zip(layers, _compute([*layers.values()]), strict=True):
         dtype = layers[index].stored
         inner[index] = replace(inner[index], weights=weights, weight_dtype=dtype)
@@ -173,9 +180,11 @@ def _inner(name: str, operator: Any) -> Inner:
     """Return a tensor with the range of its FakeQuantize, if it has one range."""
     if operator.get_type_name() != "FakeQuantize":
         return Inner(name)
-    low, high = (operator.input_value(index).get_node() for index in (3, 4))
-    ends = [node.get_data() for node in (low, high) if node.get_type_name() == "Constant"]
-    if len(ends) < 2 or any(end.size != 1 for end in ends):
+    nodes = [operator.input_value(index).get_node() for index in (3, 4)]
+    if any(node.get_type_name() != "Constant" for node in nodes):
+        return Inner(name)
+    ends = [node.get_data() for node in nodes]
+    if any(end.size != 1 for end in ends):
         return Inner(name)
     least, most = (float(end.reshape(-1)[0]) for end in ends)
     steps = operator.get_attributes()["levels"] - 1
@@ -201,7 +210,8 @@ def _as_raw(network: Network) -> RawRun:
 
 def _batch(inputs: Any) -> int | None:
     shapes = [value.get_partial_shape() for value in inputs]
-    sizes = {s[0].get_length() for s in shapes if len(s) and not s[0].is_dynamic}
+    first = [shape[0] for shape in shapes if len(shape)]
+    sizes = [size.get_length() for size in first if not size.is_dynamic]
     return max(sizes) if sizes else None
 
 

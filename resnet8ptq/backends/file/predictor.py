@@ -50,12 +50,14 @@ class MatchedNetwork:
             some = [array[start : start + size] for array in arrays]
             count = len(some[0])
             if count < size:  # the last part
-                some = [np.concatenate([a, np.zeros_like(a, shape=(size - count, *a.shape[1:]))])
-                        for a in some]  # fmt: skip
+                some = [_fill_up(array, size) for array in some]
             outputs = self.run(some)
             parts.append([np.atleast_1d(output)[:count] for output in outputs])  # some are scalars
-        joined = [p[0] if len(p) == 1 else np.concatenate(p) for p in zip(*parts, strict=True)]
-        return self._select(joined)
+
+        # Most files take any batch: one part, which needs no copy
+        if len(parts) == 1:
+            return self._select(parts[0])
+        return self._select([np.concatenate(rows) for rows in zip(*parts, strict=True)])
 
     def _prepare(self, batch: NDArray[Any]) -> list[NDArray[Any]]:
         """Return the values of the file's inputs, in its order."""
@@ -74,6 +76,12 @@ class MatchedNetwork:
             return [np.asarray(output, np.float32) for output in outputs]
         places = {port.name: index for index, port in enumerate(self.contents.outputs)}
         return [_to_network(outputs[places[one["name"]]], one) for one in self.outputs.values()]
+
+
+def _fill_up(rows: NDArray[Any], count: int) -> NDArray[Any]:
+    """Append zeros, up to `count` rows."""
+    missing = np.zeros_like(rows, shape=(count - len(rows), *rows.shape[1:]))
+    return np.concatenate([rows, missing])
 
 
 def _to_dtype(values: NDArray[Any], port: Port, one: dict[str, Any]) -> NDArray[Any]:

@@ -90,10 +90,10 @@ def _weights(module: Any, node: Any) -> dict[str, Any]:
     if node.target not in LAYERS or node.args[1].target not in ROUNDED[1:]:
         return {}
     dequantize = node.args[1]
-    values = [
-        operator.attrgetter(arg.target)(module) if getattr(arg, "op", "") == "get_attr" else arg
-        for arg in dequantize.args
-    ]
+    values = []
+    for value in dequantize.args:
+        stored = getattr(value, "op", "") == "get_attr"
+        values.append(operator.attrgetter(value.target)(module) if stored else value)
     if any(isinstance(value, torch.fx.Node) for value in values):
         return {}  # computed
     weights = dequantize.target(*values).detach().numpy()

@@ -30,7 +30,8 @@ from resnet8ptq.core import files
 from resnet8ptq.core.errors import ModelError, errors_as
 
 _MAX_BYTES = 2**31 - 1  # FlatBuffers' limit
-_NAMES = {code: name.lower() for name, code in vars(TensorType).items() if not name.startswith("_")}
+_CODES = {name: code for name, code in vars(TensorType).items() if not name.startswith("_")}
+_NAMES = {code: name.lower() for name, code in _CODES.items()}
 
 
 def fetch(path: Path) -> bytes:
@@ -77,21 +78,20 @@ def open_tensors(content: bytes, threads: int) -> Tensors:
     """Load the file with an interpreter that keeps every tensor; integers are dequantized."""
     model = tflite.read(content)
     tensors = model.subgraphs[0].tensors
-    made = [
-        int(index)
-        for name, operator in tflite.operators(model)
-        if name not in ("QUANTIZE", "DEQUANTIZE")
-        for index in operator.outputs
-    ]
+    made: list[int] = []
+    for name, operator in tflite.operators(model):
+        if name not in ("QUANTIZE", "DEQUANTIZE"):
+            made += map(int, operator.outputs)
     kept = [index for index in made if _is_value(tensors[index])]
-    weights = {
-        int(layer.operator.outputs[0]): {
-            "weights": tflite.read_values(model, layer.weights).astype(np.float32),
-            "weight_dtype": _NAMES[layer.weights.type],
-        }
-        for layer in tflite.layers(model)
-        if _NAMES[layer.weights.type] in ("int4", "int8")
-    }
+
+    # The levels of a layer's weights, beside its output
+    weights: dict[int, dict[str, Any]] = {}
+    for layer in tflite.layers(model):
+        dtype = _NAMES[layer.weights.type]
+        if dtype in ("int4", "int8"):
+            levels = tflite.read_values(model, layer.weights).astype(np.float32)
+            output = int(layer.operator.outputs[0])
+            weights[output] = {"weights": levels, "weight_dtype": dtype}
     network = Network(open_interpreter(content, threads, keeps_all=True), read_output)
 
     def run(values: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:

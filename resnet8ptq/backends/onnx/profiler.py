@@ -99,11 +99,11 @@ def find_unfused(graph: onnx.GraphProto) -> set[str]:
     for node in graph.node:
         for name in node.input:
             consumers[name].add(node.op_type)
-    return {
-        node.name
-        for node in graph.node
-        if node.op_type not in _CONVERSIONS
-        and node.input
-        and producers.get(node.input[0]) == "DequantizeLinear"
-        and consumers[node.output[0]] == {"QuantizeLinear"}
-    }
+    unfused = set()
+    for node in graph.node:
+        if node.op_type in _CONVERSIONS or not node.input:
+            continue
+        behind = producers.get(node.input[0]) == "DequantizeLinear"
+        if behind and consumers[node.output[0]] == {"QuantizeLinear"}:
+            unfused.add(node.name)
+    return unfused

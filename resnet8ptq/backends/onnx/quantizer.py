@@ -123,6 +123,8 @@ class OnnxQuantizer(Quantizer):
         # `fit` replaces `auto`, which depends on the network.
         file_format = {"qdq": "QDQ", "qoperator": "QOperator"}.get(config.format or "qdq")
         plan = Plan.of(decisions or self.asked, weights)
+
+        # Each way to quantize takes its own part of the settings
         if plan.is_narrow:
             refuse_others(config, _NARROW_TAKES)
         if wide := dtype == "uint16":
@@ -225,11 +227,14 @@ class OnnxQuantizer(Quantizer):
                 proto = weight_storage.quantize(proto, decisions.in_float, half=True)
                 self._save(proto, temporary, calibration)
                 return Artifact(path, weight_storage.count_layers(proto.graph))
+
+            # From here on, some layers compute on integers
             skipped, dynamic_nodes = self._find_skipped(proto.graph, decisions)
             file_format = self._choose_format(proto.graph, decisions, skipped)
             tables = self._find_tables(proto.graph, decisions, skipped)
             skipped += tables
             narrow = self._find_narrow(proto.graph, decisions, skipped)
+
             # ONNX Runtime writes files next to its input, which must not be in the cache.
             source = Path(scratch, model.onnx_path.name)
             least = min((scheme.bits for scheme in narrow.values()), default=8)
@@ -398,6 +403,8 @@ class OnnxQuantizer(Quantizer):
         left += self._find_unbounded(activations, left)
         kept = rewriting.find_not_fused(graph, config.format == "qoperator")
         left += [name for name in kept if name not in left]
+
+        # Layers that keep one scale for all channels, or none at all
         ranges = activations.find_around(left)
         whole: dict[str, list[dict[str, str]]] = {}  # weights with one scale, and no other options
         if config.per_channel and file_format == "qoperator":  # which takes no such option
@@ -407,6 +414,7 @@ class OnnxQuantizer(Quantizer):
         inputs = dynamic.INTEGERS[DTYPES[config.dtype.name][0]]
         # Weights below 8 bits are written afterwards.
         weights = dynamic.INTEGERS.get(DTYPES[config.dtype.name][1], QuantType.QInt8)
+
         # ONNX Runtime takes external ranges through its calibration cache.
         cache = source.with_name("ranges.json")
         save_tensors_data(table.as_tensors_data(ranges), cache)

@@ -297,7 +297,9 @@ def quantize_tables(names: Collection[str]) -> Pass:
     def quantize(model: ir.Model) -> None:
         stored: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
         for node in [node for node in model.graph if node.name in names]:
-            write, [table, indices], [output] = Writer(node), node.inputs, node.outputs
+            write = Writer(node)
+            [table, indices] = node.inputs
+            [output] = node.outputs
             assert table is not None
             if table not in stored:
                 levels, scale = round_rows(values_of(table))

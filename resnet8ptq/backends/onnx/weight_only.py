@@ -92,16 +92,16 @@ def by_channel(config: QuantizationConfig) -> bool:
 def find_layers(graph: onnx.GraphProto, skipped: Collection[str] = ()) -> list[onnx.NodeProto]:
     """Return the matrix products of an FP32 network that `quantize` can quantize."""
     ranks = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
-    return [
-        node
-        for node in weight_layers(graph).values()
-        if node.op_type in LAYERS
-        and node.name not in skipped
-        and ranks[node.input[1]] == 2
-        and not attribute(node, "transA", 0)
+
+    def is_matrix_product(node: onnx.NodeProto) -> bool:
+        if ranks[node.input[1]] != 2 or attribute(node, "transA", 0):
+            return False
         # beta becomes part of the bias, which is then a constant
-        and (attribute(node, "beta", 1.0) == 1 or {*node.input[2:]} <= ranks.keys())
-    ]
+        return attribute(node, "beta", 1.0) == 1 or {*node.input[2:]} <= ranks.keys()
+
+    layers = [node for node in weight_layers(graph).values() if node.op_type in LAYERS]
+    wanted = [node for node in layers if node.name not in skipped]
+    return [node for node in wanted if is_matrix_product(node)]
 
 
 def find_embeddings(graph: onnx.GraphProto, skipped: Collection[str] = ()) -> list[onnx.NodeProto]:

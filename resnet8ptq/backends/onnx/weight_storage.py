@@ -104,12 +104,16 @@ def quantize(
             nodes.append(
                 helper.make_node("Cast", [stored], [cast], f"{name}__Cast", to=TensorProto.FLOAT)
             )
+
+            # 8 bits need a scale behind the cast
             if half:
                 made[name] = cast
                 tensors = {stored: values.astype(np.float16)}
             else:
-                made[name], scaled = f"{name}__weights", f"{name}__scale"
-                tensors = dict(zip((stored, scaled), round_rows(values, axes), strict=True))
+                made[name] = f"{name}__weights"
+                scaled = f"{name}__scale"
+                levels, scale = round_rows(values, axes)
+                tensors = {stored: levels, scaled: scale}
                 mul = helper.make_node("Mul", [cast, scaled], [made[name]], f"{name}__Mul")
                 nodes.append(mul)
             graph.initializer.extend(numpy_helper.from_array(v, n) for n, v in tensors.items())

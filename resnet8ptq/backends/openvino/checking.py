@@ -46,11 +46,15 @@ def check(
         return {}
     name = quantizer.config.backend.name
     threads = quantizer.runtime.threads
+
+    # One by one, in float: what the file's numbers define
     exact = open_network(artifact.path, threads, on_integers=False)
     singles = zip(*(exact(samples[n : n + 1]) for n in range(len(samples))), strict=True)
     defined = [np.concatenate(outputs) for outputs in singles]
     fp32 = open_runner(str(model.onnx_path), threads)(samples)
     _check_shapes(name, fp32, defined)
+
+    # Integer kernels may differ from that by more than rounding
     computed = open_network(artifact.path, threads)(samples)
     noise = KernelNoise.of(defined, computed, run_fp32=lambda: fp32, limit_db=KERNELS_DB)
     if noise.exceeds:

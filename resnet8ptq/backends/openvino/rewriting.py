@@ -143,15 +143,14 @@ def _pad_with_zeros(model: ir.Model) -> None:
     the second axis, as in [N, steps, channels]; and if the tensors before and after the Pad share
     the constant of their scale.
     """
-    padding = [
-        node
-        for node in model.graph
-        if node.op_type == "Pad"
-        and node.attributes.get_string("mode", "constant") == "constant"
-        and _is_rounded(node)
-        and input_of(node, 1).is_initializer()
-        and len(node.inputs) < 4  # without a list of axes
-    ]
+
+    def can_rewrite(node: ir.Node) -> bool:
+        if node.attributes.get_string("mode", "constant") != "constant" or not _is_rounded(node):
+            return False
+        return input_of(node, 1).is_initializer() and len(node.inputs) < 4  # without axes
+
+    pads = [node for node in model.graph if node.op_type == "Pad"]
+    padding = [node for node in pads if can_rewrite(node)]
     if padding:
         _copy_scales(model.graph)
     for node in padding:

@@ -113,11 +113,9 @@ def is_integer(model: Any, operator: Any) -> bool:
 
 def count_integer(model: Any) -> str:
     """Return the number of integer operators, such as `20 of 31`, without conversions."""
-    kinds = [
-        is_integer(model, operator)
-        for code, operator in operators(model)
-        if code not in ("QUANTIZE", "DEQUANTIZE")
-    ]
+    known = operators(model)
+    working = [operator for code, operator in known if code not in ("QUANTIZE", "DEQUANTIZE")]
+    kinds = [is_integer(model, operator) for operator in working]
     return f"{sum(kinds)} of {len(kinds)}"
 
 

@@ -38,7 +38,8 @@ def find(content: bytes, onnx_path: Path, batch: NDArray[Any]) -> dict[int, list
     """
     graph = _of_graph(onnx_path, batch)
     file = _of_file(content, batch)
-    return {index: names for index, sketch in file.items() if (names := _nearest(sketch, graph))}
+    found = {index: _nearest(sketch, graph) for index, sketch in file.items()}
+    return {index: names for index, names in found.items() if names}
 
 
 def _nearest(sketch: list[NDArray[np.float64]], known: Sketches) -> list[str]:

@@ -264,11 +264,12 @@ def _scope(model: Any, indices: Iterable[int]) -> str:
 
 def _statistics(model: Any, ranges: Mapping[int, Range]) -> dict[str, dict[str, Any]]:
     """Return ranges in the form of ai-edge-quantizer's calibration result."""
-    tensors = [(model.subgraphs[0].tensors[index], limits) for index, limits in ranges.items()]
-    return {
-        contents.name_of(tensor): {
-            end: np.full((1,) * len(tensor.shape), value, np.float32)
-            for end, value in zip(("min", "max"), limits, strict=True)
+    tensors = model.subgraphs[0].tensors
+    statistics = {}
+    for index, (low, high) in ranges.items():
+        shape = (1,) * len(tensors[index].shape)
+        statistics[contents.name_of(tensors[index])] = {
+            "min": np.full(shape, low, np.float32),
+            "max": np.full(shape, high, np.float32),
         }
-        for tensor, limits in tensors
-    }
+    return statistics

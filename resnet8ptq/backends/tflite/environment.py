@@ -131,8 +131,10 @@ def _ways() -> Iterator[tuple[Sequence[str], Sequence[str]]]:
 def _interpreters() -> Iterator[str]:
     """Yield the interpreters of a suitable version: this one, those on PATH, pyenv's."""
     pyenv = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser() / "versions"
-    listed = [str(p) for v in VERSIONS for p in sorted(pyenv.glob(f"{v}.*/bin/python"))]
-    for candidate in [sys.executable, *(f"python{version}" for version in VERSIONS), *listed]:
+    candidates = [sys.executable, *(f"python{version}" for version in VERSIONS)]
+    for version in VERSIONS:
+        candidates += map(str, sorted(pyenv.glob(f"{version}.*/bin/python")))
+    for candidate in candidates:
         python = shutil.which(candidate)  # pyenv has a shim of each version, which may refuse
         if python and run([python, "-I", "-c", _CAN_MAKE]).stdout.strip() in VERSIONS:
             yield python

@@ -141,6 +141,8 @@ class TfliteQuantizer(Quantizer):
             if not self.config.dtype.is_float:
                 refuse_others(self.config, _STORED_TAKES)
             return resolve_stored(self.config, file_format="TFLite")
+
+        # What each flow, method and dtype refuses
         plan = self.plan(decisions)
         refuse_others(self.config, _TAKES[self._flow])
         if self._flow == "onnx2tf":
@@ -197,6 +199,8 @@ class TfliteQuantizer(Quantizer):
         self.resolve(decisions)
         path = folder / MODEL_FILE
         self.fit(model)
+
+        # In float, with stored weights, by onnx2tf, or by the converter
         if self.config.dtype.is_fp32:
             content = self._make_float(model, calibration)
             artifact = Artifact(path)
@@ -244,11 +248,9 @@ class TfliteQuantizer(Quantizer):
         """Count in the file, which LiteRT runs unchanged; include products of computed tensors."""
         model = contents.read(path.read_bytes())
         quantized, in_float = self._split(model)
-        products = [
-            contents.is_integer(model, operator)
-            for code, operator in contents.operators(model)
-            if code == "BATCH_MATMUL"
-        ]
+        operators = contents.operators(model)
+        matrices = [operator for code, operator in operators if code == "BATCH_MATMUL"]
+        products = [contents.is_integer(model, operator) for operator in matrices]
         return len(quantized) + sum(products), in_float + len(products) - sum(products)
 
     def _split(self, model: Any) -> tuple[list[Any], int]:
@@ -298,6 +300,8 @@ class TfliteQuantizer(Quantizer):
         some = np.concatenate([*calibration.take(np.arange(count)).batches(count)])
         by_index = correspondence.find(content, network, some)
         graph = onnx.load(network).graph
+
+        # What the file's kernels can run on integers, of what the settings ask
         file = contents.read(content)
         rewriting.pools_to_means(file)
         skipped = find_float_nodes(graph, self.select(decisions))
@@ -307,11 +311,14 @@ class TfliteQuantizer(Quantizer):
             file, names=by_index, graph=graph, skipped=skipped
         )
         around = edge_quantizer.tensors_around(file, operators)
-        names = {  # the last of equal tensors lies behind a fused activation
-            index: next((name for name in reversed(alike) if name in preset), alike[-1])
-            for index, alike in by_index.items()
-            if index in around
-        }
+
+        # Ranges by ONNX name: corrections have set some of them
+        names = {}
+        for index, alike in by_index.items():
+            if index in around:
+                chosen = [name for name in alike if name in preset]
+                # The last of equal tensors lies behind a fused activation
+                names[index] = chosen[-1] if chosen else alike[-1]
         activations = self.activations(model, decisions, calibration)
         ranges = activations.find_ranges(dict.fromkeys(names.values()))
         known = {index: ranges[name] for index, name in names.items() if name in ranges}

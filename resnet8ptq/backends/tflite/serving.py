@@ -24,7 +24,8 @@ def load(path: Path, engine: str | None) -> Run:
 
     interpreter = Interpreter(model_path=str(path))
     interpreter.allocate_tensors()
-    (taken,), outputs = interpreter.get_input_details(), interpreter.get_output_details()
+    (taken,) = interpreter.get_input_details()
+    outputs = interpreter.get_output_details()
 
     def run(batch: Batch) -> list[Array]:
         (samples,) = batch.values()

@@ -36,11 +36,10 @@ def store(content: bytes, half: bool) -> tuple[bytes, int]:
     model = contents.read(content)
     graph = model.subgraphs[0]
     axes = {id(layer.weights): layer.axis for layer in contents.layers(model)}
-    stored = [
-        index
-        for index, tensor in enumerate(graph.tensors)
-        if id(tensor) in axes and _fits(model, tensor, half)
-    ]
+    weights = [index for index, tensor in enumerate(graph.tensors) if id(tensor) in axes]
+    stored = [index for index in weights if _fits(model, graph.tensors[index], half)]
+
+    # The kernels take floats: a cast stands before each layer
     version = _OF_FLOAT16 if half else _OF_CHANNELS
     code = contents.add_code(model, schema.BuiltinOperator.DEQUANTIZE, version)
     casts = []
@@ -91,7 +90,8 @@ def _store(model: Any, index: int, code: int, axis: int | None) -> Any:
             zeroPoint=np.zeros(scale.size, np.int64),
             quantizedDimension=axis,
         )
-    # the first buffer is empty
+
+    # The first buffer is empty: the float tensor becomes the cast's output
     small.buffer = len(model.buffers)
     tensor.buffer = 0
     model.buffers.append(schema.BufferT(data=numbers.reshape(-1).view(np.uint8)))

@@ -143,6 +143,7 @@ def quantize(
     mapping = get_default_qconfig_mapping(torch.backends.quantized.engine).set_global(qconfig)
     for kind, weight in _OWN_WEIGHTS.items():
         mapping.set_object_type(kind, QConfig(observer, weight))
+
     # Constants are quantized only with the node that takes them.
     if any(isinstance(layer, _TRANSPOSED) for layer in module.modules()):
         log.warning(
@@ -170,7 +171,8 @@ def quantize(
         )
         for name, observer in observers:
             if name in calibrated:
-                (low, high), shared = calibrated[name], observer.preset or calibrated[name]
+                low, high = calibrated[name]
+                shared = observer.preset or calibrated[name]
                 observer.preset = min(low, shared[0]), max(high, shared[1])
         _calibrate(prepared, activations.calibration, config.calib)
         first = {id(observer): (name, observer) for name, observer in reversed(observers)}
@@ -276,18 +278,21 @@ def _observers(prepared: Any, graph: onnx.GraphProto) -> list[tuple[str, RangeOb
     modules = dict(prepared.named_modules(remove_duplicate=False))
     scopes = prepared.meta["_observed_graph_module_attrs"].node_name_to_scope
     paths = {name: path for name, (path, _) in scopes.items()}
-    fused = {
-        str(n) for n in prepared.graph.nodes if isinstance(modules.get(n.target), _FusedModule)
-    }
+
+    def calls(kind: Any) -> list[Any]:
+        nodes = prepared.graph.nodes
+        return [node for node in nodes if isinstance(modules.get(node.target), kind)]
+
+    fused = {str(node) for node in calls(_FusedModule)}
     names = name_tensors(prepared.graph, paths, graph, fused=fused)
     clips = [node for node in fused_activations(graph) if node.op_type == "Clip"]
     clipped = {node.input[0]: node.output[0] for node in clips}
-    names = {node: clipped.get(tensor, tensor) for node, tensor in names.items()}
-    return [
-        (names[str(node.args[0])], modules[node.target])
-        for node in prepared.graph.nodes
-        if isinstance(modules.get(node.target), RangeObserver) and str(node.args[0]) in names
-    ]
+    observers = []
+    for node in calls(RangeObserver):
+        tensor = names.get(str(node.args[0]))
+        if tensor is not None:
+            observers.append((clipped.get(tensor, tensor), modules[node.target]))
+    return observers
 
 
 def _calibrate(prepared: Any, calibration: Split, config: CalibConfig) -> None:

@@ -110,11 +110,13 @@ def _drop_unused(converted: Any) -> None:
 
 def _paths(exported: Any) -> dict[str, str]:
     """Return the module that each node of an exported graph comes from."""
-    return {
-        node.name: list(node.meta["nn_module_stack"].values())[-1][0]
-        for node in exported.graph.nodes
-        if node.op == "call_function" and node.meta.get("nn_module_stack")
-    }
+    paths = {}
+    for node in exported.graph.nodes:
+        modules = node.meta.get("nn_module_stack")
+        if node.op == "call_function" and modules:
+            path, _ = list(modules.values())[-1]
+            paths[node.name] = path
+    return paths
 
 
 def _calibrate(

@@ -73,6 +73,8 @@ class TorchQuantizer(Quantizer):
             return Resolved()
         if self.plan(decisions).is_narrow:
             raise UnsupportedError("weights below 8 bits: torch's quantized kernels take 8")
+
+        # FX has torch's kernels, PT2E only describes them
         method, file = self._flow
         if fx_flow:
             engines = torch.backends.quantized.supported_engines
@@ -109,6 +111,8 @@ class TorchQuantizer(Quantizer):
         if config.dtype.is_fp32:
             file.save(module, example, path, options.freeze)
             return Artifact(path)
+
+        # Weights alone: the network still computes in float
         proto = onnx.load(model.onnx_path)
         if config.computes_in_float:
             half = config.dtype.is_float
@@ -120,6 +124,8 @@ class TorchQuantizer(Quantizer):
             count = weight_storage.store(module, names, half)
             file.save(module, example, path, False)  # frozen, the weights would be float32 again
             return Artifact(path, count)
+
+        # Weights and activations, at inference or by calibrated ranges
         skipped = prepare(module, proto, self.select(decisions))
         chosen: dict[str, Range] = {}
         details: dict[str, str] = {}
