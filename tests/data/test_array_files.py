@@ -236,7 +236,7 @@ def wrong_files(folder):
     sides = {"x_train": INPUTS, "x_test": INPUTS + 100}
     yield (
         npz("misspelt.npz", **sides, lables_train=LABELS, lables_test=LABELS),
-        "expected y_test | labels_test | targets_test | label_test | target_test, or data.labels=none",
+        "expected y_test | labels_test | targets_test | label_test | target_test, or data.labels",
     )
     yield npz("sides.npz", a_train=IDS, b_train=MASK, a_test=IDS, b_test=MASK), "data.labels: got"
     nan = INPUTS.astype(np.float32)
