@@ -14,7 +14,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from resnet8ptq import job
-from resnet8ptq.config import composing, folders, help_page, loading, words
+from resnet8ptq.config import folders, help_page, loading, words
 from resnet8ptq.core import background, command, importing, invocation
 from resnet8ptq.experiment import path_words
 from resnet8ptq.sweeps import callback, ongoing
@@ -82,14 +82,13 @@ def _call_hydra(typed: Sequence[str]) -> None:
     # `hydra.main` is this call with the words of `sys.argv`, which a caller in Python has not set.
     version.setbase("1.3")
     parser = get_args_parser()
-    with composing.once():
-        _run_hydra(
-            args=parser.parse_args(arranged),
-            args_parser=parser,
-            task_function=run_job,
-            config_path=str(conf),
-            config_name="config",
-        )
+    _run_hydra(
+        args=parser.parse_args(arranged),
+        args_parser=parser,
+        task_function=run_job,
+        config_path=str(conf),
+        config_name="config",
+    )
     begun = ongoing.find()
     if begun is not None and begun.run is not None:  # the callback closes a sweep
         begun.run.close()
