@@ -73,7 +73,7 @@ class Conversion:
         preprocessing: the effect of folding, or the reason of its failure.
         without_torch: for each file that torch cannot run, the reason; empty before `check_torch`.
         why_fixed: the reason if the batch size could not be freed; else empty.
-        moved, widened: see `Network`.
+        moved, widened, emptied: see `Network`.
     """
 
     parity: dict[str, float]
@@ -86,6 +86,7 @@ class Conversion:
     why_fixed: str | None = None
     moved: dict[str, int] = field(default_factory=dict)
     widened: bool = False
+    emptied: list[str] = field(default_factory=list)
 
 
 def read_record(folder: Path) -> Conversion:
@@ -202,6 +203,7 @@ def _write(
         why_fixed=why_fixed,
         moved=network.moved,
         widened=network.widened,
+        emptied=network.emptied,
     )
     (folder / RECORD).write_text(json.dumps(asdict(record), indent=2))
 

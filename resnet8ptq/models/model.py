@@ -202,6 +202,14 @@ def _report(model: Fp32Model) -> None:
     for name, axis in record.moved.items():
         text = "%s: its axis %d counts the samples; in the quantized file, the first axis does"
         log_once(log, text, name, axis)
+    if record.emptied:
+        log.warning(
+            "%s: %s... (%d inputs) are taken as empty, and left out of the quantized file: it "
+            "reads whole windows of text, and continues none",
+            model.source,
+            record.emptied[0],
+            len(record.emptied),
+        )
     if record.why_fixed:
         log.warning(
             "%s: takes batches of %d samples only: %s",

@@ -222,7 +222,7 @@ def _read(path: Path, name: str, sample: Sample, config: ModelConfig) -> bytes:
     warnings.simplefilter("ignore")  # TensorFlow's and tf2onnx's own deprecations
     with errors_as(ModelError, f"{path}: cannot be read"):
         if name == "onnx":
-            proto, *_ = read_graph(path, config.inputs or {})
+            proto = read_graph(path, config.inputs or {}).proto
         else:
             proto = read(path, sample, replace(config, inputs=None)).proto
         return bytes(onnx.shape_inference.infer_shapes(proto).SerializeToString())

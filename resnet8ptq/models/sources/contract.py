@@ -30,6 +30,7 @@ class Network:
         moved: the original batch axis of each input and output whose batch axis was moved to the
             front.
         widened: whether the original computes in float16; graph and `predict` compute in float32.
+        emptied: the removed inputs of a decoder for earlier tokens.
     """
 
     proto: onnx.ModelProto
@@ -37,6 +38,7 @@ class Network:
     source_opset: int
     moved: dict[str, int] = field(default_factory=dict)
     widened: bool = False
+    emptied: list[str] = field(default_factory=list)
 
 
 def prepare_tensorflow() -> None:

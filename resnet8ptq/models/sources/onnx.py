@@ -1,7 +1,7 @@
 """An ONNX file as the source of the FP32 network."""
 
-import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.core.records import feed
 from resnet8ptq.graph.passes import name_inner_tensors, rewrite
 from resnet8ptq.graph.session import Runner, open_session
-from resnet8ptq.models import batch_first, branches, normalization, widening
+from resnet8ptq.models import batch_first, branches, normalization, past_tokens, widening
 from resnet8ptq.models.batch_axis import in_full_batches
 from resnet8ptq.models.contract import (
     INPUT_DTYPES,
@@ -27,10 +27,6 @@ from resnet8ptq.models.contract import (
 from resnet8ptq.models.gates import onnx as gate
 from resnet8ptq.models.sources.contract import Network, Sample, is_record
 from resnet8ptq.models.sources.formats import takes_values
-
-log = logging.getLogger(__name__)
-
-PAST = "past_key_values"  # start of the names of a decoder's inputs for earlier tokens
 
 
 def read(source: Path, sample: Sample, inputs: Mapping[str, Any] | None = None) -> Network:
@@ -44,34 +40,47 @@ def read(source: Path, sample: Sample, inputs: Mapping[str, Any] | None = None) 
     Raises:
         ModelError: see `gates.onnx.read` and `to_supported`, or wrong `inputs`.
     """
-    proto, original, axes, widened = read_graph(source, inputs or {})
-    converted = to_supported(proto, source, sample)
+    graph = read_graph(source, inputs or {})
+    converted = to_supported(graph.proto, source, sample)
     with errors_as(ModelError, f"{source}: ONNX Runtime cannot run it"):
-        predict = _open(original, axes)
+        predict = _open(graph.original, graph.moved)
     fixed = read_contract(converted.graph).batch
     return Network(
         proto=converted,
         predict=in_full_batches(predict, fixed),
-        source_opset=normalization.opset(proto),
-        moved=axes,
-        widened=widened,
+        source_opset=normalization.opset(graph.proto),
+        moved=graph.moved,
+        widened=graph.widened,
+        emptied=graph.emptied,
     )
 
 
 def check(source: Path, inputs: Mapping[str, Any] | None = None) -> None:
     """Refuse a file that `read` would refuse, as far as this needs no sample."""
-    _, original, axes, _ = read_graph(source, inputs or {})
+    graph = read_graph(source, inputs or {})
     with errors_as(ModelError, f"{source}: ONNX Runtime cannot run it"):
-        _open(original, axes)
+        _open(graph.original, graph.moved)
 
 
-def read_graph(
-    source: Path, inputs: Mapping[str, Any]
-) -> tuple[onnx.ModelProto, bytes, dict[str, int], bool]:
-    """Return a file's graph, the original, the batch axes of the inputs that were moved.
+@dataclass(frozen=True)
+class ReadGraph:
+    """The graph of a file, before it is normalized.
 
-    In the graph, the batch axis comes first, and every If with a constant condition is resolved.
-    The last value tells whether graph and original were widened from float16.
+    Attributes:
+        proto: the batch axis comes first, and every If with a constant condition is resolved.
+        original: what runs for comparison, serialized.
+        moved, widened, emptied: see `Network`.
+    """
+
+    proto: onnx.ModelProto
+    original: bytes
+    moved: dict[str, int]
+    widened: bool
+    emptied: list[str]
+
+
+def read_graph(source: Path, inputs: Mapping[str, Any]) -> ReadGraph:
+    """Read the graph of a file.
 
     Raises:
         ModelError: see `gates.onnx.read` and `check_layers`, or wrong `inputs`.
@@ -82,7 +91,7 @@ def read_graph(
     proto = name_inner_tensors(proto)
     for name, values in inputs.items():
         _fix_input(proto.graph, name, values)
-    _empty_past(proto.graph)
+    emptied = past_tokens.remove(proto.graph)
     original = proto.SerializeToString()
     axes = batch_first.find_inputs(proto.graph)
     if any(node.op_type == "Cast" for node in proto.graph.node):
@@ -97,7 +106,7 @@ def read_graph(
     gate.check_layers(proto, source)
     if axes:
         proto = rewrite(proto, [partial(batch_first.move_inputs, axes=axes)])
-    return proto, original, axes, widened
+    return ReadGraph(proto, original, axes, widened, emptied)
 
 
 def _open(original: bytes, axes: Mapping[str, int]) -> Runner:
@@ -136,42 +145,6 @@ def _fix_input(graph: onnx.GraphProto, name: str, values: Any) -> None:
     fits = all(size in (1, have) for size, have in zip(shape, sizes, strict=True))
     constant = np.broadcast_to(constant, sizes) if fits else constant.reshape(shape)
     graph.initializer.append(numpy_helper.from_array(constant, name))
-
-
-def _empty_past(graph: onnx.GraphProto) -> None:
-    """Remove the inputs `past_key_values...` of a decoder: windows of text have no past tokens.
-
-    An input that is more than joined to the present tokens stays.
-    """
-    inputs = gate.graph_inputs(graph)
-    past = {value.name: value for value in inputs if value.name.startswith(PAST)}
-    others = [value.name for value in inputs if value.name not in past]
-    uses = [node for node in graph.node if past.keys() & set(node.input)]
-    if not past or not others or {node.op_type for node in uses} - {"Concat", "Shape"}:
-        return
-    log.info("%s..., %d inputs: no past tokens", next(iter(past)), len(past))
-    axis = numpy_helper.from_array(np.zeros(1, np.int64), f"{PAST}_axis")
-    graph.initializer.append(axis)
-    for node in uses:
-        if node.op_type == "Concat":
-            kept = [name for name in node.input if name not in past]
-            del node.input[:]
-            node.input.extend(kept)
-            continue
-        # The batch is that of the first other input, and a free size is 0.
-        dims = past[node.input[0]].type.tensor_type.shape.dim
-        sizes = np.array([dim.dim_value for dim in dims[1:]], np.int64)
-        [shape] = node.output
-        graph.initializer.append(numpy_helper.from_array(sizes, f"{shape}_others"))
-        node.input[0] = others[0]
-        node.output[0] = f"{shape}_present"
-        batch = [f"{shape}_present", axis.name]
-        index = list(graph.node).index(node)
-        joined = [f"{shape}_batch", f"{shape}_others"]
-        graph.node.insert(index + 1, onnx.helper.make_node("Gather", batch, joined[:1]))
-        graph.node.insert(index + 2, onnx.helper.make_node("Concat", joined, [shape], axis=0))
-    for value in past.values():
-        graph.input.remove(value)
 
 
 def to_supported(proto: onnx.ModelProto, source: Path, sample: Sample) -> onnx.ModelProto:
