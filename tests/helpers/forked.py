@@ -115,13 +115,19 @@ def interrupt(folder: Path, number: signal.Signals, running: set[str], *args: st
 
 
 def _find_running_jobs(database: Path) -> set[str]:
-    """Return the numbers of the jobs with open runs; by MLflow's client it takes 60 ms."""
+    """Return the numbers of the jobs with open runs; by MLflow's client it takes 60 ms.
+
+    While jobs write, the database may be locked: then none are known yet.
+    """
     query = (
         "SELECT tags.value FROM tags JOIN runs USING (run_uuid) "
         "WHERE tags.key = 'job_number' AND runs.status = 'RUNNING'"
     )
     with closing(sqlite3.connect(database)) as connection:
-        return {number for (number,) in connection.execute(query)}
+        try:
+            return {number for (number,) in connection.execute(query)}
+        except sqlite3.OperationalError:
+            return set()
 
 
 def _run(
