@@ -11,7 +11,6 @@ from typing import TypeVar
 import numpy as np
 
 from resnet8ptq.backends.contract import Artifact, Predictor, Quantizer
-from resnet8ptq.backends.onnx.options import CPU
 from resnet8ptq.backends.registry import BACKENDS, make_quantizer
 from resnet8ptq.config.schema import BY_BATCH, FP32, DtypeConfig, QuantizationConfig
 from resnet8ptq.core import cache, code, files
@@ -25,6 +24,7 @@ from resnet8ptq.evaluation.sequential import FAIL, PASS, StoppingPlan
 from resnet8ptq.evaluation.stopped_hits import find_outcome, stop
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.decisions import Decisions
+from resnet8ptq.target.measure import CPU
 from resnet8ptq.target.target import Target
 from resnet8ptq.tasks.scoring.comparison import Comparison, Scores
 from resnet8ptq.tasks.scoring.outputs import Outputs

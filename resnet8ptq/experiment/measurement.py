@@ -9,7 +9,6 @@ import numpy as np
 
 from resnet8ptq.backends.contract import Nodes, Resolved, describe_execution
 from resnet8ptq.backends.onnx.operators import count_kernels
-from resnet8ptq.backends.onnx.options import CPU
 from resnet8ptq.config.schema import BY_BATCH, LatencyConfig, RunConfig
 from resnet8ptq.core import background
 from resnet8ptq.core.errors import UnsupportedError
@@ -24,6 +23,7 @@ from resnet8ptq.evaluation.result import Measurement
 from resnet8ptq.evaluation.sequential import StoppingPlan
 from resnet8ptq.experiment.samples import has_groups
 from resnet8ptq.experiment.workspace import Prepared, Workspace
+from resnet8ptq.target.measure import CPU
 from resnet8ptq.tasks.scoring import distortion
 from resnet8ptq.tasks.scoring.comparison import Comparison
 from resnet8ptq.tasks.scoring.distortion import KERNELS_DB

@@ -7,7 +7,6 @@ from typing import Any
 
 from resnet8ptq.backends.contract import Quantizer
 from resnet8ptq.backends.file import reading
-from resnet8ptq.backends.onnx.options import CPU
 from resnet8ptq.backends.registry import BACKENDS, complete, make_quantizer
 from resnet8ptq.calibration.methods import METHODS
 from resnet8ptq.config import limits
@@ -24,6 +23,7 @@ from resnet8ptq.experiment import mlperf_tiny
 from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.models.summary import NetworkFile
+from resnet8ptq.target.measure import CPU
 from resnet8ptq.target.target import Target, connect
 from resnet8ptq.tasks.registry import AUTO, TASKS
 

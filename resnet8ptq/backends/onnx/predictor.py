@@ -10,11 +10,10 @@ import onnx
 from numpy.typing import NDArray
 
 from resnet8ptq.backends.contract import Nodes, Predictor, Run
-from resnet8ptq.backends.onnx.options import CPU
 from resnet8ptq.core.errors import UnsupportedError, errors_as
 from resnet8ptq.core.records import feed
 from resnet8ptq.graph.session import end_at_logits, open_runner
-from resnet8ptq.target.measure import OnnxFile, ProviderError, check_provider
+from resnet8ptq.target.measure import CPU, OnnxFile, ProviderError, check_provider
 
 
 def check(path: Path) -> None:

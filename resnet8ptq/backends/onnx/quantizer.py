@@ -42,7 +42,7 @@ from resnet8ptq.backends.onnx import (
     weight_only,
     weight_storage,
 )
-from resnet8ptq.backends.onnx.options import CPU, OnnxConfig
+from resnet8ptq.backends.onnx.options import OnnxConfig
 from resnet8ptq.backends.onnx.slim import slim
 from resnet8ptq.calibration import table
 from resnet8ptq.calibration.activations import Activations
@@ -68,6 +68,7 @@ from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.decisions import Decisions
 from resnet8ptq.precision.grid import WeightScheme
 from resnet8ptq.precision.plan import Plan, find_float_nodes
+from resnet8ptq.target.measure import CPU
 
 log = logging.getLogger(__name__)
 
