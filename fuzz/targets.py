@@ -161,13 +161,13 @@ def sweep() -> Target:
     from resnet8ptq.tracking.sweep_file import FILE, Sweep
 
     store = {"uri": "sqlite:///x", "experiment_id": "1", "experiment_name": "x"}
-    worker = {"at_once": 2, "threads": 1, "folder": "x", "variables": {}}
+    parallel = {"at_once": 2, "threads": 1, "folder": "x", "variables": {}}
     record = {
         "store": store,
         "parent_id": "0" * 32,
         "resume": False,
         "jobs": None,
-        "worker": worker,
+        "parallel": parallel,
     }
     return Target(json.dumps(record).encode(), lambda path: Sweep.load(path.parent), FILE)
 

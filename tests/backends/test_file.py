@@ -14,10 +14,11 @@ from resnet8ptq.backends.contract import Predictor, Quantizer
 from resnet8ptq.backends.file import predictor, reading
 from resnet8ptq.backends.file.contents import Contents, Port, rounded
 from resnet8ptq.backends.file.matching import match_inputs, match_outputs
+from resnet8ptq.backends.onnx.options import OnnxConfig
 from resnet8ptq.backends.openvino import archive
 from resnet8ptq.backends.openvino.library import core, is_installed, library
 from resnet8ptq.backends.tflite.options import TfliteConfig
-from resnet8ptq.config.schema import BackendConfig, RunConfig
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import code, files
 from resnet8ptq.core.descriptor import find_readers
 from resnet8ptq.core.errors import ConfigError
@@ -449,7 +450,7 @@ def test_fp32_runs_where_its_framework_takes_it(quantize, shapes_model, caplog, 
     fp32 = shapes_model if keras else replace(shapes_model, source=shapes_model.onnx_path)
     asked = make_config("data=shapes", "backend=file", f"backend.path={path}")
     backend = baseline_config(fitted(asked, fp32).config).backend
-    assert backend == (TfliteConfig() if keras else BackendConfig("onnx"))
+    assert backend == (TfliteConfig() if keras else OnnxConfig())
     assert ("FP32 runs in ONNX Runtime" in caplog.text) is not keras
 
 
