@@ -37,7 +37,7 @@ def read(segmentation: Any, height: int, width: int) -> bytes:
             return b""
         parts = mask.frPyObjects(segmentation, height, width) if segmentation else []
         return bytes(mask.merge(parts)["counts"]) if parts else b""
-    except (TypeError, ValueError, KeyError, AttributeError):
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
         return b""
 
 
@@ -108,6 +108,14 @@ def encode(inside: NDArray[np.bool_], top: int, left: int, height: int, width: i
 def empty(height: int, width: int) -> bytes:
     """Return the mask of nothing."""
     return _compress([height * width], height, width)
+
+
+def of_box(box: Sequence[float], height: int, width: int) -> bytes:
+    """Return the mask of a box: left, top, width and height, in pixels."""
+    left, top, *size = box
+    edges = np.round([left, top, left + size[0], top + size[1]])
+    left, top, right, bottom = edges.clip(0, [width, height] * 2).astype(int).tolist()
+    return encode(np.ones((bottom - top, right - left), np.bool_), top, left, height, width)
 
 
 def to_coco(mask: bytes, height: int, width: int) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """Removes a decoder's inputs for earlier tokens: windows of text, which are whole, have none."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
@@ -19,7 +21,7 @@ def remove(graph: onnx.GraphProto) -> list[str]:
     past = {value.name: value for value in inputs if value.name.startswith(PAST)}
     others = [value.name for value in inputs if value.name not in past]
     readers = [node for node in graph.node if not past.keys().isdisjoint(inputs_of(node))]
-    if not past or not others or not all(_can_do_without(node) for node in readers):
+    if not past or not others or not all(_can_do_without(node, past) for node in readers):
         return []
 
     first = numpy_helper.from_array(np.zeros(1, np.int64), f"{PAST}_axis")
@@ -36,9 +38,16 @@ def remove(graph: onnx.GraphProto) -> list[str]:
     return list(past)
 
 
-def _can_do_without(node: onnx.NodeProto) -> bool:
-    """Whether a node joins tensors, or returns the whole shape of its input."""
-    return node.op_type == "Concat" or (node.op_type == "Shape" and not node.attribute)
+def _can_do_without(node: onnx.NodeProto, past: Mapping[str, onnx.ValueInfoProto]) -> bool:
+    """Whether a node joins earlier tokens to others, or returns the whole shape of its input."""
+    read = [past[name].type.tensor_type.shape.dim for name in node.input if name in past]
+    if not read:  # by an inner graph
+        return False
+    free = [axis for axis, dim in enumerate(read[0]) if axis and not dim.dim_value]
+    if node.op_type == "Concat":
+        axis = helper.get_node_attr_value(node, "axis") % max(len(read[0]), 1)
+        return axis in free and len(read) < len(node.input)
+    return node.op_type == "Shape" and not node.attribute and len(free) == 1
 
 
 def _write_shape(

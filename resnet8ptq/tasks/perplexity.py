@@ -43,8 +43,15 @@ class NextToken:
 
         Raises:
             DataError: the inputs are no tokens of the vocabulary.
+            ModelError: the logits are not those of each token.
         """
         tokens, is_text = self._read(inputs)
+        returned = outputs[self.output].shape[1]
+        if returned != tokens.shape[1]:
+            raise ModelError(
+                f"returns logits of {returned} tokens for windows of {tokens.shape[1]}; "
+                "expected one for each"
+            )
         following = tokens[:, 1:, np.newaxis]
         counted = is_text[:, 1:] & is_text[:, :-1]
         surprise = np.zeros(counted.shape, np.float32)

@@ -220,8 +220,14 @@ class TokenScores(ClasswiseScores):
 
     @cached_property
     def per_sample(self) -> Replicates:
-        """The metric on each bootstrap sample."""
-        return Replicates(_f1((self._weights @ self.counts.sum(axis=2)).T[np.newaxis])[0])
+        """The metric on each bootstrap sample.
+
+        Sentences without spans are no items: they can neither gain nor lose.
+        """
+        of_sentence = self.counts.sum(axis=2)
+        replicates = _f1((self._weights @ of_sentence).T[np.newaxis])[0]
+        items = np.count_nonzero(of_sentence.any(axis=1), keepdims=True)
+        return Replicates(replicates, class_counts=items)
 
     @property
     def of_others(self) -> float:

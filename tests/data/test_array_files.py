@@ -428,6 +428,13 @@ def test_one_hot_labels_are_classes(tmp_path, dtype, caplog):
     assert "one-hot, taken as 4 classes" in caplog.text
 
 
+def test_tokens_without_any_label_are_refused(tmp_path):
+    tokens = np.arange(40).reshape(10, 4)
+    np.savez(tmp_path / "a.npz", images=tokens, labels=np.full((10, 4), -100))
+    with pytest.raises(DataError, match="every label is -100"):
+        read(tmp_path / "a.npz")
+
+
 def gzipped(path: Path, shape, count: int) -> Path:
     """An idx file of zeros whose header says `shape`."""
     with gzip.open(path, "wb") as file:

@@ -376,6 +376,13 @@ def test_a_line_without_a_tag_is_named(read, tmp_path, lines, message):
         read(path)
 
 
+def test_deeply_nested_rows_are_one_line(read, tmp_path):
+    path = tmp_path / "news.jsonl"
+    path.write_text(f'{{"tokens": {"[" * 200_000}{"]" * 200_000}}}')
+    with pytest.raises(DataError, match=r"news\.jsonl: reading it crashed"):
+        read(path)
+
+
 def test_a_sentence_with_a_label_too_few_is_named(read, tmp_path):
     rows = [{"tokens": ["rain", "snow"], "tags": ["O"] * n} for n in (2, 1)]
     path = tmp_path / "news.jsonl"

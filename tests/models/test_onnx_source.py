@@ -113,6 +113,17 @@ def test_the_dict_and_the_class_names_of_a_scikit_learn_export_are_left_out(take
     np.testing.assert_allclose(scores.sum(axis=1), 1, rtol=1e-5)
 
 
+def test_a_selection_of_features_is_no_label(refused):
+    nodes = [
+        helper.make_node("ArrayFeatureExtractor", ["x", "best"], ["y"], domain="ai.onnx.ml"),
+        helper.make_node("MatMul", ["y", "w"], ["z"]),
+    ]
+    constants = {"w": np.float32([[1, 2], [3, 4]]), "best": np.int64([0, 2])}
+    proto = assemble(nodes, {"x": [None, 3]}, {"z": [None, 2]}, constants)
+    proto.opset_import.append(helper.make_opsetid("ai.onnx.ml", 1))
+    assert "every output follows an ArrayFeatureExtractor" in refused(proto)
+
+
 def test_a_product_of_positions_is_no_layer_in_integers(take):
     """As of windows of a spectrogram, or of shapes."""
     nodes = [

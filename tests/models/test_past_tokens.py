@@ -20,6 +20,8 @@ def decoder(node: str):
     [
         f'y = Add("{PAST}", key)',
         f'y = Shape<start = 2>("{PAST}")',
+        f'y = Concat<axis = 1>("{PAST}", key)',  # not of tokens
+        f'y = Concat<axis = 2>("{PAST}", "{PAST}")',
         f"""y = If(flag) <then_branch = inner () => (float[N, 2, P, 3] a) {{ a = Neg("{PAST}") }},
             else_branch = other () => (float[N, 2, T, 3] b) {{ b = Neg(key) }}>""",
     ],

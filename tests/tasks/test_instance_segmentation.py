@@ -160,14 +160,19 @@ def test_auto_takes_masks_if_labels_and_outputs_have_them(records):
         registry.make(CONFIG, replace(data, outputs={"o": (7, 16)}))
 
 
-def test_objects_without_a_mask_are_neither_right_nor_wrong(records, caplog):
+def test_objects_without_a_mask_are_neither_right_nor_wrong(found, records, caplog):
     changed = records.copy()
     texts = masks.of_record(changed[2])
     changed["masks"][2] = masks.join([b"", *texts[1:]])
     registry.make(CONFIG, context(changed, OUTPUTS))
     assert "1 objects have no valid `segmentation`, the first in picture 25" in caplog.text
-    crowds = [a["iscrowd"] for a in to_coco(changed, IDS)["annotations"]]
-    assert sum(crowds) == sum(a["iscrowd"] for a in to_coco(records, IDS)["annotations"]) + 1
+    before, of_masks, of_boxes = (
+        sum(annotation["iscrowd"] for annotation in to_coco(pictures, IDS, masked)["annotations"])
+        for pictures, masked in ((records, True), (changed, True), (changed, False))
+    )
+    assert (of_masks, of_boxes) == (before + 1, before)
+    scores = DetectionScores(Outputs(found), changed, IDS, 100, input_size=(SIZE, SIZE))
+    assert scores.evaluation.metrics["ap75"] == 1  # the detection in its box is not wrong either
 
 
 def test_worse_masks_are_found_worse_in_the_same_boxes(found, records):
@@ -224,7 +229,8 @@ def test_polygons_are_as_pycocotools_draws_them():
     expected = reference.merge(reference.frPyObjects(polygons, 10, 10))
     assert masks.read(polygons, 10, 10) == expected["counts"]
     assert masks.read([polygons[0][:4]], 10, 10) == b""
-    assert masks.read([[0, 0, 1e18, 0, 1e18, 1]], 10, 10) == b""
+    for far in (1e18, 10**400):
+        assert masks.read([[0, 0, far, 0, far, 1]], 10, 10) == b""
 
 
 def test_a_mask_is_moved_to_a_larger_picture():

@@ -63,6 +63,12 @@ def test_samples_that_are_no_tokens_of_the_vocabulary_are_refused(tokens):
         score(tokens, LOGITS[:, : tokens.shape[1]])
 
 
+@pytest.mark.parametrize("logits", [LOGITS[:, 1:], LOGITS[:, -1:]])
+def test_logits_of_other_tokens_are_refused(logits):
+    with pytest.raises(ModelError, match=f"logits of {logits.shape[1]} tokens for windows of 9"):
+        score(TOKENS, logits)
+
+
 @pytest.mark.parametrize("outputs", [{"out": (13,)}, {"one": (9, 13), "other": (9, 4)}])
 def test_outputs_without_logits_of_tokens_are_refused(outputs):
     setting = TaskContext("texts", None, (), False, (9,), outputs, VALUES)

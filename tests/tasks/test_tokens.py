@@ -56,6 +56,16 @@ def test_accuracy_counts_labelled_tokens():
     assert score("B-A I-A O;O", "B-A O O;B-A").more() == {"token_accuracy": 2 / 4}
 
 
+def test_sentences_without_entities_prove_nothing():
+    """No entity of 10 changed: the loss may be 1 point, in however many other sentences."""
+    task = tokens.build("entity_f1", tokens.Decoder(TAGS, TAGS))
+    for with_entities, passes in ((10, False), (400, True)):
+        text = ";".join(["B-A"] * with_entities + ["O"] * 400)
+        scores = score(text, text)
+        margin = task.compare(scores, scores).paired.margin(task.metric, 0.01, scores.total)
+        assert (margin.p_within < 0.05) is passes
+
+
 def test_outputs_may_be_longer_than_the_labels_and_not_shorter():
     labels = np.array([[1, 2, -100, -100]])
     decoder = tokens.Decoder(TAGS, TAGS)

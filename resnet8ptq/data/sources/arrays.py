@@ -580,7 +580,10 @@ def _read_labels(labels: _Sourced) -> Array:
     if stored.dtype.kind == "U" and stored.ndim == 1:
         return stored
     if stored.dtype.kind == "i" and stored.ndim == 2 and (stored == IGNORED).any():
-        check_labels(stored[stored != IGNORED], labels)
+        scored = stored[stored != IGNORED]
+        if not len(scored):
+            raise DataError(f"{labels}: every label is {IGNORED}; expected one for some tokens")
+        check_labels(scored, labels)
         return stored.astype(np.int64)
     if stored.dtype.kind not in "iub" or stored.shape not in ((len(stored),), (len(stored), 1)):
         mend = ""

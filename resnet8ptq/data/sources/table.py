@@ -238,7 +238,7 @@ def _name_rows(table: Table, rows: NDArray[np.int64]) -> list[str]:
 
 
 def read(path: Path, sha256: str, cache_root: Path) -> pa.Table:
-    """Read a Parquet file, by unpacking it into the cache, or a text file.
+    """Read a Parquet or JSON Lines file, by unpacking it into the cache, or a text file.
 
     The separator of a CSV file is the comma, semicolon or tab, whichever is most frequent in the
     first line. A column holds integers, numbers or text, the narrowest type that fits all cells.
@@ -252,8 +252,7 @@ def read(path: Path, sha256: str, cache_root: Path) -> pa.Table:
         if suffix == ".parquet":
             return unpacking.unpack(path, _read_parquet, sha256, EXPECTED, cache_root)
         if suffix in (".jsonl", ".ndjson"):
-            block = pyarrow.json.ReadOptions(block_size=min(path.stat().st_size + 1, 2**31 - 1))
-            return pyarrow.json.read_json(path, block)
+            return unpacking.unpack(path, _read_json, sha256, EXPECTED, cache_root)
         return read_tagged(path) if suffix in TAGGED else _read_csv(path)
 
 
@@ -273,7 +272,7 @@ def read_tagged(path: Path) -> pa.Table:
     words: list[list[str]] = [[]]
     tags: list[list[str]] = [[]]
     width = 0
-    for number, line in enumerate(path.read_text("utf-8-sig").splitlines(), 1):
+    for number, line in enumerate(path.read_text("utf-8-sig").split("\n"), 1):
         cells = line.split("\t") if "\t" in line else line.split()
         if not line.strip():
             words.append([])
@@ -295,6 +294,14 @@ def _read_parquet(path: Path, limits: Limits) -> tuple[pa.Schema, Iterator[pa.Re
     file = pq.ParquetFile(path)
     limits.check(path, file.metadata.num_columns, file.metadata.num_rows)
     return file.schema_arrow, file.iter_batches(ROWS_AT_ONCE)
+
+
+def _read_json(path: Path, limits: Limits) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """Read a JSON Lines file; Arrow crashes on deeply nested ones."""
+    block = pyarrow.json.ReadOptions(block_size=min(path.stat().st_size + 1, 2**31 - 1))
+    rows = pyarrow.json.read_json(path, block)
+    limits.check(path, rows.num_columns, rows.num_rows)
+    return rows.schema, iter(rows.to_batches(ROWS_AT_ONCE))
 
 
 def _read_csv(path: Path) -> pa.Table:

@@ -88,6 +88,11 @@ def read_graph(source: Path, inputs: Mapping[str, Any]) -> ReadGraph:
     proto = gate.read(source)
     if any(node.op_type in gate.LABELLERS for node in proto.graph.node):
         normalization.keep_scores(proto.graph)
+        if not proto.graph.output:
+            raise ModelError(
+                f"{source}: every output follows an ArrayFeatureExtractor, as of scikit-learn's "
+                "selection of features; expected the selected features as input"
+            )
     proto = name_inner_tensors(proto)
     for name, values in inputs.items():
         _fix_input(proto.graph, name, values)

@@ -112,7 +112,8 @@ class Prototypes:
         texts = []
         for row in rows:
             left, top, right, bottom = (
-                int(np.ceil(edge).clip(0, size[number % 2])) for number, edge in enumerate(row[:4])
+                int(np.ceil(edge).clip(0, size[number % 2]))
+                for number, edge in enumerate(np.nan_to_num(row[:4]))
             )
             y = (np.arange(top, bottom) + 0.5) * high / frame.height - 0.5
             x = (np.arange(left, right) + 0.5) * wide / frame.width - 0.5

@@ -114,7 +114,7 @@ class DetectionScores(ClasswiseScores):
     @cached_property
     def evaluation(self) -> average_precision.Evaluation:
         """COCO's evaluation of all pictures."""
-        annotations = to_coco(self.pictures, self.class_ids)
+        annotations = to_coco(self.pictures, self.class_ids, with_masks=self.kind == "segm")
         return average_precision.evaluate(self.results, annotations, self.kind, self.sigmas)
 
     @property
@@ -146,15 +146,16 @@ class DetectionScores(ClasswiseScores):
         return {**defined, "counts/detections": len(self.results)}
 
 
-def to_coco(pictures: Array, class_ids: Sequence[int]) -> dict[str, Any]:
+def to_coco(pictures: Array, class_ids: Sequence[int], with_masks: bool = False) -> dict[str, Any]:
     """Return the annotations of pictures [n], given as records of `data.boxes`.
 
-    With masks, an object without one counts as a crowd: neither right nor wrong.
+    With masks, an object without one counts as a crowd in its box: neither it nor detections in it
+    are right or wrong.
     """
     annotations = []
     for record in pictures:
         count = int(record["count"])
-        texts = masks.of_record(record)
+        texts = masks.of_record(record) if with_masks else []
         for number, box in enumerate(record["boxes"][:count]):
             annotation: dict[str, Any] = {
                 "image_id": int(record["image_id"]),
@@ -167,7 +168,7 @@ def to_coco(pictures: Array, class_ids: Sequence[int]) -> dict[str, Any]:
                 annotation |= _keypoints(box["keypoints"])
             if texts:
                 size = (int(record["height"]), int(record["width"]))
-                mask = texts[number] or masks.empty(*size)
+                mask = texts[number] or masks.of_box(box["bbox"], *size)
                 annotation["segmentation"] = masks.to_coco(mask, *size)
                 annotation["iscrowd"] |= not texts[number]
             annotations.append(annotation)

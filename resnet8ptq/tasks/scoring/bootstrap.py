@@ -27,7 +27,7 @@ class Replicates(SampleValues):
     Attributes:
         values: the value of each item [n], if the metric is a mean of them.
         class_counts: the number of items of each class [classes], if the metric is a mean over
-            classes; None for older runs.
+            classes; [1] if only some items count; None for older runs.
     """
 
     replicates: Values
