@@ -233,6 +233,12 @@ def test_polygons_are_as_pycocotools_draws_them():
         assert masks.read([[0, 0, far, 0, far, 1]], 10, 10) == b""
 
 
+def test_masks_beyond_all_memory_are_refused(folder, monkeypatch):
+    monkeypatch.setattr(coco, "MAX_TEXT", 20)
+    with pytest.raises(PtqError, match=r"annotations\[\d+\]: segmentation: the masks so far take"):
+        coco.read_annotations(folder / "instances.json")
+
+
 def test_a_mask_is_moved_to_a_larger_picture():
     inside = np.zeros((20, 20), bool)
     inside[4:16, 6:14] = True

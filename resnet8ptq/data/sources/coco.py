@@ -34,6 +34,7 @@ MAX_ENTRIES = {"images": 2_000_000, "annotations": 10_000_000, "categories": 200
 MAX_BOXES = 10_000  # of one picture: the array has room in every picture for the largest number
 MAX_ROOM = 2**26  # boxes in that array: 4 GB
 MAX_MASKS = 2**32  # bytes: each picture has room for the masks of the one with the longest
+MAX_TEXT = 2**30  # bytes of all masks: a short polygon can be a long mask
 # of a picture: characters, and bytes between two `/`
 MAX_NAME = 2000
 MAX_PART = 255
@@ -148,8 +149,10 @@ def read_annotations(path: Path, classes: Sequence[str] | None = None) -> Annota
     class_names, class_ids = _order(categories, classes)
     labels = {class_id: label for label, class_id in enumerate(class_ids)}
     by_image: dict[int, list[boxes.Box]] = {image_id: [] for image_id in images}
+    size_of_masks = 0
 
     def read_box(entry: Entry) -> tuple[int, boxes.Box, list[float], bytes]:
+        nonlocal size_of_masks
         image_id = _integer(entry["image_id"])
         category = _integer(entry["category_id"])
         if image_id not in by_image:
@@ -168,6 +171,12 @@ def read_annotations(path: Path, classes: Sequence[str] | None = None) -> Annota
         crowd = bool(_integer(entry.get("iscrowd", 0)))
         _, width, height = images[image_id]
         mask = masks.read(entry.get("segmentation"), height, width)
+        size_of_masks += len(mask)
+        if size_of_masks > MAX_TEXT:
+            raise ValueError(
+                f"segmentation: the masks so far take more than {MAX_TEXT:,} bytes; try fewer "
+                "annotations, or without `segmentation`"
+            )
         return image_id, (bbox, area, labels[category], crowd), points, mask
 
     entries = _read_list(path, content, "annotations", read_box)
