@@ -20,6 +20,7 @@ from resnet8ptq.tasks.task import Scope, Table, Task, TaskFiles, TaskType
 
 METRIC = Metric("perplexity", "perplexity", maximize=False, bounded=False)
 TOKENS = "input_ids"
+MASK = "attention_mask"
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,16 @@ class NextToken:
         if names := names_of(inputs.dtype):
             masks = [name for name in names if name.lower().endswith("mask")]
             others = [name for name in names if name not in masks]
+            if TOKENS not in names and len(others) != 1:
+                raise DataError(
+                    f"task=perplexity: the inputs are {', '.join(names)}; expected one named "
+                    f"{TOKENS}, or a single one beside masks"
+                )
             tokens = inputs[TOKENS if TOKENS in names else others[0]]
-            is_text = inputs[masks[0]] != 0 if masks else np.ones(tokens.shape[:2], np.bool_)
+            is_text = np.ones(tokens.shape[:2], np.bool_)
+            of_padding = [name for name in masks if inputs[name].ndim == 2]  # not a causal mask
+            if of_padding:
+                is_text = inputs[MASK if MASK in of_padding else of_padding[0]] != 0
         if tokens.dtype.kind not in "iu" or tokens.ndim != 2 or tokens.shape[1] < 2:
             raise DataError(
                 f"task=perplexity: the samples are {tokens.dtype} {list(tokens.shape[1:])}; "

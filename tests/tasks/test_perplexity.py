@@ -41,6 +41,15 @@ def test_perplexity_is_torch_s(mask):
     assert (scores.total, scores.tokens.sum()) == (WINDOWS, tokens)
 
 
+def test_tokens_and_their_mask_are_found_by_name():
+    causal = np.tril(np.ones((LENGTH, LENGTH), np.int64))[np.newaxis].repeat(WINDOWS, axis=0)
+    others = {"a_mask": np.ones_like(MASK), "causal_mask": causal, "places": TOKENS}
+    named = score(pack({**others, "attention_mask": MASK, "input_ids": TOKENS}))
+    assert named.tokens.sum() == MASK[:, 1:].sum()
+    with pytest.raises(DataError, match="expected one named input_ids"):
+        score(pack({**others, "tokens": TOKENS}))
+
+
 def test_the_unigram_has_the_frequencies_of_the_other_windows():
     numbers = np.array([[1, 1, 2], [1, 3, 0]])
     sums = measure_unigram(numbers, 3)
