@@ -333,7 +333,7 @@ def _doubt(metric: Metric, baseline: TokenScores, expected: float | None) -> str
     interval = baseline.per_sample.interval
     shown = metric.show(baseline.value)
     chance = baseline.of_others
-    if interval[0] > chance:
+    if not interval[0] <= chance:  # also NaN: with too few entities, no verdict is reached
         return doubt_below(shown, interval, expected)
     return (
         f"NEAR CHANCE, {shown} (with the tags of other sentences {metric.show(chance)}; is the "

@@ -64,6 +64,8 @@ def test_sentences_without_entities_prove_nothing():
         scores = score(text, text)
         margin = task.compare(scores, scores).paired.margin(task.metric, 0.01, scores.total)
         assert (margin.p_within < 0.05) is passes
+    few = score(";".join(["B-A", *["O"] * 60]), ";".join(["B-A", *["O"] * 60]))
+    assert np.isnan(few.per_sample.interval[0]) and task.doubt(few, None) is None
 
 
 def test_outputs_may_be_longer_than_the_labels_and_not_shorter():
