@@ -1,8 +1,6 @@
 """Files give the same predictions on an emulated ARM CPU.
 
-ARM64_ROOT names a folder of Debian's packages for arm64 (python3.11-minimal, libpython3.11-stdlib
-and what they need), with numpy and the runtimes in usr/lib/python3/dist-packages. docs/target.md
-has the versions that run under qemu.
+ARM64_ROOT names a folder that .ci/arm64_root wrote.
 """
 
 import os
