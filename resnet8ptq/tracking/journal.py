@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated
 
 from filelock import FileLock, Timeout
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
+from pydantic import AfterValidator, AliasChoices, ConfigDict, Field, TypeAdapter
 
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import TrackingError
@@ -25,6 +25,7 @@ LOCK = ".lock"
 MAX_BYTES = 2**26
 NOTE_TAG = "mlflow.note.content"  # the description of a run in MLflow's UI, in Markdown
 PARENT_TAG = "mlflow.parentRunId"
+CARRIED_TAG = "target/machine"  # of a run that was measured elsewhere by hand afterwards
 Point = tuple[str, float, int, int]  # metric, value, time in ms, step
 ENDED = ("FINISHED", "FAILED", "KILLED")  # MLflow's words
 
@@ -50,6 +51,7 @@ Time = Annotated[int, Field(ge=0, lt=_MAX_MS)]
 Dtype = Annotated[str, Field(pattern=r"^[<>=|]?(bool|u?int\d{1,2}|float\d{1,3}|[biuf]\d{1,2})$")]
 Shape = Annotated[list[Annotated[int, Field(ge=0)]], AfterValidator(_check_shape)]
 Kind = tuple[Dtype, Shape]  # of an array
+_SAMPLES = AliasChoices("samples", "images")  # the second in journals of earlier versions
 
 
 _STRICT = ConfigDict(strict=True, extra="forbid")
@@ -65,7 +67,7 @@ class DataSet:
     source: str
     digest: str
     context: str
-    samples: Kind | dict[str, Kind]
+    samples: Annotated[Kind | dict[str, Kind], Field(validation_alias=_SAMPLES)]
     targets: Kind | None = None
 
 

@@ -64,7 +64,8 @@ class Sweep:
         path = folder / FILE
         try:
             kept = json.loads(files.read_bytes(path, MAX_BYTES))
-            parallel = None if kept["parallel"] is None else ParallelJobs(**kept["parallel"])
+            jobs = kept["worker"] if "worker" in kept else kept["parallel"]  # of earlier versions
+            parallel = None if jobs is None else ParallelJobs(**jobs)
             store = Store(**kept["store"])
             return cls(
                 store=store,

@@ -20,7 +20,7 @@ from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import background
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.tracking import history, journal
-from resnet8ptq.tracking.journal import Journal
+from resnet8ptq.tracking.journal import DataSet, Journal
 from resnet8ptq.tracking.mlflow_store import sender, sync, upload
 from resnet8ptq.tracking.mlflow_store.store import Store, _make_database, open_store
 from resnet8ptq.tracking.run import Run, _start_journal, end_parent, start_parent, start_run
@@ -220,6 +220,14 @@ def test_a_damaged_record_is_named_and_left_alone(store, tmp_path, content, capl
     log_everything(AWAY, tmp_path / "sound")
     assert sync.sync(store, tmp_path).logged == [tmp_path / "sound"]
     assert f"{path}: is damaged" in caplog.text
+
+
+def test_a_record_of_an_earlier_version_is_read(tmp_path):
+    samples = DataSet("pets", "here", "d00d", "test", ("uint8", [10, 32, 32, 3]))
+    Journal("a", "b", datasets=[samples]).save(tmp_path)
+    path = tmp_path / journal.FILE
+    path.write_text(path.read_text().replace('"samples"', '"images"'))
+    assert Journal.load(tmp_path).datasets == [samples]
 
 
 def test_two_runs_do_not_work_in_one_folder(store, tmp_path):
