@@ -23,7 +23,7 @@ from pathlib import Path
 from resnet8ptq.backends.contract import Artifact
 from resnet8ptq.core import command, files, invocation
 from resnet8ptq.core.console import silenced, waiting
-from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.core.errors import ConfigError, errors_as
 from resnet8ptq.deploy import reproducing, source
 from resnet8ptq.deploy.reproducing import Scored
 from resnet8ptq.deploy.source import Source
@@ -43,11 +43,11 @@ from resnet8ptq.report.pages import run_pages
 from resnet8ptq.report.recommend import RECOMMENDED
 from resnet8ptq.results import lookup
 from resnet8ptq.target.carried import Carried, Recorder
-from resnet8ptq.target.measure import RUNTIMES
+from resnet8ptq.target.measure import CPU, RUNTIMES
 from resnet8ptq.tasks.scoring.metric import Metrics
 from resnet8ptq.tracking import details, origin
 from resnet8ptq.tracking import metrics as journal_metrics
-from resnet8ptq.tracking.journal import Journal
+from resnet8ptq.tracking.journal import CARRIED_TAG, Journal
 from resnet8ptq.tracking.mlflow_store import upload
 from resnet8ptq.tracking.mlflow_store.store import Store, StoreArguments, open_store
 
@@ -76,7 +76,9 @@ def main(words: list[str]) -> None:
         run = source.fetch(store, record, Path(scratch), trust=asked.trust)
         with waiting("Reading the run's samples"), silenced():
             scored = _open(run, asked.cache_dir)
-        result = _measure(run, scored, replace(scored.evaluator, target=carried))
+        wrong = f"result: got {asked.result}, whose outputs do not fit the run"
+        with errors_as(ConfigError, wrong):  # anyone may have written it
+            result = _measure(run, scored, replace(scored.evaluator, target=carried))
         with waiting("Replacing the run's result"):
             _replace_result(store, run, scored, result)
     selections = lookup.find(store, record.run_id, None).select({})
@@ -91,8 +93,10 @@ def write(run: Source, scored: Scored | str, folder: Path) -> str:
     """Write the program and its job into `folder`; return what to do with them.
 
     Raises:
-        ConfigError: the run's samples are missing, or its runtime is not measured elsewhere.
+        ConfigError: the run's samples are missing, or its runtime or its execution provider is not
+            measured elsewhere.
     """
+    _refuse_provider("measure", run)
     runtime = run.backend.runtime
     if runtime not in RUNTIMES:
         raise ConfigError(
@@ -121,30 +125,45 @@ def _run(
     compared = evaluator.compare(run.artifact, samples, logits=False)
     # Without a limit, which neither side can keep: both must ask for the same times.
     timing = replace(run.config.latency, max_seconds=math.inf)
-    times = time_beside_fp32(evaluator, timing, run.artifact, samples)
+    resolved = evaluator.quantizer.resolve()
+    times: Metrics = {}
+    if resolved.execution != "simulated":
+        times = time_beside_fp32(evaluator, timing, run.artifact, samples)
     layers = int(run.record.metrics.get(LAYERS, 0))
     artifact = Artifact(run.artifact, quantized_layers=layers)
     quantized = Quantized(artifact, artifact.size_bytes, seconds=0.0)
-    resolved = evaluator.quantizer.resolve()
     return compared, times, find_execution(evaluator, resolved, quantized, samples)
 
 
 def _measure(run: Source, scored: Scored, evaluator: Evaluator) -> RunResult:
-    """Return the result of the run on the target."""
+    """Return the result of the run on the target.
+
+    Raises:
+        ConfigError: FP32 itself is broken there, so that a verdict would be void.
+    """
     compared, times, params = _run(run, scored, evaluator)
     task = evaluator.task
+    doubt = task.doubt(compared.comparison.baseline, run.config.report.expected_accuracy)
+    if doubt is not None:
+        raise ConfigError(
+            f"result: FP32 {task.metric.title.upper()} there {doubt}, so no verdict would be "
+            "valid; expected a machine whose runtime runs FP32 correctly"
+        )
     samples = scored.samples
     evaluation = compared.evaluation
     metrics = times | compare_machines(evaluator, run.artifact, samples, evaluation)
     metrics["paired/p_within"] = find_p_within(run.config, task, compared.comparison, samples)
     params["measured_on"] = str(evaluator.target and evaluator.target.say(run.backend.runtime))
     params["outputs_sha256"] = evaluation.outputs.sha256
+    silent = find_silent(evaluator, compared, samples)
+    if silent:
+        params["silent"] = silent
     measurement = Measurement(
         task=task,
         comparison=compared.comparison,
         size_bytes=run.artifact.stat().st_size,
         metrics=metrics,
-        silent=find_silent(evaluator, compared, samples),
+        silent=silent,
         outputs_sha256=evaluation.outputs.sha256,
     )
     return RunResult("ok", measurement=measurement, resolved=params)
@@ -155,14 +174,18 @@ def _replace_result(store: Store, run: Source, scored: Scored, result: RunResult
     record = run.record
     measurement = result.measurement
     assert measurement is not None
-    stale = {key for key in record.metrics if key.startswith(("class/", "ci95/", "paired/"))}
+    groups = ("class/", "ci95/", "paired/", "target/")
+    stale = {key for key in record.metrics if key.startswith(groups)}
     stale |= measurement.task.metrics(measurement.comparison).keys()
     kept = {key: value for key, value in record.metrics.items() if key not in stale}
     values = kept | result.to_metrics()
     own = origin.own_folder(record)
     journal = Journal(record.name, store.experiment_name) if own is None else Journal.load(own)
     journal.params = {**record.params, **result.resolved}
-    journal.tags = {**record.tags, **journal.tags}
+    if not measurement.silent:
+        journal.params.pop("silent", None)  # of the machine before
+    carried = {CARRIED_TAG: result.resolved["measured_on"]}
+    journal.tags = {**record.tags, **journal.tags, **carried}
     journal.points = [point for point in journal.points if point[0] not in stale]
     journal.note(values)
     with tempfile.TemporaryDirectory() as name:
@@ -179,11 +202,21 @@ def _replace_result(store: Store, run: Source, scored: Scored, result: RunResult
     shown = journal_metrics.show_latencies(values)
     points = [(key, value, int(1000 * time.time()), 0) for key, value in shown.items()]
     points += journal_metrics.select(journal)
-    tags = {"target/machine": result.resolved["measured_on"]}
-    upload.log_batch(store, record.run_id, points, tags=tags)
+    upload.log_batch(store, record.run_id, points, tags=carried)
+
+
+def _refuse_provider(key: str, run: Source) -> None:
+    """Raise `ConfigError` for a run on an execution provider: a job runs on the CPU."""
+    provider = getattr(run.config.backend, "provider", CPU)
+    if provider != CPU:
+        raise ConfigError(
+            f"{key}: run {run.record.run_id} has backend.provider={provider}, and a job runs on "
+            f"the CPU; expected a run with backend.provider={CPU}, or try target.command"
+        )
 
 
 def _open(run: Source, cache_dir: str | None) -> Scored:
+    _refuse_provider("result", run)
     if run.record.samples_planned is not None:
         raise ConfigError(
             f"result: run {run.record.run_id} stopped at its verdict, which depends on this "

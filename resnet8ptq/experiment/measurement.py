@@ -137,9 +137,10 @@ def find_execution(
     operators = sum(map(Counter, nodes.values()), Counter[str]())
     kernels = count_kernels(operators)
     if resolved.execution == "integer":
-        hidden = sum(kernels) < quantized.artifact.quantized_layers  # in compiled nodes
-        found = describe_execution(resolved.execution, *kernels)
-        params["execution"] = "compiled by the provider" if hidden else found
+        params["execution"] = describe_execution(resolved.execution, *kernels)
+        is_hidden = sum(kernels) < quantized.artifact.quantized_layers  # in compiled nodes
+        if is_hidden and evaluator.provider != CPU:
+            params["execution"] = "compiled by the provider"
     return params
 
 

@@ -27,7 +27,7 @@ def select(
     result = []
     for family, timed in zip(families, timings or [None] * len(families), strict=True):
         assessed = verdicts.assess(timing.put_in(family, timed), limits)
-        result.append(ModelSelection(assessed, timed))
+        result.append(ModelSelection(assessed, timing.without_carried(family, timed)))
     return result
 
 

@@ -61,6 +61,20 @@ def put_in(family: Family, timing: PairedLatency | None) -> Family:
     return replace(family, cells=tuple(cells))
 
 
+def without_carried(family: Family, timing: PairedLatency | None) -> PairedLatency | None:
+    """Return a timing without the runs that were measured elsewhere by hand after the turns.
+
+    None if no model is left.
+    """
+    carried = {cell.record.run_id for cell in family.cells if cell.record.was_carried}
+    if timing is None or carried.isdisjoint(timing.single):
+        return timing
+    single = {name: times for name, times in timing.single.items() if name not in carried}
+    batch = {name: times for name, times in timing.batch.items() if name not in carried}
+    has_models = not all(name.endswith(FP32) for name in single)
+    return replace(timing, single=single, batch=batch) if has_models else None
+
+
 def _replace(cell: Cell, timing: PairedLatency) -> RunRecord:
     """Return the record with the turns' latencies, and without those of single runs."""
     record = cell.record

@@ -55,10 +55,11 @@ def find_finished(
             return history.complete(sweep.store, record)
     if again and ours:
         return history.complete(sweep.store, ours[0])
-    if not (sweep.resume and matching):
+    others = [record for record in matching if not record.was_carried]  # to another machine
+    if not (sweep.resume and others):
         return None
-    history.adopt(sweep.store, sweep.parent_id, number, record=matching[0])
-    return history.complete(sweep.store, matching[0])
+    history.adopt(sweep.store, sweep.parent_id, number, record=others[0])
+    return history.complete(sweep.store, others[0])
 
 
 def find_attempts(sweep: Sweep, number: int) -> list[RunRecord]:

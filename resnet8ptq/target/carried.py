@@ -22,6 +22,7 @@ from resnet8ptq.target.measure import JOB
 from resnet8ptq.target.target import Target
 
 Size = Annotated[int, Field(ge=0, lt=2**48)]
+Name = Annotated[str, Field(max_length=200)]  # a run's tag holds it
 
 
 class _Request(BaseModel):
@@ -44,10 +45,10 @@ class _Answer(BaseModel):
 
 
 class _About(_Answer):
-    machine: str
-    cpu: str
+    machine: Name
+    cpu: Name
     cores: PositiveInt
-    versions: dict[str, str]
+    versions: dict[str, Name]
 
 
 class _Loaded(_Answer):

@@ -31,7 +31,7 @@ from resnet8ptq.evaluation.stopped_hits import PLANNED, STOPPED_LOSS
 from resnet8ptq.tasks import registry
 from resnet8ptq.tasks.scoring.metric import BASELINE, GROUPED, TOTAL, Metric
 from resnet8ptq.tasks.task import Task
-from resnet8ptq.tracking.journal import ENDED, PARENT_TAG, Journal
+from resnet8ptq.tracking.journal import CARRIED_TAG, ENDED, PARENT_TAG, Journal
 from resnet8ptq.tracking.mlflow_store.store import check_id
 from resnet8ptq.tracking.params import complete
 
@@ -312,7 +312,7 @@ class RunRecord(BaseModel):
     @property
     def was_carried(self) -> bool:
         """Whether the file was measured on another machine by hand, after the run."""
-        return bool(self.measured_on) and self.params.get("target.command", "null") == "null"
+        return CARRIED_TAG in self.tags
 
     @property
     def cpu(self) -> str:

@@ -4,7 +4,9 @@ import json
 import os
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnxruntime
@@ -119,6 +121,17 @@ def test_the_nodes_of_each_provider_are_counted(with_cuda, quantize, shapes, sha
     assert params["execution"] == "integer"
     assert params["provider_nodes"].startswith(CUDA)
     assert params["provider_nodes"].endswith(f"{CPU} 1 (QLinearSoftmax 1)")
+
+
+@pytest.mark.parametrize("provider", [CPU, CUDA])
+def test_only_a_provider_compiles_layers(provider, quantize, shapes, shapes_model):
+    """Kernels such as the CPU's of a dynamic LSTM have no name of a layer either."""
+    cell = quantize("backend=onnx", "dtype=u8s8")
+    file = SimpleNamespace(find_nodes=lambda batch: {provider: {"DynamicQuantizeLSTM": 1}})
+    target = SimpleNamespace(provider=provider, load=lambda *asked: file)
+    evaluator = replace(evaluator_of(on(CPU, "dtype=u8s8"), shapes_model), target=target)
+    compiled = execution_of(evaluator, cell, shapes)["execution"] == "compiled by the provider"
+    assert compiled == (provider != CPU)
 
 
 def test_kernels_that_compute_something_else_are_found(with_cuda, quantize, shapes, shapes_model):

@@ -563,18 +563,27 @@ def test_a_measurement_carried_by_hand_replaces_the_run_s_result(runs, tmp_path)
     folder = tmp_path / "out"
     words = (f"run_id={run_id(runs, 'onnx')}", f"folder={folder}", "measure=true")
     assert deploy(runs, *words).code == 0
+    (tmp_path / "onnxruntime.py").write_text(WRONG_KERNELS)
+    wrong = measure_by_hand(runs, folder / "measure", tmp_path)
+    assert wrong.data.metrics["accuracy"] < 0.5
+    assert wrong.data.tags["verdict"].startswith("fail")
+    assert "target/sqnr_db" in runs.result(wrong)["metrics"]
+
+    (tmp_path / "onnxruntime.py").unlink()
     there = measure_by_hand(runs, folder / "measure", tmp_path)
     metrics = there.data.metrics
-    accuracy = metrics["accuracy"]
-    assert accuracy == metrics["target/here_accuracy"]
+    assert metrics["accuracy"] == metrics["target/here_accuracy"]
+    assert metrics["target/here_accuracy"] == wrong.data.metrics["target/here_accuracy"]
+    assert "target/sqnr_db" not in runs.result(there)["metrics"]  # of the measurement before
     assert metrics["latency_ms"] > 0
     assert "onnxruntime" in there.data.tags["target/machine"]
 
-    (tmp_path / "onnxruntime.py").write_text(WRONG_KERNELS)
-    there = measure_by_hand(runs, folder / "measure", tmp_path)
-    assert there.data.metrics["accuracy"] < 0.5
-    assert there.data.metrics["target/here_accuracy"] == accuracy
-    assert there.data.tags["verdict"].startswith("fail")
+    result = tmp_path / "result"
+    shapes = re.compile(rb"\[(\d+), 10\]")  # of probabilities
+    halved = shapes.sub(lambda shape: b"[%d, 5]" % (2 * int(shape[1])), result.read_bytes())
+    result.write_bytes(halved)
+    ended = call_beside(runs.folder, "measured", str(result))
+    assert ended.code == 2 and "error: result: got" in ended.err and "Traceback" not in ended.err
 
 
 def measure_by_hand(runs, job: Path, site: Path) -> Any:

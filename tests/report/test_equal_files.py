@@ -64,6 +64,20 @@ def test_one_file_on_two_providers_or_machines_is_two_models(key):
     assert [row[key] for row in names if row["dtype"] == "u8s8"] == ["another"]
 
 
+@pytest.mark.parametrize("key", ["backend.provider", "measured_on"])
+def test_fp32_on_two_providers_or_machines_is_two_points(key):
+    times = {"latency_p50_ms": 1.0, "speedup": 1.0}
+    cells = [
+        ("a", LOST, {**times, "baseline/latency_p50_ms": 1.0}),
+        ("b", LOST, {**times, "baseline/latency_p50_ms": 5.0, key: "another"}),
+    ]
+    [selected] = select([sweep(*cells)], ReportConfig())
+    [_, latency] = trade_off.panels(selected)
+    baselines = [point for point in latency.points if point.kind == "fp32"]
+    assert [point.x for point in baselines] == [1.0, 5.0]
+    assert len({point.label for point in baselines}) == 2
+
+
 @pytest.mark.parametrize("other", [{"latency.threads": "4"}, {"evaluate.batch_size": "7"}])
 def test_one_file_measured_in_two_ways_has_two_rows(other):
     records = [record("a", LOST, **FILE), record("b", LOST, **FILE, **other)]

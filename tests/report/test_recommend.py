@@ -24,7 +24,8 @@ from resnet8ptq.report.recommend import (
 from resnet8ptq.report.verdicts import UNDECIDED
 from resnet8ptq.tasks.scoring.hits import Hits
 from resnet8ptq.tasks.scoring.values import Paired
-from tests.helpers.cells import amend_family, predictions, sweep
+from resnet8ptq.tracking.journal import CARRIED_TAG
+from tests.helpers.cells import amend, amend_family, predictions, sweep
 
 LIMITS = ReportConfig(max_drop=0.02, min_accuracy=0.85)
 SINGLE, BATCHES = "fastest, one sample at a time", "fastest, 64 samples at a time"
@@ -286,6 +287,20 @@ def race(**times: float) -> PairedLatency:
 
 
 TIMED = {"latency_p50_ms": 0.2, "latency_batch_p50_ms": 9.0, "baseline/latency_p50_ms": 0.3}
+
+
+def test_a_run_measured_elsewhere_by_hand_leaves_the_race():
+    """Its turns are of the machine before, and its own latency is of no turn."""
+    cells = (("a", predictions(), TIMED), ("b", predictions(), {**TIMED, "calib": "entropy"}))
+    family = sweep(*cells)
+    times = race(a=0.2, b=0.1, onnx_fp32=0.3)
+    elsewhere = amend(family.cells[1], tags={CARRIED_TAG: "ARM"})
+    selected = select(replace(family, cells=(family.cells[0], elsewhere)), times)
+    fastest = {one.title: one for one in recommend(selected)}[SINGLE]
+    assert chosen(fastest) == "a"
+    assert selected.family.cells[1].record.latency_ms == TIMED["latency_p50_ms"]
+    alone = select(replace(family, cells=(elsewhere,)), race(b=0.1, onnx_fp32=0.3))
+    assert alone.timing is None
 
 
 def test_the_fastest_is_that_of_the_race_with_fp32_in_it():

@@ -242,6 +242,21 @@ def test_a_finished_run_of_another_sweep_counts_as_the_jobs_own(own, store, tmp_
     assert [r.run_id for r in history.load_children(store, own.parent_id)] == [run_id]
 
 
+def test_the_result_of_another_machine_is_not_taken_over(own, store, tmp_path):
+    run_id = run_job(own, 0, "carried")
+    upload.log_batch(store, run_id, tags={journal.CARRIED_TAG: "ARM"})
+    wider = start_sweep(store, tmp_path / "wider", "a third key")
+    assert resume.find_finished(wider, 1, "carried") is None
+    found = resume.find_finished(own, 0, "carried")
+    assert found is not None and found.was_carried
+
+
+def test_a_sweep_of_an_earlier_version_is_read(own):
+    path = own.folder / "sweep.json"
+    path.write_text(path.read_text().replace('"parallel"', '"worker"'))
+    assert Sweep.load(own.folder) == own
+
+
 def test_the_newest_sweep_of_a_key_is_gone_on_with_unless_it_runs(store, tmp_path):
     assert resume.find_sweep(store, "another") is None
     older = start_sweep(store, tmp_path / "older", "mine")

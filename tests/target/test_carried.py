@@ -4,6 +4,7 @@ import json
 import shlex
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -14,6 +15,7 @@ from resnet8ptq.deploy import measured
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.target.carried import Carried, Recorder
 from tests.helpers import onnx_networks
+from tests.helpers.configs import make_config
 
 IMAGES = onnx_networks.IMAGES
 NAMELESS = b'{"bytes": 0, "arrays": [], "request": {"run_id": "a"}}\n'
@@ -107,6 +109,37 @@ def test_a_result_that_was_cut_off_is_refused(result, tmp_path):
     with pytest.raises(ConfigError, match=r"^result: "):
         carried = Carried(path)
         carried.load(result.parent / "network.onnx", "onnxruntime", threads=1).time(IMAGES[:1])
+
+
+def test_names_that_no_tag_holds_are_refused(result, tmp_path):
+    path = tmp_path / "result"
+    cpu = json.dumps(Carried(result).describe()["cpu"]).encode()
+    path.write_bytes(
+        result.read_bytes().replace(b'"cpu": ' + cpu, b'"cpu": "' + 9999 * b"x" + b'"')
+    )
+    with pytest.raises(ConfigError, match=r"^result: got .*result, expected the output of"):
+        Carried(path)
+
+
+def test_a_run_on_a_provider_is_not_measured_on_the_cpu_by_hand(tmp_path):
+    config = make_config("data=shapes", "backend.provider=CUDAExecutionProvider")
+    run = SimpleNamespace(config=config, record=SimpleNamespace(run_id="a"))
+    for key, measure in (
+        ("measure", lambda: measured.write(run, "", tmp_path / "measure")),
+        ("result", lambda: measured._open(run, None)),
+    ):
+        with pytest.raises(ConfigError, match=f"^{key}: run a has backend.provider=CUDA"):
+            measure()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_machine_whose_fp32_is_broken_replaces_no_result(monkeypatch):
+    task = SimpleNamespace(doubt=lambda *asked: "near chance", metric=SimpleNamespace(title="mAP"))
+    compared = SimpleNamespace(comparison=SimpleNamespace(baseline=None))
+    monkeypatch.setattr(measured, "_run", lambda *asked: (compared, {}, {}))
+    run = SimpleNamespace(config=make_config("data=shapes"))
+    with pytest.raises(ConfigError, match=r"^result: FP32 MAP there near chance"):
+        measured._measure(run, None, SimpleNamespace(task=task))
 
 
 def test_a_command_without_a_result_says_what_it_takes():

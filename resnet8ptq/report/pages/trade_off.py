@@ -19,6 +19,7 @@ from resnet8ptq.report import equal_files
 from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.report.recommend import ModelSelection
 from resnet8ptq.report.table import VOID
+from resnet8ptq.report.timing import fp32_name
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED
 from resnet8ptq.tasks.scoring.metric import BASELINE, Metric
 
@@ -191,16 +192,19 @@ def _point(selected: ModelSelection, cell: Cell, row: int, x: float) -> Point:
 
 
 def _baselines(family: Family, metric_name: str, scale: float) -> list[Point]:
-    """Return FP32 in each framework, as the median over the runs."""
-    measured: dict[str, list[float]] = {}
+    """Return FP32 in each framework, provider and machine, as the median over the runs."""
+    measured: dict[tuple[str, str, str], list[float]] = {}
     for cell in family.measured:
-        value = cell.record.metrics.get(f"{BASELINE}{metric_name}")
+        record = cell.record
+        value = record.metrics.get(f"{BASELINE}{metric_name}")
         if value is not None:
-            measured.setdefault(cell.record.combination.baseline, []).append(value)
+            ran = (record.combination.baseline, fp32_name(record), record.measured_on)
+            measured.setdefault(ran, []).append(value)
+    machines = {machine for *_, machine in measured}
     points = []
-    for framework, values in measured.items():
+    for (framework, name, machine), values in measured.items():
         point = Point(
-            label=f"{framework} fp32",
+            label=f"{name} on {machine or 'this machine'}" if len(machines) > 1 else name,
             x=scale * float(np.median(values)),
             loss=0,
             low=0,
