@@ -49,8 +49,13 @@ _KINDS = {
     "keypoints": "keypoint-detection",
     "instance_segmentation": "image-segmentation",
     "segmentation": "image-segmentation",
+    "perplexity": "text-generation",
 }
-_KINDS_OF_TEXTS = {"classification": "text-classification", "tokens": "token-classification"}
+_KINDS_OF_TEXTS = {
+    "classification": "text-classification",
+    "tokens": "token-classification",
+    "perplexity": "text-generation",
+}
 
 
 @dataclass(frozen=True)

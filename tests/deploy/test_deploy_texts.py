@@ -1,13 +1,15 @@
 """A run with two inputs of any length, deployed: its card, its example, its MLflow model."""
 
 import sys
+from pathlib import Path
 
 import mlflow.pyfunc
 import numpy as np
 import pytest
 
 from resnet8ptq.data import registry
-from resnet8ptq.deploy import example
+from resnet8ptq.deploy import card, example
+from resnet8ptq.deploy.interface import Interface, Tensor
 from resnet8ptq.deploy.source import Source
 from resnet8ptq.deploy.vectors import Vectors
 from resnet8ptq.experiment.outputs import TOKENIZER
@@ -26,6 +28,19 @@ def test_the_example_cuts_a_text_to_the_only_length_of_a_network(tmp_path, sampl
     kept, taken = (np.zeros(2, [("input_ids", "i8", (n,))]) for n in (samples, 8))
     vectors = Vectors(kept, taken, (np.zeros((2, 3), np.float32),), (0.1,))
     assert f"    most = {most}" in example.render(source, vectors, "model.onnx", ["logits"])
+
+
+@pytest.mark.parametrize("name", ["tokens", "input_ids"])
+def test_the_card_of_a_language_model_has_the_kind_of_the_hub(name):
+    taken = np.zeros(2, [(name, "i8", (8,))])
+    vectors = Vectors(taken, taken, (np.zeros((2, 8, 9), np.float32),), (0.1,))
+    source = Source(
+        record("a", predictions(), scored_as="perplexity"), make_config(), Path(__file__)
+    )
+    tensor = Tensor(name, ("n", 8), "int64")
+    facts = card.Facts(Interface((tensor,), (tensor,)), vectors, "")
+    rendered = card.render(source, Path(__file__), facts)
+    assert "pipeline_tag: text-generation" in rendered
 
 
 @pytest.mark.slow
