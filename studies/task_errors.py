@@ -18,6 +18,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from resnet8ptq.config.schema import DetectionConfig
+from resnet8ptq.core import masks
+from resnet8ptq.data.boxes import Annotated, pack
 from resnet8ptq.tasks import (
     classification,
     ctc,
@@ -30,6 +33,8 @@ from resnet8ptq.tasks import (
     tokens,
     verification,
 )
+from resnet8ptq.tasks.detection import task as detection
+from resnet8ptq.tasks.detection.decoding import make_decoder
 from resnet8ptq.tasks.scoring.outputs import LOGITS, Outputs, Targets
 from resnet8ptq.tasks.task import Task
 
@@ -212,6 +217,77 @@ def spoken(random: np.random.Generator) -> Population:
     return Population(perplexity.build(reduce, RESAMPLES), Targets(), *both)
 
 
+class Pictures(Population):
+    """Pictures of which each draw is another one."""
+
+    def take(self, rows: NDArray[np.int64]) -> "Population":
+        """Return the pictures at `rows`."""
+        population = super().take(rows)
+        assert population.targets.labels is not None
+        population.targets.labels["image_id"] = np.arange(len(rows))
+        return population
+
+
+SIDE = 32  # of a picture, whose quarters have an object of 12 x 12 pixels each
+
+
+def outlined(random: np.random.Generator) -> Population:
+    """Four masks of two classes in each picture; in hard pictures FP32's lack rows, or have the
+    other class. The model's lack more rows, and more have the other class.
+    """
+    corners = np.array([(2, 2), (2, 18), (18, 2), (18, 18)])  # top, left
+    boxes = np.concatenate([corners[:, ::-1], corners[:, ::-1] + 12], axis=1)
+    texts = [
+        [
+            masks.encode(np.ones((12 - lost, 12), np.bool_), top + lost, left, SIDE, SIDE)
+            for lost in range(12)
+        ]
+        for top, left in corners.tolist()
+    ]
+    kinds = (random.random((SIZE, 4)) < 0.3).astype(np.int64)
+    hard = random.gamma(1, 1, (SIZE, 1))
+    lost = random.poisson(hard, (SIZE, 4))
+    wrong = random.random((SIZE, 4)) < 0.05 * hard
+    more = random.poisson(0.2 * hard, (SIZE, 4))
+    differ = random.random((SIZE, 4)) < 0.01 * hard
+
+    def detect(
+        lost: NDArray[np.int64], labels: NDArray[np.int64], logits: NDArray[np.float64]
+    ) -> Outputs:
+        rows = np.zeros((SIZE, 4, 6), np.float32)
+        rows[..., :4] = boxes
+        rows[..., 4] = 1 / (1 + np.exp(-logits))
+        rows[..., 5] = labels
+        joined = [
+            masks.join([texts[quarter][number] for quarter, number in enumerate(numbers)])
+            for numbers in lost.clip(0, 11).tolist()
+        ]
+        return Outputs((rows, np.array(joined)))
+
+    outlines = [((left, top, 12, 12), 144) for top, left in corners.tolist()]
+    objects = [
+        [(*outline, kind, False) for outline, kind in zip(outlines, four, strict=True)]
+        for four in kinds.tolist()
+    ]
+    whole = [four[0] for four in texts]
+    records = pack(
+        [Annotated(n, SIDE, SIDE, (1, 1), (0, 0), four, whole) for n, four in enumerate(objects)]
+    )
+    decoder = make_decoder(
+        DetectionConfig("instance_segmentation"),
+        (3, SIDE, SIDE),
+        {"rows": (4 + 2 + 3, 64), "prototypes": (3, SIDE, SIDE)},
+        (0, 1),
+        with_masks=True,
+    )
+    task = detection.build(("a", "b"), decoder, RESAMPLES, name="instance_segmentation")
+    logits = 2 - hard + random.normal(size=(SIZE, 4))
+    fp32 = detect(lost, kinds ^ wrong, logits)
+    noisier = logits + 0.3 * random.normal(size=logits.shape)
+    model = detect(lost + more, kinds ^ wrong ^ differ, noisier)
+    return Pictures(task, Targets(records), fp32, model)
+
+
 # A task, and the function that draws its population.
 TASKS: dict[str, Callable[[np.random.Generator], Population]] = {
     "segmentation": partial(segmented, shares=(0.2, 0.2, 0.2, 0.2, 0.2)),
@@ -228,6 +304,7 @@ TASKS: dict[str, Callable[[np.random.Generator], Population]] = {
     "ctc cer": partial(read, "cer"),
     "ctc wer": partial(read, "wer"),
     "perplexity": spoken,
+    "instance_segmentation": outlined,
 }
 
 
