@@ -87,7 +87,7 @@ class Arguments:
 
     def to_sweep(self) -> list[str]:
         """Return the command-line arguments of the sweep that scores the files."""
-        network = [] if self.names_network else [f"model.path={grammar.quote(self.files[0])}"]
+        network = [] if self.names_network else [grammar.assign("model.path", self.files[0])]
         paths = ",".join(map(grammar.quote, self.judged))
         fixed = ("-m", "backend=file", "evaluate.choice=none")
         return [*fixed, *network, f"backend.path={paths}", *self.settings]

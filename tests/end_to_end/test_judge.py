@@ -18,7 +18,7 @@ from tests.helpers.calling import EMPTY, QUICK, call_beside, handed_over_here
 def test_words_become_a_sweep():
     asked = Arguments.parse(["fp32.h5", "it's a.onnx", "b.tflite", "max_drop=0.05", "data=shapes"])
     assert asked.to_sweep()[3:] == [
-        "model.path='fp32.h5'",
+        "model.path=fp32.h5",
         "backend.path='it\\'s a.onnx','b.tflite'",
         "report.max_drop=0.05",
         "data=shapes",
