@@ -110,7 +110,7 @@ def find(
         lost += [cell for cell in selected.family.cells if cell.lost]
     if lost and not recommended:
         raise TrackingError(f"sweep {parent.run_id}: {printable(lost[0].record.reason)}")
-    nothing = "nothing: no run passes"
+    nothing = "run_id= of one of its runs: none passes"
     doubts = [record.doubt for record in runs.records if record.doubt]
     if doubts:
         nothing = f"nothing: void: {printable(doubts[0])}"
