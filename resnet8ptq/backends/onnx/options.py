@@ -7,8 +7,9 @@ from resnet8ptq.config.limits import Limit, limited
 from resnet8ptq.config.schema import BackendConfig
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import no_such_name
-from resnet8ptq.target.measure import CPU
 
+# As in `target.measure`, whose import takes numpy: Hydra reads this module at every start.
+CPU = "CPUExecutionProvider"
 # `onnxruntime.get_all_providers()`: each build has a few of them.
 PROVIDERS = (
     CPU,
