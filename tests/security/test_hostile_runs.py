@@ -27,9 +27,9 @@ JSON = st.recursive(
     ),
     max_leaves=6,
 )
-IMAGES = {
+SAMPLES = {
     **{"name": "a", "source": "b", "digest": "c", "context": "test"},
-    **{"images": ("uint8", [2]), "targets": None},
+    **{"samples": ("uint8", [2]), "targets": None},
 }
 MODEL = {"file": "model.onnx", "outputs": {"o": [10]}, "engine": None}
 
@@ -43,7 +43,7 @@ def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def save(folder: Path, **changed: object) -> Journal:
-    sound = {"name": "a", "experiment": "b", "key": "0", "datasets": [IMAGES], "model": MODEL}
+    sound = {"name": "a", "experiment": "b", "key": "0", "datasets": [SAMPLES], "model": MODEL}
     (folder / journal.FILE).write_text(json.dumps({**sound, **changed}))
     return Journal.load(folder)
 
@@ -66,10 +66,10 @@ def test_a_journal_holds_the_types_of_its_fields_or_is_refused(tmp_path_factory,
     [["O", [2]], ["V1000000000000", [2]], ["uint8", [10**9] * 8], ["uint8", [-1]], ["<U9", 2]],
 )
 def test_arrays_of_a_journal_are_numbers_that_memory_could_hold(tmp_path, kind):
-    assert [asdict(described) for described in save(tmp_path).datasets] == [IMAGES]
+    assert [asdict(described) for described in save(tmp_path).datasets] == [SAMPLES]
     for described in (kind, {"input": kind}):
         with pytest.raises(TrackingError, match=r"record\.json: is damaged"):
-            save(tmp_path, datasets=[{**IMAGES, "images": described}])
+            save(tmp_path, datasets=[{**SAMPLES, "samples": described}])
 
 
 def test_a_link_in_a_run_is_not_logged(theirs, tmp_path, own_store):
