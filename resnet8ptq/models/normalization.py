@@ -168,9 +168,9 @@ def _keep_pads(model: ir.Model) -> None:
 
 
 def keep_scores(graph: onnx.GraphProto) -> None:
-    """Remove what scikit-learn's exports add to the scores, in place: a dict, the class's name.
+    """Drop the outputs that scikit-learn's exports add to the scores: a dict, the class's name.
 
-    The scores become the output in place of the dict.
+    The scores become the output in place of the dict, which onnx-ir cannot read. Their nodes stay.
     """
     producers = Links(graph).producers
     outputs = []
@@ -183,16 +183,6 @@ def keep_scores(graph: onnx.GraphProto) -> None:
             outputs.append(output)
     del graph.output[:]
     graph.output.extend(outputs)
-
-    # The nodes that no output needs
-    needed = {output.name for output in outputs}
-    kept = []
-    for node in reversed(graph.node):
-        if not needed.isdisjoint(node.output):
-            kept.append(node)
-            needed.update(inputs_of(node))
-    del graph.node[:]
-    graph.node.extend(reversed(kept))
 
 
 def _follows(name: str, operators: Sequence[str], producers: Mapping[str, onnx.NodeProto]) -> bool:

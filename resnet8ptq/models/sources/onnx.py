@@ -13,7 +13,7 @@ from onnx import numpy_helper
 
 from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.core.records import feed
-from resnet8ptq.graph.passes import name_inner_tensors, rewrite
+from resnet8ptq.graph.passes import name_inner_tensors, remove_unused, rewrite
 from resnet8ptq.graph.session import Runner, open_session
 from resnet8ptq.models import batch_first, branches, normalization, past_tokens, widening
 from resnet8ptq.models.batch_axis import in_full_batches
@@ -93,6 +93,7 @@ def read_graph(source: Path, inputs: Mapping[str, Any]) -> ReadGraph:
                 f"{source}: every output follows an ArrayFeatureExtractor, as of scikit-learn's "
                 "selection of features; expected the selected features as input"
             )
+        proto = rewrite(proto, [remove_unused])
     proto = name_inner_tensors(proto)
     for name, values in inputs.items():
         _fix_input(proto.graph, name, values)
