@@ -354,6 +354,15 @@ def test_words_of_no_labels_are_texts(read, tmp_path):
     assert len(data.train) + len(data.test) == 4
 
 
+def test_only_lists_of_words_keep_the_places_of_words(read, tmp_path):
+    """These take a third of the room of the tokens."""
+    kept = tmp_path / "cache"
+    read(write_rows(tmp_path / "rows.csv", ROWS))
+    assert not [*kept.rglob("words.npy")]
+    read(write_sentences(tmp_path / "news.conll"))
+    assert len([*kept.rglob("words.npy")]) == 1
+
+
 def test_truncated_words_are_not_scored(read, tmp_path):
     data = read(write_sentences(tmp_path / "news.conll"), "data.max_tokens=4")
     counts = [(labels >= 0).sum() for side in (data.train, data.test) for labels in side.labels]

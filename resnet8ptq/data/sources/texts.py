@@ -198,7 +198,8 @@ def _write(
         row = empty[0] // (len(texts) if apart else 1) + 1
         raise DataError(f"{source}: row {row}: has no tokens; expected text in each row")
     _save(ids, types, to / "records.npy")
-    np.save(to / "words.npy", _pad(words, max(map(len, ids))))
+    if any(map(len, words)):  # the texts are lists of words
+        np.save(to / "words.npy", _pad(words, max(map(len, ids))))
     files.write_text(to / "notes.json", json.dumps({"truncated": truncated, "most": most}))
 
 
