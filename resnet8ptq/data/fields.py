@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.core.records import names_of, pack, unpack
+from resnet8ptq.core.records import find_mask, names_of, pack, unpack
 from resnet8ptq.data.preprocessing import RAW, Preprocessing, arrange
 
 Layout = tuple[int, ...]
@@ -92,15 +92,6 @@ def lengths(mask: NDArray[Any]) -> NDArray[np.int64]:
     """
     behind = np.argmax(mask[:, ::-1] != 0, axis=1)
     return np.where((mask != 0).any(axis=1), mask.shape[1] - behind, 0).astype(np.int64)
-
-
-def find_mask(dtype: np.dtype[Any]) -> str | None:
-    """Return the field that masks padding: `attention_mask`, or the only one named `...mask`."""
-    masks = [name for name in names_of(dtype) if name.lower().endswith("mask")]
-    masks = [name for name in masks if dtype[name].ndim == 1 and dtype[name].base.kind in "biuf"]
-    if "attention_mask" in masks:
-        return "attention_mask"
-    return masks[0] if len(masks) == 1 else None
 
 
 def find_masked(dtype: np.dtype[Any]) -> tuple[str, ...]:

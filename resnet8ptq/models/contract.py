@@ -13,8 +13,8 @@ import onnx
 from numpy.typing import DTypeLike, NDArray
 
 from resnet8ptq.core.errors import ModelError
-from resnet8ptq.core.records import names_of
-from resnet8ptq.data.fields import Field, Fields, Layout, find_mask, find_masked, steps_of
+from resnet8ptq.core.records import find_mask, names_of
+from resnet8ptq.data.fields import Field, Fields, Layout, find_masked, steps_of
 from resnet8ptq.data.preprocessing import RAW, Preprocessing, arrange
 from resnet8ptq.models.gates.onnx import graph_inputs
 

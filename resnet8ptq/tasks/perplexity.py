@@ -10,7 +10,7 @@ from scipy.special import logsumexp
 
 from resnet8ptq.config.schema import PerplexityConfig
 from resnet8ptq.core.errors import DataError, ModelError
-from resnet8ptq.core.records import names_of
+from resnet8ptq.core.records import find_mask, names_of
 from resnet8ptq.tasks.scoring.bootstrap import BOOTSTRAP, ReducedScores, of_sums, ratio
 from resnet8ptq.tasks.scoring.comparison import Comparison
 from resnet8ptq.tasks.scoring.metric import Metric
@@ -20,7 +20,6 @@ from resnet8ptq.tasks.task import Scope, Table, Task, TaskFiles, TaskType
 
 METRIC = Metric("perplexity", "perplexity", maximize=False, bounded=False)
 TOKENS = "input_ids"
-MASK = "attention_mask"
 
 
 @dataclass(frozen=True)
@@ -66,20 +65,14 @@ class NextToken:
     def _read(self, inputs: Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return the tokens of the network's inputs, and which of them are no padding."""
         tokens = inputs
-        is_text = np.ones(inputs.shape[:2], np.bool_)
         if names := names_of(inputs.dtype):
-            masks = [name for name in names if name.lower().endswith("mask")]
-            others = [name for name in names if name not in masks]
+            others = [name for name in names if not name.lower().endswith("mask")]
             if TOKENS not in names and len(others) != 1:
                 raise DataError(
                     f"task=perplexity: the inputs are {', '.join(names)}; expected one named "
                     f"{TOKENS}, or a single one beside masks"
                 )
             tokens = inputs[TOKENS if TOKENS in names else others[0]]
-            is_text = np.ones(tokens.shape[:2], np.bool_)
-            of_padding = [name for name in masks if inputs[name].ndim == 2]  # not a causal mask
-            if of_padding:
-                is_text = inputs[MASK if MASK in of_padding else of_padding[0]] != 0
         if tokens.dtype.kind not in "iu" or tokens.ndim != 2 or tokens.shape[1] < 2:
             raise DataError(
                 f"task=perplexity: the samples are {tokens.dtype} {list(tokens.shape[1:])}; "
@@ -90,6 +83,8 @@ class NextToken:
                 f"task=perplexity: the tokens are {tokens.min()} to {tokens.max()}; expected 0 to "
                 f"{self.vocabulary - 1}, as the network's outputs"
             )
+        mask = find_mask(inputs.dtype)
+        is_text = np.ones(tokens.shape, np.bool_) if mask is None else inputs[mask] != 0
         return tokens.astype(np.int64), is_text
 
 

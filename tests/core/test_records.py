@@ -1,11 +1,12 @@
 """Records keep the values, shapes and order of their arrays."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from resnet8ptq.core.records import feed, names_of, pack, unpack
+from resnet8ptq.core.records import feed, find_mask, names_of, pack, unpack
 
 SHAPES = st.lists(npst.array_shapes(min_dims=0, max_dims=3, max_side=4), min_size=1, max_size=4)
 
@@ -33,3 +34,17 @@ def test_a_network_is_fed_by_name_and_a_single_array_fills_its_first_input():
     assert list(feed(records, ["b"])) == ["b"]
     values = np.zeros((2, 3))
     assert feed(values, ["x", "y"]) == {"x": values}
+
+
+@pytest.mark.parametrize(
+    ("names", "mask"),
+    [
+        (("ids", "attention_mask"), "attention_mask"),
+        (("ids", "mask"), "mask"),
+        (("a_mask", "b_mask"), None),
+        (("a_mask", "attention_mask"), "attention_mask"),
+        (("ids", "types"), None),
+    ],
+)
+def test_the_mask_is_found_by_its_name(names, mask):
+    assert find_mask(pack({name: np.ones((1, 3), np.int64) for name in names}).dtype) == mask

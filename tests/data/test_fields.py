@@ -1,13 +1,12 @@
 """Samples of any length: cut to the longest of a batch, in batches by length."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from resnet8ptq.core.records import pack
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.data.fields import Field, Fields, find_mask, lengths
+from resnet8ptq.data.fields import Field, Fields, lengths
 
 LONGEST = 7
 FIELDS = Fields((Field("ids", "int64"), Field("mask", "int64")), "mask", ("ids", "mask"))
@@ -56,20 +55,6 @@ def test_a_taken_sample_has_its_own_length():
 def test_the_length_ends_at_the_last_value_wherever_the_padding_is():
     mask = np.array([[0, 0, 1, 1], [1, 0, 0, 0], [0, 0, 0, 0]])
     assert lengths(mask).tolist() == [4, 1, 0]
-
-
-@pytest.mark.parametrize(
-    ("names", "mask"),
-    [
-        (("ids", "attention_mask"), "attention_mask"),
-        (("ids", "mask"), "mask"),
-        (("a_mask", "b_mask"), None),
-        (("a_mask", "attention_mask"), "attention_mask"),
-        (("ids", "types"), None),
-    ],
-)
-def test_the_mask_is_found_by_its_name(names, mask):
-    assert find_mask(pack({name: np.ones((1, 3), np.int64) for name in names}).dtype) == mask
 
 
 def test_the_digest_depends_on_the_names_and_shapes_of_the_inputs():
