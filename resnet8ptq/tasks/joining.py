@@ -34,11 +34,15 @@ class Groups:
         order = np.argsort(numbers, kind="stable")
         return cls(order, np.unique(numbers[order], return_index=True)[1])
 
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Number of samples of each group [groups]."""
+        return np.diff(self.starts, append=len(self.order))
+
     def mean(self, values: Array) -> Array:
         """Return the mean of each group, [groups, ...] of values [n, ...]."""
         sums = np.add.reduceat(values[self.order].astype(np.float64), self.starts)
-        sizes = np.diff(self.starts, append=len(self.order))
-        return np.asarray(sums / sizes.reshape(-1, *[1] * (values.ndim - 1)))
+        return np.asarray(sums / self.sizes.reshape(-1, *[1] * (values.ndim - 1)))
 
     def max(self, values: Array) -> Array:
         """Return the maximum of each group, [groups, ...] of values [n, ...]."""
@@ -51,8 +55,7 @@ class Groups:
             DataError: the samples of a group have different labels.
         """
         first = labels[self.order[self.starts]]
-        sizes = np.diff(self.starts, append=len(self.order))
-        if (np.repeat(first, sizes, axis=0) != labels[self.order]).any():
+        if (np.repeat(first, self.sizes, axis=0) != labels[self.order]).any():
             raise DataError("data.groups: a group has samples of several labels, expected one")
         return first
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import SimilarityConfig
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError
+from resnet8ptq.tasks.joining import Groups
 from resnet8ptq.tasks.scoring.bootstrap import BOOTSTRAP, BootstrapScores
 from resnet8ptq.tasks.scoring.comparison import Comparison, Scores, doubt_below
 from resnet8ptq.tasks.scoring.metric import Metric
@@ -71,22 +72,22 @@ def _score(
     )
 
 
-def pair_up(groups: NDArray[np.int64] | None) -> NDArray[np.int64]:
+def pair_up(numbers: NDArray[np.int64] | None) -> NDArray[np.int64]:
     """Return the samples of each pair [pairs, 2]; samples without their partner are left out.
 
     Selection samples leave out copies of other samples, which may separate a pair.
     """
-    if groups is None:
+    if numbers is None:
         raise ConfigError(
             "data.groups: got null, and the network embeds single texts; expected equal numbers "
             "for the two texts of a pair; for a table, try data.pairs=apart"
         )
-    order = np.argsort(groups, kind="stable")
-    _, starts, counts = np.unique(groups[order], return_index=True, return_counts=True)
-    if counts.max() > 2 or counts.max() < 2:
-        raise DataError(f"data.groups: got groups of {counts.max()} samples, expected pairs")
-    first = starts[counts == 2]
-    return order[np.stack([first, first + 1], axis=1)]
+    groups = Groups.of(numbers)
+    largest = groups.sizes.max()
+    if largest != 2:
+        raise DataError(f"data.groups: got groups of {largest} samples, expected pairs")
+    first = groups.starts[groups.sizes == 2]
+    return groups.order[np.stack([first, first + 1], axis=1)]
 
 
 def cosine(one: Array, other: Array) -> NDArray[np.float64]:
