@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +28,7 @@ from resnet8ptq.tasks.scoring.outputs import (
     describe,
 )
 from resnet8ptq.tasks.scoring.statistics import SIGNIFICANCE, Margin
-from resnet8ptq.tasks.task import Scope, Table, Task, TaskFiles, TaskType
+from resnet8ptq.tasks.task import Scope, Table, Task, TaskFiles, TaskType, hash_file
 
 METRICS = {
     "cer": Metric("cer", "character error rate", maximize=False, percent=True),
@@ -196,9 +195,7 @@ def read_alphabet(path: Path) -> list[str]:
         ConfigError: it cannot be read.
     """
     with errors_as(ConfigError, f"task.alphabet: got {path}", EXPECTED):
-        if path.stat().st_size > MAX_BYTES:
-            raise ValueError(f"larger than {MAX_BYTES:,} bytes")
-        text = path.read_text("utf-8")
+        text = files.read_bytes(path, MAX_BYTES).decode("utf-8")
         if path.suffix == ".json":
             return _read_vocabulary(json.loads(text))
         return text.removesuffix("\n").replace("\r", "").split("\n")
@@ -251,14 +248,9 @@ def _make(config: CtcConfig, setting: TaskContext) -> Task:
     return build(config.primary, _fit(config, setting.outputs), config.resamples)
 
 
-def _hash(config: Any) -> str:
-    path = config.alphabet
-    return files.sha256(Path(path)) if path is not None and Path(path).is_file() else ""
-
-
 CTC = TaskType(
     _make,
     lambda config, names: build(config.primary, resamples=config.resamples),
     CtcConfig,
-    _hash,
+    partial(hash_file, "alphabet"),
 )

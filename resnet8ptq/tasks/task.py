@@ -8,9 +8,11 @@ them knows classes, accuracy or argmax. `registry` finds a task by its name; `to
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resnet8ptq.config.schema import TaskConfig
+from resnet8ptq.core import files
 from resnet8ptq.tasks.scoring.comparison import Comparison, Scores, summarize
 from resnet8ptq.tasks.scoring.distortion import is_silent
 from resnet8ptq.tasks.scoring.hits import Hits
@@ -221,3 +223,9 @@ class TaskType:
     recall: Callable[[Any, tuple[str, ...]], Task]
     schema: type[TaskConfig] = TaskConfig
     fingerprint: Callable[[Any], str] = lambda config: ""
+
+
+def hash_file(key: str, config: Any) -> str:
+    """Return a hash of the file that a setting of the task names; empty if there is none."""
+    path = getattr(config, key)
+    return files.sha256(Path(path)) if path is not None and Path(path).is_file() else ""

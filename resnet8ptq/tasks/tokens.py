@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,7 @@ from resnet8ptq.tasks.scoring.outputs import (
     describe,
 )
 from resnet8ptq.tasks.scoring.statistics import Values
-from resnet8ptq.tasks.task import Scope, Task, TaskFiles, TaskType
+from resnet8ptq.tasks.task import Scope, Task, TaskFiles, TaskType, hash_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -348,9 +348,7 @@ def read_tags(path: Path) -> tuple[str, ...]:
         ConfigError: it cannot be read, or holds the same tag twice.
     """
     with errors_as(ConfigError, f"task.classes: got {path}", EXPECTED):
-        if path.stat().st_size > MAX_BYTES:
-            raise ValueError(f"larger than {MAX_BYTES:,} bytes")
-        text = path.read_text("utf-8")
+        text = files.read_bytes(path, MAX_BYTES).decode("utf-8")
         if path.suffix == ".json":
             by_number = {int(key): str(tag) for key, tag in json.loads(text)["id2label"].items()}
             tags = tuple(by_number[number] for number in range(len(by_number)))
@@ -406,14 +404,9 @@ def _find_output(setting: TaskContext, tags: Tags) -> int:
     )
 
 
-def _hash(config: Any) -> str:
-    path = config.classes
-    return files.sha256(Path(path)) if path is not None and Path(path).is_file() else ""
-
-
 TOKENS = TaskType(
     _make,
     lambda config, class_names: build(config.primary, resamples=config.resamples),
     TokensConfig,
-    _hash,
+    partial(hash_file, "classes"),
 )

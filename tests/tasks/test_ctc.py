@@ -1,6 +1,7 @@
 """`task=ctc`: decoding, error rates against a recursive edit distance, and alphabets."""
 
 import json
+import os
 from functools import cache
 
 import numpy as np
@@ -117,6 +118,12 @@ def test_what_does_not_fit_is_refused(tmp_path):
     vocabulary.write_text('{"a": 5}')
     with pytest.raises(ConfigError, match="its numbers are not 0, 1"):
         make(LINES, {"out": (7, 3)}, vocabulary)
+
+
+def test_an_alphabet_that_never_ends_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match=r"task\.alphabet: got .*not a regular file"):
+        make(LINES, {"out": (7, 3)}, tmp_path / "pipe")
 
 
 def test_auto_takes_texts_by_the_outputs(caplog):

@@ -1,6 +1,7 @@
 """`task=tokens`: entities by seqeval's rules, and what fits data and network."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -124,6 +125,12 @@ def test_what_does_not_fit_is_refused(tmp_path):
         make(np.array([0, 1]), {"out": (4, 5)})
     with pytest.raises(ConfigError, match="every tag is O"):
         make(np.zeros((2, 4), np.int64), {"out": (4, 5)})
+
+
+def test_tags_that_never_end_are_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match=r"task\.classes: got .*not a regular file"):
+        make(LABELS, {"out": (4, 5)}, classes=str(tmp_path / "pipe"))
 
 
 def test_auto_takes_labels_of_tokens_and_classification_does_not(caplog):
