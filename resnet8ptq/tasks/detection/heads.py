@@ -124,13 +124,14 @@ class Head:
     further: bool = False
 
 
+def _possible_heads(frame: Frame) -> dict[str, Head]:
+    """Return the heads whose boxes may have the further values of these outputs."""
+    return {name: head for name, head in HEADS.items() if head.further or not frame.further}
+
+
 def fitting_heads(frame: Frame) -> list[str]:
     """Return the names of the heads that fit the outputs."""
-    return [
-        name
-        for name, head in HEADS.items()
-        if (head.further or not frame.further) and head.fits(frame)
-    ]
+    return [name for name, head in _possible_heads(frame).items() if head.fits(frame)]
 
 
 def find_head(frame: Frame) -> str:
@@ -140,18 +141,17 @@ def find_head(frame: Frame) -> str:
         ConfigError: an unknown name.
         ModelError: the named head does not fit, or none or several fit; names the heads that fit.
     """
-    possible = {key: head for key, head in HEADS.items() if head.further or not frame.further}
     fitting = fitting_heads(frame)
     name = frame.config.head
     if name == "auto" and (len(fitting) == 1 or fitting == ["yolox", "yolov5"]):
         return fitting[0]  # a box for every cell: usually not decoded
     counts = [(frame.keypoints, "keypoints"), (frame.coefficients, "mask coefficients")]
-    further = "".join(f", {number} {name}" for number, name in counts if number)
+    further = "".join(f", {number} {kind}" for number, kind in counts if number)
     context = f"{frame.classes} classes{further} and an input of {frame.height} x {frame.width}"
     returned = f"returns {describe(frame.outputs)}, with {context}"
     if name == "auto":
         why = "several heads fit" if fitting else "no head fits"
-        taken = fitting or [f"{key} ({head.takes})" for key, head in possible.items()]
+        taken = fitting or [f"{key} ({head.takes})" for key, head in _possible_heads(frame).items()]
         raise ModelError(f"{returned}: {why}; task.head takes {' | '.join(taken)}")
     if name not in HEADS:
         raise ConfigError(no_such_name("task.head", name, ["auto", *HEADS]))
