@@ -13,8 +13,13 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
+from resnet8ptq.config.schema import PreprocessConfig
+from resnet8ptq.data.boxes import pack
+from resnet8ptq.data.sources import coco
+
 CELL, CELLS = 16, 4  # pixels, along a side
 SIZE = CELL * CELLS
+STEPS = PreprocessConfig(size=SIZE, resize="letterbox", align="top_left")
 NAMES = ("red", "green", "blue")
 IDS = (3, 7, 20)  # with gaps
 HEADS = ("yolox", "yolov3", "yolov5", "yolov8", "ssd", "selected", "detections", "rows")
@@ -78,6 +83,23 @@ def write_pictures(
     content = {"images": images, "annotations": annotations, "categories": categories}
     path.write_text(json.dumps(content))
     return path
+
+
+def read_labels(folder: Path) -> NDArray[np.void]:
+    """Return the annotations of all pictures in `folder`, as records of `data.boxes`."""
+    annotations = coco.read_annotations(folder / "instances.json")
+    placed = [coco.annotate(annotations, image_id, STEPS) for image_id in annotations.images]
+    return pack(placed, annotations.keypoints)
+
+
+def read_inputs(folder: Path) -> NDArray[np.float32]:
+    """Return all pictures in `folder` as inputs of the network [n, 3, SIZE, SIZE]."""
+    annotations = coco.read_annotations(folder / "instances.json")
+    inputs = np.zeros((len(annotations.images), 3, SIZE, SIZE), np.float32)
+    for picture, (name, _, _) in zip(inputs, annotations.images.values(), strict=True):
+        pixels = np.asarray(Image.open(folder / "images" / name))
+        picture[:, : len(pixels)] = pixels.transpose(2, 0, 1)
+    return inputs
 
 
 def _outline(box: list[int], width: int, height: int, crowd: bool) -> object:

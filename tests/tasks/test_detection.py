@@ -33,9 +33,7 @@ from resnet8ptq.tasks.scoring import classwise
 from resnet8ptq.tasks.scoring.classwise import ClassChanges
 from resnet8ptq.tasks.scoring.outputs import Outputs
 from tests.helpers import detectors
-from tests.helpers.detectors import IDS, NAMES, SIZE
-
-STEPS = PreprocessConfig(size=SIZE, resize="letterbox", align="top_left")
+from tests.helpers.detectors import IDS, NAMES, SIZE, STEPS
 
 
 @pytest.fixture(scope="module")

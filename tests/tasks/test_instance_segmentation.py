@@ -14,10 +14,9 @@ from pycocotools import mask as reference
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from resnet8ptq.config.schema import DetectionConfig, PreprocessConfig, TaskConfig
+from resnet8ptq.config.schema import DetectionConfig, TaskConfig
 from resnet8ptq.core import masks
 from resnet8ptq.core.errors import PtqError
-from resnet8ptq.data.boxes import pack
 from resnet8ptq.data.sources import coco
 from resnet8ptq.graph.session import open_session
 from resnet8ptq.tasks import registry
@@ -28,7 +27,6 @@ from resnet8ptq.tasks.scoring.outputs import Outputs, Targets, TaskContext
 from tests.helpers import detectors
 from tests.helpers.detectors import IDS, NAMES, SIZE
 
-STEPS = PreprocessConfig(size=SIZE, resize="letterbox", align="top_left")
 CONFIG = DetectionConfig("instance_segmentation", score_threshold=0.1)
 OUTPUTS = {"output": (10, 16), "maps": (3, 32, 32)}
 
@@ -43,18 +41,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def records(folder: Path) -> np.ndarray:
-    annotations = coco.read_annotations(folder / "instances.json")
-    return pack([coco.annotate(annotations, image_id, STEPS) for image_id in annotations.images])
+    return detectors.read_labels(folder)
 
 
 @pytest.fixture(scope="module")
 def images(folder: Path) -> np.ndarray:
-    annotations = coco.read_annotations(folder / "instances.json")
-    inputs = np.zeros((len(annotations.images), 3, SIZE, SIZE), np.float32)
-    for picture, (name, _, _) in zip(inputs, annotations.images.values(), strict=True):
-        pixels = np.asarray(coco.Image.open(folder / "images" / name))
-        picture[:, : len(pixels)] = pixels.transpose(2, 0, 1)
-    return inputs
+    return detectors.read_inputs(folder)
 
 
 def context(records: np.ndarray, outputs: dict[str, tuple[int, ...]]) -> TaskContext:

@@ -12,7 +12,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from resnet8ptq.calibration.coco_reader import CocoReader
-from resnet8ptq.config.schema import KeypointsConfig, PreprocessConfig, TaskConfig
+from resnet8ptq.config.schema import KeypointsConfig, TaskConfig
 from resnet8ptq.core.errors import DataError, PtqError
 from resnet8ptq.data.boxes import Annotated, pack
 from resnet8ptq.data.sources import coco
@@ -24,9 +24,8 @@ from resnet8ptq.tasks.detection.scores import DetectionScores, to_coco
 from resnet8ptq.tasks.detection.task import COCO_SIGMAS
 from resnet8ptq.tasks.scoring.outputs import Outputs, Targets, TaskContext
 from tests.helpers import detectors
-from tests.helpers.detectors import IDS, NAMES, SIZE
+from tests.helpers.detectors import IDS, NAMES, SIZE, STEPS
 
-STEPS = PreprocessConfig(size=SIZE, resize="letterbox", align="top_left")
 SIGMAS = (0.05, 0.1)
 
 
@@ -40,10 +39,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def records(folder: Path) -> np.ndarray:
-    annotations = coco.read_annotations(folder / "instances.json")
-    assert annotations.keypoints == 2
-    placed = [coco.annotate(annotations, image_id, STEPS) for image_id in annotations.images]
-    return pack(placed, annotations.keypoints)
+    assert coco.read_annotations(folder / "instances.json").keypoints == 2
+    return detectors.read_labels(folder)
 
 
 def test_the_reader_of_pictures_takes_keypoints(folder, records):
@@ -118,12 +115,7 @@ def test_heads_with_keypoints_find_every_square(folder, records, tmp_path, head,
     config = KeypointsConfig(score_threshold=0.1)
     decoder = make_decoder(config, (3, SIZE, SIZE), {"output": shape}, IDS, 2)
     assert decoder.head == head
-    annotations = coco.read_annotations(folder / "instances.json")
-    pictures = np.zeros((len(records), 3, SIZE, SIZE), np.float32)
-    for picture, (name, _, _) in zip(pictures, annotations.images.values(), strict=True):
-        pixels = np.asarray(coco.Image.open(folder / "images" / name))
-        picture[:, : len(pixels)] = pixels.transpose(2, 0, 1)
-    outputs = open_session(str(path), 1).run(None, {"images": pictures})
+    outputs = open_session(str(path), 1).run(None, {"images": detectors.read_inputs(folder)})
     assert outputs[0].shape[1:] == shape
     scores = DetectionScores(Outputs(decoder(outputs)), records, IDS, 100, sigmas=SIGMAS)
     assert scores.value == 1
