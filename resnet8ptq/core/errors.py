@@ -57,7 +57,9 @@ class UnsupportedError(PtqError):
 
 @contextmanager
 def errors_as(kind: type[PtqError], text: str, mend: str = "") -> Iterator[None]:
-    """Raise a library's error as `kind`: `text (error); mend`; others pass.
+    """Raise a library's error as `kind`: `text (error); mend`.
+
+    A `PtqError` and a `TimeUpError` pass.
 
     Libraries raise dozens of error classes, and not all can be pickled.
     """

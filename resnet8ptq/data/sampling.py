@@ -37,7 +37,7 @@ def draw_calibration(
 
     Raises:
         ConfigError: every class has fewer samples.
-        DataError: every image is also a test image.
+        DataError: every sample is also a test sample.
     """
     pool = data.calibrating
     strata = pool.strata(len(data.class_names))
@@ -143,7 +143,7 @@ def draw_held_out(data: Dataset, samples: int | None, taken: Sequence[Split] = (
         random.permutation(stratum[free[stratum]])
         for stratum in data.train.strata(len(data.class_names))
     ]
-    # Take the first image of each class, then the second of each, and so on: the sort is stable.
+    # Take the first sample of each class, then the second of each, and so on: the sort is stable.
     turns = np.concatenate([np.arange(len(members)) for members in classes])
     drawn = np.concatenate(classes)[np.argsort(turns, kind="stable")[:samples]]
     return data.train.take(np.sort(_keep_pairs(data.train, drawn, free)).astype(np.int64))
@@ -211,6 +211,6 @@ def leave_out(split: Split, others: Iterable[Split]) -> Split:
 
 
 def _is_in_none(split: Split, others: Iterable[Split]) -> NDArray[np.bool_]:
-    """Return whether each image of `split` is in none of `others`, compared by pixels, [N]."""
+    """Return whether each sample of `split` is in none of `others`, compared by pixels, [N]."""
     seen = np.concatenate([other.pixel_hashes for other in others])
     return np.isin(split.pixel_hashes, seen, invert=True)

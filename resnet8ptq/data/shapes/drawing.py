@@ -135,7 +135,7 @@ def draw_seeded(seed: int, per_class: int) -> tuple[NDArray[np.uint8], NDArray[n
     """Draw `per_class` pictures of each class from a seed.
 
     Returns:
-        Stored, uint8 [N,32,32,3] RGB, and labels, int64 [N], which index CLASS_NAMES. The classes
+        Pictures, uint8 [N,32,32,3] RGB, and labels, int64 [N], which index CLASS_NAMES. The classes
         are balanced and in shuffled order.
     """
     rng = np.random.RandomState(seed)

@@ -202,12 +202,12 @@ def read_annotations(path: Path, classes: Sequence[str] | None = None) -> Annota
             f"most {room:,} in the product of the two numbers"
         )
     return Annotations(
-        images,
-        by_image,
-        class_names,
-        class_ids,
-        length // 3,
-        masks_by_image,
+        images=images,
+        boxes=by_image,
+        class_names=class_names,
+        class_ids=class_ids,
+        keypoints=length // 3,
+        masks=masks_by_image,
     )
 
 
@@ -347,6 +347,12 @@ def annotate(
     """Return the annotations of a picture, with its placement by `preprocess`."""
     _, width, height = annotations.images[image_id]
     scale, offset = pictures.placement(width, height, preprocess)
-    objects = annotations.boxes[image_id]
-    outlines = annotations.masks.get(image_id, ())
-    return boxes.Annotated(image_id, height, width, scale, offset, objects, outlines)
+    return boxes.Annotated(
+        image_id=image_id,
+        height=height,
+        width=width,
+        scale=scale,
+        offset=offset,
+        boxes=annotations.boxes[image_id],
+        masks=annotations.masks.get(image_id, ()),
+    )

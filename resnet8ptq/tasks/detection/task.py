@@ -95,13 +95,13 @@ def _score(
 ) -> DetectionScores:
     assert decoder is not None and targets.labels is not None  # finished runs are not scored
     return DetectionScores(
-        outputs,
-        targets.labels,
-        decoder.class_ids,
-        resamples,
-        targets.pictures,
-        sigmas,
-        (decoder.frame.height, decoder.frame.width),
+        outputs=outputs,
+        pictures=targets.labels,
+        class_ids=decoder.class_ids,
+        resamples=resamples,
+        show=targets.pictures,
+        sigmas=sigmas,
+        input_size=(decoder.frame.height, decoder.frame.width),
     )
 
 
@@ -172,8 +172,8 @@ def _make(config: DetectionConfig, setting: TaskContext) -> Task:
         setting.input_shape,
         setting.outputs,
         setting.class_ids,
-        len(sigmas),
-        with_masks,
+        keypoints=len(sigmas),
+        with_masks=with_masks,
     )
     names = setting.class_names
     return build(names, decoder, config.resamples, tuple(setting.outputs), config.name, sigmas)

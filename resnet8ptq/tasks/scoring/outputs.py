@@ -72,8 +72,7 @@ class Targets:
 
     Attributes:
         labels: classes [n], classes of tokens [n, tokens], which are negative where none is scored,
-            values or masks [n, ...], or boxes (see `data.boxes`); None without
-            labels.
+            values or masks [n, ...], or boxes (see `data.boxes`); None without labels.
         groups: group numbers [n], equal for samples that belong together; None without groups.
         inputs: returns the network inputs of a slice of the samples.
         pictures: returns the pictures with given indices [k, H, W, C], in the size of the network
