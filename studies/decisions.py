@@ -53,23 +53,23 @@ Probabilities = NDArray[np.float64]  # [images]
 
 
 @dataclass(frozen=True)
-class Stored:
+class Images:
     """Each image's probability that a model loses it, and that it wins it."""
 
     lost: Probabilities
     won: Probabilities
 
     @classmethod
-    def of(cls, models: Models) -> "Stored":
+    def of(cls, models: Models) -> "Images":
         """Return those of the 8-bit models."""
         right = models.right[models.plain]
         lost, won = (models.fp32 & ~right).mean(axis=0), (right & ~models.fp32).mean(axis=0)
         return cls(lost, won)
 
-    def scaled(self, loss: float) -> "Stored":
+    def scaled(self, loss: float) -> "Images":
         """Return those of models with this expected loss, and as many flips as before or more."""
         flips = max(float(self.lost.mean() + self.won.mean()), loss)
-        return Stored(_scale(self.lost, (flips + loss) / 2), _scale(self.won, (flips - loss) / 2))
+        return Images(_scale(self.lost, (flips + loss) / 2), _scale(self.won, (flips - loss) / 2))
 
 
 def _scale(chances: Probabilities, mean: float) -> Probabilities:
@@ -116,7 +116,7 @@ class Wrong:
 
 
 def draw(
-    images: Stored, models: int, samples: int, random: np.random.Generator
+    images: Images, models: int, samples: int, random: np.random.Generator
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return how many samples each model [models] loses and wins, of those drawn for all."""
     count = random.multinomial(samples, np.full(len(images.lost), 1 / len(images.lost)))
@@ -164,7 +164,7 @@ def _around(mean: float, most: int) -> NDArray[np.int64]:
 
 
 def simulate(
-    cell: tuple[str, str, int, int], images: dict[str, Stored], sweeps: int, seed: int
+    cell: tuple[str, str, int, int], images: dict[str, Images], sweeps: int, seed: int
 ) -> Wrong:
     """Simulate sweeps of models that all lose the same.
 
@@ -236,7 +236,7 @@ def main() -> int:
     choices = [r for n, m in models.items() for r in choosing.measure(n, m, sweeps, arguments.seed)]
     _write(folder / CHOICES, Chosen, choices)
     figures.save(figure(choices), folder / FIGURE)
-    images = {name: Stored.of(runs) for name, runs in models.items()}
+    images = {name: Images.of(runs) for name, runs in models.items()}
     cells = list(product(models, CASES, MODELS, SAMPLES))
     work = partial(simulate, images=images, sweeps=sweeps, seed=arguments.seed)
     with ProcessPoolExecutor() as pool:

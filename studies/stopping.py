@@ -26,7 +26,7 @@ from resnet8ptq.core.console import track
 from resnet8ptq.evaluation.sequential import ANALYSES, FAIL, FUTILE, PASS, StoppingPlan
 from resnet8ptq.tasks.scoring.hits import Hits
 from resnet8ptq.tasks.scoring.statistics import PART, SIGNIFICANCE, flips, tango
-from studies.decisions import Stored, draw
+from studies.decisions import Images, draw
 from studies.recipes import NETWORKS, SHARED
 
 TABLE = Path(__file__).with_name("stopping.csv")
@@ -94,11 +94,11 @@ def load_pairs(folder: Path, name: str) -> list[tuple[Right, Right]]:
     return pairs
 
 
-def to_images(pairs: Sequence[tuple[Right, Right]]) -> Stored:
+def to_images(pairs: Sequence[tuple[Right, Right]]) -> Images:
     """Return what the models flip."""
     lost = np.mean([baseline & ~model for model, baseline in pairs], axis=0)
     won = np.mean([model & ~baseline for model, baseline in pairs], axis=0)
-    return Stored(lost, won)
+    return Images(lost, won)
 
 
 def simulate(
@@ -169,7 +169,7 @@ def replay(name: str, pairs: Sequence[tuple[Right, Right]], orders: int, seed: i
     )
 
 
-def simulate_single_runs(images: Stored, total: int, trials: int, seed: int) -> float:
+def simulate_single_runs(images: Images, total: int, trials: int, seed: int) -> float:
     """Return how often some of `RUNS` models at the limit passes, each judged by itself.
 
     All are scored on the same samples, where real models flip the same ones.
