@@ -8,7 +8,7 @@ effect after Hydra has composed the config.
 import argparse
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
@@ -291,7 +291,7 @@ def _check_once(override: Override, twice: Mapping[str, Collection[str]]) -> Non
 def _check_values(override: Override, local: bool) -> None:
     """Raise `ConfigError` for a value outside its limits, or for a missing file of `local` jobs."""
     key = override.key_or_group
-    paths = find_fields(key)
+    paths = _without_parts(find_fields(key))
     for value in values(override):
         if value is None or (isinstance(value, str) and "${" in value):
             continue
@@ -299,6 +299,23 @@ def _check_values(override: Override, local: bool) -> None:
         if faults and all(faults):  # no backend, source or task takes it
             [first, *others] = dict.fromkeys(map(str, faults))
             raise ConfigError("; or ".join([first, *(s.partition("expected ")[2] for s in others)]))
+
+
+def _without_parts(paths: Sequence[list[Field[Any]]]) -> list[list[Field[Any]]]:
+    """Leave out a field whose words are all words of another one: a message lists each once.
+
+    `task=anomaly` takes two of the three words of `task.join`.
+    """
+    words = []
+    for path in paths:
+        limits_of_field = path[-1].metadata.get("limits", ())
+        words.append({word for limit in limits_of_field for word in limit.choices})
+    kept = []
+    for path, own in zip(paths, words, strict=True):
+        is_part = any(own < other for other in words)
+        if not own or not is_part:
+            kept.append(path)
+    return kept
 
 
 def _fault(key: str, metadata: Any, value: Any, local: bool) -> ConfigError | None:

@@ -85,6 +85,13 @@ def test_a_mistyped_word_is_refused(typed, said):
     assert "\n" not in str(caught.value)
 
 
+def test_words_that_another_task_takes_too_are_listed_once():
+    with pytest.raises(ConfigError) as caught:
+        words.arrange(["task.join=median"], CONF)
+    message = "task.join: got 'median', expected mean | max | vote (nearest: mean)"
+    assert str(caught.value) == message
+
+
 @pytest.mark.parametrize(
     "typed",
     [
