@@ -70,7 +70,7 @@ class Delivery:
         self.path = self.folder / f"{NAME}{source.suffix}"
         with files.atomic(self.path) as temporary:
             shutil.copyfile(source, temporary)
-        if before not in (None, self.path):  # last: a kill leaves one of the two
+        if before not in (None, self.path):  # last: after a kill there is at least one
             before.unlink(missing_ok=True)
 
 
