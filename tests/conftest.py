@@ -124,9 +124,9 @@ def no_waiting_for_the_disk() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_line_for_a_silence() -> Iterator[None]:
-    """Whether something takes long enough for a line depends on the machine, in this process.
+    """The watch prints nothing in this process: the speed of the machine decides when it does.
 
-    Processes of their own say it as for a user, and `test_watch` has a clock of its own.
+    Other processes print as for a user, and `test_watch` has its own clock.
     """
     with mock.patch.object(console._watch, "look", lambda: LOOK_SECONDS):
         yield

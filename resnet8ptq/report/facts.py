@@ -70,7 +70,7 @@ def group(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
             asked.setdefault(_asked(record), _scored(record))
     first = next(iter(asked.values()), ())
 
-    # Runs without images join by their settings
+    # Runs without samples join by their settings
     families: dict[tuple[str | None, ...], list[RunRecord]] = {}
     for record in records:
         scored = _scored(record) if _has_samples(record) else asked.get(_asked(record), first)
@@ -79,7 +79,7 @@ def group(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
 
 
 def _has_samples(record: RunRecord) -> bool:
-    """Return whether a run was scored; one that is unsupported later has its samples alone."""
+    """Return whether a run has scored samples; an unsupported one has at most drawn them."""
     return bool(record.samples_digest) and record.status != "unsupported"
 
 

@@ -64,7 +64,8 @@ class Sweep:
         path = folder / FILE
         try:
             kept = json.loads(files.read_bytes(path, MAX_BYTES))
-            jobs = kept["worker"] if "worker" in kept else kept["parallel"]  # of earlier versions
+            key = "worker" if "worker" in kept else "parallel"  # the first in earlier versions
+            jobs = kept[key]
             parallel = None if jobs is None else ParallelJobs(**jobs)
             store = Store(**kept["store"])
             return cls(
