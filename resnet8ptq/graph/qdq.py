@@ -17,7 +17,6 @@ from resnet8ptq.graph.layers import FUSED, attribute, channel_axis, weight_layer
 from resnet8ptq.graph.links import Links
 from resnet8ptq.graph.weights import read_weights, write_weights
 
-JOINING = ("Concat", "Add")
 AT_OUTPUT = "_QuantizeLinear_Input"  # ONNX Runtime's suffix of an output before it is rounded
 
 
@@ -204,21 +203,3 @@ def _add_rounding(
     for kind, inputs in steps:
         output = target if kind == "Clip" else f"{target}/{kind}"
         graph.node.append(helper.make_node(kind, inputs, [output], f"{target}/{kind}"))
-
-
-def joined(fp32: onnx.GraphProto, tensors: Sequence[RoundedActivation]) -> dict[int, list[int]]:
-    """Map each output of Concat or Add to its inputs, as indices into `tensors`.
-
-    Outputs with fewer than two inputs in `tensors` are left out.
-    """
-    indices = {tensor.name: index for index, tensor in enumerate(tensors)}
-    nodes = {node.name: node for node in fp32.node}
-    joins = {}
-    for index, tensor in enumerate(tensors):
-        node = nodes.get(tensor.layer)
-        if node is None or node.op_type not in JOINING:
-            continue
-        parts = [indices[name] for name in dict.fromkeys(node.input) if name in indices]
-        if len(parts) > 1:
-            joins[index] = parts
-    return joins

@@ -27,7 +27,7 @@ from resnet8ptq.exploration.tensors.explaining import Explanation, explain
 from resnet8ptq.exploration.tensors.spread import Array, Levels, Noise, Spread
 from resnet8ptq.graph.layers import FUSED, weight_layers
 from resnet8ptq.graph.links import Links
-from resnet8ptq.graph.qdq import JOINING, RoundedActivation, RoundedWeight
+from resnet8ptq.graph.qdq import RoundedActivation, RoundedWeight
 from resnet8ptq.graph.session import cut_at, expose, open_session
 from resnet8ptq.graph.weights import read_weights
 from resnet8ptq.models.model import Fp32Model
@@ -38,6 +38,7 @@ SAMPLES = 16
 MATCHED = 4  # samples of the fingerprints, and of the explanation
 LOST_DB = 10.0  # the noise has a tenth of the signal's power
 SOUND_DB = 20.0  # of a layer alone: 8 bits leave about 30 dB
+JOINING = ("Concat", "Add")
 EXPLAINED = 4  # layers below `SOUND_DB` whose error is explained
 OFF_LEVELS = 2  # rounding alone puts an integer kernel one level beside float arithmetic
 
