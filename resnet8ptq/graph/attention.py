@@ -12,7 +12,7 @@ from onnx import numpy_helper
 
 from resnet8ptq.graph.embeddings import find_tables
 from resnet8ptq.graph.layers import LAYERS, fused_activations, short_names, weight_layers
-from resnet8ptq.graph.links import Links
+from resnet8ptq.graph.links import Links, find_computed
 
 _WHOLE = ("Attention", "MultiHeadAttention", "GroupQueryAttention")  # in one operator
 _PRODUCTS = ("MatMul", "Einsum")
@@ -53,7 +53,7 @@ def attention_products(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
 
 def find_attention(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     """Return attention's products and fused attention operators; empty without attention."""
-    computed = _computed(graph)
+    computed = find_computed(graph)
     links = Links(graph)
     both = [n for n in graph.node if n.op_type in _PRODUCTS and computed.issuperset(n.input[:2])]
     outputs = {name for node in both for name in node.output}
@@ -84,7 +84,7 @@ def left_by_attention(graph: onnx.GraphProto, products: bool = False) -> list[on
     attention = find_attention(graph)
     if not attention:
         return []
-    computed = _computed(graph)
+    computed = find_computed(graph)
     kept = [n for n in graph.node if n.op_type in LAYERS and n.input[1] not in computed]
     if products:
         kept += attention
@@ -123,15 +123,6 @@ def _reach(start: onnx.NodeProto, step: _Step) -> list[onnx.NodeProto]:
             reached[node.output[0]] = node
             waiting += step(node) if node.op_type in _PASSING else ()
     return [*reached.values()]
-
-
-def _computed(graph: onnx.GraphProto) -> set[str]:
-    """Return the tensors that depend on an input of the network."""
-    computed = {value.name for value in graph.input} - {item.name for item in graph.initializer}
-    for node in graph.node:
-        if not computed.isdisjoint(node.input):
-            computed.update(node.output)
-    return computed
 
 
 def _large_constants(graph: onnx.GraphProto) -> set[str]:

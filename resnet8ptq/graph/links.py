@@ -99,6 +99,15 @@ class Links:
 Linked = onnx.GraphProto | Links
 
 
+def find_computed(graph: onnx.GraphProto) -> set[str]:
+    """Return the tensors that depend on an input of the network."""
+    computed = {value.name for value in graph.input} - {item.name for item in graph.initializer}
+    for node in graph.node:
+        if not computed.isdisjoint(inputs_of(node)):
+            computed.update(node.output)
+    return computed
+
+
 def inputs_of(node: onnx.NodeProto) -> Iterator[str]:
     """Yield the names of a node's inputs, and of the outer tensors that its inner graphs use."""
     yield from filter(None, node.input)

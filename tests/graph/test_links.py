@@ -3,7 +3,7 @@
 import onnx
 from onnx import parser
 
-from resnet8ptq.graph.links import Links
+from resnet8ptq.graph.links import Links, find_computed
 from resnet8ptq.graph.passes import name_inner_tensors, remove_unused, rewrite
 from resnet8ptq.models.normalization import compute_outputs
 
@@ -32,6 +32,20 @@ def test_neighbours_of_a_node():
     node = links.producers["unread"]
     assert [other.op_type for other in links.before(node)] == ["Neg"]
     assert [other.op_type for other in links.after(links.producers["alone"])] == ["Exp", "If"]
+
+
+def test_a_tensor_is_computed_also_through_an_inner_graph_and_never_by_an_empty_name():
+    network = """<ir_version: 8, opset_import: ["" : 17]>
+    network (float[1] x) => (float[1] y, float[1] z) <bool q = {1}, float[1] w = {3.0}> {
+        y = If(q) <
+            then_branch = a () => (float[1] o) { o = Neg(x) },
+            else_branch = b () => (float[1] p) { p = Neg(w) }>
+        dropped, mask = Dropout(x)
+        z = Clip(w, , w)
+    }"""
+    proto = parser.parse_model(network)
+    proto.graph.node[1].output[1] = ""  # left out
+    assert find_computed(proto.graph) - {""} == {"x", "y", "dropped"}
 
 
 def test_pruning_keeps_what_inner_graphs_read():

@@ -23,7 +23,7 @@ from resnet8ptq.backends.file.contents import (
     rounded,
 )
 from resnet8ptq.graph.layers import FUSED, attribute
-from resnet8ptq.graph.links import find_all, inputs_of
+from resnet8ptq.graph.links import find_all, find_computed
 from resnet8ptq.graph.qdq import AT_OUTPUT
 from resnet8ptq.graph.session import between, end_at_logits, expose, open_session
 from resnet8ptq.models.gates import onnx as gate
@@ -207,12 +207,9 @@ class _Graph:
 
     def stored_weights(self, proto: onnx.ModelProto) -> dict[str, dict[str, Any]]:
         """Return the attributes of `Inner` for stored weights, by their tensor at the layer."""
-        varying = {value.name for value in proto.graph.input} - self.constants.keys()
-        for node in proto.graph.node:
-            if not varying.isdisjoint(inputs_of(node)):
-                varying.update(node.output)
+        computed = find_computed(proto.graph)
         products = [node for node in proto.graph.node if node.op_type in _PRODUCTS]
-        layers = [node for node in products if node.input[1] not in varying]
+        layers = [node for node in products if node.input[1] not in computed]
         stored = {node.input[1]: self._stored(node.input[1]) for node in layers}
         narrow = {name: dtype for name, dtype in stored.items() if dtype not in ("", "float32")}
         part = between(proto, "", [*narrow]).SerializeToString()
