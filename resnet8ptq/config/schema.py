@@ -26,6 +26,7 @@ DTYPES = {
     "fp16": ("float32", "float16"),
 }
 FP32 = "fp32"  # the dtype of the baseline
+CPU = "CPUExecutionProvider"  # as in `target.measure`, whose import takes numpy
 FLOATS = (FP32, "fp16")  # dtypes without integers: nothing is calibrated
 WEIGHT_ONLY = ("w4", "w8")  # dtypes of method=weight_only
 BY_BATCH = ("dynamic", "mixed")  # methods with ranges that the batch sets
@@ -81,6 +82,11 @@ class BackendConfig:
     def framework(self) -> str:
         """The backend that runs the FP32 network."""
         return self.name
+
+    @property
+    def provider(self) -> str:
+        """ONNX Runtime's execution provider that runs the files; other runtimes have one."""
+        return CPU
 
     @property
     def takes_every_operator(self) -> bool:

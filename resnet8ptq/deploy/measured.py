@@ -207,7 +207,7 @@ def _replace_result(store: Store, run: Source, scored: Scored, result: RunResult
 
 def _refuse_provider(key: str, run: Source) -> None:
     """Raise `ConfigError` for a run on an execution provider: a job runs on the CPU."""
-    provider = getattr(run.config.backend, "provider", CPU)
+    provider = run.config.backend.provider
     if provider != CPU:
         raise ConfigError(
             f"{key}: run {run.record.run_id} has backend.provider={provider}, and a job runs on "

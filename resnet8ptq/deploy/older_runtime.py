@@ -17,6 +17,7 @@ from resnet8ptq.core.text import no_such_name
 from resnet8ptq.deploy import runtime_faults
 from resnet8ptq.graph import layers
 from resnet8ptq.graph.links import find_all
+from resnet8ptq.target.measure import CPU
 
 # The first ONNX Runtime 1.x with a release of ONNX, whose opset and IR it reads; later ones to the
 # next entry have the same. 1.15 and 1.20 to 1.31 were tried with files of every opset and IR.
@@ -169,4 +170,4 @@ def to_ort(path: Path, target: Path) -> None:
     options.optimized_model_filepath = str(target)
     options.add_session_config_entry("session.save_model_format", "ORT")
     options.log_severity_level = 4
-    onnxruntime.InferenceSession(str(path), options, ["CPUExecutionProvider"])
+    onnxruntime.InferenceSession(str(path), options, [CPU])

@@ -24,7 +24,6 @@ from resnet8ptq.evaluation.sequential import FAIL, PASS, StoppingPlan
 from resnet8ptq.evaluation.stopped_hits import find_outcome, stop
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.decisions import Decisions
-from resnet8ptq.target.measure import CPU
 from resnet8ptq.target.target import Target
 from resnet8ptq.tasks.scoring.comparison import Comparison, Scores
 from resnet8ptq.tasks.scoring.outputs import Outputs
@@ -146,7 +145,7 @@ class Evaluator:
         """The execution provider of ONNX Runtime that runs the files, here or on the target."""
         if self.target is not None:
             return self.target.provider
-        return str(getattr(self.quantizer.config.backend, "provider", CPU))
+        return self.quantizer.config.backend.provider
 
     def with_quantizer(self, quantizer: Quantizer) -> "Evaluator":
         """Return the evaluator of artifacts with other settings."""

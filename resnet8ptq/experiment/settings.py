@@ -23,7 +23,6 @@ from resnet8ptq.experiment import mlperf_tiny
 from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.models.summary import NetworkFile
-from resnet8ptq.target.measure import CPU
 from resnet8ptq.target.target import Target, connect
 from resnet8ptq.tasks.registry import AUTO, TASKS
 
@@ -92,8 +91,7 @@ def find_target(config: RunConfig) -> Target | None:
     asked = config.target
     if asked.command is None:
         return None
-    provider = getattr(config.backend, "provider", CPU)
-    return connect(asked.command, asked.timeout_s, provider)
+    return connect(asked.command, asked.timeout_s, config.backend.provider)
 
 
 @dataclass(frozen=True)

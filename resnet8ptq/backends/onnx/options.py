@@ -4,12 +4,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from resnet8ptq.config.limits import Limit, limited
-from resnet8ptq.config.schema import BackendConfig
+from resnet8ptq.config.schema import CPU, BackendConfig
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import no_such_name
 
-# As in `target.measure`, whose import takes numpy: Hydra reads this module at every start.
-CPU = "CPUExecutionProvider"
 # `onnxruntime.get_all_providers()`: each build has a few of them.
 PROVIDERS = (
     CPU,

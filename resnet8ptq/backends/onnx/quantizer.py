@@ -26,7 +26,6 @@ from resnet8ptq.backends.contract import (
     Run,
     Takes,
     check_same,
-    options_of,
     refuse_empty,
     refuse_others,
     resolve_stored,
@@ -42,7 +41,6 @@ from resnet8ptq.backends.onnx import (
     weight_only,
     weight_storage,
 )
-from resnet8ptq.backends.onnx.options import OnnxConfig
 from resnet8ptq.backends.onnx.slim import slim
 from resnet8ptq.calibration import table
 from resnet8ptq.calibration.activations import Activations
@@ -99,7 +97,7 @@ class OnnxQuantizer(Quantizer):
     @property
     def provider(self) -> str:
         """The execution provider that runs the files."""
-        return options_of(self.config, OnnxConfig).provider
+        return self.config.backend.provider
 
     @property
     def level_pools(self) -> tuple[str, ...]:

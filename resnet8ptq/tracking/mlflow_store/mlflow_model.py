@@ -19,6 +19,7 @@ from resnet8ptq.core.descriptor import Backend, find_backends
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.records import feed, names_of
 from resnet8ptq.data.fields import find_masked
+from resnet8ptq.target.measure import CPU
 from resnet8ptq.tracking import params
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.mlflow_store.store import Store, in_one_line
@@ -194,7 +195,7 @@ def _onnx(path: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, list[int]],
         "flavor": mlflow.onnx,
         "onnx_model": proto,
         "save_as_external_data": False,
-        "onnx_execution_providers": ["CPUExecutionProvider"],  # as it was measured
+        "onnx_execution_providers": [CPU],  # MLflow's default asks for CUDA first
     }
     inputs = {value.name: (-1, *sizes(value)) for value in proto.graph.input}
     outputs = {value.name: sizes(value) for value in proto.graph.output}
