@@ -8,7 +8,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 
 from resnet8ptq.core.deadline import Deadline
@@ -109,8 +109,25 @@ def versions() -> dict[str, str]:
     of_backends = [name for backend in find_backends().values() for name in backend.packages]
     for package in dict.fromkeys([*PACKAGES, *of_backends]):
         with suppress(PackageNotFoundError):
-            installed[f"version.{package}"] = version(package)
+            installed[f"version.{package}"] = find_version(package)
     return installed
+
+
+def find_version(package: str) -> str:
+    """Return the installed version of a package.
+
+    ONNX Runtime has a package for each kind of hardware, such as onnxruntime-gpu.
+
+    Raises:
+        PackageNotFoundError: it is not installed.
+    """
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        others = packages_distributions().get(package, []) if package == "onnxruntime" else []
+        if not others:
+            raise
+        return version(others[0])
 
 
 @cache

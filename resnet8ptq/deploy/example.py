@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from resnet8ptq.config.schema import PreprocessConfig
-from resnet8ptq.core import templates
+from resnet8ptq.core import machine, templates
 from resnet8ptq.core.console import waiting
 from resnet8ptq.core.errors import QuantizationError, TrackingError
 from resnet8ptq.core.records import names_of
@@ -159,11 +159,9 @@ def resizing(preprocess: PreprocessConfig, mode: str) -> list[str]:
 
 def requirements(library: str, *others: str) -> list[str]:
     """Return the packages of the example, pinned to the installed versions."""
-    from importlib.metadata import version
-
     names = [library, "numpy", *others]
     # Without the name of a torch build, such as `+cpu`: registries have only the number.
-    return [f"{name}=={version(name).partition('+')[0]}" for name in names]
+    return [f"{name}=={machine.find_version(name).partition('+')[0]}" for name in names]
 
 
 def verify(folder: Path, more: Vectors | None = None) -> str:

@@ -5,13 +5,13 @@ older version reads. An operator with a changed definition is kept if the older 
 attributes and inputs. A run in the older version then checks that the outputs are the same.
 """
 
-import importlib.metadata
 import re
 from pathlib import Path
 
 import onnx
 from onnx import defs
 
+from resnet8ptq.core import machine
 from resnet8ptq.core.errors import ConfigError, UnsupportedError
 from resnet8ptq.core.text import no_such_name
 from resnet8ptq.deploy import runtime_faults
@@ -39,7 +39,7 @@ def check_version(version: str) -> int:
         ConfigError: the version is unknown.
     """
     match = re.fullmatch(r"1\.(\d+)", version)
-    installed = int(importlib.metadata.version("onnxruntime").split(".")[1])
+    installed = int(machine.find_version("onnxruntime").split(".")[1])
     versions = range(min(ONNX_SINCE), installed + 1)
     if match is None or int(match[1]) not in versions:
         known = [f"1.{number}" for number in versions]

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -247,12 +247,11 @@ def _to_levels(values: Any, detail: dict[str, Any]) -> Any:
 
 def describe() -> dict[str, Any]:
     """Return what is here: machine, CPU, cores, and the versions of the runtimes."""
-    versions = {}
-    for package in _PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    versions: dict[str, str] = {}
+    for package in (*_PACKAGES, *PROVIDER_PACKAGES.values()):
+        name = "onnxruntime" if package in PROVIDER_PACKAGES.values() else package
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions.setdefault(name, importlib.metadata.version(package))
     name = platform.processor() or platform.machine()
     try:
         with open("/proc/cpuinfo") as lines:

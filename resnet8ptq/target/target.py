@@ -47,14 +47,19 @@ class Target:
             UnsupportedError: the machine lacks the provider.
         """
         if not self._about:
-            named = {} if self.provider == CPU else {"provider": self.provider}
-            self._about.update({**self.ask({"do": "describe", **named}).fields, **named})
+            reply = self.ask({"do": "describe", **self._asked})
+            self._about.update({**reply.fields, **self._asked})
         return self._about
 
     @property
     def cores(self) -> int:
         """The number of its cores."""
         return int(self.describe()["cores"])
+
+    @property
+    def _asked(self) -> dict[str, str]:
+        """The part of a request that asks for the provider; every runtime has the CPU."""
+        return {} if self.provider == CPU else {"provider": self.provider}
 
     def say(self, runtime: str) -> str:
         """Return the CPU, the machine and the version of a runtime there, in one line."""
@@ -76,10 +81,8 @@ class Target:
             )
         key = f"{files.sha256(path)} {runtime} {threads}"
         if key not in self._loaded:
-            request: dict[str, Any] = {"do": "load", "key": key, "runtime": runtime}
-            request |= {"threads": threads}
-            if self.provider != CPU:
-                request["provider"] = self.provider
+            asked = {"runtime": runtime, "threads": threads, **self._asked}
+            request = {"do": "load", "key": key, **asked}
             file = RemoteFile(self, key, request, path.read_bytes())
             file.names = self.ask(request, file.content).fields["names"]
             self._loaded[key] = file

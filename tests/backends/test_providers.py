@@ -1,10 +1,12 @@
 """A file runs on the asked execution provider, or the run says why not; never on another one."""
 
+import importlib.metadata
 import json
 import os
 import shlex
 import sys
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,15 +14,18 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from resnet8ptq.core import machine
 from resnet8ptq.core.errors import ConfigError, UnsupportedError
 from resnet8ptq.evaluation.evaluator import Quantized
 from resnet8ptq.experiment.measurement import find_execution
+from resnet8ptq.target.measure import describe
 from resnet8ptq.target.target import Target
 from tests.helpers.configs import make_config
 from tests.helpers.factories import evaluator_of, quantizer_of
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
+CUDA_PACKAGE = "onnxruntime-gpu"
 AZURE = "AzureExecutionProvider"  # pip's onnxruntime has it; it runs no node of a usual network
 REASON = "libcublas.so.12: cannot open shared object file"
 
@@ -80,6 +85,19 @@ def test_a_provider_that_runs_no_node_is_unsupported(quantize, shapes, shapes_mo
     evaluator = evaluator_of(on(AZURE), shapes_model)
     with pytest.raises(UnsupportedError, match=f"{AZURE}.* runs no node of the file"):
         execution_of(evaluator, cell, shapes)
+
+
+def test_the_package_of_a_provider_gives_onnxruntime_its_version(monkeypatch):
+    def version(package):
+        if package != CUDA_PACKAGE:
+            raise PackageNotFoundError(package)
+        return "1.99.0"
+
+    monkeypatch.setattr(machine, "version", version)
+    monkeypatch.setattr(machine, "packages_distributions", lambda: {"onnxruntime": [CUDA_PACKAGE]})
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert machine.versions.__wrapped__()["version.onnxruntime"] == "1.99.0"
+    assert describe()["versions"] == {"onnxruntime": "1.99.0"}
 
 
 def test_a_provider_that_does_not_start_is_unsupported_with_its_reason(
