@@ -271,7 +271,12 @@ def explain(error: BaseException) -> str:
         if isinstance(cause, _NO_KEY) and is_dataclass(cause.object_type):
             # Hydra advises to append the key, which leads to another error.
             known = [item.name for item in fields(cause.object_type)]
-            text = no_such_key(str(cause.full_key), known)
+            key = str(cause.full_key)
+            group = key.rpartition(".")[0]
+            option = ""
+            if group and is_dataclass(cause.object_type.__base__):  # which its options share
+                option = f"{group}={OmegaConf.select(cause.parent_node, 'name')}"
+            text = no_such_key(key, known, option)
     if match := _NO_VALUE.search(text):
         got, kind, key = match.groups()
         text = f"{key}: got {got!r}, expected {_KINDS.get(kind, kind)}{mend_value(key, got)}"

@@ -103,9 +103,14 @@ def or_nearest(word: object, known: Collection[str]) -> str:
     return " | ".join(known) + (f" (nearest: {close})" if close else "")
 
 
-def no_such_key(key: str, known: Collection[str]) -> str:
-    """Return the message for an unknown setting, with the closest match, if any."""
-    return f"{key}: no such key; expected {or_nearest(key.rpartition('.')[2], known)}"
+def no_such_key(key: str, known: Collection[str], option: str = "") -> str:
+    """Return the message for an unknown setting, with the closest match, if any.
+
+    Args:
+        option: the chosen option that lacks the key, such as `backend=torch`.
+    """
+    where = f" with {option}" if option else ""
+    return f"{key}: no such key{where}; expected {or_nearest(key.rpartition('.')[2], known)}"
 
 
 def no_such_name(key: str, name: str, known: Collection[str]) -> str:

@@ -276,6 +276,10 @@ def assert_one_error(result: Called, code: int, named: str) -> None:
             "+data.rot=a",
             "error: data.rot: no such key; expected name | root | on_missing (nearest: root)",
         ),
+        (
+            "backend.integer_io=true",
+            "error: backend.integer_io: no such key with backend=onnx; expected name | ",
+        ),
         ("data.root=/nonexistent", "data.root: got /nonexistent"),
     ],
 )
