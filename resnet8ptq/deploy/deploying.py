@@ -205,7 +205,7 @@ def _write(
     )
     (folder / example.FILE).write_text(code, encoding="utf-8")
 
-    # What was asked for in addition; the card has its results
+    # The options measure, verify and register; the card has their results
     lines = [*run.cautions, again.summary]
     if change:
         lines.append(change)

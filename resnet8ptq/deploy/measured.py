@@ -83,10 +83,10 @@ def main(words: list[str]) -> None:
             _replace_result(store, run, scored, result)
     selections = lookup.find(store, record.run_id, None).select({})
     run_pages.write(store, selections)
-    for family in (selected.family for selected in selections):
-        cells = [cell for cell in family.cells if cell.record.run_id == record.run_id]
+    for selected in selections:
+        cells = [cell for cell in selected.family.cells if cell.record.run_id == record.run_id]
         if cells:
-            terminal.print_runs([replace(family, cells=tuple(cells))])
+            terminal.print_runs([replace(selected.family, cells=tuple(cells))])
 
 
 def write(run: Source, scored: Scored | str, folder: Path) -> str:
@@ -153,7 +153,8 @@ def _measure(run: Source, scored: Scored, evaluator: Evaluator) -> RunResult:
     evaluation = compared.evaluation
     metrics = times | compare_machines(evaluator, run.artifact, samples, evaluation)
     metrics["paired/p_within"] = find_p_within(run.config, task, compared.comparison, samples)
-    params["measured_on"] = str(evaluator.target and evaluator.target.say(run.backend.runtime))
+    assert evaluator.target is not None
+    params["measured_on"] = evaluator.target.say(run.backend.runtime)
     params["outputs_sha256"] = evaluation.outputs.sha256
     silent = find_silent(evaluator, compared, samples)
     if silent:

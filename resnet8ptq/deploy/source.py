@@ -186,7 +186,7 @@ def fetch(
             f"{digest}, the run has logged {record.artifact_sha256})"
         )
 
-    # What of it may run or be read here
+    # Without trust, its code does not run, and its paths are not read
     trusted = trust or origin.made_here(record, [artifact, folder / CONFIG_FILE])
     if artifact.suffix in RUN_CODE and not trusted:
         raise ConfigError(

@@ -488,14 +488,14 @@ def _resize(node: Node) -> torch.nn.Module | None:
     if kept[0] and targets[0] != kept[0]:
         return None
 
-    # What ONNX Runtime computes along each axis
+    # The matrix that ONNX Runtime applies along each axis
     matrices = {}
     for axis in range(1, rank):
         if targets[axis] != kept[axis]:
             size = node.sizes[axis] or _ANY
             matrices[axis] = _find_matrix(node, key, size, target=targets[axis])
 
-    # The interpolation of torch that computes the same
+    # Torch's interpolation, if one computes the same
     ways = [] if 1 in matrices else _interpolations(node, key, targets[2:])
     for module in ways:
         if all(_is_same(module, axis, matrix) for axis, matrix in matrices.items()):

@@ -68,7 +68,7 @@ class Plan:
             if width != self.default.bits or name in products:
                 own.append(f"{name}: {width}")
 
-        # What the layers have, with 7 bits in a reduced range
+        # The dtypes and bits of the layers; a reduced range has 7 bits
         schemes = [self.scheme(name) for name in layers]
         dtypes = {scheme.dtype for scheme in schemes}
         bits = {
@@ -174,7 +174,7 @@ def find_float_nodes(graph: onnx.GraphProto, selection: Selection) -> list[str]:
         named = set(selection.nodes_to_quantize)
         chosen &= named | _activations_behind(graph, named)
 
-    # Less the nodes and layers that stay in float
+    # Remove the nodes and layers that stay in float
     check_known("nodes_to_exclude", selection.nodes_to_exclude, names)
     chosen -= set(selection.nodes_to_exclude)
     layers = weight_layers(graph) | attention_products(graph)

@@ -111,7 +111,7 @@ class ExecutorchQuantizer(Quantizer):
                 module, proto.graph, skipped, activations, config, *schemes
             )
 
-        # A kernel may lack only as the program runs: before it is saved
+        # A missing kernel shows only when the program runs: try it before it is saved
         limits = (MOST_AT_ONCE, calibration.at_once, calibration.within_memory)
         content = lowering.lower(module, example, min(n for n in limits if n))
         if missing := predictor.find_missing(content):
@@ -124,7 +124,7 @@ class ExecutorchQuantizer(Quantizer):
         if config.dtype.is_fp32:
             return Artifact(path)
 
-        # What XNNPACK has taken is known from the file alone
+        # Only the file says which operators XNNPACK has taken
         operators = contents.read(content)
         layers = sum(operator.is_layer and operator.integer for operator in operators)
         if layers == 0:

@@ -101,8 +101,8 @@ def open_tensors(content: bytes, threads: int) -> Tensors:
         for name, tensor in inner.items()
         if name in floats or (name in integers and tensor.step is not None)
     }
-    # What is behind DequantizeLinear may be asked for without undoing integer kernels, but for
-    # some of those with int8 activations.
+    # Exposing the tensors behind DequantizeLinear keeps the integer kernels, except some with int8
+    # activations.
     kernels = open_session(exposed, threads, arena=False)
     return Tensors(tuple(kept.values()), partial(_run, defined, kept), partial(_run, kernels, kept))
 

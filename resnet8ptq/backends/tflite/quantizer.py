@@ -142,7 +142,7 @@ class TfliteQuantizer(Quantizer):
                 refuse_others(self.config, _STORED_TAKES)
             return resolve_stored(self.config, file_format="TFLite")
 
-        # What each flow, method and dtype refuses
+        # Each flow, method and dtype refuses some settings
         plan = self.plan(decisions)
         refuse_others(self.config, _TAKES[self._flow])
         if self._flow == "onnx2tf":
@@ -301,7 +301,7 @@ class TfliteQuantizer(Quantizer):
         by_index = correspondence.find(content, network, some)
         graph = onnx.load(network).graph
 
-        # What the file's kernels can run on integers, of what the settings ask
+        # The operators that the settings ask for, and that have integer kernels
         file = contents.read(content)
         rewriting.pools_to_means(file)
         skipped = find_float_nodes(graph, self.select(decisions))

@@ -358,7 +358,7 @@ def _make_plainer(asked: Asked, failed: Tried) -> list[Step]:
         kept[_EXCLUDE] = f"{_EXCLUDE}={words.as_list(listed)}"
         return [replace(step, settings=kept, words=say(kept), why=f"{node} in float")]
 
-    # Else the next setting that may be at fault
+    # Otherwise the next setting that may be at fault
     for setting, plainer, why in step_table.PLAINER:
         key = _key(setting)
         is_set = kept.get(key, f"{key}=null") == setting

@@ -279,8 +279,8 @@ def _find_dead(tensor: Compared) -> NDArray[np.bool_]:
     low, high, file_low, file_high = tensor.channels
     levels = tensor.levels
     seen = LOST_LEVELS * levels.step if levels else LOST_PART * tensor.spread.peak
-    seen_more = high > low + seen  # no difference, of which infinite ends have none
-    dead = (file_high == file_low) & seen_more
+    varies = high > low + seen  # high - low would be NaN between infinite ends
+    dead = (file_high == file_low) & varies
     if levels:  # at the end of the range it is clipped, see `find_clipped`
         dead &= file_high < levels.high - levels.step / 2
         dead &= (file_low > levels.low + levels.step / 2) | (levels.low >= 0)
