@@ -196,8 +196,8 @@ def _learn(
         if deadline.is_over:
             deadline.cut(f"learned blocks: about {index} of {len(blocks)}")
             return
-        inputs = _keep(block, _run(simulated, block, inputs), inputs)
-        originals = _keep(block, targets, originals)
+        inputs = _keep(_run(simulated, block, inputs), inputs)
+        originals = _keep(targets, originals)
 
 
 @dataclass(frozen=True)
@@ -453,6 +453,6 @@ def _empty(values: torch.Tensor, count: int) -> torch.Tensor:
     )
 
 
-def _keep(block: Block, outputs: Values, before: Values) -> Values:
+def _keep(outputs: Values, before: Values) -> Values:
     """Return the tensors that later blocks read."""
     return outputs if len(outputs) == 1 else {**before, **outputs}

@@ -114,7 +114,7 @@ def test_findings_decide_the_next_steps():
     [
         (properties.BESIDE, "method=mixed"),
         (properties.ATTENTION, "corrections.smooth_quant=true"),
-        (properties.POOLS, step_table.POOLS_IN_FLOAT.words),
+        (properties.POOLS, step_table.rows_of("operators")[0].change.words),
     ],
 )
 def test_a_property_of_the_network_brings_its_answer(name, word):

@@ -26,7 +26,7 @@ def match_inputs(tensors: Sequence[Tensor], ports: Sequence[Port], asked: Any, p
     Raises:
         ConfigError: a name, a layout or a scale is ambiguous; names the setting.
     """
-    matched = _pair("backend.inputs", tensors, ports, asked=asked, path=path)
+    matched = _pair("backend.inputs", tensors, ports, asked=asked)
     taken = {one["name"] for one in matched.values()}
     if missing := [port for port in ports if port.name not in taken]:
         raise _open("backend.inputs", tensors, ports, path=path, why=f"nothing fills {missing[0]}")
@@ -38,7 +38,7 @@ def match_inputs(tensors: Sequence[Tensor], ports: Sequence[Port], asked: Any, p
 
 def match_outputs(tensors: Sequence[Tensor], ports: Sequence[Port], asked: Any, path: Any) -> Match:
     """Return the output of the file for each output of the FP32 network; see `match_inputs`."""
-    matched = _pair("backend.outputs", tensors, ports, asked=asked, path=path)
+    matched = _pair("backend.outputs", tensors, ports, asked=asked)
     if missing := [tensor for tensor in tensors if tensor.name not in matched]:
         raise _open("backend.outputs", tensors, ports, path=path, why=f"nothing is {missing[0]}")
     for tensor in tensors:
@@ -46,9 +46,7 @@ def match_outputs(tensors: Sequence[Tensor], ports: Sequence[Port], asked: Any, 
     return matched
 
 
-def _pair(
-    key: str, tensors: Sequence[Tensor], ports: Sequence[Port], asked: Any, path: Any
-) -> Match:
+def _pair(key: str, tensors: Sequence[Tensor], ports: Sequence[Port], asked: Any) -> Match:
     """Return the pairs in the network's order: by setting, name, shape, or as the last pair."""
     matched = {name: _read(key, name, value) for name, value in (asked or {}).items()}
     names = [tensor.name for tensor in tensors]
@@ -71,7 +69,7 @@ def _pair(
         every = itertools.product(left, free)
         pairs = [(tensor, port) for tensor, port in every if fits(tensor, port)]
 
-        # Two ports for a tensor decide nothing: a later way may
+        # An ambiguous pair is left to a later way
         for tensor, port in pairs:
             alone = sum(t is tensor for t, _ in pairs) == sum(p is port for _, p in pairs) == 1
             if alone:

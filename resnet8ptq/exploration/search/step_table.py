@@ -437,8 +437,6 @@ def _change_of(name: str) -> Change:
 BIAS = _change_of("bias_correction")
 LEARN = _change_of("learned_rounding")
 EQUALIZE = _change_of("equalization")
-SMOOTH = _change_of("smooth_quant")
-POOLS_IN_FLOAT = _change_of("operators")
 
 
 def answer(config: RunConfig, finding: str, nodes: Sequence[str]) -> list[Change]:
