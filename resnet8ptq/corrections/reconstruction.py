@@ -155,7 +155,7 @@ def reconstruct(
             deadline=setting.runtime.deadline,
         )
 
-    # Weights that nearest rounding maps to what was learned
+    # Write weights that nearest rounding maps to the learned levels
     for name, node in layers.find(proto.graph, setting.selection).items():
         weights = read_weights(links, node)
         scheme = setting.weights.scheme(name)

@@ -40,7 +40,7 @@ def live_bytes(proto: onnx.ModelProto, length: int | None = None) -> int:
     last = {name: index for index, node in enumerate(nodes) for name in inputs_of(node)}
     last |= {value.name: len(nodes) for value in proto.graph.output}
 
-    # Add what a node computes, then free what nobody reads again
+    # Add a node's outputs, then free the tensors without a later reader
     live = sum(sizes.get(value.name, 0) for value in proto.graph.input)
     peak = live
     for index, node in enumerate(nodes):

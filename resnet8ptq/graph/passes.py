@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from onnx import numpy_helper
 from onnx_ir.passes.common import NameFixPass, RemoveUnusedNodesPass, TopologicalSortPass
 
-logging.getLogger("onnx_ir").setLevel(logging.WARNING)  # its passes count what they remove
+logging.getLogger("onnx_ir").setLevel(logging.WARNING)  # its passes log their counts
 
 Pass = Callable[[ir.Model], object]  # changes the model in place
 

@@ -368,7 +368,7 @@ def _fix_constants(module: Any, floats: Collection[str]) -> None:
             if operation in (torch.add, torch.mul) and set(constants) == {0}:
                 node.args = node.args[::-1]  # quantized kernels give the first operand's shape
 
-    # Drop what is no longer read
+    # Remove unused nodes and constants
     module.graph.eliminate_dead_code()
     module.delete_all_unused_submodules()
     used = {node.target for node in module.graph.find_nodes(op="get_attr")}

@@ -55,7 +55,7 @@ def read(content: bytes, path: Path) -> Contents:
         if not name.startswith("opset"):
             raise ModelError(f"{path}: operators of {name!r}; expected those of OpenVINO's opsets")
 
-    # Constants and ends are no work: nobody counts them
+    # The count leaves out constants, inputs and outputs
     operators = Counter(operator.get_type_name() for operator in graph.get_ordered_ops())
     unseen = {"Constant", "Parameter", "Result"}
     return Contents(

@@ -123,7 +123,7 @@ class OnnxQuantizer(Quantizer):
         file_format = {"qdq": "QDQ", "qoperator": "QOperator"}.get(config.format or "qdq")
         plan = Plan.of(decisions or self.asked, weights)
 
-        # Each way to quantize takes its own part of the settings
+        # Each method and width takes some of the settings
         if plan.is_narrow:
             refuse_others(config, _NARROW_TAKES)
         if wide := dtype == "uint16":
