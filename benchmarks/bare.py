@@ -44,7 +44,7 @@ from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
 
 from resnet8ptq.graph.torch_module import load_torch_module  # onnx2torch.convert(path).eval()
 
-Stored = NDArray[np.uint8]
+Images = NDArray[np.uint8]
 Predict = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
 THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -88,7 +88,7 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it asks for {module}.{name}")
 
 
-def read_images(folder: Path, names: list[str]) -> tuple[Stored, NDArray[np.int64]]:
+def read_images(folder: Path, names: list[str]) -> tuple[Images, NDArray[np.int64]]:
     """Return images [N, 32, 32, 3] and labels [N] of CIFAR-10's batches."""
     batches = []
     for name in names:
@@ -99,14 +99,14 @@ def read_images(folder: Path, names: list[str]) -> tuple[Stored, NDArray[np.int6
     return planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
 
 
-def draw_calibration(images: Stored, labels: NDArray[np.int64]) -> Stored:
+def draw_calibration(images: Images, labels: NDArray[np.int64]) -> Images:
     """Return 100 images of each class: those that `calib.samples_per_class=100 seed=42` draws."""
     random = np.random.default_rng(42)
     members = (np.flatnonzero(labels == label) for label in range(10))
     return images[np.sort(np.concatenate([random.choice(m, 100, replace=False) for m in members]))]
 
 
-def batches(images: Stored, size: int) -> Iterator[NDArray[np.float32]]:
+def batches(images: Images, size: int) -> Iterator[NDArray[np.float32]]:
     """Yield raw pixels [<=size, 32, 32, 3] 0..255."""
     for start in range(0, len(images), size):
         yield images[start : start + size].astype(np.float32)
@@ -133,7 +133,7 @@ class Onnx:
         self.options = options
         self.input_name = onnx.load(source).graph.input[0].name
 
-    def quantize(self, config: Configuration, calibration: Stored, folder: Path) -> Path:
+    def quantize(self, config: Configuration, calibration: Images, folder: Path) -> Path:
         """Calibrate, quantize and write one configuration."""
         path, table = folder / "model.onnx", folder / "ranges.json"
         if self.options.share_ranges:
@@ -153,7 +153,7 @@ class Onnx:
         )
         return path
 
-    def _collect_histograms(self, method: str, calibration: Stored, table: Path) -> None:
+    def _collect_histograms(self, method: str, calibration: Images, table: Path) -> None:
         """Calibrate with settings that `quantize_static` does not pass on."""
         with tempfile.TemporaryDirectory() as scratch:
             calibrator = create_calibrator(
@@ -181,7 +181,7 @@ class Torch:
         torch.backends.quantized.engine = "onednn"
         self.module = load_torch_module(source)
 
-    def quantize(self, config: Configuration, calibration: Stored, folder: Path) -> Path:
+    def quantize(self, config: Configuration, calibration: Images, folder: Path) -> Path:
         """Calibrate, quantize and write one configuration."""
         path, example = folder / "model.pt", torch.zeros(1, 32, 32, 3)
         mapping = get_default_qconfig_mapping("onednn").set_global(self._qconfig(config))
@@ -232,7 +232,7 @@ def run_module(module: Any, batch: NDArray[np.float32]) -> NDArray[np.float32]:
         return (outputs.dequantize() if outputs.is_quantized else outputs).numpy()
 
 
-def evaluate(predict: Predict, images: Stored, labels: NDArray[np.int64]) -> float:
+def evaluate(predict: Predict, images: Images, labels: NDArray[np.int64]) -> float:
     """Return the accuracy, a fraction."""
     outputs = np.concatenate([predict(batch) for batch in batches(images, TEST_BATCH)])
     return float((outputs.argmax(axis=1) == labels).mean())

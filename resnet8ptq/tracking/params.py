@@ -57,6 +57,9 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value)
 
 
+_UNSET = ("null", "[]", "{}")
+
+
 def select(journal: Journal) -> dict[str, str]:
     """Return the params that MLflow shows, at most `MOST`; more known values never remove one.
 
@@ -72,7 +75,7 @@ def select(journal: Journal) -> dict[str, str]:
         is_of_analysis = analysis and key.startswith("analysis.")
         if is_changed or is_of_analysis:
             ordered[key] = None
-    chosen = [key for key in ordered if _has_effect(key, params)]
+    chosen = [key for key in ordered if _has_effect(key, params, implied)]
     shown = [*chosen[: MOST - len(RESOLVED)], *RESOLVED]
     return {key: params[key] for key in shown if key in params}
 
@@ -86,11 +89,12 @@ def _find_swept(journal: Journal) -> list[str]:
     return [word.lstrip("+").partition("=")[0] for word in words]
 
 
-def _has_effect(key: str, params: Mapping[str, str]) -> bool:
-    """Return whether a setting is set, and other settings let it have an effect."""
+def _has_effect(key: str, params: Mapping[str, str], implied: Mapping[str, str]) -> bool:
+    """Return whether a setting is set, or unset against its default, and others let it count."""
     group, _, name = key.rpartition(".")
     value = params.get(key, "null")
-    if value in ("null", "[]", "{}") or (name == "name" and group in GROUPS):
+    is_unset = value in _UNSET and implied.get(key, value) in _UNSET
+    if is_unset or (name == "name" and group in GROUPS):
         return False
     if (key, value) == ("task.name", "auto"):  # `scored_as` names the task
         return False
