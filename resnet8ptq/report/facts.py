@@ -19,7 +19,8 @@ R = TypeVar("R")
 
 LIMITS = ("max_drop", "min_sqnr_db", "min_accuracy")  # keys of `report`
 PREFER = "prefer"  # the same
-_SCORED_BY = ("scored_as", "metric", "task.join", "task.metric._target_")
+_OF_TASK = ("task.join", "task.metric._target_")
+_SCORED_BY = ("scored_as", "metric", *_OF_TASK)
 PROVIDER = "backend.provider"
 RUN_ON = (PROVIDER, "measured_on")  # params: the provider and the machine that ran the file
 _VARY = (  # settings beyond the four of every table
@@ -88,9 +89,10 @@ def _scored(record: RunRecord) -> tuple[str | None, ...]:
 
 
 def _asked(record: RunRecord) -> tuple[str | None, ...]:
-    """Return the settings that determine the scored samples."""
+    """Return the settings that determine the scored samples and their metric."""
     held_out = ["held_out_images"] * record.held_out
-    return record.select("data", "evaluate.split", "evaluate.stop", "task", *held_out)
+    of_task = ("task", "task.primary", *_OF_TASK)
+    return record.select("data", "evaluate.split", "evaluate.stop", *of_task, *held_out)
 
 
 def task_of(records: Sequence[RunRecord]) -> Task:

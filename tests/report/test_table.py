@@ -340,6 +340,17 @@ def test_a_family_has_one_digest_and_every_run_one_family(given_runs):
     assert all(len(scored) <= 1 for scored in digests)
 
 
+def test_a_run_without_samples_joins_those_of_its_metric():
+    joins = ({"task.join": "mean"}, {"task.join": "max"})
+    runs = [
+        RunRecord.of(f"{status}{n}", join, {}, {"test_digest": "1"} if status == "ok" else {})
+        for status in ("ok", "unsupported")
+        for n, join in enumerate(joins)
+    ]
+    families = [[run.run_id for run in family] for family in facts.group(runs)]
+    assert families == [["ok0", "unsupported0"], ["ok1", "unsupported1"]]
+
+
 def test_csv_parses_back():
     odd = record("torch", "uint8", "failed", calib='a "quoted", comma')
     odd = odd.as_failed("first, second")
