@@ -29,6 +29,7 @@ MAIN = (
     "seed",
     "threads",
     "task.name",
+    "benchmark.name",
 )
 # Settings of the program around a run.
 _OUTSIDE = ("report.columns", "sweep.", "tracking.", "cache_dir", "per_backend.")
@@ -64,7 +65,8 @@ def select(journal: Journal) -> dict[str, str]:
     """Return the params that MLflow shows, at most `MOST`; more known values never remove one.
 
     A setting is shown if it is a main one, set by the sweep for this job, or not the default; and
-    if it had an effect. The first ones count if there are too many.
+    if it had an effect. The first ones count if there are too many, those with a value before the
+    unset ones.
     """
     params = journal.params
     implied = _implied(params)
@@ -76,6 +78,7 @@ def select(journal: Journal) -> dict[str, str]:
         if is_changed or is_of_analysis:
             ordered[key] = None
     chosen = [key for key in ordered if _has_effect(key, params, implied)]
+    chosen.sort(key=lambda key: params.get(key) in _UNSET)
     shown = [*chosen[: MOST - len(RESOLVED)], *RESOLVED]
     return {key: params[key] for key in shown if key in params}
 
