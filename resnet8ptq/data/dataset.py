@@ -142,12 +142,14 @@ class Split:
         whole = self.prepare if self.fields is None else self.fields.whole
         return np.zeros_like(whole(stored))
 
-    @cached_property
-    def has_pairs(self) -> bool:
-        """Whether every group is a pair of samples, which are useful only together."""
-        if self.groups is None:
-            return False
-        return set(np.unique(self.groups, return_counts=True)[1].tolist()) == {2}
+    def is_of(self, other: "Split") -> bool:
+        """Return whether both were taken from the same samples, whose groups have one numbering."""
+        return self._whole is other._whole
+
+    @property
+    def _whole(self) -> NDArray[Any]:
+        samples = self.stored
+        return samples.whole if isinstance(samples, LazySamples) else samples
 
     @property
     def has_pictures(self) -> bool:

@@ -1,7 +1,10 @@
-"""Draws samples for calibration and for choices, disjoint from the reported samples."""
+"""Draws samples for calibration and for choices, disjoint from the reported samples.
+
+Samples of one group, such as the windows of a clip, have one role: every draw takes whole groups.
+"""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +30,8 @@ def draw_calibration(
     """Draw `samples_per_class` training samples of each class, without replacement, seeded.
 
     Without classes, draw `samples_per_class` samples in total. A data set with separate calibration
-    samples draws from those. Copies of test samples are not drawn.
+    samples draws from those. Copies of test samples are not drawn. Groups are drawn whole, as long
+    as they fit, but at least one of each class; a group has the class of its first sample.
 
     Args:
         samples_per_class: None: 100 for each class, or all of a smaller class. With more than 20
@@ -45,7 +49,7 @@ def draw_calibration(
     default = shared if len(strata) > 1 else _WITHOUT_CLASSES
     if samples_per_class is None and not held_out and data.calibration is None:
         most = sum(min(default, len(stratum)) for stratum in strata)
-        if 2 * most > len(pool) >= 2 * LEAST_TO_CHOOSE:
+        if 2 * most > len(pool) and count_units(pool) >= 2 * LEAST_TO_CHOOSE:
             held_out = [draw_held_out(data, None)]
     free = _is_in_none(pool, held_out) if held_out else np.ones(len(pool), np.bool_)
     unseen = data.unseen if data.calibration is None else _is_in_none(pool, [data.test])
@@ -63,15 +67,17 @@ def draw_calibration(
             "calibration; expected fewer; try calib.images=, a folder of pictures for calibration"
         )
     random = np.random.default_rng(seed)
-    members = [stratum[free[stratum]] for stratum in strata]
+    sizes = _size_units(pool, free)
+    members = [stratum[sizes[stratum] > 0] for stratum in strata]
     wanted = default if samples_per_class is None else samples_per_class
     if samples_per_class is not None:
-        _check_wanted(samples_per_class, [*map(len, members)], data, bool(held_out))
-    drawn = [
-        _keep_pairs(pool, random.choice(some, min(wanted, len(some)), replace=False), free)
-        for some in members
-        if len(some)
-    ]
+        counts = [int(sizes[some].sum()) for some in members]
+        _check_wanted(samples_per_class, counts, data, bool(held_out))
+    drawn = []
+    for some in members:
+        if len(some):
+            chosen = random.choice(some, min(wanted, len(some)), replace=False)
+            drawn.append(_join_units(pool, _fit(chosen, sizes, wanted), free))
     indices = np.sort(np.concatenate(drawn)).astype(np.int64)
     if len(indices) == free.sum():
         log_once(
@@ -112,25 +118,32 @@ def draw_held_out(data: Dataset, samples: int | None, taken: Sequence[Split] = (
 
     The draw depends on the data only, so runs with different seeds and calibration samples are
     measured on the same samples. A smaller draw is part of a larger one. Copies of test samples are
-    not drawn. The other sample of a drawn pair is drawn too, if it is free.
+    not drawn. Groups are drawn whole, as long as they fit, but at least one.
 
     Args:
         samples: number of samples; None: 2,000, or half of the free samples if this is less.
         taken: splits whose samples are not drawn.
 
     Raises:
-        ConfigError: fewer than `samples` are free.
+        ConfigError: fewer than `samples` are free, or fewer than two groups.
     """
     free = data.unseen & _is_in_none(data.train, taken) if taken else data.unseen
+    sizes = _size_units(data.train, free)
+    groups = np.count_nonzero(sizes)
+    if data.train.groups is not None and data.calibration is None and groups < 2:
+        raise ConfigError(
+            f"data.groups: got {groups} for all free training samples of {data.name}, expected 2 "
+            "groups or more: one to calibrate and one for choices; try more training samples"
+        )
     if samples is None:
-        samples = min(_HELD_OUT, max(free.sum() // 2, 1))
+        samples = min(_HELD_OUT, max(int(free.sum()) // 2, 1))
         if samples < _HELD_OUT:
             log_once(
                 log,
                 "%s: %d of %d training samples are held out, half of them; held_out_images= sets "
                 "another number",
                 data.name,
-                int(samples),
+                samples,
                 int(free.sum()),
             )
     if samples > free.sum():
@@ -140,24 +153,51 @@ def draw_held_out(data: Dataset, samples: int | None, taken: Sequence[Split] = (
         )
     random = np.random.default_rng(_HELD_OUT_SEED)
     classes = [
-        random.permutation(stratum[free[stratum]])
+        random.permutation(stratum[sizes[stratum] > 0])
         for stratum in data.train.strata(len(data.class_names))
     ]
     # Take the first sample of each class, then the second of each, and so on: the sort is stable.
-    turns = np.concatenate([np.arange(len(members)) for members in classes])
-    drawn = np.concatenate(classes)[np.argsort(turns, kind="stable")[:samples]]
-    return data.train.take(np.sort(_keep_pairs(data.train, drawn, free)).astype(np.int64))
+    turns = np.concatenate([np.cumsum(sizes[members]) - sizes[members] for members in classes])
+    ordered = np.concatenate(classes)[np.argsort(turns, kind="stable")]
+    drawn = _join_units(data.train, _fit(ordered, sizes, samples), free)
+    return data.train.take(np.sort(drawn).astype(np.int64))
 
 
-def _keep_pairs(
-    split: Split, drawn: NDArray[np.int64], free: NDArray[np.bool_]
+def count_units(split: Split) -> int:
+    """Return the number of groups; without groups, of samples."""
+    return len(split) if split.groups is None else len(np.unique(split.groups))
+
+
+def _size_units(split: Split, free: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return the number of free samples of each group, at its first free sample, else 0, [N].
+
+    Without groups, each sample is one.
+    """
+    sizes = free.astype(np.int64)
+    if split.groups is not None:
+        members = np.flatnonzero(free)
+        _, first, counts = np.unique(split.groups[free], return_index=True, return_counts=True)
+        sizes[members] = 0
+        sizes[members[first]] = counts
+    return sizes
+
+
+def _fit(units: NDArray[np.int64], sizes: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+    """Return the first groups, by their first samples, with up to `most` samples; at least one."""
+    fitting = int(np.searchsorted(np.cumsum(sizes[units]), most, side="right"))
+    if not fitting:
+        size = int(sizes[units[0]])
+        log_once(log, "a group of %d samples is drawn whole, where %d would do", size, most)
+    return units[: max(fitting, 1)]
+
+
+def _join_units(
+    split: Split, units: NDArray[np.int64], free: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
-    """Return drawn samples unchanged; for pairs, the first half with their free partners."""
-    if not split.has_pairs:
-        return drawn
-    groups = np.asarray(split.groups)
-    first = np.sort(np.unique(groups[drawn], return_index=True)[1])[: max(len(drawn) // 2, 1)]
-    return np.flatnonzero(free & np.isin(groups, groups[drawn[first]]))
+    """Return the free samples of the groups of some samples; without groups, the samples."""
+    if split.groups is None:
+        return units
+    return np.flatnonzero(free & np.isin(split.groups, split.groups[units]))
 
 
 def draw_selection(data: Dataset, samples: int | None, calibration: Split) -> Split | None:
@@ -166,14 +206,14 @@ def draw_selection(data: Dataset, samples: int | None, calibration: Split) -> Sp
     Runs with different calibration samples draw nearly the same samples.
 
     Returns:
-        The samples; None if there are fewer than `LEAST_TO_CHOOSE`, or if only one of the splits
-        has labels.
+        The samples; None if there are fewer than `LEAST_TO_CHOOSE` of them, or of their groups, or
+        if only one of the splits has labels.
     """
     labelled = (data.train.labels is None) == (data.test.labels is None)
-    if not labelled or len(data.train) < 2 * LEAST_TO_CHOOSE:
+    if not labelled or count_units(data.train) < 2 * LEAST_TO_CHOOSE:
         return None
     chosen = leave_out(draw_held_out(data, samples), [calibration])
-    return chosen if len(chosen) >= LEAST_TO_CHOOSE else None
+    return chosen if count_units(chosen) >= LEAST_TO_CHOOSE else None
 
 
 def halve(split: Split, classes: int) -> tuple[Split, Split] | None:
@@ -205,12 +245,20 @@ def shuffle(split: Split) -> Split:
     return split.take(np.random.default_rng(_HELD_OUT_SEED).permutation(len(split)))
 
 
-def leave_out(split: Split, others: Iterable[Split]) -> Split:
-    """Return the samples of `split` that are in none of `others`, compared by pixels."""
+def leave_out(split: Split, others: Sequence[Split]) -> Split:
+    """Return the samples of `split` that are in none of `others`, see `_is_in_none`."""
     return split.take(np.flatnonzero(_is_in_none(split, others)))
 
 
-def _is_in_none(split: Split, others: Iterable[Split]) -> NDArray[np.bool_]:
-    """Return whether each sample of `split` is in none of `others`, compared by pixels, [N]."""
+def _is_in_none(split: Split, others: Sequence[Split]) -> NDArray[np.bool_]:
+    """Return whether each sample of `split` is in none of `others`, [N].
+
+    Samples are compared by pixels. If both were taken from the same samples, a sample is also in
+    the other one if its group is.
+    """
     seen = np.concatenate([other.pixel_hashes for other in others])
-    return np.isin(split.pixel_hashes, seen, invert=True)
+    free = np.isin(split.pixel_hashes, seen, invert=True)
+    for other in others:
+        if split.groups is not None and other.groups is not None and split.is_of(other):
+            free &= np.isin(split.groups, other.groups, invert=True)
+    return free

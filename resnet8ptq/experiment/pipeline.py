@@ -38,7 +38,7 @@ from resnet8ptq.experiment.workspace import Prepared, Workspace
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.plan import find_float_nodes
 from resnet8ptq.tasks.scoring.comparison import Comparison
-from resnet8ptq.tasks.scoring.metric import BASELINE, GROUPED
+from resnet8ptq.tasks.scoring.metric import BASELINE, GROUPED, SAME_SAMPLES
 from resnet8ptq.tasks.task import Task
 
 log = logging.getLogger(__name__)
@@ -143,6 +143,8 @@ def _draw(
         params[GROUPED] = "true"
     if samples.selection is not None:
         params["chosen_by"] = f"{len(samples.selection):,} {samples.selected_from}"
+    if config.evaluate.split == "choice" and samples.reported is data.test:
+        params[SAME_SAMPLES] = "true"
     run.log_params(params)
     run.log_datasets(samples.data, samples.calibrating, task.few_names)
     return samples, task

@@ -148,9 +148,10 @@ def _choose(config: RunConfig, samples: Samples, check: Check) -> Samples:
         if selection is not None and _passes(check, selection):
             return replace(samples, selection=selection, selected_from="training samples")
         if how == "held_out":
+            unit = "samples" if data.train.groups is None else "groups"
             raise ConfigError(
                 f"evaluate.choice: got held_out, expected half or none: {data.name} has fewer than "
-                f"{LEAST_TO_CHOOSE} training samples to spare that task={config.task.name} scores"
+                f"{LEAST_TO_CHOOSE} training {unit} to spare that task={config.task.name} scores"
             )
 
     # Else half of the test samples

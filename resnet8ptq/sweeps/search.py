@@ -106,7 +106,11 @@ class SettingsSearch:
             if not ranked or (self.confirmed and not ranked[0].saves):
                 return
             if again_s(ranked[0]) > self.budget.until_late_s(self._spent_s()):
-                _say(f"not confirmed: {searching.say(ranked[0].found.settings)}; the time is up")
+                settings = searching.say(ranked[0].found.settings)
+                if ranked[0].same_samples:
+                    _say(f"confirmed without another run: {settings}; the same samples chose it")
+                else:
+                    _say(f"not confirmed: {settings}; the time is up")
                 return
             done = self._confirm(ranked[0])
             if not done.measured and self._left_s() > 0:
@@ -165,6 +169,8 @@ class SettingsSearch:
         A model that cannot be measured there is left out of the search.
         """
         step = searching.confirm(self.asked, finalist.found)
+        if finalist.same_samples:
+            step = replace(step, why="confirmation: the best so far; the same samples chose it")
         [done] = self._run([step], self._left_s())
         position = self.tried.index(finalist)
         if not done.measured:
@@ -268,11 +274,15 @@ class SettingsSearch:
         return max(late_s - later_s - self._confirm_s(), LEAST_S)
 
     def _deliver(self, trial: Tried, record: RunRecord) -> None:
-        """Keep the file of a model that is the best so far, or that was confirmed."""
+        """Keep the file of a model that is the best so far, or that was confirmed.
+
+        The best so far needs no other run if its samples are the reported ones.
+        """
         if not trial.measured:
             return
-        is_confirmed = trial.step.kind == searching.CONFIRM
-        if is_confirmed or searching.rank(self.asked, self.tried)[:1] == [trial]:
+        confirms = trial.step.kind == searching.CONFIRM
+        if confirms or searching.rank(self.asked, self.tried)[:1] == [trial]:
+            is_confirmed = confirms or trial.same_samples
             self.delivery.keep(record, self._outcome(trial), is_confirmed)
 
     def _raise_input_error(self, results: Sequence[RunRecord | Exception]) -> None:
@@ -404,6 +414,7 @@ def measure(step: Step, record: RunRecord, seconds: float, level: float = SIGNIF
         own_seconds=own_s,
         evaluate_s=record.metrics.get("system/evaluate_s", 0.0),
         samples=record.samples or 0,
+        same_samples=record.same_samples,
         size_bytes=record.size_bytes or shared.size_bytes,
         fp32_bytes=record.fp32_size_bytes or 0.0,
         speedup=record.speedup,

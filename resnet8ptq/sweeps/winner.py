@@ -57,18 +57,18 @@ def _find_settings(record: RunRecord, folder: Path) -> list[str]:
     return kept
 
 
-def find(chosen: Sequence[ModelSelection], folder: Path = origin.RUNS) -> Winner | None:
+def find(chosen: Sequence[ModelSelection], delivery: Delivery) -> Winner | None:
     """Return the last confirmed model that passes, else the first confirmed one, else None.
 
     Models are confirmed one after the other, until one passes.
-
-    Args:
-        folder: the folder of the sweep.
     """
+    folder = delivery.folder or Path()
+    delivered = delivery.record if delivery.is_confirmed else None
     confirmed = []
     for selected in chosen:
         for cell in selected.family.measured:
-            if not cell.record.held_out:
+            is_delivered = delivered is not None and cell.record.run_id == delivered.run_id
+            if is_delivered or not cell.record.held_out:
                 confirmed.append(Winner(selected, cell, folder))
     passing = [winner for winner in confirmed if winner.outcome == PASS]
     if passing:
@@ -85,7 +85,7 @@ def announce(chosen: Sequence[ModelSelection], delivery: Delivery, goal: str) ->
         goal: `fastest`, `smallest` or `best`.
     """
     folder = delivery.folder or Path()
-    winner = find(chosen, folder)
+    winner = find(chosen, delivery)
     if winner is not None:
         return _announce_confirmed(winner, delivery, folder, goal)
 

@@ -29,7 +29,7 @@ from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import printable
 from resnet8ptq.evaluation.stopped_hits import PLANNED, STOPPED_LOSS
 from resnet8ptq.tasks import registry
-from resnet8ptq.tasks.scoring.metric import BASELINE, GROUPED, TOTAL, Metric
+from resnet8ptq.tasks.scoring.metric import BASELINE, GROUPED, SAME_SAMPLES, TOTAL, Metric
 from resnet8ptq.tasks.task import Task
 from resnet8ptq.tracking.journal import CARRIED_TAG, ENDED, PARENT_TAG, Journal
 from resnet8ptq.tracking.mlflow_store.store import check_id
@@ -353,6 +353,11 @@ class RunRecord(BaseModel):
     def held_out(self) -> bool:
         """Whether the run was scored on held-out or selection samples, not on the reported ones."""
         return self.split in ("held_out", "choice")
+
+    @property
+    def same_samples(self) -> bool:
+        """Whether the run's selection samples are the reported ones, because there are too few."""
+        return bool(self.params.get(SAME_SAMPLES))
 
     @property
     def samples_from(self) -> str:

@@ -552,6 +552,76 @@ def test_without_held_out_images_the_calibration_draw_is_the_plain_one():
     assert draw_calibration(SMALL, 5, 42).indices.tolist() == sorted(plain.tolist())
 
 
+# Groups, such as clips
+
+
+def make_clips(sizes, classes=3, mixed=False):
+    """Training clips of `sizes` windows in a random order, and four test samples."""
+    groups = np.repeat(np.arange(len(sizes)), sizes)
+    groups = np.random.default_rng(0).permutation(groups)
+    labels = np.arange(len(groups)) % classes if mixed else groups % classes
+    windows = np.arange(len(groups) + 4, dtype=np.float32)[:, None]
+    train = Split(windows[4:], labels, "clips", groups=groups)
+    test = Split(windows[:4], np.arange(4) % classes, "clips")
+    return Dataset("clips", tuple("abcdef"[:classes]), train, test)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 12), min_size=12, max_size=40),
+    part=st.integers(3, 12),
+    seed=st.integers(0, 99),
+    mixed=st.booleans(),
+)
+@settings(max_examples=50)
+def test_no_group_has_two_roles(sizes, part, seed, mixed):
+    data = make_clips(sizes, mixed=mixed)
+    count = max(1, sum(sizes) // part)
+    scored = draw_held_out(data, count)
+    others = draw_held_out(data, count, [scored])
+    calibrating = draw_calibration(data, None, seed, [scored, others]).split
+    left = leave_out(data.train, [scored, others])
+    roles = [{*split.groups.tolist()} for split in (scored, others, calibrating)]
+    assert sum(map(len, roles)) == len(set.union(*roles))
+    for split, drawn in zip((scored, others, calibrating), roles, strict=True):
+        assert len(split) == np.isin(data.train.groups, [*drawn]).sum()  # whole
+    assert {*left.groups.tolist()} == {*data.train.groups.tolist()} - roles[0] - roles[1]
+
+
+@given(count=st.integers(1, 20), seed=st.integers(0, 99), taken=st.booleans())
+@settings(max_examples=25)
+def test_groups_of_one_sample_are_drawn_as_samples(count, seed, taken):
+    grouped = replace(SMALL, train=replace(SMALL.train, groups=np.arange(60)[::-1]))
+    both = []
+    for data in (SMALL, grouped):
+        held_out = draw_held_out(data, count)
+        drawn = draw_calibration(data, None, seed, [held_out] if taken else [])
+        both.append((drawn.indices.tolist(), held_out.stored[:].tolist()))
+    assert both[0] == both[1]
+
+
+def test_groups_are_balanced_by_the_samples_of_each_class():
+    data = make_clips([20, 5, 2] * 20)  # clips of class a have 20 windows, of b 5, of c 2
+    counts = np.bincount(draw_held_out(data, 120).labels, minlength=3)
+    assert counts.max() - counts.min() <= 20
+    counts = np.bincount(draw_calibration(data, 40, 0).split.labels, minlength=3)
+    assert counts.tolist() == [40] * 3
+    few = draw_calibration(data, 3, 0).split  # a clip of each class at least, never a part
+    assert np.bincount(few.labels, minlength=3).tolist() == [20, 5, 2]
+
+
+def test_samples_of_other_arrays_have_other_groups():
+    data = make_clips([4] * 10)
+    other = Split(np.full((4, 1), 99, np.float32), None, "other", groups=np.arange(4))
+    assert len(leave_out(data.train, [other])) == len(data.train)
+
+
+def test_too_few_groups_are_refused():
+    with pytest.raises(ConfigError, match=r"data\.groups: got 1 .* expected 2 groups or more"):
+        draw_held_out(make_clips([30]), 5)
+    assert draw_selection(make_clips([10] * 99), None, SMALL.test) is None
+    assert len(draw_calibration(make_clips([10] * 9), None, 0).split) == 90
+
+
 # Selection samples
 
 

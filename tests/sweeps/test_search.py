@@ -379,6 +379,30 @@ def test_after_the_time_is_up_nothing_is_confirmed():
     assert jobs.kinds == ["start"]
 
 
+@pytest.mark.parametrize("seconds", [90, 150])  # no time to confirm, or too little
+@pytest.mark.parametrize("same", [True, False])
+def test_a_model_that_the_reported_samples_chose_is_confirmed_by_them(
+    seconds, same, tmp_path, capsys
+):
+    changes = {"evaluate.split": "choice"} | ({"same_samples": "true"} if same else {})
+    family = sweep(("a", predictions(won=2), changes))
+    [run] = family.records
+
+    def outcome(step):
+        measured = amend_record(record(0.001), params=changes)
+        own = measured.model_copy(update={"run_id": run.run_id})
+        return TimeUpError("the time is up") if step.kind == CONFIRM else own
+
+    jobs = Jobs(outcome, seconds=lambda step: 100.0)
+    delivery = Delivery(tmp_path)
+    jobs.run(seconds=seconds, delivery=delivery)
+    assert jobs.kinds in (["start"], ["start", CONFIRM])
+    assert announce(select([family], ReportConfig()), delivery, "fastest") == (0 if same else 4)
+    shown = capsys.readouterr()
+    assert ("Not confirmed" in shown.out) != same
+    assert ("the same samples chose and reported it" in shown.out) == same
+
+
 def test_a_model_of_nearly_all_bytes_of_fp32_is_no_winner():
     def outcome(step):
         small = "method=weight_only" in step.overrides

@@ -118,6 +118,7 @@ class Tried:
         own_seconds: seconds of its quantization and evaluation.
         evaluate_s: seconds of its evaluation.
         samples: number of samples on which it was evaluated; 0 if unknown.
+        same_samples: whether these are the reported samples too.
         weights_db, activations_db: SQNR with only weights or only activations rounded.
         cut_short: the work that the time limit cut short, to print.
         state_loss: returns a loss as text, with its name and unit.
@@ -141,6 +142,7 @@ class Tried:
     own_seconds: float = 0.0
     evaluate_s: float = 0.0
     samples: int = 0
+    same_samples: bool = False
     properties: tuple[str, ...] = ()
     findings: str = "[]"
     classifies: bool = True

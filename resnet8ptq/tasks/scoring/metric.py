@@ -17,6 +17,7 @@ CHOICE = "choice/"  # on the selection samples
 TOTAL = "counts/total"  # scored samples
 UNDEFINED = "ci95/undefined_share"  # of the bootstrap samples
 GROUPED = "grouped"  # param of runs that scored grouped samples one by one
+SAME_SAMPLES = "same_samples"  # param of runs whose selection samples are the reported ones
 
 Metrics = dict[str, float | None]
 
