@@ -197,9 +197,8 @@ def _list_inputs(table: Table, config: TableConfig) -> list[str]:
     """Return all columns except labels, split and groups."""
     split = config.split or table.pick(SPLITS)
     groups = config.groups or table.pick(arrays.GROUPS)
-    return [
-        name for name in table.names if name not in (*_find_labels(table, config), split, groups)
-    ]
+    excluded = {*_find_labels(table, config), split, groups}
+    return [name for name in table.names if name not in excluded]
 
 
 def find_pictures(table: Table, folder: Path, config: TableConfig) -> list[Picture]:
