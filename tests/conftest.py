@@ -136,8 +136,8 @@ def no_line_for_a_silence() -> Iterator[None]:
 def one_thread() -> Iterator[None]:
     """The frameworks take one thread here: the other cores have tests of their own.
 
-    Two that share a core wait for each other: torch then takes three times the CPU's time. And the
-    fastest batches are found with fewer images.
+    Two that share a core wait for each other: torch then takes three times the CPU's time. And
+    there is one batch size, so that no network is run to find the fastest: see `test_batching`.
     """
 
     def runtime(folder: str | None, threads: int | None, **others: Any) -> Runtime:
@@ -146,7 +146,7 @@ def one_thread() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(work_cache, "runtime", runtime)
-        patch.setattr(batching, "TRIAL_IMAGES", 32)
+        patch.setattr(batching, "BATCH_SIZES", batching.BATCH_SIZES[-1:])
         yield
 
 

@@ -144,6 +144,8 @@ def _find_fastest(
             break
     size = min(times, key=lambda batching: times[batching]).batch_size
     paces = [Batching(size, *way) for way in ways]
+    if len(paces) == 1:
+        return paces[0]
     begin = time.perf_counter()
     turns: list[list[float]] = []
     while not turns or (len(turns) < TURNS and time.perf_counter() - begin < TRIAL_SECONDS):

@@ -26,6 +26,12 @@ from tests.helpers.originals import runtime_of_all_cores
 Cost = Callable[[Batching], float]  # seconds for each image
 
 
+@pytest.fixture(autouse=True)
+def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try the sizes that a user's run tries; `conftest` leaves one."""
+    monkeypatch.setattr(batching, "BATCH_SIZES", BATCH_SIZES)
+
+
 class Counting:
     """A backend whose model says which image it saw, and whose time is told."""
 
@@ -94,6 +100,12 @@ def test_the_fastest_way_is_found_once(monkeypatch, tmp_path, best, way):
     assert run(9_984, tmp_path).batching == fastest
     assert backend.measured == tried  # nothing is tried any more
     assert {threads for _, threads in backend.batches} == {way[0]}
+
+
+def test_with_one_thread_each_size_is_tried_once(monkeypatch, tmp_path):
+    backend = Counting(monkeypatch, lambda tried: 1 / tried.batch_size / 1000)
+    assert run(1000, tmp_path, "threads=1").batching == Batching(64, 1)
+    assert backend.measured == [Batching(16, 1), Batching(64, 1)]
 
 
 def test_few_samples_are_run_without_a_search_for_the_fastest_way(monkeypatch, tmp_path):
