@@ -1,10 +1,14 @@
-"""The commands called from Python: the same runs as the command line, in a process of their own."""
+"""The commands called from Python: the same runs as the command line, in a process of their own.
+
+The first test has that process; it takes seconds to start, so the others answer in this one.
+"""
 
 import logging
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import resnet8ptq as ptq
 from resnet8ptq.core import child
+from tests.helpers.calling import answered_here
 from tests.helpers.stores import new_store
 
 QUICK = {"latency__enabled": False, "threads": 1, "quiet": True}
@@ -42,6 +47,12 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def here() -> Iterator[None]:
+    with answered_here():
+        yield
+
+
 @pytest.mark.slow
 def test_a_module_and_a_loader_become_a_run_and_the_caller_stays_as_it_was(
     network, loader, in_folder
@@ -59,7 +70,7 @@ def test_a_module_and_a_loader_become_a_run_and_the_caller_stays_as_it_was(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("in_folder")
+@pytest.mark.usefixtures("in_folder", "here")
 def test_a_sweep_has_a_frame_and_its_file_can_be_deployed(network, loader):
     sweep = ptq.sweep(network, loader, dtype=["int8", "u8s8"], **QUICK)
     assert list(sweep.to_frame().dtype) == ["int8", "u8s8"]
@@ -70,7 +81,7 @@ def test_a_sweep_has_a_frame_and_its_file_can_be_deployed(network, loader):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("in_folder")
+@pytest.mark.usefixtures("in_folder", "here")
 def test_files_of_others_are_judged(network):
     x = np.random.default_rng(0).normal(size=(200, 3, 8, 8)).astype(np.float32)
     made = ptq.quantize(network, x, **QUICK)

@@ -9,7 +9,7 @@ import pickle
 import runpy
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import chdir, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -24,7 +24,8 @@ from hydra.core.hydra_config import HydraConfig
 from matplotlib.figure import Figure
 
 from resnet8ptq.__main__ import main
-from resnet8ptq.core import background, console, figures
+from resnet8ptq.api import serving
+from resnet8ptq.core import background, child, console, figures
 from resnet8ptq.data import locate
 from resnet8ptq.evaluation import paired_latency
 from resnet8ptq.tasks.scoring import class_plots
@@ -141,12 +142,40 @@ def call(
     which they are loaded again. Hydra composes each choice of groups once (`composing`), which is
     half of a short run; processes of their own compose as for a user.
     """
-    pictures = nullcontext() if drawn else without_figures()
-    here = mock.patch.object(background, "allowed", handed_over_here)
-    with pictures, here, mock.patch.object(paired_latency, "BLOCKS", 3):
+    with quick_parts(drawn):
         if installed:
             return call_beside(folder, "run", *args, **env)
         return _call(lambda: runpy.run_path(RUN, run_name="__main__"), folder, [RUN, *args], env)
+
+
+@contextmanager
+def answered_here() -> Iterator[None]:
+    """Run the commands of the Python interface in this process, as `call` does."""
+
+    def run(name: str, words: Sequence[str], quiet: bool = False) -> dict[str, Any]:
+        answers = []
+
+        def serve() -> None:
+            answers.append(json.dumps(serving.COMMANDS[name](list(words))))
+            sys.exit(0)
+
+        with quick_parts():
+            done = _call(serve, Path.cwd(), ["resnet8ptq"], {})
+        answer: dict[str, Any] = json.loads(answers[0])
+        assert answer["error"] is None, done.err
+        return answer
+
+    with mock.patch.object(child, "run", run):
+        yield
+
+
+@contextmanager
+def quick_parts(drawn: bool = False) -> Iterator[None]:
+    """Leave out what takes long in a run and is not looked at; see `call`."""
+    pictures = nullcontext() if drawn else without_figures()
+    here = mock.patch.object(background, "allowed", handed_over_here)
+    with pictures, here, mock.patch.object(paired_latency, "BLOCKS", 3):
+        yield
 
 
 def call_beside(folder: Path, *args: str, **env: str) -> Called:
