@@ -158,7 +158,7 @@ def entry() -> Target:
 
 def sweep() -> Target:
     """The file that tells jobs of their sweep."""
-    from resnet8ptq.tracking.sweep_file import FILE, Sweep
+    from resnet8ptq.tracking.sweep_file import FILE, SharedSweep
 
     store = {"uri": "sqlite:///x", "experiment_id": "1", "experiment_name": "x"}
     parallel = {"at_once": 2, "threads": 1, "folder": "x", "variables": {}}
@@ -169,7 +169,7 @@ def sweep() -> Target:
         "jobs": None,
         "parallel": parallel,
     }
-    return Target(json.dumps(record).encode(), lambda path: Sweep.load(path.parent), FILE)
+    return Target(json.dumps(record).encode(), lambda path: SharedSweep.load(path.parent), FILE)
 
 
 def program() -> Target:

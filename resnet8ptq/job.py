@@ -3,7 +3,6 @@
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,36 +69,35 @@ def run_alone(asked: RunConfig, folder: Path, overrides: Sequence[str]) -> "Sing
     return SingleRun(run_recorded(settings, folder, store, tags=tags), store, asked.report)
 
 
-def run_in_sweep(asked: RunConfig, folder: Path, settings: HydraConf) -> "RunRecord":
+def run_in_sweep(asked: RunConfig, folder: Path, hydra: HydraConf) -> "RunRecord":
     """Run as a child of the sweep's parent run; a wrong setting is recorded as a failed run.
 
     Args:
         asked: the settings, not checked yet.
-        settings: Hydra's settings: the sweep's folder, the job's number and overrides.
+        hydra: Hydra's settings: the sweep's folder, the job's number and overrides.
     """
     from resnet8ptq.sweeps import callback, jobs
-    from resnet8ptq.tracking.sweep_file import Sweep
+    from resnet8ptq.tracking.sweep_file import SharedSweep
 
-    begun = callback.find_current() or Sweep.load(Path(settings.sweep.dir))
-    number = settings.job.num
+    begun = callback.find_current() or SharedSweep.load(Path(hydra.sweep.dir))
+    number = hydra.job.num
     if begun.parallel:
         jobs.enter(begun.parallel)
     threads = begun.parallel.threads if begun.parallel else None
     at_once = begun.parallel.at_once if begun.parallel else 1
     with console.waiting("Loading libraries"):
-        from resnet8ptq.experiment.settings import Unresolved, resolve
+        from resnet8ptq.experiment.settings import Unresolved, fill_threads, resolve
         from resnet8ptq.sweeps import identity, resume
-    resolved: Settings | Unresolved
+    settings: Settings | Unresolved
     try:
         loading.check_here(asked)
-        resolved = resolve(asked, begun.jobs, threads)
+        settings = resolve(asked, begun.jobs, threads)
     except (PtqError, OSError) as error:
-        asked_threads = threads if asked.threads is None else asked.threads
-        resolved = Unresolved(replace(asked, threads=asked_threads), error)
+        settings = Unresolved(fill_threads(asked, threads), error)
     tags = {"job_number": str(number), "jobs_at_once": str(at_once)}
-    tags |= {"job_overrides": invocation.shell(*settings.overrides.task), **identity.tag(resolved)}
-    left_s = None if isinstance(begun, Sweep) else begun.seconds_left(number)
-    sweep = begun if isinstance(begun, Sweep) else callback.open_current()
+    tags |= {"job_overrides": invocation.shell(*hydra.overrides.task), **identity.tag(settings)}
+    left_s = None if isinstance(begun, SharedSweep) else begun.seconds_left(number)
+    sweep = begun if isinstance(begun, SharedSweep) else callback.open_current()
     try:
         # A sweep over backend.path repeats the jobs of other backends, which do not read it.
         repeated = asked.backend.name != FILE and asked.backend.path is not None
@@ -109,17 +107,17 @@ def run_in_sweep(asked: RunConfig, folder: Path, settings: HydraConf) -> "RunRec
         earlier = resume.find_attempts(sweep, number)
         _log_progress(number, begun.jobs, left_s)
         return run_recorded(
-            resolved,
+            settings,
             folder,
             sweep.store,
             parent_id=sweep.parent_id,
             tags=tags,
             earlier=earlier,
-            varied=name_varied(settings.overrides.task, sweep.varied),
+            varied=name_varied(hydra.overrides.task, sweep.varied),
         )
     except Exception as error:
         reason = command.explain(error)
-        if not isinstance(begun, Sweep):
+        if not isinstance(begun, SharedSweep):
             reason = begun.shorten(reason, folder.name)
         log.error("%s: failed: %s", folder.name, reason)
         if sweep.parallel:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydra import version
 from hydra._internal.utils import _run_hydra, get_args_parser
-from hydra.core.hydra_config import HydraConfig
+from hydra.core.hydraig import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
@@ -32,7 +32,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CommandResult:
     """The outcome of a command line.
 
     Attributes:
@@ -48,7 +48,7 @@ class Outcome:
 
 def execute(
     typed: Sequence[str], report: Callable[[Exception], int] = command.print_error
-) -> Outcome:
+) -> CommandResult:
     """Execute a command line of `resnet8ptq run`, and print what a person sees.
 
     Errors are reported and returned, because the jobs of a sweep go on after one.
@@ -60,7 +60,7 @@ def execute(
     with ongoing.begin(typed) as begun:
         ending = command.finish(partial(_call_hydra, typed), callback.find_current, report)
         folder = begun.sweep.sweep.folder if begun.sweep else None
-        return Outcome(ending, begun.run.record if begun.run else None, folder)
+        return CommandResult(ending, begun.run.record if begun.run else None, folder)
 
 
 def _call_hydra(typed: Sequence[str]) -> None:
@@ -96,18 +96,18 @@ def _call_hydra(typed: Sequence[str]) -> None:
 
 def run_job(cfg: DictConfig) -> Any:
     """Run one job; in a sweep, return its record to the search, or its loss to a sweeper."""
-    settings = HydraConfig.get()
-    importing.allow(Path(settings.runtime.cwd))  # a launcher may start the job in another folder
-    folder = Path(settings.runtime.output_dir)
-    if settings.mode == RunMode.RUN:
+    hydra = HydraConfig.get()
+    importing.allow(Path(hydra.runtime.cwd))  # a launcher may start the job in another folder
+    folder = Path(hydra.runtime.output_dir)
+    if hydra.mode == RunMode.RUN:
         begun = ongoing.find()
         assert begun is not None  # a single run has no other process
         with command.aborting(Exception):
             asked = loading.type_composed(cfg)
-            begun.run = job.run_alone(asked, folder, settings.overrides.task)
+            begun.run = job.run_alone(asked, folder, hydra.overrides.task)
         return None
-    record = job.run_in_sweep(loading.type_composed(cfg), folder, settings)
-    return record if callback.is_search(settings.sweeper) else record.loss
+    record = job.run_in_sweep(loading.type_composed(cfg), folder, hydra)
+    return record if callback.is_search(hydra.sweeper) else record.loss
 
 
 def start(typed: Sequence[str]) -> int:

@@ -35,7 +35,7 @@ from resnet8ptq.data.sampling import draw_calibration, draw_held_out
 from resnet8ptq.evaluation.evaluator import Evaluator
 from resnet8ptq.experiment import preparation
 from resnet8ptq.experiment.network_and_data import load, make_task
-from resnet8ptq.experiment.samples import Samples
+from resnet8ptq.experiment.samples import SamplesByRole
 from resnet8ptq.experiment.settings import resolve
 from resnet8ptq.experiment.workspace import Workspace
 
@@ -186,7 +186,7 @@ def score(config: RunConfig) -> Record:
     config = settings.config
     data, fp32 = load(settings)
     held_out = draw_held_out(data, min(5000, len(data.train) // 2))
-    samples = Samples(data, draw_calibration(data, None, config.seed, [held_out]))
+    samples = SamplesByRole(data, draw_calibration(data, None, config.seed, [held_out]))
     task = make_task(config.task, data, fp32, data.test)
     evaluator = Evaluator(settings.quantizer, fp32, task)
     with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory() as folder:

@@ -200,7 +200,7 @@ def tagged(random: np.random.Generator) -> Population:
     fp32 = replaced(labels, hard)
     model = replaced(fp32, 0.2 * hard)
     labels[np.arange(15) >= random.integers(4, 16, (SIZE, 1))] = -100
-    task = tokens.build("entity_f1", tokens.Decoder(tags, tags), RESAMPLES)
+    task = tokens.build("entity_f1", tokens.TagDecoder(tags, tags), RESAMPLES)
     outputs = (Outputs((np.eye(5, dtype=np.float32)[each],)) for each in (fp32, model))
     return Population(task, Targets(labels), *outputs)
 

@@ -28,7 +28,7 @@ from benchmarks.setting import REPO
 from resnet8ptq.config.loading import parse_config, register_schemas
 from resnet8ptq.config.schema import RunConfig, TrackingConfig
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
-from resnet8ptq.evaluation.latency import Latency, Timings
+from resnet8ptq.evaluation.latency import ModelLatency, Timings
 from resnet8ptq.evaluation.result import Measurement, RunResult
 from resnet8ptq.tasks import classification
 from resnet8ptq.tasks.classification import ClassScores
@@ -132,7 +132,7 @@ def make_result() -> RunResult:
         "system/evaluate_batch_size": 256,
         "system/evaluate_threads": 1,
         "peak_memory_bytes": 500_000_000,
-        **Latency(timings, timings).to_metrics(),
+        **ModelLatency(timings, timings).to_metrics(),
     }
     measurement = Measurement(task, task.compare(model, baseline), 100_000, metrics)
     return RunResult("ok", measurement=measurement, resolved={"weight_dtype": "int8"})

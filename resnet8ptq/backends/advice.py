@@ -1,7 +1,7 @@
 """Advice on a backend's settings, from the flags of a CPU and the operators of a network alone.
 
 A backend's own module of advice has two functions of the flags and the network (None: any):
-`advise` yields `Candidate`s, and `sweep` returns the settings of a sweep that measures those to
+`advise` yields `Advice`s, and `sweep` returns the settings of a sweep that measures those to
 try, or None. Each candidate names its source. Figures were measured on the machine of
 docs/speed.md.
 """
@@ -28,7 +28,7 @@ OUT_OF_16_BITS = "vpmaddubsw sums two products in 16 bits, which saturate withou
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Advice:
     """A configuration with its verdict, the reason and the source.
 
     Attributes:
@@ -42,12 +42,12 @@ class Candidate:
     source: str
 
 
-def advise_start(backend: Backend, network: Summary | None) -> Iterator[Candidate]:
+def advise_start(backend: Backend, network: Summary | None) -> Iterator[Advice]:
     """Yield the plain 8-bit configuration of a backend without advice of its own."""
     if backend.quantizes:
         settings = " ".join([f"backend={backend.name}", *backend.search.start])
         why = f"the plain 8-bit configuration{in_float(backend.name, network)}"
-        yield Candidate(settings, TRY, why, "nothing is known: measure")
+        yield Advice(settings, TRY, why, "nothing is known: measure")
 
 
 def granularity(network: Summary | None) -> str:

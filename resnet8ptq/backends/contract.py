@@ -176,7 +176,7 @@ class Predictor:
 
 
 @dataclass(frozen=True)
-class Node:
+class NodeTime:
     """The time of one node of a loaded artifact, in the graph after the framework's optimization.
 
     Attributes:
@@ -198,20 +198,20 @@ class Profiler(Protocol):
     def predict(self, batch: NDArray[np.float32]) -> Sequence[NDArray[np.float32]]:
         """Run a batch; see `Predictor`."""
 
-    def nodes(self, runs: int) -> list[Node]:
+    def nodes(self, runs: int) -> list[NodeTime]:
         """Return the nodes with their times in the last `runs` batches; called once, at the end."""
 
 
 Key = tuple[str, str, str]  # of a node: name, operator, kind
 
 
-def to_nodes(times: Sequence[Mapping[Key, float]]) -> list[Node]:
+def to_nodes(times: Sequence[Mapping[Key, float]]) -> list[NodeTime]:
     """Return the nodes in execution order, each with its mean time in ms over the middle runs."""
     keys = list(dict.fromkeys(key for run in times for key in run))
     table = np.sort([[run.get(key, 0.0) for key in keys] for run in times], axis=0)  # [runs, nodes]
     cut = len(times) // 4
     middle = table[cut : len(times) - cut].mean(axis=0)
-    return [Node(*key, ms) for key, ms in zip(keys, middle.tolist(), strict=True)]
+    return [NodeTime(*key, ms) for key, ms in zip(keys, middle.tolist(), strict=True)]
 
 
 @dataclass(frozen=True)

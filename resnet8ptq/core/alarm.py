@@ -9,13 +9,13 @@ from types import FrameType
 _AGAIN_S = 5.0  # after code that has caught the first one
 
 
-class TimeUpError(Exception):
+class AlarmError(Exception):
     """The time limit was reached; no `PtqError`, which a search would catch and go on."""
 
 
 @contextmanager
 def time_limit(seconds: float | None) -> Iterator[None]:
-    """Raise `TimeUpError` in the block after `seconds`; None: no limit.
+    """Raise `AlarmError` in the block after `seconds`; None: no limit.
 
     Only the main thread of a system with SIGALRM can be interrupted; elsewhere there is no limit.
     A library's call is interrupted when it returns to Python.
@@ -26,7 +26,7 @@ def time_limit(seconds: float | None) -> Iterator[None]:
         return
 
     def end(number: int, frame: FrameType | None) -> None:
-        raise TimeUpError(f"the time is up after {seconds:.0f} s; try a larger minutes=")
+        raise AlarmError(f"the time is up after {seconds:.0f} s; try a larger minutes=")
 
     before = signal.signal(signal.SIGALRM, end)
     signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.01), _AGAIN_S)

@@ -8,7 +8,7 @@ import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from resnet8ptq.core.alarm import TimeUpError
+from resnet8ptq.core.alarm import AlarmError
 from resnet8ptq.core.text import one_line, printable
 
 
@@ -59,13 +59,13 @@ class UnsupportedError(PtqError):
 def errors_as(kind: type[PtqError], text: str, mend: str = "") -> Iterator[None]:
     """Raise a library's error as `kind`: `text (error); mend`.
 
-    A `PtqError` and a `TimeUpError` pass.
+    A `PtqError` and an `AlarmError` pass.
 
     Libraries raise dozens of error classes, and not all can be pickled.
     """
     try:
         yield
-    except (PtqError, TimeUpError):
+    except (PtqError, AlarmError):
         raise
     except Exception as error:
         raise kind("; ".join(filter(None, (f"{text} ({one_line(error)})", mend)))) from None

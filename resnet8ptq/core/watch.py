@@ -22,7 +22,7 @@ def _now() -> float:
 
 
 @dataclass(eq=False)
-class Step:
+class WatchedStep:
     """A running step: what it does, and how much of it is done, if it has parts.
 
     Attributes:
@@ -73,7 +73,7 @@ class Watch:
         )
 
     def _forget(self) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[WatchedStep] = []
         self.between = ""
         self.quiet_s = QUIET_SECONDS
         self._modules = len(sys.modules)
@@ -93,9 +93,9 @@ class Watch:
         self._heard = self._turned = _now()
 
     @contextmanager
-    def step(self, label: str, unit: str = "", total: int | None = None) -> Iterator[Step]:
+    def step(self, label: str, unit: str = "", total: int | None = None) -> Iterator[WatchedStep]:
         """Keep a step among the running ones."""
-        step = Step(label, unit, total)
+        step = WatchedStep(label, unit, total)
         if not self.steps and not self.between:  # silence was right so far
             self._heard = step.begin
         self.start()

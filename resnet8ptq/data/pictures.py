@@ -50,7 +50,7 @@ class _Room:
 _ROOM = _Room()
 
 
-class Placement(NamedTuple):
+class CoordinateMap(NamedTuple):
     """The mapping of coordinates by `fit`: x and y in pixels become `scale * x + offset`."""
 
     scale: tuple[float, float]
@@ -160,13 +160,13 @@ def _sides(size: int | list[int]) -> tuple[int, int]:
     return height, width
 
 
-def placement(width: int, height: int, preprocess: PreprocessConfig) -> Placement:
+def placement(width: int, height: int, preprocess: PreprocessConfig) -> CoordinateMap:
     """Return the mapping of `fit` for a picture of this size, with Pillow's rounding to pixels."""
     if preprocess.size is None:
-        return Placement((1.0, 1.0), (0.0, 0.0))
+        return CoordinateMap((1.0, 1.0), (0.0, 0.0))
     high, wide = _sides(preprocess.size)
     if preprocess.resize == "squash":
-        return Placement((wide / width, high / height), (0.0, 0.0))
+        return CoordinateMap((wide / width, high / height), (0.0, 0.0))
     if preprocess.resize == "letterbox":  # rounded like `ImageOps.contain` and `pad`
         inside_wide = wide
         inside_high = high
@@ -176,15 +176,15 @@ def placement(width: int, height: int, preprocess: PreprocessConfig) -> Placemen
             inside_wide = round(width / height * high)
         left, top = _CENTRING[preprocess.align]
         offset = (round((wide - inside_wide) * left), round((high - inside_high) * top))
-        return Placement((inside_wide / width, inside_high / height), offset)
+        return CoordinateMap((inside_wide / width, inside_high / height), offset)
     scale = max(wide / width, high / height)
     if preprocess.resize == "fit":  # which crops before it resizes
         middle = ((wide - scale * width) / 2, (high - scale * height) / 2)
-        return Placement((scale, scale), middle)
+        return CoordinateMap((scale, scale), middle)
     scale /= preprocess.crop_fraction
     whole = round(scale * width), round(scale * height)
     offset = (-((whole[0] - wide) // 2), -((whole[1] - high) // 2))
-    return Placement((whole[0] / width, whole[1] / height), offset)
+    return CoordinateMap((whole[0] / width, whole[1] / height), offset)
 
 
 def to_array(picture: Image.Image) -> NDArray[np.uint8]:

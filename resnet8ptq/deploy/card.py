@@ -14,7 +14,7 @@ from resnet8ptq.core.records import names_of
 from resnet8ptq.core.text import printable
 from resnet8ptq.deploy import example
 from resnet8ptq.deploy.interface import Interface
-from resnet8ptq.deploy.source import Source
+from resnet8ptq.deploy.source import SourceRun
 from resnet8ptq.deploy.vectors import Vectors
 from resnet8ptq.report import table
 from resnet8ptq.tasks.scoring.metric import BASELINE
@@ -71,7 +71,7 @@ class Facts:
     change: str = ""  # the conversion of the artifact, if any
 
 
-def render(source: Source, model: Path, facts: Facts) -> str:
+def render(source: SourceRun, model: Path, facts: Facts) -> str:
     """Return the card of a model file."""
     record = source.record
     vectors = facts.vectors
@@ -145,11 +145,11 @@ def _quote(name: str) -> str:
     return json.dumps(printable(name), ensure_ascii=False)
 
 
-def _name(source: Source) -> str:
+def _name(source: SourceRun) -> str:
     return f"{source.config.model.name} {source.record.backend} {source.record.dtype}".strip()
 
 
-def _summary(source: Source, task: Task) -> str:
+def _summary(source: SourceRun, task: Task) -> str:
     record = source.record
     value = record.value_of(task.metric)
     shown = "" if value is None else f"; {task.metric.title} {task.metric.show(value)}"
@@ -159,7 +159,7 @@ def _summary(source: Source, task: Task) -> str:
     return f"{source.config.model.name} quantized after training, {dtypes}{shown}{use}"
 
 
-def _header(source: Source, task: Task, name: str, inputs: Sequence[str]) -> str:
+def _header(source: SourceRun, task: Task, name: str, inputs: Sequence[str]) -> str:
     """Return the metadata as YAML, with comments at the fields to fill in."""
     record = source.record
     metric = task.metric

@@ -42,7 +42,7 @@ from resnet8ptq.deploy import (
     vectors,
 )
 from resnet8ptq.deploy.registering import register
-from resnet8ptq.deploy.source import Source
+from resnet8ptq.deploy.source import SourceRun
 from resnet8ptq.experiment.outputs import TOKENIZER
 from resnet8ptq.report.recommend import RECOMMENDED
 from resnet8ptq.tracking import origin
@@ -50,7 +50,7 @@ from resnet8ptq.tracking.mlflow_store.store import Store, StoreArguments, open_s
 
 
 @dataclass
-class Target:
+class TargetFormat:
     """The conversion of an ONNX file; null keeps the measured file."""
 
     onnxruntime: str | None = None
@@ -67,7 +67,7 @@ class Arguments(StoreArguments):
     folder: str | None = None
     verify: bool = True
     register: str | None = None
-    target: Target = field(default_factory=Target)
+    target: TargetFormat = field(default_factory=TargetFormat)
     max_drop: float | None = None
     min_sqnr_db: float | None = None
     trust: bool = False
@@ -123,7 +123,7 @@ def _check(asked: Arguments) -> None:
     require("register", got=name, ok=is_name, expected="letters, digits, - . and _")
 
 
-def _check_register(run: Source, name: str | None) -> None:
+def _check_register(run: SourceRun, name: str | None) -> None:
     """Refuse to register another person's model: serving it runs its code, which nobody checked.
 
     MLflow registers the model that the run has logged, not the file that was checked.
@@ -163,7 +163,7 @@ def _new_folder(folder: Path) -> Iterator[Path]:
 
 
 def _write(
-    store: Store, run: Source, asked: Arguments, folder: Path
+    store: Store, run: SourceRun, asked: Arguments, folder: Path
 ) -> tuple[list[str], Sequence[str]]:
     """Write the folder; return what to say, and the words that its example takes."""
     runtime = cache.runtime(asked.cache_dir or run.config.cache_dir, run.config.threads)
@@ -224,7 +224,7 @@ def _write(
     return lines, ["PICTURE"] if "pillow" in others else []
 
 
-def _convert(run: Source, target: Target, folder: Path) -> tuple[Path, str, list[str]]:
+def _convert(run: SourceRun, target: TargetFormat, folder: Path) -> tuple[Path, str, list[str]]:
     """Write the model into the folder, converted to the target.
 
     Returns:

@@ -19,7 +19,7 @@ from resnet8ptq.core.errors import QuantizationError, TrackingError
 from resnet8ptq.core.records import names_of
 from resnet8ptq.core.text import no_such_name, printable
 from resnet8ptq.data.sources.texts import MAX_TOKENS
-from resnet8ptq.deploy.source import Source
+from resnet8ptq.deploy.source import SourceRun
 from resnet8ptq.deploy.vectors import FILE as VECTORS
 from resnet8ptq.deploy.vectors import Vectors
 from resnet8ptq.experiment.outputs import TOKENIZER
@@ -30,7 +30,7 @@ REQUIREMENTS = "requirements.txt"
 ENGINES = ("fbgemm", "x86", "onednn", "qnnpack")  # torch's
 
 
-def render(source: Source, vectors: Vectors, file: str, outputs: Sequence[str]) -> str:
+def render(source: SourceRun, vectors: Vectors, file: str, outputs: Sequence[str]) -> str:
     """Return the example's code.
 
     Args:
@@ -81,7 +81,7 @@ def render(source: Source, vectors: Vectors, file: str, outputs: Sequence[str]) 
     )
 
 
-def _class_names(source: Source, vectors: Vectors) -> list[str]:
+def _class_names(source: SourceRun, vectors: Vectors) -> list[str]:
     """Return the classes that the only output scores; empty for other tasks."""
     names = [printable(name) for name in source.record.class_names or ()]
     shapes = [output.shape[1:] for output in vectors.outputs]
@@ -136,7 +136,7 @@ def reads_pictures(vectors: Vectors) -> bool:
     return is_picture and vectors.samples is not vectors.inputs
 
 
-def reads_texts(source: Source) -> bool:
+def reads_texts(source: SourceRun) -> bool:
     """Return whether the example reads texts."""
     return (source.folder / TOKENIZER).is_file()
 

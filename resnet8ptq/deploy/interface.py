@@ -14,7 +14,7 @@ from resnet8ptq.deploy.vectors import Vectors
 
 
 @dataclass(frozen=True)
-class Tensor:
+class FileTensor:
     """An input or output of a file."""
 
     name: str
@@ -33,8 +33,8 @@ class Tensor:
 class Interface:
     """The inputs and outputs, in the network's order."""
 
-    inputs: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...]
+    inputs: tuple[FileTensor, ...]
+    outputs: tuple[FileTensor, ...]
 
 
 def read(path: Path, vectors: Vectors, names: Sequence[str]) -> Interface:
@@ -62,8 +62,8 @@ def read(path: Path, vectors: Vectors, names: Sequence[str]) -> Interface:
     # Other files name neither, so the vectors give the shapes
     inputs = feed(vectors.inputs, names_of(vectors.inputs.dtype) or ["input"])
     arrays = zip(names, vectors.outputs, strict=True)
-    taken = [Tensor(name, _free(values), values.dtype.name) for name, values in inputs.items()]
-    returned = [Tensor(name, _free(values), "float32") for name, values in arrays]
+    taken = [FileTensor(name, _free(values), values.dtype.name) for name, values in inputs.items()]
+    returned = [FileTensor(name, _free(values), "float32") for name, values in arrays]
     return Interface(tuple(taken), tuple(returned))
 
 
@@ -72,18 +72,18 @@ def _free(values: NDArray[Any]) -> tuple[int | str, ...]:
     return ("n", *values.shape[1:])
 
 
-def _of_onnx(tensor: Any) -> Tensor:
+def _of_onnx(tensor: Any) -> FileTensor:
     shape = [size if isinstance(size, int) else printable(str(size)) for size in tensor.shape]
     if shape and not isinstance(shape[0], int):
         shape[0] = "n"
     dtype = tensor.type.removeprefix("tensor(").removesuffix(")")
-    return Tensor(tensor.name, tuple(shape), "float32" if dtype == "float" else dtype)
+    return FileTensor(tensor.name, tuple(shape), "float32" if dtype == "float" else dtype)
 
 
-def _of_tflite(detail: Any, name: str) -> Tensor:
+def _of_tflite(detail: Any, name: str) -> FileTensor:
     dtype = np.dtype(detail["dtype"]).name
     shape = tuple(map(int, detail["shape"]))
     if dtype == "float32":
-        return Tensor(name, shape, dtype)
+        return FileTensor(name, shape, dtype)
     scale, zero_point = detail["quantization"]
-    return Tensor(name, shape, dtype, scale=float(scale), zero_point=int(zero_point))
+    return FileTensor(name, shape, dtype, scale=float(scale), zero_point=int(zero_point))

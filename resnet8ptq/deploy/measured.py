@@ -26,7 +26,7 @@ from resnet8ptq.core.console import silenced, waiting
 from resnet8ptq.core.errors import ConfigError, errors_as
 from resnet8ptq.deploy import reproducing, source
 from resnet8ptq.deploy.reproducing import Scored
-from resnet8ptq.deploy.source import Source
+from resnet8ptq.deploy.source import SourceRun
 from resnet8ptq.evaluation.evaluator import Compared, Evaluator, Quantized
 from resnet8ptq.evaluation.result import Measurement, RunResult
 from resnet8ptq.experiment import outputs
@@ -42,7 +42,7 @@ from resnet8ptq.report import terminal
 from resnet8ptq.report.pages import run_pages
 from resnet8ptq.report.recommend import RECOMMENDED
 from resnet8ptq.results import lookup
-from resnet8ptq.target.carried import Carried, Recorder
+from resnet8ptq.target.carried import Carried, JobWriter
 from resnet8ptq.target.measure import CPU, RUNTIMES
 from resnet8ptq.tasks.scoring.metric import Metrics
 from resnet8ptq.tracking import details, origin
@@ -89,7 +89,7 @@ def main(words: list[str]) -> None:
             terminal.print_runs([replace(selected.family, cells=tuple(cells))])
 
 
-def write(run: Source, scored: Scored | str, folder: Path) -> str:
+def write(run: SourceRun, scored: Scored | str, folder: Path) -> str:
     """Write the program and its job into `folder`; return what to do with them.
 
     Raises:
@@ -106,7 +106,7 @@ def write(run: Source, scored: Scored | str, folder: Path) -> str:
         raise ConfigError(f"measure: got true, but the run's samples are missing ({scored})")
     folder.mkdir()
     timeout_s = run.config.target.timeout_s
-    recorder = Recorder(
+    recorder = JobWriter(
         folder,
         python=invocation.shell(sys.executable),
         run_id=run.record.run_id,
@@ -118,7 +118,7 @@ def write(run: Source, scored: Scored | str, folder: Path) -> str:
 
 
 def _run(
-    run: Source, scored: Scored, evaluator: Evaluator
+    run: SourceRun, scored: Scored, evaluator: Evaluator
 ) -> tuple[Compared, Metrics, dict[str, str]]:
     """Evaluate the file and FP32, time both in turns, and count the kernels, on the target."""
     samples = scored.samples
@@ -135,7 +135,7 @@ def _run(
     return compared, times, find_execution(evaluator, resolved, quantized, samples)
 
 
-def _measure(run: Source, scored: Scored, evaluator: Evaluator) -> RunResult:
+def _measure(run: SourceRun, scored: Scored, evaluator: Evaluator) -> RunResult:
     """Return the result of the run on the target.
 
     Raises:
@@ -170,7 +170,7 @@ def _measure(run: Source, scored: Scored, evaluator: Evaluator) -> RunResult:
     return RunResult("ok", measurement=measurement, resolved=params)
 
 
-def _replace_result(store: Store, run: Source, scored: Scored, result: RunResult) -> None:
+def _replace_result(store: Store, run: SourceRun, scored: Scored, result: RunResult) -> None:
     """Replace the run's metrics and the files of its predictions, in the store and its folder."""
     record = run.record
     measurement = result.measurement
@@ -206,7 +206,7 @@ def _replace_result(store: Store, run: Source, scored: Scored, result: RunResult
     upload.log_batch(store, record.run_id, points, tags=carried)
 
 
-def _refuse_provider(key: str, run: Source) -> None:
+def _refuse_provider(key: str, run: SourceRun) -> None:
     """Raise `ConfigError` for a run on an execution provider: a job runs on the CPU."""
     provider = run.config.backend.provider
     if provider != CPU:
@@ -216,7 +216,7 @@ def _refuse_provider(key: str, run: Source) -> None:
         )
 
 
-def _open(run: Source, cache_dir: str | None) -> Scored:
+def _open(run: SourceRun, cache_dir: str | None) -> Scored:
     _refuse_provider("result", run)
     if run.record.samples_planned is not None:
         raise ConfigError(

@@ -2,7 +2,7 @@
 
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import escape_markdown
-from resnet8ptq.deploy.source import Source
+from resnet8ptq.deploy.source import SourceRun
 from resnet8ptq.report.answer import say_facts
 from resnet8ptq.tracking.mlflow_store import mlflow_model
 from resnet8ptq.tracking.mlflow_store.store import Store
@@ -10,7 +10,7 @@ from resnet8ptq.tracking.mlflow_store.store import Store
 ALIAS = "recommended"
 
 
-def register(store: Store, source: Source, name: str) -> str:
+def register(store: Store, source: SourceRun, name: str) -> str:
     """Register a run's model as the newest version of `name`; return its URI.
 
     Raises:
@@ -40,7 +40,7 @@ def register(store: Store, source: Source, name: str) -> str:
     return f"models:/{name}@{ALIAS}"
 
 
-def describe(source: Source) -> str:
+def describe(source: SourceRun) -> str:
     """Return the description of a version, as one paragraph of Markdown."""
     record = source.record
     name = ", ".join(filter(None, [record.model, *record.combination.cells]))

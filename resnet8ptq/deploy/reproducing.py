@@ -17,7 +17,7 @@ from resnet8ptq.core.machine import Runtime
 from resnet8ptq.core.text import printable
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.deploy import vectors
-from resnet8ptq.deploy.source import Source
+from resnet8ptq.deploy.source import SourceRun
 from resnet8ptq.deploy.vectors import Vectors
 from resnet8ptq.evaluation.evaluator import Evaluator
 from resnet8ptq.experiment import preparation
@@ -43,7 +43,7 @@ class Scored:
     evaluator: Evaluator
 
 
-def open_samples(source: Source, cache_dir: str | None) -> Scored | str:
+def open_samples(source: SourceRun, cache_dir: str | None) -> Scored | str:
     """Return the scored samples of the run, or the reason why they are missing.
 
     Raises:
@@ -86,8 +86,8 @@ class Rerun:
     more: Vectors | None = None  # more samples, on request
 
 
-def run(source: Source, scored: Scored | str, runtime: Runtime, many: bool) -> Rerun:
-    """Run the artifact on all scored samples; to be called by `Source.call`.
+def run(source: SourceRun, scored: Scored | str, runtime: Runtime, many: bool) -> Rerun:
+    """Run the artifact on all scored samples; to be called by `SourceRun.call`.
 
     Args:
         scored: the samples; or, as text, the reason why they are missing: then the sample kept by
@@ -118,7 +118,7 @@ def run(source: Source, scored: Scored | str, runtime: Runtime, many: bool) -> R
     return Rerun(summary, vectors.of_split(samples, predictor), more)
 
 
-def compare(source: Source, task: Task, again: Comparison, samples: int) -> str:
+def compare(source: SourceRun, task: Task, again: Comparison, samples: int) -> str:
     """Compare outputs for the scored samples with the run's; return the result in a sentence.
 
     Raises:

@@ -32,7 +32,7 @@ _COPIED = (EXAMPLE, "predictions.npz", "detections.json", TOKENIZER)
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceRun:
     """A finished run with an artifact, and its files copied into a folder."""
 
     record: RunRecord
@@ -141,7 +141,7 @@ def fetch(
     folder: Path,
     use: str = "",
     trust: bool = False,
-) -> Source:
+) -> SourceRun:
     """Copy a run's artifact and its files into `folder`.
 
     Args:
@@ -201,9 +201,11 @@ def fetch(
             f"logged {backend.name}"
         )
     if trusted:
-        return Source(record, config, artifact, use=use, trusted=trusted)
+        return SourceRun(record, config, artifact, use=use, trusted=trusted)
     unread = _forbid_data(record, config)
-    return Source(record, config=without_paths(config), artifact=artifact, use=use, unread=unread)
+    return SourceRun(
+        record, config=without_paths(config), artifact=artifact, use=use, unread=unread
+    )
 
 
 def _forbid_data(record: RunRecord, config: RunConfig) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.backends.contract import Node, Predictor, Profiler
+from resnet8ptq.backends.contract import NodeTime, Predictor, Profiler
 from resnet8ptq.config.schema import LatencyConfig
 from resnet8ptq.core.console import measuring
 from resnet8ptq.data.dataset import Split
@@ -57,7 +57,7 @@ class Timings:
 
 
 @dataclass(frozen=True)
-class Latency:
+class ModelLatency:
     """The timings of a model and of its FP32 baseline; dtype=fp32 has no separate baseline."""
 
     model: Timings
@@ -80,7 +80,7 @@ class Latency:
 
 
 def measure(
-    loads: Sequence[Load], split: Split, settings: LatencyConfig, least: int = LEAST
+    loads: Sequence[Load], split: Split, timing: LatencyConfig, least: int = LEAST
 ) -> list[Timings]:
     """Load artifacts with `latency.threads` threads, and time them.
 
@@ -88,13 +88,13 @@ def measure(
         split: the samples; the first ones are run, repeated if there are too few.
     """
     with torch_threads_kept(), measuring("Timing"):
-        predictors = [load(settings.threads) for load in loads]
-        limit = settings.max_seconds
-        single = time_in_turns(predictors, split, 1, settings.repeats, limit, least)
+        predictors = [load(timing.threads) for load in loads]
+        limit = timing.max_seconds
+        single = time_in_turns(predictors, split, 1, timing.repeats, limit, least)
         batch: Sequence[Times | None] = [None] * len(predictors)
         if split.at_once is None:
-            size = find_batch_size(settings, split)
-            repeats = settings.batch_repeats
+            size = find_batch_size(timing, split)
+            repeats = timing.batch_repeats
             batch = time_in_turns(predictors, split, size, repeats, limit, least)
     return [Timings(*times) for times in zip(single, batch, strict=True)]
 
@@ -103,27 +103,27 @@ def measure_operators(
     profiles: Sequence[AbstractContextManager[Profiler]],
     split: Split,
     batch_size: int,
-    settings: LatencyConfig,
-) -> list[list[Node]]:
+    timing: LatencyConfig,
+) -> list[list[NodeTime]]:
     """Load artifacts, run batches in turns as `measure` does, and time every node.
 
     Args:
         profiles: load the artifacts, see `contract.Quantizer.profile`.
     """
-    repeats = settings.repeats if batch_size == 1 else settings.batch_repeats
+    repeats = timing.repeats if batch_size == 1 else timing.batch_repeats
     with torch_threads_kept(), ExitStack() as stack:
         profilers = [stack.enter_context(profile) for profile in profiles]
-        times = time_in_turns(profilers, split, batch_size, repeats, settings.max_seconds)
+        times = time_in_turns(profilers, split, batch_size, repeats, timing.max_seconds)
         return [profiler.nodes(len(runs)) for profiler, runs in zip(profilers, times, strict=True)]
 
 
-def find_batch_size(settings: LatencyConfig, split: Split) -> int:
+def find_batch_size(timing: LatencyConfig, split: Split) -> int:
     """Return the batch size that is timed beside batch 1.
 
     `latency.batch_size`, else the largest power of two within `BATCH_SIZE` and `BATCH_BYTES`.
     """
-    if settings.batch_size is not None:
-        return settings.batch_size
+    if timing.batch_size is not None:
+        return timing.batch_size
     fitting = split.limit(max(BATCH_BYTES // split.sample_bytes, 1))
     return min(BATCH_SIZE, 2 ** int(math.log2(fitting)))
 

@@ -74,25 +74,25 @@ class PairedLatency:
         return cls(single, batch, int(kept["batch_size"]), int(kept["threads"]))
 
 
-def run(loads: Mapping[str, "Load"], split: Split, settings: LatencyConfig) -> PairedLatency:
+def run(loads: Mapping[str, "Load"], split: Split, timing: LatencyConfig) -> PairedLatency:
     """Time models in turns, in `BLOCKS` blocks; each block loads all models again.
 
     The speed of a model changes by some percent each time it is loaded. With one loading, a model
     could appear faster than its own copy. After `latency.LEAST` blocks, another one starts only if
-    all are expected to end within `settings.max_seconds` for each model.
+    all are expected to end within `timing.max_seconds` for each model.
     """
     from resnet8ptq.evaluation import latency  # reports read timings without any backend
 
     least = latency.LEAST
     random = np.random.default_rng(RESAMPLING_SEED)
     share = replace(
-        settings,
-        repeats=max(settings.repeats // BLOCKS, least),
-        batch_repeats=max(settings.batch_repeats // BLOCKS, least),
-        max_seconds=settings.max_seconds / BLOCKS,
+        timing,
+        repeats=max(timing.repeats // BLOCKS, least),
+        batch_repeats=max(timing.batch_repeats // BLOCKS, least),
+        max_seconds=timing.max_seconds / BLOCKS,
     )
-    latencies = PairedLatency({}, {}, latency.find_batch_size(settings, split), settings.threads)
-    limit = settings.max_seconds * len(loads)
+    latencies = PairedLatency({}, {}, latency.find_batch_size(timing, split), timing.threads)
+    limit = timing.max_seconds * len(loads)
     begin = time.perf_counter()
     for block in track(range(BLOCKS), "Timing the best", "blocks"):
         spent = time.perf_counter() - begin

@@ -18,7 +18,7 @@ from resnet8ptq.evaluation import latency
 from resnet8ptq.evaluation.batching import Load
 from resnet8ptq.evaluation.evaluator import Compared, Evaluator, Quantized
 from resnet8ptq.evaluation.inference import Evaluation
-from resnet8ptq.evaluation.latency import Latency
+from resnet8ptq.evaluation.latency import ModelLatency
 from resnet8ptq.evaluation.result import Measurement
 from resnet8ptq.evaluation.sequential import StoppingPlan
 from resnet8ptq.experiment.samples import has_groups
@@ -220,4 +220,4 @@ def time_beside_fp32(
         baseline = evaluator.baseline(samples)
         loads.append(evaluator.loader(evaluator.fp32, baseline.path))
     background.rest()
-    return {**Latency(*latency.measure(loads, samples, timing)).to_metrics()}
+    return {**ModelLatency(*latency.measure(loads, samples, timing)).to_metrics()}

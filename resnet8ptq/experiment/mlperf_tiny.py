@@ -115,7 +115,7 @@ class Paths:
     quantized: str | None = None
 
 
-def find_files(suite: BenchmarkConfig, named: Paths, quantizes: bool = True) -> Paths:
+def find_files(benchmark: BenchmarkConfig, named: Paths, quantizes: bool = True) -> Paths:
     """Return the paths with those of the benchmark's files in place of None; unchanged without one.
 
     Args:
@@ -125,24 +125,24 @@ def find_files(suite: BenchmarkConfig, named: Paths, quantizes: bool = True) -> 
     Raises:
         UnsupportedError: a file is missing; the message names its source.
     """
-    if suite.name is None:
+    if benchmark.name is None:
         return named
-    files_of = SUITE[suite.name]
+    files_of = SUITE[benchmark.name]
     data = named.data
     network = named.network
     quantized = named.quantized
     if data is None and files_of.data is not None:
-        data = _find(files_of.data, suite)
+        data = _find(files_of.data, benchmark)
     if network is None and files_of.network is not None:
-        network = _find(files_of.network, suite)
+        network = _find(files_of.network, benchmark)
     if quantized is None and not quantizes:
-        quantized = _find(files_of.official, suite)
+        quantized = _find(files_of.official, benchmark)
     return Paths(data, network, quantized)
 
 
-def _find(file: File, suite: BenchmarkConfig) -> str:
+def _find(file: File, benchmark: BenchmarkConfig) -> str:
     """Return the path of a file: in `benchmark.folder`, or downloaded."""
-    folder = suite.folder
+    folder = benchmark.folder
     paths = [] if folder is None else sorted(Path(folder).expanduser().glob(file.path))
     if paths:
         path = paths[0]
@@ -151,7 +151,7 @@ def _find(file: File, suite: BenchmarkConfig) -> str:
             log.warning("%s: is not the suite's own file (another SHA-256)", path)
         return str(path.absolute())
 
-    missing = f"benchmark={suite.name}: {file.path} is not in benchmark.folder={folder}"
+    missing = f"benchmark={benchmark.name}: {file.path} is not in benchmark.folder={folder}"
     if file.url is None or file.sha256 is None:
         raise UnsupportedError(f"{missing}; get it from {file.source}")
     try:

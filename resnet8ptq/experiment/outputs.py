@@ -37,7 +37,7 @@ from resnet8ptq.core import background, files
 from resnet8ptq.data.dataset import CalibrationSet, Split
 from resnet8ptq.evaluation.result import Measurement, RunResult
 from resnet8ptq.experiment import wrong_examples
-from resnet8ptq.experiment.samples import Samples
+from resnet8ptq.experiment.samples import SamplesByRole
 from resnet8ptq.graph import layers
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks.scoring.comparison import Comparison
@@ -52,7 +52,7 @@ def write(
     config: RunConfig,
     result: RunResult,
     artifact: Artifact,
-    samples: Samples,
+    samples: SamplesByRole,
     fp32: Fp32Model,
 ) -> None:
     """Write all files except the model and `result.json`, each atomically."""

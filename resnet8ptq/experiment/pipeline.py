@@ -31,7 +31,7 @@ from resnet8ptq.experiment.measurement import find_execution, measure
 from resnet8ptq.experiment.network_and_data import fit_settings, load, make_task
 from resnet8ptq.experiment.network_properties import find_properties
 from resnet8ptq.experiment.recorder import Recorder
-from resnet8ptq.experiment.samples import Samples, draw, has_groups
+from resnet8ptq.experiment.samples import SamplesByRole, draw, has_groups
 from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.experiment.stopping import make_plan
 from resnet8ptq.experiment.workspace import Prepared, Workspace
@@ -132,7 +132,7 @@ def run_experiment(
 
 def _draw(
     config: RunConfig, data: Dataset, network: Fp32Model, run: Recorder
-) -> tuple[Samples, Task]:
+) -> tuple[SamplesByRole, Task]:
     """Return the samples by role, and the task; record both."""
     name = f"the training samples of {data.name}"
     can_score = partial(make_task, config.task, data, network, name=name)
@@ -181,7 +181,7 @@ def _check_result(
 
 
 def _describe_measurement(
-    timing: LatencyConfig, samples: Samples, measurement: Measurement
+    timing: LatencyConfig, samples: SamplesByRole, measurement: Measurement
 ) -> dict[str, str]:
     """Return the timed batch size, a silent output, and whether the cache had the outputs."""
     params = {"outputs_sha256": measurement.outputs_sha256}

@@ -26,7 +26,7 @@ Check = Callable[[Split], object]  # raises ConfigError for samples that the tas
 
 
 @dataclass(frozen=True)
-class Samples:
+class SamplesByRole:
     """The samples of a run, by their roles.
 
     Attributes:
@@ -51,7 +51,7 @@ class Samples:
         """The samples of the reported results."""
         return self.data.test
 
-    def as_scored(self, config: RunConfig) -> "Samples":
+    def as_scored(self, config: RunConfig) -> "SamplesByRole":
         """Return the samples, with the reported ones in scoring order."""
         if config.evaluate.stop == "all":
             return self
@@ -69,20 +69,20 @@ class Samples:
         drawn = {"calibration_digest": self.calibrating.digest}
         return drawn if self.tuning is None else drawn | {"held_out_digest": self.tuning.digest}
 
-    def without(self, indices: Sequence[int]) -> "Samples":
+    def without(self, indices: Sequence[int]) -> "SamplesByRole":
         """Return the samples without these calibrating ones."""
         drawn = self.calibrating
         kept = np.setdiff1d(np.arange(len(drawn.split)), indices)
         left = CalibrationSet(drawn.split.take(kept), drawn.indices[kept])
         return replace(self, calibrating=left)
 
-    def calibrated_with(self, samples_per_class: int | None, seed: int) -> "Samples":
+    def calibrated_with(self, samples_per_class: int | None, seed: int) -> "SamplesByRole":
         """Return the samples with another calibration draw, disjoint from `tuning`."""
         drawn = draw_calibration(self.data, samples_per_class, seed, held_out=[self.held_out])
         return replace(self, calibrating=drawn)
 
 
-def draw(config: RunConfig, data: Dataset, tunes: bool, check: Check) -> Samples:
+def draw(config: RunConfig, data: Dataset, tunes: bool, check: Check) -> SamplesByRole:
     """Draw the samples of a run for every role.
 
     Args:
@@ -106,14 +106,14 @@ def draw(config: RunConfig, data: Dataset, tunes: bool, check: Check) -> Samples
         check(tuning)
         taken.append(tuning)
     drawn = draw_calibration(data, config.calib.samples_per_class, config.seed, held_out=taken)
-    samples = Samples(data, drawn, tuning)
+    samples = SamplesByRole(data, drawn, tuning)
     if config.evaluate.split == "held_out":
         return samples
     samples = _choose(config, samples, check)
     return _report_selection(samples) if config.evaluate.split == "choice" else samples
 
 
-def draw_to_analyse(config: RunConfig, data: Dataset) -> Samples:
+def draw_to_analyse(config: RunConfig, data: Dataset) -> SamplesByRole:
     """Draw training samples for an analysis, and others for its calibration.
 
     Raises:
@@ -121,7 +121,7 @@ def draw_to_analyse(config: RunConfig, data: Dataset) -> Samples:
     """
     tuning = draw_held_out(data, config.held_out_images)
     drawn = draw_calibration(data, config.calib.samples_per_class, config.seed, held_out=[tuning])
-    return Samples(data, drawn, tuning)
+    return SamplesByRole(data, drawn, tuning)
 
 
 def draw_to_calibrate(config: RunConfig, data: Dataset) -> CalibrationSet:
@@ -133,7 +133,7 @@ def draw_to_calibrate(config: RunConfig, data: Dataset) -> CalibrationSet:
     return draw_calibration(data, config.calib.samples_per_class, config.seed)
 
 
-def _choose(config: RunConfig, samples: Samples, check: Check) -> Samples:
+def _choose(config: RunConfig, samples: SamplesByRole, check: Check) -> SamplesByRole:
     """Return the samples with the selection samples."""
     how = config.evaluate.choice
     data = samples.data
@@ -178,7 +178,7 @@ def _choose(config: RunConfig, samples: Samples, check: Check) -> Samples:
     return replace(samples, data=data, selection=selection, selected_from="of the test samples")
 
 
-def _report_selection(samples: Samples) -> Samples:
+def _report_selection(samples: SamplesByRole) -> SamplesByRole:
     """Return the samples with the selection samples as the reported ones.
 
     All other roles are drawn as for `evaluate.split=test`, so the same settings calibrate with the

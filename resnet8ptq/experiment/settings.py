@@ -208,8 +208,9 @@ def fill_defaults(
 
     Args:
         jobs: number of jobs of the sweep, 1 for a single run; None if only Hydra knows it.
-        threads: the default of `threads`, if other jobs run at the same time.
+        threads: see `fill_threads`.
     """
+    asked = fill_threads(asked, threads)
     evaluate = asked.evaluate
     preprocess = asked.preprocess
     tail = asked.float_tail
@@ -229,5 +230,9 @@ def fill_defaults(
         preprocess=replace(preprocess, mean=mean, std=std),
         float_tail=tail,
         evaluate=evaluate,
-        threads=threads if asked.threads is None else asked.threads,
     )
+
+
+def fill_threads(asked: RunConfig, threads: int | None) -> RunConfig:
+    """Return the settings with a default of `threads`; None if no other job runs meanwhile."""
+    return replace(asked, threads=threads) if asked.threads is None else asked

@@ -10,7 +10,7 @@ from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation.evaluator import Evaluator
 from resnet8ptq.evaluation.sequential import StoppingPlan
 from resnet8ptq.evaluation.stopped_hits import STOPPED_LOSS
-from resnet8ptq.experiment.samples import Samples
+from resnet8ptq.experiment.samples import SamplesByRole
 from resnet8ptq.tasks.scoring.comparison import Comparison
 from resnet8ptq.tasks.scoring.statistics import SIGNIFICANCE
 from resnet8ptq.tasks.task import Task
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def make_plan(
-    config: RunConfig, task: Task, samples: Samples, grouped: bool
+    config: RunConfig, task: Task, samples: SamplesByRole, grouped: bool
 ) -> StoppingPlan | None:
     """Return the plan; None for a run that scores all samples.
 

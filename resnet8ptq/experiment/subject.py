@@ -8,12 +8,12 @@ from pathlib import Path
 from resnet8ptq.evaluation.evaluator import Evaluator
 from resnet8ptq.experiment.network_and_data import fit_settings, load, make_task
 from resnet8ptq.experiment.recorder import Recorder
-from resnet8ptq.experiment.samples import Samples, draw_to_analyse
+from resnet8ptq.experiment.samples import SamplesByRole, draw_to_analyse
 from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.experiment.workspace import Workspace
 
 
-def open_subject(settings: Settings, run: Recorder) -> tuple[Evaluator, Samples]:
+def open_subject(settings: Settings, run: Recorder) -> tuple[Evaluator, SamplesByRole]:
     """Read data and network, draw the samples, and log the task.
 
     The measured samples are the tuning samples: training samples that do not calibrate.

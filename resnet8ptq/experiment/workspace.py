@@ -12,7 +12,7 @@ from resnet8ptq.corrections.layers import CorrectionSettings
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation.evaluator import Evaluator, Quantized
 from resnet8ptq.experiment.recorder import Recorder
-from resnet8ptq.experiment.samples import Samples
+from resnet8ptq.experiment.samples import SamplesByRole
 from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.decisions import Decisions
@@ -60,7 +60,7 @@ class Workspace:
 
     settings: Settings
     evaluator: Evaluator
-    samples: Samples
+    samples: SamplesByRole
     folder: Path
     scratch: Path
     run: Recorder

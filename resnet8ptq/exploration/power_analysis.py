@@ -38,7 +38,7 @@ FILE = "test_plan.png"
 
 
 @dataclass(frozen=True)
-class Row:
+class PowerRow:
     """The power of the test if quantization changes a given share of the predictions.
 
     Attributes:
@@ -61,7 +61,7 @@ class PowerAnalysis(RunResult):
     metric: Metric
     total: int
     limit: float
-    rows: tuple[Row, ...]
+    rows: tuple[PowerRow, ...]
 
     def summary(self) -> str:
         """Return the outcome in one line."""
@@ -108,7 +108,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> PowerAnalysis:
     return result
 
 
-def plan(changed: float, total: int, limit: float) -> Row:
+def plan(changed: float, total: int, limit: float) -> PowerRow:
     """Return the power of `total` samples.
 
     Args:
@@ -116,7 +116,7 @@ def plan(changed: float, total: int, limit: float) -> Row:
     """
     edge = find_edge(lambda loss: loss >= limit or needed(loss, changed, limit) > total)
     beyond = find_edge(lambda loss: loss > limit and needed(loss, changed, limit) <= total)
-    return Row(changed, passes=edge, fails=beyond, needed=needed(0.0, changed, limit))
+    return PowerRow(changed, passes=edge, fails=beyond, needed=needed(0.0, changed, limit))
 
 
 def needed(loss: float, changed: float, limit: float) -> float:

@@ -26,7 +26,7 @@ from resnet8ptq.core.records import feed
 from resnet8ptq.core.text import one_line
 from resnet8ptq.data.fields import Fields, lengths
 from resnet8ptq.data.preprocessing import RAW
-from resnet8ptq.data.preprocessing import Preprocessing as Arithmetic
+from resnet8ptq.data.preprocessing import Folding as Arithmetic
 from resnet8ptq.graph.footprint import tensor_bytes
 from resnet8ptq.graph.layers import attribute
 from resnet8ptq.graph.passes import rewrite
@@ -34,7 +34,7 @@ from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models import batch_axis, batch_first, branches, normalization
 from resnet8ptq.models.batch_axis import Outputs, Predict
 from resnet8ptq.models.contract import Contract, SampleArray, is_scalar, match, read_contract
-from resnet8ptq.models.folding import Preprocessing, preprocess
+from resnet8ptq.models.folding import Folding, preprocess
 from resnet8ptq.models.sources import read, select_outputs
 from resnet8ptq.models.sources.contract import Network
 from resnet8ptq.tasks.scoring.outputs import LOGITS, PROBABILITIES, VALUES
@@ -81,7 +81,7 @@ class Conversion:
     opset: int
     contract: Contract
     final: str
-    preprocessing: Preprocessing
+    preprocessing: Folding
     without_torch: dict[str, str] = field(default_factory=dict)
     why_fixed: str | None = None
     moved: dict[str, int] = field(default_factory=dict)
@@ -93,7 +93,7 @@ def read_record(folder: Path) -> Conversion:
     """Return the record that `convert` wrote into `folder`."""
     record = json.loads((folder / RECORD).read_text())
     record["contract"] = read_contract(onnx.load(folder / UNFOLDED).graph)
-    record["preprocessing"] = Preprocessing(**record["preprocessing"])
+    record["preprocessing"] = Folding(**record["preprocessing"])
     return Conversion(**record)
 
 

@@ -25,7 +25,7 @@ from resnet8ptq.models import normalization
 
 
 @dataclass(frozen=True)
-class Preprocessing:
+class Folding:
     """The graph before and after preprocessing.
 
     Attributes:
@@ -52,7 +52,7 @@ class Preprocessing:
         }
 
 
-def preprocess(unfolded: Path, folded: Path) -> Preprocessing:
+def preprocess(unfolded: Path, folded: Path) -> Folding:
     """Fold batch normalization into the convolutions, by ONNX Runtime's own preprocessing.
 
     Keras 3 exports batch normalization as Mul and Add, which would otherwise stay separate
@@ -84,8 +84,8 @@ def preprocess(unfolded: Path, folded: Path) -> Preprocessing:
         onnx.save(proto, folded)
     except Exception as error:  # symbolic shape inference raises Exception itself
         folded.unlink(missing_ok=True)
-        return Preprocessing(failure=one_line(error))
-    return Preprocessing(
+        return Folding(failure=one_line(error))
+    return Folding(
         operators_before=_operators(unfolded),
         operators_after=_operators(folded),
         bytes_before=unfolded.stat().st_size,

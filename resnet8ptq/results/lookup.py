@@ -20,7 +20,7 @@ from resnet8ptq.tracking.journal import FILE, Journal
 from resnet8ptq.tracking.mlflow_store import sync
 from resnet8ptq.tracking.mlflow_store.store import Store, open_store
 from resnet8ptq.tracking.record import RunRecord
-from resnet8ptq.tracking.sweep_file import Sweep
+from resnet8ptq.tracking.sweep_file import SharedSweep
 
 _MODEL = re.compile(r"model\.(onnx|tflite|pt|pt2|pte|zip)")  # the quantized file of a run
 _NO_STORE = Store("", "", "")  # of records whose files lie in their own folders
@@ -231,7 +231,7 @@ def _read_sweep(folder: Path, tracking: TrackingConfig, run: RunRecord | None = 
     if not _is_sweep(folder):
         raise ConfigError(f"folder: got {folder}, a run's folder, expected the folder of a sweep")
     kept = _read_journal(folder)
-    if Sweep.load(folder).resume:
+    if SharedSweep.load(folder).resume:
         store = open_store(tracking)
         return _load_sweep(store, _find_logged(store, kept, folder), run)
     compared = [record for record in sync.load_records(folder) if not record.is_analysis]

@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # Hydra imports this module for every job; most of them make 
     from resnet8ptq.sweeps.delivery import Delivery
     from resnet8ptq.tracking.mlflow_store.store import Store
     from resnet8ptq.tracking.record import RunRecord
-    from resnet8ptq.tracking.sweep_file import ParallelJobs, Sweep
+    from resnet8ptq.tracking.sweep_file import ParallelJobs, SharedSweep
 
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 class RunningSweep:
     """A running sweep, which this process closes."""
 
-    open: "Callable[[], Sweep]"  # waits for the store, and returns the sweep with its run
+    open: "Callable[[], SharedSweep]"  # waits for the store, and returns the sweep with its run
     parallel: "ParallelJobs | None"  # of the sweep, known before it is open
     limits: ReportConfig  # of a recommended model
     lock: "FileLock"  # on the sweep's folder, held while the sweep runs
@@ -79,7 +79,7 @@ class RunningSweep:
         return (time.monotonic() - self.begun_s) / job * max(0, self.jobs - job)
 
     @cached_property
-    def sweep(self) -> "Sweep":
+    def sweep(self) -> "SharedSweep":
         """The sweep, after its run was created and its file was written; see `open_current`."""
         opened = self.open()
         opened.save()
@@ -258,7 +258,7 @@ def _how_far(records: "Sequence[RunRecord]", jobs: int | None, typed: Sequence[s
     return f"{finished}{of} runs finished; continue: {again}"
 
 
-def _collect(sweep: "Sweep") -> "list[RunRecord]":
+def _collect(sweep: "SharedSweep") -> "list[RunRecord]":
     """Log the runs that are missing in the store; return the runs to compare."""
     from resnet8ptq.tracking import history
     from resnet8ptq.tracking.mlflow_store import sync
@@ -292,7 +292,7 @@ def find_current() -> RunningSweep | None:
     return begun.sweep if begun else None
 
 
-def open_current() -> "Sweep":
+def open_current() -> "SharedSweep":
     """Return the sweep that the ongoing command line has begun, once it is open.
 
     Raises:
@@ -335,16 +335,16 @@ def _start(
     """Check the settings before the first job, and start opening the store."""
     from resnet8ptq.sweeps import budget, delivery, identity, search
     from resnet8ptq.tracking.mlflow_store import sender
-    from resnet8ptq.tracking.sweep_file import Sweep
+    from resnet8ptq.tracking.sweep_file import SharedSweep
 
     if config.analysis.name == "inspect":
         raise ConfigError("analysis.name: got 'inspect', expected one run: leave out -m")
 
     # The words of the command line
-    settings = OmegaConf.to_object(config.tracking)
+    tracking = OmegaConf.to_object(config.tracking)
     limits = OmegaConf.to_object(config.report)
     # For mypy: the schema says so.
-    assert isinstance(settings, TrackingConfig) and isinstance(limits, ReportConfig)
+    assert isinstance(tracking, TrackingConfig) and isinstance(limits, ReportConfig)
     overrides = list(config.hydra.overrides.task)
     typed = [words.parse(word) for word in overrides]
     if is_search(config.hydra.sweeper):
@@ -368,17 +368,17 @@ def _start(
     folder.mkdir(parents=True, exist_ok=True)
     held = journal.lock(folder)
     if config.sweep.resume:
-        begun = _continue(settings, folder, tags)
+        begun = _continue(tracking, folder, tags)
     else:
-        begun = background.put(_begin, settings, folder, tags)
+        begun = background.put(_begin, tracking, folder, tags)
     background.prepare(sender.warm_up)
     if parallel is None:
         with console.waiting("Loading libraries"):
             from resnet8ptq.experiment import pipeline  # noqa: F401  # meanwhile
 
-    def open_begun() -> Sweep:
+    def open_begun() -> SharedSweep:
         store, parent_id = background.result(begun)
-        return Sweep(
+        return SharedSweep(
             store=store,
             parent_id=parent_id,
             folder=folder,
@@ -444,19 +444,19 @@ def _count_jobs(sweeper: DictConfig, overrides: Sequence[Override]) -> int | Non
     return count
 
 
-def _begin(settings: TrackingConfig, folder: Path, tags: Mapping[str, str]) -> "tuple[Store, str]":
+def _begin(tracking: TrackingConfig, folder: Path, tags: Mapping[str, str]) -> "tuple[Store, str]":
     """Open the store and create the sweep's run; return the store and the run's id."""
     from resnet8ptq.tracking.mlflow_store.store import in_one_line, open_store
     from resnet8ptq.tracking.run import start_parent
 
-    store = open_store(settings)
+    store = open_store(tracking)
     name = f"sweep {folder.parent.name} {folder.name}"
     with in_one_line(store):
         return store, start_parent(store, name, folder, tags)
 
 
 def _continue(
-    settings: TrackingConfig, folder: Path, tags: Mapping[str, str]
+    tracking: TrackingConfig, folder: Path, tags: Mapping[str, str]
 ) -> "Future[tuple[Store, str]]":
     """Reopen the newest sweep with the same overrides, or start a new sweep."""
     from resnet8ptq.sweeps import resume
@@ -464,12 +464,12 @@ def _continue(
     from resnet8ptq.tracking.mlflow_store.store import in_one_line, open_store
     from resnet8ptq.tracking.run import restart_parent
 
-    store = background.ask(open_store, settings)
+    store = background.ask(open_store, tracking)
     with in_one_line(store):
         earlier = resume.find_sweep(store, tags["sweep_key"])
     if earlier is None:
         log.warning("sweep.resume: no earlier sweep with these overrides, code and versions")
-        return background.put(_begin, settings, folder, tags)
+        return background.put(_begin, tracking, folder, tags)
     print(f"Resume: continuing {earlier.name}")  # no log is set up yet
     opened: Future[tuple[Store, str]] = Future()
     with in_one_line(store):

@@ -12,7 +12,7 @@ from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.tracking import history, journal
 from resnet8ptq.tracking.mlflow_store.store import Store, is_away
 from resnet8ptq.tracking.record import RunRecord
-from resnet8ptq.tracking.sweep_file import Sweep
+from resnet8ptq.tracking.sweep_file import SharedSweep
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ def find_sweep(store: Store, key: str) -> RunRecord | None:
 
 
 def find_finished(
-    sweep: Sweep, number: int, identity: str | None, again: bool = False
+    sweep: SharedSweep, number: int, identity: str | None, again: bool = False
 ) -> RunRecord | None:
     """Return the finished run that a job would repeat, or None.
 
@@ -62,7 +62,7 @@ def find_finished(
     return history.complete(sweep.store, others[0])
 
 
-def find_attempts(sweep: Sweep, number: int) -> list[RunRecord]:
+def find_attempts(sweep: SharedSweep, number: int) -> list[RunRecord]:
     """Return a job's earlier runs in this sweep that did not finish.
 
     Such runs exist after `sweep.resume`, or if the launcher restarts a job whose process died.
@@ -83,7 +83,7 @@ def find_attempts(sweep: Sweep, number: int) -> list[RunRecord]:
     return attempts
 
 
-def _may_repeat(sweep: Sweep) -> bool:
+def _may_repeat(sweep: SharedSweep) -> bool:
     """Whether a job may have run before: the sweep was resumed, or a launcher restarted the job."""
     return sweep.resume or sweep.parallel is not None
 

@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from resnet8ptq.config import limits, words
 from resnet8ptq.config.schema import ReportConfig, RunConfig
 from resnet8ptq.core import console
-from resnet8ptq.core.alarm import TimeUpError
+from resnet8ptq.core.alarm import AlarmError
 from resnet8ptq.core.descriptor import FILE
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError
 from resnet8ptq.core.text import printable, unescape_markdown
@@ -245,7 +245,7 @@ class SettingsSearch:
         except KeyboardInterrupt:
             self._keep_unmeasured(len(steps))
             raise
-        if any(isinstance(result, TimeUpError) for result in results):
+        if any(isinstance(result, AlarmError) for result in results):
             self._keep_unmeasured(len(steps))
         self.launched += len(steps)
 

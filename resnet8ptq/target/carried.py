@@ -72,7 +72,7 @@ _KINDS: dict[str, type[_Answer]] = {
 }
 
 
-class Recorder(Target):
+class JobWriter(Target):
     """Writes each request into a job, and answers it on this machine; times nothing.
 
     Attributes:

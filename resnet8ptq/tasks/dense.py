@@ -9,6 +9,7 @@ using a multi-scale deep network", 2014.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,7 +29,7 @@ from resnet8ptq.tasks.scoring.outputs import (
     describe,
 )
 from resnet8ptq.tasks.scoring.statistics import SIGNIFICANCE, Margin, Values
-from resnet8ptq.tasks.task import Task, TaskFiles, TaskType
+from resnet8ptq.tasks.task import Task, TaskFiles, TaskType, keep_values
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -84,7 +85,7 @@ def build(primary: str = "psnr", peak: float = 1.0, resamples: int = 9999) -> Ta
         replace(BOOTSTRAP, intervals=f"{BOOTSTRAP.intervals} over the pictures"),
         beside=tuple(METRICS[name] for name in pair if name != primary),
         files=TaskFiles(
-            arrays=_keep_values,
+            arrays=partial(keep_values, attrgetter("per_item")),
             figures=_draw,
             captions={PICTURES: "Pictures that changed most: target, FP32, quantized"},
         ),
@@ -182,14 +183,6 @@ def _doubt(metric: Metric, baseline: DenseScores, expected: float | None) -> str
         return None
     shown = metric.show(float(of_mean.mean()))
     return f"NO BETTER THAN THE MEAN, {metric.show(baseline.value)} (of the mean {shown})"
-
-
-def _keep_values(comparison: Comparison) -> dict[str, Array]:
-    return {
-        "predictions": comparison.model.per_item,
-        "baseline_predictions": comparison.baseline.per_item,
-        **comparison.paired.arrays(),
-    }
 
 
 def _draw(comparison: Comparison, title: str) -> "dict[str, Figure]":

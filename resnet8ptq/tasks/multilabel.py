@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +13,14 @@ from resnet8ptq.core.errors import ConfigError, ModelError
 from resnet8ptq.tasks.scoring import distortion
 from resnet8ptq.tasks.scoring.bootstrap import BOOTSTRAP
 from resnet8ptq.tasks.scoring.classwise import (
+    CLASSES,
     ClasswiseScores,
     count_lost,
+    draw_classes,
     draw_weights,
     list_classes,
 )
-from resnet8ptq.tasks.scoring.comparison import Comparison, doubt_below
+from resnet8ptq.tasks.scoring.comparison import doubt_below
 from resnet8ptq.tasks.scoring.metric import Metric, Metrics
 from resnet8ptq.tasks.scoring.outputs import (
     Array,
@@ -32,12 +33,8 @@ from resnet8ptq.tasks.scoring.outputs import (
 from resnet8ptq.tasks.scoring.statistics import Values
 from resnet8ptq.tasks.task import Joining, Task, TaskFiles, TaskType
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 MAP = Metric("map", "mAP")
 MACRO_F1 = Metric("macro_f1", "macro F1")
-CLASSES = "classes.png"
 
 
 ROUNDED = 0.05  # of quantized probabilities, beyond 0 and 1
@@ -149,7 +146,7 @@ def build(class_names: tuple[str, ...] = (), threshold: float = 0.5, resamples: 
         pair_metrics=count_lost,
         files=TaskFiles(
             tables=partial(list_classes, "ap", class_names),
-            figures=partial(_draw, class_names),
+            figures=partial(draw_classes, class_names),
             captions={CLASSES: "AP by class: those that changed most, beside FP32"},
         ),
         doubt=_doubt,
@@ -161,12 +158,6 @@ def _score(
     threshold: float, resamples: int, outputs: Outputs, targets: Targets
 ) -> MultilabelScores:
     return MultilabelScores(outputs, np.asarray(targets.labels), threshold, resamples)
-
-
-def _draw(names: tuple[str, ...], comparison: Comparison, title: str) -> "dict[str, Figure]":
-    from resnet8ptq.tasks.scoring import classwise_plot
-
-    return {CLASSES: classwise_plot.draw(comparison, names, title)}
 
 
 def _doubt(baseline: MultilabelScores, expected: float | None) -> str | None:

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from resnet8ptq.config.schema import RegressionConfig
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.tasks.scoring.bootstrap import BOOTSTRAP, BootstrapScores, mean_of
-from resnet8ptq.tasks.scoring.comparison import Comparison
 from resnet8ptq.tasks.scoring.metric import Metric, Metrics
 from resnet8ptq.tasks.scoring.outputs import (
     Array,
@@ -20,7 +19,7 @@ from resnet8ptq.tasks.scoring.outputs import (
     describe,
 )
 from resnet8ptq.tasks.scoring.statistics import SIGNIFICANCE, Margin
-from resnet8ptq.tasks.task import Joining, Task, TaskFiles, TaskType
+from resnet8ptq.tasks.task import Joining, Task, TaskFiles, TaskType, keep_values
 
 
 def build(primary: str = "mae", resamples: int = 9999) -> Task:
@@ -35,7 +34,7 @@ def build(primary: str = "mae", resamples: int = 9999) -> Task:
         partial(_score, primary, resamples),
         BOOTSTRAP,
         beside=(_error_metric("rmse" if primary == "mae" else "mae"),),
-        files=TaskFiles(arrays=_keep_predictions),
+        files=TaskFiles(arrays=partial(keep_values, _take_output)),
         doubt=partial(_doubt, primary),
         joining=Joining(),
     )
@@ -80,12 +79,8 @@ def _doubt(primary: str, baseline: BootstrapScores, expected: float | None) -> s
     return f"NO BETTER THAN THE MEAN, {show(baseline.value)} (of the mean {show(trivial)})"
 
 
-def _keep_predictions(comparison: Comparison) -> dict[str, Array]:
-    return {
-        "predictions": comparison.model.outputs.values[0],
-        "baseline_predictions": comparison.baseline.outputs.values[0],
-        **comparison.paired.arrays(),
-    }
+def _take_output(scores: BootstrapScores) -> Array:
+    return scores.outputs.values[0]
 
 
 def _make(config: RegressionConfig, setting: TaskContext) -> Task:

@@ -7,6 +7,7 @@ in PASCAL VOC (Everingham et al., 2015) and Cityscapes.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,8 +17,10 @@ from resnet8ptq.config.schema import SegmentationConfig
 from resnet8ptq.core.errors import ConfigError, ModelError
 from resnet8ptq.tasks.scoring.bootstrap import BOOTSTRAP
 from resnet8ptq.tasks.scoring.classwise import (
+    CLASSES,
     ClasswiseScores,
     count_lost,
+    draw_classes,
     draw_weights,
     list_classes,
 )
@@ -25,21 +28,20 @@ from resnet8ptq.tasks.scoring.comparison import Comparison, doubt_below, summari
 from resnet8ptq.tasks.scoring.metric import Metric, Metrics
 from resnet8ptq.tasks.scoring.outputs import Array, Outputs, Targets, TaskContext, describe
 from resnet8ptq.tasks.scoring.statistics import Values
-from resnet8ptq.tasks.task import Scope, Task, TaskFiles, TaskType
+from resnet8ptq.tasks.task import Scope, Task, TaskFiles, TaskType, keep_values
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MIOU = Metric("miou", "mIoU", percent=True)
 PIXEL_ACCURACY = Metric("pixel_accuracy", "pixel accuracy", percent=True)
-CLASSES = "classes.png"
 PICTURES = "masks.png"
 
 Masks = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class Decoder:
+class MaskDecoder:
     """Turns a batch's outputs into the class of each pixel.
 
     Attributes:
@@ -89,7 +91,7 @@ class SegmentationScores(ClasswiseScores):
     """The classes of the pixels of one model.
 
     Attributes:
-        outputs: classes [n, height, width], see `Decoder`.
+        outputs: classes [n, height, width], see `MaskDecoder`.
         masks: the true ones [n, height, width].
         classes: the number of classes.
         ignored: labels of pixels that are not scored.
@@ -160,7 +162,7 @@ def _iou(counts: Array) -> Values:
 
 def build(
     class_names: tuple[str, ...] = (),
-    decoder: Decoder | None = None,
+    decoder: MaskDecoder | None = None,
     ignored: Sequence[int] = (255,),
     resamples: int = 2000,
 ) -> Task:
@@ -179,7 +181,7 @@ def build(
         pair_metrics=count_lost,
         scope=Scope(reduction=decoder),
         files=TaskFiles(
-            arrays=_keep_counts,
+            arrays=partial(keep_values, attrgetter("counts")),
             tables=partial(list_classes, "iou", class_names),
             figures=partial(_draw, class_names),
             captions={
@@ -199,14 +201,6 @@ def _score(
     return SegmentationScores(
         outputs, targets.labels, classes, ignored, resamples, targets.pictures
     )
-
-
-def _keep_counts(comparison: Comparison) -> dict[str, Array]:
-    return {
-        "predictions": comparison.model.counts,
-        "baseline_predictions": comparison.baseline.counts,
-        **comparison.paired.arrays(),
-    }
 
 
 def _summarize(comparison: Comparison) -> str:
@@ -230,11 +224,10 @@ def _doubt(baseline: SegmentationScores, expected: float | None) -> str | None:
 
 def _draw(names: Sequence[str], comparison: Comparison, title: str) -> "dict[str, Figure]":
     from resnet8ptq.tasks import segmentation_plot
-    from resnet8ptq.tasks.scoring import classwise_plot
 
     return {
         PICTURES: segmentation_plot.draw(comparison, names, title),
-        CLASSES: classwise_plot.draw(comparison, names, title),
+        **draw_classes(names, comparison, title),
     }
 
 
@@ -263,7 +256,7 @@ def _make(config: SegmentationConfig, setting: TaskContext) -> Task:
             "task.ignored= for labels of no class"
         )
     size = (masks.shape[1], masks.shape[2])
-    decoder = Decoder(output, axis, classes, size, config.threshold)
+    decoder = MaskDecoder(output, axis, classes, size, config.threshold)
     return build(names, decoder, config.ignored, config.resamples)
 
 

@@ -7,6 +7,7 @@ samples of one group, whose score is the cosine of their embeddings.
 import math
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from resnet8ptq.config.schema import SimilarityConfig
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError
 from resnet8ptq.tasks.joining import Groups
 from resnet8ptq.tasks.scoring.bootstrap import BOOTSTRAP, BootstrapScores
-from resnet8ptq.tasks.scoring.comparison import Comparison, Scores, doubt_below
+from resnet8ptq.tasks.scoring.comparison import Scores, doubt_below
 from resnet8ptq.tasks.scoring.metric import Metric
 from resnet8ptq.tasks.scoring.outputs import (
     Array,
@@ -26,7 +27,7 @@ from resnet8ptq.tasks.scoring.outputs import (
     describe,
 )
 from resnet8ptq.tasks.scoring.statistics import Values
-from resnet8ptq.tasks.task import Scope, Task, TaskFiles, TaskType
+from resnet8ptq.tasks.task import Scope, Task, TaskFiles, TaskType, keep_values
 
 SPEARMAN = Metric("spearman", "Spearman")
 
@@ -45,7 +46,7 @@ def build(resamples: int = 9999, output: int = 0, embeds: bool = False) -> Task:
         BOOTSTRAP,
         beside=(Metric("pearson", "Pearson"),),
         scope=Scope(output=output, joins_groups=embeds),
-        files=TaskFiles(arrays=_keep_predictions),
+        files=TaskFiles(arrays=partial(keep_values, attrgetter("per_item"))),
         doubt=_doubt,
     )
 
@@ -122,14 +123,6 @@ def _doubt(baseline: Scores, expected: float | None) -> str | None:
     shown = f"Spearman {baseline.value:.4f}"
     interval = baseline.per_sample.interval
     return f"NEAR ZERO, {shown}" if interval[0] <= 0 else doubt_below(shown, interval, expected)
-
-
-def _keep_predictions(comparison: Comparison) -> dict[str, Array]:
-    return {
-        "predictions": comparison.model.per_item,
-        "baseline_predictions": comparison.baseline.per_item,
-        **comparison.paired.arrays(),
-    }
 
 
 def _make(config: SimilarityConfig, setting: TaskContext) -> Task:

@@ -37,6 +37,15 @@ def _keep_paired(comparison: Comparison) -> dict[str, Array]:
     return comparison.paired.arrays()
 
 
+def keep_values(of: Callable[[Any], Array], comparison: Comparison) -> dict[str, Array]:
+    """Return the values that `of` takes from the scores, and the arrays of the paired test."""
+    values = {
+        "predictions": of(comparison.model),
+        "baseline_predictions": of(comparison.baseline),
+    }
+    return values | comparison.paired.arrays()
+
+
 def _nothing(*arguments: object) -> dict[str, Any]:
     return {}
 

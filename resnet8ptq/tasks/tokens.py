@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +21,14 @@ from resnet8ptq.core.errors import ConfigError, ModelError, errors_as
 from resnet8ptq.tasks.scoring import distortion
 from resnet8ptq.tasks.scoring.bootstrap import BOOTSTRAP, Replicates
 from resnet8ptq.tasks.scoring.classwise import (
+    CLASSES,
     ClasswiseScores,
     count_lost,
+    draw_classes,
     draw_weights,
     list_classes,
 )
-from resnet8ptq.tasks.scoring.comparison import Comparison, doubt_below
+from resnet8ptq.tasks.scoring.comparison import doubt_below
 from resnet8ptq.tasks.scoring.metric import Metric, Metrics
 from resnet8ptq.tasks.scoring.outputs import (
     Array,
@@ -37,16 +39,12 @@ from resnet8ptq.tasks.scoring.outputs import (
     describe,
 )
 from resnet8ptq.tasks.scoring.statistics import Values
-from resnet8ptq.tasks.task import Scope, Task, TaskFiles, TaskType, hash_file
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from resnet8ptq.tasks.task import Scope, Task, TaskFiles, TaskType, hash_file, keep_values
 
 METRICS = {
     "entity_f1": Metric("entity_f1", "entity F1", percent=True),
     "token_accuracy": Metric("token_accuracy", "token accuracy", percent=True),
 }
-CLASSES = "classes.png"
 ENTITY_TAG = re.compile(r"O|[BIESLU](-.*)?")
 EXPECTED = "expected a file with a tag in each line, or a config.json of Hugging Face with id2label"
 MAX_BYTES = 2**24  # of the file of tags
@@ -125,7 +123,7 @@ def _part(tag: str) -> tuple[str, str]:
 
 
 @dataclass(frozen=True)
-class Decoder:
+class TagDecoder:
     """Turns outputs and labels into tags.
 
     Attributes:
@@ -170,7 +168,7 @@ class TokenScores(ClasswiseScores):
     true: Sequence[Tags]
     said: Sequence[Tags]
     scored: NDArray[np.bool_]
-    decoder: Decoder
+    decoder: TagDecoder
     metric: str
     resamples: int
 
@@ -264,7 +262,7 @@ def _f1(counts: Array) -> Values:
 
 
 def build(
-    primary: str = "entity_f1", decoder: Decoder | None = None, resamples: int = 2000
+    primary: str = "entity_f1", decoder: TagDecoder | None = None, resamples: int = 2000
 ) -> Task:
     """Return the task.
 
@@ -283,9 +281,9 @@ def build(
         pair_metrics=count_lost,
         scope=Scope(output=None if decoder is None else decoder.output),
         files=TaskFiles(
-            arrays=_keep_counts,
+            arrays=partial(keep_values, attrgetter("counts")),
             tables=partial(list_classes, "f1", kinds),
-            figures=partial(_draw, kinds),
+            figures=partial(draw_classes, kinds),
             captions={CLASSES: "F1 by class: those that changed most, beside FP32"},
         ),
         doubt=partial(_doubt, METRICS[primary]),
@@ -293,7 +291,7 @@ def build(
 
 
 def _score(
-    metric: str, decoder: Decoder | None, resamples: int, outputs: Outputs, targets: Targets
+    metric: str, decoder: TagDecoder | None, resamples: int, outputs: Outputs, targets: Targets
 ) -> TokenScores:
     assert decoder is not None  # finished runs are not scored
     classes = outputs.values[decoder.output].argmax(axis=2)
@@ -312,20 +310,6 @@ def _score(
         for row, kept in zip(classes, scored, strict=True)
     ]
     return TokenScores(outputs, true, said, scored, decoder, metric, resamples)
-
-
-def _keep_counts(comparison: Comparison) -> dict[str, Array]:
-    return {
-        "predictions": comparison.model.counts,
-        "baseline_predictions": comparison.baseline.counts,
-        **comparison.paired.arrays(),
-    }
-
-
-def _draw(kinds: Sequence[str], comparison: Comparison, title: str) -> "dict[str, Figure]":
-    from resnet8ptq.tasks.scoring import classwise_plot
-
-    return {CLASSES: classwise_plot.draw(comparison, kinds, title)}
 
 
 def _doubt(metric: Metric, baseline: TokenScores, expected: float | None) -> str | None:
@@ -387,7 +371,7 @@ def _make(config: TokensConfig, setting: TaskContext) -> Task:
             "expected O, B-..., I-... (or E-..., S-...); try task.classes= with the names of the "
             "network's classes, or task=tokens task.primary=token_accuracy"
         )
-    decoder = Decoder(tags, of_labels, output, config.strict)
+    decoder = TagDecoder(tags, of_labels, output, config.strict)
     if config.primary == "entity_f1" and not any(of_labels[n][0] != "O" for n in used):
         raise ConfigError(f"task=tokens: no entity in {setting.data}: every tag is O")
     return build(config.primary, decoder, config.resamples)

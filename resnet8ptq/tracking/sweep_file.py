@@ -33,7 +33,7 @@ class ParallelJobs:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class SharedSweep:
     """The data of a running sweep for its jobs: store, parent run, folder."""
 
     store: "Store"
@@ -52,7 +52,7 @@ class Sweep:
         files.write_text(self.folder / FILE, text, mode=0o600)
 
     @classmethod
-    def load(cls, folder: Path) -> "Sweep":
+    def load(cls, folder: Path) -> "SharedSweep":
         """Read the file of a sweep's folder.
 
         Raises:
@@ -89,6 +89,6 @@ class Sweep:
 def is_sweep_folder(folder: Path, parent_id: str) -> bool:
     """Return whether a folder belongs to a sweep; an untrusted store may name any folder."""
     try:
-        return Sweep.load(folder).parent_id == parent_id
+        return SharedSweep.load(folder).parent_id == parent_id
     except PtqError:  # missing, or not a sweep's
         return False

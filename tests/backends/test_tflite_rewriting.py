@@ -90,7 +90,7 @@ def run_without_xnnpack(content: bytes, batch: NDArray[np.float32]) -> NDArray[n
     own = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
     interpreter = Interpreter(model_content=content, experimental_op_resolver_type=own)
     interpreter.allocate_tensors()
-    return predictor.Network(interpreter, predictor.read_output)(batch)[0]
+    return predictor.LoadedFile(interpreter, predictor.read_output)(batch)[0]
 
 
 @pytest.mark.parametrize("per_channel", [False, True])

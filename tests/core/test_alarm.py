@@ -5,12 +5,12 @@ import time
 
 import pytest
 
-from resnet8ptq.core.alarm import TimeUpError, time_limit
+from resnet8ptq.core.alarm import AlarmError, time_limit
 
 
 def test_code_beyond_its_limit_is_interrupted():
     begun_s = time.monotonic()
-    with pytest.raises(TimeUpError, match="minutes="), time_limit(0.05):
+    with pytest.raises(AlarmError, match="minutes="), time_limit(0.05):
         while time.monotonic() - begun_s < 10:
             time.sleep(0.01)
     assert time.monotonic() - begun_s < 5

@@ -2,11 +2,11 @@
 
 import pytest
 
-from resnet8ptq.core.alarm import TimeUpError
+from resnet8ptq.core.alarm import AlarmError
 from resnet8ptq.core.errors import ModelError, UnsupportedError, errors_as
 
 
-@pytest.mark.parametrize("error", [ModelError("a"), TimeUpError("the time is up")])
+@pytest.mark.parametrize("error", [ModelError("a"), AlarmError("the time is up")])
 def test_an_error_of_this_package_stays(error):
     """Running out of time does not make a network unsupported."""
     with pytest.raises(type(error)) as caught, errors_as(UnsupportedError, "cannot convert"):

@@ -17,7 +17,7 @@ from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError, DataError, PtqError
 from resnet8ptq.data import locate
 from resnet8ptq.data.sources import columns, table
-from resnet8ptq.data.sources.columns import Limits, Table
+from resnet8ptq.data.sources.columns import DataTable, Limits
 from tests.helpers.arrays import whole
 from tests.helpers.configs import make_config
 from tests.helpers.pictures import GREEN, RED, picture
@@ -293,7 +293,9 @@ def samples(content, names, tmp_path_factory):
 @given(st.lists(st.lists(FLOATS, min_size=3, max_size=3), min_size=1, max_size=6))
 def test_numbers_come_out_as_they_are(tmp_path_factory, rows):
     names = ["a", "b", "c"]
-    content = Table(Path("t"), pa.table(dict(zip(names, zip(*rows, strict=True), strict=True))), "")
+    content = DataTable(
+        Path("t"), pa.table(dict(zip(names, zip(*rows, strict=True), strict=True))), ""
+    )
     np.testing.assert_array_equal(samples(content, names, tmp_path_factory), rows)
 
 
@@ -303,7 +305,7 @@ def test_any_column_is_taken_or_refused_in_one_line(tmp_path_factory, cells):
     quoted = (f'"{cell}"'.replace("\0", "") if cell is not None else "" for cell in cells)
     path.write_text("a,y\n" + "".join(f"{cell},{cell}\n" for cell in quoted), "utf-8", "replace")
     try:
-        result = Table(Path("t"), read_columns(path), "")
+        result = DataTable(Path("t"), read_columns(path), "")
         labels, names, _ = columns.labels(result, ["y"], None)
         assert len(labels) == len(result.columns)
         assert labels.dtype.kind in "fb" or labels.max() < len(names)
@@ -315,7 +317,9 @@ def test_any_column_is_taken_or_refused_in_one_line(tmp_path_factory, cells):
 @given(st.text(max_size=30))
 def test_no_path_leads_outside(tmp_path_factory, text):
     folder = tmp_path_factory.getbasetemp().resolve()
-    content = Table(Path("t"), pa.table({"path": [text.encode("utf-8", "replace").decode()]}), "")
+    content = DataTable(
+        Path("t"), pa.table({"path": [text.encode("utf-8", "replace").decode()]}), ""
+    )
     try:
         [result] = columns.pictures_at(content, "path", folder)
     except DataError as error:
@@ -436,7 +440,7 @@ def test_a_parquet_file_is_unpacked_in_a_process_of_its_own(tmp_path, monkeypatc
     ],
 )
 def test_several_labels_a_sample(columns_of, chosen, names):
-    content = Table(Path("t"), pa.table(columns_of), "")
+    content = DataTable(Path("t"), pa.table(columns_of), "")
     labels, classes, _ = columns.labels(content, chosen, None)
     assert labels.dtype == np.bool_
     assert labels.tolist() == [[True, True], [False, False], [False, True]]
@@ -452,6 +456,6 @@ def test_several_labels_a_sample(columns_of, chosen, names):
     ],
 )
 def test_labels_that_are_no_classes_are_refused(columns_of, chosen, message):
-    content = Table(Path("t"), pa.table(columns_of), "")
+    content = DataTable(Path("t"), pa.table(columns_of), "")
     with pytest.raises(DataError, match=message):
         columns.labels(content, chosen, ["cat", "dog"])

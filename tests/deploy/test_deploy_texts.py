@@ -9,8 +9,8 @@ import pytest
 
 from resnet8ptq.data import registry
 from resnet8ptq.deploy import card, example
-from resnet8ptq.deploy.interface import Interface, Tensor
-from resnet8ptq.deploy.source import Source
+from resnet8ptq.deploy.interface import FileTensor, Interface
+from resnet8ptq.deploy.source import SourceRun
 from resnet8ptq.deploy.vectors import Vectors
 from resnet8ptq.experiment.outputs import TOKENIZER
 from tests.helpers import phrases, text_networks
@@ -24,7 +24,9 @@ FAST = ("latency.enabled=false", "calib.samples_per_class=5")
 @pytest.mark.parametrize(("samples", "most"), [(5, "8"), (8, 'cut.get("max_length", ')])
 def test_the_example_cuts_a_text_to_the_only_length_of_a_network(tmp_path, samples, most):
     (tmp_path / TOKENIZER).write_text("{}")
-    source = Source(record("a", predictions()), make_config("data=table"), tmp_path / "model.onnx")
+    source = SourceRun(
+        record("a", predictions()), make_config("data=table"), tmp_path / "model.onnx"
+    )
     kept, taken = (np.zeros(2, [("input_ids", "i8", (n,))]) for n in (samples, 8))
     vectors = Vectors(kept, taken, (np.zeros((2, 3), np.float32),), (0.1,))
     assert f"    most = {most}" in example.render(source, vectors, "model.onnx", ["logits"])
@@ -34,10 +36,10 @@ def test_the_example_cuts_a_text_to_the_only_length_of_a_network(tmp_path, sampl
 def test_the_card_of_a_language_model_has_the_kind_of_the_hub(name):
     taken = np.zeros(2, [(name, "i8", (8,))])
     vectors = Vectors(taken, taken, (np.zeros((2, 8, 9), np.float32),), (0.1,))
-    source = Source(
+    source = SourceRun(
         record("a", predictions(), scored_as="perplexity"), make_config(), Path(__file__)
     )
-    tensor = Tensor(name, ("n", 8), "int64")
+    tensor = FileTensor(name, ("n", 8), "int64")
     facts = card.Facts(Interface((tensor,), (tensor,)), vectors, "")
     rendered = card.render(source, Path(__file__), facts)
     assert "pipeline_tag: text-generation" in rendered

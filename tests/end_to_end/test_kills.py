@@ -32,7 +32,7 @@ from resnet8ptq.tracking import history
 from resnet8ptq.tracking.mlflow_store import sync
 from resnet8ptq.tracking.mlflow_store.store import open_store
 from resnet8ptq.tracking.run import end_parent, replace_runs, restart_parent, start_parent
-from resnet8ptq.tracking.sweep_file import Sweep
+from resnet8ptq.tracking.sweep_file import SharedSweep
 from tests.helpers import forked
 from tests.helpers.calling import EMPTY
 from tests.helpers.logged_runs import record_measured
@@ -75,7 +75,7 @@ def run_sweep(root: Path, name: str) -> None:
     else:
         sync.sync(store, Path(earlier.folder))
         parent_id = restart_parent(store, earlier, folder)
-    sweep = Sweep(store, parent_id, folder, resume=True)
+    sweep = SharedSweep(store, parent_id, folder, resume=True)
     sweep.save()
     for number, lost in enumerate(LOSSES):
         if resume.find_finished(sweep, number, str(number)) is None:

@@ -13,7 +13,7 @@ from resnet8ptq.config.schema import LatencyConfig
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation import latency
-from resnet8ptq.evaluation.latency import Latency, Timings
+from resnet8ptq.evaluation.latency import ModelLatency, Timings
 from resnet8ptq.models.model import Fp32Model
 from tests.helpers.configs import make_config
 from tests.helpers.factories import evaluator_of, quantizer_of
@@ -28,7 +28,7 @@ def timings(single: list[float], batch: list[float]) -> Timings:
 
 
 def test_metrics_by_hand():
-    metrics = Latency(timings([1, 2, 3], [10, 20]), timings([3, 4, 8], [30, 60])).to_metrics()
+    metrics = ModelLatency(timings([1, 2, 3], [10, 20]), timings([3, 4, 8], [30, 60])).to_metrics()
     expected = {
         "latency_p50_ms": 2,
         "latency_p95_ms": 2.9,
@@ -53,7 +53,7 @@ def measure(fp32: Fp32Model, cell: Cell, *overrides: str) -> dict[str, float]:
     loads = [partial(evaluator.quantizer.load, cell.artifact.path)]
     if not config.dtype.is_fp32:
         loads.append(partial(evaluator.fp32.load, baseline.path))
-    return Latency(*latency.measure(loads, few, config.latency)).to_metrics()
+    return ModelLatency(*latency.measure(loads, few, config.latency)).to_metrics()
 
 
 @pytest.mark.slow

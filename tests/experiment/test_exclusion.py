@@ -18,7 +18,7 @@ from resnet8ptq.experiment import preparation
 from resnet8ptq.experiment.layers import exclusion, noise
 from resnet8ptq.experiment.layers.exclusion import Exclusion
 from resnet8ptq.experiment.layers.exclusion_search import Trial, Trials, select, to_csv
-from resnet8ptq.experiment.layers.noise import Source
+from resnet8ptq.experiment.layers.noise import NoiseSource
 from resnet8ptq.experiment.samples import draw_to_analyse
 from resnet8ptq.experiment.workspace import Prepared, Workspace
 from resnet8ptq.graph.layers import weight_layers
@@ -106,7 +106,7 @@ def test_at_the_end_of_the_time_the_best_so_far_is_taken():
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=40))
 def test_halving_finds_the_source_that_adds_most(added):
     """Noise adds up: few runs find the largest, whatever the number of sources."""
-    sources, runs = [Source((str(i),)) for i in range(len(added))], []
+    sources, runs = [NoiseSource((str(i),)) for i in range(len(added))], []
 
     def measure(group):
         runs.append(group)

@@ -21,7 +21,7 @@ from resnet8ptq.core import figures
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.experiment import outputs
-from resnet8ptq.experiment.samples import Samples
+from resnet8ptq.experiment.samples import SamplesByRole
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks import classification
 from resnet8ptq.tasks.classification import ClassScores
@@ -65,7 +65,7 @@ def written(shapes_model: Fp32Model) -> Write:
             Split(images, np.array([2, 0, 1]), "here"), np.array([4, 7, 9])
         )
         reported = Split(np.zeros((6, 32, 32, 3), np.uint8), LABELS, "here")
-        samples = Samples(Dataset("shapes", NAMES, calibrating.split, reported), calibrating)
+        samples = SamplesByRole(Dataset("shapes", NAMES, calibrating.split, reported), calibrating)
         outputs.write(folder, config, result, artifact, samples, shapes_model)
         return config, result
 

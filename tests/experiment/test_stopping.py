@@ -10,7 +10,7 @@ from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data.sampling import shuffle
 from resnet8ptq.evaluation.sequential import PASS, StoppingPlan
 from resnet8ptq.evaluation.stopped_hits import find_outcome
-from resnet8ptq.experiment.samples import Samples
+from resnet8ptq.experiment.samples import SamplesByRole
 from resnet8ptq.experiment.stopping import make_plan, try_choice
 from resnet8ptq.tasks import binary, classification
 from tests.helpers.configs import make_config
@@ -21,8 +21,8 @@ DECIDED = ("data=shapes", "evaluate.stop=decided")
 
 
 @pytest.fixture
-def samples(shapes) -> Samples:
-    return Samples(shapes, SimpleNamespace(), selection=shapes.train)
+def samples(shapes) -> SamplesByRole:
+    return SamplesByRole(shapes, SimpleNamespace(), selection=shapes.train)
 
 
 def test_each_of_several_models_gets_a_part_of_the_level(samples):

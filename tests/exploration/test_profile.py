@@ -12,13 +12,13 @@ import pytest
 from onnx import helper
 from rich.console import Console
 
-from resnet8ptq.backends.contract import Node, describe_execution, to_nodes
+from resnet8ptq.backends.contract import NodeTime, describe_execution, to_nodes
 from resnet8ptq.backends.onnx import profiler
 from resnet8ptq.backends.onnx.profiler import find_unfused, read_trace
 from resnet8ptq.backends.openvino.library import is_installed
 from resnet8ptq.backends.torch.profiler import read_events
 from resnet8ptq.core.errors import ConfigError
-from resnet8ptq.evaluation.latency import Latency, Timings
+from resnet8ptq.evaluation.latency import ModelLatency, Timings
 from resnet8ptq.exploration.profiling import profile_table
 from resnet8ptq.exploration.profiling.breakdown import Breakdown, ProfileResult
 from tests.helpers.calling import call
@@ -26,7 +26,7 @@ from tests.helpers.configs import make_config
 from tests.helpers.factories import quantizer_of
 
 
-def event(name, ts, dur, cat="Node", operator="", taken=()):
+def event(name, ts, dur, cat="NodeTime", operator="", taken=()):
     types = [{dtype: [1]} for dtype in taken]
     args = {"op_name": operator, "input_type_shape": types} if operator else {}
     return {"cat": cat, "name": name, "ts": ts, "dur": dur, "args": args}
@@ -49,11 +49,11 @@ def test_a_trace_is_read_run_by_run():
     loading = [event("session_initialization", 0, 900, "Session")]
     events = [*loading, *run_from(1000, 1_000), *run_from(3000, 20), *run_from(4000, 40)]
     assert read_trace(events, {"relu"}, runs=2) == [  # without the first, which warmed up
-        Node("q", "QuantizeLinear", "conversion", 0.002),
-        Node("conv", "QLinearConv", "integer", 0.03),
-        Node("dq", "DequantizeLinear", "conversion", 0.001),
-        Node("relu", "Relu", "unfused", 0.004),
-        Node("shape", "Gather", "other", 0.001),
+        NodeTime("q", "QuantizeLinear", "conversion", 0.002),
+        NodeTime("conv", "QLinearConv", "integer", 0.03),
+        NodeTime("dq", "DequantizeLinear", "conversion", 0.001),
+        NodeTime("relu", "Relu", "unfused", 0.004),
+        NodeTime("shape", "Gather", "other", 0.001),
     ]
     assert read_trace(events, (), runs=1)[3].kind == "float"
 
@@ -61,7 +61,7 @@ def test_a_trace_is_read_run_by_run():
 def test_what_disturbs_a_run_does_not_count():
     key = ("conv", "Conv", "float")
     [node] = to_nodes([{key: ms} for ms in (1.0, 1.0, 3.0, 50.0)])
-    assert node == Node(*key, 2.0)
+    assert node == NodeTime(*key, 2.0)
     assert to_nodes([{key: 1.0}, {}])[0].ms == 0.5
 
 
@@ -105,7 +105,7 @@ def test_the_operators_that_torch_calls_itself_count_once():
     assert sum(read_events(events).values()) == pytest.approx(4.9)
 
 
-CONV = Node("[bold]conv", "Conv", "float", 1.0)
+CONV = NodeTime("[bold]conv", "Conv", "float", 1.0)
 
 
 def breakdown(*model, ms=1.0):
@@ -122,19 +122,19 @@ def breakdown(*model, ms=1.0):
 )
 def test_the_conclusion_weighs_conversions_against_kernels(integer_ms, cost_ms, said):
     nodes = [
-        Node("conv", "QLinearConv", "integer", integer_ms),
-        Node("q", "QuantizeLinear", "conversion", cost_ms),
+        NodeTime("conv", "QLinearConv", "integer", integer_ms),
+        NodeTime("q", "QuantizeLinear", "conversion", cost_ms),
     ]
     concluded = breakdown(*nodes, ms=0.8).conclude()
     assert "0.800 ms in 8 bits, 1.000 ms in FP32: 1.25 times" in concluded
     assert said in concluded
     assert "meant" not in concluded
-    unfused = Node("next", "Conv", "unfused", 0.25)
+    unfused = NodeTime("next", "Conv", "unfused", 0.25)
     assert "0.250 ms are spent in float" in breakdown(*nodes, unfused).conclude()
 
 
 def test_tables_and_files_show_every_node():
-    nodes = [Node("conv", "QLinearConv", "integer", 0.5), CONV]
+    nodes = [NodeTime("conv", "QLinearConv", "integer", 0.5), CONV]
     actual = breakdown(*nodes, ms=1.0)
     rows = list(csv.DictReader(profile_table.to_csv([actual]).splitlines()))
     assert [(row["model"], row["operator"]) for row in rows] == [
@@ -144,7 +144,7 @@ def test_tables_and_files_show_every_node():
     ]
     assert [item.name for item in actual.operators()] == ["Conv", "QLinearConv"]
     out = io.StringIO()
-    whole = Latency(Timings(np.ones(1), None))
+    whole = ModelLatency(Timings(np.ones(1), None))
     result = ProfileResult("ok", breakdowns=(actual, actual), latency=whole)
     profile_table.print_tables(result, "title", Console(file=out, width=200, color_system=None))
     for part in ("0.500", "33%", "in float: [bold]conv (Conv) 1.000 ms", "adds 50% to the run"):

@@ -259,7 +259,7 @@ def test_a_viewer_finds_the_values_by_nodes_and_tensors_of_the_file(files):
 def compare_one(operator, levels, values, file=None):
     """One tensor of a file whose layer is exact but for its levels."""
     inner = Inner("t", levels.low, levels.high, levels.step)
-    tensor = comparing.Compared("t", operator, inner)
+    tensor = comparing.ComparedTensor("t", operator, inner)
     tensor.add(values, levels.round(values) if file is None else file, values)
     return comparing.TensorComparison(onnx.ModelProto(), (tensor,), tensor, {"t": operator}, 1)
 
@@ -300,7 +300,7 @@ def test_a_channel_that_is_constant_in_the_file_alone_is_dead():
 
 
 def test_an_axis_of_tokens_holds_no_channels():
-    scores = comparing.Compared("scores", "Softmax", Inner("scores"))
+    scores = comparing.ComparedTensor("scores", "Softmax", Inner("scores"))
     for length in (5, 5, 3, 3):  # texts, the longest first
         values = np.ones((1, length, length), np.float32)
         scores.add(values, values, values)

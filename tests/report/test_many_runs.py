@@ -28,7 +28,7 @@ from resnet8ptq.tracking.mlflow_store import sync
 from resnet8ptq.tracking.mlflow_store.store import Store, open_store
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.run import end_parent, start_parent, start_run
-from resnet8ptq.tracking.sweep_file import Sweep
+from resnet8ptq.tracking.sweep_file import SharedSweep
 from tests.helpers.cells import (
     BASELINE,
     LABELS,
@@ -59,7 +59,7 @@ def statements() -> Iterator[list[str]]:
     event.remove(Engine, "before_cursor_execute", note)
 
 
-def start_sweep(store: Store, folder: Path) -> Sweep:
+def start_sweep(store: Store, folder: Path) -> SharedSweep:
     """Log a sweep of unsupported runs."""
     folder.mkdir()
     parent_id = start_parent(store, "sweep", folder, {"sweep_key": folder.name})
@@ -71,7 +71,7 @@ def start_sweep(store: Store, folder: Path) -> Sweep:
             run.log_config(make_config("data=shapes", f"seed={number}"))
             run.log_result(RunResult("unsupported", "no such kernel"))
     end_parent(store, parent_id, "ok", folder)
-    return Sweep(store, parent_id, folder, resume=True)
+    return SharedSweep(store, parent_id, folder, resume=True)
 
 
 def add_others(store: Store, number: int) -> None:
@@ -121,7 +121,7 @@ def test_runs_of_another_sweep_are_read_together(own_store, tmp_path):
         folder = tmp_path / f"with {number}"
         folder.mkdir()
         parent_id = start_parent(own_store, "sweep", folder, {})
-        later = Sweep(own_store, parent_id, folder, resume=True)
+        later = SharedSweep(own_store, parent_id, folder, resume=True)
         for job in range(number):
             assert resume.find_finished(later, job, f"first {job}") is not None
         with statements() as asked:

@@ -22,7 +22,7 @@ from resnet8ptq.report.verdicts import PASS, UNDECIDED
 from resnet8ptq.tracking import history
 from resnet8ptq.tracking.mlflow_store.store import Store
 from resnet8ptq.tracking.run import start_parent, start_run
-from resnet8ptq.tracking.sweep_file import Sweep
+from resnet8ptq.tracking.sweep_file import SharedSweep
 from tests.helpers.cells import amend, predictions, sweep, unmeasured
 from tests.helpers.configs import make_config
 from tests.helpers.logged_runs import log_measured
@@ -221,7 +221,7 @@ def test_a_sweep_whose_folder_is_elsewhere_is_reported_in_this_one(
     page.main([f"root={tmp_path / 'mlruns'}"])  # without its sweep.json it is not that folder
     assert "no such kernel" in (here / "report.md").read_text()
     assert not (folder / "report.md").exists()
-    Sweep(own_store, parent_id, folder).save()
+    SharedSweep(own_store, parent_id, folder).save()
     page.main([f"root={tmp_path / 'mlruns'}"])
     assert (folder / "report.md").read_text() == (here / "report.md").read_text()
 

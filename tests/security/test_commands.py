@@ -18,8 +18,8 @@ from resnet8ptq.core import invocation
 from resnet8ptq.core.text import code_span, printable
 from resnet8ptq.deploy import card
 from resnet8ptq.deploy.card import Facts
-from resnet8ptq.deploy.interface import Interface, Tensor
-from resnet8ptq.deploy.source import Source
+from resnet8ptq.deploy.interface import FileTensor, Interface
+from resnet8ptq.deploy.source import SourceRun
 from resnet8ptq.deploy.vectors import Vectors
 from resnet8ptq.results import summaries
 from resnet8ptq.tracking import origin
@@ -98,9 +98,9 @@ def render(text: str) -> str:
     metrics = {"accuracy": 0.5, "total": 10.0}
     record = RunRecord.of(RUN_ID, params, metrics, tags, verdict_text=text)
     model = Path(__file__)  # any file
-    tensor = Tensor(text, ("n", text), text)
+    tensor = FileTensor(text, ("n", text), text)
     facts = Facts(Interface((tensor,), (tensor,)), vectors, text, text, change=text)
-    return card.render(Source(record, config, model.with_suffix(".onnx"), text), model, facts)
+    return card.render(SourceRun(record, config, model.with_suffix(".onnx"), text), model, facts)
 
 
 @given(TEXTS)

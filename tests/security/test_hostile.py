@@ -43,7 +43,7 @@ from resnet8ptq.tracking import history
 from resnet8ptq.tracking.mlflow_store.store import Store, open_store
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.sweep_file import FILE as SWEEP_FILE
-from resnet8ptq.tracking.sweep_file import ParallelJobs, Sweep
+from resnet8ptq.tracking.sweep_file import ParallelJobs, SharedSweep
 from tests.helpers.cifar_files import read_test
 from tests.helpers.configs import compose_whole, make_config
 from tests.helpers.onnx_networks import IMAGES, build
@@ -332,13 +332,13 @@ SOUND = {"store": STORE, "parent_id": "0" * 32, "resume": False, "jobs": None, "
 def test_a_damaged_sweep_file_is_one_error(tmp_path, content):
     (tmp_path / SWEEP_FILE).write_text(content)
     with pytest.raises(TrackingError, match=SWEEP_FILE) as caught:
-        Sweep.load(tmp_path)
+        SharedSweep.load(tmp_path)
     line(caught.value)
 
 
 def test_a_sound_sweep_file_is_read(tmp_path):
     (tmp_path / SWEEP_FILE).write_text(json.dumps(SOUND))
-    assert Sweep.load(tmp_path) == Sweep(
+    assert SharedSweep.load(tmp_path) == SharedSweep(
         Store("sqlite:///x", "1", "x"), "0" * 32, tmp_path, parallel=ParallelJobs(**PARALLEL)
     )
 

@@ -20,7 +20,7 @@ from resnet8ptq.config.loading import load_config
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.deploy import example
-from resnet8ptq.deploy.source import Source
+from resnet8ptq.deploy.source import SourceRun
 from resnet8ptq.sweeps import final_timing
 from resnet8ptq.tracking import origin
 from resnet8ptq.tracking.journal import Journal
@@ -55,7 +55,7 @@ def test_an_artifact_of_others_is_loaded_in_a_process_of_its_own(foreign, truste
     record = cast(RunRecord, SimpleNamespace(run_id=run_id))
     for name, apart in (("model.onnx", not trusted), ("model.pt", True)):
         artifact = paths["model.onnx"].with_name(name)
-        source = Source(record, cast(RunConfig, None), artifact, trusted=trusted)
+        source = SourceRun(record, cast(RunConfig, None), artifact, trusted=trusted)
         assert (source.call(os.getpid) != os.getpid()) == apart
 
 

@@ -20,7 +20,7 @@ from resnet8ptq.sweeps.callback import RunningSweep
 from resnet8ptq.tracking import history, journal
 from resnet8ptq.tracking.mlflow_store.store import Store
 from resnet8ptq.tracking.run import start_parent, start_run
-from resnet8ptq.tracking.sweep_file import Sweep
+from resnet8ptq.tracking.sweep_file import SharedSweep
 from tests.helpers.calling import NO_REAL_FILES, call
 from tests.helpers.configs import make_config
 
@@ -34,7 +34,7 @@ def running(own_store: Store, tmp_path: Path) -> RunningSweep:
     with start_run(own_store, "cell", folder / "0", parent_id) as run:
         run.log_config(make_config("data=shapes", "backend=torch", "dtype=uint8"))
         run.log_result(RunResult("unsupported", "no such kernel"))
-    sweep = Sweep(own_store, parent_id, folder)
+    sweep = SharedSweep(own_store, parent_id, folder)
     return RunningSweep(lambda: sweep, None, ReportConfig(), journal.lock(folder))
 
 

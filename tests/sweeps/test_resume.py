@@ -24,7 +24,7 @@ from resnet8ptq.tracking.run import (
     start_parent,
     start_run,
 )
-from resnet8ptq.tracking.sweep_file import Sweep
+from resnet8ptq.tracking.sweep_file import SharedSweep
 from tests.helpers.calling import NO_REAL_FILES, QUICK, Called, call
 from tests.helpers.cifar_files import write_folder
 from tests.helpers.configs import make_config
@@ -40,19 +40,21 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 @pytest.fixture
-def own(store: Store, tmp_path: Path) -> Sweep:
+def own(store: Store, tmp_path: Path) -> SharedSweep:
     return start_sweep(store, tmp_path / "sweep", "a key")
 
 
-def start_sweep(store: Store, folder: Path, key: str) -> Sweep:
+def start_sweep(store: Store, folder: Path, key: str) -> SharedSweep:
     folder.mkdir()
     parent_id = start_parent(store, "sweep", folder, {"sweep_key": key})
-    made = Sweep(store, parent_id, folder, resume=True)
+    made = SharedSweep(store, parent_id, folder, resume=True)
     made.save()
     return made
 
 
-def run_job(sweep: Sweep, number: int, digest: str, error: BaseException | None = None) -> str:
+def run_job(
+    sweep: SharedSweep, number: int, digest: str, error: BaseException | None = None
+) -> str:
     """Run a job that does nothing, or raises; return the id of its run."""
     tags = {"job_number": str(number), "identity": digest}
     folder = sweep.folder / f"{number}_{len(list(sweep.folder.iterdir()))}"
@@ -254,7 +256,7 @@ def test_the_result_of_another_machine_is_not_taken_over(own, store, tmp_path):
 def test_a_sweep_of_an_earlier_version_is_read(own):
     path = own.folder / "sweep.json"
     path.write_text(path.read_text().replace('"parallel"', '"worker"'))
-    assert Sweep.load(own.folder) == own
+    assert SharedSweep.load(own.folder) == own
 
 
 def test_the_newest_sweep_of_a_key_is_gone_on_with_unless_it_runs(store, tmp_path):

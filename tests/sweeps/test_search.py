@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from resnet8ptq.config.schema import ReportConfig
-from resnet8ptq.core.alarm import TimeUpError
+from resnet8ptq.core.alarm import AlarmError
 from resnet8ptq.core.errors import ConfigError, DataError, QuantizationError, UnsupportedError
 from resnet8ptq.exploration.search import searching
 from resnet8ptq.exploration.search.searching import CONFIRM, DIAGNOSIS, Asked, Tried
@@ -220,7 +220,7 @@ def test_an_error_of_the_input_that_two_steps_share_ends_the_search():
     assert len(jobs.steps) == 2
 
 
-ERRORS = (MemoryError, RuntimeError, DataError, UnsupportedError, TimeUpError)
+ERRORS = (MemoryError, RuntimeError, DataError, UnsupportedError, AlarmError)
 
 
 @settings(max_examples=50, phases=(Phase.explicit, Phase.generate))  # to shrink takes minutes
@@ -273,7 +273,7 @@ def test_every_job_is_interrupted_at_the_end_of_the_time():
     assert all(seconds <= 110 for seconds in limits)
 
 
-@pytest.mark.parametrize("error", [TimeUpError("the time is up"), KeyboardInterrupt()])
+@pytest.mark.parametrize("error", [AlarmError("the time is up"), KeyboardInterrupt()])
 def test_the_file_of_an_interrupted_first_job_is_kept(error, tmp_path, capsys):
     """It had quantized, and was interrupted while it was measured."""
 

@@ -13,7 +13,7 @@ import pytest
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.deploy import measured
 from resnet8ptq.graph.session import open_runner
-from resnet8ptq.target.carried import Carried, Recorder
+from resnet8ptq.target.carried import Carried, JobWriter
 from tests.helpers import onnx_networks
 from tests.helpers.configs import make_config
 
@@ -40,7 +40,7 @@ def result(network):
     """The answers to a job: two batches, one of them again, and two times."""
     folder = network.parent / "measure"
     folder.mkdir()
-    recorder = Recorder(folder, shlex.quote(sys.executable), "the run", timeout_s=60)
+    recorder = JobWriter(folder, shlex.quote(sys.executable), "the run", timeout_s=60)
     recorder.describe()
     file = recorder.load(network, "onnxruntime", threads=1)
     for batch in (IMAGES, IMAGES[:2], IMAGES):

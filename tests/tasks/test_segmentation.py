@@ -11,7 +11,7 @@ from resnet8ptq.core.errors import ConfigError, DataError
 from resnet8ptq.data import decoding, registry
 from resnet8ptq.tasks import segmentation
 from resnet8ptq.tasks.scoring.outputs import Outputs, Targets
-from resnet8ptq.tasks.segmentation import Decoder
+from resnet8ptq.tasks.segmentation import MaskDecoder
 from tests.helpers import segmenters
 
 RANDOM = np.random.default_rng(0)
@@ -48,16 +48,16 @@ def test_logits_of_any_stride_are_resized_as_torch_does(size):
     logits = RANDOM.normal(size=(2, 3, 8, 6)).astype(np.float32)
     resized = torch.nn.functional.interpolate(torch.tensor(logits), size=size, mode="bilinear")
     for axis, stored in ((0, logits), (2, logits.transpose(0, 2, 3, 1))):
-        [classes] = Decoder(0, axis, 3, size, 0.5)([stored])
+        [classes] = MaskDecoder(0, axis, 3, size, 0.5)([stored])
         assert (classes == resized.numpy().argmax(axis=1)).all()
 
 
 def test_a_single_value_is_above_the_threshold_and_integers_are_classes():
     values = np.array([[[0.2, 0.6]]], np.float32)
-    assert Decoder(0, None, 2, (1, 2), 0.5)([values])[0].tolist() == [[[0, 1]]]
-    assert Decoder(0, 0, 2, (1, 2), 0.7)([values[:, None]])[0].tolist() == [[[0, 0]]]
+    assert MaskDecoder(0, None, 2, (1, 2), 0.5)([values])[0].tolist() == [[[0, 1]]]
+    assert MaskDecoder(0, 0, 2, (1, 2), 0.7)([values[:, None]])[0].tolist() == [[[0, 0]]]
     classes = np.array([[[3, 1]]], np.int64)
-    [nearest] = Decoder(1, None, 4, (2, 4), 0.5)([values, classes])
+    [nearest] = MaskDecoder(1, None, 4, (2, 4), 0.5)([values, classes])
     assert nearest.tolist() == [[[3, 3, 1, 1]] * 2]
 
 

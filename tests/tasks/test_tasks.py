@@ -200,7 +200,7 @@ TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 SENTENCES = np.where(
     np.arange(9) < 4 + CLASSES[:, None] % 4, drawn(9).integers(0, 5, (ITEMS, 9)), -100
 )
-TAGGER = tokens.Decoder(TAGS, TAGS)
+TAGGER = tokens.TagDecoder(TAGS, TAGS)
 
 
 def noisy_tags(noise: float, seed: int = 1) -> Outputs:

@@ -25,7 +25,7 @@ def score(true: str, said: str, strict: bool = False, metric: str = "entity_f1")
         for place, (label, answer) in enumerate(zip(of_true, of_said, strict=True)):
             labels[index, place] = tags.index(label)
             outputs[index, place, tags.index(answer)] = 1
-    task = tokens.build(metric, tokens.Decoder(tags, tags, strict=strict), 100)
+    task = tokens.build(metric, tokens.TagDecoder(tags, tags, strict=strict), 100)
     return task.score(Outputs((outputs,), None, VALUES), Targets(labels))
 
 
@@ -59,7 +59,7 @@ def test_accuracy_counts_labelled_tokens():
 
 def test_sentences_without_entities_prove_nothing():
     """No entity of 10 changed: the loss may be 1 point, in however many other sentences."""
-    task = tokens.build("entity_f1", tokens.Decoder(TAGS, TAGS))
+    task = tokens.build("entity_f1", tokens.TagDecoder(TAGS, TAGS))
     for with_entities, passes in ((10, False), (400, True)):
         text = ";".join(["B-A"] * with_entities + ["O"] * 400)
         scores = score(text, text)
@@ -71,7 +71,7 @@ def test_sentences_without_entities_prove_nothing():
 
 def test_outputs_may_be_longer_than_the_labels_and_not_shorter():
     labels = np.array([[1, 2, -100, -100]])
-    decoder = tokens.Decoder(TAGS, TAGS)
+    decoder = tokens.TagDecoder(TAGS, TAGS)
     task = tokens.build("entity_f1", decoder, 100)
     for length in (2, 3, 9):
         logits = np.zeros((1, length, 5), np.float32)
@@ -143,7 +143,7 @@ def test_auto_takes_labels_of_tokens_and_classification_does_not(caplog):
 def test_tags_in_another_order_are_doubted():
     random = np.random.default_rng(0)
     labels = random.integers(0, 5, (60, 6))
-    task = tokens.build("entity_f1", tokens.Decoder(TAGS, TAGS), 200)
+    task = tokens.build("entity_f1", tokens.TagDecoder(TAGS, TAGS), 200)
     right, wrong = (
         task.score(Outputs((np.eye(5)[classes],), None, VALUES), Targets(labels))
         for classes in (labels, (labels + 1) % 5)

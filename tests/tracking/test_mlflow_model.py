@@ -9,7 +9,7 @@ from mlflow.entities import LoggedModelStatus
 from resnet8ptq.core import code
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.deploy import registering
-from resnet8ptq.deploy.source import Source
+from resnet8ptq.deploy.source import SourceRun
 from resnet8ptq.tasks import classification
 from resnet8ptq.tasks.classification import ClassScores
 from resnet8ptq.tracking.mlflow_store import mlflow_model, upload
@@ -90,7 +90,7 @@ def test_a_model_without_its_files_is_logged_again(own_store, logged):
 
 def test_a_registered_version_says_what_it_is(own_store, logged):
     record = logged.record.changed(verdict_text="undecided")
-    source = Source(record, make_config(), logged.folder / "model.pt")
+    source = SourceRun(record, make_config(), logged.folder / "model.pt")
     registering.register(own_store, source, "pets")
     version = own_store.client.get_model_version_by_alias("pets", "recommended")
     plain = str(version.description).replace("\\", "")

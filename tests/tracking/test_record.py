@@ -8,7 +8,7 @@ import pytest
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.deploy.registering import register
-from resnet8ptq.deploy.source import Source
+from resnet8ptq.deploy.source import SourceRun
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.evaluation.stopped_hits import PLANNED
 from resnet8ptq.tasks.scoring.metric import BASELINE, CHOICE, TOTAL
@@ -113,6 +113,6 @@ def test_the_task_names_the_metric_of_a_record(prefix):
 def test_a_run_without_a_logged_model_is_not_registered(own_store, tmp_path):
     with start_run(own_store, "a run", tmp_path) as run:
         pass
-    source = Source(run.record, make_config(), tmp_path / "model.onnx")
+    source = SourceRun(run.record, make_config(), tmp_path / "model.onnx")
     with pytest.raises(TrackingError, match=f"run {run.run_id} has logged no model; try a new run"):
         register(own_store, source, "name")

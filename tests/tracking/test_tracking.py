@@ -29,7 +29,7 @@ from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.mlflow_store import upload
 from resnet8ptq.tracking.mlflow_store.store import Store, find_store, open_store
 from resnet8ptq.tracking.run import end_parent, start_parent, start_run
-from resnet8ptq.tracking.sweep_file import Sweep
+from resnet8ptq.tracking.sweep_file import SharedSweep
 from tests.helpers import forked
 from tests.helpers.configs import compose_whole, make_config
 from tests.helpers.factories import THREADS, quantize_network, quantizer_of
@@ -441,7 +441,7 @@ def test_password_of_the_environment_stays_in_the_sweeps_private_file(store, tmp
     ]
     (private,) = holders
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
-    assert Sweep.load(tmp_path / "sweep").store == reached
+    assert SharedSweep.load(tmp_path / "sweep").store == reached
     parent = history.load_run(store, current.parent_id)
     assert "hunter2" not in json.dumps([parent.params, parent.tags])
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator
 
-from resnet8ptq.backends.advice import FRAMEWORKS, TRY, Candidate, in_float
+from resnet8ptq.backends.advice import FRAMEWORKS, TRY, Advice, in_float
 from resnet8ptq.models.summary import Summary
 
 
@@ -11,9 +11,9 @@ def sweep(flags: Collection[str], network: Summary | None) -> str | None:
     return None
 
 
-def advise(flags: Collection[str], network: Summary | None) -> Iterator[Candidate]:
+def advise(flags: Collection[str], network: Summary | None) -> Iterator[Advice]:
     """Yield the candidate."""
     rest = in_float("executorch", network)
     why = f"XNNPACK's kernels take s8 activations; runs on phones too{rest}"
     settings = "backend=executorch dtype=int8 per_channel=true"
-    yield Candidate(settings, TRY, why, FRAMEWORKS)
+    yield Advice(settings, TRY, why, FRAMEWORKS)

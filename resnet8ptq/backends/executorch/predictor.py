@@ -17,7 +17,7 @@ from resnet8ptq.graph.torch_module import as_tensors
 
 def load(path: Path, threads: int) -> Predictor:
     """Load a program of `lowering.lower`; it gives no logits."""
-    return Predictor(Network(path.read_bytes(), threads), lambda: None)
+    return Predictor(LoadedProgram(path.read_bytes(), threads), lambda: None)
 
 
 @dataclass
@@ -50,7 +50,7 @@ _POOL = _Pool()
 
 
 @dataclass
-class Network:
+class LoadedProgram:
     """Runs a program on batches of any size, in parts that fit its planned memory."""
 
     content: bytes

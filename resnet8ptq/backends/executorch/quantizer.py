@@ -162,7 +162,7 @@ def _check_run(content: bytes, module: Any, calibration: Split) -> None:
     mend = "try backend=onnx"
     for batch in calibration.take(np.arange(min(1, len(calibration)))).batches(1):
         with errors_as(UnsupportedError, why, mend):
-            outputs = predictor.Network(content, 1)(batch)
+            outputs = predictor.LoadedProgram(content, 1)(batch)
         for output, expected in zip(outputs, infer(module, batch), strict=True):
             if expected.dtype != np.float32:  # such as classes, which ties change
                 continue

@@ -7,7 +7,7 @@ from typing import Any
 
 from resnet8ptq.backends.executorch import contents as executorch
 from resnet8ptq.backends.executorch.lowering import check_installed
-from resnet8ptq.backends.executorch.predictor import Network
+from resnet8ptq.backends.executorch.predictor import LoadedProgram
 from resnet8ptq.backends.file.contents import Contents, Layer, Port, RawRun
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ModelError, errors_as
@@ -42,7 +42,7 @@ def read(content: bytes, path: Path) -> Contents:
             raise ModelError(f"{path}: operator {operator.kind!r}; expected torch's and XNNPACK's")
 
     # The program names no tensor of its ends, so their numbers name them
-    meta = Network(content, 1).metadata
+    meta = LoadedProgram(content, 1).metadata
     inputs = [meta.input_tensor_meta(number) for number in range(meta.num_inputs())]
     outputs = [meta.output_tensor_meta(number) for number in range(meta.num_outputs())]
     return Contents(
@@ -57,7 +57,7 @@ def read(content: bytes, path: Path) -> Contents:
 
 def open_run(content: bytes, threads: int) -> RawRun:
     """Load a program in ExecuTorch's runtime, which plans memory for a largest batch."""
-    network = Network(content, threads)
+    network = LoadedProgram(content, threads)
 
     def run(values: Any) -> Any:
         named = {str(number): array for number, array in enumerate(values)}

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from resnet8ptq.backends.file.contents import Contents, Inner, Layer, Port, RawRun, Tensors
 from resnet8ptq.backends.openvino import archive
 from resnet8ptq.backends.openvino.library import core, library
-from resnet8ptq.backends.openvino.predictor import Network, make_network
+from resnet8ptq.backends.openvino.predictor import CompiledNetwork, make_network
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.core.records import pack
@@ -202,7 +202,7 @@ def _open(graph: Any, threads: int) -> RawRun:
     return _as_raw(make_network(graph, threads))
 
 
-def _as_raw(network: Network) -> RawRun:
+def _as_raw(network: CompiledNetwork) -> RawRun:
     if len(network.names) == 1:
         return lambda values: network(values[0])
     return lambda values: network(pack(dict(zip(network.names, values, strict=True))))

@@ -21,7 +21,7 @@ from resnet8ptq.backends.file.contents import (
 )
 from resnet8ptq.backends.tflite import contents as tflite
 from resnet8ptq.backends.tflite.predictor import (
-    Network,
+    LoadedFile,
     end_at_logits,
     open_interpreter,
     read_output,
@@ -71,7 +71,7 @@ def read(content: bytes, path: Path) -> Contents:
 def open_run(content: bytes, threads: int, reference: bool = False) -> RawRun:
     """Load a file in LiteRT; inputs are resized to each batch."""
     network = open_interpreter(content, threads, reference=reference)
-    return Network(network, lambda own, details: own.get_tensor(details["index"])).run
+    return LoadedFile(network, lambda own, details: own.get_tensor(details["index"])).run
 
 
 def open_tensors(content: bytes, threads: int) -> Tensors:
@@ -92,7 +92,7 @@ def open_tensors(content: bytes, threads: int) -> Tensors:
             levels = tflite.read_values(model, layer.weights).astype(np.float32)
             output = int(layer.operator.outputs[0])
             weights[output] = {"weights": levels, "weight_dtype": dtype}
-    network = Network(open_interpreter(content, threads, keeps_all=True), read_output)
+    network = LoadedFile(open_interpreter(content, threads, keeps_all=True), read_output)
 
     def run(values: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         network.run(values)
@@ -130,7 +130,7 @@ def _inner(tensor: Any) -> Inner:
 def open_logits(content: bytes, threads: int) -> RawRun | None:
     """Load a copy that ends before its softmax; None if it has no softmax."""
     cut = end_at_logits(content)
-    return None if cut is None else Network(open_interpreter(cut, threads), read_output).run
+    return None if cut is None else LoadedFile(open_interpreter(cut, threads), read_output).run
 
 
 def _ports(model: Any, indices: Any, kind: str) -> tuple[Port, ...]:

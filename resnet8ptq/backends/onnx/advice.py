@@ -11,7 +11,7 @@ from resnet8ptq.backends.advice import (
     TRIED,
     TRY,
     WRONG,
-    Candidate,
+    Advice,
     beyond_x86,
     granularity,
     in_float,
@@ -33,40 +33,38 @@ def sweep(flags: Collection[str], network: Summary | None) -> str | None:
     return f"{dtypes} {granularity(network)}"
 
 
-def advise(flags: Collection[str], network: Summary | None) -> Iterator[Candidate]:
+def advise(flags: Collection[str], network: Summary | None) -> Iterator[Advice]:
     """Yield ONNX Runtime's configurations for a CPU with these flags."""
     yield from _static(flags, network)
     yield from _dynamic(flags, network)
 
 
-def _static(flags: Collection[str], network: Summary | None) -> Iterator[Candidate]:
+def _static(flags: Collection[str], network: Summary | None) -> Iterator[Advice]:
     rest = in_float("onnx", network)
     best = "backend=onnx per_channel=true"
     if not is_x86(flags):
         for dtype in ("int8", "u8s8"):
-            yield Candidate(f"{best} dtype={dtype}", TRY, f"{beyond_x86(flags)}{rest}", DOCS)
+            yield Advice(f"{best} dtype={dtype}", TRY, f"{beyond_x86(flags)}{rest}", DOCS)
         return
     if may_saturate("u8s8", flags):
         narrow = "weights of 7 bits keep the 16-bit sums of vpmaddubsw exact: the fast kernels"
-        yield Candidate(f"{best} dtype=u8s8 reduce_range=true", TRY, f"{narrow}{rest}", TRIED)
+        yield Advice(f"{best} dtype=u8s8 reduce_range=true", TRY, f"{narrow}{rest}", TRIED)
         wide = "products with unsigned weights are summed in 32 bits: exact, about FP32's speed"
-        yield Candidate(f"{best} dtype=uint8", TRY, f"{wide}{rest}", MEASURED)
+        yield Advice(f"{best} dtype=uint8", TRY, f"{wide}{rest}", MEASURED)
         worst = f"{OUT_OF_16_BITS}; worst with symmetric.activations=true"
-        yield Candidate("backend=onnx dtype=u8s8,int8", WRONG, worst, TRIED)
+        yield Advice("backend=onnx dtype=u8s8,int8", WRONG, worst, TRIED)
     else:
         amx = "; AMX multiplies whole tiles of them" if "amx_int8" in flags else ""
         fast = f"VNNI multiplies u8 by s8, four products in one exact 32-bit sum{amx}"
-        yield Candidate(f"{best} dtype=u8s8", TRY, f"{fast}{rest}", DOCS)
+        yield Advice(f"{best} dtype=u8s8", TRY, f"{fast}{rest}", DOCS)
     signed = (
         "the fast kernels take u8 activations: of s8 ones in QDQ format some are converted, and "
         "the layers between stay in float; format=qoperator runs a plain loop"
     )
-    yield Candidate(
-        "backend=onnx dtype=int8 reduce_range=true", SLOW, signed, f"{DOCS}; {MEASURED}"
-    )
+    yield Advice("backend=onnx dtype=int8 reduce_range=true", SLOW, signed, f"{DOCS}; {MEASURED}")
 
 
-def _dynamic(flags: Collection[str], network: Summary | None) -> Iterator[Candidate]:
+def _dynamic(flags: Collection[str], network: Summary | None) -> Iterator[Advice]:
     operators = network.operators if network else {"Conv": 1, "Gemm": 1}
     settings = "backend=onnx method=dynamic"
     dynamic = Resolved(
@@ -78,10 +76,10 @@ def _dynamic(flags: Collection[str], network: Summary | None) -> Iterator[Candid
     )
     if "Conv" in operators:
         why = "ConvInteger has no fast kernel: 0.13 (int8) to 0.56 (uint8) of FP32's speed"
-        yield Candidate(settings, SLOW, why, FRAMEWORKS)
+        yield Advice(settings, SLOW, why, FRAMEWORKS)
     else:
         why = "advised for networks of matrix products; nothing has to be calibrated"
-        yield Candidate(f"{settings} dtype=uint8", TRY, why, DOCS)
+        yield Advice(f"{settings} dtype=uint8", TRY, why, DOCS)
     if saturates(dynamic, operators, flags):
         why = f"MatMulInteger with s8 weights: {OUT_OF_16_BITS}"
-        yield Candidate(f"{settings} dtype=int8,u8s8", WRONG, why, TRIED)
+        yield Advice(f"{settings} dtype=int8,u8s8", WRONG, why, TRIED)

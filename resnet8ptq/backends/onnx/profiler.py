@@ -13,7 +13,7 @@ import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
-from resnet8ptq.backends.contract import Node, Profiler, to_nodes
+from resnet8ptq.backends.contract import NodeTime, Profiler, to_nodes
 from resnet8ptq.backends.onnx import operators, weight_only
 from resnet8ptq.core.records import feed
 from resnet8ptq.graph.session import OPTIMIZED, open_session
@@ -49,13 +49,13 @@ class _Profiler:
         names = [value.name for value in self.session.get_inputs()]
         return list(self.session.run(None, feed(batch, names)))
 
-    def nodes(self, runs: int) -> list[Node]:
+    def nodes(self, runs: int) -> list[NodeTime]:
         events = json.loads(Path(self.session.end_profiling()).read_text())
         graph = onnx.load(self.folder / OPTIMIZED).graph
         return read_trace(events, find_unfused(graph), runs)
 
 
-def read_trace(events: Sequence[Event], unfused: Collection[str], runs: int) -> list[Node]:
+def read_trace(events: Sequence[Event], unfused: Collection[str], runs: int) -> list[NodeTime]:
     """Return the nodes of a trace, in their order of execution.
 
     Args:

@@ -6,7 +6,7 @@ from resnet8ptq.backends.advice import (
     CANNOT,
     FRAMEWORKS,
     TRY,
-    Candidate,
+    Advice,
     beyond_x86,
     granularity,
     in_float,
@@ -25,12 +25,12 @@ def sweep(flags: Collection[str], network: Summary | None) -> str | None:
     return f"dtype=int8{narrow} {granularity(network)}"
 
 
-def advise(flags: Collection[str], network: Summary | None) -> Iterator[Candidate]:
+def advise(flags: Collection[str], network: Summary | None) -> Iterator[Advice]:
     """Yield the candidates."""
     settings = "backend=openvino dtype=int8 per_channel=true"
     if may_saturate("int8", flags):
         settings += " reduce_range=true"
     fast = f"{beyond_x86(flags)}: " if not is_x86(flags) else ""
     why = f"{fast}its integer kernels take s8 weights (extra openvino)"
-    yield Candidate(settings, TRY, f"{why}{in_float('openvino', network)}", FRAMEWORKS)
-    yield Candidate("backend=openvino dtype=uint8", CANNOT, "u8 weights run in float", FRAMEWORKS)
+    yield Advice(settings, TRY, f"{why}{in_float('openvino', network)}", FRAMEWORKS)
+    yield Advice("backend=openvino dtype=uint8", CANNOT, "u8 weights run in float", FRAMEWORKS)

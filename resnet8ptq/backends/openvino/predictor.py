@@ -24,16 +24,16 @@ def load(path: Path, threads: int) -> Predictor:
     return Predictor(open_network(path, threads), partial(_open_logits, path, threads))
 
 
-def open_network(path: Path, threads: int, **options: bool) -> "Network":
+def open_network(path: Path, threads: int, **options: bool) -> "CompiledNetwork":
     """Compile an ONNX file or an archive; for options see `compile_graph`."""
     graph = archive.read(path.read_bytes()) if path.suffix == archive.SUFFIX else read(path)
     return make_network(graph, threads, **options)
 
 
-def make_network(graph: Any, threads: int, **options: bool) -> "Network":
+def make_network(graph: Any, threads: int, **options: bool) -> "CompiledNetwork":
     """Compile a graph; for options see `compile_graph`."""
     names = [value.get_any_name() for value in graph.inputs]
-    return Network(
+    return CompiledNetwork(
         graph, names, by_size=only_batch_is_free(graph), threads=threads, options=options
     )
 
@@ -47,7 +47,7 @@ def _open_logits(path: Path, threads: int) -> Run | None:
 
 
 @dataclass(frozen=True)
-class Network:
+class CompiledNetwork:
     """A graph that is compiled for each batch size if no other size is free.
 
     With fixed sizes, a small network takes a seventh less time. Texts have too many lengths, so

@@ -10,8 +10,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from resnet8ptq.backends.contract import Key, Node, Profiler, to_nodes
-from resnet8ptq.backends.openvino.predictor import Network, open_network
+from resnet8ptq.backends.contract import Key, NodeTime, Profiler, to_nodes
+from resnet8ptq.backends.openvino.predictor import CompiledNetwork, open_network
 
 # OpenVINO's names: Convolution, GroupConvolution, Deconvolution, FullyConnected..., MatMul
 _LAYER = re.compile("[Cc]onvolution|FullyConnected|MatMul")
@@ -46,7 +46,7 @@ def count_kernels(path: Path) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class _Profiler:
-    network: Network
+    network: CompiledNetwork
     runs: list[dict[Key, float]] = field(default_factory=list)
 
     def predict(self, batch: NDArray[Any]) -> Sequence[NDArray[Any]]:
@@ -62,7 +62,7 @@ class _Profiler:
         )
         return outputs
 
-    def nodes(self, runs: int) -> list[Node]:
+    def nodes(self, runs: int) -> list[NodeTime]:
         return to_nodes(self.runs[-runs:])
 
 

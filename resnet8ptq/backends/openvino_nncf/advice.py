@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator
 
-from resnet8ptq.backends.advice import FRAMEWORKS, TRY, Candidate
+from resnet8ptq.backends.advice import FRAMEWORKS, TRY, Advice
 from resnet8ptq.models.summary import Summary
 
 
@@ -11,7 +11,7 @@ def sweep(flags: Collection[str], network: Summary | None) -> str | None:
     return None
 
 
-def advise(flags: Collection[str], network: Summary | None) -> Iterator[Candidate]:
+def advise(flags: Collection[str], network: Summary | None) -> Iterator[Advice]:
     """Yield the candidate."""
     why = "NNCF's own quantizer, a reference for backend=openvino (extra nncf)"
-    yield Candidate("backend=openvino_nncf dtype=int8 per_channel=true", TRY, why, FRAMEWORKS)
+    yield Advice("backend=openvino_nncf dtype=int8 per_channel=true", TRY, why, FRAMEWORKS)

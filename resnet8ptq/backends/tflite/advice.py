@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator
 
-from resnet8ptq.backends.advice import CANNOT, TRY, Candidate, granularity, in_float
+from resnet8ptq.backends.advice import CANNOT, TRY, Advice, granularity, in_float
 from resnet8ptq.models.summary import Summary
 
 
@@ -11,18 +11,18 @@ def sweep(flags: Collection[str], network: Summary | None) -> str | None:
     return f"dtype=int8 {granularity(network)}" if _takes(network) else None
 
 
-def advise(flags: Collection[str], network: Summary | None) -> Iterator[Candidate]:
+def advise(flags: Collection[str], network: Summary | None) -> Iterator[Advice]:
     """Yield the candidate."""
     if not _takes(network):
         why = "takes networks of one input of float32"
-        yield Candidate("backend=tflite", CANNOT, why, "docs/quantization.md")
+        yield Advice("backend=tflite", CANNOT, why, "docs/quantization.md")
         return
     why = f"XNNPACK's kernels take s8 activations{in_float('tflite', network)}"
     if network is None or "tflite" not in network.converted:
         others = "" if network else "networks other than Keras files and SavedModels are "
         why += f"; {others}converted by onnx2tf, installed once (660 MB; Python 3.12 or 3.13)"
     source = "TensorFlow's quantization spec"
-    yield Candidate("backend=tflite dtype=int8 per_channel=true", TRY, why, source)
+    yield Advice("backend=tflite dtype=int8 per_channel=true", TRY, why, source)
 
 
 def _takes(network: Summary | None) -> bool:

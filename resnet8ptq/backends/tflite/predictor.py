@@ -47,7 +47,7 @@ def open_interpreter(
 
 def open_run(content: bytes, threads: int, reference: bool = False) -> Run:
     """Return a function that runs the network on batches of any size."""
-    return Network(open_interpreter(content, threads, reference=reference), read_output)
+    return LoadedFile(open_interpreter(content, threads, reference=reference), read_output)
 
 
 def _open_logits(content: bytes, threads: int) -> Run | None:
@@ -57,7 +57,7 @@ def _open_logits(content: bytes, threads: int) -> Run | None:
 
 
 @dataclass
-class Network:
+class LoadedFile:
     """Runs a file. Float values of an integer input are quantized; `read` returns an output.
 
     Attributes:

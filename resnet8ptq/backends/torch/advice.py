@@ -9,7 +9,7 @@ from resnet8ptq.backends.advice import (
     TRIED,
     TRY,
     WRONG,
-    Candidate,
+    Advice,
     beyond_x86,
     in_float,
 )
@@ -20,20 +20,20 @@ from resnet8ptq.core.machine import is_x86
 from resnet8ptq.models.summary import Summary
 
 
-def advise(flags: Collection[str], network: Summary | None) -> Iterator[Candidate]:
+def advise(flags: Collection[str], network: Summary | None) -> Iterator[Advice]:
     """Yield the candidates."""
     wide = Resolved("int8", "uint8", "integer", activation_bits=8, engine="onednn")
     if saturates(wide, (), flags):
         why = "its default engine takes activations of 7 bits, which keep 16-bit sums exact"
         wrong = f"{OUT_OF_16_BITS}; so with backend.engine=onednn"
-        yield Candidate("backend=torch reduce_range=false", WRONG, wrong, TRIED)
+        yield Advice("backend=torch reduce_range=false", WRONG, wrong, TRIED)
     elif is_x86(flags):
         why = "oneDNN sums u8 by s8 products in 32 bits by VNNI"
     else:
         why = beyond_x86(flags)
     settings = "backend=torch dtype=int8 per_channel=true"
-    yield Candidate(settings, TRY, f"{why}{in_float('torch', network)}", "torch's engines")
+    yield Advice(settings, TRY, f"{why}{in_float('torch', network)}", "torch's engines")
     why = "integer kernels take s8 weights only"
-    yield Candidate("backend=torch dtype=uint8", CANNOT, why, "FBGEMM, oneDNN: docs/settings.md")
+    yield Advice("backend=torch dtype=uint8", CANNOT, why, "FBGEMM, oneDNN: docs/settings.md")
     why = "simulates in float what integer kernels would compute: never faster than FP32"
-    yield Candidate("backend=torch_pt2e", SLOW, why, "docs/settings.md")
+    yield Advice("backend=torch_pt2e", SLOW, why, "docs/settings.md")

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from resnet8ptq.backends.contract import Key, Node, Predictor, Profiler, to_nodes
+from resnet8ptq.backends.contract import Key, NodeTime, Predictor, Profiler, to_nodes
 
 _CONVERSIONS = {
     "aten::quantize_per_tensor",
@@ -43,7 +43,7 @@ class _Profiler:
         self.runs.append(read_events(profiled.events()))
         return outputs
 
-    def nodes(self, runs: int) -> list[Node]:
+    def nodes(self, runs: int) -> list[NodeTime]:
         return to_nodes(self.runs[-runs:])
 
 

@@ -36,7 +36,7 @@ Column = Any  # pa.ChunkedArray, which has no types
 
 
 @dataclass(frozen=True)
-class Table:
+class DataTable:
     """Named columns."""
 
     source: Path
@@ -140,7 +140,7 @@ def _is_list(kind: pa.DataType) -> bool:
     )
 
 
-def pictures_at(table: Table, name: str, folder: Path) -> list[Picture]:
+def pictures_at(table: DataTable, name: str, folder: Path) -> list[Picture]:
     """Return the pictures at the paths in a column, which are relative to `folder`.
 
     Raises:
@@ -166,7 +166,7 @@ def pictures_at(table: Table, name: str, folder: Path) -> list[Picture]:
     return pictures
 
 
-def packed_pictures(table: Table, name: str, folder: Path) -> list[Picture]:
+def packed_pictures(table: DataTable, name: str, folder: Path) -> list[Picture]:
     """Return the pictures in a column: their bytes, or their paths if all bytes are null.
 
     Raises:
@@ -184,7 +184,7 @@ def packed_pictures(table: Table, name: str, folder: Path) -> list[Picture]:
 
 
 def write_numbers(
-    to: Path, table: Table, names: Sequence[str], shape: Sequence[int] | None
+    to: Path, table: DataTable, names: Sequence[str], shape: Sequence[int] | None
 ) -> None:
     """Write samples [N, ...] from columns of numbers, or from one column of lists of numbers.
 
@@ -229,7 +229,7 @@ def _common_dtype(parts: Sequence[NDArray[Any]]) -> np.dtype[Any]:
     return dtype
 
 
-def _numbers(table: Table, name: str) -> NDArray[Any]:
+def _numbers(table: DataTable, name: str) -> NDArray[Any]:
     """Return a column of numbers [N], or of lists of them [N, ...]."""
     column = table.column("data.inputs", name)
     source = f"{table.source}: column {name!r}"
@@ -288,7 +288,7 @@ def _first_not_a_number(column: Column) -> tuple[int, str]:
 
 
 def labels(
-    table: Table, names: Sequence[str], classes: Sequence[str] | None
+    table: DataTable, names: Sequence[str], classes: Sequence[str] | None
 ) -> tuple[NDArray[Any] | None, tuple[str, ...], bool]:
     """Return the labels of a column, the class names, and whether the classes have names.
 
@@ -331,7 +331,7 @@ def labels(
 
 
 def word_labels(
-    table: Table, names: Sequence[str], classes: Sequence[str] | None, words: str
+    table: DataTable, names: Sequence[str], classes: Sequence[str] | None, words: str
 ) -> tuple[NDArray[np.object_], tuple[str, ...], bool]:
     """Return the labels of the words of each row [N], class names, and whether they have names.
 
@@ -370,7 +370,7 @@ def word_labels(
 
 
 def _of_columns(
-    table: Table, names: Sequence[str], classes: Sequence[str] | None
+    table: DataTable, names: Sequence[str], classes: Sequence[str] | None
 ) -> tuple[NDArray[np.bool_], tuple[str, ...], bool]:
     """Return several columns of 0 and 1, one for each class; `classes` gives them other names."""
     rows = np.stack([_numbers(table, name) for name in names], axis=1)
@@ -423,7 +423,7 @@ def _several(
     return labels, names, named
 
 
-def groups(table: Table, name: str) -> NDArray[np.int64]:
+def groups(table: DataTable, name: str) -> NDArray[np.int64]:
     """Return the groups [N] of a column: equal numbers for equal cells."""
     cells = table.column("data.groups", name)
     check_filled(cells, f"{table.source}: column {name!r}")

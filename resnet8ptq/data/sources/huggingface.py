@@ -19,7 +19,7 @@ from resnet8ptq.core.errors import ConfigError, DataError
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.decoding import Picture
 from resnet8ptq.data.sources import SOURCES, table, texts, unpacking
-from resnet8ptq.data.sources.columns import LABELS, Limits, Table
+from resnet8ptq.data.sources.columns import LABELS, DataTable, Limits
 
 EXPECTED = f"expected {SOURCES['huggingface'].takes}"
 _NOTES = b"resnet8ptq"
@@ -43,7 +43,7 @@ def list_pictures(config: TableConfig, cache_root: Path) -> list[Picture]:
     return table.find_pictures(table_of_rows, table_of_rows.source, config)
 
 
-def _open(config: TableConfig, cache_root: Path) -> tuple[Table, TableConfig]:
+def _open(config: TableConfig, cache_root: Path) -> tuple[DataTable, TableConfig]:
     """Return the rows, and the settings with their split and class names."""
     if find_spec("datasets") is None:
         raise ConfigError(
@@ -58,7 +58,7 @@ def _open(config: TableConfig, cache_root: Path) -> tuple[Table, TableConfig]:
         config = replace(config, split=table.SIDE)
     else:
         rows = rows.drop_columns([table.SIDE])
-    whole = Table(root, rows, sha256)
+    whole = DataTable(root, rows, sha256)
     label = config.labels or whole.pick(LABELS) or whole.pick(texts.LABELS)
     if config.classes is None and str(label) in notes["classes"]:
         config = replace(config, classes=notes["classes"][str(label)])

@@ -24,7 +24,7 @@ from resnet8ptq.data.decoding import Picture, decode, resize_all
 from resnet8ptq.data.lazy import Stored
 from resnet8ptq.data.sources import SOURCES, TAGGED, arrays, columns, texts, unpacking
 from resnet8ptq.data.sources.arrays import NO_LABELS, list_names
-from resnet8ptq.data.sources.columns import LABELS, PICTURES, Limits, Table
+from resnet8ptq.data.sources.columns import LABELS, PICTURES, DataTable, Limits
 from resnet8ptq.data.splitting import NamedSplit, keep_split, split_one
 
 log = logging.getLogger(__name__)
@@ -59,17 +59,17 @@ def list_pictures(config: TableConfig, cache_root: Path) -> list[Picture]:
     return find_pictures(table, table.source.parent, config)
 
 
-def _open(config: TableConfig, cache_root: Path) -> tuple[Table, TableConfig]:
+def _open(config: TableConfig, cache_root: Path) -> tuple[DataTable, TableConfig]:
     """Return the rows, and the settings with the column that splits them."""
     root = Path(str(config.root))
     sha256 = files.sha256(root)
     rows = read(root, sha256, cache_root)
     if config.test is None:
-        return Table(root, rows, sha256), config
+        return DataTable(root, rows, sha256), config
     test = Path(config.test)
     of_test = files.sha256(test)
     rows = _join(rows, read(test, of_test, cache_root), config)
-    return Table(root, rows, f"{sha256} {of_test}"), replace(config, split=SIDE)
+    return DataTable(root, rows, f"{sha256} {of_test}"), replace(config, split=SIDE)
 
 
 def _join(train: pa.Table, test: pa.Table, config: TableConfig) -> pa.Table:
@@ -88,7 +88,7 @@ def _join(train: pa.Table, test: pa.Table, config: TableConfig) -> pa.Table:
 
 
 def build(
-    table: Table,
+    table: DataTable,
     folder: Path,
     config: TableConfig,
     preprocess: PreprocessConfig,
@@ -171,7 +171,7 @@ class _TableSamples:
 
 
 def _read_inputs(
-    table: Table,
+    table: DataTable,
     others: Sequence[str],
     folder: Path,
     config: TableConfig,
@@ -193,7 +193,7 @@ def _read_inputs(
     return _TableSamples(images, rows, [pictures[row].name for row in rows], decoded=True)
 
 
-def _list_inputs(table: Table, config: TableConfig) -> list[str]:
+def _list_inputs(table: DataTable, config: TableConfig) -> list[str]:
     """Return all columns except labels, split and groups."""
     split = config.split or table.pick(SPLITS)
     groups = config.groups or table.pick(arrays.GROUPS)
@@ -201,7 +201,7 @@ def _list_inputs(table: Table, config: TableConfig) -> list[str]:
     return [name for name in table.names if name not in excluded]
 
 
-def find_pictures(table: Table, folder: Path, config: TableConfig) -> list[Picture]:
+def find_pictures(table: DataTable, folder: Path, config: TableConfig) -> list[Picture]:
     """Return the pictures of a table's rows, see `build`; none for numbers and texts."""
     if config.tokenizer is not None:
         return []
@@ -210,7 +210,7 @@ def find_pictures(table: Table, folder: Path, config: TableConfig) -> list[Pictu
 
 
 def _find_pictures(
-    table: Table, inputs: Sequence[str], folder: Path, config: TableConfig
+    table: DataTable, inputs: Sequence[str], folder: Path, config: TableConfig
 ) -> list[Picture] | None:
     """Return the pictures in the column of inputs; None if it holds numbers."""
     first = table.column("data.inputs", inputs[0])
@@ -222,7 +222,7 @@ def _find_pictures(
 
 
 def _read_texts(
-    table: Table, names: Sequence[str], config: TableConfig, cache_root: Path
+    table: DataTable, names: Sequence[str], config: TableConfig, cache_root: Path
 ) -> _TableSamples:
     """Return the tokens of texts: one sample for each row, or for each text of a pair."""
     encoded = texts.encode(table, names, config, cache_root)
@@ -232,7 +232,7 @@ def _read_texts(
     return _TableSamples(records, rows, shown, texts=encoded.texts, words=encoded.words)
 
 
-def _name_rows(table: Table, rows: NDArray[np.int64]) -> list[str]:
+def _name_rows(table: DataTable, rows: NDArray[np.int64]) -> list[str]:
     return [f"{table.source}: row {row + 1}" for row in rows]
 
 
@@ -323,7 +323,7 @@ def _read_csv(path: Path) -> pa.Table:
 
 
 def _keep_numbers(
-    table: Table, names: Sequence[str], shape: Sequence[int] | None, cache_root: Path
+    table: DataTable, names: Sequence[str], shape: Sequence[int] | None, cache_root: Path
 ) -> NDArray[Any]:
     """Return the samples in columns of numbers, mapped from the cache."""
 
@@ -336,7 +336,7 @@ def _keep_numbers(
     return np.load(entry / "samples.npy", mmap_mode="r")
 
 
-def _find_labels(table: Table, config: TableConfig) -> list[str]:
+def _find_labels(table: DataTable, config: TableConfig) -> list[str]:
     """Return the columns of labels, or `NO_LABELS`."""
     if isinstance(config.labels, list):
         return config.labels
@@ -353,7 +353,7 @@ def _find_labels(table: Table, config: TableConfig) -> list[str]:
     )
 
 
-def _find_inputs(table: Table, config: TableConfig, others: Sequence[str]) -> list[str]:
+def _find_inputs(table: DataTable, config: TableConfig, others: Sequence[str]) -> list[str]:
     """Return the input columns: `data.inputs`, or one with a usual name, or all numeric columns.
 
     A column that numbers the rows is left out.
@@ -385,7 +385,7 @@ def _find_named(config: TableConfig, others: Sequence[str]) -> list[str]:
     return [name for name in others if name.lower() in (*PICTURES, *arrays.INPUTS)]
 
 
-def _sides(table: Table, name: str, rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+def _sides(table: DataTable, name: str, rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
     """Return the indices in `rows` for training and for testing (`test`, or else `val`)."""
     column = table.column("data.split", name).to_pylist()
     cells = [str(column[row]).strip().lower() for row in rows]

@@ -26,7 +26,7 @@ from resnet8ptq.core.records import Array
 from resnet8ptq.data.lazy import AT_ONCE
 from resnet8ptq.data.sources import columns
 from resnet8ptq.data.sources.arrays import IGNORED, list_names
-from resnet8ptq.data.sources.columns import Table
+from resnet8ptq.data.sources.columns import DataTable
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ Texts = list[str]
 Words = list[list[str]]
 
 
-def find(table: Table, config: TableConfig, others: Sequence[str]) -> list[str]:
+def find(table: DataTable, config: TableConfig, others: Sequence[str]) -> list[str]:
     """Return the column of texts, or the two columns of pairs: `data.text`, or usual names.
 
     Raises:
@@ -86,7 +86,9 @@ class Encoded:
     words: NDArray[np.int64] | None
 
 
-def encode(table: Table, names: Sequence[str], config: TableConfig, cache_root: Path) -> Encoded:
+def encode(
+    table: DataTable, names: Sequence[str], config: TableConfig, cache_root: Path
+) -> Encoded:
     """Return the texts of each row as tokens, mapped from the cache.
 
     All are padded to the longest. With `data.pairs=apart`, each text is a sample; the two texts of
@@ -143,7 +145,7 @@ def encode(table: Table, names: Sequence[str], config: TableConfig, cache_root: 
     return Encoded(records, [" / ".join(row) for row in rows], words)
 
 
-def are_words(table: Table, names: Sequence[str]) -> bool:
+def are_words(table: DataTable, names: Sequence[str]) -> bool:
     """Return whether the texts are lists of words, in one column."""
     return len(names) == 1 and columns.are_words(table.column("data.text", names[0]))
 
@@ -162,7 +164,7 @@ def align(words: NDArray[np.int64], labels: NDArray[np.object_]) -> NDArray[np.i
     return aligned
 
 
-def _read(table: Table, name: str) -> Texts | Words:
+def _read(table: DataTable, name: str) -> Texts | Words:
     column = table.column("data.text", name)
     if not (columns.is_text(column) or columns.are_words(column)):
         raise DataError(

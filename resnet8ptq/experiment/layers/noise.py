@@ -38,7 +38,7 @@ _SAME_LEVELS = {
 
 
 @dataclass(frozen=True)
-class Source:
+class NoiseSource:
     """Tensors that can only be rounded together.
 
     Attributes:
@@ -58,7 +58,7 @@ def rank(
     in_float: Collection[str],
     samples: Split,
     threads: int,
-) -> list[Source]:
+) -> list[NoiseSource]:
     """Return the sources of noise, the noisiest first.
 
     Args:
@@ -75,35 +75,37 @@ def rank(
 
 def find_sources(
     fp32: onnx.GraphProto, quantized: onnx.GraphProto, in_float: Collection[str]
-) -> list[Source]:
+) -> list[NoiseSource]:
     """Return each rounded tensor as a source, in the order of the graph."""
     order = {node.name: index for index, node in enumerate(fp32.node)}
     makers = {name: node for node in fp32.node for name in node.output}
 
     # Join tensors that have the same levels
-    sources: dict[str, Source] = {}
+    sources: dict[str, NoiseSource] = {}
     for tensor in qdq.rounded_activations(fp32, quantized):
         maker = makers.get(tensor.name)
         key = tensor.name
         while maker is not None and maker.op_type in _SAME_LEVELS and maker.input[0] in sources:
             key = maker.input[0]
             maker = makers.get(key)
-        alone = Source(tensor.nodes, (), (tensor,))
+        alone = NoiseSource(tensor.nodes, (), (tensor,))
         sources[key] = _join([sources[key], alone]) if key in sources else alone
-    weights = [Source((w.node,), (w,)) for w in qdq.rounded_weights(fp32, quantized)]
+    weights = [NoiseSource((w.node,), (w,)) for w in qdq.rounded_weights(fp32, quantized)]
 
     # Leave out nodes already in float
     kept = []
     for source in [*weights, *sources.values()]:
         nodes = tuple(node for node in source.nodes if node not in in_float)
         if nodes:
-            kept.append(Source(nodes, source.weights, source.activations))
+            kept.append(NoiseSource(nodes, source.weights, source.activations))
     return sorted(kept, key=lambda source: min(order[node] for node in source.nodes))
 
 
 def halve(
-    sources: Sequence[Source], measure: Callable[[Sequence[Source]], float], runs: int = RUNS
-) -> list[tuple[float, Sequence[Source]]]:
+    sources: Sequence[NoiseSource],
+    measure: Callable[[Sequence[NoiseSource]], float],
+    runs: int = RUNS,
+) -> list[tuple[float, Sequence[NoiseSource]]]:
     """Return groups of sources with their noise; the highest noise per source first.
 
     The noisiest group is halved repeatedly, with at most `runs` measurements.
@@ -113,7 +115,7 @@ def halve(
     ties = count()
     whole = measure(sources)
     heap = [(-whole, next(ties), list(sources))]
-    done: list[tuple[float, Sequence[Source]]] = []
+    done: list[tuple[float, Sequence[NoiseSource]]] = []
     for _ in track(range(runs // 2), "Measuring the noise of the layers", "halvings"):
         while heap and len(heap[0][2]) == 1:
             noise, _, group = heapq.heappop(heap)
@@ -127,16 +129,16 @@ def halve(
     return sorted(done, key=lambda pair: -pair[0] / len(pair[1]))
 
 
-def _join(sources: Sequence[Source], noise: float = 0.0) -> Source:
+def _join(sources: Sequence[NoiseSource], noise: float = 0.0) -> NoiseSource:
     nodes = dict.fromkeys(node for source in sources for node in source.nodes)
     weights = tuple(weight for source in sources for weight in source.weights)
     activations = tuple(tensor for source in sources for tensor in source.activations)
-    return Source(tuple(nodes), weights, activations, noise=noise)
+    return NoiseSource(tuple(nodes), weights, activations, noise=noise)
 
 
 def _measurer(
     fp32: onnx.ModelProto, samples: Split, threads: int
-) -> Callable[[Sequence[Source]], float]:
+) -> Callable[[Sequence[NoiseSource]], float]:
     """Return a function from sources to their noise: the outputs' relative squared errors."""
     names = [value.name for value in fp32.graph.input]
     batches = list(samples.batches(1))
@@ -152,7 +154,7 @@ def _measurer(
         squares = [float(np.square(value).sum()) for value in values]
         power.append(sum(squares) or 1.0)
 
-    def measure(sources: Sequence[Source]) -> float:
+    def measure(sources: Sequence[NoiseSource]) -> float:
         joined = _join(sources)
         proto = fp32
         if joined.weights:

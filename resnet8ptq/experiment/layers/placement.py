@@ -44,7 +44,7 @@ PLACED = "placement"
 
 
 @dataclass(frozen=True)
-class Block:
+class PlacedBlock:
     """A run of nodes that is in 8 bits or in float as a whole.
 
     Attributes:
@@ -155,16 +155,16 @@ def choose(work: Workspace, prepared: Prepared) -> Placement:
     return placement
 
 
-def _find_left(blocks: Sequence[Block], in_8_bits: Sequence[bool]) -> Iterator[Block]:
+def _find_left(blocks: Sequence[PlacedBlock], in_8_bits: Sequence[bool]) -> Iterator[PlacedBlock]:
     """Go through the blocks that a placement leaves in float."""
     return compress(blocks, [not kept for kept in in_8_bits])
 
 
-def _nodes_of(blocks: Iterable[Block]) -> tuple[str, ...]:
+def _nodes_of(blocks: Iterable[PlacedBlock]) -> tuple[str, ...]:
     return tuple(node for block in blocks for node in block.nodes)
 
 
-def find_blocks(graph: onnx.GraphProto, layers: set[str]) -> list[Block]:
+def find_blocks(graph: onnx.GraphProto, layers: set[str]) -> list[PlacedBlock]:
     """Return at most `MOST` blocks of a network, each with a quantized layer.
 
     Args:
@@ -189,7 +189,7 @@ def find_blocks(graph: onnx.GraphProto, layers: set[str]) -> list[Block]:
     blocks = []
     for block in split_into_blocks(sources, MOST):
         names = [node.name for index in block for node in steps[index]]
-        blocks.append(Block(tuple(names), len(layers.intersection(names))))
+        blocks.append(PlacedBlock(tuple(names), len(layers.intersection(names))))
     return blocks
 
 
@@ -225,7 +225,7 @@ def find_fastest(times: Times) -> list[bool]:
     return list(min(mixed, key=add, default=[True] * count))
 
 
-def to_csv(blocks: Sequence[Block], times: Times, chosen: Sequence[bool]) -> str:
+def to_csv(blocks: Sequence[PlacedBlock], times: Times, chosen: Sequence[bool]) -> str:
     """Return one line for each block, in the order of execution."""
     rows: list[list[object]] = [["first", "last", "layers", "saved_ms", "border_ms", "in_8_bits"]]
     for block, saved, border, kept in zip(blocks, times.saved, times.borders, chosen, strict=True):
@@ -259,7 +259,7 @@ class _Variants:
 
     work: Workspace
     prepared: Prepared
-    blocks: Sequence[Block]
+    blocks: Sequence[PlacedBlock]
     scratch: Path
 
     def time_blocks(self) -> Times:
@@ -273,8 +273,8 @@ class _Variants:
         for placement in track(placements, "Quantizing blocks", "files"):
             self.work.settings.runtime.deadline.check()
             loads.append(self._load(placement))
-        settings = self._settings
-        share = replace(settings, max_seconds=settings.max_seconds * len(loads))
+        timing = self._timing
+        share = replace(timing, max_seconds=timing.max_seconds * len(loads))
         timed = latency.measure(loads, self.work.samples.calibrating.split, share)
         none, whole, *cut = (float(np.median(one.single_ms)) for one in timed)
         return solve(
@@ -287,10 +287,10 @@ class _Variants:
         if not all(chosen):
             loads[PLACED] = self._load(chosen)
         samples = self.work.samples.calibrating.split
-        return paired_latency.run(loads, samples, self._settings).single
+        return paired_latency.run(loads, samples, self._timing).single
 
     @property
-    def _settings(self) -> LatencyConfig:
+    def _timing(self) -> LatencyConfig:
         return replace(self.work.config.latency, batch_size=1, batch_repeats=1)
 
     def _load_fp32(self) -> Load:

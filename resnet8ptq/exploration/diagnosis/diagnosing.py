@@ -20,7 +20,7 @@ from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation.evaluator import Quantized, baseline_config
 from resnet8ptq.experiment import preparation, preprocessing_check, sample_check
 from resnet8ptq.experiment.recorder import Recorder
-from resnet8ptq.experiment.samples import Samples
+from resnet8ptq.experiment.samples import SamplesByRole
 from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.experiment.subject import open_fitted
 from resnet8ptq.experiment.workspace import Workspace
@@ -160,7 +160,7 @@ def _find_outliers(work: Workspace, network: Fp32Model) -> list[Outliers]:
     return inputs or sample_check.find_inside(calib, network=path, samples=samples, runtime=runtime)
 
 
-def _leave_out(work: Workspace, others: Samples, reference: Comparison) -> Outcome:
+def _leave_out(work: Workspace, others: SamplesByRole, reference: Comparison) -> Outcome:
     """Return the outcome of calibrating with the other samples."""
     quantized, _ = _quantize(replace(work, samples=others))
     compared = _compare(work, quantized.path)

@@ -18,7 +18,7 @@ from resnet8ptq.core.text import plain, printable, show
 from resnet8ptq.exploration.diagnosis.conclusion import DiagnosisResult
 from resnet8ptq.exploration.diagnosis.outcomes import Outcome
 from resnet8ptq.exploration.tensors import network_picture, tensor_table
-from resnet8ptq.exploration.tensors.comparing import Compared
+from resnet8ptq.exploration.tensors.comparing import ComparedTensor
 from resnet8ptq.exploration.tensors.findings import Finding
 from resnet8ptq.tasks.scoring.metric import Metric
 
@@ -58,7 +58,7 @@ def print_tables(
         say(console, line)
 
 
-def _tables(result: DiagnosisResult, tensors: Sequence[Compared]) -> Iterator[Table[Any]]:
+def _tables(result: DiagnosisResult, tensors: Sequence[ComparedTensor]) -> Iterator[Table[Any]]:
     findings = sorted(result.findings, key=lambda finding: not result.costs(finding))
     if findings:
         yield Table(_of_findings(result), findings, "Findings")

@@ -5,13 +5,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from resnet8ptq.backends.contract import Node
-from resnet8ptq.evaluation.latency import Latency
+from resnet8ptq.backends.contract import NodeTime
+from resnet8ptq.evaluation.latency import ModelLatency
 from resnet8ptq.evaluation.result import RunResult
 
 
 @dataclass(frozen=True)
-class Operator:
+class OperatorTimes:
     """All nodes of an operator: their time for a batch, and their count."""
 
     name: str
@@ -31,19 +31,19 @@ class Breakdown:
     """
 
     batch_size: int
-    model: Sequence[Node]
-    fp32: Sequence[Node]
+    model: Sequence[NodeTime]
+    fp32: Sequence[NodeTime]
     ms: float
     fp32_ms: float
 
-    def operators(self) -> list[Operator]:
+    def operators(self) -> list[OperatorTimes]:
         """Return the time of each operator, the longest first."""
         operators = []
         for name in dict.fromkeys(node.operator for node in (*self.fp32, *self.model)):
             fp32 = [node.ms for node in self.fp32 if node.operator == name]
             model = [node.ms for node in self.model if node.operator == name]
             operators.append(
-                Operator(
+                OperatorTimes(
                     name, fp32_ms=sum(fp32), fp32_count=len(fp32), ms=sum(model), count=len(model)
                 )
             )
@@ -122,7 +122,7 @@ class ProfileResult(RunResult):
     """
 
     breakdowns: tuple[Breakdown, ...]
-    latency: Latency
+    latency: ModelLatency
 
     def summary(self) -> str:
         """Return the outcome in one line."""

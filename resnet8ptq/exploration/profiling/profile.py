@@ -9,7 +9,7 @@ import numpy as np
 from resnet8ptq.core.console import track
 from resnet8ptq.evaluation import latency
 from resnet8ptq.evaluation.evaluator import baseline_config
-from resnet8ptq.evaluation.latency import Latency
+from resnet8ptq.evaluation.latency import ModelLatency
 from resnet8ptq.experiment.network_and_data import fit_settings, load
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.samples import draw_to_calibrate
@@ -56,7 +56,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> ProfileResult:
         nodes = []
         for size in track(sizes, "Profiling", "batch sizes"):
             opened = [profile(timing.threads) for profile in profiles]
-            both = latency.measure_operators(opened, timed, batch_size=size, settings=timing)
+            both = latency.measure_operators(opened, timed, batch_size=size, timing=timing)
             nodes.append(both)
     medians = [model.medians() for model in times]
     breakdowns = []
@@ -64,7 +64,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> ProfileResult:
         breakdowns.append(Breakdown(size, model, baseline, ms=ms, fp32_ms=fp32_ms))
     params = {**resolved.to_params(), "calibration_digest": calibration.digest}
     result = ProfileResult(
-        "ok", resolved=params, breakdowns=tuple(breakdowns), latency=Latency(*times)
+        "ok", resolved=params, breakdowns=tuple(breakdowns), latency=ModelLatency(*times)
     )
 
     profile_table.write(folder, config, result)

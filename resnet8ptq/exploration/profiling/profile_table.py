@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure  # no pyplot: nothing here needs a screen or global state
 from rich.console import Console
 
-from resnet8ptq.backends.contract import Node
+from resnet8ptq.backends.contract import NodeTime
 from resnet8ptq.config.loading import CONFIG_FILE, save_config
 from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import RunConfig
@@ -104,7 +104,7 @@ _KINDS = {
 }
 
 
-def _name(node: Node) -> str:
+def _name(node: NodeTime) -> str:
     return node.name if node.operator in node.name else f"{node.name} ({node.operator})"
 
 

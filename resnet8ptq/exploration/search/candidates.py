@@ -12,7 +12,7 @@ from resnet8ptq.backends.advice import (
     SLOW,
     TRY,
     WRONG,
-    Candidate,
+    Advice,
     advise_start,
 )
 from resnet8ptq.backends.kernels import is_arm
@@ -27,7 +27,7 @@ from resnet8ptq.exploration.search.step_table import Seen
 from resnet8ptq.models.summary import Summary
 
 
-def advise(flags: Collection[str], network: Summary | None = None) -> list[Candidate]:
+def advise(flags: Collection[str], network: Summary | None = None) -> list[Advice]:
     """Return the known configurations, sorted: first those to try.
 
     Args:
@@ -35,7 +35,7 @@ def advise(flags: Collection[str], network: Summary | None = None) -> list[Candi
         network: None: any network.
     """
     order = (TRY, SLOW, WRONG, CANNOT)
-    listed: list[Candidate] = []
+    listed: list[Advice] = []
     for backend in BACKENDS.values():
         listed += _advise(backend, flags, network)
     listed += _per_tensor(network)
@@ -86,22 +86,20 @@ def steps(properties: Sequence[str], backend: str = "onnx") -> list[tuple[str, s
     return listed
 
 
-def _advise(
-    backend: Backend, flags: Collection[str], network: Summary | None
-) -> Iterator[Candidate]:
+def _advise(backend: Backend, flags: Collection[str], network: Summary | None) -> Iterator[Advice]:
     if backend.advice:
-        candidates: Iterator[Candidate] = import_module(backend.advice).advise(flags, network)
+        candidates: Iterator[Advice] = import_module(backend.advice).advise(flags, network)
         return candidates
     return advise_start(backend, network)
 
 
-def _per_tensor(network: Summary | None) -> Iterator[Candidate]:
+def _per_tensor(network: Summary | None) -> Iterator[Advice]:
     if network is not None and network.depthwise:
         why = (
             f"{network.depthwise} convolutions in groups (depthwise): channels of very different "
             "ranges share a scale; per_channel=true gives each its own"
         )
-        yield Candidate("per_channel=false", WRONG, why, "Krishnamoorthi 2018, arXiv:1806.08342")
+        yield Advice("per_channel=false", WRONG, why, "Krishnamoorthi 2018, arXiv:1806.08342")
 
 
 def describe_cpu(name: str, flags: Collection[str]) -> str:

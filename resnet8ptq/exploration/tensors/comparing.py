@@ -23,7 +23,7 @@ from resnet8ptq.core.records import feed
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.exploration.tensors import alignment
 from resnet8ptq.exploration.tensors.alignment import Fingerprint
-from resnet8ptq.exploration.tensors.explaining import Explanation, explain
+from resnet8ptq.exploration.tensors.explaining import LayerFault, explain
 from resnet8ptq.exploration.tensors.spread import Array, Levels, Noise, Spread
 from resnet8ptq.graph.layers import FUSED, weight_layers
 from resnet8ptq.graph.links import Links
@@ -70,7 +70,7 @@ def _has_one_step(rounded: Array) -> bool:
 
 
 @dataclass
-class Compared:
+class ComparedTensor:
     """A tensor in FP32 and in the file.
 
     Attributes:
@@ -110,7 +110,7 @@ class Compared:
     count: int = 0
     parts: dict[str, Spread] = field(default_factory=dict)
     channels: Array = field(default_factory=lambda: np.empty((4, 0), np.float32))
-    explanation: Explanation | None = None
+    explanation: LayerFault | None = None
 
     @property
     def sqnr_db(self) -> float:
@@ -232,8 +232,8 @@ class TensorComparison:
     """
 
     network: onnx.ModelProto
-    tensors: tuple[Compared, ...]
-    costliest: Compared
+    tensors: tuple[ComparedTensor, ...]
+    costliest: ComparedTensor
     operators: Mapping[str, str]
     samples: int
     times: Mapping[str, float] = field(default_factory=dict)
@@ -244,7 +244,7 @@ class TensorComparison:
         return len(self.operators) - sum(bool(tensor.operator) for tensor in self.tensors)
 
     @property
-    def first_lost(self) -> Compared | None:
+    def first_lost(self) -> ComparedTensor | None:
         """The first tensor below `LOST_DB`; None if there is none."""
         return next((tensor for tensor in self.tensors if tensor.sqnr_db < LOST_DB), None)
 
@@ -387,7 +387,7 @@ def _run_beside(
 class _Pair:
     """A matched tensor: its measurements, its index in the file, and its axes there."""
 
-    compared: Compared
+    compared: ComparedTensor
     index: int
     axes: tuple[int, ...]
 
@@ -467,13 +467,13 @@ class _Fp32:
         index = self._index.get(reader.output[0], row)
         return row if index in taken else index
 
-    def describe(self, name: str, inner: Inner) -> Compared:
+    def describe(self, name: str, inner: Inner) -> ComparedTensor:
         """Return a tensor with its nodes and the weights of its layer, without measurements."""
         producer = self._links.producers.get(name)
         layer = self._layer_of(name)
         readers = self._links.readers(name)
         around = [*filter(None, (producer, layer)), *readers]
-        return Compared(
+        return ComparedTensor(
             name=name,
             operator=self.operators.get(name, ""),
             inner=inner,

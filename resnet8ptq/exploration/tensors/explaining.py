@@ -23,7 +23,7 @@ OFF = 0.05  # from 1: a factor nearer than this is none
 
 
 @dataclass(frozen=True)
-class Explanation:
+class LayerFault:
     """The kind of a layer's fault, see `step_table`, and the measurement in words.
 
     The kind is empty where the error is that of rounding.
@@ -38,7 +38,7 @@ def explain(
     actual: Array,
     levels: Levels | None,
     weights: tuple[Array, Array] | None = None,
-) -> Explanation:
+) -> LayerFault:
     """Return the explanation of a layer's error.
 
     Args:
@@ -48,7 +48,7 @@ def explain(
         weights: the layer's weights [channels, ...] in FP32 and in the file; None: not known.
     """
     if not power(actual - exact):
-        return Explanation("", "equal")
+        return LayerFault("", "equal")
     weights_db = np.inf
     if weights is not None:
         ours = _flatten(weights[0])
@@ -58,8 +58,8 @@ def explain(
             words = f"its weights are wrong (SQNR {weights_db:.1f} dB)"
             cause = _find_factor(ours, theirs) or _find_order(ours, theirs)
             if cause is None:
-                return Explanation(step_table.WRONG_WEIGHTS, words)
-            return Explanation(cause.kind, f"{words}: {cause.words}")
+                return LayerFault(step_table.WRONG_WEIGHTS, words)
+            return LayerFault(cause.kind, f"{words}: {cause.words}")
     rounding = None if levels is None else _find_rounding(exact, actual, levels)
     if rounding is not None:
         return rounding
@@ -78,10 +78,10 @@ def explain(
         )
     else:
         words = "its weights, or its operator: no single scale, bias or range explains it"
-    return Explanation(step_table.UNEXPLAINED, words)
+    return LayerFault(step_table.UNEXPLAINED, words)
 
 
-def _find_rounding(exact: Array, actual: Array, levels: Levels) -> Explanation | None:
+def _find_rounding(exact: Array, actual: Array, levels: Levels) -> LayerFault | None:
     """Return an explanation if the levels, by ends or step, explain most of the error."""
     rounded = levels.round(exact)
     if power(actual - rounded) >= power(actual - exact) / 2:
@@ -89,8 +89,8 @@ def _find_rounding(exact: Array, actual: Array, levels: Levels) -> Explanation |
     cut = power(np.clip(exact, levels.low, levels.high) - exact)
     if cut > power(rounded - exact) / 2:
         words = f"its range in the file, {levels}, cuts values of {exact.min():.4g} to "
-        return Explanation(step_table.CLIPPED, f"{words}{exact.max():.4g}")
-    return Explanation("", f"rounding to its levels, {levels.step:.3g} apart")
+        return LayerFault(step_table.CLIPPED, f"{words}{exact.max():.4g}")
+    return LayerFault("", f"rounding to its levels, {levels.step:.3g} apart")
 
 
 def _flatten(weights: Array) -> Matrix:
@@ -105,13 +105,13 @@ def _channels_first(values: Array, axis: int) -> Matrix:
     return np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1).astype(np.float64)
 
 
-def _find_factor(exact: Matrix, actual: Matrix) -> Explanation | None:
+def _find_factor(exact: Matrix, actual: Matrix) -> LayerFault | None:
     """Return an explanation if the values are FP32's times one factor, or one for each channel."""
     noise = np.square(actual - exact).sum()
     whole = (exact * actual).sum() / max(np.square(exact).sum(), np.finfo(float).tiny)
     if abs(whole - 1) > OFF and np.square(actual - whole * exact).sum() < LEFT * noise:
         words = f"its values are {whole:.3g} times those of FP32: a scale"
-        return Explanation(step_table.WRONG_SCALE, words)
+        return LayerFault(step_table.WRONG_SCALE, words)
     squares = np.maximum(np.square(exact).sum(axis=1), np.finfo(float).tiny)
     factors = (exact * actual).sum(axis=1) / squares
     left = np.square(actual - factors[:, np.newaxis] * exact).sum()
@@ -119,10 +119,10 @@ def _find_factor(exact: Matrix, actual: Matrix) -> Explanation | None:
         return None
     wrong = _worst_channels(exact, actual)
     listed = ", ".join(f"{channel} ({factors[channel]:.3g} times)" for channel in wrong)
-    return Explanation(step_table.WRONG_SCALE, f"a scale of its channels is wrong: {listed}")
+    return LayerFault(step_table.WRONG_SCALE, f"a scale of its channels is wrong: {listed}")
 
 
-def _find_shift(exact: Matrix, actual: Matrix) -> Explanation | None:
+def _find_shift(exact: Matrix, actual: Matrix) -> LayerFault | None:
     """Return an explanation if the values differ by one constant in each channel.
 
     A ReLU behind the layer hides the constant where both are zero.
@@ -137,10 +137,10 @@ def _find_shift(exact: Matrix, actual: Matrix) -> Explanation | None:
     wrong = _worst_channels(exact, actual)
     listed = ", ".join(f"{channel} ({shifts[channel]:+.3g})" for channel in wrong)
     words = f"its channels differ by a constant, as of a wrong bias: {listed}"
-    return Explanation(step_table.WRONG_BIAS, words)
+    return LayerFault(step_table.WRONG_BIAS, words)
 
 
-def _find_order(exact: Matrix, actual: Matrix) -> Explanation | None:
+def _find_order(exact: Matrix, actual: Matrix) -> LayerFault | None:
     """Return an explanation if the channels are those of FP32 in another order."""
     channels = len(exact)
     if not 2 <= channels <= 4096 or exact.shape[1] < FEW:
@@ -154,7 +154,7 @@ def _find_order(exact: Matrix, actual: Matrix) -> Explanation | None:
     if np.square(actual[order] - exact).sum() >= LEFT * noise:
         return None
     words = f"its channels are in another order: {order[:NAMED].tolist()} ..."
-    return Explanation(step_table.CHANNEL_ORDER, words)
+    return LayerFault(step_table.CHANNEL_ORDER, words)
 
 
 def _worst_channels(exact: Matrix, actual: Matrix) -> list[int]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from resnet8ptq.core import machine
 from resnet8ptq.exploration.search import step_table
 from resnet8ptq.exploration.search.changes import Change
-from resnet8ptq.exploration.tensors.comparing import SOUND_DB, Compared, TensorComparison
+from resnet8ptq.exploration.tensors.comparing import SOUND_DB, ComparedTensor, TensorComparison
 from resnet8ptq.tasks.scoring.distortion import KERNELS_DB
 
 LOW_DB = 20.0  # the noise has a hundredth of the signal's power; 8 bits usually have 30 dB or more
@@ -85,7 +85,7 @@ def find_inexact_kernels(compared: TensorComparison) -> list[Finding]:
         kind = step_table.SATURATED
         cause = "; this CPU lacks VNNI, and adds products of int8 weights in 16 bits"
 
-    def say(first: Compared) -> str:
+    def say(first: ComparedTensor) -> str:
         return (
             f"{first.off_share:.2%} of its values differ from float arithmetic on the same "
             f"integers, by up to {first.most_off:.0f} levels, where rounding makes 1{cause}"
@@ -99,7 +99,7 @@ def find_clipped(compared: TensorComparison) -> list[Finding]:
     low = [tensor for tensor in _by_rounding(compared) if tensor.spread.sqnr_db < LOW_DB]
     clipped = [tensor for tensor in low if tensor.clipped > tensor.spread.noise.sum() / 2]
 
-    def say(worst: Compared) -> str:
+    def say(worst: ComparedTensor) -> str:
         return (
             f"its values lie within {_ends(worst)}, {worst.beyond_share:.2%} of them beyond the "
             f"range in the file, {worst.levels}, which leaves {worst.spread.sqnr_db:.1f} dB"
@@ -110,7 +110,7 @@ def find_clipped(compared: TensorComparison) -> list[Finding]:
 
 def find_explained(compared: TensorComparison) -> list[Finding]:
     """Report the layers whose own error has a single cause, or none that is known."""
-    kinds: dict[str, list[Compared]] = {}
+    kinds: dict[str, list[ComparedTensor]] = {}
     words: dict[str, str] = {}
     for tensor in sorted(compared.tensors, key=lambda tensor: tensor.own_db):
         explanation = tensor.explanation
@@ -124,7 +124,7 @@ def find_explained(compared: TensorComparison) -> list[Finding]:
     if len(wrong) > max(2, MOST * len(compared.weights)):
         more = f"; {len(wrong)} layers have other weights: the file may be of another training"
 
-    def say(worst: Compared) -> str:
+    def say(worst: ComparedTensor) -> str:
         return words[worst.name] + more
 
     reports: list[Finding] = []
@@ -184,7 +184,7 @@ def find_outlier_activations(compared: TensorComparison) -> list[Finding]:
     used = [tensor for tensor in low if tensor.limit < UNUSED * tensor.spread.peak]
     hit = [tensor for tensor in used if tensor.limit >= OUTLIER * tensor.spread.reach > 0]
 
-    def say(worst: Compared) -> str:
+    def say(worst: ComparedTensor) -> str:
         few = ", ".join(map(str, _outlier_channels(worst)[:NAMED]))
         cause = f" because of channel {few}" if few else ""
         return (
@@ -200,7 +200,7 @@ def find_outlier_activations(compared: TensorComparison) -> list[Finding]:
     ]
 
 
-def _outlier_channels(tensor: Compared) -> list[int]:
+def _outlier_channels(tensor: ComparedTensor) -> list[int]:
     """Return the few channels that reach far beyond all others, the largest first."""
     peaks = np.abs(tensor.channels[:2]).max(axis=0)
     most = int(FEW_CHANNELS * len(peaks))
@@ -241,7 +241,7 @@ def find_unused_range(compared: TensorComparison) -> list[Finding]:
         if is_unused and is_noisy:
             wide.append(tensor)
 
-    def say(worst: Compared) -> str:
+    def say(worst: ComparedTensor) -> str:
         cause = ", by the format" if _has_fixed_step(worst) else ""
         return (
             f"the range of this {worst.operator} is {worst.levels}{cause}, its values lie within "
@@ -253,7 +253,7 @@ def find_unused_range(compared: TensorComparison) -> list[Finding]:
     return fixed + others
 
 
-def _has_fixed_step(tensor: Compared) -> bool:
+def _has_fixed_step(tensor: ComparedTensor) -> bool:
     levels = tensor.levels
     step = FIXED.get(tensor.operator)
     return levels is not None and step is not None and abs(levels.step / step - 1) < NEAR
@@ -263,7 +263,7 @@ def find_dead_channel(compared: TensorComparison) -> list[Finding]:
     """Report channels that are constant in the file, and not if FP32 computes the layer."""
     dead = [tensor for tensor in compared.tensors if _find_dead(tensor).any()]
 
-    def say(first: Compared) -> str:
+    def say(first: ComparedTensor) -> str:
         constant = _find_dead(first)
         low, high = first.channels[:2, constant][:, 0]
         return (
@@ -274,7 +274,7 @@ def find_dead_channel(compared: TensorComparison) -> list[Finding]:
     return _report(step_table.DEAD_CHANNEL, dead, say)
 
 
-def _find_dead(tensor: Compared) -> NDArray[np.bool_]:
+def _find_dead(tensor: ComparedTensor) -> NDArray[np.bool_]:
     """Return a mask of the channels that are constant in the file alone; none, if all are."""
     low, high, file_low, file_high = tensor.channels
     levels = tensor.levels
@@ -319,7 +319,7 @@ def find(compared: TensorComparison) -> list[Finding]:
 
 
 def _report(
-    name: str, tensors: Sequence[Compared], say: Callable[[Compared], str]
+    name: str, tensors: Sequence[ComparedTensor], say: Callable[[ComparedTensor], str]
 ) -> list[Finding]:
     """Return the finding of some tensors, described by the first; empty without tensors."""
     if not tensors:
@@ -335,9 +335,9 @@ def worst_layer(compared: TensorComparison) -> tuple[str, ...]:
     return () if worst is None else (worst.layer,)
 
 
-def _by_rounding(compared: TensorComparison) -> list[Compared]:
+def _by_rounding(compared: TensorComparison) -> list[ComparedTensor]:
     return sorted(compared.tensors, key=lambda tensor: tensor.spread.sqnr_db)
 
 
-def _ends(tensor: Compared) -> str:
+def _ends(tensor: ComparedTensor) -> str:
     return f"{tensor.spread.low:.4g} to {tensor.spread.high:.4g}"

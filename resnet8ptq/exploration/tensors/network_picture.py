@@ -21,7 +21,7 @@ from resnet8ptq.backends.contract import Quantizer
 from resnet8ptq.core import templates
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.exploration.tensors.comparing import Compared, TensorComparison
+from resnet8ptq.exploration.tensors.comparing import ComparedTensor, TensorComparison
 from resnet8ptq.exploration.tensors.findings import Finding
 from resnet8ptq.graph.blocks import split_into_blocks
 from resnet8ptq.graph.layers import FUSED, MOVING, short_names
@@ -65,7 +65,7 @@ class Box:
     """
 
     nodes: list[onnx.NodeProto]
-    tensors: list[Compared] = field(default_factory=list)
+    tensors: list[ComparedTensor] = field(default_factory=list)
     after: set[int] = field(default_factory=set)
     faults: list[str] = field(default_factory=list)
     share: float | None = None

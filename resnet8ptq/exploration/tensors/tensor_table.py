@@ -16,7 +16,12 @@ from resnet8ptq.core import figures, files, table
 from resnet8ptq.core.table import Column, Table, number
 from resnet8ptq.core.text import plain
 from resnet8ptq.exploration.tensors import network_picture
-from resnet8ptq.exploration.tensors.comparing import LOST_DB, Compared, TensorComparison, Weight
+from resnet8ptq.exploration.tensors.comparing import (
+    LOST_DB,
+    ComparedTensor,
+    TensorComparison,
+    Weight,
+)
 from resnet8ptq.exploration.tensors.findings import Finding
 
 ROWS = 12  # of the printed table: the layers that cost most
@@ -41,7 +46,7 @@ _SPREAD: Sequence[Column[Any]] = (  # of activations and of weights
     Column("", lambda row: row.spread.reach, key="reach_99"),
     Column("", lambda row: row.spread.bulk_db, key="bulk_sqnr_db"),
 )
-COLUMNS: Sequence[Column[Compared]] = (
+COLUMNS: Sequence[Column[ComparedTensor]] = (
     Column("", lambda tensor: "activation", key="kind"),
     Column("tensor", lambda tensor: tensor.name, _first_name, "tensor"),
     Column("", lambda tensor: tensor.layer, key="node"),
@@ -111,7 +116,7 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def find_costliest(compared: TensorComparison) -> list[Compared]:
+def find_costliest(compared: TensorComparison) -> list[ComparedTensor]:
     """Return the tensors with the lowest SQNR alone, in the order of execution."""
     worst = sorted(compared.tensors, key=lambda tensor: tensor.own_db)[:ROWS]
     return [tensor for tensor in compared.tensors if tensor in worst]

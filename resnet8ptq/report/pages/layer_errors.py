@@ -40,7 +40,7 @@ _WEIGHTS = "weights"
 
 
 @dataclass(frozen=True)
-class Cell:
+class HeatCell:
     """A value in dB as text, with the opacity of its colour."""
 
     text: str = ""
@@ -58,7 +58,7 @@ class HeatMap:
 
     title: str
     columns: tuple[str, ...] = ()
-    rows: tuple[tuple[str, tuple[Cell, ...]], ...] = ()
+    rows: tuple[tuple[str, tuple[HeatCell, ...]], ...] = ()
     more: int = 0
     picture: str = ""
 
@@ -115,17 +115,17 @@ def draw(
     def rank(layer: str) -> float:
         return min(worst * value for value in values[layer].values())
 
-    def cell(value: float | None) -> Cell:
+    def cell(value: float | None) -> HeatCell:
         if value is None:
-            return Cell()
+            return HeatCell()
         if not math.isfinite(value):
-            return Cell("∞")
+            return HeatCell("∞")
         part = (high - value) / ((high - low) or 1)
         if high_is_bad:
             part = 1 - part
-        return Cell(f"{value:.1f}", round(DARKEST * part, 2))
+        return HeatCell(f"{value:.1f}", round(DARKEST * part, 2))
 
-    rows: list[tuple[str, tuple[Cell, ...]]] = []
+    rows: list[tuple[str, tuple[HeatCell, ...]]] = []
     for name in sorted(values, key=rank):
         layer = map(values[name].get, columns)
         rows.append((name, tuple(map(cell, layer))))

@@ -18,7 +18,7 @@ from resnet8ptq.tasks.scoring.statistics import CrossedMean, crossed_mean
 
 
 @dataclass
-class Spread:
+class SeedSpread:
     """The task's metric of one configuration over several seeds.
 
     Attributes:
@@ -47,7 +47,7 @@ def group_by_configuration(family: Family) -> list[list[Cell]]:
     return list(groups.values())
 
 
-def measure(family: Family, limits: ReportConfig) -> list[Spread]:
+def measure(family: Family, limits: ReportConfig) -> list[SeedSpread]:
     """Return the spread of each configuration with more than one seed.
 
     Empty if the runs stopped at different samples.
@@ -55,8 +55,8 @@ def measure(family: Family, limits: ReportConfig) -> list[Spread]:
     if family.stopped:
         return []
     limit = family.metric.limit(limits)
-    spreads: list[Spread] = []
-    sound: list[Spread] = []
+    spreads: list[SeedSpread] = []
+    sound: list[SeedSpread] = []
     p_values: list[tuple[float, float]] = []
     for cells in group_by_configuration(family):
         by_seed = {cell.record.seed: cell for cell in cells}
@@ -77,7 +77,7 @@ def measure(family: Family, limits: ReportConfig) -> list[Spread]:
     return spreads
 
 
-def _measure(family: Family, cells: Sequence[Cell]) -> Spread:
+def _measure(family: Family, cells: Sequence[Cell]) -> SeedSpread:
     values = np.array([cell.metric(family.metric.name) for cell in cells])
     label = without_seed(cells[0])
     losses = [cell.paired.losses() for cell in cells if cell.paired]
@@ -86,7 +86,7 @@ def _measure(family: Family, cells: Sequence[Cell]) -> Spread:
     crossed = None
     if len(known) == len(losses) and not is_grouped:
         crossed = crossed_mean(np.stack(known))
-    return Spread(
+    return SeedSpread(
         label,
         draws=len(cells),
         mean=float(values.mean()),

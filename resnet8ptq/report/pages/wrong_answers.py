@@ -17,7 +17,7 @@ MAX_BYTES = 2**22  # of the file
 
 
 @dataclass(frozen=True)
-class Example:
+class WrongAnswer:
     """A sample with a wrong answer: a picture as a data URL, or a text."""
 
     truth: str
@@ -39,7 +39,7 @@ class WrongAnswers:
     label: str
     wrong: int
     lost: int
-    examples: tuple[Example, ...]
+    examples: tuple[WrongAnswer, ...]
 
 
 def load(store: Store, selected: ModelSelection) -> WrongAnswers | None:
@@ -64,12 +64,12 @@ def _read(label: str, path: Path) -> WrongAnswers | None:
     return answers if examples else None
 
 
-def _example(entry: dict[str, Any]) -> Example:
+def _example(entry: dict[str, Any]) -> WrongAnswer:
     picture = ""
     if "png" in entry:
         png = figures.check_png(base64.b64decode(entry["png"], validate=True))
         picture = f"data:image/png;base64,{base64.b64encode(png).decode()}"
-    return Example(
+    return WrongAnswer(
         truth=str(entry["true"]),
         fp32=str(entry["fp32"]),
         model=str(entry["model"]),

@@ -39,7 +39,7 @@ class Matches:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class CocoResult:
     """The result of COCO's evaluation; NaN without objects of the kind.
 
     Attributes:
@@ -86,7 +86,7 @@ def evaluate(
     annotations: Mapping[str, Any],
     kind: str = "bbox",
     sigmas: Sequence[float] = (),
-) -> Evaluation:
+) -> CocoResult:
     """Score detections against annotations, over all pictures of the annotations.
 
     Args:
@@ -123,7 +123,7 @@ def evaluate(
     sorted_ids = list(evaluation.params.catIds)
     order = [sorted_ids.index(category["id"]) for category in annotations["categories"]]
     matches = _matches(evaluation)
-    return Evaluation(
+    return CocoResult(
         len(ids),
         evaluation.params.areaRngLbl,
         evaluation.eval["precision"][..., -1][:, :, order],  # the most detections are last

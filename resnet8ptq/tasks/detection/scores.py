@@ -112,7 +112,7 @@ class DetectionScores(ClasswiseScores):
         ]
 
     @cached_property
-    def evaluation(self) -> average_precision.Evaluation:
+    def evaluation(self) -> average_precision.CocoResult:
         """COCO's evaluation of all pictures."""
         annotations = to_coco(self.pictures, self.class_ids, with_masks=self.kind == "segm")
         return average_precision.evaluate(self.results, annotations, self.kind, self.sigmas)

@@ -18,7 +18,7 @@ from resnet8ptq.tasks.detection.decoding import Decoder, make_decoder
 from resnet8ptq.tasks.detection.scores import DetectionScores
 from resnet8ptq.tasks.scoring import distortion
 from resnet8ptq.tasks.scoring.bootstrap import BOOTSTRAP
-from resnet8ptq.tasks.scoring.classwise import count_lost, list_classes
+from resnet8ptq.tasks.scoring.classwise import CLASSES, count_lost, draw_classes, list_classes
 from resnet8ptq.tasks.scoring.comparison import Comparison, doubt_below, summarize
 from resnet8ptq.tasks.scoring.metric import Metric, Metrics
 from resnet8ptq.tasks.scoring.outputs import Outputs, Targets, TaskContext
@@ -38,7 +38,6 @@ COCO_SIGMAS = (
     *(0.107, 0.107, 0.087, 0.087, 0.089, 0.089),
 )
 RESULTS = "detections.json"
-CLASSES = "classes.png"
 CURVES = "precision_recall.png"
 PICTURES = "detections.png"
 
@@ -125,12 +124,11 @@ def _summarize(comparison: Comparison) -> str:
 
 def _draw(names: Sequence[str], comparison: Comparison, title: str) -> "dict[str, Figure]":
     from resnet8ptq.tasks.detection import plots
-    from resnet8ptq.tasks.scoring import classwise_plot
 
     pair = comparison.model, comparison.baseline
     return {
         PICTURES: plots.pictures(*pair, names, title),
-        CLASSES: classwise_plot.draw(comparison, names, title),
+        **draw_classes(names, comparison, title),
         CURVES: plots.curves(*pair, title),
     }
 

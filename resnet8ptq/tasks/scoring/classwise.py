@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,10 @@ from resnet8ptq.tasks.scoring.metric import Metrics
 from resnet8ptq.tasks.scoring.statistics import SIGNIFICANCE, Values, holm
 from resnet8ptq.tasks.task import Table
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CLASSES = "classes.png"
 ENOUGH = 10  # pictures with a class, at least, for a test of the class
 
 
@@ -142,3 +146,10 @@ def list_classes(metric: str, names: Sequence[str], comparison: Comparison) -> d
     ]
     head = ["class", "pictures", metric, f"baseline_{metric}", "delta", "p_value_holm"]
     return {"per_class.csv": [head, *rows]}
+
+
+def draw_classes(names: Sequence[str], comparison: Comparison, title: str) -> "dict[str, Figure]":
+    """Return the figure `classes.png`."""
+    from resnet8ptq.tasks.scoring import classwise_plot
+
+    return {CLASSES: classwise_plot.draw(comparison, names, title)}
