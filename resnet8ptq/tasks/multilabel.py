@@ -52,11 +52,6 @@ class MultilabelScores(ClasswiseScores):
     threshold: float
     resamples: int
 
-    @property
-    def value(self) -> float:
-        """The mean of the classes' average precision."""
-        return float(np.nanmean(self.of_class))
-
     @cached_property
     def _precision(self) -> Callable[[NDArray[np.integer]], Values]:
         return rank(self.outputs.values[0], self.labels)

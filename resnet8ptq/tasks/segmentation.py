@@ -125,11 +125,6 @@ class SegmentationScores(ClasswiseScores):
         """IoU of each class [classes]."""
         return _iou(self.counts.sum(axis=0))
 
-    @property
-    def value(self) -> float:
-        """The mean IoU."""
-        return float(np.nanmean(self.of_class))
-
     @cached_property
     def by_class(self) -> Values:
         """IoU of each class on each bootstrap sample [resamples, classes]."""

@@ -312,6 +312,7 @@ def test_what_changes_a_range_is_in_the_description_of_its_method(name):
         "num_quantized_bins": 32,
         "averaging_constant": 0.5,
     }
+    assert {*others} == {key for item in methods.METHODS.values() for key in item.parameters}
     changed = {key: replace(config, **{key: value}) for key, value in others.items()}
     before = range_in_one_pass(config), methods.describe_method(config)
     for key, other in changed.items():
@@ -363,14 +364,8 @@ def test_mse_is_as_good_as_a_search_over_the_values_themselves(name):
 # Properties
 
 METHODS = [
-    make_config("minmax", bins=64, levels=16),
-    make_config("moving_average", bins=64, levels=16),
-    make_config("mse", bins=64, levels=16),
-    make_config("entropy", bins=64, levels=16),
-    *(
-        make_config("percentile", percentile, bins=64, levels=16)
-        for percentile in (50.5, 90, 99.99, 100)
-    ),
+    *(make_config(name, bins=64, levels=16) for name in methods.SHARED),
+    *(make_config("percentile", percentile, bins=64, levels=16) for percentile in (50.5, 90, 100)),
 ]
 method = st.sampled_from(METHODS)
 

@@ -103,7 +103,8 @@ def test_models_page_shows_the_metrics_of_each_model(sweep, ui, page):
 def test_run_page_shows_metrics_and_figures(sweep, ui, page):
     run = next(run for run in sweep.children if run.data.tags["status"] == "ok")
     address = f"{ui}/#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}"
-    page.goto(ui + view.run_path(run.info.experiment_id, run.info.run_id))
+    path = f"/#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}"
+    page.goto(f"{ui}{path}?workflowType=machine_learning")
     accuracy = page.get_by_text("accuracy_percent", exact=True).first
     expect(accuracy).to_be_visible(timeout=PATIENCE_MS)
     shown = str(run.data.metrics["accuracy_percent"])

@@ -30,6 +30,11 @@ class ClasswiseScores(OutputScores):
     """Scores of pictures, whose outputs the task reduces; the metric is the mean over classes."""
 
     @property
+    def value(self) -> float:
+        """The mean of `of_class`."""
+        return float(np.nanmean(self.of_class))
+
+    @property
     @abstractmethod
     def of_class(self) -> Values:
         """The metric of each class [classes]; NaN without objects of the class."""

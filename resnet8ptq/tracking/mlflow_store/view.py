@@ -135,8 +135,3 @@ HOME = f"/#/experiments?{_TRAINING}"  # the list of the experiments
 def path(experiment_id: str) -> str:
     """Return the path of the view's page, relative to the server's address."""
     return f"/#/experiments/{experiment_id}/runs?viewStateShareKey={KEY}&{_TRAINING}"
-
-
-def run_path(experiment_id: str, run_id: str) -> str:
-    """Return the path of a run's page, relative to the server's address."""
-    return f"/#/experiments/{experiment_id}/runs/{run_id}?{_TRAINING}"
