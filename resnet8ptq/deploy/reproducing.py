@@ -71,7 +71,7 @@ def open_samples(source: SourceRun, cache_dir: str | None) -> Scored | str:
             f"(their digest is {digest[:12]}, the run has logged {known[:12]})"
         )
     batch_size = config.evaluate.batch_size
-    scored = samples.as_scored(config).reported
+    scored = samples.as_scored(config.evaluate).reported
     if source.record.samples_planned is not None:  # the run stopped early
         scored = scored.take(np.arange(int(source.record.samples or 0)))
     return Scored(scored, Evaluator(settings.quantizer, network, task, batch_size))

@@ -79,7 +79,7 @@ def run_experiment(
     # Samples by role
     samples, task = _draw(config, data, network, run)
     plan = make_plan(config, task, samples, grouped=has_groups(samples.reported, task))
-    samples = samples.as_scored(config)
+    samples = samples.as_scored(config.evaluate)
     calibrating = samples.calibrating.split
     calib = config.calib
     calibrates = sample_check.calibrates(config)

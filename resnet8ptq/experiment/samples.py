@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.config.schema import EvaluateConfig, RunConfig
 from resnet8ptq.core.console import warn_once
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
@@ -51,9 +51,9 @@ class SamplesByRole:
         """The samples of the reported results."""
         return self.data.test
 
-    def as_scored(self, config: RunConfig) -> "SamplesByRole":
+    def as_scored(self, evaluate: EvaluateConfig) -> "SamplesByRole":
         """Return the samples, with the reported ones in scoring order."""
-        if config.evaluate.stop == "all":
+        if evaluate.stop == "all":
             return self
         return replace(self, data=replace(self.data, test=shuffle(self.data.test)))
 

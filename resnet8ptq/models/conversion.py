@@ -26,7 +26,7 @@ from resnet8ptq.core.records import feed
 from resnet8ptq.core.text import one_line
 from resnet8ptq.data.fields import Fields, lengths
 from resnet8ptq.data.preprocessing import RAW
-from resnet8ptq.data.preprocessing import Folding as Arithmetic
+from resnet8ptq.data.preprocessing import Preprocessing as Arithmetic
 from resnet8ptq.graph.footprint import tensor_bytes
 from resnet8ptq.graph.layers import attribute
 from resnet8ptq.graph.passes import rewrite
