@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydra import version
 from hydra._internal.utils import _run_hydra, get_args_parser
-from hydra.core.hydraig import HydraConfig
+from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
