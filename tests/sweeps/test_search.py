@@ -391,7 +391,7 @@ def test_a_model_that_the_reported_samples_chose_is_confirmed_by_them(
     def outcome(step):
         measured = amend_record(record(0.001), params=changes)
         own = measured.model_copy(update={"run_id": run.run_id})
-        return TimeUpError("the time is up") if step.kind == CONFIRM else own
+        return AlarmError("the time is up") if step.kind == CONFIRM else own
 
     jobs = Jobs(outcome, seconds=lambda step: 100.0)
     delivery = Delivery(tmp_path)
