@@ -1,7 +1,9 @@
 """16-bit weights of several networks in each backend: `python -m studies.half [key=value ...]`.
 
-    python -m studies.half                       every network of SHARED, and the table
-    python -m studies.half networks=kws,vit      some of them
+    python -m studies.half                             every network of SHARED, and the table
+    python -m studies.half networks=kws,vit            some of them
+    python -m studies.half networks=kws speed=true     its speed, in turns with FP32
+    python -m studies.half networks=kws bf16=true      computed in bfloat16, by OpenVINO
 
 A network is one sweep in a folder of `folder=`, and is not measured again while that is there.
 """
@@ -12,13 +14,18 @@ from pathlib import Path
 
 from benchmarks.tables import table
 from resnet8ptq.core import command
+from resnet8ptq.evaluation.paired_latency import ratio, typical
+from resnet8ptq.report.timing import fp32_name
 from resnet8ptq.results import load_sweep
+from resnet8ptq.sweeps import final_timing
+from resnet8ptq.tracking import origin
 from resnet8ptq.tracking.record import RunRecord
 from studies.recipes import SHARED
 from studies.ship import NETWORKS as SHIPPED
 from studies.ship import call
 
 BACKENDS = ("onnx", "torch", "tflite", "openvino")
+IN_BF16 = ("backend=openvino", "backend.inference_precision=bf16")
 NETWORKS = {
     **SHIPPED,
     "ultraface": (
@@ -35,26 +42,52 @@ class Arguments:
 
     networks: str = ""
     folder: str = "runs/half"
+    speed: bool = False
+    bf16: bool = False
 
 
 def main() -> int:
     """Measure what has no folder yet, then print the table."""
     asked = command.parse_words(sys.argv[1:], Arguments, __doc__ or "")
     names = asked.networks.split(",") if asked.networks else list(NETWORKS)
-    rows = [row for name in names for row in measure(name, Path(asked.folder).absolute())]
+    root = Path(asked.folder).absolute()
+    root = root / "bf16" if asked.bf16 else root
+    chosen = IN_BF16 if asked.bf16 else (f"backend={','.join(BACKENDS)}",)
+    swept = {name: sweep(name, root, chosen) for name in names}
     heads = ["network", "backend", "FP32 kB", "fp16 kB", "part", "SQNR dB", "loss"]
+    rows = [[name, *show(run)] for name, runs in swept.items() for run in runs]
+    if asked.speed:
+        heads = ["network", "backend", "FP32 ms", "fp16 ms", "speed (95% interval)"]
+        rows = [row for name, runs in swept.items() for row in time(name, runs, root / name)]
     print(table(heads, rows))
     return 0
 
 
-def measure(name: str, root: Path) -> list[list[str]]:
-    """Return a row for each backend that quantizes the network."""
+def sweep(name: str, root: Path, chosen: tuple[str, ...]) -> list[RunRecord]:
+    """Return the run of each backend; measure the network if it has no folder."""
     folder = root / name
-    words = ("dtype=fp16", f"backend={','.join(BACKENDS)}", "latency.enabled=false")
+    words = ("dtype=fp16", *chosen, "latency.enabled=false")
     store = (f"tracking.root={root / 'mlruns'}", f"hydra.sweep.dir={folder}")
     if not folder.exists():
         call("resnet8ptq", "run", "-m", *NETWORKS[name], *words, "evaluate.choice=none", *store)
-    return [[name, *show(run)] for run in load_sweep(folder=folder).runs]
+    return list(load_sweep(folder=folder).runs)
+
+
+def time(name: str, runs: list[RunRecord], folder: Path) -> list[list[str]]:
+    """Time the files of a network and FP32 in each backend in turns; return a row for each."""
+    folders = {run.run_id: own for run in runs if (own := origin.own_folder(run, folder))}
+    timed = [run for run in runs if run.size_bytes is not None]
+    times = final_timing.time_in_turns(
+        models={run.run_id: folders[run.run_id] for run in timed},
+        baselines={fp32_name(run): folders[run.run_id] for run in timed},
+    ).single
+    rows = []
+    for run in timed:
+        half, fp32 = times[run.run_id], times[fp32_name(run)]
+        speed = ratio(half, fp32)
+        shown = f"{speed.value:.2f} ({speed.low:.2f} to {speed.high:.2f})"
+        rows.append([name, run.framework, f"{typical(fp32):.3f}", f"{typical(half):.3f}", shown])
+    return rows
 
 
 def show(run: RunRecord) -> list[str]:

@@ -105,7 +105,7 @@ class Resolved:
             the framework does not report it.
         weight_scheme, activation_scheme: `symmetric` or `affine`.
         file_format: file format of the artifact.
-        engine: torch's engine, or `openvino`.
+        engine: torch's engine, or `openvino`, with its float type unless that is float32.
     """
 
     weight_dtype: str = "float32"

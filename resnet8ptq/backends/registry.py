@@ -5,7 +5,7 @@ from pkgutil import resolve_name
 from typing import Final
 
 from resnet8ptq.backends.contract import Quantizer
-from resnet8ptq.config.schema import BackendConfig, QuantizationConfig, RunConfig
+from resnet8ptq.config.schema import BackendConfig, QuantizationConfig
 from resnet8ptq.core.descriptor import find_backends
 from resnet8ptq.core.machine import Runtime
 
@@ -19,7 +19,7 @@ def make_quantizer(config: QuantizationConfig, runtime: Runtime) -> Quantizer:
 
     Where a target runs the files, the execution provider is the target's.
     """
-    if isinstance(config, RunConfig) and config.target.command is not None:
+    if config.runs_elsewhere:
         config = replace(config, backend=config.backend.on_cpu())
     make = resolve_name(config.backend.descriptor.quantizer)
     quantizer: Quantizer = make(config, runtime)

@@ -27,6 +27,7 @@ DTYPES = {
 }
 FP32 = "fp32"  # the dtype of the baseline
 CPU = "CPUExecutionProvider"  # as in `target.measure`, whose import takes numpy
+F32 = "f32"  # the same
 FLOATS = (FP32, "fp16")  # dtypes without integers: nothing is calibrated
 WEIGHT_ONLY = ("w4", "w8")  # dtypes of method=weight_only
 BY_BATCH = ("dynamic", "mixed")  # methods with ranges that the batch sets
@@ -87,6 +88,11 @@ class BackendConfig:
     def provider(self) -> str:
         """ONNX Runtime's execution provider that runs the files; other runtimes have one."""
         return CPU
+
+    @property
+    def inference_precision(self) -> str:
+        """OpenVINO's float type of the layers that are not on integers; others have one."""
+        return F32
 
     @property
     def takes_every_operator(self) -> bool:
@@ -558,6 +564,19 @@ class QuantizationConfig:
         """Whether nothing is rounded at inference: FP32, or weights alone have fewer bits."""
         return self.dtype.is_float or self.method == "weight_only"
 
+    @property
+    def inference_precision(self) -> str:
+        """The float type of the layers that are not on integers, in OpenVINO's words.
+
+        FP32 is always computed in float32, so that the other type is compared with it.
+        """
+        return F32 if self.dtype.is_fp32 else self.backend.inference_precision
+
+    @property
+    def runs_elsewhere(self) -> bool:
+        """Whether a target runs the files."""
+        return False
+
 
 @dataclass
 class RunConfig(QuantizationConfig):
@@ -586,6 +605,11 @@ class RunConfig(QuantizationConfig):
     analysis: AnalysisConfig = field(default_factory=AnalysisConfig)
     # Values of a named sweep that differ by backend; other keys refer to them by interpolation.
     per_backend: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def runs_elsewhere(self) -> bool:
+        """Whether a target runs the files."""
+        return self.target.command is not None
 
 
 def find_fields(key: str) -> list[list[Field[Any]]]:

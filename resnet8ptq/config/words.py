@@ -12,6 +12,7 @@ from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString, ValueType
@@ -20,7 +21,14 @@ from omegaconf import DictConfig
 
 from resnet8ptq.config import limits
 from resnet8ptq.config.limits import Limit, shown
-from resnet8ptq.config.schema import RunConfig, find_fields
+from resnet8ptq.config.schema import (
+    BackendConfig,
+    DataConfig,
+    RunConfig,
+    TaskConfig,
+    find_fields,
+    with_subclasses,
+)
 from resnet8ptq.core import command, files, other_names
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import nearest, no_such_key
@@ -67,6 +75,7 @@ def arrange(words: Sequence[str], conf: Path, own: Path | None = None) -> list[s
         _check_group(override, groups, whole=not searched)
         _check_once(override, twice)
         _check_values(override, local=all(name not in _REMOTE for name in launchers))
+    _check_shared(typed, conf)
     return [*settings, *(word for word in words if word not in settings)]
 
 
@@ -299,6 +308,61 @@ def _check_values(override: Override, local: bool) -> None:
         if faults and all(faults):  # no backend, source or task takes it
             [first, *others] = dict.fromkeys(map(str, faults))
             raise ConfigError("; or ".join([first, *(s.partition("expected ")[2] for s in others)]))
+
+
+_WITH_OPTIONS = {"backend": BackendConfig, "data": DataConfig, "task": TaskConfig}
+
+
+def _check_shared(typed: Sequence[Override], conf: Path) -> None:
+    """Raise `ConfigError` for a setting that an option of its swept group lacks.
+
+    Hydra composes a sweep without the swept settings first, and would name the group's default.
+    """
+    chosen = {override.key_or_group: override for override in typed}
+    for override in typed:
+        key = override.key_or_group
+        group, _, name = key.partition(".")
+        if group not in _WITH_OPTIONS or group not in chosen or override.is_delete():
+            continue
+        options = values(chosen[group])
+        taking = [option for option in options if _takes(group, option, name, conf)]
+        if len(options) < 2 or not taking:
+            continue
+        alone = f"{group}={','.join(taking)} {override.input_line}"
+        for option in options:
+            if option not in taking:
+                raise ConfigError(f"{key}: no such key with {group}={option}; try {alone}")
+        default = _find_default(group, conf)
+        is_first = not override.is_sweep_override() and "experiment" not in chosen
+        if is_first and not _takes(group, default, name, conf):
+            raise ConfigError(
+                f"{key}: no such key with {group}={default}, with which Hydra begins a sweep; try "
+                f"{key}=choice({override.get_value_string()})"
+            )
+
+
+def _takes(group: str, option: str, name: str, conf: Path) -> bool:
+    """Return whether an option has a setting, or the user has made the option."""
+    path = conf / group / f"{option}.yaml"
+    if not path.exists():
+        return True
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    # `torch`, or `/hydra/schema/torch@_here_`
+    [base] = content.get("defaults", [option])
+    base = base.rpartition("/")[2].partition("@")[0]
+    if base != option:
+        return _takes(group, base, name, conf)
+    shared = _WITH_OPTIONS[group]
+    kinds = [kind for kind in with_subclasses(shared) if kind.name == option] or [shared]
+    return name.partition(".")[0] in {item.name for item in fields(kinds[0])}
+
+
+def _find_default(group: str, conf: Path) -> str:
+    """Return the option of a group that `conf/config.yaml` chooses."""
+    content = yaml.safe_load((conf / "config.yaml").read_text(encoding="utf-8"))
+    groups = [entry for entry in content["defaults"] if isinstance(entry, dict)]
+    [default] = [entry[group] for entry in groups if group in entry]
+    return str(default)
 
 
 def _without_parts(paths: Sequence[list[Field[Any]]]) -> list[list[Field[Any]]]:

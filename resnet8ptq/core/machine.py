@@ -114,20 +114,34 @@ def versions() -> dict[str, str]:
 
 
 def find_version(package: str) -> str:
-    """Return the installed version of a package.
+    """Return the installed version of a package; see `_find_installed`."""
+    return _find_installed(package)[1]
 
-    ONNX Runtime has a package for each kind of hardware, such as onnxruntime-gpu.
+
+def pin(package: str) -> str:
+    """Return the requirement of a package in its installed version.
+
+    Without the name of a torch build, such as `+cpu`: registries have only the number.
+    """
+    name, number = _find_installed(package)
+    return f"{name}=={number.partition('+')[0]}"
+
+
+def _find_installed(package: str) -> tuple[str, str]:
+    """Return the name on PyPI and the version of an installed package.
+
+    ONNX Runtime has a name for each kind of hardware, such as onnxruntime-gpu.
 
     Raises:
         PackageNotFoundError: it is not installed.
     """
     try:
-        return version(package)
+        return package, version(package)
     except PackageNotFoundError:
         others = packages_distributions().get(package, []) if package == "onnxruntime" else []
         if not others:
             raise
-        return version(others[0])
+        return others[0], version(others[0])
 
 
 @cache

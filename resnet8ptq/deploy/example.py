@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from resnet8ptq.config.schema import PreprocessConfig
+from resnet8ptq.config.schema import CPU, PreprocessConfig
 from resnet8ptq.core import machine, templates
 from resnet8ptq.core.console import waiting
 from resnet8ptq.core.errors import QuantizationError, TrackingError
@@ -61,6 +61,8 @@ def render(source: SourceRun, vectors: Vectors, file: str, outputs: Sequence[str
         suffix=suffix,
         library=source.backend.runtime,
         engine=check_engine(source.record.engine) if suffix == ".pt" else "",
+        providers=[*dict.fromkeys((source.config.backend.provider, CPU))],
+        precision=source.config.inference_precision,
         mode=mode,
         resizing=resizing(preprocess, mode) if mode else [],
         inputs=names,
@@ -159,9 +161,7 @@ def resizing(preprocess: PreprocessConfig, mode: str) -> list[str]:
 
 def requirements(library: str, *others: str) -> list[str]:
     """Return the packages of the example, pinned to the installed versions."""
-    names = [library, "numpy", *others]
-    # Without the name of a torch build, such as `+cpu`: registries have only the number.
-    return [f"{name}=={machine.find_version(name).partition('+')[0]}" for name in names]
+    return [machine.pin(name) for name in (library, "numpy", *others)]
 
 
 def verify(folder: Path, more: Vectors | None = None) -> str:

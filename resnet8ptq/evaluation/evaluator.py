@@ -51,12 +51,15 @@ def loader(quantizer: Quantizer, path: Path, target: Target | None = None) -> Lo
     """
     if target is None:
         return partial(quantizer.load, path)
-    runtime = quantizer.config.backend.descriptor.runtime
-    return partial(_load_remote, target, path, runtime)
+    config = quantizer.config
+    runtime = config.backend.descriptor.runtime
+    return partial(_load_remote, target, path, runtime, config.inference_precision)
 
 
-def _load_remote(target: Target, path: Path, runtime: str, threads: int) -> Predictor:
-    file = target.load(path, runtime, threads)
+def _load_remote(
+    target: Target, path: Path, runtime: str, precision: str, threads: int
+) -> Predictor:
+    file = target.load(path, runtime, threads, precision)
     return Predictor(
         predict=lambda batch: file.run(batch)[0],
         open_logits=lambda: None,

@@ -122,7 +122,21 @@ def make_task(
     try:
         return tasks.make(config, setting)
     except ModelError as error:
-        raise ModelError(f"{fp32.source}: {error}") from None
+        raise ModelError(f"{fp32.source}: {error}{_ask_for_scores(fp32)}") from None
+
+
+def _ask_for_scores(fp32: Fp32Model) -> str:
+    """Return the mend for a network that returns classes by ArgMax; empty for others."""
+    graph = onnx.load(fp32.onnx_path).graph
+    names = [value.name for value in graph.output]
+    scores = [n.input[0] for n in graph.node if n.op_type == "ArgMax" and n.output[0] in names]
+    if len(scores) < len(names):
+        return ""
+    inputs = [value.name for value in graph.input]
+    return (
+        "; its ArgMax hides the scores: export the network without it, for an ONNX file by "
+        f"onnx.utils.extract_model('IN.onnx', 'OUT.onnx', {inputs}, {scores})"
+    )
 
 
 def fit_settings(settings: Settings, fp32: Fp32Model) -> Settings:

@@ -34,7 +34,7 @@ class Recorder(Protocol):
         Args:
             path: the artifact, in a folder with `example.npz`.
             outputs: the shape of each output, without the batch axis; a free size is -1.
-            engine: the torch engine that was measured.
+            engine: the engine that was measured, see `backends.contract.Resolved`.
         """
 
     def log_result(self, result: RunResult) -> None:

@@ -173,16 +173,17 @@ def keep_scores(graph: onnx.GraphProto) -> None:
     The scores become the output in place of the dict, which onnx-ir cannot read. Their nodes stay.
     """
     producers = Links(graph).producers
-    outputs = []
+    outputs: dict[str, onnx.ValueInfoProto] = {}
     for output in graph.output:
         node = producers.get(output.name)
         if node is not None and node.op_type == "ZipMap":
             scores = node.input[0]
             output = helper.make_tensor_value_info(scores, onnx.TensorProto.FLOAT, None)
         if not _follows(output.name, LABELLERS, producers):
-            outputs.append(output)
+            outputs.setdefault(output.name, output)  # the scores may be an output beside the dict
+    kept = [*outputs.values()]
     del graph.output[:]
-    graph.output.extend(outputs)
+    graph.output.extend(kept)
 
 
 def _follows(name: str, operators: Sequence[str], producers: Mapping[str, onnx.NodeProto]) -> bool:

@@ -12,6 +12,7 @@ from resnet8ptq.tasks import registry
 from resnet8ptq.tasks.scoring.metric import CHOICE
 from resnet8ptq.tasks.scoring.statistics import holm
 from resnet8ptq.tasks.task import Task
+from resnet8ptq.tracking.params import PROVIDER
 from resnet8ptq.tracking.record import RunRecord
 
 T = TypeVar("T")
@@ -21,7 +22,6 @@ LIMITS = ("max_drop", "min_sqnr_db", "min_accuracy")  # keys of `report`
 PREFER = "prefer"  # the same
 _OF_TASK = ("task.join", "task.metric._target_")
 _SCORED_BY = ("scored_as", "metric", *_OF_TASK)
-PROVIDER = "backend.provider"
 RUN_ON = (PROVIDER, "measured_on")  # params: the provider and the machine that ran the file
 _VARY = (  # settings beyond the four of every table
     "seed",

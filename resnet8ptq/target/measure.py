@@ -27,6 +27,9 @@ from typing import Any
 import numpy as np
 
 CPU = "CPUExecutionProvider"
+F32 = "f32"
+# OpenVINO's float types, and their names among the capabilities of a CPU.
+PRECISIONS = {F32: "FP32", "bf16": "BF16", "f16": "FP16"}
 PROVIDER_PACKAGES = {
     "CUDAExecutionProvider": "onnxruntime-gpu",
     "TensorrtExecutionProvider": "onnxruntime-gpu",
@@ -41,22 +44,35 @@ PROVIDER_PACKAGES = {
 }
 
 
-class ProviderError(Exception):
-    """An execution provider is missing here, or refuses to run a file; the text is the reason."""
+class RefusalError(Exception):
+    """A provider or a float type is missing here, or a provider refuses a file, for this reason."""
 
 
 def check_provider(provider: str) -> None:
-    """Raise `ProviderError` if ONNX Runtime here has no such execution provider."""
+    """Raise `RefusalError` if ONNX Runtime here has no such execution provider."""
     import onnxruntime
 
     available = onnxruntime.get_available_providers()
     if provider not in available:
         package = PROVIDER_PACKAGES.get(provider)
         mend = f"; try: pip install {package}" if package else ""
-        raise ProviderError(
+        raise RefusalError(
             f"{provider} is not in onnxruntime {onnxruntime.__version__}, which has "
             f"{', '.join(available)}{mend}"
         )
+
+
+def check_precision(core: Any, precision: str) -> None:
+    """Raise `RefusalError` if OpenVINO does not list a float type for this CPU.
+
+    It would emulate that type, or compute in another one, without a message.
+    """
+    if precision == F32:
+        return
+    listed = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    if PRECISIONS[precision] not in listed:
+        has = " | ".join(name for name, text in PRECISIONS.items() if text in listed)
+        raise RefusalError(f"{precision} is no type of this CPU in OpenVINO, expected {has}")
 
 
 class OnnxFile:
@@ -78,7 +94,7 @@ class OnnxFile:
             without: names of ONNX Runtime's optimizers to leave out.
 
         Raises:
-            ProviderError: the provider is missing, or does not start.
+            RefusalError: the provider is missing, or does not start.
         """
         check_provider(provider)
         self._content = content
@@ -127,7 +143,7 @@ class OnnxFile:
             )
         if self._provider not in session.get_providers():
             reason = _find_reason(messages) or "ONNX Runtime gives no reason"
-            raise ProviderError(f"{self._provider} does not start: {reason}")
+            raise RefusalError(f"{self._provider} does not start: {reason}")
         return session
 
 
@@ -197,12 +213,17 @@ class TfliteFile:
 class OpenVinoFile:
     """An ONNX file in OpenVINO."""
 
-    def __init__(self, content: bytes, threads: int) -> None:
-        """Load the content of a file."""
+    def __init__(self, content: bytes, threads: int, precision: str = F32) -> None:
+        """Load the content of a file.
+
+        Raises:
+            RefusalError: this CPU lacks the float type `precision`.
+        """
         import openvino
 
         core = openvino.Core()
-        settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
+        check_precision(core, precision)
+        settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": precision}
         settings["NUM_STREAMS"] = 1
         graph = core.read_model(io.BytesIO(content))
         self.request = core.compile_model(graph, "CPU", settings).create_infer_request()
@@ -273,13 +294,13 @@ def answer(
     request: dict[str, Any], payload: bytes, loaded: dict[str, Any]
 ) -> tuple[dict[str, Any], list[Any]]:
     """Return the answer to a request, and its arrays."""
-    provider = {"provider": request["provider"]} if "provider" in request else {}
     if request["do"] == "describe":
-        if provider:
-            check_provider(**provider)
+        if "provider" in request:
+            check_provider(request["provider"])
         return describe(), []
     if request["do"] == "load":
-        network = RUNTIMES[request["runtime"]](payload, request["threads"], **provider)
+        options = {key: request[key] for key in ("provider", "precision") if key in request}
+        network = RUNTIMES[request["runtime"]](payload, request["threads"], **options)
         loaded[request["key"]] = network
         return {"names": network.names}, []
     network = loaded[request["key"]]
@@ -322,7 +343,7 @@ def main() -> None:
             reply, arrays = answer(request, payload, loaded)
         except Exception as error:
             missing = getattr(error, "name", None) if isinstance(error, ImportError) else None
-            kind = "" if isinstance(error, ProviderError) else f"{type(error).__name__}: "
+            kind = "" if isinstance(error, RefusalError) else f"{type(error).__name__}: "
             reply = {"error": f"{kind}{error}", "missing": missing}
             arrays = []
         if carried:

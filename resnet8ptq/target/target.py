@@ -15,7 +15,7 @@ from resnet8ptq.core import files
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.core.records import feed
 from resnet8ptq.target.connection import Connection, ConnectionLostError, Reply
-from resnet8ptq.target.measure import CPU, RUNTIMES
+from resnet8ptq.target.measure import CPU, F32, RUNTIMES
 
 log = logging.getLogger(__name__)
 
@@ -68,8 +68,11 @@ class Target:
         provider = "" if self.provider == CPU else f", {self.provider}"
         return f"{about['cpu']} ({about['machine']}), {runtime} {version}{provider}"
 
-    def load(self, path: Path, runtime: str, threads: int) -> "RemoteFile":
+    def load(self, path: Path, runtime: str, threads: int, precision: str = F32) -> "RemoteFile":
         """Load a file on the target.
+
+        Args:
+            precision: the float type in which OpenVINO computes.
 
         Raises:
             UnsupportedError: the target has no such runtime, or it refuses the file.
@@ -79,9 +82,10 @@ class Target:
                 f"target.command: {runtime} is not measured on another machine; expected a backend "
                 f"that runs in {' | '.join(RUNTIMES)}"
             )
-        key = f"{files.sha256(path)} {runtime} {threads}"
+        options = self._asked if precision == F32 else {**self._asked, "precision": precision}
+        key = " ".join((files.sha256(path), runtime, *options.values(), str(threads)))
         if key not in self._loaded:
-            asked = {"runtime": runtime, "threads": threads, **self._asked}
+            asked = {"runtime": runtime, "threads": threads, **options}
             request = {"do": "load", "key": key, **asked}
             file = RemoteFile(self, key, request, path.read_bytes())
             file.names = self.ask(request, file.content).fields["names"]

@@ -20,6 +20,7 @@ from resnet8ptq.core.text import redact
 from resnet8ptq.tracking.journal import Journal
 
 MOST = 25  # params that MLflow shows of a run
+PROVIDER = "backend.provider"
 GROUPS = ("backend", "dtype", "calib", "model", "data", "preprocess")  # params of their own
 MAIN = (
     *GROUPS,

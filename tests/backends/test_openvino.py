@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,26 +13,35 @@ import onnx
 import pytest
 from onnx import parser
 
+from resnet8ptq.backends.contract import Resolved
 from resnet8ptq.backends.openvino import (
     archive,
     library,
     predictor,
     profiler,
+    serving,
 )
 from resnet8ptq.backends.openvino.predictor import make_network
 from resnet8ptq.backends.openvino.profiler import count_kernels
 from resnet8ptq.backends.openvino.quantizer import OpenvinoQuantizer
 from resnet8ptq.backends.openvino.rewriting import rewrite
 from resnet8ptq.backends.openvino_nncf import quantizer as nncf_quantizer
-from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.config.schema import RunConfig, find_fields
 from resnet8ptq.core import isolation
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.data.sampling import draw_calibration
+from resnet8ptq.deploy import example
+from resnet8ptq.deploy.source import SourceRun
+from resnet8ptq.deploy.vectors import Vectors
+from resnet8ptq.evaluation.evaluator import loader
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.conversion import FOLDED
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.tasks.scoring.distortion import KERNELS_DB
+from resnet8ptq.target.connection import Reply
+from resnet8ptq.target.measure import PRECISIONS, OpenVinoFile
+from resnet8ptq.target.target import Target
+from resnet8ptq.tasks.scoring.distortion import KERNELS_DB, sqnr_db
 from tests.helpers import converted, transformers
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantize_network, quantizer_of, runtime_of
@@ -95,6 +105,98 @@ def test_int8_and_u8s8_are_one_file(quantize):
     """From s8, OpenVINO computes a convolution behind a Concat with wrong zero points."""
     signed, unsigned = (quantize("backend=openvino", f"dtype={name}") for name in ("int8", "u8s8"))
     assert signed.artifact.path.read_bytes() == unsigned.artifact.path.read_bytes()
+
+
+BF16 = ("backend=openvino", "dtype=fp16", "backend.inference_precision=bf16")
+
+
+def capabilities() -> list[str]:
+    if not library.is_installed():
+        return []
+    return list(library.core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
+
+
+needs_bf16 = pytest.mark.skipif("BF16" not in capabilities(), reason="needs a CPU with bfloat16")
+
+
+def old_cpu() -> SimpleNamespace:
+    return SimpleNamespace(get_property=lambda device, name: ["FP32", "INT8"])
+
+
+@needs_openvino
+@pytest.mark.parametrize("backend", ["openvino", "openvino_nncf"])
+def test_fp32_is_computed_in_float32(backend, monkeypatch):
+    monkeypatch.setattr(library, "core", old_cpu)
+    settings = (f"backend={backend}", "dtype=fp32", "backend.inference_precision=bf16")
+    assert quantizer_of(make_config(*settings)).resolve() == Resolved(engine="openvino")
+
+
+@needs_openvino
+def test_a_float_type_that_the_cpu_lacks_is_unsupported(monkeypatch):
+    """OpenVINO itself would emulate it, or compute in another one."""
+    monkeypatch.setattr(library, "core", old_cpu)
+    with pytest.raises(UnsupportedError) as caught:
+        quantizer_of(make_config(*BF16)).resolve()
+    assert str(caught.value) == (
+        "backend.inference_precision: bf16 is no type of this CPU in OpenVINO, expected f32"
+    )
+    elsewhere = quantizer_of(make_config(*BF16, "target.command=python3")).resolve()
+    assert elsewhere.engine == "openvino bf16"
+
+
+def test_a_target_is_asked_for_the_float_type_but_not_for_fp32(tmp_path):
+    class Asked(Target):
+        def ask(self, request, payload=b""):
+            precisions.append(request.get("precision"))
+            return Reply({"names": ["x"]}, [])
+
+    precisions: list[str | None] = []
+    target = Asked("python3", timeout_s=1)
+    (tmp_path / "model.onnx").write_bytes(b"read there")
+    for dtype in ("fp16", "fp32"):
+        settings = (*BF16, f"dtype={dtype}", "target.command=python3")
+        loader(quantizer_of(make_config(*settings)), tmp_path / "model.onnx", target)(1)
+    assert precisions == ["bf16", None]
+
+
+def test_the_settings_and_the_target_have_the_same_float_types():
+    [way] = find_fields("backend.inference_precision")
+    [limit] = way[-1].metadata["limits"]
+    assert limit.choices == tuple(PRECISIONS)
+
+
+@needs_bf16
+def test_a_file_is_computed_in_the_same_float_type_everywhere(quantize, shapes, tmp_path):
+    cell = quantize(*BF16)
+    path = cell.artifact.path
+    resolved = quantizer_of(cell.config).resolve()
+    assert (resolved.engine, resolved.activation_dtype) == ("openvino bf16", "bfloat16")
+    images = shapes.test.take(np.arange(8)).inputs(np.arange(8))
+    [coarse] = quantizer_of(cell.config).load(path, 1).predict(images)
+    [exact] = predictor.load(path, 1).predict(images)
+    noise = sqnr_db([exact], [coarse])
+    assert noise is not None and 20 < noise < 60
+    [served] = serving.load(path, resolved.engine)({"input": images})
+    [on_target] = OpenVinoFile(path.read_bytes(), 1, "bf16").run([images])
+    np.testing.assert_allclose(served, coarse, atol=1e-6)
+    np.testing.assert_allclose(on_target, coarse, atol=1e-6)
+
+    # The example of a deployed folder
+    record = SimpleNamespace(engine=resolved.engine, class_names=None)
+    source = SourceRun(record, cell.config, path)
+    vectors = Vectors(images, images, outputs=(coarse,), tolerances=(1e-6,))
+    (tmp_path / path.name).write_bytes(path.read_bytes())
+    vectors.save(tmp_path / "test_vectors.npz")
+    code = example.render(source, vectors=vectors, file=path.name, outputs=["y"])
+    (tmp_path / "example.py").write_text(code)
+    example.run(sys.executable, tmp_path)
+
+
+@needs_bf16
+@pytest.mark.skipif("FP16" in capabilities(), reason="needs a CPU without float16")
+def test_another_float_type_is_served_with_a_warning(quantize):
+    with pytest.warns(UserWarning, match="no f16: computes in bf16"):
+        serving.load(quantize(*BF16).artifact.path, "openvino f16")
 
 
 @needs_openvino

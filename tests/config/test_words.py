@@ -73,6 +73,13 @@ LIST = "got a list, [{0}], expected one option; to run each: -m {1}={0}"
         ("model.path=/no/net.h5", "model.path: got /no/net.h5 (not there), expected a file or "),
         ("-m|data.root=/no,/", "data.root: got /no (not there), expected a file or folder"),
         ("data.root=", "data.root: got nothing (not there), expected a file or folder"),
+        ("-m|backend=onnx,torch|backend.provider=CPUExecutionProvider", "backend.provider: no such "
+         "key with backend=torch; try backend=onnx backend.provider=CPUExecutionProvider"),
+        ("-m|backend=tflite,torch_pt2e|backend.integer_io=true", "backend.integer_io: no such key "
+         "with backend=torch_pt2e; try backend=tflite backend.integer_io=true"),
+        ("-m|backend=torch,torch_pt2e|backend.engine=x86", "backend.engine: no such key with "
+         "backend=onnx, with which Hydra begins a sweep; try backend.engine=choice(x86)"),
+        ("-m|data=arrays,shapes|data.labels=none", "data.labels: no such key with data=shapes"),
         ("backend:torch", "; try backend=torch"),
         ("model.path=a b(.h5", "model.path: got 'a b(.h5', which Hydra's grammar refuses; "
          "put text with spaces or signs into two pairs of quotes: \"model.path='a b(.h5'\""),
@@ -96,6 +103,9 @@ def test_words_that_another_task_takes_too_are_listed_once():
     "typed",
     [
         "seed=1,2,3|-m",
+        "backend=torch,torch_pt2e|backend.engine=choice(x86)|-m",
+        "backend=torch,tflite|backend.flow=convert,fx|-m",
+        "backend=onnx,file|backend.path=/|-m",
         "threads=null",
         f"threads={CPUS}",
         "report.max_drop=0.5",

@@ -35,6 +35,7 @@ from resnet8ptq.data import pictures
 from resnet8ptq.data.preprocessing import Preprocessing, arrange
 from resnet8ptq.data.shapes import drawing
 from resnet8ptq.deploy import example, microcontroller, older_runtime, reproducing
+from resnet8ptq.deploy.source import SourceRun
 from resnet8ptq.deploy.vectors import Vectors
 from tests.helpers import mlflow_server
 from tests.helpers.calling import QUICK, Called, call, call_beside, clean_environment
@@ -480,6 +481,36 @@ def test_example_preprocesses_as_runs_do(layout):
     names: dict[str, object] = {"np": np, "samples": samples}
     exec("\n".join(example.steps(vectors)), names)
     np.testing.assert_array_equal(np.asarray(names["values"]).astype(np.float32), expected)
+
+
+# ONNX Runtime with a provider that starts, or does not.
+PROVIDED = """
+class SessionOptions: pass
+class Value: name = "x"
+class InferenceSession:
+    def __init__(self, path, options, providers): self.providers = providers[{left_out}:]
+    def get_inputs(self): return [Value]
+    def get_providers(self): return self.providers
+    def run(self, names, feeds): print("ran on", self.providers[0]); return [feeds["x"]]
+"""
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_example_runs_on_the_provider_of_the_run(starts, tmp_path):
+    config = make_config("data=shapes", "backend.provider=CUDAExecutionProvider")
+    record = SimpleNamespace(engine="", class_names=None)
+    source = SourceRun(record, config, tmp_path / "model.onnx")
+    samples = np.ones((2, 3), np.float32)
+    vectors = Vectors(samples, samples, (samples,), (0.0,), Preprocessing(), None)
+    vectors.save(tmp_path / "test_vectors.npz")
+    (tmp_path / "onnxruntime.py").write_text(PROVIDED.format(left_out=int(not starts)))
+    code = example.render(source, vectors=vectors, file="model.onnx", outputs=["y"])
+    (tmp_path / "example.py").write_text(code)
+    words = [sys.executable, str(tmp_path / "example.py")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"ran on {'CUDA' if starts else 'CPU'}ExecutionProvider" in done.stdout
+    assert ("CUDAExecutionProvider is missing here" in done.stderr) == (not starts)
 
 
 # Serving

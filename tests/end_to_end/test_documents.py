@@ -202,6 +202,7 @@ SETTINGS = sorted({words: page for page, words in find_settings()}.items())
 NEEDS = (  # what settings of one option, or of some, stand beside
     ("backend=torch", "data=arrays", "hydra/launcher=slurm"),
     ("backend=tflite", "data=folder"),
+    ("backend=openvino",),
     ("data=table", "task=custom"),
     ("data=coco", "task=detection"),
     ("precision.plan=auto",),

@@ -1,5 +1,7 @@
 """Settings that depend on the network: decided or refused before anything is learned."""
 
+import ast
+import re
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -9,10 +11,12 @@ import onnx
 import pytest
 from onnx import helper
 
-from resnet8ptq.core.errors import UnsupportedError
+from resnet8ptq.config.schema import TaskConfig
+from resnet8ptq.core.errors import ModelError, UnsupportedError
 from resnet8ptq.experiment import preparation
-from resnet8ptq.experiment.network_and_data import fit_settings
+from resnet8ptq.experiment.network_and_data import fit_settings, make_task
 from resnet8ptq.experiment.settings import resolve
+from resnet8ptq.models.contract import read_contract
 from tests.helpers.assembling import assemble
 from tests.helpers.calling import Called, call
 from tests.helpers.configs import make_config
@@ -119,3 +123,25 @@ def test_a_network_that_torch_cannot_run_is_unsupported_there(shapes_model, word
         fit_settings(resolve(config), fp32)
     other = make_config("data=shapes", "backend=onnx", "corrections.adaround=true")
     fit_settings(resolve(other), fp32)
+
+
+def test_a_network_that_returns_the_class_alone_gets_the_call_that_cuts_it(
+    shapes, shapes_model, tmp_path
+):
+    proto = onnx.load(shapes_model.onnx_path)
+    [scores] = proto.graph.output
+    proto.graph.node.append(helper.make_node("ArgMax", [scores.name], ["best"], axis=1, keepdims=0))
+    del proto.graph.output[:]
+    best = helper.make_tensor_value_info("best", onnx.TensorProto.INT64, ["N"])
+    proto.graph.output.append(best)
+    onnx.save(proto, tmp_path / "network.onnx")
+    contract = read_contract(proto.graph)
+    conversion = replace(shapes_model.conversion, contract=contract, final="values")
+    fp32 = replace(shapes_model, onnx_path=tmp_path / "network.onnx", conversion=conversion)
+    with pytest.raises(ModelError) as caught:
+        make_task(TaskConfig("classification"), shapes, fp32, scored=shapes.test)
+    [names] = re.findall(r"extract_model\('IN.onnx', 'OUT.onnx', (.*)\)$", str(caught.value))
+    inputs, outputs = ast.literal_eval(names)
+    cut = tmp_path / "cut.onnx"
+    onnx.utils.extract_model(tmp_path / "network.onnx", cut, inputs, outputs)
+    assert [value.name for value in onnx.load(cut).graph.output] == [scores.name]

@@ -106,11 +106,22 @@ def test_the_dict_and_the_class_names_of_a_scikit_learn_export_are_left_out(take
     del proto.graph.output[:]
     proto.graph.output.append(helper.make_tensor_value_info("label", TensorProto.INT64, [None]))
     proto.graph.output.append(helper.make_value_info("dict", of_dict))
+    # The scores beside the dict, and inner types as shape inference writes them
+    proto.graph.output.append(helper.make_tensor_value_info("scores", TensorProto.FLOAT, [None, 2]))
+    proto.graph.value_info.append(helper.make_value_info("dict", of_dict))
     proto.opset_import.append(helper.make_opsetid("ai.onnx.ml", 1))
     samples = RANDOM.normal(size=(5, 2)).astype(np.float32)
     take(proto, samples)
     [scores] = open_runner(str(tmp_path / "made" / "folded.onnx"))(samples)
     np.testing.assert_allclose(scores.sum(axis=1), 1, rtol=1e-5)
+
+
+def test_an_input_that_is_no_tensor_is_refused(refused):
+    proto = build()
+    key = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
+    of_dict = helper.make_map_type_proto(TensorProto.INT64, key)
+    proto.graph.input.append(helper.make_value_info("dict", of_dict))
+    assert "input 'dict' is a map; expected a tensor" in refused(proto)
 
 
 def test_a_selection_of_features_is_no_label(refused):

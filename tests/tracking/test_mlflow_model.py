@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
+import mlflow
 import numpy as np
+import onnx
 import pytest
 from mlflow.entities import LoggedModelStatus
 
@@ -10,11 +12,13 @@ from resnet8ptq.core import code
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.deploy import registering
 from resnet8ptq.deploy.source import SourceRun
+from resnet8ptq.graph.session import open_runner
 from resnet8ptq.tasks import classification
 from resnet8ptq.tasks.classification import ClassScores
 from resnet8ptq.tracking.mlflow_store import mlflow_model, upload
 from resnet8ptq.tracking.mlflow_store.store import Store
 from resnet8ptq.tracking.run import Run, start_run
+from tests.helpers import onnx_networks
 from tests.helpers.configs import make_config
 from tests.helpers.results import make_result
 
@@ -86,6 +90,27 @@ def test_a_model_without_its_files_is_logged_again(own_store, logged):
     assert model is not None and model.model_id != output.model_id
     assert Path(model.artifact_location.removeprefix("file://"), "MLmodel").is_file()
     assert {metric.key: metric.value for metric in model.metrics}["accuracy_percent"] == 75
+
+
+def test_a_file_is_served_on_the_provider_of_its_run(own_store, tmp_path):
+    """Or on the CPU, where MLflow does not find the provider; it warns."""
+    proto = onnx_networks.build()
+    del proto.graph.input[1:]  # the weights
+    onnx.save(proto, tmp_path / "model.onnx")
+    images = onnx_networks.IMAGES
+    np.savez(tmp_path / "example.npz", inputs=images[:1])
+    with start_run(own_store, RUN_NAME, tmp_path) as run:
+        run.log_config(make_config("data=shapes", "backend.provider=CUDAExecutionProvider"))
+        run.log_model(tmp_path / "model.onnx", {}, None)
+    model = mlflow_model.find_model(own_store, run.run_id)
+    assert model is not None
+    mlflow.set_tracking_uri(own_store.uri)
+    served = mlflow.pyfunc.load_model(f"models:/{model.model_id}")
+    flavor = served.metadata.flavors["onnx"]
+    assert flavor["providers"] == ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    [expected] = open_runner(str(tmp_path / "model.onnx"))(images)
+    [outputs] = served.predict(images).values()
+    np.testing.assert_allclose(outputs, expected, atol=1e-6)
 
 
 def test_a_registered_version_says_what_it_is(own_store, logged):

@@ -13,7 +13,7 @@ from resnet8ptq.backends.contract import Nodes, Predictor, Run
 from resnet8ptq.core.errors import UnsupportedError, errors_as
 from resnet8ptq.core.records import feed
 from resnet8ptq.graph.session import end_at_logits, open_runner
-from resnet8ptq.target.measure import CPU, OnnxFile, ProviderError, check_provider
+from resnet8ptq.target.measure import CPU, OnnxFile, RefusalError, check_provider
 
 
 def check(path: Path) -> None:
@@ -61,7 +61,7 @@ def _refusals(provider: str) -> Iterator[None]:
     with errors_as(UnsupportedError, f"backend.provider={provider}: it refuses the file"):
         try:
             yield
-        except ProviderError as error:
+        except RefusalError as error:
             raise UnsupportedError(f"backend.provider: {error}") from None
 
 

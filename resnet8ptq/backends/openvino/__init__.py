@@ -6,6 +6,7 @@ BACKEND = Backend(
     name="openvino",
     rank=5,
     quantizer="resnet8ptq.backends.openvino.quantizer:OpenvinoQuantizer",
+    options="resnet8ptq.backends.openvino.options:OpenvinoConfig",
     runtime="openvino",
     packages=("openvino", "onnx", "onnxruntime"),
     suffixes=(".onnx",),

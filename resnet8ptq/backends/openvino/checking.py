@@ -55,7 +55,7 @@ def check(
     _check_shapes(name, fp32, defined)
 
     # Integer kernels may differ from that by more than rounding
-    computed = open_network(artifact.path, threads)(samples)
+    computed = quantizer.load(artifact.path, threads).predict(samples)
     noise = KernelNoise.of(defined, computed, run_fp32=lambda: fp32, limit_db=KERNELS_DB)
     if noise.exceeds:
         resolved = quantizer.resolve()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from resnet8ptq.core.errors import UnsupportedError, errors_as
+from resnet8ptq.target.measure import F32, RefusalError, check_precision
 
 _MISSING = "backend=openvino: got no package openvino; try pip install 'resnet8ptq[openvino]'"
 
@@ -54,11 +55,26 @@ def read(model: Path | bytes) -> Any:
     return core().read_model(model if isinstance(model, bytes) else str(model))
 
 
-def compile_graph(graph: Any, threads: int, timed: bool = False, on_integers: bool = True) -> Any:
-    """Return a graph compiled for the CPU; layers that are not quantized run in float32.
+def refuse_missing(precision: str) -> None:
+    """Raise `UnsupportedError` if OpenVINO does not list a float type for this CPU."""
+    try:
+        check_precision(core(), precision)
+    except RefusalError as error:
+        raise UnsupportedError(f"backend.inference_precision: {error}") from None
+
+
+def compile_graph(
+    graph: Any,
+    threads: int,
+    precision: str = F32,
+    timed: bool = False,
+    on_integers: bool = True,
+) -> Any:
+    """Return a graph compiled for the CPU.
 
     Args:
         threads: number of threads; 0: every core.
+        precision: the float type of the layers that are not quantized.
         timed: whether each node is timed.
         on_integers: whether integer kernels run; otherwise QDQ is computed in float.
 
@@ -67,7 +83,7 @@ def compile_graph(graph: Any, threads: int, timed: bool = False, on_integers: bo
     """
     settings = {
         "LP_TRANSFORMS_MODE": on_integers,
-        "INFERENCE_PRECISION_HINT": "f32",  # by default float layers run in bfloat16 on some CPUs
+        "INFERENCE_PRECISION_HINT": precision,  # OpenVINO's default is bf16 on some CPUs
         "INFERENCE_NUM_THREADS": threads,
         "NUM_STREAMS": 1,
         "ENABLE_CPU_PINNING": False,  # processes beside this one would share its first core

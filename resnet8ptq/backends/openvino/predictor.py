@@ -15,22 +15,24 @@ from resnet8ptq.backends.openvino import archive
 from resnet8ptq.backends.openvino.library import compile_graph, read
 from resnet8ptq.core.records import feed
 from resnet8ptq.graph.session import end_at_logits
+from resnet8ptq.target.measure import F32
 
 _KEPT = 4  # compiled batch sizes: evaluation, its last batch, and those that are timed
 
 
-def load(path: Path, threads: int) -> Predictor:
-    """Load an ONNX file or an archive; it runs on `threads` threads."""
-    return Predictor(open_network(path, threads), partial(_open_logits, path, threads))
+def load(path: Path, threads: int, precision: str = F32) -> Predictor:
+    """Load an ONNX file or an archive; it runs on `threads` threads, floats in `precision`."""
+    network = open_network(path, threads, precision=precision)
+    return Predictor(network, partial(_open_logits, path, threads, precision))
 
 
-def open_network(path: Path, threads: int, **options: bool) -> "CompiledNetwork":
+def open_network(path: Path, threads: int, **options: Any) -> "CompiledNetwork":
     """Compile an ONNX file or an archive; for options see `compile_graph`."""
     graph = archive.read(path.read_bytes()) if path.suffix == archive.SUFFIX else read(path)
     return make_network(graph, threads, **options)
 
 
-def make_network(graph: Any, threads: int, **options: bool) -> "CompiledNetwork":
+def make_network(graph: Any, threads: int, **options: Any) -> "CompiledNetwork":
     """Compile a graph; for options see `compile_graph`."""
     names = [value.get_any_name() for value in graph.inputs]
     return CompiledNetwork(
@@ -38,12 +40,14 @@ def make_network(graph: Any, threads: int, **options: bool) -> "CompiledNetwork"
     )
 
 
-def _open_logits(path: Path, threads: int) -> Run | None:
+def _open_logits(path: Path, threads: int, precision: str) -> Run | None:
     if path.suffix == archive.SUFFIX:
         graph = archive.end_at_logits(archive.read(path.read_bytes()))
-        return None if graph is None else make_network(graph, threads)
+        return None if graph is None else make_network(graph, threads, precision=precision)
     proto = onnx.load(path)
-    return make_network(read(proto.SerializeToString()), threads) if end_at_logits(proto) else None
+    if not end_at_logits(proto):
+        return None
+    return make_network(read(proto.SerializeToString()), threads, precision=precision)
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ class CompiledNetwork:
     names: Sequence[str]
     by_size: bool
     threads: int
-    options: Mapping[str, bool] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     _requests: OrderedDict[int | None, Any] = field(default_factory=OrderedDict)
     # Of graphs of fixed sizes: input tensors by name, and output tensors. Asking a request for them
     # takes a tenth of the time of a small network.

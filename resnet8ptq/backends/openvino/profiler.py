@@ -22,9 +22,9 @@ _CONVERSIONS = {"FakeQuantize", "Convert", "Reorder"}
 
 
 @contextmanager
-def profile(path: Path, threads: int) -> Iterator[Profiler]:
+def profile(path: Path, threads: int, precision: str) -> Iterator[Profiler]:
     """Load a file, as `predictor.load` does, to time its optimized nodes."""
-    yield _Profiler(open_network(path, threads, timed=True))
+    yield _Profiler(open_network(path, threads, precision=precision, timed=True))
 
 
 def count_kernels(path: Path) -> tuple[int, int]:

@@ -8,6 +8,7 @@ before the Concat. In s8, the next convolution then gets wrong zero points: YOLO
 0.004, and 0.111 in ONNX Runtime. In u8 the levels are the same.
 """
 
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +18,8 @@ import onnx
 from resnet8ptq.backends.contract import (
     WITH_ACTIVATIONS,
     Artifact,
+    Predictor,
+    Profiler,
     Quantizer,
     Resolved,
     Takes,
@@ -26,7 +29,7 @@ from resnet8ptq.backends.contract import (
 from resnet8ptq.backends.onnx.predictor import check
 from resnet8ptq.backends.onnx.quantizer import OnnxQuantizer
 from resnet8ptq.backends.openvino import checking, predictor, profiler
-from resnet8ptq.backends.openvino.library import library, read
+from resnet8ptq.backends.openvino.library import library, read, refuse_missing
 from resnet8ptq.backends.openvino.rewriting import rewrite
 from resnet8ptq.config.schema import DtypeConfig
 from resnet8ptq.core import files, isolation
@@ -34,6 +37,7 @@ from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_a
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.decisions import Decisions
+from resnet8ptq.target.measure import F32
 
 ENGINE = "openvino"
 
@@ -45,8 +49,46 @@ _TAKES: Takes = {
     "dtype.name": (["int8", "u8s8"], f"weights of u8, or below 8 bits: {_FLOAT}"),
 }
 
+_TYPES = {F32: "float32", "bf16": "bfloat16", "f16": "float16"}
 
-class OpenvinoQuantizer(Quantizer):
+
+class RunsInOpenvino(Quantizer):
+    """The part of a quantizer that runs its files in OpenVINO."""
+
+    def with_engine(self, resolved: Resolved) -> Resolved:
+        """Return the effect of the settings with OpenVINO and its float type as the engine.
+
+        Raises:
+            UnsupportedError: OpenVINO is missing, or the CPU that runs the files lacks the type.
+        """
+        library()
+        refuse_missing(self._precision)
+        precision = self.config.inference_precision
+        if precision == F32:
+            return replace(resolved, engine=ENGINE)
+        if self.config.computes_in_float:
+            resolved = replace(resolved, activation_dtype=_TYPES[precision])
+        return replace(resolved, engine=f"{ENGINE} {precision}")
+
+    @property
+    def _precision(self) -> str:
+        """The float type here: float32 where a target computes in the other one."""
+        return F32 if self.config.runs_elsewhere else self.config.inference_precision
+
+    def load(self, path: Path, threads: int) -> Predictor:
+        """Compile a file for this CPU; see `contract.Quantizer`."""
+        refuse_missing(self._precision)
+        return predictor.load(path, threads, self._precision)
+
+    def profile(self, path: Path, threads: int) -> AbstractContextManager[Profiler]:
+        """Compile a file to time its nodes; see `contract.Quantizer`."""
+        return profiler.profile(path, threads, self._precision)
+
+    verify = checking.check
+    count_kernels = staticmethod(profiler.count_kernels)
+
+
+class OpenvinoQuantizer(RunsInOpenvino):
     """See `contract.Quantizer`."""
 
     @property
@@ -56,17 +98,16 @@ class OpenvinoQuantizer(Quantizer):
 
     def resolve(self, decisions: Decisions | None = None) -> Resolved:
         """Return dtypes and schemes of the QDQ file, with OpenVINO as the engine."""
-        library()
         if self.config.dtype.is_fp32:
-            return Resolved(engine=ENGINE)
+            return self.with_engine(Resolved())
         if self.config.computes_in_float:
-            return replace(resolve_stored(self.config, file_format="Cast"), engine=ENGINE)
+            return self.with_engine(resolve_stored(self.config, file_format="Cast"))
         refuse_others(self.config, WITH_ACTIVATIONS)
         refuse_others(self.config, _TAKES)
         resolved = self._writer.resolve(decisions)
         if resolved.execution == "simulated":
             raise UnsupportedError(f"precision.plan: weights below 8 bits: {_FLOAT}")
-        return replace(resolved, engine=ENGINE)
+        return self.with_engine(resolved)
 
     def fit(self, model: Fp32Model) -> dict[str, object]:
         """Check that OpenVINO supports all operators; see `contract.Quantizer`."""
@@ -112,8 +153,3 @@ class OpenvinoQuantizer(Quantizer):
             config = replace(config, dtype=DtypeConfig("u8s8"))
         static = not config.dtype.is_float and config.method in ("static", "qat")
         return OnnxQuantizer(replace(config, format="qdq") if static else config, self.runtime)
-
-    verify = checking.check
-    load = staticmethod(predictor.load)
-    count_kernels = staticmethod(profiler.count_kernels)
-    profile = staticmethod(profiler.profile)

@@ -5,6 +5,7 @@ package.
 """
 
 import sys
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -19,9 +20,15 @@ PARALLEL = False
 
 
 def load(path: Path, engine: str | None) -> Run:
-    """Compile a file without OpenVINO's telemetry and without bfloat16, as it was measured."""
+    """Compile a file without OpenVINO's telemetry, for the float type of `engine`.
+
+    Args:
+        engine: `openvino` with float32, `openvino bf16` or `openvino f16`, as it was measured.
+    """
     sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
     import openvino
+
+    precision = (engine or "").partition(" ")[2] or "f32"
 
     core = openvino.Core()
     if path.suffix == ".zip":  # OpenVINO's two files
@@ -29,7 +36,10 @@ def load(path: Path, engine: str | None) -> Run:
             graph = core.read_model(files.read("model.xml"), files.read("model.bin"))
     else:
         graph = core.read_model(path)
-    network = core.compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    network = core.compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": precision})
+    used = network.get_property("INFERENCE_PRECISION_HINT").to_string()
+    if used != precision:
+        warnings.warn(f"this CPU has no {precision}: computes in {used}", stacklevel=2)
     taken = [value.get_any_name() for value in network.inputs]
 
     def run(batch: Batch) -> list[Array]:

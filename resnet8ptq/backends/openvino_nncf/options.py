@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
+from resnet8ptq.backends.openvino.options import OpenvinoConfig
 from resnet8ptq.config.limits import limited, one_of
-from resnet8ptq.config.schema import BackendConfig
 
 
 @dataclass
-class NncfConfig(BackendConfig):
+class NncfConfig(OpenvinoConfig):
     """NNCF's own quantizer, run by OpenVINO."""
 
     name: str = "openvino_nncf"

@@ -20,15 +20,14 @@ from numpy.typing import NDArray
 from resnet8ptq.backends.contract import (
     WITH_ACTIVATIONS,
     Artifact,
-    Quantizer,
     Resolved,
     Takes,
     options_of,
     refuse_others,
 )
-from resnet8ptq.backends.openvino import archive, checking, predictor, profiler
+from resnet8ptq.backends.openvino import archive, profiler
 from resnet8ptq.backends.openvino.library import library, read
-from resnet8ptq.backends.openvino.quantizer import ENGINE, OpenvinoQuantizer
+from resnet8ptq.backends.openvino.quantizer import OpenvinoQuantizer, RunsInOpenvino
 from resnet8ptq.backends.openvino_nncf.options import NncfConfig
 from resnet8ptq.config.schema import CORRECTIONS
 from resnet8ptq.core import files, isolation
@@ -73,22 +72,21 @@ def is_installed() -> bool:
     return find_spec("nncf") is not None and find_spec("openvino") is not None
 
 
-class NncfQuantizer(Quantizer):
+class NncfQuantizer(RunsInOpenvino):
     """See `contract.Quantizer`."""
 
     widths: ClassVar[tuple[int, ...]] = (8,)
 
     def resolve(self, decisions: Decisions | None = None) -> Resolved:
         """Return the dtypes of OpenVINO's integer kernels."""
-        library()
         if self.config.dtype.is_fp32:
-            return Resolved(engine=ENGINE)
+            return self.with_engine(Resolved())
         if not is_installed():
             raise UnsupportedError(_MISSING)
         refuse_others(self.config, _TAKES)
         options = self._options
         mixed = options.preset == "mixed" or (not options.preset and options.model_type)
-        return Resolved(
+        resolved = Resolved(
             weight_dtype="int8",
             activation_dtype="uint8",
             execution="integer",
@@ -97,8 +95,8 @@ class NncfQuantizer(Quantizer):
             weight_scheme="symmetric",
             activation_scheme="affine" if mixed else "symmetric",
             file_format="OpenVINO IR",
-            engine=ENGINE,
         )
+        return self.with_engine(resolved)
 
     def fit(self, model: Fp32Model) -> dict[str, object]:
         """Check that OpenVINO supports all operators; see `contract.Quantizer`.
@@ -155,11 +153,6 @@ class NncfQuantizer(Quantizer):
     @property
     def _options(self) -> NncfConfig:
         return options_of(self.config, NncfConfig)
-
-    verify = checking.check
-    load = staticmethod(predictor.load)
-    count_kernels = staticmethod(profiler.count_kernels)
-    profile = staticmethod(profiler.profile)
 
 
 def quantize(

@@ -73,6 +73,11 @@ def read(path: Path) -> onnx.ModelProto:
         raise ModelError(f"{path}: larger than 2 GiB; expected one within protobuf's limit")
     proto = _parse(files.read_bytes(path, MAX_BYTES), path)
     proto.ir_version = max(proto.ir_version, 4)  # some IR 3 files lack initializers as inputs
+    for graph in find_all(proto, onnx.GraphProto):
+        # onnx-ir cannot read maps, such as ZipMap's, and needs no types of inner values.
+        kept = [value for value in graph.value_info if value.type.HasField("tensor_type")]
+        del graph.value_info[:]
+        graph.value_info.extend(kept)
     _read_outside(proto, path)
     proto = _inline(proto, path)
     _check(proto, path)
@@ -260,6 +265,10 @@ def _reasons_against(proto: onnx.ModelProto) -> Iterator[str]:
         )
     if proto.functions:
         yield "holds functions; expected an export with those inlined"
+    for value in proto.graph.input:
+        kind = value.type.WhichOneof("value")
+        if kind not in ("tensor_type", None):
+            yield f"input {value.name!r} is a {kind.removesuffix('_type')}; expected a tensor"
     for node in nodes:
         known = node.domain == "com.microsoft" and node.op_type in CONTRIBUTED
         known |= node.domain == "ai.onnx.ml" and node.op_type in (SCALER, *LABELLERS)

@@ -109,7 +109,7 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
         served = {"outputs": list(outputs), "engine": described.engine, "inputs": dtypes}
         settings = _pyfunc(path, backend.serving, served)
     else:
-        shapes, outputs, settings = _onnx(path)
+        shapes, outputs, settings = _onnx(path, journal.params.get(params.PROVIDER, CPU))
         values = feed(example, list(shapes))
     takes = [TensorSpec(values[name].dtype, shape, name) for name, shape in shapes.items()]
     float32 = np.dtype(np.float32)
@@ -119,12 +119,7 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
     needed = [backend.runtime, "numpy"]
     if backend.serving == _ONNX:
         needed.insert(0, "onnx")
-    versions = machine.versions()
-    pinned = []
-    for package in needed:
-        # Without the name of a torch build: the registry of pip's default has no `+cpu`.
-        version = versions[f"version.{package}"].partition("+")[0]
-        pinned.append(f"{package}=={version}")
+    pinned = [machine.pin(package) for package in needed]
 
     experiment = store.client.get_experiment(store.experiment_id)
     store.locate(f"{experiment.artifact_location}/models")  # MLflow's folder for them
@@ -181,7 +176,9 @@ def _shapes(example: NDArray[Any]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _onnx(path: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, list[int]], dict[str, Any]]:
+def _onnx(
+    path: Path, provider: str
+) -> tuple[dict[str, tuple[int, ...]], dict[str, list[int]], dict[str, Any]]:
     """Return the shapes of a file's inputs and outputs, and the arguments of `Model.log`."""
     import mlflow.onnx
     import onnx
@@ -195,7 +192,7 @@ def _onnx(path: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, list[int]],
         "flavor": mlflow.onnx,
         "onnx_model": proto,
         "save_as_external_data": False,
-        "onnx_execution_providers": [CPU],  # MLflow's default asks for CUDA first
+        "onnx_execution_providers": [*dict.fromkeys((provider, CPU))],  # MLflow warns of the second
     }
     inputs = {value.name: (-1, *sizes(value)) for value in proto.graph.input}
     outputs = {value.name: sizes(value) for value in proto.graph.output}

@@ -1,0 +1,23 @@
+"""The settings of the backends that OpenVINO runs."""
+
+from dataclasses import dataclass
+
+from resnet8ptq.config.limits import limited, one_of
+from resnet8ptq.config.schema import DTYPES, F32, FP32, BackendConfig
+
+_STORED = one_of(*(name for name in DTYPES if name != FP32))
+
+
+@dataclass
+class OpenvinoConfig(BackendConfig):
+    """OpenVINO on the CPU.
+
+    Attributes:
+        inference_precision: the float type of the layers that are not on integers, in OpenVINO's
+            words. The FP32 baseline has f32, so that the loss includes this type's rounding.
+    """
+
+    name: str = "openvino"
+    inference_precision: str = limited(
+        F32, one_of(F32, "bf16", "f16"), only={"dtype.name": _STORED}
+    )
