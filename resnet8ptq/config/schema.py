@@ -4,6 +4,7 @@ Hydra checks names and types against these classes, `limits.check` the values.
 """
 
 from dataclasses import Field, dataclass, field, fields, is_dataclass
+from functools import cache
 from typing import Any, Self, get_type_hints
 
 from omegaconf import MISSING
@@ -628,9 +629,14 @@ def find_fields(key: str) -> list[list[Field[Any]]]:
             for owner, way in ways
             for item in (fields(owner) if is_dataclass(owner) else ())
             if item.name == name
-            for kind in with_subclasses(get_type_hints(owner)[name])
+            for kind in with_subclasses(_types_of(owner)[name])
         ]
     return list({id(way[-1]): way for _, way in ways}.values())
+
+
+@cache
+def _types_of(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def with_subclasses(kind: Any) -> list[Any]:
