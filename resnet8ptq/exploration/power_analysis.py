@@ -17,11 +17,12 @@ from resnet8ptq.config.loading import CONFIG_FILE, save_config
 from resnet8ptq.core import console as consoles
 from resnet8ptq.core import figures, files
 from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.data.sampling import count_units
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.experiment import preparation
 from resnet8ptq.experiment.network_and_data import load, make_task
 from resnet8ptq.experiment.recorder import Recorder
-from resnet8ptq.experiment.samples import draw
+from resnet8ptq.experiment.samples import draw, has_groups
 from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.tasks.scoring.metric import Metric
 from resnet8ptq.tasks.scoring.statistics import POWER, SIGNIFICANCE, find_edge, round_size, tango
@@ -80,7 +81,8 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> PowerAnalysis:
     """Plan the test of the reported samples, and print the table; no network is run.
 
     Raises:
-        ConfigError: the task's metric is not a share of hits, so its variance is unknown.
+        ConfigError: the task's metric is not a share of hits, so its variance is unknown, or the
+            samples are not independent.
     """
     config = settings.config
     data, network = load(settings)
@@ -91,12 +93,18 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> PowerAnalysis:
             f"analysis: got plan_test with task={task.name}, expected a task of hits "
             "(classification, agreement): the spread of other metrics is known only after a run"
         )
+    if has_groups(samples.reported, task):
+        raise ConfigError(
+            "analysis: got plan_test with data.groups, expected independent samples: no verdict is "
+            "given on samples of groups; try task.join=mean, which scores a group as one"
+        )
     run.log_params(task.describe())
     run.log_datasets(samples.data, samples.calibrating)
 
     # Plan for each share of changed predictions
     changed = CHANGED if config.analysis.changed is None else (config.analysis.changed,)
-    total = len(samples.reported)
+    joins = task.scope.joins_groups
+    total = count_units(samples.reported) if joins else len(samples.reported)
     limit = task.metric.limit(config.report)
     rows = tuple(plan(share, total, limit) for share in changed)
     result = PowerAnalysis("ok", metric=task.metric, total=total, limit=limit, rows=rows)

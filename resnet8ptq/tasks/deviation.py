@@ -101,11 +101,11 @@ class DeviationValues(Replicates):
 
         FP32's outputs are the reference, so each sample's share of the signal has no error.
         """
-        return Margin.of_mean(self.noise - limit * self.signal)
+        return Margin.of_mean(self.noise - limit * self.signal, skewed=True)
 
     def margin_over(self, other: Self, metric: Metric, limit: float, items: int) -> Margin:
         """Return the margin of this model's noise minus the other's."""
-        return Margin.of_mean(self.noise - other.noise - limit * self.signal)
+        return Margin.of_mean(self.noise - other.noise - limit * self.signal, skewed=True)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from resnet8ptq.tasks.scoring.outputs import Array, Outputs, Targets, TaskContex
 from resnet8ptq.tasks.scoring.statistics import SIGNIFICANCE, Margin, Values
 from resnet8ptq.tasks.task import Scope, Table, Task, TaskFiles, TaskType
 
-METRIC = Metric("perplexity", "perplexity", maximize=False, bounded=False)
+METRIC = Metric("perplexity", "perplexity", maximize=False, bounded=False, geometric=True)
 TOKENS = "input_ids"
 
 

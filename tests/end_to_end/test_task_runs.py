@@ -300,6 +300,14 @@ def test_the_windows_of_a_clip_are_scored_as_one(files, tmp_path, how):
     assert result["metrics"]["sqnr_db"] > 0
     assert "grouped" not in result["params"]
 
+    # The test is planned for clips, too
+    folder = tmp_path / "plan"
+    folder.mkdir()
+    planned = call(folder, "data=arrays", *words, *QUICK, "+analysis=plan_test")
+    assert f"{result['metrics']['counts/total']:,.0f} test samples" in planned.out, planned.err
+    apart = call(folder, "data=arrays", *words[:2], *QUICK, "+analysis=plan_test")
+    assert apart.code == 2 and "task.join=mean" in apart.err
+
 
 @pytest.mark.slow
 def test_the_example_of_a_new_task_is_reported_judged_and_deployed(files, tmp_path):

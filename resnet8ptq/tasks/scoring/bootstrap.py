@@ -69,11 +69,14 @@ class Replicates(SampleValues):
         counts = np.array([items]) if self.class_counts is None else self.class_counts
         counts = counts[counts > 0]
         known = statistics.drop_undefined(losses)
-        if metric.bounded and len(known) and not known.any():
+        unchanged = len(known) and not known.any()
+        if metric.bounded and unchanged:
             return Margin.unchanged(limit, min(len(counts) * int(counts.min()), items))
         # A limit that is a fraction of the baseline's value is as uncertain as that value.
-        limits = limit if metric.bounded else limit * np.abs(before)
-        return statistics.bootstrap_margin(losses - limits, items, counts)
+        excess = losses - (limit if metric.bounded else limit * np.abs(before))
+        if metric.geometric and not unchanged:
+            excess = excess / before  # hard items multiply both values
+        return statistics.bootstrap_margin(excess, items, counts)
 
     def metrics(self, baseline: Self) -> Metrics:
         """Return the share of bootstrap samples on which one of both has no value, if any."""

@@ -31,6 +31,7 @@ class Metric:
         title: its name in tables and figures.
         percent: whether it is a fraction, shown in percent and its differences in points.
         bounded: whether a loss is a difference; else it is a fraction of the baseline's value.
+        geometric: whether it is a geometric mean over the items, above 0.
         fair: name of the tie-adjusted metric that ranks models; empty if there is none.
         least: the key of `report` with the smallest accepted value.
         limit_key: the key of `report` with the largest accepted loss.
@@ -41,6 +42,7 @@ class Metric:
     maximize: bool = True
     percent: bool = False
     bounded: bool = True
+    geometric: bool = False
     fair: str = ""
     least: str = ""
     limit_key: str = "max_drop"

@@ -24,6 +24,9 @@ FEWEST = 5  # items: all of 4 on one side of a limit is chance once in 16 times
 POWER = 0.8  # at the sample size that a report asks for
 ROUNDING = 1e-9  # a relative spread below this is an error of float64
 KNOWN = 0.99  # of the replicates, at least, have a value
+# Of the losses of 50 items or more: then 5% of the models at the limit pass, in all tasks that were
+# simulated (studies/task_errors.md).
+LEAST_SKEWNESS = 3.0
 COUNTABLE = 10  # replicates beyond 0: with fewer, a tail is too thin to be counted
 PART = SIGNIFICANCE / 2  # on either side of a 95% interval
 RESAMPLING_SEED = 0  # fixed, since it pairs the replicates of two runs
@@ -125,7 +128,9 @@ class Margin:
         return items * ((needed + math.sqrt(needed**2 + 4 * z * self.correction)) / (2 * z)) ** 2
 
     @classmethod
-    def student(cls, excess: float, error: float, items: float, skewness: float = 0.0) -> Self:
+    def student(
+        cls, excess: float, error: float, items: float, skewness: float | None = None
+    ) -> Self:
         """Return the margin of a mean loss with an estimated standard error.
 
         Its z has the same probability as Student's t with items - 1 degrees of freedom. Without
@@ -133,21 +138,31 @@ class Margin:
         `FEWEST` items decide nothing.
 
         Args:
-            skewness: of the mean's distribution, see `correct_skewness`.
+            skewness: of the items, see `correct_skewness`; None: no correction. A sample that
+                lacks the largest losses shows too little, so a pass takes `LEAST_SKEWNESS`.
         """
         if not error > ROUNDING * abs(excess) or items < 2:  # also NaN
             return cls(0.0, math.inf)
-        t = correct_skewness(excess / error, skewness)
-        tail = float(stdtr(items - 1, -abs(t)))
-        z = math.copysign(float(ndtri(max(tail, sys.float_info.min))), t)
-        return cls(z, math.inf if items < FEWEST else 0.0)
+        t = excess / error
+        low = high = _to_z(t, items)
+        if skewness is not None:
+            of_mean = skewness / math.sqrt(items)
+            least = LEAST_SKEWNESS / math.sqrt(max(items, 50))
+            low = _to_z(correct_skewness(t, of_mean), items)
+            high = _to_z(correct_skewness(t, max(of_mean, least)), items)
+        return cls((low + high) / 2, math.inf if items < FEWEST else (high - low) / 2)
 
     @classmethod
-    def of_mean(cls, excess: Values) -> Self:
-        """Return the margin of a mean loss, from each item's excess over the limit [n]."""
+    def of_mean(cls, excess: Values, skewed: bool = False) -> Self:
+        """Return the margin of a mean loss, from each item's excess over the limit [n].
+
+        Args:
+            skewed: whether to correct for the items' skewness.
+        """
         items = len(excess)
         error = float(excess.std(ddof=1)) / math.sqrt(items) if items > 1 else 0.0
-        return cls.student(float(excess.mean()), error, items)
+        skewness = find_skewness(excess) if skewed else None
+        return cls.student(float(excess.mean()), error, items, skewness)
 
     @classmethod
     def unchanged(cls, limit: float, items: float) -> Self:
@@ -166,18 +181,33 @@ class Margin:
 UNKNOWN = Margin(0.0, math.inf)
 
 
+def _to_z(t: float, items: float) -> float:
+    """Return the standard normal value with the same probability as Student's t."""
+    tail = float(stdtr(items - 1, -abs(t)))
+    return math.copysign(float(ndtri(max(tail, sys.float_info.min))), t)
+
+
+def find_skewness(values: Values) -> float:
+    """Return the skewness of a sample [n]; 0 without spread."""
+    spread = float(values.std())
+    return float((((values - values.mean()) / spread) ** 3).mean()) if spread else 0.0
+
+
 def correct_skewness(t: float, skewness: float) -> float:
     """Return a t statistic corrected for the skewness of its mean's distribution.
 
     If most losses are small and a few are large, samples without the large ones have both a small
     mean and a small error, and too many of them pass. Hall's monotone transformation removes the
     first-order effect ("On the Removal of Skewness by Transformation", Journal of the Royal
-    Statistical Society B 54, 1992). A negative skewness is not corrected: models would pass more
-    easily, and those of small samples with a rare class do so already.
+    Statistical Society B 54, 1992): t + skewness * (t^2 / 3 + 1 / 6) + skewness^2 * t^3 / 27. The
+    last term makes it increase with t, and outweighs the correction if the skewness is large. So
+    the skewness is limited to the value of the largest correction, which leaves a quarter of t.
     """
-    if not skewness > ROUNDING:
-        return t
-    return ((1 + skewness * t / 3) ** 3 - 1) / skewness + skewness / 6
+    first = t**2 / 3 + 1 / 6
+    cube = abs(t) ** 3
+    if t * skewness < 0 and abs(skewness) * cube > 13.5 * first:
+        skewness = math.copysign(13.5 * first / cube, skewness)
+    return t + skewness * first + skewness**2 * t**3 / 27
 
 
 def tango(lost: float, won: float, total: int, limit: float) -> Margin:
@@ -424,10 +454,10 @@ def bootstrap_interval(replicates: Values) -> Interval:
 def bootstrap_margin(excess: Values, items: int, class_counts: Counts | None = None) -> Margin:
     """Return the margin of a loss, with the bootstrap's standard error (Efron, 1979) and skewness.
 
-    A bootstrap sample of k items varies less than k items do, by (k - 1) / k. In a mean over
-    classes this holds for each class, whose share of the variance is taken as 1 / k. The degrees of
-    freedom follow from the effective number of items (Kish, Survey Sampling, 1965): the number of
-    classes times the harmonic mean of their items.
+    A bootstrap sample of k items varies less than k items do, by (k - 1) / k, and is less skewed
+    than an item, by sqrt(k). In a mean over classes the first holds for each class, whose share of
+    the variance is taken as 1 / k. The degrees of freedom follow from the effective number of items
+    (Kish, Survey Sampling, 1965): the number of classes times the harmonic mean of their items.
 
     Args:
         excess: the loss minus the limit on every bootstrap sample [times] of `items`; NaN for
@@ -447,7 +477,7 @@ def bootstrap_margin(excess: Values, items: int, class_counts: Counts | None = N
         float(finite.mean()),
         spread * math.sqrt(variance / resampled),
         effective,
-        float(((finite - finite.mean()) ** 3).mean()) / spread**3 if spread else 0.0,
+        find_skewness(finite) * math.sqrt(effective),
     )
 
 
