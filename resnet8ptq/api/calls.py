@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resnet8ptq.api.keywords import to_words
-from resnet8ptq.api.networks import find_network
+from resnet8ptq.api.networks import find_network, list_inputs
 from resnet8ptq.api.samples import find_samples
 from resnet8ptq.core import cache, child
 
@@ -139,7 +139,7 @@ def judge(
 def _find_inputs(model: Any, data: Any, example: Any, settings: dict[str, Any]) -> list[str]:
     """Return the words that name data and network."""
     root = cache.folder(settings.get("cache_dir"))
-    sample_words, few = find_samples(data, root)
+    sample_words, few = find_samples(data, root, takes=list_inputs(model))
     return [*sample_words, *find_network(model, example, samples=few, root=root)]
 
 

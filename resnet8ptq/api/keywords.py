@@ -99,7 +99,8 @@ def _escape(name: str) -> str:
 def _show_text(text: str) -> str:
     """Return a text, quoted unless Hydra reads it back as the same text."""
     try:
-        if words.parse(f"key={text}").value() == text:
+        # A backslash at the end would escape the comma behind it.
+        if "\\" not in text and words.parse(f"key={text}").value() == text:
             return text
     except ConfigError:
         pass

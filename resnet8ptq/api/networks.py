@@ -6,8 +6,11 @@ and with it everything in the cache that was made from it.
 
 import hashlib
 import json
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +45,17 @@ def find_network(
     return to_words({"model.path": _write_network(model, example, samples, root)})
 
 
+def list_inputs(model: Any) -> list[str]:
+    """Return the names of the inputs of a network in memory, in order; empty for a file."""
+    if is_of(model, "torch", "nn.Module"):
+        parameters = signature(model.forward).parameters.values()
+        return [one.name for one in parameters if one.kind is Parameter.POSITIONAL_OR_KEYWORD]
+    if is_of(model, "keras", "Model"):
+        return [tensor.name for tensor in getattr(model, "inputs", None) or ()]
+    graph = getattr(model, "graph", None)
+    return [value.name for value in graph.input] if graph is not None else []
+
+
 def _write_network(
     model: Any, example: Any, samples: Mapping[str, NDArray[Any]], root: Path
 ) -> Path:
@@ -52,6 +66,8 @@ def _write_network(
     if is_of(model, "torch", "nn.Module"):
         return _write_module(model, example, samples, root)
     if is_of(model, "keras", "Model"):
+        if not _is_of_own_layers(model):
+            return _write_saved_model(model, root)
         architecture = model.to_json().encode()
         key = _hash_arrays([architecture], model.get_weights())
         return _entry(root, key, name="model.keras", write=lambda path: model.save(path))
@@ -59,6 +75,34 @@ def _write_network(
         f"model: got a {type(model).__name__}, expected a path, an ONNX model, a torch.nn.Module "
         "or a Keras model"
     )
+
+
+def _is_of_own_layers(model: Any) -> bool:
+    """Return whether a Keras file can hold a model: Keras's own layers, and no code of the user."""
+    import keras
+
+    if not isinstance(model, keras.Sequential | keras.Functional):
+        return False
+    layers = model._flatten_layers(include_self=False)
+    kinds = {type(layer) for layer in layers}
+    return keras.layers.Lambda not in kinds and all(
+        kind.__module__.startswith("keras.") for kind in kinds
+    )
+
+
+def _write_saved_model(model: Any, root: Path) -> Path:
+    """Export a Keras model with code of the user as TensorFlow's graph."""
+    root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=root) as scratch:
+        exported = Path(scratch, "exported")
+        with errors_as(ModelError, "model: Keras cannot export it", "call it on a sample first"):
+            model.export(exported, verbose=False)
+        paths = sorted(path for path in exported.rglob("*") if path.is_file())
+        contents = [path.read_bytes() for path in paths if path.name != "fingerprint.pb"]
+        key = _hash_arrays(contents, [])
+        return _entry(
+            root, key, name="saved_model", write=lambda path: shutil.copytree(exported, path)
+        )
 
 
 def _write_module(

@@ -7,9 +7,10 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from resnet8ptq.api.networks import is_of
 from resnet8ptq.core import cache, files
 from resnet8ptq.core.errors import ConfigError, DataError
 from resnet8ptq.data.sources import SOURCES, find_settings
+from resnet8ptq.data.sources.arrays import LABELS as USUAL_LABELS
 
 KIND = "samples_from_memory"  # of the cache's entries
 LABELS = "labels"  # in a dict of arrays
@@ -31,12 +33,13 @@ _EXPECTED = (
 Arrays = Mapping[str, NDArray[Any]]  # of some samples, by input name or `LABELS`
 
 
-def find_samples(data: Any, root: Path) -> tuple[list[str], Arrays]:
+def find_samples(data: Any, root: Path, takes: Sequence[str] = ()) -> tuple[list[str], Arrays]:
     """Return the words that name the samples, and a few samples.
 
     Args:
         data: a path, the name of a data source, or samples in memory; None for settings only.
         root: the cache's root.
+        takes: names of the network's inputs, in order; empty: not known.
 
     Raises:
         ConfigError: samples of another form.
@@ -57,7 +60,7 @@ def find_samples(data: Any, root: Path) -> tuple[list[str], Arrays]:
         sides = data if _is_split(data) else {"": data}
         few: Arrays = {}
         for side, samples in sides.items():
-            few = _write_samples(samples, folder, f"_{side}" if side else "")
+            few = _write_samples(samples, folder, f"_{side}" if side else "", takes)
         written = sorted(folder.iterdir())
         key = _hash_files(written)
         target = cache.entry(
@@ -76,30 +79,42 @@ def find_samples(data: Any, root: Path) -> tuple[list[str], Arrays]:
 
 
 def _is_split(data: Any) -> bool:
-    return isinstance(data, Mapping) and {*data} == {*SIDES}
+    """Return whether samples are those of both sides.
+
+    Raises:
+        ConfigError: they have one of the sides only.
+    """
+    if not isinstance(data, Mapping) or {*SIDES}.isdisjoint(data):
+        return False
+    if {*data} != {*SIDES}:
+        raise ConfigError(f"data: got {', '.join(map(str, data))}, expected train and test")
+    return True
 
 
-def _write_samples(data: Any, folder: Path, end: str) -> Arrays:
+def _write_samples(data: Any, folder: Path, end: str, takes: Sequence[str]) -> Arrays:
     """Write the samples of one side as `.npy` files; return a few of them."""
     writers: dict[str, _Writer] = {}
     few: Arrays = {}
-    for batch in _batches(data):
-        if not few:  # the first batch names the files
-            few = {name: values[:2] for name, values in batch.items()}
-            inputs = [name for name in batch if name != LABELS]
-            for name in batch:
-                file = LABELS if name == LABELS else _file_of(name, inputs)
-                writers[name] = _Writer(folder / f"{file}{end}.npy")
-        if {*batch} != {*few}:
-            raise DataError(
-                f"data: got a sample with {', '.join(batch)}, expected {', '.join(few)}"
-            )
-        for name, values in batch.items():
-            writers[name].append(values)
-    if not writers:
-        raise DataError("data: got no sample, expected two or more")
-    for writer in writers.values():
-        writer.close()
+    with ExitStack() as opened:
+        for batch in _batches(data, takes):
+            _check_counts(batch)
+            if not few:  # the first batch names the files
+                few = {name: values[:2] for name, values in batch.items()}
+                inputs = [name for name in batch if name != LABELS]
+                for name in batch:
+                    path = LABELS if name == LABELS else _file_of(name, inputs)
+                    file = opened.enter_context((folder / f"{path}{end}.npy").open("wb"))
+                    writers[name] = _Writer(file, name)
+            if {*batch} != {*few}:
+                raise DataError(
+                    f"data: got a sample with {', '.join(batch)}, expected {', '.join(few)}"
+                )
+            for name, values in batch.items():
+                writers[name].append(values)
+        if not writers:
+            raise DataError("data: got no sample, expected two or more")
+        for writer in writers.values():
+            writer.finish()
     return few
 
 
@@ -113,9 +128,11 @@ class _Writer:
 
     _HEADER_BYTES = 256  # reserved: the number of samples is known at the end
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file = path.open("wb")
+    def __init__(self, file: BinaryIO, name: str) -> None:
+        """Begin a file; errors call its samples `name`."""
+        self._name = name
+        self._texts: list[NDArray[Any]] = []  # their width is known at the end
+        self._file = file
         self._file.write(bytes(self._HEADER_BYTES))
         self._shape: tuple[int, ...] | None = None
         self._dtype = np.dtype("f4")
@@ -128,15 +145,27 @@ class _Writer:
             self._dtype = values.dtype
         if values.shape[1:] != self._shape:
             raise DataError(
-                f"data: got samples of the shapes {self._shape} and {values.shape[1:]}, expected "
-                "one shape"
+                f"data: {self._name}: got samples of the shapes {self._shape} and "
+                f"{values.shape[1:]}, expected one shape; pad them"
+            )
+        if values.dtype.kind == self._dtype.kind == "U":
+            self._texts.append(values)
+            return
+        if not np.can_cast(values.dtype, self._dtype):
+            raise DataError(
+                f"data: {self._name}: got {self._dtype}, then {values.dtype}, expected one type"
             )
         self._file.write(np.ascontiguousarray(values, self._dtype).tobytes())
         self._samples += len(values)
 
-    def close(self) -> None:
+    def finish(self) -> None:
         """Write the header, padded with spaces as the format allows."""
         assert self._shape is not None
+        self._file.seek(0)
+        if self._texts:
+            self._file.truncate()
+            np.save(self._file, np.concatenate(self._texts))
+            return
         described = {
             "descr": np.lib.format.dtype_to_descr(self._dtype),
             "fortran_order": False,
@@ -146,58 +175,99 @@ class _Writer:
         start = np.lib.format.magic(1, 0)
         length = self._HEADER_BYTES - len(start) - 2
         header = start + length.to_bytes(2, "little") + text.ljust(length - 1) + b"\n"
-        self._file.seek(0)
         self._file.write(header)
-        self._file.close()
 
 
-def _batches(data: Any) -> Iterator[Arrays]:
+def _batches(data: Any, takes: Sequence[str]) -> Iterator[Arrays]:
     """Yield samples as arrays [n, ...] by input name.
 
     Raises:
         ConfigError: data of another form.
     """
     if is_of(data, "torch", "utils.data.DataLoader"):
-        yield from map(_named, data)
+        for batch in data:
+            yield _named(batch, takes)
     elif is_of(data, "torch", "utils.data.Dataset"):
         items = data if hasattr(data, "__iter__") else map(data.__getitem__, range(len(data)))
         for item in items:
-            yield _with_batch_axis(_named(item))
+            yield _with_batch_axis(_named(item, takes))
     elif hasattr(data, "as_numpy_iterator"):  # tf.data.Dataset
         batched = _is_batched(data.element_spec)
         for item in data.as_numpy_iterator():
-            yield _named(item) if batched else _with_batch_axis(_named(item))
+            arrays = _named(item, takes)
+            yield arrays if batched else _with_batch_axis(arrays)
     elif isinstance(data, tuple | Mapping) or hasattr(data, "__array__"):
-        yield _named(data)
+        yield _named(data, takes)
     else:
         raise ConfigError(f"data: got a {type(data).__name__}, {_EXPECTED}")
 
 
-def _named(item: Any) -> Arrays:
-    """Return inputs and labels by name, of x, (x, y), a dict, or (dict, y)."""
+def _named(item: Any, takes: Sequence[str]) -> Arrays:
+    """Return inputs and labels by name, of x, (x, y), a dict, or (dict, y).
+
+    Inputs in a tuple have the names of the network's inputs. In a dict, a usual name of labels that
+    no input has names the labels.
+    """
     labels = None
-    if isinstance(item, tuple | list):
+    if isinstance(item, tuple | list) and len(item) == 1:  # as a loader yields x alone
+        [item] = item
+    elif isinstance(item, tuple | list):
         if len(item) != 2:
-            raise ConfigError(f"data: got {len(item)} values in a sample, expected (x, y)")
+            raise ConfigError(
+                f"data: got {len(item)} values in a sample, expected (x, y), or ({{name: x, ...}}, "
+                "y) for several inputs"
+            )
         item, labels = item
-    inputs = item if isinstance(item, Mapping) else {"x": item}
-    arrays = {str(name): _to_array(values) for name, values in inputs.items()}
+    if _is_several(item, labels):
+        if len(takes) < len(item):
+            raise ConfigError(
+                f"data: got {len(item)} inputs without names, expected a dict of arrays by the "
+                "names of the network's inputs"
+            )
+        item = dict(zip(takes, item, strict=False))
+    inputs = dict(item) if isinstance(item, Mapping) else {"x": item}
+    if labels is None and LABELS not in inputs:
+        usual = [name for name in inputs if name in USUAL_LABELS and name not in takes]
+        labels = inputs.pop(usual[0]) if len(usual) == 1 and len(inputs) > 1 else None
+    arrays = {str(name): _to_array(values, str(name)) for name, values in inputs.items()}
     if labels is not None:
-        arrays[LABELS] = _to_array(labels)
-    is_batch = all(values.ndim for values in arrays.values())
-    counts = {len(values) for values in arrays.values()} if is_batch else set()
-    if len(counts) > 1:
-        sizes = ", ".join(f"{name} {len(values)}" for name, values in arrays.items())
-        raise DataError(f"data: got different numbers of samples ({sizes}), expected equal ones")
+        arrays[LABELS] = _to_array(labels, LABELS)
     return arrays
 
 
-def _to_array(values: Any) -> NDArray[Any]:
+def _check_counts(batch: Arrays) -> None:
+    """Raise `DataError` if the arrays of a batch have different numbers of samples."""
+    counts = [values.shape[:1] for values in batch.values()]
+    if len({*counts}) > 1 or () in counts:
+        sizes = ", ".join(f"{name} {[*values.shape]}" for name, values in batch.items())
+        raise DataError(f"data: got different numbers of samples ({sizes}), expected equal ones")
+
+
+def _is_several(item: Any, labels: Any) -> bool:
+    """Return whether a tuple or list holds an array for each input, and not samples or numbers."""
+    if not isinstance(item, tuple | list) or len(item) < 2:
+        return False
+    if not all(hasattr(value, "shape") for value in item):
+        return False
+    return isinstance(item, tuple) or np.ndim(labels) == 0 or len(item) != len(labels)
+
+
+def _to_array(values: Any, name: str) -> NDArray[Any]:
+    """Return numbers, or the texts of labels; errors call them `name`."""
     if hasattr(values, "detach"):  # torch's
         values = values.detach().cpu()
-    array = np.asarray(values)
-    if array.dtype.kind not in "biuf":
-        raise ConfigError(f"data: got values of {array.dtype}, expected numbers")
+        if str(values.dtype) == "torch.bfloat16":  # which numpy does not have
+            values = values.float()
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise DataError(
+            f"data: {name}: got samples of several shapes, expected one shape; pad them"
+        ) from error
+    if name == LABELS and array.dtype.kind == "O" and all(isinstance(v, str) for v in array.flat):
+        array = array.astype(str)  # a column of pandas
+    if array.dtype.kind not in ("biufU" if name == LABELS else "biuf"):
+        raise ConfigError(f"data: {name}: got values of {array.dtype}, expected numbers")
     return array
 
 
@@ -208,12 +278,16 @@ def _with_batch_axis(arrays: Arrays) -> Arrays:
 def _is_batched(spec: Any) -> bool:
     """Return whether a tf.data.Dataset yields batches.
 
-    Labels tell it by their rank; without labels, a free first axis does.
+    Inputs and labels of a batch share their first axis. Without labels, a free first axis tells it.
     """
-    if isinstance(spec, tuple) and len(spec) == 2:
-        return spec[1].shape.rank != 0
-    first = next(iter(spec.values())) if isinstance(spec, Mapping) else spec
-    return first.shape.rank is not None and first.shape.rank > 0 and first.shape[0] is None
+    import tensorflow as tf
+
+    shapes = [part.shape for part in tf.nest.flatten(spec)]
+    if any(shape.rank == 0 for shape in shapes):
+        return False
+    known = [shape for shape in shapes if shape.rank is not None]
+    sizes = {shape[0] for shape in known}
+    return sizes <= {None} or (len(sizes) == 1 and len(known) > 1)
 
 
 def _hash_files(paths: Iterable[Path]) -> str:

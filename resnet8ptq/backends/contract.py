@@ -1,8 +1,8 @@
 """The interface between the pipeline and a framework: `Quantizer`, its artifact and predictor."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
@@ -333,6 +333,14 @@ class Quantizer(ABC):
         """
 
 
+@contextmanager
+def running(backend: str) -> Iterator[None]:
+    """Raise `UnsupportedError` if the framework cannot run a valid file of its quantizer."""
+    why = f"backend={backend}: the framework cannot run its quantized file"
+    with errors_as(UnsupportedError, why, "try another backend, dtype or format"):
+        yield
+
+
 def run_once(
     quantizer: Quantizer, artifact: Artifact, calibration: Split, read: Callable[[Path], object]
 ) -> dict[str, str]:
@@ -348,8 +356,7 @@ def run_once(
     """
     with errors_as(QuantizationError, f"{artifact.path}: the quantizer wrote an invalid file"):
         read(artifact.path)
-    why = f"backend={quantizer.config.backend.name}: the framework cannot run its quantized file"
-    with errors_as(UnsupportedError, why, "try another backend or dtype"):
+    with running(quantizer.config.backend.name):
         predictor = quantizer.load(artifact.path, quantizer.runtime.threads)
         for batch in calibration.take(np.arange(min(1, len(calibration)))).batches(1):
             predictor.predict(batch)

@@ -131,7 +131,11 @@ def _damage_as_data_error(key: str, path: str | None) -> Iterator[None]:
     if path is None:
         yield
         return
-    with errors_as(DataError, f"{key}: got {path}, which cannot be read", "expected a whole file"):
+    with errors_as(
+        DataError,
+        f"{key}: got {path}, which cannot be read",
+        "expected a whole file, its texts in UTF-8",
+    ):
         yield
 
 

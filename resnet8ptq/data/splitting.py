@@ -17,6 +17,8 @@ from resnet8ptq.data.dataset import Dataset, Split
 log = logging.getLogger(__name__)
 
 LISTED = 3  # equal samples that a warning names
+TRAIN_NAMES = ("train", "training")  # of a side, in lower case
+TEST_NAMES = (("test", "testing"), ("val", "valid", "validation", "dev"))  # the first have priority
 COPIES = 0.01  # the largest part of repeated test samples without a warning
 
 Indices = NDArray[np.int64]

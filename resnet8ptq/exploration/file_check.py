@@ -28,7 +28,7 @@ from resnet8ptq.data.preprocessing import Preprocessing
 from resnet8ptq.evaluation.evaluator import Evaluator
 from resnet8ptq.experiment.preprocessing_check import run_all, usual
 from resnet8ptq.exploration.tensors import findings, network_picture
-from resnet8ptq.exploration.tensors.comparing import SOUND_DB, compare_file
+from resnet8ptq.exploration.tensors.comparing import compare_file
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.tasks.scoring.comparison import Comparison
 from resnet8ptq.tasks.scoring.distortion import sqnr_db
@@ -166,12 +166,12 @@ def _find_layer(
         compared = compare_file(
             evaluator.network, admitted, inputs, split=samples, threads=runtime.threads
         )
-        if compared is not None and compared.costliest.own_db < SOUND_DB:
+        worst = None if compared is None else compared.faulty
+        if compared is not None and worst is not None:
             faults = findings.find(compared)
             title = Combination.of_config(config).describe(config.data.name, "tensors")
             picture = network_picture.draw(compared, faults, title)
             files.write_text(folder / network_picture.FILE, picture)
-            worst = compared.costliest.name
-            others = [fault.say() for fault in faults if worst not in fault.tensors]
+            others = [fault.say() for fault in faults if worst.name not in fault.tensors]
             return "; ".join([compared.describe(), *others])
     return ""

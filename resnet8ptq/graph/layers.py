@@ -23,11 +23,19 @@ def weight_layers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
     """Return the convolutions and matrix products with weights, by a short unique name.
 
     `model_1/conv2d_1/BiasAdd` becomes `conv2d_1`: the common prefix of all names is dropped, then
-    all parts that a unique name does not need.
+    all parts that a unique name does not need. A product with a vector has no output channels, and
+    is no layer.
     """
-    weights = {tensor.name for tensor in graph.initializer}
+    weights = {tensor.name for tensor in graph.initializer if len(tensor.dims) > 1}
     layers = [n for n in graph.node if n.op_type in LAYERS and weights & set(n.input[1:2])]
     return dict(zip(short_names(layers), layers, strict=True))
+
+
+def find_vector_products(graph: onnx.GraphProto) -> list[str]:
+    """Return the names of the products with a constant vector, whose kernels take float only."""
+    vectors = {tensor.name for tensor in graph.initializer if len(tensor.dims) == 1}
+    products = [node for node in graph.node if node.op_type == "MatMul"]
+    return [node.name for node in products if not vectors.isdisjoint(node.input)]
 
 
 def short_names(nodes: Sequence[onnx.NodeProto]) -> list[str]:

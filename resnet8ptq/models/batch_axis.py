@@ -169,7 +169,14 @@ def _shape_outputs(
         for value in graph.output
         if all(t[value.name].shape[:1] == (n,) for t, n in zip(tensors, sizes, strict=False))
     ]
+    inputs = {value.name for value in graph.input}
     for value in graph.output:
+        if value.name in inputs:
+            others = ",".join(name for name in rows if name not in inputs)
+            raise ModelError(
+                f"output {value.name!r} is an input, unchanged; expected outputs that the network "
+                f"computes; try model.outputs=[{others}]"
+            )
         example = tensors[0][value.name]
         shape_of = data_sized.get(value.name, example.shape)
         value.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(example.dtype)

@@ -73,7 +73,7 @@ class Conversion:
         preprocessing: the effect of folding, or the reason of its failure.
         without_torch: for each file that torch cannot run, the reason; empty before `check_torch`.
         why_fixed: the reason if the batch size could not be freed; else empty.
-        moved, widened, emptied: see `Network`.
+        moved, original_dtype, emptied: see `Network`.
     """
 
     parity: dict[str, float]
@@ -85,7 +85,7 @@ class Conversion:
     without_torch: dict[str, str] = field(default_factory=dict)
     why_fixed: str | None = None
     moved: dict[str, int] = field(default_factory=dict)
-    widened: bool = False
+    original_dtype: str = ""
     emptied: list[str] = field(default_factory=list)
 
 
@@ -135,6 +135,12 @@ def convert(
         raise ModelError(f"{source}: cannot be converted ({one_line(error)})") from None
 
 
+_RANDOM = (  # operators that draw
+    *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
+    *("Bernoulli", "Multinomial"),
+)
+
+
 def _explain(graph: onnx.GraphProto) -> str:
     """Return why a network differs from itself in other batches, and the mend; empty if unknown."""
     for node in graph.node:
@@ -142,6 +148,11 @@ def _explain(graph: onnx.GraphProto) -> str:
             return (
                 f"; its BatchNormalization {node.name} is in training mode, where the batch "
                 "changes a sample's outputs; try an export in eval mode"
+            )
+        if node.op_type in _RANDOM:
+            return (
+                f"; its {node.op_type} {node.name} draws other values each time; try an export "
+                "without it"
             )
     return ""
 
@@ -202,7 +213,7 @@ def _write(
         preprocessing=preprocessing,
         why_fixed=why_fixed,
         moved=network.moved,
-        widened=network.widened,
+        original_dtype=network.original_dtype,
         emptied=network.emptied,
     )
     (folder / RECORD).write_text(json.dumps(asdict(record), indent=2))
@@ -400,6 +411,11 @@ def compare(got: Outputs, expected: Outputs, final: str, label: str) -> float:
             raise ParityError(f"{label}: returns {output.shape}, the original {original.shape}")
         output = output.astype(np.float64)
         original = original.astype(np.float64)
+        if not np.isfinite(original).all():
+            raise ParityError(
+                f"{label}: the original returns NaN or infinity for the samples; expected finite "
+                "outputs; look at preprocess, or leave the output out by model.outputs"
+            )
         largest = np.abs(original).max(initial=0)
         scale = 1.0 if final == PROBABILITIES or largest == 0 else largest
         differences.append(float(np.abs(output - original).max(initial=0) / scale))

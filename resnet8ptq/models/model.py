@@ -192,9 +192,9 @@ def _report(model: Fp32Model) -> None:
         )
     if record.source_opset != record.opset:
         log.info("%s: opset %d converted to %d", model.source, record.source_opset, record.opset)
-    if record.widened:
-        text = "%s: computes in float16; the FP32 network has its weights and computes in float32"
-        log_once(log, text, model.source)
+    if record.original_dtype:
+        text = "%s: computes in %s; the FP32 network has its weights and computes in float32"
+        log_once(log, text, model.source, record.original_dtype)
     if model.fold:
         effect = record.preprocessing.describe()
         changes = [effect[f"preprocess_{name}"] for name in ("nodes", "bytes", "operators")]

@@ -1,7 +1,7 @@
-"""Widens a network that computes in float16 to float32.
+"""Reads a network that computes in float16, bfloat16 or float64 as float32.
 
-Every float16 number is a float32 number, so the weights keep their values. The operators then round
-less, so the outputs differ from the file's by float16's rounding.
+Every number of 16 bits is a float32 number, so such weights keep their values. The outputs differ
+from the file's by the rounding of the narrower type.
 """
 
 from collections.abc import Collection
@@ -18,42 +18,47 @@ from resnet8ptq.graph.passes import input_of, replace_node, rewrite
 from resnet8ptq.graph.shapes import infer_shapes
 from resnet8ptq.models.gates.onnx import read_constant
 
+DTYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 # Attributes that hold a dtype, of Cast, EyeLike, RandomNormal, HannWindow, LayerNormalization and
 # Attention.
-_DTYPES = ("to", "dtype", "output_datatype", "stash_type", "softmax_precision")
+_SETTINGS = ("to", "dtype", "output_datatype", "stash_type", "softmax_precision")
 
 
-def has_float16_layers(proto: onnx.ModelProto) -> bool:
-    """Return whether a layer has float16 weights, inner graphs included."""
-    narrow = {t.name for t in find_all(proto, TensorProto) if t.data_type == TensorProto.FLOAT16}
+def find_dtype(proto: onnx.ModelProto) -> int | None:
+    """Return the type of `DTYPES` in which a layer has its weights, inner graphs included."""
+    return next((dtype for dtype in DTYPES if _has_layers(proto, dtype)), None)
+
+
+def _has_layers(proto: onnx.ModelProto, dtype: int) -> bool:
+    narrow = {t.name for t in find_all(proto, TensorProto) if t.data_type == dtype}
     for node in find_all(proto, onnx.NodeProto):
         if node.op_type in (*LAYERS, *RECURRENT):
             if narrow.intersection(node.input[1:2]):
                 return True
         elif node.op_type == "Constant":
             value = read_constant(node)
-            if value is not None and value.data_type == TensorProto.FLOAT16:
+            if value is not None and value.data_type == dtype:
                 narrow.update(node.output)
         elif node.op_type != "Cast" and narrow.issuperset(node.input[:1] or [""]):
             narrow.update(node.output)  # such as Transpose of a constant
     return False
 
 
-def widen(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with float32 in place of float16: constants, inputs, outputs and casts.
+def to_float32(proto: onnx.ModelProto, dtype: int) -> onnx.ModelProto:
+    """Return the model with float32 in place of a type: constants, inputs, outputs and casts.
 
     `proto` must not be used afterwards.
     """
     for tensor in list(find_all(proto, TensorProto)):
-        if tensor.data_type == TensorProto.FLOAT16:
+        if tensor.data_type == dtype:
             values = numpy_helper.to_array(tensor).astype(np.float32)
             tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
     for kind in (onnx.TypeProto.Tensor, onnx.TypeProto.SparseTensor):
         for declared in find_all(proto, kind):
-            if declared.elem_type == TensorProto.FLOAT16:
+            if declared.elem_type == dtype:
                 declared.elem_type = TensorProto.FLOAT
     for setting in find_all(proto, onnx.AttributeProto):
-        if setting.name in _DTYPES and setting.i == TensorProto.FLOAT16:
+        if setting.name in _SETTINGS and setting.i == dtype:
             setting.i = TensorProto.FLOAT
     inferred = infer_shapes(proto)
     values = (*inferred.input, *inferred.value_info, *inferred.output)

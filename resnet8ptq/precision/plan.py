@@ -10,7 +10,12 @@ from resnet8ptq.config.limits import FLOAT_BITS
 from resnet8ptq.config.schema import QuantizationConfig
 from resnet8ptq.core.errors import ConfigError, QuantizationError
 from resnet8ptq.graph.attention import attention_products, left_by_attention
-from resnet8ptq.graph.layers import find_tail, fused_activations, weight_layers
+from resnet8ptq.graph.layers import (
+    find_tail,
+    find_vector_products,
+    fused_activations,
+    weight_layers,
+)
 from resnet8ptq.precision.decisions import Decisions
 from resnet8ptq.precision.grid import WeightScheme
 
@@ -175,6 +180,7 @@ def find_float_nodes(graph: onnx.GraphProto, selection: Selection) -> list[str]:
         chosen &= named | _activations_behind(graph, named)
 
     # Remove the nodes and layers that stay in float
+    chosen -= {*find_vector_products(graph)}
     check_known("nodes_to_exclude", selection.nodes_to_exclude, names)
     chosen -= set(selection.nodes_to_exclude)
     layers = weight_layers(graph) | attention_products(graph)

@@ -34,6 +34,8 @@ FORMS = {
     "dataset": TENSORS,
     "loader": DataLoader(TENSORS, batch_size=4),
     "iterable": Pairs(),
+    "usual_names": {"image": X, "label": Y},
+    "rows": ([*X], [*Y]),
 }
 
 
@@ -49,7 +51,42 @@ def test_each_form_of_the_same_samples_is_the_same_entry(tmp_path, form):
     assert words == find_samples((X, Y), tmp_path)[0]
     written = read(words)
     assert np.array_equal(written["x"], X) and np.array_equal(written["labels"], Y)
-    assert {*few} == {"x", "labels"}
+    assert len(few) == 2 and "labels" in few
+
+
+def test_a_loader_of_inputs_alone_has_no_labels(tmp_path):
+    loader = DataLoader(TensorDataset(torch.from_numpy(X)), batch_size=4)
+    words, few = find_samples(loader, tmp_path)
+    assert "data.labels=none" in words and {*few} == {"x"}
+
+
+def test_inputs_in_a_tuple_have_the_names_of_the_network(tmp_path):
+    loader = DataLoader([((x, x[:2]), y) for x, y in zip(X, Y, strict=True)], batch_size=3)
+    words, few = find_samples(loader, tmp_path, takes=["left", "right"])
+    assert "data.inputs={left: input_0, right: input_1}" in words and few["right"].shape == (2, 2)
+    with pytest.raises(ConfigError, match="2 inputs without names"):
+        find_samples(((X, X[:, :2]), Y), tmp_path)
+
+
+def test_a_name_of_labels_may_be_an_input(tmp_path):
+    words, _ = find_samples({"x": X, "y": X}, tmp_path, takes=["x", "y"])
+    assert "data.inputs={x: input_0, y: input_1}" in words and "data.labels=none" in words
+
+
+def test_texts_are_labels_of_any_length(tmp_path):
+    texts = ["a", "bb", "ccc", "dd", "e", "f"]
+    pairs = DataLoader([*zip(X, texts, strict=True)], batch_size=4)
+    words, _ = find_samples(pairs, tmp_path)
+    assert read(words)["labels"].tolist() == texts
+
+
+def test_a_batch_of_tensorflow_shares_its_first_axis(tmp_path):
+    tf = pytest.importorskip("tensorflow")
+    one_hot = np.eye(3, dtype=np.int64)[Y]
+    samples = tf.data.Dataset.from_tensor_slices((X, one_hot))
+    for data in (samples, samples.batch(2, drop_remainder=True), samples.batch(4)):
+        written = read(find_samples(data, tmp_path)[0])
+        assert np.array_equal(written["x"], X) and np.array_equal(written["labels"], one_hot)
 
 
 def test_sides_stay_apart(tmp_path):
@@ -74,10 +111,17 @@ def test_samples_without_labels_say_so(tmp_path):
     ("data", "reason"),
     [
         ((X, Y[:3]), "different numbers of samples"),
+        ((X, 5), r"different numbers of samples \(x \[6, 4\], labels \[\]\)"),
         ([], "got a list"),
         (42, "got a int"),
         (DataLoader(TensorDataset(torch.zeros(0, 3)), batch_size=2), "no sample"),
-        (np.array(["a", "b"]), "expected numbers"),
+        (np.array(["a", "b"]), "x: got values of <U1, expected numbers"),
+        ({"x": X, "path": ["a"] * 6}, "path: got values"),
+        ({"train": X, "val": X}, "got train, val, expected train and test"),
+        ((X, X, Y), r"got 3 values .* expected \(x, y\)"),
+        (([X, X[:, :2]], Y), "2 inputs without names"),
+        (([[1, 2], [3]], Y[:2]), "x: got samples of several shapes"),
+        (DataLoader([(X[0], 1), (X[0], 0.5)], batch_size=1), "labels: got int64, then float64"),
     ],
 )
 def test_other_data_is_refused_in_one_line(tmp_path, data, reason):
@@ -96,10 +140,11 @@ def test_other_data_is_refused_in_one_line(tmp_path, data, reason):
 )
 def test_numpy_reads_what_is_written_batch_by_batch(tmp_path_factory, values, batch):
     path = tmp_path_factory.mktemp("written") / "x.npy"
-    writer = _Writer(path)
-    for start in range(0, len(values), batch):
-        writer.append(values[start : start + batch])
-    writer.close()
+    with path.open("wb") as file:
+        writer = _Writer(file, "x")
+        for start in range(0, len(values), batch):
+            writer.append(values[start : start + batch])
+        writer.finish()
     mapped = np.load(path, mmap_mode="r")
     assert mapped.dtype == values.dtype
     assert np.array_equal(mapped, values, equal_nan=values.dtype.kind == "f")

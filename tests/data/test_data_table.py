@@ -134,6 +134,13 @@ def test_pictures_by_path(tmp_path):
     assert np.array_equal(result[:, 0, 0].argmax(1), np.where(labels == 1, 0, 1))
 
 
+def test_transcripts_of_digits_are_texts(tmp_path):
+    paths = write_pictures(tmp_path)["path"]
+    path = write(tmp_path / "a.csv", path=paths, transcript=[f"00{n}" for n in range(len(paths))])
+    data = read(path)
+    assert {"000", "001"} <= {*data.train.labels, *data.test.labels}
+
+
 def test_pictures_elsewhere(tmp_path):
     (tmp_path / "lists").mkdir()
     path = write(tmp_path / "lists" / "a.csv", **write_pictures(tmp_path / "pictures"))

@@ -42,12 +42,22 @@ def test_the_order_of_the_classes_may_be_given(tmp_path):
         registry.read(locate.find_data(other), PreprocessConfig(), tmp_path / "cache")
 
 
-@pytest.mark.parametrize("test", ["test", "val"])
-def test_a_split_of_its_own_is_kept(tmp_path, test):
-    write_classes(tmp_path / "p" / "train")
+@pytest.mark.parametrize(
+    ("train", "test"), [("train", "test"), ("train", "valid"), ("Training", "Testing")]
+)
+def test_a_split_of_its_own_is_kept(tmp_path, train, test):
+    write_classes(tmp_path / "p" / train)
     write_classes(tmp_path / "p" / test, count=2)
     data = read(tmp_path / "p")
     assert (len(data.train), len(data.test)) == (8, 4)
+
+
+def test_files_that_macos_adds_are_no_pictures(tmp_path):
+    root = write_classes(tmp_path / "p")
+    (root / "__MACOSX").mkdir()
+    (root / "red" / "._0.png").write_bytes(b"attributes")
+    data = read(root)
+    assert data.class_names == ("green", "red") and len(data.train) + len(data.test) == 8
 
 
 def test_pictures_are_decoded_once(tmp_path, monkeypatch):

@@ -23,6 +23,7 @@ from resnet8ptq.exploration.tensors import (
     tensor_table,
 )
 from resnet8ptq.exploration.tensors.alignment import Fingerprint
+from resnet8ptq.exploration.tensors.explaining import explain
 from resnet8ptq.exploration.tensors.spread import Levels, Noise, Spread
 from resnet8ptq.graph.session import open_runner
 from tests.helpers.configs import make_config
@@ -157,6 +158,35 @@ def test_a_fault_is_found_where_it_is(files, fault, tensor, name, names):
     assert [(one.name, one.tensors[0]) for one in result if tensor in one.tensors] == [
         (name, tensor)
     ]
+
+
+@pytest.mark.parametrize("names", ["kept", "others"])
+def test_another_bias_is_found_however_small_its_cost(files, names):
+    quantized = copy.deepcopy(files[1])
+    bias = input_of(quantized, "right", 2)[0]
+    change(
+        quantized,
+        bias,
+        lambda levels: np.where(np.arange(8) == 2, levels * 0.8, levels).astype("i4"),
+    )
+    if names == "others":
+        rename(quantized)
+    compared = compare(files[0], quantized)
+    assert compared.costliest.own_db > comparing.SOUND_DB
+    assert compared.faulty.name == "right" and "bias" in compared.describe()
+    assert [(one.name, one.tensors) for one in findings.find(compared)] == [
+        (step_table.WRONG_BIAS, ("right",))
+    ]
+
+
+def test_a_corrected_bias_is_no_fault():
+    """The rounded weights shift each channel by 0.1, and the file's bias takes it back."""
+    exact = np.random.default_rng(0).normal(size=(4, 8, 12, 12)).astype(np.float32)
+    noise = np.random.default_rng(1).normal(scale=0.01, size=exact.shape).astype(np.float32)
+    biases = (np.zeros(8, np.float32), np.full(8, -0.1, np.float32))
+    assert explain(exact, exact + noise, None, biases=biases).kind != step_table.WRONG_BIAS
+    wrong = explain(exact, exact + noise - 0.1, None, biases=biases)
+    assert wrong.kind == step_table.WRONG_BIAS and wrong.certain
 
 
 def rename(proto):

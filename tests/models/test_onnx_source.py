@@ -728,7 +728,6 @@ def test_a_graph_with_one_empty_optional_input_is_folded():
         ({"takes": ["B", 28, 28, 3]}, "takes (28, 28, 3), the samples are (32, 32, 3)"),
         ({"takes": ["B", 3, "H", 31]}, "takes (3, ?, 31), the samples are (32, 32, 3)"),
         ({"constants": {"filters": np.full_like(FILTERS, np.nan)}}, "NaN or infinity in 'filters'"),
-        ({"constants": {"filters": FILTERS.astype(np.float64)}}, "are double"),
     ],
 )
 def test_a_graph_that_does_not_fit_is_refused(refused, changes, says):

@@ -1,4 +1,4 @@
-"""Networks that compute in float16, read as float32."""
+"""Networks that compute in float16 or float64, read as float32."""
 
 import numpy as np
 import onnx
@@ -8,7 +8,7 @@ from onnx.checker import check_model
 
 from resnet8ptq.graph.links import find_all
 from resnet8ptq.graph.session import open_runner
-from resnet8ptq.models.widening import has_float16_layers, widen
+from resnet8ptq.models.widening import find_dtype, to_float32
 from tests.helpers.assembling import assemble
 from tests.helpers.converted import convert
 
@@ -72,8 +72,8 @@ def is_float16(proto: onnx.ModelProto) -> bool:
 def test_every_part_is_widened_and_computes_the_same(inputs):
     proto = float16_network(inputs)
     [expected] = open_runner(proto)(X.astype(helper.tensor_dtype_to_np_dtype(inputs)))
-    assert has_float16_layers(proto)
-    proto = widen(proto)
+    assert find_dtype(proto) == HALF
+    proto = to_float32(proto, HALF)
     assert not is_float16(proto)
     assert "Cast" not in {node.op_type for node in proto.graph.node}
     check_model(proto, full_check=True)
@@ -83,7 +83,7 @@ def test_every_part_is_widened_and_computes_the_same(inputs):
 
 def test_weights_keep_their_values():
     proto = float16_network()
-    proto = widen(proto)
+    proto = to_float32(proto, HALF)
     [filters] = [tensor for tensor in proto.graph.initializer if tensor.name == "filters"]
     assert (numpy_helper.to_array(filters) == FILTERS).all()
 
@@ -93,7 +93,7 @@ def test_a_float16_network_with_weights_in_a_file_beside_it_is_read(tmp_path, in
     path = tmp_path / "a.onnx"
     onnx.save(float16_network(inputs), path, save_as_external_data=True, size_threshold=0)
     record = convert(path, tmp_path / "made", X)
-    assert record.widened
+    assert record.original_dtype == "float16"
     assert [t.dtype for t in record.contract.inputs] == ["float32"]
     assert [t.dtype for t in record.contract.outputs] == ["float32"]
 
@@ -107,5 +107,18 @@ def test_a_float32_network_with_a_float16_input_stays(tmp_path):
     sides = {"x": ["N", 3, 8, 8]}, {"y": ["N", 4, 6, 6]}
     onnx.save(assemble(nodes, *sides, constants, kinds={"x": HALF}), tmp_path / "a.onnx")
     record = convert(tmp_path / "a.onnx", tmp_path / "made", X)
-    assert not record.widened
+    assert not record.original_dtype
     assert record.contract.inputs[0].dtype == "float16"
+
+
+def test_a_float64_network_is_read(tmp_path):
+    nodes = [helper.make_node("Conv", ["x", "filters"], ["y"])]
+    sides = {"x": ["N", 3, 8, 8]}, {"y": ["N", 4, 6, 6]}
+    proto = assemble(
+        nodes, *sides, {"filters": FILTERS.astype(float)}, kinds={"x": TensorProto.DOUBLE}
+    )
+    proto.graph.output[0].type.tensor_type.elem_type = TensorProto.DOUBLE
+    onnx.save(proto, tmp_path / "a.onnx")
+    record = convert(tmp_path / "a.onnx", tmp_path / "made", X)
+    assert record.original_dtype == "double"
+    assert [t.dtype for t in record.contract.inputs] == ["float32"]

@@ -58,6 +58,7 @@ class Inner:
     Attributes:
         low, high, step: the range and the distance of its levels; None if it is not rounded.
         weights: the dequantized weights of the layer that computes it, in any layout.
+        bias: the layer's bias [output channels]; None if it has none, or it is not known.
         dtype: of its levels, such as `uint8`; empty if it is not rounded.
         weight_dtype: the stored dtype of `weights`.
     """
@@ -67,6 +68,7 @@ class Inner:
     high: float | None = None
     step: float | None = None
     weights: NDArray[np.float32] | None = field(default=None, compare=False)
+    bias: NDArray[np.float32] | None = field(default=None, compare=False)
     dtype: str = ""
     weight_dtype: str = ""
 

@@ -206,24 +206,30 @@ class _Graph:
                     yield name, replace(inner, **stored.get(self._layer(node), {}))
 
     def stored_weights(self, proto: onnx.ModelProto) -> dict[str, dict[str, Any]]:
-        """Return the attributes of `Inner` for stored weights, by their tensor at the layer."""
+        """Return the attributes of `Inner` for stored weights and biases, by a layer's output."""
         computed = find_computed(proto.graph)
-        products = [node for node in proto.graph.node if node.op_type in _PRODUCTS]
-        layers = [node for node in products if node.input[1] not in computed]
-        stored = {node.input[1]: self._stored(node.input[1]) for node in layers}
-        narrow = {name: dtype for name, dtype in stored.items() if dtype not in ("", "float32")}
-        part = between(proto, "", [*narrow]).SerializeToString()
-        values = open_session(part, 1, optimized=False).run([*narrow], {}) if narrow else []
-        return {
-            name: {"weights": array.astype(np.float32), "weight_dtype": dtype}
-            for (name, dtype), array in zip(narrow.items(), values, strict=True)
-        }
+        layers = {}
+        for node in proto.graph.node:
+            if node.op_type in _PRODUCTS and node.input[1] not in computed:
+                stored = self._stored(node.input[1])
+                if stored not in ("", "float32"):
+                    layers[node.output[0]] = (stored, *node.input[1:3])
+        names = {name for _, *names in layers.values() for name in names} - computed - {""}
+        part = between(proto, "", [*names]).SerializeToString()
+        arrays = open_session(part, 1, optimized=False).run([*names], {}) if names else []
+        values = {name: array.astype(np.float32) for name, array in zip(names, arrays, strict=True)}
+        attributes: dict[str, dict[str, Any]] = {}
+        for output, (dtype, weights, *bias) in layers.items():
+            attributes[output] = {"weights": values[weights], "weight_dtype": dtype}
+            if bias and bias[0] in values:
+                attributes[output]["bias"] = values[bias[0]].reshape(-1)
+        return attributes
 
     def _layer(self, node: onnx.NodeProto | None) -> str:
-        """Return the weights of a layer, also of a fused activation; empty if it is no layer."""
+        """Return the output of a layer, also of a fused activation; empty if it is no layer."""
         if node is not None and node.op_type in FUSED:
             node = self.producers.get(node.input[0])
-        return node.input[1] if node is not None and node.op_type in _PRODUCTS else ""
+        return node.output[0] if node is not None and node.op_type in _PRODUCTS else ""
 
     def _inner(self, name: str, maker: onnx.NodeProto) -> Inner:
         triple = self._scale(maker, _OUTPUT_SCALES.get(maker.op_type))

@@ -92,6 +92,9 @@ def open_tensors(content: bytes, threads: int) -> Tensors:
             levels = tflite.read_values(model, layer.weights).astype(np.float32)
             output = int(layer.operator.outputs[0])
             weights[output] = {"weights": levels, "weight_dtype": dtype}
+            if layer.bias is not None and _NAMES[layer.bias.type] in ("int32", "int64"):
+                bias = tflite.read_values(model, layer.bias).astype(np.float32)
+                weights[output]["bias"] = bias.reshape(-1)
     network = LoadedFile(open_interpreter(content, threads, keeps_all=True), read_output)
 
     def run(values: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:

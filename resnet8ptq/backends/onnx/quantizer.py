@@ -30,6 +30,7 @@ from resnet8ptq.backends.contract import (
     refuse_others,
     resolve_stored,
     run_once,
+    running,
 )
 from resnet8ptq.backends.onnx import (
     checking,
@@ -271,12 +272,13 @@ class OnnxQuantizer(Quantizer):
         with errors_as(QuantizationError, "slim: the slimmed file is invalid"):
             predictor.check(path)
         # Optimized, a network of 96 convolutions rounded differently once it was slim.
-        whole, small = (
-            open_runner(model, self.runtime.threads, optimized=False)
-            for model in (written, str(path))
-        )
         batches = calibration.batches(self.config.calib.batch_size)
-        check_same(whole, small, itertools.islice(batches, 1))  # any sample shows a lost constant
+        with running(self.config.backend.name):
+            whole, small = (
+                open_runner(model, self.runtime.threads, optimized=False)
+                for model in (written, str(path))
+            )
+            check_same(whole, small, itertools.islice(batches, 1))  # shows a lost constant
 
     def _find_skipped(
         self, graph: onnx.GraphProto, decisions: Decisions

@@ -14,12 +14,17 @@ from resnet8ptq.data import pictures
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.decoding import Picture, decode
 from resnet8ptq.data.sources.arrays import MAX_CLASSES, NO_LABELS, name_binary
-from resnet8ptq.data.splitting import NamedSplit, keep_split, split_one
+from resnet8ptq.data.splitting import (
+    TEST_NAMES,
+    TRAIN_NAMES,
+    NamedSplit,
+    keep_split,
+    split_one,
+)
 
 log = logging.getLogger(__name__)
 
 TRAIN = "train"
-TEST = ("test", "val")
 MASK = "_mask"  # end of a mask's name, beside that of its picture
 
 
@@ -62,7 +67,8 @@ def _load_paired(
     if config.masks and config.targets:
         raise ConfigError(f"data.targets: got {config.targets} with data.masks, expected one")
     if not beside.is_dir():
-        raise ConfigError(f"{key}: got {beside} (not there), expected a folder of pictures")
+        found = "a file" if beside.exists() else "not there"
+        raise ConfigError(f"{key}: got {beside} ({found}), expected a folder of pictures")
     label_sides = _find_sides(beside) if len(sides) > 1 else [beside]
     if len(label_sides) != len(sides):
         raise ConfigError(f"{key}: got {beside}, expected {TRAIN}/ and test/ as in {root}")
@@ -146,8 +152,10 @@ def list_pictures(config: FolderConfig, cache_root: Path) -> list[Picture]:
 
 def _find_sides(root: Path) -> list[Path]:
     """Return the folders for training and for testing; the root alone if it has none."""
-    tests = [root / name for name in TEST if (root / name).is_dir()]
-    return [root / TRAIN, tests[0]] if tests and (root / TRAIN).is_dir() else [root]
+    named = {path.name.lower(): path for path in root.iterdir() if path.is_dir()}
+    trains = [named[name] for name in TRAIN_NAMES if name in named]
+    tests = [named[name] for names in TEST_NAMES for name in names if name in named]
+    return [trains[0], tests[0]] if trains and tests else [root]
 
 
 def read_unlabelled(root: Path, preprocess: PreprocessConfig, cache_root: Path) -> Split:
@@ -163,7 +171,7 @@ def _find_classes(folder: Path, config: FolderConfig) -> tuple[str, ...]:
     """Return the class folders in the order of `data.classes`; empty without labels."""
     if config.labels == NO_LABELS or config.masks or config.targets:
         return ()
-    names = sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    names = sorted(p.name for p in folder.iterdir() if p.is_dir() and not _is_hidden(p.name))
     if not 2 <= len(names) <= MAX_CLASSES:
         raise DataError(
             f"{folder}: has {len(names)} class folders; expected 2 to {MAX_CLASSES}, each with the "
@@ -222,6 +230,14 @@ def find_pictures(folder: Path) -> list[Path]:
 
 def _list_by_name(folder: Path) -> tuple[list[Path], int]:
     """Return the files with names of pictures in a folder, and the number of others."""
-    inside = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    inside = []
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not any(map(_is_hidden, path.relative_to(folder).parts)):
+            inside.append(path)
     by_name = [path for path in inside if path.suffix.lower() in pictures.SUFFIXES]
     return by_name, len(inside) - len(by_name)
+
+
+def _is_hidden(name: str) -> bool:
+    """Return whether a file or folder is a system's own, such as macOS adds to an archive."""
+    return name.startswith(".") or name == "__MACOSX"

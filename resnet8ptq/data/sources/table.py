@@ -25,15 +25,19 @@ from resnet8ptq.data.lazy import Stored
 from resnet8ptq.data.sources import SOURCES, TAGGED, arrays, columns, texts, unpacking
 from resnet8ptq.data.sources.arrays import NO_LABELS, list_names
 from resnet8ptq.data.sources.columns import LABELS, PICTURES, DataTable, Limits
-from resnet8ptq.data.splitting import NamedSplit, keep_split, split_one
+from resnet8ptq.data.splitting import (
+    TEST_NAMES,
+    TRAIN_NAMES,
+    NamedSplit,
+    keep_split,
+    split_one,
+)
 
 log = logging.getLogger(__name__)
 
 EXPECTED = f"expected {SOURCES['table'].takes}"
 SPLITS = ("split", "subset", "set")
 SIDE = "split of the data set"  # name of an added column
-TRAIN = ("train", "training")
-TESTS = (("test", "testing"), ("val", "valid", "validation", "dev"))
 NUMBERING = ("", "id", "index", "row", "unnamed: 0")  # the last is written by pandas
 _SEPARATORS = ",;\t"
 MAX_HEAD_BYTES = 2**24  # of the line of names
@@ -318,8 +322,11 @@ def _read_csv(path: Path) -> pa.Table:
     # Arrow infers the types from the first block, so the file is one block.
     block = pyarrow.csv.ReadOptions(block_size=min(path.stat().st_size + 1, 2**31 - 1))
     parsing = pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=True)
+    # Texts of digits, such as serial numbers, would lose their first zeros.
+    texts = {name: pa.string() for name in names if name.lower() in columns.TRANSCRIPTS}
+    converting = pyarrow.csv.ConvertOptions(column_types=texts)
     with pa.OSFile(str(path)) as file:  # Arrow unpacks some files by their names
-        return pyarrow.csv.read_csv(file, block, parsing)
+        return pyarrow.csv.read_csv(file, block, parsing, converting)
 
 
 def _keep_numbers(
@@ -389,14 +396,15 @@ def _sides(table: DataTable, name: str, rows: NDArray[np.int64]) -> list[NDArray
     """Return the indices in `rows` for training and for testing (`test`, or else `val`)."""
     column = table.column("data.split", name).to_pylist()
     cells = [str(column[row]).strip().lower() for row in rows]
-    takes = (*TRAIN, *TESTS[0], *TESTS[1])
+    takes = (*TRAIN_NAMES, *TEST_NAMES[0], *TEST_NAMES[1])
     for row, cell in zip(rows, cells, strict=True):
         if cell not in takes:
             raise DataError(
                 f"{table.source}: column {name!r}, row {row + 1}: got {printable(cell)[:80]!r}, "
                 f"expected {' | '.join(takes)}"
             )
-    train, test, validation = (np.flatnonzero(np.isin(cells, side)) for side in (TRAIN, *TESTS))
+    names = (TRAIN_NAMES, *TEST_NAMES)
+    train, test, validation = (np.flatnonzero(np.isin(cells, side)) for side in names)
     sides = [train, test if len(test) else validation]
     if not all(map(len, sides)):
         raise DataError(

@@ -29,7 +29,7 @@ from resnet8ptq.graph.layers import FUSED, weight_layers
 from resnet8ptq.graph.links import Links
 from resnet8ptq.graph.qdq import RoundedActivation, RoundedWeight
 from resnet8ptq.graph.session import cut_at, expose, open_session
-from resnet8ptq.graph.weights import read_weights
+from resnet8ptq.graph.weights import read_bias, read_weights
 from resnet8ptq.models.model import Fp32Model
 
 Run = Callable[[NDArray[Any]], Sequence[Array]]  # from one sample to the values of tensors
@@ -40,6 +40,7 @@ LOST_DB = 10.0  # the noise has a tenth of the signal's power
 SOUND_DB = 20.0  # of a layer alone: 8 bits leave about 30 dB
 JOINING = ("Concat", "Add")
 EXPLAINED = 4  # layers below `SOUND_DB` whose error is explained
+OTHER_BIAS = 0.01  # of the largest bias: int32 rounds far less
 OFF_LEVELS = 2  # rounding alone puts an integer kernel one level beside float arithmetic
 
 
@@ -79,6 +80,7 @@ class ComparedTensor:
         layer: name of its node; of a fused activation, the layer's name; empty for an input.
         nodes: names of its node and of its readers: if all are in float, it is not rounded.
         weight: of its layer; None if they are not known.
+        biases: of its layer [channels], in FP32 and in the file; None if they are not known.
         so_far: noise of the file's values against FP32's.
         own: noise of the file's values against those that FP32 computes from the file's tensors
             before it.
@@ -99,6 +101,7 @@ class ComparedTensor:
     layer: str = ""
     nodes: tuple[str, ...] = ()
     weight: Weight | None = None
+    biases: tuple[Array, Array] | None = None
     so_far: Noise = field(default_factory=Noise)
     own: Noise = field(default_factory=Noise)
     kernels: Noise = field(default_factory=Noise)
@@ -168,6 +171,16 @@ class ComparedTensor:
     def off_share(self) -> float:
         """The fraction of the values that `off` counts."""
         return self.off / max(self.count, 1)
+
+    @property
+    def is_faulty(self) -> bool:
+        """Whether the layer alone is too noisy, or its constants show a fault, however small."""
+        return self.own_db < SOUND_DB or self.has_certain_fault
+
+    @property
+    def has_certain_fault(self) -> bool:
+        """Whether its constants show a fault."""
+        return self.explanation is not None and self.explanation.certain
 
     def describe(self) -> str:
         """Return the operator and the name."""
@@ -249,6 +262,14 @@ class TensorComparison:
         return next((tensor for tensor in self.tensors if tensor.sqnr_db < LOST_DB), None)
 
     @property
+    def faulty(self) -> ComparedTensor | None:
+        """The costliest layer if it is faulty, else one with a certain fault."""
+        if self.costliest.is_faulty:
+            return self.costliest
+        certain = [tensor for tensor in self.tensors if tensor.has_certain_fault]
+        return min(certain, key=lambda tensor: tensor.own_db, default=None)
+
+    @property
     def weights(self) -> list[Weight]:
         """The weights of the layers, as far as they are known, each once."""
         weights = [tensor.weight for tensor in self.tensors if tensor.weight is not None]
@@ -256,14 +277,15 @@ class TensorComparison:
 
     def describe(self) -> str:
         """Return the layer that costs most in one sentence."""
-        worst = self.costliest
+        worst = self.faulty or self.costliest
         measured = f"{worst.own_db:.1f} dB alone, {worst.sqnr_db:.1f} dB with what came before"
-        if worst.own_db >= SOUND_DB:
+        if not worst.is_faulty:
             return f"no layer is faulty; {worst.describe()} costs most: {measured}"
+        verb = "costs most" if worst is self.costliest else "is faulty"
         lost = self.first_lost
         where = "" if lost in (None, worst) else f"; {lost.name} is the first below {LOST_DB:g} dB"
         words = f"; {worst.explanation.words}" if worst.explanation else ""
-        return f"{worst.describe()} costs most: {measured}{words}{where}"
+        return f"{worst.describe()} {verb}: {measured}{words}{where}"
 
 
 def compare(
@@ -327,13 +349,15 @@ def _explain(
     worst: int,
     batches: Sequence[NDArray[Any]],
 ) -> None:
-    """Explain the error of the costliest layer, and of a few others below `SOUND_DB`."""
+    """Explain the costliest layer, a few others below `SOUND_DB`, and those of another bias."""
     order = sorted(range(len(pairs)), key=lambda number: pairs[number].compared.own_db)
     faulty = [number for number in order if pairs[number].compared.own_db < SOUND_DB]
     runs = [_run_beside(exact, run, pairs, batch) for batch in batches]
 
     # The costliest first, of samples of one length
-    for number in dict.fromkeys([worst, *faulty[: EXPLAINED - 1]]):
+    biased = [number for number in order if _has_other_bias(pairs[number].compared)]
+    explained = [worst, *faulty[: EXPLAINED - 1], *biased[:EXPLAINED]]
+    for number in dict.fromkeys(explained):
         compared = pairs[number].compared
         weight = compared.weight
         shape = runs[0][number][2].shape
@@ -343,7 +367,15 @@ def _explain(
             actual=np.concatenate([file for _, file, _ in alike]),
             levels=compared.levels,
             weights=(weight.rounded.values, weight.rounded.rounded) if weight else None,
+            biases=compared.biases,
         )
+
+
+def _has_other_bias(compared: ComparedTensor) -> bool:
+    if compared.biases is None:
+        return False
+    ours, theirs = compared.biases
+    return not np.allclose(theirs, ours, rtol=0, atol=OTHER_BIAS * np.abs(ours).max(initial=0))
 
 
 def compare_file(
@@ -480,6 +512,7 @@ class _Fp32:
             layer=layer.name if layer is not None else "",
             nodes=tuple(dict.fromkeys(node.name for node in around)),
             weight=self._weight_of(layer, inner),
+            biases=self._biases_of(layer, inner),
         )
 
     def _weight_of(self, node: onnx.NodeProto | None, inner: Inner) -> Weight | None:
@@ -494,6 +527,15 @@ class _Fp32:
         name = self._layers[node.name]
         dtype = inner.weight_dtype
         return Weight.of(name, node=node.name, values=values, rounded=rounded, dtype=dtype)
+
+    def _biases_of(self, node: onnx.NodeProto | None, inner: Inner) -> tuple[Array, Array] | None:
+        """Return the biases of a layer in FP32 and in the file; None if one is not known."""
+        if node is None or node.name not in self._layers or inner.bias is None:
+            return None
+        if node.op_type == "MatMul" or not self._links.constants.keys() >= {*node.input[1:]}:
+            return None
+        ours = read_bias(self._links, node)
+        return (ours, inner.bias) if ours.shape == inner.bias.shape else None
 
     def _layer_of(self, name: str) -> onnx.NodeProto | None:
         """Return the node that computes a tensor, also through a fused activation."""

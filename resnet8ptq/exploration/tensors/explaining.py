@@ -26,11 +26,13 @@ OFF = 0.05  # from 1: a factor nearer than this is none
 class LayerFault:
     """The kind of a layer's fault, see `step_table`, and the measurement in words.
 
-    The kind is empty where the error is that of rounding.
+    The kind is empty where the error is that of rounding. A certain fault is one, however small:
+    the file's constants show it.
     """
 
     kind: str
     words: str
+    certain: bool = False
 
 
 def explain(
@@ -38,6 +40,7 @@ def explain(
     actual: Array,
     levels: Levels | None,
     weights: tuple[Array, Array] | None = None,
+    biases: tuple[Array, Array] | None = None,
 ) -> LayerFault:
     """Return the explanation of a layer's error.
 
@@ -46,6 +49,7 @@ def explain(
             the file's inputs.
         levels: of this tensor in the file; None if they are not known.
         weights: the layer's weights [channels, ...] in FP32 and in the file; None: not known.
+        biases: the layer's biases [channels] in FP32 and in the file; None: not known.
     """
     if not power(actual - exact):
         return LayerFault("", "equal")
@@ -60,6 +64,10 @@ def explain(
             if cause is None:
                 return LayerFault(step_table.WRONG_WEIGHTS, words)
             return LayerFault(cause.kind, f"{words}: {cause.words}")
+    if biases is not None:
+        bias = _find_bias(exact, actual, *biases)
+        if bias is not None:
+            return bias
     rounding = None if levels is None else _find_rounding(exact, actual, levels)
     if rounding is not None:
         return rounding
@@ -79,6 +87,31 @@ def explain(
     else:
         words = "its weights, or its operator: no single scale, bias or range explains it"
     return LayerFault(step_table.UNEXPLAINED, words)
+
+
+def _find_bias(exact: Array, actual: Array, ours: Array, theirs: Array) -> LayerFault | None:
+    """Return an explanation if FP32's bias would remove most of the noise.
+
+    Another bias alone is no fault: a quantizer may correct it for the rounding of the weights. A
+    ReLU behind the layer hides the bias where both are zero.
+    """
+    axes = [axis for axis in (1, exact.ndim - 1) if exact.shape[axis] == len(ours)]
+    if exact.ndim < 2 or not axes:
+        return None
+    expected = _channels_first(exact, axes[0])
+    got = _channels_first(actual, axes[0])
+    seen = (expected != 0) & (got != 0)
+    shifts = (ours - theirs)[:, np.newaxis]
+    signal = np.where(seen, expected, 0)
+    noise = np.where(seen, got - expected, 0)
+    left = np.where(seen, got + shifts - expected, 0)
+    if np.square(left).sum() >= np.square(noise).sum() / 2:
+        return None
+    order = np.argsort(-np.abs(ours - theirs), kind="stable")[:NAMED]
+    listed = ", ".join(f"{c} ({theirs[c]:.3g} instead of {ours[c]:.3g})" for c in order)
+    left_db = to_db(power(signal), power(left))
+    words = f"its bias differs from FP32's, which would leave {left_db:.1f} dB: channel {listed}"
+    return LayerFault(step_table.WRONG_BIAS, words, certain=True)
 
 
 def _find_rounding(exact: Array, actual: Array, levels: Levels) -> LayerFault | None:

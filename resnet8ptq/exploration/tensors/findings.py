@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from resnet8ptq.core import machine
 from resnet8ptq.exploration.search import step_table
 from resnet8ptq.exploration.search.changes import Change
-from resnet8ptq.exploration.tensors.comparing import SOUND_DB, ComparedTensor, TensorComparison
+from resnet8ptq.exploration.tensors.comparing import ComparedTensor, TensorComparison
 from resnet8ptq.tasks.scoring.distortion import KERNELS_DB
 
 LOW_DB = 20.0  # the noise has a hundredth of the signal's power; 8 bits usually have 30 dB or more
@@ -114,7 +114,7 @@ def find_explained(compared: TensorComparison) -> list[Finding]:
     words: dict[str, str] = {}
     for tensor in sorted(compared.tensors, key=lambda tensor: tensor.own_db):
         explanation = tensor.explanation
-        if explanation and explanation.kind and tensor.own_db < SOUND_DB:
+        if explanation and explanation.kind and tensor.is_faulty:
             kinds.setdefault(explanation.kind, []).append(tensor)
             words[tensor.name] = f"{tensor.own_db:.1f} dB alone; {explanation.words}"
 

@@ -78,6 +78,7 @@ def read(path: Path) -> onnx.ModelProto:
         kept = [value for value in graph.value_info if value.type.HasField("tensor_type")]
         del graph.value_info[:]
         graph.value_info.extend(kept)
+    _name_domain(proto)
     _read_outside(proto, path)
     proto = _inline(proto, path)
     _check(proto, path)
@@ -208,6 +209,14 @@ def check(proto: onnx.ModelProto, path: Path) -> None:
     """Check a graph as `read` and `check_layers` do; errors name `path`."""
     _check(proto, path)
     check_layers(proto, path)
+
+
+def _name_domain(proto: onnx.ModelProto) -> None:
+    """Give ONNX's own domain its first name, in place: the checker of onnx knows no other."""
+    for kind in (onnx.NodeProto, onnx.OperatorSetIdProto):
+        for item in find_all(proto, kind):
+            if item.domain == ONNX_DOMAINS[1]:
+                item.domain = ONNX_DOMAINS[0]
 
 
 def check_layers(proto: onnx.ModelProto, path: Path) -> None:

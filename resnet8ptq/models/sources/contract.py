@@ -29,7 +29,8 @@ class Network:
         source_opset: opset of an ONNX file, or of the export from another format.
         moved: the original batch axis of each input and output whose batch axis was moved to the
             front.
-        widened: whether the original computes in float16; graph and `predict` compute in float32.
+        original_dtype: the type in which the original computes, if that is not float32, in which
+            graph and `predict` compute.
         emptied: the removed inputs of a decoder for earlier tokens.
     """
 
@@ -37,7 +38,7 @@ class Network:
     predict: Predict
     source_opset: int
     moved: dict[str, int] = field(default_factory=dict)
-    widened: bool = False
+    original_dtype: str = ""
     emptied: list[str] = field(default_factory=list)
 
 

@@ -50,7 +50,7 @@ def read(source: Path, sample: Sample, inputs: Mapping[str, Any] | None = None) 
         predict=in_full_batches(predict, fixed),
         source_opset=normalization.opset(graph.proto),
         moved=graph.moved,
-        widened=graph.widened,
+        original_dtype=graph.original_dtype,
         emptied=graph.emptied,
     )
 
@@ -69,13 +69,13 @@ class ReadGraph:
     Attributes:
         proto: the batch axis comes first, and every If with a constant condition is resolved.
         original: what runs for comparison, serialized.
-        moved, widened, emptied: see `Network`.
+        moved, original_dtype, emptied: see `Network`.
     """
 
     proto: onnx.ModelProto
     original: bytes
     moved: dict[str, int]
-    widened: bool
+    original_dtype: str
     emptied: list[str]
 
 
@@ -102,9 +102,9 @@ def read_graph(source: Path, inputs: Mapping[str, Any]) -> ReadGraph:
     axes = batch_first.find_inputs(proto.graph)
     if any(node.op_type == "Cast" for node in proto.graph.node):
         proto = rewrite(proto, [normalization.cast_constants])
-    widened = widening.has_float16_layers(proto)
-    if widened:
-        proto = widening.widen(proto)
+    dtype = widening.find_dtype(proto)
+    if dtype is not None:
+        proto = widening.to_float32(proto, dtype)
         original = proto.SerializeToString()
     if any(node.op_type == gate.SCALER for node in proto.graph.node):
         proto = rewrite(proto, [normalization.write_scalers])
@@ -112,7 +112,8 @@ def read_graph(source: Path, inputs: Mapping[str, Any]) -> ReadGraph:
     gate.check_layers(proto, source)
     if axes:
         proto = rewrite(proto, [partial(batch_first.move_inputs, axes=axes)])
-    return ReadGraph(proto, original, axes, widened, emptied)
+    original_dtype = "" if dtype is None else gate.type_name(dtype)
+    return ReadGraph(proto, original, axes, original_dtype, emptied)
 
 
 def _open(original: bytes, axes: Mapping[str, int]) -> Runner:

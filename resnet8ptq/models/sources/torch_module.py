@@ -54,7 +54,7 @@ def read(source: Path, sample: Sample, name: str, arguments: Mapping[str, Any]) 
 
 
 def export(network: torch.nn.Module, example: Any, samples: Mapping[str, NDArray[Any]]) -> Any:
-    """Return a module in memory as an exported program; the module itself does not change.
+    """Return a module in memory as an exported program, in float32; the module does not change.
 
     Args:
         example: inputs [n, ...] of `forward`: a tensor, a tuple, or a dict by parameter name. None:
@@ -64,7 +64,7 @@ def export(network: torch.nn.Module, example: Any, samples: Mapping[str, NDArray
     Raises:
         ModelError: neither an example nor samples, or the module takes none of the inputs.
     """
-    copied = copy.deepcopy(network).cpu().eval()
+    copied = copy.deepcopy(network).cpu().float().eval()
     parameters = list(signature(copied.forward).parameters)
     inputs = {name: values for name, values in samples.items() if name != "labels"}
     if example is not None:
@@ -87,9 +87,12 @@ def export(network: torch.nn.Module, example: Any, samples: Mapping[str, NDArray
 
 def _by_parameter(example: Any, parameters: list[str]) -> dict[str, torch.Tensor]:
     if isinstance(example, Mapping):
-        return dict(example)
-    tensors = example if isinstance(example, tuple | list) else (example,)
-    return dict(zip(parameters, tensors, strict=False))
+        named = dict(example)
+    else:
+        values = example if isinstance(example, tuple | list) else (example,)
+        named = dict(zip(parameters, values, strict=False))
+    tensors = {name: torch.as_tensor(value) for name, value in named.items()}
+    return {name: t.float() if t.is_floating_point() else t for name, t in tensors.items()}
 
 
 def _examples(network: torch.nn.Module, sample: NDArray[Any]) -> Iterator[dict[str, torch.Tensor]]:
@@ -99,6 +102,8 @@ def _examples(network: torch.nn.Module, sample: NDArray[Any]) -> Iterator[dict[s
         shape = sample.shape[1:]
         for sizes in dict.fromkeys(arranged(shape, layout) for layout in likely_layouts(shape)):
             yield {parameters[0]: torch.zeros(2, *sizes)}
+        if sample.dtype.kind in "iu":  # such as numbers of words
+            yield {parameters[0]: torch.from_numpy(np.zeros((2, *shape), sample.dtype))}
         return
     kinds = {n: sample.dtype[n] for n in parameters if n in names_of(sample.dtype)}
     for channels_first in (True, False) if any(map(is_picture, kinds.values())) else (False,):
