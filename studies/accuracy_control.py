@@ -18,7 +18,7 @@ import onnx
 from hydra import compose, initialize_config_dir
 
 from benchmarks.setting import REPO
-from resnet8ptq.backends.openvino.library import library, read
+from resnet8ptq.backends.openvino.library import library, read_graph
 from resnet8ptq.config import loading
 from resnet8ptq.core.records import feed
 from resnet8ptq.experiment import samples
@@ -40,7 +40,11 @@ def quantize(words: list[str], path: Path) -> None:
         settings = resolve(loading.parse_config(compose("config", overrides=asked)))
     data, fp32 = load(settings)
     drawn = samples.draw(settings.config, data, tunes=False, check=lambda split: None)
-    selection, calibrating, graph = drawn.reported, drawn.calibrating.split, read(fp32.onnx_path)
+    selection, calibrating, graph = (
+        drawn.reported,
+        drawn.calibrating.split,
+        read_graph(fp32.onnx_path),
+    )
     names = [value.get_any_name() for value in graph.inputs]
 
     def classify(model: Any, numbers: Iterable[int]) -> list[int]:

@@ -16,6 +16,7 @@ import onnx
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.numbers import as_finite
+from resnet8ptq.graph.links import input_names
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ def match(ranges: Mapping[str, Range], graph: onnx.GraphProto, path: str) -> dic
     Raises:
         ConfigError: no tensor is one of the network's.
     """
-    known = {value.name for value in graph.input}
+    known = set(input_names(graph))
     for node in graph.node:
         known.update(node.output)
     matched = {name: ends for name, ends in ranges.items() if name in known}

@@ -19,8 +19,8 @@ from resnet8ptq.graph.links import Links
 from resnet8ptq.graph.weights import (
     biased_output,
     find_added_bias,
-    read,
     read_bias,
+    read_initializer,
     write_bias,
     write_input,
 )
@@ -91,7 +91,7 @@ def shift_bias(graph: onnx.GraphProto, node: onnx.NodeProto, error: NDArray[np.f
         added = find_added_bias(graph, node)
         assert added is not None
         layer, index = added
-        bias = read(graph, layer.input[index]) - error
+        bias = read_initializer(graph, layer.input[index]) - error
         write_input(graph, node=layer, index=index, values=bias)
     else:
         write_bias(graph, node, read_bias(graph, node) - error)

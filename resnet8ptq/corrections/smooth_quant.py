@@ -24,7 +24,13 @@ from resnet8ptq.corrections.layers import CorrectionSettings
 from resnet8ptq.corrections.walk import Walk
 from resnet8ptq.graph.layers import attribute
 from resnet8ptq.graph.links import Linked, Links
-from resnet8ptq.graph.weights import Array, read, read_weights, write_input, write_weights
+from resnet8ptq.graph.weights import (
+    Array,
+    read_initializer,
+    read_weights,
+    write_input,
+    write_weights,
+)
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.precision.plan import Selection
 
@@ -217,7 +223,7 @@ def _is_constant(graph: Links, name: str) -> bool:
 
 def _divide(graph: Links, group: Group, divisors: Array) -> None:
     for edit in group.edits:
-        values = read(graph, edit.node.input[edit.index])
+        values = read_initializer(graph, edit.node.input[edit.index])
         changed = values * divisors if edit.inverse else values / divisors
         write_input(graph, edit.node, edit.index, values=changed)
     for node in group.layers.values():

@@ -12,7 +12,16 @@ from resnet8ptq.core.console import track
 from resnet8ptq.core.records import feed
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.layers import find_cuts, float_tensors
-from resnet8ptq.graph.session import between, expose, fit, group, open_runner, open_session
+from resnet8ptq.graph.links import input_names
+from resnet8ptq.graph.session import (
+    between,
+    expose,
+    fit,
+    group,
+    open_runner,
+    open_session,
+    session_inputs,
+)
 from resnet8ptq.graph.weights import Array
 
 
@@ -47,7 +56,7 @@ class Walk:
         self._samples = samples
         self._threads = threads
         self._cuts = find_cuts(proto.graph)
-        self._inputs = [value.name for value in proto.graph.input]
+        self._inputs = input_names(proto.graph)
         self._source = self._inputs[0]  # stands for all inputs
         self._kept: list[Array] | None = None  # the source, by batch; None: the samples themselves
         (sample,) = samples.take(np.arange(1)).batches(1)
@@ -100,7 +109,7 @@ class Walk:
         """Load a part of the network as a function from tensors by name."""
         arena = self._at_once > 1  # the memory of one large sample is returned
         session = open_session(part.SerializeToString(), self._threads, arena=arena, spins=False)
-        taken = [value.name for value in session.get_inputs()]
+        taken = session_inputs(session)
         return lambda tensors: session.run(None, {name: tensors[name] for name in taken})
 
     def _batches(self, needed: Set[str]) -> Iterator[dict[str, Array]]:

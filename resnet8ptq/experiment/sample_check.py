@@ -9,6 +9,7 @@ from resnet8ptq.calibration.outliers import Outliers, find_in_inputs
 from resnet8ptq.config.schema import CalibConfig, RunConfig
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
+from resnet8ptq.graph.links import input_names
 
 
 def check_inputs(calib: CalibConfig, graph: onnx.GraphProto, samples: Split) -> list[Outliers]:
@@ -16,7 +17,7 @@ def check_inputs(calib: CalibConfig, graph: onnx.GraphProto, samples: Split) -> 
 
     It needs no run of the network, so it serves frameworks that calibrate themselves, too.
     """
-    outliers = list(find_in_inputs(samples, [value.name for value in graph.input]))
+    outliers = list(find_in_inputs(samples, input_names(graph)))
     for outlier in outliers:
         outlier.warn(samples, calib)
     return outliers

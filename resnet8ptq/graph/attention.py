@@ -4,7 +4,7 @@ Attention multiplies computed tensors: queries by keys, whose product reaches a 
 result of that Softmax by values (Vaswani et al., "Attention Is All You Need", NeurIPS 2017).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import onnx
@@ -53,21 +53,29 @@ def attention_products(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
 
 def find_attention(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     """Return attention's products and fused attention operators; empty without attention."""
-    computed = find_computed(graph)
     links = Links(graph)
-    both = [n for n in graph.node if n.op_type in _PRODUCTS and computed.issuperset(n.input[:2])]
-    outputs = {name for node in both for name in node.output}
+    outputs = _find_products(graph)
 
     # A product before a Softmax, and one behind it
     products: set[str] = set()
-    for softmax in graph.node if both else ():
+    for softmax in graph.node if outputs else ():
         if softmax.op_type != "Softmax":
             continue
-        scores = outputs & {node.output[0] for node in _reach(softmax, links.before)}
-        values = outputs & {node.output[0] for node in _reach(softmax, links.after)}
+        scores = outputs & _reach(softmax, links.before)
+        values = outputs & _reach(softmax, links.after)
         if scores and values:
             products |= scores | values
     return [n for n in graph.node if n.op_type in _WHOLE or not products.isdisjoint(n.output)]
+
+
+def _find_products(graph: onnx.GraphProto) -> set[str]:
+    """Return the outputs of the products of two computed tensors."""
+    computed = find_computed(graph)
+    outputs: set[str] = set()
+    for node in graph.node:
+        if node.op_type in _PRODUCTS and computed.issuperset(node.input[:2]):
+            outputs.update(node.output)
+    return outputs
 
 
 def left_by_attention(graph: onnx.GraphProto, products: bool = False) -> list[onnx.NodeProto]:
@@ -85,12 +93,18 @@ def left_by_attention(graph: onnx.GraphProto, products: bool = False) -> list[on
     if not attention:
         return []
     computed = find_computed(graph)
-    kept = [n for n in graph.node if n.op_type in LAYERS and n.input[1] not in computed]
+    layers = set()
+    for node in graph.node:
+        if node.op_type in LAYERS and node.input[1] not in computed:
+            layers.add(node.output[0])
     if products:
-        kept += attention
-    outputs = {node.output[0] for node in kept}
-    kept += [node for node in fused_activations(graph) if node.input[0] in outputs]
-    quantized = {node.output[0] for node in (*kept, *find_tables(graph))}
+        layers |= {node.output[0] for node in attention}
+
+    # Activation functions behind them, and embeddings
+    quantized = {table.output[0] for table in find_tables(graph)} | layers
+    for node in fused_activations(graph):
+        if node.input[0] in layers:
+            quantized.add(node.output[0])
     return [node for node in graph.node if quantized.isdisjoint(node.output)]
 
 
@@ -102,8 +116,12 @@ def stretched_by_masks(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]
     """
     links = Links(graph)
     large = _large_constants(graph)
-    softmaxes = [node for node in graph.node if node.op_type == "Softmax"]
-    before = {node.output[0] for softmax in softmaxes for node in _reach(softmax, links.before)}
+    before: set[str] = set()
+    for node in graph.node:
+        if node.op_type == "Softmax":
+            before |= _reach(node, links.before)
+
+    # From the constant on, as far as the Softmax
     stretched: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
         taken = {*node.input} & (large | stretched.keys())
@@ -113,24 +131,31 @@ def stretched_by_masks(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]
     return stretched
 
 
-def _reach(start: onnx.NodeProto, step: _Step) -> list[onnx.NodeProto]:
-    """Return the nodes reached from a node through `passing` operators, the last ones included."""
-    reached: dict[str, onnx.NodeProto] = {}
+def _reach(start: onnx.NodeProto, step: _Step) -> set[str]:
+    """Return the first outputs of the nodes reached from a node.
+
+    The way leads through `_PASSING` operators, and ends at the first other operator, which counts.
+    """
+    reached: set[str] = set()
     waiting = [*step(start)]
     while waiting:
         node = waiting.pop()
-        if node.output[0] not in reached:
-            reached[node.output[0]] = node
-            waiting += step(node) if node.op_type in _PASSING else ()
-    return [*reached.values()]
+        if node.output[0] in reached:
+            continue
+        reached.add(node.output[0])
+        if node.op_type in _PASSING:
+            waiting += step(node)
+    return reached
 
 
 def _large_constants(graph: onnx.GraphProto) -> set[str]:
-    constants: dict[str, Sequence[onnx.TensorProto]] = {t.name: [t] for t in graph.initializer}
+    large = {tensor.name for tensor in graph.initializer if _is_large(tensor)}
     for node in graph.node:
         if node.op_type in ("Constant", "ConstantOfShape"):
-            constants[node.output[0]] = [item.t for item in node.attribute if item.HasField("t")]
-    return {name for name, tensors in constants.items() if any(map(_is_large, tensors))}
+            tensors = [item.t for item in node.attribute if item.HasField("t")]
+            if any(map(_is_large, tensors)):
+                large.add(node.output[0])
+    return large
 
 
 def _is_large(tensor: onnx.TensorProto) -> bool:

@@ -11,22 +11,28 @@ from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
 from resnet8ptq.graph.layers import attribute
+from resnet8ptq.graph.links import Links
 
 _LEAST = 1e-30  # of a row's largest value; smaller ones are 0: their scale would underflow
 
 
 def find_tables(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     """Return each Gather of rows of a constant float table [rows, width]."""
-    floats = [t for t in graph.initializer if t.data_type == TensorProto.FLOAT]
-    tables = {t.name for t in floats if len(t.dims) == 2 and min(t.dims) > 1}
-    constants = {tensor.name for tensor in graph.initializer}
+    constants = Links(graph).constants
     lookups = []
     for node in graph.node:
         if node.op_type != "Gather" or attribute(node, "axis", 0) != 0:
             continue
-        if node.input[0] in tables and node.input[1] not in constants:
+        table, indices = node.input
+        if table in constants and indices not in constants and _is_table(constants[table]):
             lookups.append(node)
     return lookups
+
+
+def _is_table(tensor: TensorProto) -> bool:
+    """Return whether a tensor has several rows of several floats."""
+    is_float = tensor.data_type == TensorProto.FLOAT
+    return is_float and len(tensor.dims) == 2 and min(tensor.dims) > 1
 
 
 def find_tied(graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, onnx.NodeProto]]:
@@ -35,20 +41,22 @@ def find_tied(graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, onnx.NodePro
     Text networks tie their embedding to their last product. The two are rounded along other axes,
     so a quantized file stores them twice.
     """
-    stored = {tensor.name: tensor for tensor in graph.initializer}
-    products = [n for n in graph.node if n.op_type in ("Gemm", "MatMul") and n.input[1] in stored]
+    constants = Links(graph).constants
+    products = [node for node in graph.node if node.op_type in ("Gemm", "MatMul")]
     tied = []
     for table in find_tables(graph):
-        rows = stored[table.input[0]]
+        rows = constants[table.input[0]]
         for product in products:
-            weights = stored[product.input[1]]
-            if sorted(weights.dims) == sorted(rows.dims) and _is_same(rows, weights):
+            weights = constants.get(product.input[1])
+            if weights is not None and _is_same(rows, weights):
                 tied.append((table, product))
     return tied
 
 
 def _is_same(one: TensorProto, other: TensorProto) -> bool:
     """Return whether two matrices are equal, or transposes of each other."""
+    if sorted(one.dims) != sorted(other.dims):
+        return False
     values = numpy_helper.to_array(one)
     others = numpy_helper.to_array(other)
     return np.array_equal(values, others) or np.array_equal(values, others.T)

@@ -6,7 +6,7 @@ import onnx
 from onnx import helper
 
 from resnet8ptq.core import memory
-from resnet8ptq.graph.links import inputs_of
+from resnet8ptq.graph.links import find_last_readers, input_names, inputs_of
 from resnet8ptq.graph.shapes import infer_shapes
 
 
@@ -36,14 +36,12 @@ def live_bytes(proto: onnx.ModelProto, length: int | None = None) -> int:
     Nodes run in order; a tensor is freed after its last consumer.
     """
     sizes = tensor_bytes(proto, length)
-    nodes = proto.graph.node
-    last = {name: index for index, node in enumerate(nodes) for name in inputs_of(node)}
-    last |= {value.name: len(nodes) for value in proto.graph.output}
+    last = find_last_readers(proto.graph)
 
     # Add a node's outputs, then free the tensors without a later reader
-    live = sum(sizes.get(value.name, 0) for value in proto.graph.input)
+    live = sum(sizes.get(name, 0) for name in input_names(proto.graph))
     peak = live
-    for index, node in enumerate(nodes):
+    for index, node in enumerate(proto.graph.node):
         live += sum(sizes.get(name, 0) for name in node.output)
         peak = max(peak, live)
         for name in {*inputs_of(node), *node.output}:

@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 from onnx import numpy_helper
 
-from resnet8ptq.graph.links import Links, inputs_of
+from resnet8ptq.graph.links import Links, find_last_readers, input_names, inputs_of
 from resnet8ptq.graph.shapes import infer_shapes
 
 LAYERS = ("Conv", "Gemm", "MatMul")
@@ -26,8 +26,14 @@ def weight_layers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
     all parts that a unique name does not need. A product with a vector has no output channels, and
     is no layer.
     """
-    weights = {tensor.name for tensor in graph.initializer if len(tensor.dims) > 1}
-    layers = [n for n in graph.node if n.op_type in LAYERS and weights & set(n.input[1:2])]
+    constants = Links(graph).constants
+    layers = []
+    for node in graph.node:
+        if node.op_type not in LAYERS or len(node.input) < 2:
+            continue
+        weights = constants.get(node.input[1])
+        if weights is not None and len(weights.dims) > 1:
+            layers.append(node)
     return dict(zip(short_names(layers), layers, strict=True))
 
 
@@ -39,11 +45,15 @@ def find_vector_products(graph: onnx.GraphProto) -> list[str]:
 
 
 def short_names(nodes: Sequence[onnx.NodeProto]) -> list[str]:
-    """Return a short unique name of each node; see `weight_layers`."""
-    parts = [node.name.split("/") for node in nodes]
-    differs = [len(set(column)) > 1 for column in zip(*parts, strict=False)]
-    shared = differs.index(True) if True in differs else 0
-    tails = [name[shared:] for name in parts]
+    """Return a short unique name of each node; see `weight_layers`.
+
+    >>> names = ["model/conv2d/BiasAdd", "model/conv2d_1/BiasAdd", "model/dense/MatMul"]
+    >>> short_names([onnx.NodeProto(name=name) for name in names])
+    ['conv2d', 'conv2d_1', 'dense']
+    """
+    names = [node.name.split("/") for node in nodes]
+    shared = _count_shared(names)
+    tails = [parts[shared:] for parts in names]
     counts: Counter[tuple[str, ...]] = Counter()  # of all beginnings
     for tail in tails:
         for length in range(1, len(tail) + 1):
@@ -51,18 +61,31 @@ def short_names(nodes: Sequence[onnx.NodeProto]) -> list[str]:
     return [_shorten(tail, counts) for tail in tails]
 
 
+def _count_shared(names: Sequence[Sequence[str]]) -> int:
+    """Return the number of first parts that all names share; 0 if no part differs."""
+    for index, parts in enumerate(zip(*names, strict=False)):
+        if len(set(parts)) > 1:
+            return index
+    return 0
+
+
 def weight_ranges(graph: onnx.GraphProto) -> dict[str, tuple[float, float]]:
     """Return the smallest and the largest weight of each layer, by its short name."""
-    tensors = {t.name: t for t in graph.initializer}
-    layers = weight_layers(graph).items()
-    weights = {name: numpy_helper.to_array(tensors[node.input[1]]) for name, node in layers}
-    return {name: (float(values.min()), float(values.max())) for name, values in weights.items()}
+    constants = Links(graph).constants
+    ranges = {}
+    for name, node in weight_layers(graph).items():
+        weights = numpy_helper.to_array(constants[node.input[1]])
+        ranges[name] = (float(weights.min()), float(weights.max()))
+    return ranges
 
 
 def float_inputs(graph: onnx.GraphProto) -> list[str]:
     """Return the names of the float inputs, because integers have no range to calibrate."""
-    float_type = onnx.TensorProto.FLOAT
-    return [v.name for v in graph.input if v.type.tensor_type.elem_type == float_type]
+    return [value.name for value in graph.input if _is_float(value)]
+
+
+def _is_float(value: onnx.ValueInfoProto) -> bool:
+    return value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
 
 
 def float_tensors(proto: onnx.ModelProto, around: Collection[str] | None = None) -> list[str]:
@@ -73,12 +96,15 @@ def float_tensors(proto: onnx.ModelProto, around: Collection[str] | None = None)
         around: names of nodes, whose inputs and outputs are returned; None: all tensors.
     """
     graph = infer_shapes(proto)
-    values = [*graph.value_info, *graph.output]
-    float_type = onnx.TensorProto.FLOAT
-    floats = {value.name for value in values if value.type.tensor_type.elem_type == float_type}
-    nodes = [node for node in graph.node if around is None or node.name in around]
-    wanted = floats & {name for node in nodes for name in (*node.input, *node.output)}
-    return [name for node in graph.node for name in node.output if name in wanted]
+    floats = {value.name for value in (*graph.value_info, *graph.output) if _is_float(value)}
+    computed: list[str] = []
+    wanted: set[str] = set()
+    for node in graph.node:
+        computed += node.output
+        if around is None or node.name in around:
+            wanted.update(node.input, node.output)
+    wanted &= floats
+    return [name for name in computed if name in wanted]
 
 
 def find_copies(graph: onnx.GraphProto) -> dict[str, tuple[str, float, float]]:
@@ -86,22 +112,35 @@ def find_copies(graph: onnx.GraphProto) -> dict[str, tuple[str, float, float]]:
 
     The values may be moved, and clipped to [low, high].
     """
-    constants = {value.name: value for value in graph.initializer}
+    constants = Links(graph).constants
     copies = {}
     for node in graph.node:
-        if node.op_type in MOVING:
-            copies[node.output[0]] = (node.input[0], -math.inf, math.inf)
-        elif node.op_type == "Relu":
-            copies[node.output[0]] = (node.input[0], 0.0, math.inf)
-        elif node.op_type == "Clip" and not node.attribute:  # attributes: before opset 11
-            names = [*node.input[1:], "", ""][:2]
-            ends = [-math.inf, math.inf]
-            for side, name in enumerate(names):
-                if name in constants:
-                    ends[side] = float(numpy_helper.to_array(constants[name]))
-            if all(name in constants or not name for name in names):
-                copies[node.output[0]] = (node.input[0], ends[0], ends[1])
+        ends = _find_interval(node, constants)
+        if ends is not None:
+            copies[node.output[0]] = (node.input[0], *ends)
     return copies
+
+
+def _find_interval(
+    node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]
+) -> tuple[float, float] | None:
+    """Return the interval to which a node clips the values that it passes on.
+
+    None if it computes other values, or if the interval is not constant.
+    """
+    if node.op_type in MOVING:
+        return -math.inf, math.inf
+    if node.op_type == "Relu":
+        return 0.0, math.inf
+    if node.op_type != "Clip" or node.attribute:  # attributes: before opset 11
+        return None
+    ends = [-math.inf, math.inf]
+    for side, name in enumerate(node.input[1:3]):
+        if name in constants:
+            ends[side] = float(numpy_helper.to_array(constants[name]))
+        elif name:  # computed
+            return None
+    return ends[0], ends[1]
 
 
 def find_offset_clips(graph: onnx.GraphProto) -> list[str]:
@@ -121,18 +160,27 @@ def find_offset_clips(graph: onnx.GraphProto) -> list[str]:
 def integer_nodes(proto: onnx.ModelProto) -> list[str]:
     """Return the names of the nodes with integer inputs or outputs, such as tokens or a mask."""
     inferred = infer_shapes(proto)
-    values = [*inferred.input, *inferred.value_info, *inferred.output]
-    float_type = onnx.TensorProto.FLOAT
-    integers = {v.name for v in values if v.type.tensor_type.elem_type not in (0, float_type)}
+    integers = set()
+    for value in (*inferred.input, *inferred.value_info, *inferred.output):
+        is_known = value.type.tensor_type.elem_type != onnx.TensorProto.UNDEFINED
+        if is_known and not _is_float(value):
+            integers.add(value.name)
     nodes = proto.graph.node
     return [n.name for n in nodes if not integers.isdisjoint((*n.input[:1], *n.output))]
 
 
 def find_stacks(graph: onnx.GraphProto) -> list[str]:
     """Return the names of products with several matrices, or with weights on the left."""
-    axes = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
-    products = [node for node in graph.node if node.op_type == "MatMul"]
-    return [n.name for n in products if axes.get(n.input[1], 0) > 2 or n.input[0] in axes]
+    constants = Links(graph).constants
+    names = []
+    for node in graph.node:
+        if node.op_type != "MatMul":
+            continue
+        left, right = node.input
+        is_stack = right in constants and len(constants[right].dims) > 2
+        if is_stack or left in constants:
+            names.append(node.name)
+    return names
 
 
 def find_split_groups(graph: onnx.GraphProto) -> list[str]:
@@ -140,14 +188,18 @@ def find_split_groups(graph: onnx.GraphProto) -> list[str]:
 
     Their weights [channels in, channels out of one group, ...] have no axis for all channels out.
     """
-    transposed = [node for node in graph.node if node.op_type == "ConvTranspose"]
-    grouped = [node for node in transposed if attribute(node, "group", 1) > 1]
-    return [node.name for node in grouped if any(node.input[2:])]
+    names = []
+    for node in graph.node:
+        if node.op_type != "ConvTranspose" or attribute(node, "group", 1) <= 1:
+            continue
+        if any(node.input[2:]):
+            names.append(node.name)
+    return names
 
 
 def constant_pads(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, bool]]:
     """Yield each Pad of mode constant, and whether its value is known to be 0."""
-    constants = {tensor.name: tensor for tensor in graph.initializer}
+    constants = Links(graph).constants
     for node in graph.node:
         if node.op_type == "Pad" and attribute(node, "mode", b"constant") == b"constant":
             name = "".join(node.input[2:3])
@@ -162,9 +214,8 @@ def find_cuts(graph: onnx.GraphProto) -> dict[int, str]:
     All later nodes depend only on this tensor and on tensors without a layer before them, such as a
     mask, which are cheap to compute again.
     """
-    computed = {value.name for value in graph.input}
-    last = {name: i for i, node in enumerate(graph.node) for name in inputs_of(node)}
-    last |= {value.name: len(graph.node) for value in graph.output}
+    computed = set(input_names(graph))
+    last = find_last_readers(graph)
 
     # A cut: one live tensor that depends on a layer
     cuts = {}
@@ -187,8 +238,11 @@ def find_cuts(graph: onnx.GraphProto) -> dict[int, str]:
 def fused_activations(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     """Return each Relu and Clip that is the only consumer of its input."""
     links = Links(graph)
-    nodes = [node for node in graph.node if node.op_type in FUSED]
-    return [node for node in nodes if links.only_reader(node.input[0]) is node]
+    fused = []
+    for node in graph.node:
+        if node.op_type in FUSED and links.only_reader(node.input[0]) is node:
+            fused.append(node)
+    return fused
 
 
 def find_tail(
@@ -221,9 +275,18 @@ def find_tail(
 
 
 def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
-    """Return an attribute of a node, or `default`."""
-    matching = [item for item in node.attribute if item.name == name]
-    return onnx.helper.get_attribute_value(matching[0]) if matching else default
+    """Return an attribute of a node, or `default`.
+
+    The default is the operator's own, which a file leaves out. Texts are bytes.
+
+    >>> node = onnx.helper.make_node("Conv", ["x", "w"], ["y"], strides=[2, 2])
+    >>> attribute(node, "strides", [1, 1]), attribute(node, "auto_pad", b"NOTSET")
+    ([2, 2], b'NOTSET')
+    """
+    for item in node.attribute:
+        if item.name == name:
+            return onnx.helper.get_attribute_value(item)
+    return default
 
 
 def is_relu(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> bool:
@@ -241,9 +304,9 @@ def is_grouped(node: onnx.NodeProto) -> bool:
 
 def channel_axis(node: onnx.NodeProto) -> int:
     """Return the axis of a layer's weights that counts its output channels."""
-    if node.op_type == "Conv":
+    if node.op_type == "Gemm" and attribute(node, "transB", 0):
         return 0
-    return 0 if node.op_type == "Gemm" and attribute(node, "transB", 0) else 1
+    return 0 if node.op_type == "Conv" else 1
 
 
 def _shorten(tail: list[str], counts: Mapping[tuple[str, ...], int]) -> str:

@@ -101,11 +101,37 @@ Linked = onnx.GraphProto | Links
 
 def find_computed(graph: onnx.GraphProto) -> set[str]:
     """Return the tensors that depend on an input of the network."""
-    computed = {value.name for value in graph.input} - {item.name for item in graph.initializer}
+    constants = Links(graph).constants
+    computed = {value.name for value in graph.input if value.name not in constants}
     for node in graph.node:
         if not computed.isdisjoint(inputs_of(node)):
             computed.update(node.output)
     return computed
+
+
+def find_last_readers(graph: onnx.GraphProto) -> dict[str, int]:
+    """Return the index of the last node that reads each tensor, inner graphs included.
+
+    After that node, the tensor's memory is free. An output of the graph has the number of nodes as
+    its index; a tensor without a reader is left out.
+
+    >>> node = onnx.helper.make_node("Add", ["x", "y"], ["sum"])
+    >>> output = onnx.ValueInfoProto(name="sum")
+    >>> find_last_readers(onnx.GraphProto(node=[node], output=[output]))
+    {'x': 0, 'y': 0, 'sum': 1}
+    """
+    last = {}
+    for index, node in enumerate(graph.node):
+        for name in inputs_of(node):
+            last[name] = index
+    for value in graph.output:
+        last[value.name] = len(graph.node)
+    return last
+
+
+def input_names(graph: onnx.GraphProto) -> list[str]:
+    """Return the names of the graph's inputs, in their order."""
+    return [value.name for value in graph.input]
 
 
 def inputs_of(node: onnx.NodeProto) -> Iterator[str]:

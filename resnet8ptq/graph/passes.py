@@ -28,6 +28,15 @@ def rewrite(proto: onnx.ModelProto, passes: Iterable[Pass]) -> onnx.ModelProto:
     """Return the model after passes, in order; `proto` must not be used afterwards.
 
     Both share the weights, of which no copy is made before the result.
+
+    >>> def drop_identities(model: ir.Model) -> None:
+    ...     for node in list(model.graph):
+    ...         if node.op_type == "Identity":
+    ...             replace_node(node, input_of(node, 0))
+    >>> proto = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
+    ...     copy (float[2] x) => (float[2] y) { z = Identity(x) y = Relu(z) }''')
+    >>> [node.op_type for node in rewrite(proto, [drop_identities]).graph.node]
+    ['Relu']
     """
     model = ir.from_proto(proto)
     for change in passes:
@@ -53,14 +62,18 @@ def rename(names: Mapping[str, str]) -> Pass:
             made = (value for node in graph for value in node.outputs)
             for value in (*graph.inputs, *graph.initializers.values(), *made):
                 values[value] = value.name or ""
+
+        # Free all new names first: two tensors may exchange theirs
         taken = {*names.values()} - names.keys()
+        renamed = []
         for value, name in values.items():
             if name in taken:
                 value.name = f"{name}__of_file"
-        changed = [(value, names[name]) for value, name in values.items() if name in names]
-        for number, (value, _) in enumerate(changed):  # two may exchange their names
+            elif name in names:
+                renamed.append((value, names[name]))
+        for number, (value, _) in enumerate(renamed):
             value.name = f"renamed {number}"
-        for value, name in changed:
+        for value, name in renamed:
             value.name = name
 
     return change
@@ -178,7 +191,9 @@ def values_of(constant: ir.Value) -> Any:
 
 def producer_of(node: ir.Node, index: int) -> ir.Node | None:
     """Return the node that computes an input; None for constants and the inputs of the network."""
-    value = node.inputs[index] if index < len(node.inputs) else None
+    if index >= len(node.inputs):
+        return None
+    value = node.inputs[index]
     return None if value is None else value.producer()
 
 

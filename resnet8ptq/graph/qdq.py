@@ -68,7 +68,7 @@ class RoundedActivation:
 
 def rounded_weights(fp32: onnx.GraphProto, quantized: onnx.GraphProto) -> list[RoundedWeight]:
     """Return the weights of the quantized layers, in graph order."""
-    stored = {tensor.name: tensor for tensor in quantized.initializer}
+    stored = Links(quantized).constants
     dequantizes = {n.output[0]: n for n in quantized.node if n.op_type == "DequantizeLinear"}
     nodes = {node.name: node for node in quantized.node}
     links = Links(fp32)

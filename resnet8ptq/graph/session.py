@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from resnet8ptq.core import memory
 from resnet8ptq.core.records import feed
 from resnet8ptq.graph.footprint import tensor_bytes
-from resnet8ptq.graph.links import Links, inputs_of
+from resnet8ptq.graph.links import Links, input_names, inputs_of
 
 OPTIMIZED = "optimized.onnx"
 _PASSES_ON = ("QuantizeLinear", "DequantizeLinear", "Identity")
@@ -69,13 +69,29 @@ def open_runner(
     optimized: bool = True,
     without: Sequence[str] = (),
 ) -> Runner:
-    """Load a model as a function; the other arguments as in `open_session`."""
+    """Load a model as a function; the other arguments as in `open_session`.
+
+    For every step that only needs outputs: calibration, corrections, checks of a conversion. It
+    takes one input as an array, several as records, and returns the outputs in their order.
+
+    >>> import numpy as np
+    >>> proto = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
+    ...     add (float[n, 2] x) => (float[n, 2] y) { y = Add(x, x) }''')
+    >>> run = open_runner(proto, threads=1)
+    >>> [output.tolist() for output in run(np.ones((1, 2), np.float32))]
+    [[[2.0, 2.0]]]
+    """
     content = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
     session = open_session(
         content, threads, optimized=optimized, arena=arena, spins=spins, without=without
     )
-    names = [value.name for value in session.get_inputs()]
+    names = session_inputs(session)
     return lambda batch: session.run(None, feed(batch, names))
+
+
+def session_inputs(session: onnxruntime.InferenceSession) -> list[str]:
+    """Return the names of the inputs of a session, in their order."""
+    return [value.name for value in session.get_inputs()]
 
 
 def fit(runners: Sequence[Runner], sample: NDArray[Any]) -> int:
@@ -85,8 +101,10 @@ def fit(runners: Sequence[Runner], sample: NDArray[Any]) -> int:
         runners: runners of the same samples.
         sample: one sample, [1, ...].
     """
-    tensors = [sample, *(output for run in runners for output in run(sample))]
-    return memory.fitting(sum(tensor.nbytes for tensor in tensors), memory.step())
+    size = sample.nbytes
+    for run in runners:
+        size += sum(output.nbytes for output in run(sample))
+    return memory.fitting(size, memory.step())
 
 
 def group(proto: onnx.ModelProto, names: Sequence[str]) -> list[list[str]]:
@@ -108,12 +126,12 @@ def between(proto: onnx.ModelProto, source: str, names: Sequence[str]) -> onnx.M
 
     # The part with its inputs and constants
     inputs = [value for value in graph.input if value.name in {*needed, source}]
+    if source in needed and source not in input_names(graph):
+        inputs.append(helper.make_tensor_value_info(source, TensorProto.FLOAT, None))
     part = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import)
     part.graph.name = graph.name
     part.graph.node.extend(reversed(nodes))
     part.graph.initializer.extend(value for value in graph.initializer if value.name in needed)
-    if source in needed and source not in [value.name for value in graph.input]:
-        inputs.append(helper.make_tensor_value_info(source, TensorProto.FLOAT, None))
     part.graph.input.extend(inputs)
     part.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     return part
@@ -172,25 +190,36 @@ def end_at_logits(proto: onnx.ModelProto) -> bool:
     unused.
     """
     graph = proto.graph
-    producers = {name: node for node in graph.node for name in node.output}
-    node = producers.get(graph.output[0].name) if len(graph.output) == 1 else None
-    while node is not None and node.op_type in _PASSES_ON:
-        node = producers.get(node.input[0])
-    if node is None or node.op_type not in ("Softmax", "QLinearSoftmax"):
+    softmax = _find_final_softmax(graph)
+    if softmax is None:
         return False
 
-    # Its input becomes the output
-    name = node.input[0]
-    if node.op_type == "QLinearSoftmax":
-        graph.node.append(helper.make_node("DequantizeLinear", node.input[:3], ["logits"]))
+    # Its input becomes the output, whose type and shape a softmax keeps
+    name = softmax.input[0]
+    if softmax.op_type == "QLinearSoftmax":
+        graph.node.append(helper.make_node("DequantizeLinear", softmax.input[:3], ["logits"]))
         name = "logits"
-    shape = graph.output[0].type if node.output[0] == graph.output[0].name else None
+    output = helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
+    is_last = softmax.output[0] == graph.output[0].name
+    if is_last:
+        output.type.CopyFrom(graph.output[0].type)
     others = [value for value in graph.value_info if value.name != name]
     del graph.value_info[:], graph.output[:]
     graph.value_info.extend(others)
-    graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
-    if shape is not None:  # a softmax keeps type and shape
-        graph.output[0].type.CopyFrom(shape)
-        if not Links(graph).readers(node.output[0]):
-            graph.node.remove(node)
+    graph.output.append(output)
+    if is_last and not Links(graph).readers(softmax.output[0]):
+        graph.node.remove(softmax)
     return True
+
+
+def _find_final_softmax(graph: onnx.GraphProto) -> onnx.NodeProto | None:
+    """Return the softmax that computes the only output; None for other graphs."""
+    if len(graph.output) != 1:
+        return None
+    producers = Links(graph).producers
+    node = producers.get(graph.output[0].name)
+    while node is not None and node.op_type in _PASSES_ON:
+        node = producers.get(node.input[0])
+    if node is None or node.op_type not in ("Softmax", "QLinearSoftmax"):
+        return None
+    return node

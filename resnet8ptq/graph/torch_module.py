@@ -22,6 +22,7 @@ from resnet8ptq.core.records import names_of, unpack
 from resnet8ptq.graph import torch_operators, torch_recurrent
 from resnet8ptq.graph.embeddings import round_rows
 from resnet8ptq.graph.layers import float_tensors, is_relu
+from resnet8ptq.graph.links import Links
 from resnet8ptq.graph.session import expose, open_runner
 from resnet8ptq.graph.shapes import infer_shapes
 from resnet8ptq.graph.torch_operators import Fixed
@@ -131,16 +132,17 @@ def _fix_outputs(traced: Any, graph: onnx.GraphProto) -> None:
     onnx2torch returns a list of nodes instead, and all outputs of each node. A list can neither be
     traced nor loaded again.
     """
-    makers = {name: node for node in graph.node for name in node.output}
+    producers = Links(graph).producers
     calls = {node.target: node for node in traced.find_nodes(op="call_module")}
     (returned,) = traced.find_nodes(op="output")
     outputs = []
     with traced.inserting_before(returned):
-        for name in (value.name for value in graph.output):
-            maker = makers[name]
-            output = calls[maker.name]
-            if len(maker.output) > 1:
-                output = traced.call_function(getitem, (output, list(maker.output).index(name)))
+        for value in graph.output:
+            producer = producers[value.name]
+            output = calls[producer.name]
+            if len(producer.output) > 1:
+                index = list(producer.output).index(value.name)
+                output = traced.call_function(getitem, (output, index))
             outputs.append(output)
     returned.args = (outputs[0] if len(outputs) == 1 else tuple(outputs),)
 
@@ -165,10 +167,10 @@ def _lower(lowered: onnx.ModelProto, own: Mapping[str, torch.nn.Module]) -> None
     nodes = list(lowered.graph.node)
     original = copy.deepcopy(nodes)
     _set_opset(lowered, _OPSET)
-    constants = {tensor.name: tensor for tensor in lowered.graph.initializer}
+    constants = Links(lowered.graph).constants
     del lowered.graph.node[:]
     for node in nodes:
-        axes = constants.get(node.input[1]) if len(node.input) > 1 else None
+        axes = _find_second(node, constants)
         if node.op_type.startswith("Reduce") and node.op_type != "ReduceSum" and axes is not None:
             values = onnx.numpy_helper.to_array(axes).tolist()
             kept = [item for item in node.attribute if item.name == "keepdims"]
@@ -177,11 +179,15 @@ def _lower(lowered: onnx.ModelProto, own: Mapping[str, torch.nn.Module]) -> None
         for item in list(node.attribute):
             if _is_dispensable(node, item, version):
                 node.attribute.remove(item)
-        written = _to_erf(node, lowered.graph) if node.op_type == "Gelu" else [node]
-        lowered.graph.node.extend(written)
+        if node.op_type == "Gelu":
+            lowered.graph.node.extend(_to_erf(node, lowered.graph))
+        else:
+            lowered.graph.node.append(node)
+
+    # Restore the graph if the older opset lacks something
     try:
         onnx.checker.check_model(lowered)
-    except onnx.checker.ValidationError:  # the older opset lacks something
+    except onnx.checker.ValidationError:
         _set_opset(lowered, version)
         del lowered.graph.node[:]
         lowered.graph.node.extend(original)
@@ -194,12 +200,12 @@ def _ease(graph: onnx.GraphProto) -> None:
     that are a single number, which exporters write, and a Clip without a minimum; torch's quantized
     clamp refuses one with a single bound.
     """
-    constants = {tensor.name: tensor for tensor in graph.initializer}
+    constants = Links(graph).constants
     for index, node in enumerate(graph.node):
         node.name = node.name or f"unnamed_{index}"
         while node.input and not node.input[-1]:
             del node.input[-1]
-        axes = constants.get(node.input[1]) if len(node.input) > 1 else None
+        axes = _find_second(node, constants)
         if node.op_type in ("Squeeze", "Unsqueeze") and axes is not None and not axes.dims:
             node.input[1] = f"{node.name}__axes"
             values = onnx.numpy_helper.to_array(axes).reshape(1)
@@ -210,26 +216,40 @@ def _ease(graph: onnx.GraphProto) -> None:
             node.input[1:] = bounds
 
 
+def _find_second(
+    node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]
+) -> onnx.TensorProto | None:
+    """Return the second input of a node if it is constant, such as axes."""
+    return constants.get(node.input[1]) if len(node.input) > 1 else None
+
+
 def _mark(proto: onnx.ModelProto, own: Mapping[str, torch.nn.Module]) -> None:
     """Give these nodes a domain of their own, in place, and their outputs known shapes."""
     graph = proto.graph
-    outputs = {name for node in graph.node if node.name in own for name in node.output}
-    known = {value.name for value in (*graph.value_info, *graph.output)}
-    inferred = infer_shapes(proto).value_info
-    graph.value_info.extend(v for v in inferred if v.name in outputs - known)
+    marked = [node for node in graph.node if node.name in own]
+    unknown: set[str] = set()
+    for node in marked:
+        unknown.update(node.output)
+    unknown -= {value.name for value in (*graph.value_info, *graph.output)}
+    for value in infer_shapes(proto).value_info:
+        if value.name in unknown:
+            graph.value_info.append(value)
+
+    # Their operator has the inputs that the module takes, and no attributes
     proto.opset_import.append(onnx.helper.make_opsetid(_OWN, 1))
-    for node in graph.node:
-        if node.name in own:
-            node.domain = _OWN
-            node.op_type = _OWN
-            del node.attribute[:]
-            takes = getattr(own[node.name], "takes", Fixed.takes)
-            node.input[:] = [n for index, n in enumerate(node.input) if index in takes and n]
+    for node in marked:
+        node.domain = _OWN
+        node.op_type = _OWN
+        del node.attribute[:]
+        takes = getattr(own[node.name], "takes", Fixed.takes)
+        taken = [name for index, name in enumerate(node.input) if index in takes]
+        node.input[:] = [name for name in taken if name]
 
 
 def _set_opset(proto: onnx.ModelProto, version: int) -> None:
     for entry in proto.opset_import:
-        entry.version = entry.version if entry.domain else version
+        if not entry.domain:
+            entry.version = version
 
 
 def _is_dispensable(node: onnx.NodeProto, item: onnx.AttributeProto, version: int) -> bool:
@@ -248,7 +268,6 @@ def _to_erf(gelu: onnx.NodeProto, graph: onnx.GraphProto) -> list[onnx.NodeProto
     """Return the nodes of `x * (0.5 + 0.5 * erf(x / sqrt(2)))`; add their constants to `graph`."""
     name = gelu.name
     [source] = gelu.input
-    [output] = gelu.output
     root = f"{name}__root"
     half = f"{name}__half"
     for key, value in ((root, 2**-0.5), (half, 0.5)):
@@ -258,12 +277,12 @@ def _to_erf(gelu: onnx.NodeProto, graph: onnx.GraphProto) -> list[onnx.NodeProto
         ("Erf", [f"{name}__scaled"], f"{name}__erf"),
         ("Mul", [f"{name}__erf", half], f"{name}__halved"),
         ("Add", [f"{name}__halved", half], f"{name}__share"),
-        ("Mul", [source, f"{name}__share"], output),
     ]
-    return [
-        onnx.helper.make_node(kind, inputs, [made], name if made == output else made)
-        for kind, inputs, made in steps
-    ]
+    nodes = []
+    for kind, inputs, output in steps:
+        nodes.append(onnx.helper.make_node(kind, inputs, [output], output))
+    product = onnx.helper.make_node("Mul", [source, f"{name}__share"], gelu.output, name)
+    return [*nodes, product]
 
 
 def name_tensors(
@@ -282,7 +301,7 @@ def name_tensors(
         fused: nodes that include the Relu after them.
     """
     outputs = {node.name: node.output[0] for node in graph.node}
-    constants = {tensor.name: tensor for tensor in graph.initializer}
+    constants = Links(graph).constants
     relus = {node.input[0]: node.output[0] for node in graph.node if is_relu(node, constants)}
     kept = {paths.get(node.name) for node in traced.nodes}
     norms = {}  # which FX folds into the convolution before
@@ -326,54 +345,68 @@ def _fix_constants(module: Any, floats: Collection[str]) -> None:
         floats: names of the modules with float outputs.
     """
     for node in list(module.graph.nodes):
-        layer: Any = module.get_submodule(node.target) if node.op == "call_module" else None
-        constants = {} if layer is None else _find_constants(module, layer, node)
+        if node.op != "call_module":
+            continue
+        layer = module.get_submodule(node.target)
+        constants = _find_constants(module, layer, node)
         if isinstance(layer, torch.nn.Linear) and layer.bias is not None:
             layer.bias = torch.nn.Parameter(layer.bias.expand(layer.out_features).contiguous())
-        fixed: Any
-        kind = type(layer).__name__
-        others = len(node.args) + len(node.kwargs) - 1
-        all_constant = 0 not in constants and len(constants) == others
-
-        # A module with fixed parameters, if there is one
-        if kind == "OnnxGather" and 0 in constants and layer._axis == 0:
-            fixed = _Lookup(constants[0])
-            node.args = node.args[1:]
-        elif kind == "OnnxRange" and (counted := _find_counted(module, node, constants)):
-            fixed = Fixed(_positions, axis=counted[1])
-            node.args = counted[:1]
-        elif kind == "OnnxSlice" and (cut := _find_cut(module, node, constants)):
-            fixed = cut[0]
-            node.args = cut[1:]
-        elif (
-            kind == "OnnxExpand"
-            and set(constants) == {0}
-            and (
-                repeated := _find_repeat(module, node, constants[0])
-                or _find_like(module, node, constants[0])
-            )
-        ):
-            fixed = repeated[0]
-            node.args = repeated[1:]
-        else:
-            fixed = _fix_first(kind, layer, constants, all_constant)
+        fixed = _find_fixed(module, layer, node, constants)
         if fixed is not None:
-            module.set_submodule(node.target, fixed)
-            node.args = node.args[:1]
+            replacement, source = fixed
+            module.set_submodule(node.target, replacement)
+            node.args = (source,)
             node.kwargs = {}
         elif node.target in floats or any(c.is_floating_point() for c in constants.values()):
-            operation = getattr(layer, "math_op_function", None)
-            if getattr(operation, "__name__", "") == "_onnx_div":
-                layer.math_op_function = torch.div
-            if operation in (torch.add, torch.mul) and set(constants) == {0}:
-                node.args = node.args[::-1]  # quantized kernels give the first operand's shape
+            _fix_arithmetic(layer, node, constants)
+    _remove_unused(module)
 
-    # Remove unused nodes and constants
+
+def _find_fixed(
+    module: Any, layer: Any, node: Any, constants: Mapping[int, torch.Tensor]
+) -> tuple[torch.nn.Module, Any] | None:
+    """Return a module with fixed parameters, and the only tensor that it takes.
+
+    None if the module can stay.
+    """
+    kind = type(layer).__name__
+    if kind == "OnnxGather" and 0 in constants and layer._axis == 0:
+        return _Lookup(constants[0]), node.args[1]
+
+    # Constants that other tensors' sizes cut, repeat or count
+    measured = None
+    if kind == "OnnxRange":
+        measured = _find_counted(module, node, constants)
+    elif kind == "OnnxSlice":
+        measured = _find_cut(module, node, constants)
+    elif kind == "OnnxExpand" and set(constants) == {0}:
+        measured = _find_repeat(module, node, constants[0])
+        measured = measured or _find_like(module, node, constants[0])
+    if measured is not None:
+        return measured
+
+    others = len(node.args) + len(node.kwargs) - 1
+    all_constant = 0 not in constants and len(constants) == others
+    first = _fix_first(kind, layer, constants, all_constant)
+    return None if first is None else (first, node.args[0])
+
+
+def _fix_arithmetic(layer: Any, node: Any, constants: Mapping[int, torch.Tensor]) -> None:
+    """Use torch's division, and constants as second operands."""
+    operation = getattr(layer, "math_op_function", None)
+    if getattr(operation, "__name__", "") == "_onnx_div":
+        layer.math_op_function = torch.div
+    if operation in (torch.add, torch.mul) and set(constants) == {0}:
+        node.args = node.args[::-1]  # quantized kernels give the first operand's shape
+
+
+def _remove_unused(module: Any) -> None:
+    """Remove unused nodes, modules and constants, such as the weights of a Linear."""
     module.graph.eliminate_dead_code()
     module.delete_all_unused_submodules()
     used = {node.target for node in module.graph.find_nodes(op="get_attr")}
     for name, _ in list(module.named_buffers()):
-        if name.startswith(_CONSTANTS) and name not in used:  # such as the weights of a Linear
+        if name.startswith(_CONSTANTS) and name not in used:
             delattr(module.get_submodule(_CONSTANTS), name.removeprefix(f"{_CONSTANTS}."))
     module.recompile()
 
@@ -525,27 +558,34 @@ def _fix_gather(axis: int, indices: torch.Tensor) -> Fixed | None:
 
 def _find_counted(
     module: Any, node: Any, constants: Mapping[int, torch.Tensor]
-) -> "tuple[Any, int] | None":
-    """Return the tensor and axis whose positions (0, 1, ...) a Range counts; None otherwise."""
+) -> tuple[Fixed, Any] | None:
+    """Return a Range of the positions (0, 1, ...) along a tensor's axis, and the tensor."""
     if set(constants) != {0, 2} or (constants[0], constants[2]) != (0, 1):
         return None
-    return _find_axis(module, node.args[1])
+    measured = _find_axis(module, node.args[1])
+    if measured is None:
+        return None
+    source, axis = measured
+    return Fixed(_positions, axis=axis), source
 
 
 def _find_cut(
     module: Any, node: Any, constants: Mapping[int, torch.Tensor]
 ) -> tuple[Fixed, Any] | None:
     """Return a Slice of constant values to the length of a tensor's axis, and the tensor."""
+    if 0 not in constants or 2 in constants or 3 not in constants:
+        return None
     unset = torch.ones(1)
     starts = constants.get(1, unset).tolist()
-    axes = constants.get(3, unset).tolist()
     steps = constants.get(4, unset).tolist()
-    if 0 not in constants or 2 in constants or starts != [0] or 3 not in constants or steps != [1]:
+    if starts != [0] or steps != [1]:
         return None
     measured = _find_axis(module, node.args[2])
     if measured is None:
         return None
-    return Fixed(_cut, table=constants[0], axis=axes[0], counted=measured[1]), measured[0]
+    source, counted = measured
+    axes = constants[3].tolist()
+    return Fixed(_cut, table=constants[0], axis=axes[0], counted=counted), source
 
 
 def _find_axis(module: Any, size: Any) -> tuple[Any, int] | None:
@@ -572,17 +612,21 @@ def _find_repeat(module: Any, expand: Any, values: torch.Tensor) -> tuple[Fixed,
         joined = joined.args[2]
     while _kind(module, joined) == "_reshape":
         joined = joined.args[0]
-    parts = joined.args if _kind(module, joined) == "OnnxConcat" else ()
-    batches = [_find_batch(module, part) for part in parts if part.op != "get_attr"]
-    if len(batches) != 1 or batches[0] is None:
+    if _kind(module, joined) != "OnnxConcat":
         return None
+
+    # The sizes: constants, and the batch size
     sizes: list[int] = []
-    for part in parts:
+    batches = []
+    for part in joined.args:
         if part.op == "get_attr":
             sizes += [max(size, 1) for size in attrgetter(part.target)(module).tolist()]
         else:
+            batches.append(_find_batch(module, part))
             batch_axis = len(sizes)
             sizes.append(1)
+    if len(batches) != 1 or batches[0] is None:
+        return None
     shape = torch.broadcast_shapes(values.shape, sizes)
     row = values.expand(shape).contiguous()
     return Fixed(_repeat, row=row, axis=len(shape) - len(sizes) + batch_axis), batches[0]
@@ -592,12 +636,13 @@ def _find_batch(module: Any, size: Any) -> Any:
     """Return the tensor whose batch size a node computes; None for others."""
     while (kind := _kind(module, size)) in ("_take", "_select", "OnnxUnsqueezeStaticAxes"):
         layer = module.get_submodule(size.target)
-        index = getattr(layer, "index", 0) if kind != "_take" else layer.indices.tolist()
+        index = layer.indices.tolist() if kind == "_take" else getattr(layer, "index", 0)
         if index not in (0, [0]):
             return None
         size = size.args[0]
-    whole = _kind(module, size) == "OnnxShape" and not module.get_submodule(size.target)._start
-    return size.args[0] if whole else None
+    if kind != "OnnxShape" or module.get_submodule(size.target)._start:
+        return None
+    return size.args[0]
 
 
 def _kind(module: Any, node: Any) -> str:

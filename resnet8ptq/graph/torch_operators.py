@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from resnet8ptq.graph import torch_recurrent
 from resnet8ptq.graph.layers import attribute
+from resnet8ptq.graph.links import Links
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.graph.shapes import find_sizes
 
@@ -92,24 +93,39 @@ def find_modules(proto: onnx.ModelProto) -> dict[str, torch.nn.Module]:
     nodes = [node for node in proto.graph.node if not node.domain and node.op_type in _CONVERTERS]
     if not nodes:
         return {}
-    constants = {tensor.name: tensor for tensor in proto.graph.initializer}
+    stored = Links(proto.graph).constants
     sizes = find_sizes(proto)
-    opset = next(o for o in proto.opset_import if not o.domain)
+    opset = next(entry for entry in proto.opset_import if not entry.domain)
     modules = {}
     for node in nodes:
-        values = {}
+        constants = {}
+        computed = set()
         for index, name in enumerate(node.input):
-            if name in constants:
-                values[index] = onnx.numpy_helper.to_array(constants[name])
-        others = [index for index, name in enumerate(node.input) if name][1:]
-        if values.keys() == {*others} or node.op_type in _OF_SEVERAL:
-            second = sizes.get([*node.input, "", ""][1], [])
-            depth = (second and second[-1]) or None
-            known = Node(
-                node, sizes=sizes.get(node.input[0], []), depth=depth, constants=values, opset=opset
-            )
-            modules[node.name] = _CONVERTERS[node.op_type](known)
-    return {name: module for name, module in modules.items() if module is not None}
+            if name in stored:
+                constants[index] = onnx.numpy_helper.to_array(stored[name])
+            elif name:
+                computed.add(index)
+        if computed != {0} and node.op_type not in _OF_SEVERAL:
+            continue
+        known = Node(
+            node,
+            sizes=sizes.get(node.input[0], []),
+            depth=_find_depth(node, sizes),
+            constants=constants,
+            opset=opset,
+        )
+        module = _CONVERTERS[node.op_type](known)
+        if module is not None:
+            modules[node.name] = module
+    return modules
+
+
+def _find_depth(node: onnx.NodeProto, sizes: Mapping[str, Sequence[int]]) -> int | None:
+    """Return the last size of a node's second input; None if it is unknown or free."""
+    second = sizes.get(node.input[1]) if len(node.input) > 1 else None
+    if not second:
+        return None
+    return second[-1] or None
 
 
 def _always(kind: type[Fixed], function: Callable[..., Any]) -> "_Converter":
@@ -344,9 +360,11 @@ def _cum_sum(node: Node) -> torch.nn.Module:
     reverse = node("reverse")
 
     def cumulate(values: torch.Tensor) -> torch.Tensor:
-        turned = values.flip(axis) if reverse else values
-        sums = torch.cumsum(turned, axis, dtype=values.dtype)
-        sums = sums - turned if exclusive else sums
+        if reverse:
+            values = values.flip(axis)
+        sums = torch.cumsum(values, axis, dtype=values.dtype)
+        if exclusive:
+            sums = sums - values
         return sums.flip(axis) if reverse else sums
 
     return InFloat(cumulate)
@@ -453,20 +471,22 @@ def _recurrent(node: Node) -> torch.nn.Module | None:
     ways = len(parts) // 4
     width = parts[1].shape[1]
     count = len(node.proto.output)
+    is_lstm = network is torch.lstm
     is_reverse = node("direction", b"") == b"reverse"  # starts at the last step
 
     def run(values: torch.Tensor, *states: torch.Tensor, weights: Any) -> Any:
         """Return [steps, directions, N, width] and the last states [directions, N, width]."""
         if not states:
             zeros = values.new_zeros(ways, values.shape[1], width)
-            states = (zeros,) * (2 if network is torch.lstm else 1)
-        steps = values.flip(0) if is_reverse else values
+            states = (zeros, zeros) if is_lstm else (zeros,)
+        if is_reverse:
+            values = values.flip(0)
         options = True, 1, 0.0, False, ways == 2, False  # biases, layers, dropout, training, ...
-        first = states if network is torch.lstm else states[0]
-        outputs = network(steps, first, [*weights], *options)
+        outputs = network(values, states if is_lstm else states[0], [*weights], *options)
         steps = outputs[0]
-        last = [outputs[i] for i in range(1, count)]
-        steps = steps.flip(0) if is_reverse else steps
+        last = [outputs[index] for index in range(1, count)]
+        if is_reverse:
+            steps = steps.flip(0)
         steps = steps.unflatten(-1, (ways, width)).transpose(1, 2)
         return (steps, *last) if last else steps
 

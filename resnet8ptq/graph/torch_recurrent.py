@@ -73,9 +73,12 @@ def find_function(
         return None
     directions = len(constants[1])
     functions = attribute(node, "activations", _ACTIVATIONS[kind][0] * directions)
-    usual = functions in [names * directions for names in _ACTIVATIONS[kind]]
-    if not usual or any(attribute(node, name, 0) for name in ("clip", "layout", "input_forget")):
+    usual = [names * directions for names in _ACTIVATIONS[kind]]
+    changes = [name for name in ("clip", "layout", "input_forget") if attribute(node, name, 0)]
+    if functions not in usual or changes:
         return None
+
+    # torch's function
     if kind == "GRU" and not attribute(node, "linear_before_reset", 0):
         return partial(_reset_first, steps=steps) if steps else None
     suffix = f"_{functions[0].decode()}" if kind == "RNN" else ""

@@ -13,14 +13,23 @@ from resnet8ptq.graph.links import Linked, Links
 Array = NDArray[np.float32]
 
 
-def read(graph: Linked, name: str) -> Array:
-    """Return an initializer."""
+def read_initializer(graph: Linked, name: str) -> Array:
+    """Return the values of an initializer."""
     return np.array(numpy_helper.to_array(Links.of(graph).constants[name]))
 
 
 def read_weights(graph: Linked, node: onnx.NodeProto) -> Array:
-    """Return a layer's weights [output channels, ...]."""
-    return np.moveaxis(read(graph, node.input[1]), channel_axis(node), 0)
+    """Return a layer's weights [output channels, ...].
+
+    Operators store the output channels along different axes. Corrections and scales need them
+    first; `write_weights` puts them back.
+
+    >>> weights = numpy_helper.from_array(np.zeros((16, 10), np.float32), "w")
+    >>> dense = onnx.helper.make_node("MatMul", ["x", "w"], ["y"])
+    >>> read_weights(onnx.GraphProto(node=[dense], initializer=[weights]), dense).shape
+    (10, 16)
+    """
+    return np.moveaxis(read_initializer(graph, node.input[1]), channel_axis(node), 0)
 
 
 def write_weights(graph: Linked, node: onnx.NodeProto, weights: NDArray[Any]) -> None:
@@ -34,7 +43,7 @@ def read_bias(graph: Linked, node: onnx.NodeProto) -> Array:
     channels = graph.constants[node.input[1]].dims[channel_axis(node)]
     if len(node.input) < 3 or not node.input[2]:
         return np.zeros(channels, np.float32)
-    return np.array(np.broadcast_to(read(graph, node.input[2]).reshape(-1), channels))
+    return np.array(np.broadcast_to(read_initializer(graph, node.input[2]).reshape(-1), channels))
 
 
 def write_bias(graph: Linked, node: onnx.NodeProto, bias: NDArray[Any]) -> None:

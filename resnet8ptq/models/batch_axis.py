@@ -22,7 +22,7 @@ from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.records import feed
 from resnet8ptq.graph.layers import attribute
-from resnet8ptq.graph.links import Links, find_all, inputs_of
+from resnet8ptq.graph.links import Links, find_all, input_names, inputs_of
 from resnet8ptq.graph.passes import Writer, end_with, remove_unused, rewrite
 from resnet8ptq.graph.session import expose, open_session
 from resnet8ptq.graph.shapes import infer_shapes
@@ -114,7 +114,7 @@ def fix_sizes(
     if batch is None:
         _free_reshapes(graph, read_contract(graph).batch, static)
     sizes: Sequence[int] = SIZES if batch is None else (batch,)
-    inputs = [feed(zeros(sample, size), [v.name for v in graph.input]) for size in sizes]
+    inputs = [feed(zeros(sample, size), input_names(graph)) for size in sizes]
     for value in graph.input:
         shape: list[int | str] = ["N" if batch is None else batch, *inputs[0][value.name].shape[1:]]
         if value.name in any_length:
@@ -238,7 +238,7 @@ def _add_batch_axis(model: ir.Model, sizes: Mapping[str, Sequence[int | str]]) -
 
 def _free_reshapes(graph: onnx.GraphProto, fixed: int | None, static: set[str]) -> None:
     """Replace the batch size in constant shapes of Reshape by 0, which copies it."""
-    constants = {tensor.name: tensor for tensor in graph.initializer}
+    constants = Links(graph).constants
     for node in graph.node:
         if node.op_type != "Reshape" or node.input[1] not in constants:
             continue

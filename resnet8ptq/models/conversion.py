@@ -29,13 +29,14 @@ from resnet8ptq.data.preprocessing import RAW
 from resnet8ptq.data.preprocessing import Preprocessing as Arithmetic
 from resnet8ptq.graph.footprint import tensor_bytes
 from resnet8ptq.graph.layers import attribute
+from resnet8ptq.graph.links import input_names
 from resnet8ptq.graph.passes import rewrite
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models import batch_axis, batch_first, branches, normalization
 from resnet8ptq.models.batch_axis import Outputs, Predict
 from resnet8ptq.models.contract import Contract, SampleArray, is_scalar, match, read_contract
 from resnet8ptq.models.folding import Folding, preprocess
-from resnet8ptq.models.sources import read, select_outputs
+from resnet8ptq.models.sources import read_network, select_outputs
 from resnet8ptq.models.sources.contract import Network
 from resnet8ptq.tasks.scoring.outputs import LOGITS, PROBABILITIES, VALUES
 
@@ -116,7 +117,7 @@ def convert(
     warnings.simplefilter("ignore")  # TensorFlow's and tf2onnx's own deprecations
     try:
         with waiting("Reading and converting the network"):
-            network = read(source, samples[:1], config)
+            network = read_network(source, samples[:1], config)
             network = select_outputs(network, config.outputs) if config.outputs else network
         matched = match(samples, steps, read_contract(network.proto.graph))
         fields = matched.fields
@@ -244,7 +245,7 @@ def check_torch(
 def _take_branches(network: Network, samples: SampleArray) -> Network:
     """Replace each If by its branch, if shapes decide and all batch sizes agree."""
     graph = network.proto.graph
-    names = [value.name for value in graph.input]
+    names = input_names(graph)
     fixed = read_contract(graph).batch
     sizes = (1, *batch_axis.SIZES) if fixed is None else (fixed,)
     feeds = [feed(batch_axis.zeros(samples[:1], size), names) for size in sizes]

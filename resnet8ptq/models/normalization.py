@@ -31,7 +31,7 @@ from resnet8ptq.graph.passes import (
     values_of,
 )
 from resnet8ptq.graph.shapes import find_sizes
-from resnet8ptq.graph.weights import read, read_bias, write_bias, write_input
+from resnet8ptq.graph.weights import read_bias, read_initializer, write_bias, write_input
 from resnet8ptq.models.gates.onnx import LABELLERS, ONNX_DOMAINS, SCALER, graph_inputs
 
 Sizes = Mapping[str, Sequence[int]]  # the shape of each tensor; a free size is 0
@@ -249,7 +249,9 @@ def simplify_gemms(graph: onnx.GraphProto) -> None:
             continue
         for index, name in enumerate(node.input):
             if index and name in links.constants:
-                write_input(links, node, index, read(links, name) * np.float32(factors[index]))
+                write_input(
+                    links, node, index, read_initializer(links, name) * np.float32(factors[index])
+                )
         drop_attribute(node, "alpha")
         drop_attribute(node, "beta")
     _flatten_biases(graph)
@@ -262,7 +264,7 @@ def copy_shared_weights(graph: onnx.GraphProto) -> None:
     axis of a Conv's channels, and not of those of a ConvTranspose. A bias has the scale of its
     layer, so each layer has its own.
     """
-    constants = {tensor.name: tensor for tensor in graph.initializer}
+    constants = Links(graph).constants
     roles: dict[str, dict[tuple[Any, ...], str]] = {}  # of each constant: its name in each role
     for node in graph.node:
         for name in constants.keys() & {*inputs_of(node)}.difference(node.input):

@@ -28,7 +28,7 @@ from resnet8ptq.models.conversion import CRASHED
 from resnet8ptq.models.gates import onnx as gate
 from resnet8ptq.models.network_path import digest, locate
 from resnet8ptq.models.normalization import opset
-from resnet8ptq.models.sources import formats, read
+from resnet8ptq.models.sources import formats, read_network
 from resnet8ptq.models.sources.contract import Sample
 from resnet8ptq.models.sources.onnx import read_graph
 
@@ -224,7 +224,7 @@ def _read(path: Path, name: str, sample: Sample, config: ModelConfig) -> bytes:
         if name == "onnx":
             proto = read_graph(path, config.inputs or {}).proto
         else:
-            proto = read(path, sample, replace(config, inputs=None)).proto
+            proto = read_network(path, sample, replace(config, inputs=None)).proto
         return bytes(onnx.shape_inference.infer_shapes(proto).SerializeToString())
 
 

@@ -15,6 +15,7 @@ from torch.nn.utils import parametrize
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.graph.layers import channel_axis, fused_activations, weight_layers
+from resnet8ptq.graph.links import Links
 from resnet8ptq.graph.session import end_at_logits
 from resnet8ptq.graph.torch_module import to_torch_module
 from resnet8ptq.precision.grid import ActivationScheme
@@ -152,7 +153,7 @@ def write_back(onnx_path: Path, student: Student) -> onnx.ModelProto:
     Only weights with a learned grid are rounded.
     """
     proto = onnx.load(onnx_path)
-    tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
+    tensors = Links(proto.graph).constants
     for node in _layers(proto.graph).values():
         layer = find_layer(student.module[1], node)
         weights = layer.weight

@@ -22,8 +22,9 @@ from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.data.preprocessing import RAW
-from resnet8ptq.graph import weights
+from resnet8ptq.graph.links import Links
 from resnet8ptq.graph.torch_module import to_torch_module
+from resnet8ptq.graph.weights import read_initializer
 from resnet8ptq.simulation.device import find_device
 
 log = logging.getLogger(__name__)
@@ -99,12 +100,12 @@ def _find_range(like: Split) -> tuple[float, float]:
 
 def _read_statistics(graph: onnx.GraphProto) -> Statistics:
     """Return mean and standard deviation [channels] of the input of each BatchNormalization."""
-    constants = {tensor.name for tensor in graph.initializer}
+    links = Links(graph)
     statistics = {}
     for node in graph.node:
-        if node.op_type == "BatchNormalization" and constants.issuperset(node.input[3:5]):
-            mean = torch.from_numpy(weights.read(graph, node.input[3]))
-            variance = torch.from_numpy(weights.read(graph, node.input[4]))
+        if node.op_type == "BatchNormalization" and links.constants.keys() >= {*node.input[3:5]}:
+            mean = torch.from_numpy(read_initializer(links, node.input[3]))
+            variance = torch.from_numpy(read_initializer(links, node.input[4]))
             statistics[node.name] = mean, variance.clamp(min=1e-6).sqrt()
     return statistics
 

@@ -46,12 +46,12 @@ def ort_dynamic(fp32: Path, feeds: Feeds, target: Path) -> None:
 
 def nncf_openvino(fp32: Path, feeds: Feeds, target: Path) -> None:
     """`nncf.quantize` of an OpenVINO network."""
-    from resnet8ptq.backends.openvino.library import library, read
+    from resnet8ptq.backends.openvino.library import library, read_graph
 
     openvino = library()  # before NNCF, which would report to Intel too
     import nncf
 
-    quantized = nncf.quantize(read(fp32), nncf.Dataset(feeds))
+    quantized = nncf.quantize(read_graph(fp32), nncf.Dataset(feeds))
     openvino.save_model(quantized, target, compress_to_fp16=False)
 
 

@@ -314,7 +314,7 @@ def test_each_input_is_read_before_its_memory_is_freed():
         '<ir_version: 8, opset_import: ["" : 17]> '
         "two (int64[N, L] first, int64[N, L] second) => (int64[N, L] y) { y = Sub(first, second) }"
     )
-    network = make_network(library.read(proto.SerializeToString()), 1)
+    network = make_network(library.read_graph(proto.SerializeToString()), 1)
     for size in (1, 5, 300):
         records = np.zeros(size, [("second", np.int64, (7,)), ("first", np.int64, (7,))])
         records["first"] = np.arange(7 * size).reshape(size, 7)

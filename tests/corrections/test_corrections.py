@@ -25,7 +25,7 @@ from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.graph.layers import channel_axis, float_tensors
-from resnet8ptq.graph.weights import read, read_bias, read_weights, write_weights
+from resnet8ptq.graph.weights import read_bias, read_initializer, read_weights, write_weights
 from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
@@ -126,7 +126,7 @@ def test_equalization_of_grouped_convolutions(groups, activation):
         w2=normal(4, 8, 1, 1),
     )
     equalized = equalization.equalize(network, Selection())
-    weights = read(equalized.graph, "w0")
+    weights = read_initializer(equalized.graph, "w0")
     spread = np.abs(weights).max(axis=(1, 2, 3))
     assert spread.max() / spread.min() < 300  # it was 1000
     batch = normal(2, 3, 8, 8)
@@ -420,9 +420,13 @@ def test_the_bias_of_a_matmul_is_in_the_add_after_it(images, first):
     [[target]], [[output]] = walk.run(["hidden"]), walk.beside(simulated).run(["hidden"])
     error = np.abs((output - target).mean(axis=0, dtype=np.float64))
     assert error.max() < 1e-4 * np.abs(target).max()
-    assert not np.array_equal(read(corrected.graph, "b"), read(network.graph, "b"))
+    assert not np.array_equal(
+        read_initializer(corrected.graph, "b"), read_initializer(network.graph, "b")
+    )
     again = bias_correction.correct_biases(network, corrected, setting)  # as after AdaRound
-    assert read(again.graph, "b") == pytest.approx(read(corrected.graph, "b"), rel=1e-4)
+    assert read_initializer(again.graph, "b") == pytest.approx(
+        read_initializer(corrected.graph, "b"), rel=1e-4
+    )
     before, after = (layers.errors(network, made, setting) for made in (network, corrected))
     assert after["layer"] < before["layer"]
 

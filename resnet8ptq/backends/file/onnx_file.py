@@ -25,7 +25,7 @@ from resnet8ptq.backends.file.contents import (
 from resnet8ptq.graph.layers import FUSED, attribute
 from resnet8ptq.graph.links import find_all, find_computed
 from resnet8ptq.graph.qdq import AT_OUTPUT
-from resnet8ptq.graph.session import between, end_at_logits, expose, open_session
+from resnet8ptq.graph.session import between, end_at_logits, expose, open_session, session_inputs
 from resnet8ptq.models.gates import onnx as gate
 
 # By operator: the index of its weights, and of the zero point of its data (-1: none).
@@ -80,7 +80,7 @@ def open_run(
 ) -> RawRun:
     """Load a file in ONNX Runtime; `optimized` and `without` as in `open_session`."""
     session = open_session(content, threads, optimized=optimized, without=without)
-    names = [value.name for value in session.get_inputs()]
+    names = session_inputs(session)
     return lambda values: session.run(None, dict(zip(names, values, strict=True)))
 
 
@@ -110,7 +110,7 @@ def open_tensors(content: bytes, threads: int) -> Tensors:
 def _run(
     session: Any, kept: dict[str, Inner], values: Sequence[NDArray[Any]]
 ) -> list[NDArray[Any]]:
-    names = [value.name for value in session.get_inputs()]
+    names = session_inputs(session)
     outputs = session.run([*kept], dict(zip(names, values, strict=True)))
     return [
         _dequantize(output, tensor) for output, tensor in zip(outputs, kept.values(), strict=True)

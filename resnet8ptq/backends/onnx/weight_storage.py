@@ -18,6 +18,7 @@ from resnet8ptq.backends.contract import LARGEST_HALF
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.graph.embeddings import round_rows
 from resnet8ptq.graph.layers import LAYERS, RECURRENT, STORED, attribute
+from resnet8ptq.graph.links import Links
 from resnet8ptq.graph.passes import remove_unused, rewrite
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ def find_weights(
     Args:
         half: weights in float16, which tables of embeddings take too; 8 bits have other means.
     """
-    constants = {tensor.name: tensor for tensor in graph.initializer}
+    constants = Links(graph).constants
     operators = (*OPERATORS, _EMBEDDING) if half else OPERATORS
     for node in graph.node:
         if node.op_type not in operators or node.name in skipped:
@@ -92,7 +93,7 @@ def quantize(
     `proto` must not be used afterwards.
     """
     graph = proto.graph
-    constants = {tensor.name: tensor for tensor in graph.initializer}
+    constants = Links(graph).constants
     made: dict[str, str] = {}  # by the name of the float tensor
     nodes: list[onnx.NodeProto] = []
     for node, index, axes in list(find_weights(graph, skipped, half)):
@@ -137,7 +138,11 @@ def count_layers(graph: onnx.GraphProto) -> int:
 
 def count_left(graph: onnx.GraphProto, skipped: Collection[str]) -> Counter[str]:
     """Count the layers with constant weights that stay in float, by operator."""
-    constants = {tensor.name for tensor in graph.initializer}
-    layers = [n for n in graph.node if n.op_type in OPERATORS and constants & {*n.input[1:2]}]
+    constants = Links(graph).constants
     taken = {id(node) for node, _, _ in find_weights(graph, skipped)}
-    return Counter(node.op_type for node in layers if id(node) not in taken)
+    left: Counter[str] = Counter()
+    for node in graph.node:
+        is_layer = node.op_type in OPERATORS and "".join(node.input[1:2]) in constants
+        if is_layer and id(node) not in taken:
+            left[node.op_type] += 1
+    return left

@@ -50,7 +50,7 @@ def open_front_end(name: str) -> Any:
     return FrontEndManager().load_by_framework(name)
 
 
-def read(model: Path | bytes) -> Any:
+def read_graph(model: Path | bytes) -> Any:
     """Return the graph of an ONNX file, or of its content."""
     return core().read_model(model if isinstance(model, bytes) else str(model))
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from resnet8ptq.backends.contract import Predictor, Run
 from resnet8ptq.backends.openvino import archive
-from resnet8ptq.backends.openvino.library import compile_graph, read
+from resnet8ptq.backends.openvino.library import compile_graph, read_graph
 from resnet8ptq.core.records import feed
 from resnet8ptq.graph.session import end_at_logits
 from resnet8ptq.target.measure import F32
@@ -28,7 +28,7 @@ def load(path: Path, threads: int, precision: str = F32) -> Predictor:
 
 def open_network(path: Path, threads: int, **options: Any) -> "CompiledNetwork":
     """Compile an ONNX file or an archive; for options see `compile_graph`."""
-    graph = archive.read(path.read_bytes()) if path.suffix == archive.SUFFIX else read(path)
+    graph = archive.read(path.read_bytes()) if path.suffix == archive.SUFFIX else read_graph(path)
     return make_network(graph, threads, **options)
 
 
@@ -47,7 +47,7 @@ def _open_logits(path: Path, threads: int, precision: str) -> Run | None:
     proto = onnx.load(path)
     if not end_at_logits(proto):
         return None
-    return make_network(read(proto.SerializeToString()), threads, precision=precision)
+    return make_network(read_graph(proto.SerializeToString()), threads, precision=precision)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from resnet8ptq.backends.contract import (
 from resnet8ptq.backends.onnx.predictor import check
 from resnet8ptq.backends.onnx.quantizer import OnnxQuantizer
 from resnet8ptq.backends.openvino import checking, predictor, profiler
-from resnet8ptq.backends.openvino.library import library, read, refuse_missing
+from resnet8ptq.backends.openvino.library import library, read_graph, refuse_missing
 from resnet8ptq.backends.openvino.rewriting import rewrite
 from resnet8ptq.config.schema import DtypeConfig
 from resnet8ptq.core import files, isolation
@@ -112,7 +112,7 @@ class OpenvinoQuantizer(RunsInOpenvino):
     def fit(self, model: Fp32Model) -> dict[str, object]:
         """Check that OpenVINO supports all operators; see `contract.Quantizer`."""
         with errors_as(UnsupportedError, "backend=openvino: OpenVINO cannot read the network"):
-            read(model.onnx_path)
+            read_graph(model.onnx_path)
         self._writer.fit(model)
         return {}
 

@@ -26,7 +26,7 @@ from resnet8ptq.backends.contract import (
     refuse_others,
 )
 from resnet8ptq.backends.openvino import archive, profiler
-from resnet8ptq.backends.openvino.library import library, read
+from resnet8ptq.backends.openvino.library import library, read_graph
 from resnet8ptq.backends.openvino.quantizer import OpenvinoQuantizer, RunsInOpenvino
 from resnet8ptq.backends.openvino_nncf.options import NncfConfig
 from resnet8ptq.config.schema import CORRECTIONS
@@ -105,7 +105,7 @@ class NncfQuantizer(RunsInOpenvino):
         normalizations and sums.
         """
         with errors_as(UnsupportedError, "backend=openvino_nncf: OpenVINO cannot read the network"):
-            read(model.onnx_path)
+            read_graph(model.onnx_path)
         quantizes = not self.config.dtype.is_float
         if (
             quantizes
@@ -181,7 +181,7 @@ def quantize(
         from nncf.quantization.advanced_parameters import QuantizationParameters
 
         nncf.set_log_level(logging.ERROR)
-        graph = read(network)
+        graph = read_graph(network)
         names = [value.get_any_name() for value in graph.inputs]
         channels = QuantizationParameters(per_channel=per_channel)
         fix = {None: None, True: nncf.OverflowFix.ENABLE, False: nncf.OverflowFix.DISABLE}

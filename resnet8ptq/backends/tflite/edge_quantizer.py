@@ -21,6 +21,7 @@ from resnet8ptq.core import isolation
 from resnet8ptq.core.console import silenced
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_as
 from resnet8ptq.graph.layers import LAYERS
+from resnet8ptq.graph.links import Links
 from resnet8ptq.precision.grid import fit_bias
 
 # Operators that only move values, or leave some out: they are quantized if their input is.
@@ -74,15 +75,15 @@ def find_quantized(
     Args:
         names: see `correspondence.find`.
     """
-    makers = {name: node for node in graph.node for name in node.output}
+    producers = Links(graph).producers
     integer = {*model.subgraphs[0].inputs}  # tensors
     chosen = []
     for code, operator in contents.operators(model):
         output = int(operator.outputs[0])
         if code in contents.LAYERS:
-            node = _layer_before(names.get(output, [""])[-1], makers)
+            node = _layer_before(names.get(output, [""])[-1], producers)
         else:
-            node = makers.get(names.get(output, [""])[0])
+            node = producers.get(names.get(output, [""])[0])
         quantized = node is not None and node.name not in skipped
         if node is None and code in MOVES:
             quantized = not integer.isdisjoint(operator.inputs)
@@ -102,11 +103,11 @@ def _has_scalar(model: Any, operator: Any) -> bool:
     return any(contents.is_constant(model, t) and len(t.shape) < axes for t in floats)
 
 
-def _layer_before(name: str, makers: Mapping[str, onnx.NodeProto]) -> onnx.NodeProto | None:
+def _layer_before(name: str, producers: Mapping[str, onnx.NodeProto]) -> onnx.NodeProto | None:
     """Return the layer before a tensor, past nodes with one computed input, such as a bias."""
-    node = makers.get(name)
+    node = producers.get(name)
     while node is not None and node.op_type not in LAYERS:
-        computed = [makers[name] for name in node.input if name in makers]
+        computed = [producers[name] for name in node.input if name in producers]
         node = computed[0] if len(computed) == 1 else None
     return node
 

@@ -24,6 +24,7 @@ from resnet8ptq.core.console import waiting
 from resnet8ptq.core.errors import ParityError, UnsupportedError, errors_as
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
+from resnet8ptq.graph.links import input_names
 from resnet8ptq.graph.passes import (
     Writer,
     input_of,
@@ -158,7 +159,7 @@ def _call(proto: onnx.ModelProto, cache_root: Path) -> bytes:
         log.warning("the converter can write files elsewhere: the kernel has no Landlock")
     name = environment.CONVERTER
     crashed = UnsupportedError(f"backend=tflite: {name} ended while it converted the network")
-    inputs = [value.name for value in proto.graph.input]
+    inputs = input_names(proto.graph)
     with waiting(f"Converting by {name}"):
         content = proto.SerializeToString()
         return isolation.call(_run, python, content, inputs, crashed=crashed)

@@ -29,6 +29,7 @@ from resnet8ptq.config.schema import CalibConfig, QuantizationConfig
 from resnet8ptq.core.errors import UnsupportedError, errors_as
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.layers import fused_activations
+from resnet8ptq.graph.links import Links
 from resnet8ptq.graph.torch_module import as_tensors, name_tensors
 from resnet8ptq.graph.torch_operators import InFloat
 from resnet8ptq.precision.grid import WeightScheme
@@ -189,12 +190,12 @@ def _find_mixed(graph: onnx.GraphProto) -> list[str]:
     if it comes first, the others are clipped; otherwise it keeps few levels. So these nodes stay in
     float.
     """
-    makers = {name: node for node in graph.node for name in node.output}
+    producers = Links(graph).producers
 
     def is_fixed(name: str) -> bool:
-        node = makers.get(name)
+        node = producers.get(name)
         while node is not None and node.op_type in _MOVING:
-            node = makers.get(node.input[0])
+            node = producers.get(node.input[0])
         return node is not None and node.op_type in _FIXED_SCALES
 
     return [n.name for n in graph.node if n.op_type == "Concat" and any(map(is_fixed, n.input))]

@@ -17,8 +17,7 @@ from resnet8ptq.backends.torch.torchscript import Example, copy_reproducibly, kn
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_as
 from resnet8ptq.graph.torch_module import infer
-from resnet8ptq.models.gates import torch_archive
-from resnet8ptq.models.gates.exported_program import read
+from resnet8ptq.models.gates import exported_program, torch_archive
 
 MODEL_FILE = "model.pt2"
 FORMAT = "PT2"
@@ -74,7 +73,7 @@ def save(module: Any, example: Example, path: Path, *_: bool) -> None:
     with files.atomic(path) as temporary:
         copy_reproducibly(archive, temporary, compressed=(".json",))
         try:
-            read(temporary)
+            exported_program.read(temporary)
         except QuantizationError as error:
             reason = str(error).removeprefix(f"{temporary}: ")
             why = f"a saved program may not hold the whole network ({reason}); try backend=torch"
@@ -88,7 +87,7 @@ def load(path: Path) -> Predictor:
 
 
 def _open(path: Path) -> Any:
-    packed = torch_archive.pack(read(path))
+    packed = torch_archive.pack(exported_program.read(path))
     with errors_as(QuantizationError, f"{path}: torch cannot load it"), known_warnings():
         return torch.export.load(packed).module()
 

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.graph.layers import LAYERS, RECURRENT, STORED
-from resnet8ptq.graph.links import find_all
+from resnet8ptq.graph.links import Links, find_all
 from resnet8ptq.graph.shapes import infer_shapes
 from resnet8ptq.models.gates import EXPECTS_FP32
 
@@ -332,7 +332,7 @@ def find_weights(
     graph: onnx.GraphProto, operators: Sequence[str] = (*LAYERS, *RECURRENT)
 ) -> Iterator[tuple[str, TensorProto]]:
     """Yield each layer's operator and the constant of its weights."""
-    origin = {tensor.name: tensor for tensor in graph.initializer}
+    origin = dict(Links(graph).constants)
     for node in graph.node:
         if node.op_type == "Constant":
             tensor = read_constant(node)
@@ -361,7 +361,7 @@ def read_constant(node: onnx.NodeProto) -> TensorProto | None:
 
 def graph_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
     """Return the inputs; leave out initializers, which IR versions up to 3 list as inputs."""
-    constants = {tensor.name for tensor in graph.initializer}
+    constants = Links(graph).constants
     return [value for value in graph.input if value.name not in constants]
 
 

@@ -22,7 +22,7 @@ from resnet8ptq.models.sources.contract import Network, Sample
 from resnet8ptq.models.sources.formats import EXPECTED, find_format, takes_values
 
 
-def read(source: Path, sample: Sample, config: ModelConfig) -> Network:
+def read_network(source: Path, sample: Sample, config: ModelConfig) -> Network:
     """Read a network from its file or folder, or from the weights of `model.module`.
 
     Args:

@@ -14,7 +14,7 @@ from onnx import numpy_helper
 from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.core.records import feed
 from resnet8ptq.graph.passes import name_inner_tensors, remove_unused, rewrite
-from resnet8ptq.graph.session import Runner, open_session
+from resnet8ptq.graph.session import Runner, open_session, session_inputs
 from resnet8ptq.models import batch_first, branches, normalization, past_tokens, widening
 from resnet8ptq.models.batch_axis import in_full_batches
 from resnet8ptq.models.contract import (
@@ -119,7 +119,7 @@ def read_graph(source: Path, inputs: Mapping[str, Any]) -> ReadGraph:
 def _open(original: bytes, axes: Mapping[str, int]) -> Runner:
     """Load the original for samples with the batch axis in front; `axes`: its original position."""
     session = open_session(original, 0, spins=False, without=[normalization.PAD_FUSION])
-    names = [value.name for value in session.get_inputs()]
+    names = session_inputs(session)
 
     def run(batch: NDArray[Any]) -> list[NDArray[Any]]:
         inputs = feed(batch, names)
