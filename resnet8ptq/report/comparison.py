@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -78,20 +78,25 @@ class Family:
     @property
     def records(self) -> list[RunRecord]:
         """The records of the cells."""
-        return [cell.record for cell in self.cells]
+        return records_of(self.cells)
 
     @property
     def measured(self) -> list[Cell]:
         """The quantized cells with predictions."""
         return [cell for cell in self.cells if cell.quantized]
 
+    @property
+    def sound(self) -> list[Cell]:
+        """The measured cells whose FP32 is not in doubt, so that the loss has a meaning."""
+        return [cell for cell in self.measured if not cell.record.doubt]
+
     @cached_property
     def models(self) -> list[Cell]:
         """The measured cells; runs with equal files are one, under all their names."""
-        cells = {cell.record.run_id: cell for cell in self.measured}
+        cells = by_run_id(self.measured)
         keys = facts.varied(self.records)
         models = []
-        for members in equal_files.group([cell.record for cell in self.measured]):
+        for members in equal_files.group(records_of(self.measured)):
             cell = cells[members[0].run_id]
             if len(members) > 1:
                 cell = replace(cell, label=facts.label(members, keys))
@@ -111,11 +116,10 @@ class Family:
         measured models, so that the others do not pass more easily.
         """
         planned = max((record.confirmations for record in self.records), default=1)
-        lost = [cell.record for cell in self.cells if cell.lost and cell.record.quantized]
+        lost = [cell for cell in self.cells if cell.lost and cell.record.quantized]
         if not lost:
             return planned
-        measured = [cell.record for cell in self.measured]
-        return max(planned, facts.count_models([*measured, *lost]))
+        return max(planned, facts.count_models(records_of([*self.measured, *lost])))
 
     def without_held_out(self) -> "Family":
         """Return the family without the runs on held-out or selection samples."""
@@ -142,6 +146,21 @@ class Family:
         return [-cell.metric(f"class/{name}/drop") for name in metric_names(self.class_names)]
 
 
+def records_of(cells: Iterable[Cell]) -> list[RunRecord]:
+    """Return the records of cells, in their order."""
+    return [cell.record for cell in cells]
+
+
+def by_run_id(cells: Iterable[Cell]) -> dict[str, Cell]:
+    """Return cells by the ids of their runs, in their order."""
+    return {cell.record.run_id: cell for cell in cells}
+
+
+def headings_of(families: Sequence[Family]) -> list[str]:
+    """Return the heading of each family, see `facts.headings`."""
+    return facts.headings([family.records for family in families])
+
+
 def class_power(family: Family) -> tuple[float, float] | None:
     """Return the smallest and the largest detectable loss over the classes.
 
@@ -150,7 +169,7 @@ def class_power(family: Family) -> tuple[float, float] | None:
     """
     measured = family.measured
     classes = len(family.class_names)
-    models = facts.count_models([cell.record for cell in measured])
+    models = facts.count_models(records_of(measured))
     level = SIGNIFICANCE / max(models * classes, 1)
     rows = [cell.paired.found_by_class(classes, level) for cell in measured if cell.paired]
     if not any(rows):
@@ -159,7 +178,7 @@ def class_power(family: Family) -> tuple[float, float] | None:
     return float(by_class.min()), float(by_class.max())
 
 
-def load(store: Store, records: Sequence[RunRecord]) -> list[Family]:
+def load_families(store: Store, records: Sequence[RunRecord]) -> list[Family]:
     """Read the predictions and ranges of a sweep's runs from MLflow; test each family of runs.
 
     A run whose file is missing or damaged is warned of, and stays as failed.
@@ -182,8 +201,7 @@ def add_earlier_runs(store: Store, families: Sequence[Family]) -> list[Family]:
 
 
 def _add_earlier(store: Store, family: Family) -> Family:
-    known = (cell.paired.samples for cell in family.measured if cell.paired is not None)
-    ids = next((samples for samples in known if samples is not None), None)
+    ids = _find_samples(family)
     earlier_runs = background.ask(ledger.count_earlier, store, family.records, ids)
     scored_before = earlier_runs.count > len(earlier_runs.others)  # one scored all samples
     if ids is None or scored_before:
@@ -198,6 +216,14 @@ def _add_earlier(store: Store, family: Family) -> Family:
         seen |= np.isin(ids, earlier.samples)
     added = ~seen if seen.any() and not seen.all() else None
     return replace(family, earlier_runs=earlier_runs, added=added)
+
+
+def _find_samples(family: Family) -> Array | None:
+    """Return the ids of the scored samples; None if no run has logged them."""
+    for cell in family.measured:
+        if cell.paired is not None and cell.paired.samples is not None:
+            return cell.paired.samples
+    return None
 
 
 def _read_earlier(store: Store, record: RunRecord) -> Paired | None:
@@ -265,10 +291,10 @@ def _read_cell(
     if not is_scored or record.status != "ok":
         return Cell(record, label)
     reader = partial(_read_predictions, task.test, kept=kept)
-    paired = history.read(store, record, name="predictions.npz", reader=reader)
+    paired = history.read_artifact(store, record, name="predictions.npz", reader=reader)
     choice = None
     if record.value_of(task.metric, CHOICE) is not None:
-        choice = history.read(store, record, name="choice.npz", reader=reader)
+        choice = history.read_artifact(store, record, name="choice.npz", reader=reader)
     return Cell(record, label, paired, choice=choice)
 
 
@@ -307,13 +333,20 @@ def compare(cells: Sequence[Cell]) -> Family:
         corrected = holm(np.ravel(rows).tolist())
         return np.reshape(corrected, (len(rows), len(names))).tolist()
 
-    class_p = facts.by_model([cell.record for cell in measured], by_class, correct)
-    worse: dict[int, list[str]] = {}
-    for cell, row in zip(measured, class_p, strict=True):
-        own = worse[id(cell)] = []
-        for name, p, delta in zip(names, row, family.class_deltas(cell), strict=True):
-            if p < SIGNIFICANCE and delta < 0:
-                own.append(name)
-
-    tested = [replace(cell, worse_classes=tuple(worse.get(id(cell), ()))) for cell in cells]
+    class_p = facts.by_model(records_of(measured), by_class, correct)
+    worse = {}
+    for cell, p_values in zip(measured, class_p, strict=True):
+        worse[id(cell)] = _find_worse(names, p_values, family.class_deltas(cell))
+    tested = [replace(cell, worse_classes=worse.get(id(cell), ())) for cell in cells]
     return Family(tuple(tested))
+
+
+def _find_worse(
+    names: Sequence[str], p_values: Sequence[float], deltas: Sequence[float]
+) -> tuple[str, ...]:
+    """Return the classes with a significant loss."""
+    worse = []
+    for name, p, delta in zip(names, p_values, deltas, strict=True):
+        if p < SIGNIFICANCE and delta < 0:
+            worse.append(name)
+    return tuple(worse)

@@ -97,10 +97,13 @@ def _asked(record: RunRecord) -> tuple[str | None, ...]:
 
 def task_of(records: Sequence[RunRecord]) -> Task:
     """Return the task of a family; classification if no run got as far as its task."""
-    scored = [record for record in records if record.samples is not None]
-    known = [record for record in records if "scored_as" in record.params]
-    first = next(iter([*scored, *known]), None)
-    return registry.recall({}) if first is None else first.task
+    for record in records:
+        if record.samples is not None:
+            return record.task
+    for record in records:
+        if "scored_as" in record.params:
+            return record.task
+    return registry.recall({})
 
 
 def best_first(records: Sequence[RunRecord]) -> list[int]:
@@ -124,16 +127,27 @@ def is_stopped(record: RunRecord) -> bool:
 
 
 def varied(records: Sequence[RunRecord]) -> list[str]:
-    """Return the settings that differ between runs, besides the four of every table."""
-    varying = set()
-    for backend in {record.backend for record in records}:
-        members = [record for record in records if record.backend == backend]
-        keys = {key for record in members for key in record.params}
-        for key in filter(_is_setting, keys):
-            values = {record.params.get(key) for record in members if _is_resolved(record, key)}
-            if len(values) > 1:
-                varying.add(key)
+    """Return the settings that differ between runs, besides the four of every table.
+
+    They name the runs of a table, a figure and a page: see `label`. Settings that differ only
+    between backends count as defaults.
+    """
+    by_backend: dict[str, list[RunRecord]] = {}
+    for record in records:
+        by_backend.setdefault(record.backend, []).append(record)
+    varying: set[str] = set()
+    for members in by_backend.values():
+        keys: set[str] = set()
+        for record in members:
+            keys.update(record.params)
+        varying |= {key for key in keys if _is_setting(key) and _differs(members, key)}
     return sorted(varying)
+
+
+def _differs(records: Sequence[RunRecord], key: str) -> bool:
+    """Return whether the resolved values of a setting differ."""
+    values = {record.params.get(key) for record in records if _is_resolved(record, key)}
+    return len(values) > 1
 
 
 def asked(record: RunRecord, keys: Sequence[str]) -> tuple[str | None, ...]:
@@ -195,11 +209,15 @@ def headings(families: Sequence[Sequence[RunRecord]]) -> list[str]:
 
     Equal titles get `task.join` if it differs, else the digest of the samples.
     """
-    titles = [title(family) for family in families]
-    joins = [family[0].params.get("task.join", "null") if family else "" for family in families]
-    if len(set(joins)) > 1:
-        pairs = zip(titles, joins, strict=True)
-        titles = [f"{text}, task.join={how}" if how != "null" else text for text, how in pairs]
+    joins = [_find_join(family) for family in families]
+    titles = []
+    for family, join in zip(families, joins, strict=True):
+        text = title(family)
+        if join and len(set(joins)) > 1:
+            text += f", task.join={join}"
+        titles.append(text)
+
+    # The digest tells equal titles apart
     shown = []
     for text, family in zip(titles, families, strict=True):
         if titles.count(text) > 1:
@@ -209,19 +227,30 @@ def headings(families: Sequence[Sequence[RunRecord]]) -> list[str]:
     return shown
 
 
+def _find_join(family: Sequence[RunRecord]) -> str:
+    """Return how a family joins the scores of a sample; empty for the task's own way."""
+    join = family[0].params.get("task.join", "null") if family else "null"
+    return "" if join == "null" else join
+
+
 def title(records: Sequence[RunRecord]) -> str:
     """Return the data sets and models of the runs, and the number of scored samples."""
-    measured = [record for record in records if record.samples is not None] or records
-    names = {(record.dataset, record.model) for record in measured}
+    names = set()
+    scored = set()
+    totals = set()
+    measured = [record for record in records if record.samples is not None]
+    for record in measured or records:
+        names.add((record.dataset, record.model))
+        scored.add(record.scored_as)
+        if record.samples is not None:
+            totals.add(int(record.samples_planned or record.samples))
     text = "; ".join(f"{data}, {model}" for data, model in sorted(names))
 
     # The number of samples, if it is the same
-    totals = {int(r.samples_planned or r.samples) for r in records if r.samples is not None}
     if len(totals) == 1:
         most = "up to " if any(map(is_stopped, records)) else ""
         text += f", {most}{totals.pop():,} {samples_of(measured)} samples"
-    scored = {record.scored_as for record in measured} - {"classification"}
-    for name in sorted(scored):
+    for name in sorted(scored - {"classification"}):
         text += f", task={name}"
     return text
 
@@ -281,15 +310,33 @@ def models_of(records: Sequence[RunRecord]) -> list[tuple[str | None, ...]]:
 
 def adjusted_p(records: Sequence[RunRecord]) -> dict[str, float]:
     """Return the p-value of each measured quantized run by its id, corrected for their number."""
-    tested = {r.run_id: r for r in records if r.quantized and r.p_alone is not None}
-    p_values = [r.p_alone for r in tested.values() if r.p_alone is not None]
-    return dict(zip(tested, by_model(list(tested.values()), p_values, holm), strict=True))
+    tested = []
+    p_values = []
+    for record in records:
+        if record.quantized and record.p_alone is not None:
+            tested.append(record)
+            p_values.append(record.p_alone)
+    ids = [record.run_id for record in tested]
+    return dict(zip(ids, by_model(tested, p_values, holm), strict=True))
 
 
 def _find_preferred(records: Sequence[RunRecord]) -> str | None:
     """Return the preference that the runs have logged; None if they have not."""
-    values = (record.select(f"report.{PREFER}")[0] for record in records)
-    return next(filter(None, values), None)
+    for record in records:
+        [preferred] = record.select(f"report.{PREFER}")
+        if preferred:
+            return preferred
+    return None
+
+
+def _find_logged(records: Sequence[RunRecord]) -> tuple[str | None, ...]:
+    """Return the `LIMITS` of the first run that has logged them, as texts; else empty."""
+    keys = [f"report.{name}" for name in LIMITS]
+    for record in records:
+        texts = record.select(*keys)
+        if texts[0] is not None:
+            return texts
+    return ()
 
 
 def limits_of(records: Sequence[RunRecord], asked: Mapping[str, float | None]) -> ReportConfig:
@@ -302,17 +349,18 @@ def limits_of(records: Sequence[RunRecord], asked: Mapping[str, float | None]) -
         ConfigError: a limit is out of range.
         TrackingError: a logged limit is not a number; a store is untrusted.
     """
-    keys = [f"report.{name}" for name in LIMITS]
-    logged = (record.select(*keys) for record in records)
-    texts = next((values for values in logged if values[0] is not None), ())
-    typed = {name: value for name, value in asked.items() if value is not None}
+    limits: dict[str, Any] = {}
     preferred = _find_preferred(records)
-    own: dict[str, Any] = {PREFER: preferred} if preferred else {}
+    if preferred:
+        limits[PREFER] = preferred
     try:
-        for name, text in zip(LIMITS, texts, strict=False):
+        for name, text in zip(LIMITS, _find_logged(records), strict=False):
             if text is not None:
-                own[name] = json.loads(text)
-        config = ReportConfig(**own | typed)
+                limits[name] = json.loads(text)
+        for name, value in asked.items():
+            if value is not None:
+                limits[name] = value
+        config = ReportConfig(**limits)
         check(config)
     except (ValueError, TypeError, OverflowError, RecursionError):
         raise TrackingError("report.max_drop: the runs have logged invalid limits") from None

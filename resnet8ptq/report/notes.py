@@ -188,10 +188,10 @@ def _join(members: Sequence[str]) -> str:
 def _on_tests(task: Task, records: Sequence[RunRecord]) -> list[str]:
     p_values = adjusted_p(records)
     lines = []
-    tested = count_models([r for r in records if r.run_id in p_values])
-    for_all = f" for the {len(p_values)} runs" if len(p_values) > 1 else ""
     if any(record.interval("delta") for record in records):
+        for_all = f" for the {len(p_values)} runs" if len(p_values) > 1 else ""
         lines.append(INTERVAL_NOTE.format(for_all=for_all, how=task.test.intervals))
+    tested = count_models([record for record in records if record.run_id in p_values])
     if tested:
         correction = f", corrected for {tested} comparisons (Holm)" if tested > 1 else ""
         lines.append(P_NOTE.format(test=task.test.name, correction=correction))
@@ -211,7 +211,10 @@ def _on_limits(family: Family) -> list[str]:
 
     # Explain only the outcomes of these runs
     verdicts = {record.verdict for record in assessed}
-    outcomes = "".join(note for name, note in OUTCOME_NOTES.items() if name in verdicts)
+    outcomes = ""
+    for name, note in OUTCOME_NOTES.items():
+        if name in verdicts:
+            outcomes += note
     limit = metric.say_limit(metric.limit(family.limits))
     key = f"report.{metric.limit_key}"
     lines = [LIMIT_NOTE.format(limit=limit, key=key, several=several, outcomes=outcomes)]
@@ -239,12 +242,14 @@ def _on_earlier_runs(family: Family) -> list[str]:
 
 def _on_stops(task: Task, named: Sequence[tuple[RunRecord, str]]) -> list[str]:
     metric = task.metric
-    lines = []
+    stopped = [(record, label) for record, label in named if record.stopped_loss is not None]
+    if not stopped:
+        return []
 
     def show(loss: float | None) -> str:
         return "?" if loss is None else metric.show_change(loss)
 
-    stopped = [(record, label) for record, label in named if record.stopped_loss is not None]
+    lines = [STOP_NOTE.format(analyses=ANALYSES)]
     for record, label in stopped[:NAMED]:
         text = STOPPED_NOTE.format(
             label=label,
@@ -257,7 +262,7 @@ def _on_stops(task: Task, named: Sequence[tuple[RunRecord, str]]) -> list[str]:
         lines.append(
             f"The same for {len(stopped) - NAMED:,} more runs (stopping/loss in runs.csv)."
         )
-    return [STOP_NOTE.format(analyses=ANALYSES), *lines] if stopped else []
+    return lines
 
 
 def _on_undefined(task: Task, named: Sequence[tuple[RunRecord, str]]) -> list[str]:

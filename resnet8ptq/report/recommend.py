@@ -6,7 +6,7 @@ as a separate family, without a correction for the other models. For speed, FP32
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
@@ -16,8 +16,8 @@ from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import or_nearest, printable
 from resnet8ptq.evaluation.paired_latency import Blocks, PairedLatency, Ratio, ratio, typical
 from resnet8ptq.report import rule, timing, verdicts
-from resnet8ptq.report.comparison import Cell, Family
-from resnet8ptq.report.rule import SAME_SIZE, SAME_SPEED, Headline
+from resnet8ptq.report.comparison import Cell, Family, by_run_id
+from resnet8ptq.report.rule import SAME_SIZE, SAME_SPEED, Headline, up_to
 from resnet8ptq.report.table import VOID, say_size, show_interval
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, least_of
 from resnet8ptq.tasks.scoring.metric import BASELINE, CHOICE, Metric
@@ -106,8 +106,11 @@ class ModelSelection:
     @cached_property
     def _ran(self) -> list[Cell]:
         """The models that ran as they are deployed; if there are none, files for NPUs."""
-        measured = [cell for cell in self.family.models if not cell.record.doubt]
-        measured = [cell for cell in measured if not cell.record.silent]
+        measured = []
+        for cell in self.family.models:
+            is_broken = cell.record.doubt or cell.record.silent
+            if not is_broken:
+                measured.append(cell)
         ran = [cell for cell in measured if cell.record.execution != "simulated"]
         return ran or [cell for cell in measured if cell.record.is_for_npu]
 
@@ -131,7 +134,7 @@ class ModelSelection:
             return self.passing
         name = f"{CHOICE}drop" if self.apart else "drop"
         most = self.family.metric.limit(self.limits)
-        return [cell for cell in self.candidates if cell.metric(name) <= most]
+        return up_to(most, self.candidates, lambda cell: cell.metric(name))
 
     @cached_property
     def headline(self) -> Headline | None:
@@ -178,11 +181,12 @@ class ModelSelection:
             speed = Ratio(value, value * (1 - SAME_SPEED), value * (1 + SAME_SPEED))
         # The reported loss may not choose a model that is then assessed by itself.
         by_selection = self.apart and not passes
+        loss = cell.metric(f"{CHOICE}drop" if by_selection else "drop")
         return rule.Candidate(
             key=record.run_id,
             cell=cell,
             passes=passes,
-            loss=_or_worst(cell.metric(f"{CHOICE}drop" if by_selection else "drop")),
+            loss=_or_worst(loss),
             rank=ranked.index(cell),
             size_bytes=_or_worst(_bytes(cell)),
             fp32_bytes=cell.metric(f"{BASELINE}size_bytes"),
@@ -230,8 +234,8 @@ class ModelSelection:
         def cost(cell: Cell) -> float:
             return _or_worst(metric.cost(cell.metric(prefix + metric.ranked_by)))
 
-        most = min(map(cost, cells)) + ROUNDING
-        equals = [cell for cell in cells if cost(cell) <= most]
+        least = min(map(cost, cells))
+        equals = up_to(least + ROUNDING, cells, cost)
         if self.criterion and not reported:
             equals = self._best_by_criterion(self.criterion, equals[0], cells)
         slowest = min(map(_latency, _timed(equals)), default=math.inf) * (1 + SAME_SPEED)
@@ -252,8 +256,8 @@ class ModelSelection:
         def value(cell: Cell) -> float:
             return _or_worst(cell.metric(CHOICE + criterion.name))
 
-        most = min(map(value, near)) * (1 + CLOSE) + ROUNDING
-        return [cell for cell in near if value(cell) <= most]
+        least = min(map(value, near))
+        return up_to(least * (1 + CLOSE) + ROUNDING, near, value)
 
 
 def _finite(value: float | None) -> float | None:
@@ -273,7 +277,12 @@ def finalists(selected: ModelSelection) -> list[Cell]:
     chosen = [selected.best(timed), min(timed, key=_bytes)]
     chosen += sorted(timed, key=_latency)[:FINALISTS]
     chosen += sorted(timed, key=_batch_latency)[:FINALISTS]
-    return list({cell.record.run_id: cell for cell in chosen}.values())
+    return list(by_run_id(chosen).values())
+
+
+def families_of(chosen: Iterable[ModelSelection]) -> list[Family]:
+    """Return the family of each selection."""
+    return [selected.family for selected in chosen]
 
 
 def why_none(selected: ModelSelection) -> list[str]:
@@ -339,20 +348,21 @@ def recommend(selected: ModelSelection) -> list[Recommendation]:
         if balanced:
             uses[BALANCED] = balanced
         uses["smallest"] = _smallest(selected)
-        ids = {cell.record.run_id for cell in selected.within}
-        if selected.timing is not None and not ids.isdisjoint(selected.timing.single):
-            uses["fastest"] = _fastest(selected, SINGLE, selected.timing.single)
-            if selected.timing.batch:
-                batches = f"fastest, {selected.timing.batch_size} samples at a time"
-                uses["fastest_batch"] = _fastest(selected, batches, selected.timing.batch)
+        timed = selected.timing
+        if timed is not None and not timed.single.keys().isdisjoint(by_run_id(selected.within)):
+            uses["fastest"] = _fastest(selected, SINGLE, timed.single)
+            if timed.batch:
+                batches = f"fastest, {timed.batch_size} samples at a time"
+                uses["fastest_batch"] = _fastest(selected, batches, timed.batch)
         elif _timed(selected.within):
             uses["fastest"] = _fastest_of_runs(selected)
 
     # The best of each backend, if there are several
-    backends = sorted({cell.record.backend for cell in candidates})
-    if len(backends) > 1:
-        for backend in backends:
-            members = [cell for cell in candidates if cell.record.backend == backend]
+    by_backend: dict[str, list[Cell]] = {}
+    for cell in candidates:
+        by_backend.setdefault(cell.record.backend, []).append(cell)
+    if len(by_backend) > 1:
+        for backend, members in sorted(by_backend.items()):
             uses[f"best_{backend}"] = _best(selected, f"best {title} in {backend}", members)
     named = [replace(recommended, use=use) for use, recommended in uses.items()]
     return _assess(selected, named)
@@ -409,7 +419,7 @@ def _assess(selected: ModelSelection, chosen: Sequence[Recommendation]) -> list[
     headline has its verdict already.
     """
     own = verdicts.assess_losses(own_family(selected, chosen))
-    assessed = {cell.record.run_id: cell for cell in own.cells}
+    assessed = by_run_id(own.cells)
     result = []
     for recommended in chosen:
         cell = recommended.choice
@@ -450,7 +460,7 @@ def other_choice(selected: ModelSelection) -> list[str]:
             f"{metric.show(reported)} on the reported ones. It was probably trained on the "
             "selection samples, so the loss on them may be smaller or larger."
         )
-    if any(TUNED.items() & cell.record.params.items() for cell in selected.candidates):
+    if any(_is_tuned(cell.record) for cell in selected.candidates):
         lines.append(
             "Runs with nodes_to_exclude=auto, precision.plan=auto or method=qat tuned their "
             "settings on the selection samples, so these samples favour those runs."
@@ -466,6 +476,11 @@ def other_choice(selected: ModelSelection) -> list[str]:
         f"On the reported samples the best is {theirs.label}: {_show(metric, theirs)}. This result "
         "is probably too good, because the same samples would choose the model and score it.",
     ]
+
+
+def _is_tuned(record: RunRecord) -> bool:
+    """Return whether a run tuned its settings on the selection samples."""
+    return not TUNED.items().isdisjoint(record.params.items())
 
 
 def _show(metric: Metric, cell: Cell) -> str:
@@ -491,7 +506,7 @@ def _best(selected: ModelSelection, use: str, cells: Sequence[Cell]) -> Recommen
             why += f", {criterion.title} {criterion.show(best.metric(CHOICE + criterion.name))}"
 
     # Models that may replace it
-    others = [cell for cell in cells if cell is not best]
+    others = _without(best, cells)
     good, unknown = verdicts.as_good_as(best, others, metric, selected.limits)
     recommended = _of(
         use, cell=best, why=why, equals=good, equals_mean=f"shown to be {say_margin(selected)}"
@@ -513,15 +528,15 @@ def _balanced(selected: ModelSelection, best: Recommendation) -> Recommendation 
     The test uses the reported samples and is corrected for all models, so it holds for the chosen
     one.
     """
-    ids = {cell.record.run_id for cell in selected.within if cell.record.verdict != FAIL}
     assert best.choice is not None  # of every recommendation but the fastest
-    members = [cell for cell in (best.choice, *best.equals) if cell.record.run_id in ids]
+    within = by_run_id(cell for cell in selected.within if cell.record.verdict != FAIL)
+    members = [cell for cell in (best.choice, *best.equals) if cell.record.run_id in within]
     if not members:
         return None
 
     # The smallest; of these, the fastest
-    least = min(map(_bytes, members)) * (1 + SAME_SIZE)
-    small = [cell for cell in members if _bytes(cell) <= least]
+    least = min(map(_bytes, members))
+    small = up_to(least * (1 + SAME_SIZE), members, _bytes)
     chosen = min(small, key=lambda cell: cell.record.latency_ms or math.inf)
     if chosen is best.choice:
         why = f"no model more than {SAME_SIZE:.1%} smaller is shown to be {say_margin(selected)}"
@@ -529,20 +544,19 @@ def _balanced(selected: ModelSelection, best: Recommendation) -> Recommendation 
         metric = selected.family.metric
         why = f"{_bytes(chosen) / 1000:.1f} kB, the best has {_bytes(best.choice) / 1000:.1f} kB; "
         why += f"{metric.show(chosen.metric(metric.name))}, shown to be {say_margin(selected)}"
-    others = [cell for cell in members if cell is not chosen]
     return _of(
         BALANCED,
         cell=chosen,
         why=why,
-        equals=others,
+        equals=_without(chosen, members),
         equals_mean=f"shown to be {say_margin(selected)}",
     )
 
 
 def _smallest(selected: ModelSelection) -> Recommendation:
     metric = selected.family.metric
-    least = min(map(_bytes, selected.within)) * (1 + SAME_SIZE)
-    best = selected.best([cell for cell in selected.within if _bytes(cell) <= least])
+    least = min(map(_bytes, selected.within))
+    best = selected.best(up_to(least * (1 + SAME_SIZE), selected.within, _bytes))
     value = metric.show(best.metric(metric.name))
     why = f"{say_size(_bytes(best), best.record.size_reduction)}, at {value}"
 
@@ -555,14 +569,13 @@ def _smallest(selected: ModelSelection) -> Recommendation:
         why += f"; {smaller.label} is smaller ({_bytes(smaller) / 1000:.1f} kB), but "
         why += "does not pass" if selected.passing else "its loss exceeds the limit"
         why += f" on the {samples} samples"
-    most = _bytes(best) * (1 + CLOSE)
-    close = [cell for cell in selected.within if cell is not best and _bytes(cell) <= most]
+    close = up_to(_bytes(best) * (1 + CLOSE), _without(best, selected.within), _bytes)
     return _of("smallest", cell=best, why=why, equals=close, equals_mean=f"size within {CLOSE:.0%}")
 
 
 def _fastest(selected: ModelSelection, use: str, times: Mapping[str, Blocks]) -> Recommendation:
     """Choose by latencies measured in turns."""
-    cells = {cell.record.run_id: cell for cell in selected.within if cell.record.run_id in times}
+    cells = by_run_id(cell for cell in selected.within if cell.record.run_id in times)
     ms = {name: typical(blocks) for name, blocks in times.items()}
     fp32 = timing.fastest_fp32(times)
     model = min(cells, key=ms.__getitem__)
@@ -599,9 +612,13 @@ def _fastest_of_runs(selected: ModelSelection) -> Recommendation:
     times = _baseline_latency(fp32) / _latency(best)
     name = timing.fp32_name(fp32.record)
     why = f"{_latency(best):.3f} ms, {times:.2f} times as fast as {name} ({apart})"
-    most = _latency(best) * (1 + CLOSE)
-    close = [cell for cell in timed if cell is not best and _latency(cell) <= most]
+    close = up_to(_latency(best) * (1 + CLOSE), _without(best, timed), _latency)
     return _of(SINGLE, cell=best, why=why, equals=close, equals_mean=f"latency within {CLOSE:.0%}")
+
+
+def _without(left_out: Cell, cells: Iterable[Cell]) -> list[Cell]:
+    """Return the other cells."""
+    return [cell for cell in cells if cell is not left_out]
 
 
 def _of(

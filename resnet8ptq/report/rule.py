@@ -15,12 +15,14 @@
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from resnet8ptq.evaluation.paired_latency import Ratio
 from resnet8ptq.evaluation.worth import saves
+
+T = TypeVar("T")
 
 SAME_SIZE = 0.005  # names and padding change file sizes by this much
 SAME_SPEED = 0.05  # latencies of one file differ by this much between two loadings
@@ -116,12 +118,12 @@ def choose(
         chosen = min(kept, key=_rank)
         reason = "the most accurate"
     elif prefer == "speed" and faster:
-        fastest = min(_latency(one) for one in faster)
+        fastest = min(map(_latency, faster))
         chosen = _first(faster, key=_latency, slack=fastest * SAME_SPEED)
         reason = "the fastest"
     else:
-        smallest = min(one.size_bytes for one in candidates)
-        chosen = _first(candidates, key=lambda one: one.size_bytes, slack=smallest * SAME_SIZE)
+        smallest = min(map(_size, candidates))
+        chosen = _first(candidates, key=_size, slack=smallest * SAME_SIZE)
         reason = "the smallest"
 
     # Rule 7: FP32 stays if nothing is gained
@@ -162,13 +164,26 @@ def _first(
     candidates: Sequence[Candidate], key: Callable[[Candidate], float], slack: float
 ) -> Candidate:
     """Return the best by `key`; among those within `slack` of it, see rule 6."""
-    most = min(map(key, candidates)) + slack
-    equal = [one for one in candidates if key(one) <= most]
-    smallest = min(one.size_bytes for one in equal) * (1 + SAME_SIZE)
-    equal = [one for one in equal if one.size_bytes <= smallest]
-    fastest = min(map(_latency, equal)) * (1 + SAME_SPEED)
-    equal = [one for one in equal if _latency(one) <= fastest]
+    least = min(map(key, candidates))
+    equal = up_to(least + slack, candidates, key)
+    smallest = min(map(_size, equal))
+    equal = up_to(smallest * (1 + SAME_SIZE), equal, _size)
+    fastest = min(map(_latency, equal))
+    equal = up_to(fastest * (1 + SAME_SPEED), equal, _latency)
     return min(equal, key=_rank)
+
+
+def up_to(most: float, items: Iterable[T], key: Callable[[T], float]) -> list[T]:
+    """Return the items whose key is at most `most`.
+
+    >>> up_to(3, ["fp32", "int8", "u8"], len)
+    ['u8']
+    """
+    return [item for item in items if key(item) <= most]
+
+
+def _size(one: Candidate) -> float:
+    return one.size_bytes
 
 
 def _rank(one: Candidate) -> tuple[int, str]:

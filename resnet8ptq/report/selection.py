@@ -11,7 +11,7 @@ from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import files
 from resnet8ptq.evaluation.paired_latency import FILE, PairedLatency
 from resnet8ptq.report import timing, verdicts
-from resnet8ptq.report.comparison import MAX_BYTES, Family, load
+from resnet8ptq.report.comparison import MAX_BYTES, Family, load_families
 from resnet8ptq.report.recommend import ModelSelection
 from resnet8ptq.tracking import history
 from resnet8ptq.tracking.mlflow_store.store import Store
@@ -35,7 +35,7 @@ def load_selections(
     store: Store, parent: RunRecord, records: Sequence[RunRecord], limits: ReportConfig
 ) -> list[ModelSelection]:
     """Read the runs of a sweep back, and assess the models of each family."""
-    families = load(store, records)
+    families = load_families(store, records)
     return select(families, limits, _load_timings(store, parent, len(families)))
 
 

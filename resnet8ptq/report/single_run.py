@@ -29,7 +29,7 @@ class SingleRun:
         record = self.record
         store = self.store
         if not record.is_analysis:  # an analysis has printed its own table
-            families = comparison.add_earlier_runs(store, comparison.load(store, [record]))
+            families = comparison.add_earlier_runs(store, comparison.load_families(store, [record]))
             assessed = [verdicts.assess(family, self.limits) for family in families]
             terminal.print_runs(assessed)
             run_pages.write(store, [ModelSelection(family) for family in assessed])

@@ -113,15 +113,14 @@ def shorten(records: Sequence[RunRecord], whole: Table[Row]) -> tuple[Table[Row]
     if len(runs) <= MANY:
         return whole, ""
     order = best_first([row.record for row in runs])
-    left = Counter(runs[index].record.status for index in order[FIRST:])
-    note = _FIRST_NOTE.format(
-        first=FIRST,
-        total=f"{len(runs):,}",
-        title=task_of(records).metric.title,
-        others=", ".join(f"{count:,} {status}" for status, count in left.items()),
-    )
     baselines = [row for row in whole.rows if not row.is_run]
     best = [runs[index] for index in order[:FIRST]]
+
+    # The others, by status
+    left = Counter(runs[index].record.status for index in order[FIRST:])
+    others = ", ".join(f"{count:,} {status}" for status, count in left.items())
+    title = task_of(records).metric.title
+    note = _FIRST_NOTE.format(first=FIRST, total=f"{len(runs):,}", title=title, others=others)
     return replace(whole, rows=[*baselines, *best]), note
 
 
@@ -143,8 +142,9 @@ def brief(
         return " ".join(words)
 
     def outcome(row: Row) -> str:
-        status = row.status if row.status != "ok" else ""
-        return row.record.verdict_text or status
+        if row.record.verdict_text or row.status == "ok":
+            return row.record.verdict_text
+        return row.status
 
     named = {metric, "delta", *more, "size kB", "ms"} - {LIMIT}
     shown = [column for column in whole.columns if column.head in named]
@@ -163,23 +163,38 @@ def to_csv(records: Sequence[RunRecord]) -> str:
 
 
 def _make_baselines(records: Sequence[RunRecord], keys: Sequence[str]) -> list[Row]:
-    shown = {_baseline_key(record) for record in records if not record.quantized}
-    measured = [record for record in records if record.fp32_size_bytes is not None]
-    baselines = {_baseline_key(record): record for record in measured}
+    """Return a row for each FP32 baseline that is not itself a run."""
+    with_row = set()
+    baselines: dict[tuple[str | None, ...], RunRecord] = {}
+    latencies: dict[tuple[str | None, ...], list[float]] = {}
+    for record in records:
+        key = _baseline_key(record)
+        if not record.quantized:
+            with_row.add(key)
+        if record.fp32_size_bytes is not None:
+            baselines[key] = record
+        if record.fp32_latency_ms is not None:
+            latencies.setdefault(key, []).append(record.fp32_latency_ms)
+
     # FP32 has another value on the samples of each run that stopped early.
     unequal = any(map(is_stopped, records)) and len({record.samples for record in records}) > 1
     rows = []
-    for key, record in sorted(baselines.items(), key=lambda item: str(item[0])):
-        if key in shown:  # its own run is a row
-            continue
-        settings = [record.params.get(key, "") if key in RUN_ON else "" for key in keys]
+    for key in sorted(baselines.keys() - with_row, key=str):
+        record = baselines[key]
+        settings = [record.params.get(name, "") if name in RUN_ON else "" for name in keys]
         names = (record.combination.baseline, "fp32", "", "", *settings)
-        latencies = [r.fp32_latency_ms for r in records if _baseline_key(r) == key]
-        times = sorted(latency for latency in latencies if latency is not None)
-        ends = [*times[:1], *times[-1:]]
-        ms = " to ".join(dict.fromkeys(map(show_ms, ends)))
+        ms = _show_extremes(latencies.get(key, []))
         rows.append(Row(_to_baseline(record, not unequal), names, p=None, ms=ms, is_run=False))
     return rows
+
+
+def _show_extremes(latencies_ms: Sequence[float]) -> str:
+    """Return the smallest and the largest latency, or the only one; empty without any."""
+    if not latencies_ms:
+        return ""
+    low = show_ms(min(latencies_ms))
+    high = show_ms(max(latencies_ms))
+    return low if low == high else f"{low} to {high}"
 
 
 def _to_baseline(record: RunRecord, scored: bool) -> RunRecord:

@@ -9,9 +9,8 @@ from rich.console import Console
 from resnet8ptq.core.console import say, stdout
 from resnet8ptq.report import notes, table
 from resnet8ptq.report.answer import explain
-from resnet8ptq.report.comparison import Family
-from resnet8ptq.report.facts import headings
-from resnet8ptq.report.recommend import ModelSelection, why_none
+from resnet8ptq.report.comparison import Family, headings_of
+from resnet8ptq.report.recommend import ModelSelection, families_of, why_none
 from resnet8ptq.tracking.mlflow_store.store import Store
 
 PIPE_WIDTH = 240  # of the widest table
@@ -25,7 +24,7 @@ def print_runs(families: Sequence[Family], console: Console | None = None) -> No
     console = stdout(console, PIPE_WIDTH)
     if len(families) > 1:
         say(console, notes.FAMILIES_NOTE.format(count=len(families)))
-    titles = headings([family.records for family in families])
+    titles = headings_of(families)
     for heading, family in zip(titles, families, strict=True):
         _print_family(heading, family, console)
 
@@ -66,7 +65,7 @@ def print_paths(folder: Path, store: Store) -> None:
 def print_answers(chosen: Sequence[ModelSelection]) -> None:
     """Print the recommended models; the best one last, with verdict, costs and command."""
     console = stdout(None, PIPE_WIDTH)
-    titles = headings([selected.family.records for selected in chosen])
+    titles = headings_of(families_of(chosen))
     for heading, selected in zip(titles, chosen, strict=True):
         if not selected.family.measured:
             continue

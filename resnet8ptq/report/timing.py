@@ -54,10 +54,11 @@ def put_in(family: Family, timing: PairedLatency | None) -> Family:
     """
     if timing is None:
         return family
-    cells = [
-        cell if cell.record.was_carried else replace(cell, record=_replace(cell, timing))
-        for cell in family.cells
-    ]
+    cells = []
+    for cell in family.cells:
+        if not cell.record.was_carried:
+            cell = replace(cell, record=_replace(cell, timing))
+        cells.append(cell)
     return replace(family, cells=tuple(cells))
 
 
@@ -69,10 +70,14 @@ def without_carried(family: Family, timing: PairedLatency | None) -> PairedLaten
     carried = {cell.record.run_id for cell in family.cells if cell.record.was_carried}
     if timing is None or carried.isdisjoint(timing.single):
         return timing
-    single = {name: times for name, times in timing.single.items() if name not in carried}
-    batch = {name: times for name, times in timing.batch.items() if name not in carried}
-    has_models = not all(name.endswith(FP32) for name in single)
-    return replace(timing, single=single, batch=batch) if has_models else None
+    single = dict(timing.single)
+    batch = dict(timing.batch)
+    for run_id in carried:
+        single.pop(run_id, None)
+        batch.pop(run_id, None)
+    if all(name.endswith(FP32) for name in single):
+        return None
+    return replace(timing, single=single, batch=batch)
 
 
 def _replace(cell: Cell, timing: PairedLatency) -> RunRecord:

@@ -18,7 +18,7 @@ from functools import partial
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core.text import printable
 from resnet8ptq.report import equal_files
-from resnet8ptq.report.comparison import Cell, Family
+from resnet8ptq.report.comparison import Cell, Family, by_run_id, records_of
 from resnet8ptq.report.facts import adjusted_p, by_model, varied
 from resnet8ptq.report.table import VOID
 from resnet8ptq.tasks.scoring.metric import BASELINE, CHOICE, TOTAL, Metric
@@ -84,7 +84,7 @@ def assess(family: Family, limits: ReportConfig) -> Family:
 
     This is the only function that assesses runs by their limits: tables, pages, recommendations,
     programs and deployments read its result. Call it once for each family, after
-    `comparison.load` and, if the models were timed in turns, `timing.put_in`.
+    `comparison.load_families` and, if the models were timed in turns, `timing.put_in`.
     """
     metric = family.metric
     adjusted = adjusted_p(family.records)
@@ -116,13 +116,17 @@ def assess_losses(family: Family) -> Family:
     """
     metric = family.metric
     limits = family.limits
-    cells = [cell for cell in family.measured if not cell.record.doubt]
-    margins = [margin_at(metric, cell, metric.limit(limits)) for cell in cells]
-    totals = [int(cell.metric(TOTAL)) for cell in cells]
-    decided = _decide_by_model(family, cells, margins, totals)
-    losses = {cell.record.run_id: loss for cell, loss in zip(cells, decided, strict=True)}
-    void = {cell.record.run_id: Verdict(VOID) for cell in family.measured if cell.record.doubt}
-    assessed = [_with_verdict(cell, metric, limits, losses=losses | void) for cell in family.cells]
+    margins = []
+    for cell in family.sound:
+        margin = margin_at(metric, cell, metric.limit(limits))
+        margins.append((margin, int(cell.metric(TOTAL))))
+    decided = _decide_by_model(family, family.sound, margins)
+
+    # Void, unless FP32 is sound
+    losses = dict.fromkeys(by_run_id(family.measured), Verdict(VOID))
+    for cell, loss in zip(family.sound, decided, strict=True):
+        losses[cell.record.run_id] = loss
+    assessed = [_with_verdict(cell, metric, limits, losses=losses) for cell in family.cells]
     return replace(family, cells=tuple(assessed))
 
 
@@ -148,11 +152,9 @@ def _with_verdict(
 
 
 def _decide_by_model(
-    family: Family, cells: Sequence[Cell], margins: Sequence[Margin], totals: Sequence[int]
+    family: Family, cells: Sequence[Cell], margins: Sequence[tuple[Margin, int]]
 ) -> list[Verdict]:
-    records = [cell.record for cell in cells]
-    items = list(zip(margins, totals, strict=True))
-    return by_model(records, items, partial(decide, planned=family.planned))
+    return by_model(records_of(cells), margins, partial(decide, planned=family.planned))
 
 
 def _find_equal_runs(records: Sequence[RunRecord]) -> dict[str, tuple[str, ...]]:
@@ -203,14 +205,14 @@ def assess_added(family: Family) -> list[tuple[Cell, Verdict]]:
     limit = metric.limit(family.limits)
     cells = []
     margins = []
-    for cell in family.measured:
-        if cell.record.doubt or cell.record.grouped or cell.paired is None:
+    for cell in family.sound:
+        if cell.record.grouped or cell.paired is None:
             continue
         paired = cell.paired.select(rows)
         if paired is not None:
             cells.append(cell)
-            margins.append(paired.margin(metric, limit, total))
-    decided = _decide_by_model(family, cells, margins, totals=[total] * len(cells))
+            margins.append((paired.margin(metric, limit, total), total))
+    decided = _decide_by_model(family, cells, margins)
     return list(zip(cells, decided, strict=True))
 
 
@@ -238,8 +240,10 @@ def decide(margins: Sequence[tuple[Margin, int]], planned: int = 1) -> list[Verd
     level = SIGNIFICANCE / max(len(margins), planned)
     decided = []
     for outcome, (margin, total) in zip(outcomes(p_values, planned), margins, strict=True):
-        is_open = outcome == UNDECIDED
-        decided.append(_undecided(margin, total, level) if is_open else Verdict(outcome))
+        verdict = Verdict(outcome)
+        if outcome == UNDECIDED:
+            verdict = _undecided(margin, total, level)
+        decided.append(verdict)
     return decided
 
 
@@ -282,10 +286,15 @@ def as_good_as(
     margin = margin_of(metric, limits)
     tested = [cell for cell in others if cell.paired]
     margins = [_margin_over(best, cell, metric, margin) for cell in tested]
-    decided = by_model([cell.record for cell in tested], margins, decide)
-    pairs = list(zip(tested, decided, strict=True))
-    shown = [cell for cell, verdict in pairs if verdict.outcome == PASS]
-    return shown, [cell for cell, verdict in pairs if verdict.outcome == UNDECIDED]
+    decided = by_model(records_of(tested), margins, decide)
+    proven = []
+    possible = []
+    for cell, verdict in zip(tested, decided, strict=True):
+        if verdict.outcome == PASS:
+            proven.append(cell)
+        elif verdict.outcome == UNDECIDED:
+            possible.append(cell)
+    return proven, possible
 
 
 def _margin_over(best: Cell, cell: Cell, metric: Metric, margin: float) -> tuple[Margin, int]:

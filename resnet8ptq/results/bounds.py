@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from resnet8ptq.report.comparison import Cell, Family
+from resnet8ptq.report.comparison import Cell, Family, records_of
 from resnet8ptq.report.facts import by_model
 from resnet8ptq.report.verdicts import margin_at
 from resnet8ptq.tasks.scoring.metric import Metric
@@ -29,9 +29,9 @@ def measure(family: Family) -> Family:
     FP32. The unit is that of `RunRecord.loss`.
     """
     metric = family.metric
-    cells = [cell for cell in family.measured if not cell.record.doubt]
+    cells = family.sound
     margins = [margin_at(metric, cell, metric.limit(family.limits)) for cell in cells]
-    records = [cell.record for cell in cells]
+    records = records_of(cells)
     test = partial(levels, planned=family.planned)
     uppers = by_model(records, [margin.p_within for margin in margins], test)
     lowers = by_model(records, [margin.p_beyond for margin in margins], test)

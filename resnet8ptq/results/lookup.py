@@ -55,7 +55,7 @@ class Runs:
         limits = facts.limits_of(self.records, asked)
         if self.parent is not None:
             return load_selections(self.store, self.parent, self.records, limits)
-        return select(comparison.load(self.store, self.records), limits)
+        return select(comparison.load_families(self.store, self.records), limits)
 
     def assess_run(self, asked: Asked) -> RunRecord:
         """Return the requested run, assessed among the runs of its sweep."""

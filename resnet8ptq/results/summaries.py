@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from resnet8ptq.core import invocation
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import printable
-from resnet8ptq.report.comparison import Family
+from resnet8ptq.report.comparison import Family, by_run_id
 from resnet8ptq.report.recommend import (
     RECOMMENDED,
     ModelSelection,
@@ -121,7 +121,7 @@ def _choose(selected: ModelSelection) -> list[Recommendation]:
     Those of `own_family`, or of a headline that was assessed by itself, differ from the table's.
     """
     own = bounds.measure(own_family(selected, selected.recommendations))
-    cells = {cell.record.run_id: cell for cell in own.cells}
+    cells = by_run_id(own.cells)
     choices = []
     for recommended in selected.recommendations:
         cell = recommended.choice

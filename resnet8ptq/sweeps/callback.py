@@ -196,7 +196,7 @@ class RunningSweep:
         if not records:
             return []
         try:
-            families = comparison.add_earlier_runs(store, comparison.load(store, records))
+            families = comparison.add_earlier_runs(store, comparison.load_families(store, records))
         except Exception:  # an artifact is missing, but the metrics are there
             terminal.print_runs(comparison.without_files(records, self.limits))
             raise

@@ -20,7 +20,7 @@ from resnet8ptq.evaluation.paired_latency import PairedLatency
 from resnet8ptq.experiment.network_and_data import load
 from resnet8ptq.experiment.settings import find_target, resolve
 from resnet8ptq.precision.decisions import Decisions
-from resnet8ptq.report.comparison import Cell
+from resnet8ptq.report.comparison import Cell, records_of
 from resnet8ptq.report.recommend import ModelSelection, finalists
 from resnet8ptq.report.timing import fp32_name
 from resnet8ptq.tracking import origin
@@ -48,7 +48,7 @@ def _time(selected: ModelSelection, folder: Path) -> PairedLatency | None:
         return None
 
     # Only on the machine that timed the runs
-    records = [cell.record for cell in (*models, *timed)]
+    records = records_of([*models, *timed])
     cpus = {record.cpu for record in records}
     is_reached = all(record.measured_on for record in records) or cpus == {machine.cpu()[0]}
     if len(cpus) > 1 or not is_reached:

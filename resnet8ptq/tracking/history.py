@@ -267,7 +267,7 @@ def list_artifacts(store: Store, record: RunRecord) -> list[str]:
     return sorted(item.path for item in listed)
 
 
-def read(store: Store, record: RunRecord, name: str, reader: Callable[[Path], T]) -> T:
+def read_artifact(store: Store, record: RunRecord, name: str, reader: Callable[[Path], T]) -> T:
     """Return the content of a run's file, which anyone with write access may have replaced.
 
     Raises:
@@ -295,7 +295,7 @@ def read_if_sound(
     try:
         if optional and name not in list_artifacts(store, record):
             return None
-        return read(store, record, name, reader)
+        return read_artifact(store, record, name, reader)
     except (TrackingError, OSError) as error:
         log.warning("%s: %s", lacks, one_line(error))
         return None

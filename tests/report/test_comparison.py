@@ -105,7 +105,7 @@ def test_families_are_read_and_tested_apart(tmp_path, monkeypatch):
     first = amend_record(first, tags={"test_digest": "1"})
     failed = amend_record(failed, tags={"test_digest": "1"})
     other = amend_record(other, tags={"test_digest": "2"})
-    one, two = comparison.load(None, [first, failed, other])
+    one, two = comparison.load_families(None, [first, failed, other])
     cell, unread = one.cells
     assert one.measured == [cell]
     assert unread == Cell(failed, unread.label)
@@ -160,7 +160,7 @@ def test_samples_that_earlier_runs_have_not_scored_are_found(tmp_path):
     store, ids = new_store(tmp_path / "mlruns"), np.arange(900, dtype=np.uint64)
     first = log_scored(store, tmp_path / "a", ids[:500])
     second = log_scored(store, tmp_path / "b", ids[::-1])
-    families = comparison.load(store, [history.load_named(store, "run_id", second)])
+    families = comparison.load_families(store, [history.load_named(store, "run_id", second)])
     [family] = comparison.add_earlier_runs(store, families)
     assert family.earlier_runs.count == 1
     assert family.added is not None

@@ -156,7 +156,7 @@ def test_ranges_are_read_for_the_figures_and_labels_kept_once(tmp_path, monkeypa
     monkeypatch.setattr(history, "artifact", lend)
     methods = {"a": "minmax", "b": "minmax", "c": "mse"}
     records = [record(name, predictions(lost=9), calib=calib) for name, calib in methods.items()]
-    (family,) = comparison.load(None, records)
+    (family,) = comparison.load_families(None, records)
     assert [name for name, file in read if file == "ranges.json"] == ["a", "c"]
     first, second, _ = (cell.paired for cell in family.cells)
     assert vars(first.model)["labels"] is vars(second.model)["labels"]

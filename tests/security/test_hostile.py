@@ -370,7 +370,7 @@ def test_hostile_predictions_are_one_error(tmp_path, write):
     record = RunRecord.of("id", {}, {}, {}, artifact_uri=str(tmp_path), in_folder=True)
     reader = partial(comparison._read_predictions, MCNEMAR, kept={})
     with pytest.raises(TrackingError, match=r"predictions\.npz is damaged") as caught:
-        history.read(Store("", "", ""), record, path.name, reader)
+        history.read_artifact(Store("", "", ""), record, path.name, reader)
     line(caught.value)
 
 

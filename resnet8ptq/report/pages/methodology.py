@@ -82,6 +82,8 @@ def _describe_timing(runs: Sequence[RunRecord], timed_on: str, threads: str) -> 
 
 
 def _join(values: Iterable[str | None]) -> str:
-    known = list(dict.fromkeys(value for value in values if value is not None))
-    more = f" / and {len(known) - NAMED} more" if len(known) > NAMED else ""
-    return " / ".join(known[:NAMED]) + more or "unknown"
+    """Return the different values as text, at most `NAMED` of them."""
+    texts = [value for value in dict.fromkeys(values) if value is not None]
+    if len(texts) > NAMED:
+        texts[NAMED:] = [f"and {len(texts) - NAMED} more"]
+    return " / ".join(texts) or "unknown"

@@ -23,8 +23,15 @@ from resnet8ptq.core.console import waiting
 from resnet8ptq.core.table import Table
 from resnet8ptq.core.text import escape_markdown, safe_name
 from resnet8ptq.report import answer, notes, table, verdicts
-from resnet8ptq.report.comparison import MAX_BYTES, Family, add_earlier_runs, class_power
-from resnet8ptq.report.facts import LIMITS, best_first, count_models, headings, limits_of
+from resnet8ptq.report.comparison import (
+    MAX_BYTES,
+    Family,
+    add_earlier_runs,
+    class_power,
+    headings_of,
+    records_of,
+)
+from resnet8ptq.report.facts import LIMITS, best_first, count_models, limits_of
 from resnet8ptq.report.pages import (
     layer_errors,
     methodology,
@@ -40,6 +47,7 @@ from resnet8ptq.report.pages.trade_off import Panel
 from resnet8ptq.report.pages.wrong_answers import WrongAnswers
 from resnet8ptq.report.recommend import (
     ModelSelection,
+    families_of,
     other_choice,
     own_family,
     why_none,
@@ -68,31 +76,25 @@ def write(
     Returns:
         The paths of the files, in `folder`.
     """
-    families = [selected.family for selected in chosen]
+    families = families_of(chosen)
     panels = [trade_off.panels(selected) for selected in chosen]
     drawn: dict[str, bytes] = {}
     for prefix, selected, over in zip(_prefixes(families), chosen, panels, strict=True):
-        own = _draw(selected)
-        if over:
-            own["trade_offs.svg"] = trade_off.to_svg(over).encode()
-        recommended = selected.recommendations
-        if recommended and recommended[0].choice is not None:
-            names = selected.family.task.files.captions
-            own |= _load_figures(store, recommended[0].choice.record, names)
-        drawn |= {prefix + name: content for name, content in own.items()}
+        for name, content in _find_figures(store, selected, over).items():
+            drawn[prefix + name] = content
 
     # Write the pages and the table
     wrong = [wrong_answers.load(store, selected) for selected in chosen]
     heat_maps = background.ask(layer_errors.load, store, parent_id)
-    page = to_html(chosen, panels, figures=drawn, wrong=wrong, heat_maps=heat_maps)
-    runs = [record for family in families for record in family.records]
-    texts = {REPORT: page}
+    texts = {REPORT: to_html(chosen, panels, figures=drawn, wrong=wrong, heat_maps=heat_maps)}
     if chosen:
-        texts |= {"report.md": to_markdown(chosen, drawn), "runs.csv": table.to_csv(runs)}
-    contents = drawn | {name: text.encode() for name, text in texts.items()}
-    for name, content in contents.items():
+        texts["report.md"] = to_markdown(chosen, drawn)
+        runs = [record for family in families for record in family.records]
+        texts["runs.csv"] = table.to_csv(runs)
+    paths = []
+    for name, content in (drawn | _encode(texts)).items():
         files.write_bytes(folder / name, content)
-    paths = [folder / name for name in contents]
+        paths.append(folder / name)
 
     # Log them on the pages in MLflow
     background.ask(upload.log_files, store, parent_id, paths)
@@ -102,6 +104,24 @@ def write(
         background.ask(upload.describe, store, parent_id, note or "No model is recommended.")
     run_pages.write(store, chosen)
     return paths
+
+
+def _find_figures(
+    store: Store, selected: ModelSelection, over: Sequence[Panel]
+) -> dict[str, bytes]:
+    """Draw the figures of a family, and read those of its recommended run."""
+    drawn = _draw(selected)
+    if over:
+        drawn["trade_offs.svg"] = trade_off.to_svg(over).encode()
+    recommended = selected.recommendations
+    if recommended and recommended[0].choice is not None:
+        names = selected.family.task.files.captions
+        drawn |= _load_figures(store, recommended[0].choice.record, names)
+    return drawn
+
+
+def _encode(texts: Mapping[str, str]) -> dict[str, bytes]:
+    return {name: text.encode() for name, text in texts.items()}
 
 
 def _load_figures(store: Store, record: RunRecord, names: Collection[str]) -> dict[str, bytes]:
@@ -127,8 +147,8 @@ def to_markdown(chosen: Sequence[ModelSelection], figures: Collection[str]) -> s
 
     It links the figures in `figures`.
     """
-    families = [selected.family for selected in chosen]
-    titles = _headings(families)
+    families = families_of(chosen)
+    titles = headings_of(families)
     sections = []
     for heading, selected, prefix in zip(titles, chosen, _prefixes(families), strict=True):
         sections.append((heading, _render(selected, figures, prefix)))
@@ -155,18 +175,14 @@ def to_html(
         wrong: wrong answers of the recommended model of each family.
         heat_maps: the errors by layer of the sweep's analyses.
     """
-    families = [selected.family for selected in chosen]
+    families = families_of(chosen)
     parts = zip(chosen, _prefixes(families), strict=True)
     details = [_render(selected, figures, prefix, page=True) for selected, prefix in parts]
-    heads = _headings(families)
+    heads = headings_of(families)
     wrong = wrong or [None] * len(chosen)
     return web_page.to_html(
         heads, chosen, panels, details=details, wrong=wrong, images=figures, heat_maps=heat_maps
     )
-
-
-def _headings(families: Sequence[Family]) -> list[str]:
-    return headings([family.records for family in families])
 
 
 def _prefixes(families: Sequence[Family]) -> list[str]:
@@ -216,7 +232,7 @@ def _render(
         selected=selected,
         recommendations=recommended,
         own=len(own.cells),
-        assessed_all=count_models([cell.record for cell in family.measured]),
+        assessed_all=count_models(records_of(family.measured)),
         metric=family.metric,
         table=_to_markdown(shown),
         cut=cut,
@@ -254,12 +270,13 @@ def _fold(whole: Table[Row], metric: Metric) -> list[tuple[str, str]]:
 
 def _head(name: Combination, records: Sequence[RunRecord], metric: Metric) -> str:
     """Return the heading of a combination: number of runs, range of the metric, verdicts."""
+    outcomes: Counter[str] = Counter()
     values = []
     for run in records:
+        outcomes[run.verdict or run.status] += 1
         value = run.value_of(metric)
         if value is not None:
             values.append(value)
-    outcomes = Counter(run.verdict or run.status for run in records)
     parts = [f"{len(records):,} runs" if len(records) > 1 else "1 run"]
     if values:
         ends = sorted({metric.show(min(values)), metric.show(max(values))})
@@ -273,12 +290,7 @@ def summarize(selected: ModelSelection) -> list[str]:
     """Return the sentences of the summary."""
     family = selected.family
     measured = selected.family.measured
-    statuses = Counter(cell.record.status for cell in family.cells)
-    counts = f"{len(family.cells)} combinations requested: {len(measured)} measured"
-    for status in ("unsupported", "failed", "killed"):
-        if status in statuses:
-            counts += f", {statuses[status]} {status}"
-    lines = [f"{counts}."]
+    lines = [_say_counts(family)]
     if len(family.models) < len(measured):
         lines.append(f"The measured runs wrote {len(family.models)} different files.")
     if not measured:
@@ -287,18 +299,7 @@ def summarize(selected: ModelSelection) -> list[str]:
     if reference is not None:
         lines.append(reference.note)
     lines += dict.fromkeys(cell.record.doubt for cell in measured if cell.record.doubt)
-
-    # The limits, and how many models keep them
-    outcomes = Counter(cell.record.verdict for cell in family.models)
-    numbers = ", ".join(f"{outcomes[name]} {name}" for name in OUTCOMES if name in outcomes)
-    metric = family.metric
-    limit = metric.say_limit(metric.limit(selected.limits))
-    least = verdicts.least_of(metric, selected.limits)
-    if least is not None:
-        limit += f", and {metric.title} at least {metric.show(least)}"
-    lines.append(
-        f"Limit: {limit}. Verdicts on the {len(family.models)} quantized models: {numbers}."
-    )
+    lines.append(_say_verdicts(selected))
 
     # The answer, or why there is none
     if not selected.recommendations:
@@ -318,6 +319,29 @@ def summarize(selected: ModelSelection) -> list[str]:
             f"{none} Therefore the smallest and the fastest {choice}. More samples may change this."
         )
     return lines
+
+
+def _say_counts(family: Family) -> str:
+    """Return the number of runs, by status."""
+    statuses = Counter(cell.record.status for cell in family.cells)
+    text = f"{len(family.cells)} combinations requested: {len(family.measured)} measured"
+    for status in ("unsupported", "failed", "killed"):
+        if status in statuses:
+            text += f", {statuses[status]} {status}"
+    return f"{text}."
+
+
+def _say_verdicts(selected: ModelSelection) -> str:
+    """Return the limits, and the number of models by verdict."""
+    family = selected.family
+    metric = family.metric
+    limit = metric.say_limit(metric.limit(selected.limits))
+    least = verdicts.least_of(metric, selected.limits)
+    if least is not None:
+        limit += f", and {metric.title} at least {metric.show(least)}"
+    outcomes = Counter(cell.record.verdict for cell in family.models)
+    numbers = ", ".join(f"{outcomes[name]} {name}" for name in OUTCOMES if name in outcomes)
+    return f"Limit: {limit}. Verdicts on the {len(family.models)} quantized models: {numbers}."
 
 
 def _draw(selected: ModelSelection) -> dict[str, bytes]:
@@ -376,7 +400,7 @@ def main(words: list[str]) -> None:
     records = history.load_compared(store, parent.run_id) if is_sweep else [parent]
     limits = limits_of(records, {name: getattr(asked, name) for name in LIMITS})
     chosen = load_selections(store, parent, records, limits) if records else []
-    families = add_earlier_runs(store, [selected.family for selected in chosen])
+    families = add_earlier_runs(store, families_of(chosen))
     chosen = [replace(s, family=family) for s, family in zip(chosen, families, strict=True)]
     with waiting("Drawing the report"):
         paths = write(store, parent_id=parent.run_id, chosen=chosen, folder=folder)

@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 
 from resnet8ptq.core import figures
 from resnet8ptq.core.text import plain
-from resnet8ptq.report.comparison import Family
+from resnet8ptq.report.comparison import Family, records_of
 from resnet8ptq.report.facts import best_first
 from resnet8ptq.report.table import FIRST, MANY
 
@@ -32,7 +32,8 @@ def class_impact(family: Family) -> Figure | None:
     shown = ""
     if len(cells) > MANY:
         shown = f"\nthe {FIRST} best of {len(cells):,} runs by {family.metric.title}"
-        cells = [cells[index] for index in best_first([c.record for c in cells])[:FIRST]]
+        order = best_first(records_of(cells))
+        cells = [cells[index] for index in order[:FIRST]]
 
     # A matrix of models by classes
     change = 100 * np.array([family.class_deltas(cell) for cell in cells])

@@ -222,23 +222,7 @@ def _draw(
     metric = family.metric
     fp32 = family.measured[0].metric(f"{BASELINE}{metric.name}")
     most = metric.allowed(metric.limit(limits), fp32)
-    largest = SPAN * most if most else max(point.loss for point in points)
-
-    # The vertical axis shows the limit and most intervals
-    shown = [point for point in points if point.loss <= largest]
-    bottom = max([most, *(min(point.high, largest) for point in shown)])
-    if len(shown) < len(points):  # points beyond the drawing lie clearly below the limit
-        bottom = max(bottom, 1.3 * most)
-    top = min([0.0, *(point.low for point in shown)])
-    pad = 0.06 * ((bottom - top) or 1)
-
-    # The horizontal axis shows all
-    x_low = min(point.x for point in points)
-    x_high = max(point.x for point in points)
-    x_pad = 0.06 * ((x_high - x_low) or x_high or 1)
-    x_axis = Axis(low=x_low - x_pad, high=x_high + x_pad, start=LEFT, end=WIDTH - RIGHT)
-    # The smallest loss is on top
-    y_axis = Axis(low=top - pad, high=bottom + pad, start=TOP, end=HEIGHT - BOTTOM)
+    bottom, y_axis = _make_y_axis(points, most)
     frameworks = sorted({point.framework for point in points if point.framework})
     return Panel(
         name=name,
@@ -247,10 +231,37 @@ def _draw(
         points=points,
         most=most,
         bottom=bottom,
-        x_axis=x_axis,
+        x_axis=_make_x_axis(points),
         y_axis=y_axis,
         keys=dict(zip(frameworks, cycle(COLOURS), strict=False)),
     )
+
+
+def _make_x_axis(points: Sequence[Point]) -> Axis:
+    """Return the horizontal axis, which shows all points."""
+    values = [point.x for point in points]
+    low = min(values)
+    high = max(values)
+    pad = 0.06 * ((high - low) or high or 1)
+    return Axis(low=low - pad, high=high + pad, start=LEFT, end=WIDTH - RIGHT)
+
+
+def _make_y_axis(points: Sequence[Point], most: float) -> tuple[float, Axis]:
+    """Return the largest loss that is drawn, and the vertical axis; the smallest loss is on top.
+
+    The axis shows the limit `most` and most intervals.
+    """
+    largest = SPAN * most if most else max(point.loss for point in points)
+    shown = [point for point in points if point.loss <= largest]
+    bottom = most
+    top = 0.0
+    for point in shown:
+        bottom = max(bottom, min(point.high, largest))
+        top = min(top, point.low)
+    if len(shown) < len(points):  # points beyond the drawing lie clearly below the limit
+        bottom = max(bottom, 1.3 * most)
+    pad = 0.06 * ((bottom - top) or 1)
+    return bottom, Axis(low=top - pad, high=bottom + pad, start=TOP, end=HEIGHT - BOTTOM)
 
 
 def find_front(costs: NDArray[np.float64]) -> list[int]:
