@@ -168,7 +168,7 @@ def _find_layer(
         )
         worst = None if compared is None else compared.faulty
         if compared is not None and worst is not None:
-            faults = findings.find(compared)
+            faults = findings.find_faults(compared)
             title = Combination.of_config(config).describe(config.data.name, "tensors")
             picture = network_picture.draw(compared, faults, title)
             files.write_text(folder / network_picture.FILE, picture)

@@ -114,7 +114,7 @@ def test_a_right_file_has_no_lost_tensor(files):
     assert compared.first_lost is None
     assert {tensor.name for tensor in compared.tensors} >= {"x", "first", "left", "right", "second"}
     assert compared.costliest.own_db > 25
-    assert findings.find(compared) == []
+    assert findings.find_faults(compared) == []
 
 
 def clip(proto):
@@ -154,7 +154,7 @@ def test_a_fault_is_found_where_it_is(files, fault, tensor, name, names):
     compared = compare(fp32, quantized)
     assert compared.costliest.name == tensor
     assert tensor in compared.describe()
-    result = findings.find(compared)
+    result = findings.find_faults(compared)
     assert [(one.name, one.tensors[0]) for one in result if tensor in one.tensors] == [
         (name, tensor)
     ]
@@ -204,7 +204,7 @@ def test_the_results_are_written(files, tmp_path):
     weights = len(compared.weights)
     assert weights == 4
     assert len(tensor_table.to_csv(compared).splitlines()) == len(compared.tensors) + weights + 1
-    document = tensor_table.to_document(compared, findings.find(compared))
+    document = tensor_table.to_document(compared, findings.find_faults(compared))
     assert document["costliest"] == compared.costliest.name
     tensor_table.save_figure(tmp_path / "tensors.png", compared, [], "title")
 
@@ -258,7 +258,7 @@ def test_the_picture_has_every_layer_and_frames_the_fault(files):
     quantized = copy.deepcopy(files[1])
     double_scale(quantized)
     compared = compare(files[0], quantized)
-    picture = network_picture.draw(compared, findings.find(compared), "<title>")
+    picture = network_picture.draw(compared, findings.find_faults(compared), "<title>")
     root = ElementTree.fromstring(picture)
     groups = [group for group in root if group.tag.endswith("}g")]
     boxes = network_picture.find_boxes(compared.network, compared.operators)
@@ -301,7 +301,7 @@ UNIFORM = np.random.default_rng(0).uniform(0, 1, (1, 200, 12, 12)).astype(np.flo
 
 def test_a_range_of_which_a_part_is_used_is_named():
     def names(operator, levels, values):
-        return [one.name for one in findings.find(compare_one(operator, levels, values))]
+        return [one.name for one in findings.find_faults(compare_one(operator, levels, values))]
 
     assert names("Softmax", UNIT, UNIFORM / 50) == [step_table.FIXED_SCALE]
     assert names("AveragePool", WIDE, UNIFORM) == [step_table.UNUSED_RANGE]
@@ -313,8 +313,8 @@ def test_an_outlier_channel_is_reported_from_outliers_in_any():
     one[:, 7] *= 68
     any_[:, ::2, 0, 0] = 68
     any_[:, 1::2, 1, 1] = 68
-    [channel] = findings.find(compare_one("Conv", WIDE, one))
-    [others] = findings.find(compare_one("Conv", WIDE, any_))
+    [channel] = findings.find_faults(compare_one("Conv", WIDE, one))
+    [others] = findings.find_faults(compare_one("Conv", WIDE, any_))
     assert channel.name == step_table.OUTLIER_CHANNEL and "channel 7," in channel.meaning
     assert others.name == step_table.OUTLIER_ACTIVATION
 
@@ -322,11 +322,11 @@ def test_an_outlier_channel_is_reported_from_outliers_in_any():
 def test_a_channel_that_is_constant_in_the_file_alone_is_dead():
     file = UNIT.round(UNIFORM)
     file[:, 5] = 0.25
-    named = [one.name for one in findings.find(compare_one("Conv", UNIT, UNIFORM, file))]
+    named = [one.name for one in findings.find_faults(compare_one("Conv", UNIT, UNIFORM, file))]
     assert named[-1] == step_table.DEAD_CHANNEL
     dead = UNIFORM.copy()
     dead[:, 5] = 0.25
-    assert findings.find(compare_one("Conv", UNIT, dead)) == []
+    assert findings.find_faults(compare_one("Conv", UNIT, dead)) == []
 
 
 def test_an_axis_of_tokens_holds_no_channels():

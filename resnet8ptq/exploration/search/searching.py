@@ -221,14 +221,33 @@ def rank(asked: Asked, tried: Sequence[Tried]) -> list[Tried]:
     those that save nothing come last. A refuted model is left out, and a noisier one that does not
     pass either.
     """
-    left = [trial for trial in tried if trial.measured and not trial.refuted]
-    left = [trial for trial in left if trial.passes or _is_quieter(trial, tried)]
     first = passing(tried)
-    if not first or asked.goal == "best":
-        return _by_closeness(first) if first else _by_saving(left)
+    if not first:
+        return _by_saving(_find_hopeful(tried))
+    if asked.goal == "best":
+        return _by_closeness(first)
     if asked.goal == "smallest":
         return sorted(first, key=lambda trial: (trial.size_bytes, trial.noise))
     return sorted(first, key=lambda trial: (trial.latency_ms or math.inf, trial.noise))
+
+
+def _find_hopeful(tried: Sequence[Tried]) -> list[Tried]:
+    """Return the models that may pass on the reported samples."""
+    hopeful = []
+    for trial in _measured(tried):
+        is_near = trial.passes or _is_quieter(trial, tried)
+        if is_near and not trial.refuted:
+            hopeful.append(trial)
+    return hopeful
+
+
+def _measured(tried: Sequence[Tried]) -> list[Tried]:
+    return [trial for trial in tried if trial.measured]
+
+
+def _find_diagnosis(tried: Sequence[Tried]) -> Tried | None:
+    """Return the diagnosis, of which there is one for each backend; None if none has run."""
+    return next((trial for trial in tried if trial.step.kind == DIAGNOSIS), None)
 
 
 def _by_saving(tried: Sequence[Tried]) -> list[Tried]:
@@ -316,7 +335,7 @@ def _propose(
 ) -> list[Step]:
     """Return the untried steps of a kind; `before` are those that it may change."""
     rows = step_table.rows_of(name)
-    measured = [trial for trial in before if trial.measured]
+    measured = _measured(before)
     costs_nothing = all(row.free for row in rows)
     may_end = measured and asked.goal != "best" and not costs_nothing
     if may_end and loses_nothing(asked, _closest_that_saves(measured)):
@@ -330,11 +349,13 @@ def _propose(
     changed = None if is_plain else closest(static).found
     seen = _see(asked, backend, own, changed)
     base = _base(asked, backend) if changed is None else changed.settings
-    proposals = [one for one in step_table.propose(name, seen) if not _is_fixed(asked, one)]
-    steps = [_step(asked, base, kind=name, proposal=proposal) for proposal in proposals]
+    steps = []
+    for proposal in step_table.propose(name, seen):
+        if not _is_fixed(asked, proposal):
+            steps.append(_step(asked, base, kind=name, proposal=proposal))
     if name == ANSWERS and changed is not None:
         steps = _diagnose(asked, own, changed) or steps
-    return [step for step in steps if not _is_tried(step, own)]
+    return _untried(steps, own)
 
 
 def _find_plainer(asked: Asked, own: Sequence[Tried], starts: Sequence[str]) -> list[Step]:
@@ -342,9 +363,9 @@ def _find_plainer(asked: Asked, own: Sequence[Tried], starts: Sequence[str]) -> 
     steps = []
     for name in starts:
         trials = [trial for trial in own if trial.step.kind == name]
-        if trials and not any(trial.measured for trial in trials):
+        if trials and not _measured(trials):
             steps += _make_plainer(asked, trials[-1])
-    return [step for step in steps if not _is_tried(step, own)]
+    return _untried(steps, own)
 
 
 def _make_plainer(asked: Asked, failed: Tried) -> list[Step]:
@@ -391,11 +412,14 @@ def _excluded(settings: Mapping[str, str]) -> list[str]:
 def find_fallbacks(asked: Asked, tried: Sequence[Tried], backend: str) -> list[Step]:
     """Return the untried last resorts before FP32, while no model passes; else empty."""
     own = [trial for trial in tried if trial.step.backend == backend]
-    measured = [trial for trial in own if trial.measured]
+    measured = _measured(own)
     if passing(own) or (measured and loses_nothing(asked, _closest_that_saves(measured))):
         return []
-    names = [name for name in step_table.order((), asked.goal) if name in FALLBACKS]
-    return [step for name in names for step in _propose(asked, backend, own, name=name, before=())]
+    steps = []
+    for name in step_table.order((), asked.goal):
+        if name in FALLBACKS:
+            steps += _propose(asked, backend, own, name=name, before=())
+    return steps
 
 
 def _find_smaller(asked: Asked, backend: str, own: Sequence[Tried]) -> list[Step]:
@@ -422,25 +446,28 @@ def loses_nothing(asked: Asked, best: Tried) -> bool:
 
 def _find_properties(asked: Asked, own: Sequence[Tried]) -> tuple[str, ...]:
     """Return the properties of the network and of its loss, as far as they are known."""
-    first = next((trial for trial in own if trial.measured), None)
-    known = asked.properties or (first.properties if first else ())
-    diagnosed = next((trial for trial in own if trial.step.kind == DIAGNOSIS), None)
-    costs_more = _costs_more(diagnosed) if diagnosed else ""
+    known = asked.properties
+    measured = _measured(own)
+    if not known and measured:
+        known = measured[0].properties
+    diagnosis = _find_diagnosis(own)
+    costs_more = "" if diagnosis is None else _costs_more(diagnosis)
     return (*known, costs_more) if costs_more else known
 
 
 def _see(asked: Asked, backend: str, own: Sequence[Tried], changed: Step | None) -> Seen:
     """Return the state of the search before a step that changes `changed`; None: a new start."""
-    first = next((trial for trial in own if trial.measured), None)
-    diagnosed = next((trial for trial in own if trial.step.kind == DIAGNOSIS), None)
+    settings = {} if changed is None else {**changed.settings}
+    diagnosis = _find_diagnosis(own)
+    measured = _measured(own)
     return Seen(
         backend=backend,
         exact_sums=asked.exact_sums,
         limit=asked.limit,
         properties=_find_properties(asked, own),
-        settings={**(changed.settings if changed else {}), **asked.fixed},
-        findings=() if diagnosed is None else _read_findings(diagnosed.findings),
-        classifies=first is None or first.classifies,
+        settings=settings | {**asked.fixed},
+        findings=() if diagnosis is None else _read_findings(diagnosis.findings),
+        classifies=not measured or measured[0].classifies,
     )
 
 
@@ -465,8 +492,8 @@ def _costs_more(diagnosed: Tried) -> str:
 
 def _diagnose(asked: Asked, own: Sequence[Tried], best: Step) -> list[Step]:
     """Return the diagnosis of the best so far; empty if one has run, or where none is possible."""
-    tried = any(trial.step.kind == DIAGNOSIS for trial in own)
-    if tried or best.is_mixed or not find_search(best.backend).diagnoses:
+    is_possible = find_search(best.backend).diagnoses and not best.is_mixed
+    if _find_diagnosis(own) is not None or not is_possible:
         return []
     files = _without_fixed(asked, ("format=qdq", "slim=false"))  # which the analysis needs anyway
     settings = {**best.settings, **files}
@@ -494,23 +521,20 @@ def _narrow(asked: Asked, own: Sequence[Tried]) -> list[Step]:
     """
     if {"precision.plan", "precision.max_bytes"} & {*asked.fixed}:
         return []
-    static = [trial for trial in own if trial.step.is_static and not trial.step.is_mixed]
-    eight = [trial for trial in static if trial.passes and trial.step.kind != FEWER_BITS]
-    backend = own[0].step.backend
-    more = find_search(backend).fewer_bits
+    eight = []
+    for trial in own:
+        is_plain = trial.step.is_static and not trial.step.is_mixed
+        if is_plain and trial.passes and trial.step.kind != FEWER_BITS:
+            eight.append(trial)
+    more = find_search(own[0].step.backend).fewer_bits
     if more is None or not eight:
         return []
-
-    # Between the largest that fails and the smallest that passes
     best = min(eight, key=lambda trial: trial.size_bytes)
-    below = [trial for trial in own if trial.step.kind == FEWER_BITS]
-    high = min(trial.size_bytes for trial in own if trial.passes)
-    failed = [_budget(trial.step) for trial in below if not trial.passes]
-    low = max([FEWEST * best.size_bytes, *failed])
-    is_skipped = any(trial.status == SKIPPED for trial in below)
-    if high <= low * SAME_SIZE or is_skipped:
+    budget = _find_budget(own, best)
+    if budget is None:
         return []
-    budget = round(math.sqrt(low * high), -2)
+
+    # Bits by layer in this budget, from the smallest model of 8 bits
     typed = (
         f"dtype=w4a8 precision.plan=auto precision.max_bytes={budget:.0f} "
         f"{step_table.LEARN.words} corrections.reconstruction=false"
@@ -521,7 +545,34 @@ def _narrow(asked: Asked, own: Sequence[Tried]) -> list[Step]:
     why = f"8 bits pass: fewer bits, {budget / best.size_bytes:.0%} of the bytes"
     proposal = Proposal(change(typed), why, 30)
     step = _step(asked, base=best.found.settings, kind=FEWER_BITS, proposal=proposal)
-    return [] if _is_tried(step, own) else [step]
+    return _untried([step], own)
+
+
+def _find_budget(own: Sequence[Tried], best: Tried) -> float | None:
+    """Return the next budget of bytes; None if one was skipped, or if the interval is closed.
+
+    Args:
+        best: the smallest model of 8 bits that passes.
+    """
+    low = FEWEST * best.size_bytes
+    high = best.size_bytes
+    for trial in own:
+        is_budget = trial.step.kind == FEWER_BITS
+        if is_budget and trial.status == SKIPPED:
+            return None
+        if trial.passes:
+            high = min(high, trial.size_bytes)
+        elif is_budget:
+            low = max(low, _budget(trial.step))
+    if high <= low * SAME_SIZE:
+        return None
+    return round(math.sqrt(low * high), -2)
+
+
+def _untried(steps: Sequence[Step], own: Sequence[Tried]) -> list[Step]:
+    """Return the steps whose settings no trial had."""
+    tried = [dict(trial.step.settings) for trial in own]
+    return [step for step in steps if dict(step.settings) not in tried]
 
 
 def _budget(step: Step) -> float:
@@ -561,7 +612,3 @@ def _without_fixed(asked: Asked, settings: Sequence[str]) -> dict[str, str]:
 def _key(word: str) -> str:
     """Return the key of a setting as the search writes it, without Hydra's slow parser."""
     return word.partition("=")[0]
-
-
-def _is_tried(step: Step, own: Sequence[Tried]) -> bool:
-    return any(dict(step.settings) == dict(trial.step.settings) for trial in own)

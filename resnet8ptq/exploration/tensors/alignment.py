@@ -189,16 +189,19 @@ def find_axes(fp32: Array, other: Array) -> tuple[int, ...] | None:
     Args:
         fp32, other: values of one sample [1, ...], or weights.
     """
-    sizes = [size for size in fp32.shape if size > 1]
-    packed = other.reshape([size for size in other.shape if size > 1])
-    orders = itertools.permutations(range(packed.ndim)) if packed.ndim < 6 else ()
-    fitting = [axes for axes in orders if [packed.shape[axis] for axis in axes] == sizes]
+    target = np.squeeze(fp32)
+    packed = np.squeeze(other)
+    fitting = []
+    errors = []
+    for axes in itertools.permutations(range(packed.ndim)) if packed.ndim < 6 else ():
+        turned = packed.transpose(axes)
+        if turned.shape == target.shape:
+            fitting.append(axes)
+            errors.append(float(np.square(turned - target).sum()))
     if not fitting:
         return None
 
     # The nearest; the same order unless another is clearly better
-    target = fp32.reshape(sizes)
-    errors = [float(np.square(packed.transpose(axes) - target).sum()) for axes in fitting]
     best = errors.index(min(errors))
     unchanged = tuple(range(packed.ndim))
     if unchanged in fitting and errors[fitting.index(unchanged)] < SURE * errors[best]:
@@ -220,6 +223,10 @@ def find_nearness(fp32: Array, other: Array) -> float:
 
 
 def arrange(other: Array, axes: tuple[int, ...], shape: Sequence[int]) -> Array:
-    """Return a tensor of another file in the layout of FP32; `axes` are those of `find_axes`."""
-    packed = other.reshape([size for size in other.shape if size > 1])
-    return packed.transpose(axes).reshape(shape)
+    """Return a tensor of another file in the layout of FP32; `axes` are those of `find_axes`.
+
+    >>> nhwc = np.arange(6, dtype=np.float32).reshape(1, 1, 3, 2)
+    >>> arrange(nhwc, (1, 0), (1, 2, 1, 3)).tolist()
+    [[[[0.0, 2.0, 4.0]], [[1.0, 3.0, 5.0]]]]
+    """
+    return np.squeeze(other).transpose(axes).reshape(shape)

@@ -100,7 +100,7 @@ def compare(settings: Settings, network: Fp32Model, path: Path, split: Split) ->
 
 def find_faults(settings: Settings, compared: TensorComparison) -> list[Finding]:
     """Return the faults of a file; of our own, with the settings that answer them."""
-    faults = findings.find(compared)
+    faults = findings.find_faults(compared)
     config = settings.config
     if config.backend.name == FILE:
         return faults

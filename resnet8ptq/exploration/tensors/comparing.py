@@ -26,7 +26,7 @@ from resnet8ptq.exploration.tensors.alignment import Fingerprint
 from resnet8ptq.exploration.tensors.explaining import LayerFault, explain
 from resnet8ptq.exploration.tensors.spread import Array, Levels, Noise, Spread
 from resnet8ptq.graph.layers import FUSED, weight_layers
-from resnet8ptq.graph.links import Links
+from resnet8ptq.graph.links import Links, input_names
 from resnet8ptq.graph.qdq import RoundedActivation, RoundedWeight
 from resnet8ptq.graph.session import cut_at, expose, open_session
 from resnet8ptq.graph.weights import read_bias, read_weights
@@ -272,8 +272,11 @@ class TensorComparison:
     @property
     def weights(self) -> list[Weight]:
         """The weights of the layers, as far as they are known, each once."""
-        weights = [tensor.weight for tensor in self.tensors if tensor.weight is not None]
-        return [*{weight.rounded.node: weight for weight in weights}.values()]
+        by_node = {}
+        for tensor in self.tensors:
+            if tensor.weight is not None:
+                by_node[tensor.weight.rounded.node] = tensor.weight
+        return [*by_node.values()]
 
     def describe(self) -> str:
         """Return the layer that costs most in one sentence."""
@@ -358,15 +361,23 @@ def _explain(
     biased = [number for number in order if _has_other_bias(pairs[number].compared)]
     explained = [worst, *faulty[: EXPLAINED - 1], *biased[:EXPLAINED]]
     for number in dict.fromkeys(explained):
+        wanted: list[Array] = []
+        got: list[Array] = []
+        for tensors in runs:
+            _, file, alone = tensors[number]
+            if not wanted or alone.shape == wanted[0].shape:
+                wanted.append(alone)
+                got.append(file)
         compared = pairs[number].compared
-        weight = compared.weight
-        shape = runs[0][number][2].shape
-        alike = [one[number] for one in runs if one[number][2].shape == shape]  # of one length
+        weights = None
+        if compared.weight is not None:
+            rounded = compared.weight.rounded
+            weights = (rounded.values, rounded.rounded)
         compared.explanation = explain(
-            exact=np.concatenate([alone for _, _, alone in alike]),
-            actual=np.concatenate([file for _, file, _ in alike]),
+            exact=np.concatenate(wanted),
+            actual=np.concatenate(got),
             levels=compared.levels,
-            weights=(weight.rounded.values, weight.rounded.rounded) if weight else None,
+            weights=weights,
             biases=compared.biases,
         )
 
@@ -460,6 +471,11 @@ def _match(
     return matched
 
 
+def _float_names(values: Sequence[Any]) -> list[str]:
+    """Return the names of a session's float inputs or outputs."""
+    return [value.name for value in values if value.type == "tensor(float)"]
+
+
 class _Fp32:
     """The FP32 network: its tensors, and each layer alone.
 
@@ -473,13 +489,12 @@ class _Fp32:
         self._threads = threads
         self._links = Links(proto.graph)
         self._layers = {node.name: name for name, node in weight_layers(proto.graph).items()}
-        self._inputs = [value.name for value in proto.graph.input]
+        self._inputs = input_names(proto.graph)
         made = self._links.producers
         session = self._open(expose(proto, [*made]))
-        floats = [value.name for value in session.get_outputs() if value.type == "tensor(float)"]
-        inputs = [value.name for value in session.get_inputs() if value.type == "tensor(float)"]
+        floats = _float_names(session.get_outputs())
         self.operators = {name: made[name].op_type for name in floats}
-        self.names = [*inputs, *floats]
+        self.names = [*_float_names(session.get_inputs()), *floats]
         self._index = {name: index for index, name in enumerate(self.names)}
         self._made = floats
         self._session = session

@@ -96,8 +96,11 @@ def find_inexact_kernels(compared: TensorComparison) -> list[Finding]:
 
 def find_clipped(compared: TensorComparison) -> list[Finding]:
     """Report ranges that are far narrower than FP32's values."""
-    low = [tensor for tensor in _by_rounding(compared) if tensor.spread.sqnr_db < LOW_DB]
-    clipped = [tensor for tensor in low if tensor.clipped > tensor.spread.noise.sum() / 2]
+    clipped = []
+    for tensor in _by_rounding(compared):
+        is_low = tensor.spread.sqnr_db < LOW_DB
+        if is_low and tensor.clipped > tensor.spread.noise.sum() / 2:
+            clipped.append(tensor)
 
     def say(worst: ComparedTensor) -> str:
         return (
@@ -179,10 +182,18 @@ def find_outlier_weight(compared: TensorComparison) -> list[Finding]:
 
 def find_outlier_activations(compared: TensorComparison) -> list[Finding]:
     """Report ranges that are much larger than nearly all values: by a few channels, or in any."""
-    by_db = sorted(compared.tensors, key=lambda tensor: tensor.spread.bulk_db)
-    low = [tensor for tensor in by_db if tensor.spread.bulk_db < LOW_DB]
-    used = [tensor for tensor in low if tensor.limit < UNUSED * tensor.spread.peak]
-    hit = [tensor for tensor in used if tensor.limit >= OUTLIER * tensor.spread.reach > 0]
+    by_channel = []
+    others = []
+    for tensor in sorted(compared.tensors, key=lambda tensor: tensor.spread.bulk_db):
+        spread = tensor.spread
+        is_used = tensor.limit < UNUSED * spread.peak
+        is_peaked = tensor.limit >= OUTLIER * spread.reach > 0
+        if not (spread.bulk_db < LOW_DB and is_used and is_peaked):
+            continue
+        if _outlier_channels(tensor):
+            by_channel.append(tensor)
+        else:
+            others.append(tensor)
 
     def say(worst: ComparedTensor) -> str:
         few = ", ".join(map(str, _outlier_channels(worst)[:NAMED]))
@@ -192,10 +203,8 @@ def find_outlier_activations(compared: TensorComparison) -> list[Finding]:
             f"{worst.spread.reach:.4g} of zero: these keep {worst.spread.bulk_db:.1f} dB"
         )
 
-    others = [tensor for tensor in hit if not _outlier_channels(tensor)]
-    channels = [tensor for tensor in hit if _outlier_channels(tensor)]
     return [
-        *_report(step_table.OUTLIER_CHANNEL, channels, say),
+        *_report(step_table.OUTLIER_CHANNEL, by_channel, say),
         *_report(step_table.OUTLIER_ACTIVATION, others, say),
     ]
 
@@ -234,12 +243,17 @@ def find_unlike_inputs(compared: TensorComparison) -> list[Finding]:
 
 def find_unused_range(compared: TensorComparison) -> list[Finding]:
     """Report ranges of which the values use a small part: fixed by the format, or of an input."""
-    wide = []
+    fixed = []
+    others = []
     for tensor in _by_rounding(compared):
         is_unused = tensor.limit >= UNUSED * tensor.spread.peak > 0
         is_noisy = tensor.spread.sqnr_db < LOW_DB or tensor is compared.costliest
-        if is_unused and is_noisy:
-            wide.append(tensor)
+        if not (is_unused and is_noisy):
+            continue
+        if _has_fixed_step(tensor):
+            fixed.append(tensor)
+        else:
+            others.append(tensor)
 
     def say(worst: ComparedTensor) -> str:
         cause = ", by the format" if _has_fixed_step(worst) else ""
@@ -248,9 +262,10 @@ def find_unused_range(compared: TensorComparison) -> list[Finding]:
             f"{_ends(worst)}, which leaves {worst.spread.sqnr_db:.1f} dB"
         )
 
-    fixed = _report(step_table.FIXED_SCALE, [t for t in wide if _has_fixed_step(t)], say)
-    others = _report(step_table.UNUSED_RANGE, [t for t in wide if not _has_fixed_step(t)], say)
-    return fixed + others
+    return [
+        *_report(step_table.FIXED_SCALE, fixed, say),
+        *_report(step_table.UNUSED_RANGE, others, say),
+    ]
 
 
 def _has_fixed_step(tensor: ComparedTensor) -> bool:
@@ -300,7 +315,7 @@ FINDERS: Sequence[Callable[[TensorComparison], list[Finding]]] = (
 )
 
 
-def find(compared: TensorComparison) -> list[Finding]:
+def find_faults(compared: TensorComparison) -> list[Finding]:
     """Return all findings, each kind once; an error is unexplained only if none explains it."""
     findings: dict[str, Finding] = {}
     for finder in FINDERS:
@@ -331,8 +346,10 @@ def _report(
 def worst_layer(compared: TensorComparison) -> tuple[str, ...]:
     """Return the node of the layer that loses most alone, if any."""
     layers = [tensor for tensor in compared.tensors if tensor.layer]
-    worst = min(layers, key=lambda tensor: tensor.own_db, default=None)
-    return () if worst is None else (worst.layer,)
+    if not layers:
+        return ()
+    worst = min(layers, key=lambda tensor: tensor.own_db)
+    return (worst.layer,)
 
 
 def _by_rounding(compared: TensorComparison) -> list[ComparedTensor]:

@@ -103,9 +103,13 @@ class Box:
     @property
     def numbers(self) -> str:
         """Dtypes of weights and output, the SQNR alone, and the share of time."""
-        weights = [t.inner.weight_dtype for t in self.tensors if t.inner.weight_dtype]
-        outputs = [t.inner.dtype or "float32" for t in self.tensors]
-        dtypes = [" ".join(dict.fromkeys(kinds)) for kinds in (weights, outputs) if kinds]
+        weights: dict[str, None] = {}
+        outputs: dict[str, None] = {}
+        for tensor in self.tensors:
+            if tensor.inner.weight_dtype:
+                weights[tensor.inner.weight_dtype] = None
+            outputs[tensor.inner.dtype or "float32"] = None
+        dtypes = filter(None, (" ".join(weights), " ".join(outputs)))
         parts = ["/".join(dtypes) or "not matched"]
         if self.own_db is not None:
             parts.append(f"{_show(self.own_db)} dB")
@@ -186,16 +190,18 @@ def find_boxes(proto: onnx.ModelProto, operators: Mapping[str, str]) -> list[Box
 
 def _join_blocks(boxes: Sequence[Box]) -> list[Box]:
     """Return at most `MOST` blocks: runs of boxes, which end where all later ones pass."""
-    kept = split_into_blocks([box.after for box in boxes], MOST)
-    block_of = {index: number for number, block in enumerate(kept) for index in block}
+    block_of: dict[int, int] = {}
     joined = []
-    for number, block in enumerate(kept):
-        nodes = [node for index in block for node in boxes[index].nodes]
-        after = {block_of[source] for index in block for source in boxes[index].after}
-        first = boxes[block[0]].name
-        end = boxes[block[-1]].name
-        name = first if len(block) == 1 else f"{first} … {end.rpartition('/')[2]}"
-        joined.append(Box(nodes, after=after - {number}, name=name))
+    for number, block in enumerate(split_into_blocks([box.after for box in boxes], MOST)):
+        block_of |= dict.fromkeys(block, number)
+        whole = Box([], name=boxes[block[0]].name)
+        for index in block:  # reads this block and those before it
+            whole.nodes += boxes[index].nodes
+            whole.after |= {block_of[source] for source in boxes[index].after}
+        whole.after.discard(number)
+        if len(block) > 1:
+            whole.name += f" … {boxes[block[-1]].name.rpartition('/')[2]}"
+        joined.append(whole)
     return joined
 
 
@@ -209,11 +215,14 @@ def _measure(
     times = compared.times
     total = sum(times.values())
     for box in boxes:
-        outputs = [name for node in box.nodes for name in node.output]
-        box.tensors = [by_name[name] for name in outputs if name in by_name]
-        weights = {t.weight.rounded.name for t in box.tensors if t.weight is not None}
-        named = {*outputs, *weights}
-        box.faults = [one.name for one in found if not named.isdisjoint(one.tensors)]
+        named: set[str] = set()  # tensors and weights, which a finding may name
+        for node in box.nodes:
+            named.update(node.output)
+            box.tensors += [by_name[name] for name in node.output if name in by_name]
+        for tensor in box.tensors:
+            if tensor.weight is not None:
+                named.add(tensor.weight.rounded.name)
+        box.faults = [finding.name for finding in found if not named.isdisjoint(finding.tensors)]
         if total:
             box.share = sum(times.get(node.name, 0.0) for node in box.nodes) / total
 

@@ -105,11 +105,12 @@ def to_document(compared: TensorComparison, found: Sequence[Finding]) -> dict[st
         "first_below_10_db": None if lost is None else lost.name,
         "samples": compared.samples,
         "unmatched": compared.unmatched,
-        "tensors": [
-            {column.key: _finite(column.value(tensor)) for column in COLUMNS if column.key}
-            for tensor in compared.tensors
-        ],
+        "tensors": [_to_entry(tensor) for tensor in compared.tensors],
     }
+
+
+def _to_entry(tensor: Compared) -> dict[str, Any]:
+    return {column.key: _finite(column.value(tensor)) for column in COLUMNS if column.key}
 
 
 def _finite(value: Any) -> Any:
