@@ -247,12 +247,14 @@ class Split:
         if lengths is None:
             return [slice(i, i + size) for i in range(0, len(self), size)]
         order = np.argsort(-lengths, kind="stable")
-        ends = np.flatnonzero(np.diff(lengths[order])) + 1 if not padded else np.zeros(0, np.int64)
-        return [
-            some[start : start + size]
-            for some in np.split(order, ends)
-            for start in range(0, len(some), size)
-        ]
+        mixable = [order]
+        if not padded:
+            mixable = np.split(order, np.flatnonzero(np.diff(lengths[order])) + 1)
+        batches = []
+        for indices in mixable:
+            for start in range(0, len(indices), size):
+                batches.append(indices[start : start + size])
+        return batches
 
 
 def hash_samples(samples: Stored) -> NDArray[np.bytes_]:

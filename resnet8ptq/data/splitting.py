@@ -56,9 +56,11 @@ def join_lone(strata: Sequence[Indices]) -> list[Indices]:
 
     Otherwise all of them would be on the same side of a split.
     """
+    several = [members for members in strata if len(members) > 1]
     lone = [members for members in strata if len(members) == 1]
-    joined = [np.concatenate(lone)] if lone else []
-    return [members for members in strata if len(members) > 1] + joined
+    if lone:
+        several.append(np.concatenate(lone))
+    return several
 
 
 @dataclass(frozen=True)

@@ -141,14 +141,16 @@ def _score(
         ends = np.ceil(frames.shape[1] * share).astype(np.int64)
     texts = [alphabet.decode(line[:end]) for line, end in zip(frames, ends, strict=True)]
     labels = [label.strip() for label in np.asarray(targets.labels).tolist()]  # as jiwer does
-    counts = {
-        "cer": [(count_errors(*pair), len(pair[1])) for pair in zip(texts, labels, strict=True)],
-        "wer": [
-            (count_errors(said.split(), true.split()), len(true.split()))
-            for said, true in zip(texts, labels, strict=True)
-        ],
-    }
-    rates = {name: of_sums(ratio, np.array(pairs, np.float64)) for name, pairs in counts.items()}
+
+    # Errors and length of each line, in characters and in words
+    characters = []
+    words = []
+    for said, true in zip(texts, labels, strict=True):
+        true_words = true.split()
+        characters.append((count_errors(said, true), len(true)))
+        words.append((count_errors(said.split(), true_words), len(true_words)))
+    counts = {"cer": np.array(characters, np.float64), "wer": np.array(words, np.float64)}
+    rates = {name: of_sums(ratio, pairs) for name, pairs in counts.items()}
     statistic = rates.pop(primary)
     every = np.arange(len(texts))
     return LineScores(
@@ -158,7 +160,7 @@ def _score(
         others={name: rate(every) for name, rate in rates.items()},
         texts=texts,
         labels=labels,
-        errors=np.array(counts["cer"], np.float64)[:, 0],
+        errors=counts["cer"][:, 0],
     )
 
 

@@ -301,14 +301,11 @@ def _score(
         raise ModelError(f"returns {length} tokens of a sample with more; expected one for each")
     labels = labels[:, :length]
     scored = labels >= 0
-    true = [
-        [decoder.of_labels[label] for label in row[kept]]
-        for row, kept in zip(labels, scored, strict=True)
-    ]
-    said = [
-        [decoder.tags[number] for number in row[: len(kept)][kept]]
-        for row, kept in zip(classes, scored, strict=True)
-    ]
+    true = []
+    said = []
+    for exact, predicted, kept in zip(labels, classes, scored, strict=True):
+        true.append([decoder.of_labels[label] for label in exact[kept]])
+        said.append([decoder.tags[number] for number in predicted[: len(kept)][kept]])
     return TokenScores(outputs, true, said, scored, decoder, metric, resamples)
 
 

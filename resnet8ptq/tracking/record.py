@@ -536,16 +536,18 @@ def to_frame(runs: Iterable[RunRecord]) -> "pandas.DataFrame":
     import pandas
 
     kinds = {name: field.annotation for name, field in RunRecord.model_fields.items()}
-    names = ["run_id", *(name for name in kinds if name not in _NO_COLUMNS), *_DERIVED]
-    names = list(dict.fromkeys(names))
+    shown = [name for name in kinds if name not in _NO_COLUMNS]
+    names = list(dict.fromkeys(["run_id", *shown, *_DERIVED]))
+    columns = dict.fromkeys(names)
     rows = []
     for run in runs:
         row = {name: getattr(run, name) for name in names}
         row["metric"] = run.metric.name if run.metric else None
-        rows.append(row | run.settings)
+        row |= run.settings
+        columns |= dict.fromkeys(row)
+        rows.append(row)
 
     # Numbers as floats, with NaN for those that were not measured
-    columns = dict.fromkeys([*names, *(key for row in rows for key in row)])
     frame = pandas.DataFrame(rows, columns=list(columns))
     numbers = [name for name in names if kinds.get(name) in (float | None, int | None)]
     return frame.astype(dict.fromkeys(numbers, "float64")).set_index("run_id")

@@ -96,10 +96,11 @@ def load(config: ArraysConfig, preprocess: PreprocessConfig, cache_root: Path) -
     if len(sides) == 1:
         mend = "arrays x_train, y_train, x_test and y_test"
         return split_one(title, names, sides[0], root, config, named, mend)
-    train, test = (
-        NamedSplit(split, [f"{inputs}: sample {index}" for index in range(len(split))])
-        for split, inputs in zip(sides, (", ".join(_named(one[0])) for one in chosen), strict=True)
-    )
+    shown = []
+    for split, (inputs, *_) in zip(sides, chosen, strict=True):
+        source = ", ".join(_named(inputs))
+        shown.append(NamedSplit(split, [f"{source}: sample {n}" for n in range(len(split))]))
+    train, test = shown
     return keep_split(title, names, train, test, root, named)
 
 
@@ -324,31 +325,55 @@ def _find_split(arrays: Arrays, config: ArraysConfig, root: Path) -> list[Chosen
     if isinstance(config.inputs, str) or config.labels not in (None, NO_LABELS):
         return None
     sides: list[Chosen] = []
-    left = _find_left(arrays, config)
+    keys = set()
     for side in SIDES:
-        usual, labels, groups = (pick(left, names, root) for names in _of_side(side))
-        own = _of_own_names(arrays, side, {labels, groups})
-        if config.inputs is not None:
-            own = {key: own[base] for key, base in config.inputs.items() if base in own}
-        inputs: Any = usual
-        if config.inputs is not None or usual is None:
-            inputs = own if len(own) > 1 else next(iter(own.values()), None)
-        if not inputs or (config.inputs is not None and len(own) < len(config.inputs)):
+        chosen = _find_side(arrays, config, root, side)
+        if chosen is None:
             return None
-        sides.append([inputs, labels if config.labels is None else None, groups])
-    if len({tuple(_named(inputs)) if isinstance(inputs, dict) else () for inputs, *_ in sides}) > 1:
+        sides.append(chosen)
+        keys.add(tuple(chosen[0]) if isinstance(chosen[0], dict) else ())
+    if len(keys) > 1:
         return None
     if config.labels is None and sides[-1][1] is None:
-        guessed = config.inputs is None and isinstance(sides[-1][0], dict)
-        inputs = {name for one, *_ in sides for name in _named(one, values=True)}
-        used = {*(() if guessed else inputs), *(side[2] for side in sides), config.groups}
-        _ask_for_labels(arrays, used, root, " | ".join(f"{name}_test" for name in LABELS))
+        _ask_for_labels_of_split(arrays, config, root, sides)
     if config.groups is not None:
         raise ConfigError(
             f"data.groups: got {config.groups}, and {root} holds a split; expected "
             f"{' | '.join(GROUPS)} with _train and _test"
         )
     return sides
+
+
+def _find_side(arrays: Arrays, config: ArraysConfig, root: Path, side: str) -> Chosen | None:
+    """Return the names for `KEYS` on one side of a split; None if it lacks an input."""
+    left = _find_left(arrays, config)
+    usual, labels, groups = (pick(left, names, root) for names in _of_side(side))
+    own = _of_own_names(arrays, side, {labels, groups})
+    if config.labels is not None:
+        labels = None
+    if config.inputs is None and usual is not None:
+        return [usual, labels, groups]
+    if config.inputs is not None:
+        own = {key: own[base] for key, base in config.inputs.items() if base in own}
+        if len(own) < len(config.inputs):
+            return None
+    if not own:
+        return None
+    inputs = own if len(own) > 1 else next(iter(own.values()))
+    return [inputs, labels, groups]
+
+
+def _ask_for_labels_of_split(
+    arrays: Arrays, config: ArraysConfig, root: Path, sides: Sequence[Chosen]
+) -> None:
+    """Raise `ConfigError` if an array may hold the labels, also one that was taken for an input."""
+    is_guessed = config.inputs is None and isinstance(sides[-1][0], dict)
+    used = {config.groups}
+    for inputs, _, groups in sides:
+        used.add(groups)
+        if not is_guessed:
+            used.update(_named(inputs, values=True))
+    _ask_for_labels(arrays, used, root, " | ".join(f"{name}_test" for name in LABELS))
 
 
 def _find_left(arrays: Arrays, config: ArraysConfig) -> list[str]:
@@ -374,9 +399,13 @@ def _of_own_names(
 
 def _of_side(side: str) -> list[list[str]]:
     """Return the usual names for `KEYS` on one side of a split."""
-    return [
-        [name for base in usual for name in (f"{base}_{side}", f"{side}_{base}")] for usual in USUAL
-    ]
+    names = []
+    for usual in USUAL:
+        own = []
+        for base in usual:
+            own += [f"{base}_{side}", f"{side}_{base}"]
+        names.append(own)
+    return names
 
 
 def _find_one(arrays: Arrays, config: ArraysConfig, root: Path) -> Chosen:
@@ -536,8 +565,12 @@ def _read(source: str, inputs: _Sourced, labels: _Sourced | None, groups: _Sourc
 
 def _warn_unused(arrays: Arrays, root: Path) -> None:
     """Warn if the file holds a scale and an offset for its integers that are not applied."""
-    steps = {name: arrays[name]() for name in arrays if name.lower() in STEPS}
-    numbers = {name: a.item() for name, a in steps.items() if a.dtype.kind in "iuf" and a.size == 1}
+    numbers = {}
+    for name in arrays:
+        if name.lower() in STEPS:
+            array = arrays[name]()
+            if array.dtype.kind in "iuf" and array.size == 1:
+                numbers[name] = array.item()
     if numbers:
         held = ", ".join(f"{name} {number:.7g}" for name, number in numbers.items())
         keys = " ".join(f"{STEPS[n.lower()]}={number:.7g}" for n, number in numbers.items())

@@ -145,9 +145,13 @@ def _stem(path: Path, folder: Path) -> str:
 def list_pictures(config: FolderConfig, cache_root: Path) -> list[Picture]:
     """Return the pictures that `load` decodes."""
     sides = _find_sides(Path(str(config.root)))
-    folders = [side / name for side in sides for name in _find_classes(sides[0], config) or [""]]
-    paths = [path for folder in folders for path in _list_by_name(folder)[0]]
-    return [Picture(str(path), path) for path in paths]
+    classes = _find_classes(sides[0], config) or ("",)
+    listed = []
+    for side in sides:
+        for name in classes:
+            paths, _ = _list_by_name(side / name)
+            listed += [Picture(str(path), path) for path in paths]
+    return listed
 
 
 def _find_sides(root: Path) -> list[Path]:

@@ -57,8 +57,10 @@ def find(table: DataTable, config: TableConfig, others: Sequence[str]) -> list[s
     if config.text is not None:
         return [str(name) for name in limits.listed(config.text)]
     by_lower = {name.lower(): name for name in others}
-    usual = [[by_lower[n] for n in names] for names in PAIRS if by_lower.keys() >= {*names}]
-    usual += [[by_lower[name]] for name in TEXTS if name in by_lower]
+    usual = []
+    for names in (*PAIRS, *((name,) for name in TEXTS)):
+        if by_lower.keys() >= {*names}:
+            usual.append([by_lower[name] for name in names])
     if len(usual) != 1:
         pairs = " | ".join(f"[{one}, {other}]" for one, other in PAIRS)
         raise ConfigError(

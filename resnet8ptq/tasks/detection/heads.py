@@ -289,10 +289,14 @@ def _decode_yolov8(outputs: Sequence[Array], frame: Frame) -> Candidates:
 
 def _match(frame: Frame, *kinds: Callable[[Shape], bool]) -> list[int]:
     """Return the output's index for each kind; empty unless kinds and outputs match one to one."""
-    matches = [[index for index, s in enumerate(frame.shapes) if fits(s)] for fits in kinds]
-    if any(len(match) != 1 for match in matches) or len(frame.shapes) != len(kinds):
+    if len(frame.shapes) != len(kinds):
         return []
-    indices = [match[0] for match in matches]
+    indices: list[int] = []
+    for fits in kinds:
+        fitting = [index for index, shape in enumerate(frame.shapes) if fits(shape)]
+        if len(fitting) != 1:
+            return []
+        indices += fitting
     return indices if len(set(indices)) == len(indices) else []
 
 
@@ -339,19 +343,24 @@ def _decode_selected(outputs: Sequence[Array], frame: Frame) -> Detections:
 
 def _find_detections(frame: Frame) -> list[int]:
     """Return the indices of boxes, scores, labels, optionally a count; empty for other outputs."""
-    names = list(frame.outputs)
-    shapes = frame.shapes
-    boxes = [index for index, shape in enumerate(shapes) if _is_boxes(shape)]
-    counts = [
-        index
-        for index, shape in enumerate(shapes)
-        if shape == () or (shape == (1,) and re.search("num|count|valid", names[index], re.I))
-    ]
-    flat = [index for index, s in enumerate(shapes) if len(s) == 1 and index not in counts]
-    if len(boxes) != 1 or len(flat) != 2 or len(counts) != len(shapes) - 3 or len(counts) > 1:
+    boxes = []
+    counts = []
+    flat = []
+    for index, (name, shape) in enumerate(frame.outputs.items()):
+        if _is_boxes(shape):
+            boxes.append(index)
+        elif shape == () or (shape == (1,) and re.search("num|count|valid", name, re.I)):
+            counts.append(index)
+        elif len(shape) == 1:
+            flat.append(index)
+    if len(boxes) != 1 or len(flat) != 2 or len(counts) > 1:
         return []
-    scores = [index for index in flat if re.search("score|conf|prob", names[index], re.I)]
-    labels = [index for index in flat if re.search("label|class|cls|categ", names[index], re.I)]
+    if len(frame.outputs) != 3 + len(counts):
+        return []
+
+    # Which of the two are the scores, by their names
+    scores = _find_named(frame, flat, "score|conf|prob")
+    labels = _find_named(frame, flat, "label|class|cls|categ")
     if len(scores) == 1:
         labels = [index for index in flat if index not in scores]
     elif len(labels) == 1:
@@ -359,6 +368,12 @@ def _find_detections(frame: Frame) -> list[int]:
     else:
         return []
     return [*boxes, *scores, *labels, *counts]
+
+
+def _find_named(frame: Frame, indices: Sequence[int], pattern: str) -> list[int]:
+    """Return the outputs, of these, whose name matches a pattern in part."""
+    names = list(frame.outputs)
+    return [index for index in indices if re.search(pattern, names[index], re.I)]
 
 
 def _is_detections(frame: Frame) -> bool:

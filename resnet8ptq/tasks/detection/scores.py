@@ -141,9 +141,12 @@ class DetectionScores(ClasswiseScores):
 
     def more(self) -> Metrics:
         """Return COCO's other metrics, and the number of detections."""
-        others = {name: value for name, value in self.evaluation.metrics.items() if name != "ap"}
-        defined = {name: None if math.isnan(value) else value for name, value in others.items()}
-        return {**defined, "counts/detections": len(self.results)}
+        metrics: Metrics = {}
+        for name, value in self.evaluation.metrics.items():
+            if name != "ap":
+                metrics[name] = None if math.isnan(value) else value
+        metrics["counts/detections"] = len(self.results)
+        return metrics
 
 
 def to_coco(pictures: Array, class_ids: Sequence[int], with_masks: bool = False) -> dict[str, Any]:

@@ -69,15 +69,24 @@ class Hits(SampleValues):
 
     def by_class(self, baseline: Self, classes: int) -> list[float]:
         """Return the p-value of the exact McNemar test on the samples of each class."""
-        members = (self.labels == label for label in range(classes))
-        pairs = (statistics.flips(self.right[m], baseline.right[m]) for m in members)
-        return [statistics.mcnemar(*pair) for pair in pairs]
+        p_values = []
+        for label in range(classes):
+            members = self.labels == label
+            won, lost = statistics.flips(self.right[members], baseline.right[members])
+            p_values.append(statistics.mcnemar(won, lost))
+        return p_values
 
     def found_by_class(self, baseline: Self, classes: int, level: float) -> list[float]:
         """Return the loss on each class that the test detects, see `least_found`."""
-        members = [members for label in range(classes) if (members := self.labels == label).any()]
         flipped = self.right != baseline.right
-        return [statistics.least_found(int(flipped[m].sum()), int(m.sum()), level) for m in members]
+        losses = []
+        for label in range(classes):
+            members = self.labels == label
+            total = int(members.sum())
+            if total:
+                changed = int(flipped[members].sum())
+                losses.append(statistics.least_found(changed, total, level))
+        return losses
 
     def confusion(self, classes: int) -> NDArray[np.int64]:
         """Count samples by [true class, predicted class]."""

@@ -154,5 +154,9 @@ def has_prototypes(outputs: Mapping[str, tuple[int | None, ...]]) -> bool:
 
 
 def describe(outputs: Mapping[str, tuple[int | None, ...]]) -> str:
-    """Return names and shapes of a network's outputs."""
+    """Return names and shapes of a network's outputs, for a message.
+
+    >>> describe({"boxes": (100, 4), "scores": (100,)})
+    'boxes [100, 4], scores [100]'
+    """
     return ", ".join(f"{name} {list(shape)}" for name, shape in outputs.items())
