@@ -144,6 +144,11 @@ class FileFormatter(logging.Formatter):
 def track(batches: Iterable[T], label: str, unit: str = "batches") -> Iterator[T]:
     """Yield `batches` with a progress bar; without a terminal, with lines (see `watch`).
 
+    For each loop that may take more than a second: no command is silent for long.
+
+        for batch in track(split.batches(250), "Evaluating"):
+            outputs.append(run(batch))
+
     Workers of a parallel sweep have no terminal: see `sweep.jobs.prepare_workers`.
     """
     total = len(batches) if isinstance(batches, Sized) else None

@@ -59,9 +59,15 @@ class UnsupportedError(PtqError):
 def errors_as(kind: type[PtqError], text: str, mend: str = "") -> Iterator[None]:
     """Raise a library's error as `kind`: `text (error); mend`.
 
-    A `PtqError` and an `AlarmError` pass.
+    Libraries raise dozens of error classes, and not all can be pickled. Wrap each call that reads a
+    user's file or runs a user's code, so that the message names the file and the mend. A `PtqError`
+    and an `AlarmError` pass.
 
-    Libraries raise dozens of error classes, and not all can be pickled.
+    >>> with errors_as(DataError, "a.npz: cannot be read", "expected arrays"):
+    ...     raise KeyError("x")
+    Traceback (most recent call last):
+        ...
+    resnet8ptq.core.errors.DataError: a.npz: cannot be read (KeyError: 'x'); expected arrays
     """
     try:
         yield

@@ -44,7 +44,11 @@ def unpack(samples: Array) -> dict[str, Array]:
 
 
 def names_of(dtype: DTypeLike) -> tuple[str, ...]:
-    """Return the names of the fields; empty for an array of numbers."""
+    """Return the names of the fields; empty for an array of numbers.
+
+    >>> names_of(np.float32), names_of([("ids", "i8", 5), ("mask", "?", 5)])
+    ((), ('ids', 'mask'))
+    """
     return np.dtype(dtype).names or ()
 
 
@@ -62,7 +66,14 @@ def find_mask(dtype: DTypeLike) -> str | None:
 
 
 def feed(samples: Array, names: Sequence[str]) -> dict[str, Array]:
-    """Return samples by input name.
+    """Return samples by input name, as ONNX Runtime and MLflow take them.
+
+    >>> pictures = np.zeros((2, 3, 8, 8), np.float32)
+    >>> {name: array.shape for name, array in feed(pictures, ["image"]).items()}
+    {'image': (2, 3, 8, 8)}
+    >>> texts = pack({"ids": np.ones((2, 5), np.int64), "mask": np.ones((2, 5), np.bool_)})
+    >>> {name: array.shape for name, array in feed(texts, ["ids"]).items()}
+    {'ids': (2, 5)}
 
     Args:
         samples: records, or the values [N, ...] of a single input.

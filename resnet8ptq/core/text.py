@@ -35,12 +35,23 @@ def _without_secrets(url: re.Match[str]) -> str:
 
 
 def printable(text: str) -> str:
-    """Return an untrusted text in one line without control characters."""
+    """Return an untrusted text in one line without control characters.
+
+    For each text of a file, a store or a library that reaches a terminal, a log or a page: it could
+    move the cursor, or write a line that looks like ours.
+
+    >>> printable("int8\\n\\x1b[2J done")
+    'int8 ?[2J done'
+    """
     return show(" ".join(text.split()))
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error's type and text in one line of at most 300 characters, without secrets."""
+    """Return an error's type and text in one line of at most 300 characters, without secrets.
+
+    >>> one_line(OSError("cannot reach\\nhttp://me:password@host/runs"))
+    'OSError: cannot reach http://host/runs'
+    """
     return printable(redact(f"{type(error).__name__}: {error}"))[:300]
 
 
