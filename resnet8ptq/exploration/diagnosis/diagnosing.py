@@ -4,6 +4,7 @@ Measured on training samples that did not calibrate, never on test samples.
 """
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,7 +34,7 @@ from resnet8ptq.exploration.diagnosis.conclusion import (
 )
 from resnet8ptq.exploration.diagnosis.outcomes import Outcome
 from resnet8ptq.exploration.search import step_table
-from resnet8ptq.exploration.search.changes import change
+from resnet8ptq.exploration.search.changes import Change, change
 from resnet8ptq.exploration.tensors import analysing, findings
 from resnet8ptq.exploration.tensors.comparing import SAMPLES, TensorComparison
 from resnet8ptq.exploration.tensors.findings import Finding
@@ -84,7 +85,9 @@ def _diagnose(work: Workspace) -> DiagnosisResult:
     quantized, network = _quantize(work)
     compared = _compare(work, quantized.path)
     outliers = _find_outliers(work, network)
-    left_out = {index for outlier in outliers for index in outlier.samples}
+    left_out: set[int] = set()
+    for outlier in outliers:
+        left_out.update(outlier.samples)
     others = samples.without(sorted(left_out))
     measured = analysing.compare(work.settings, network, quantized.path, split=samples.held_out)
 
@@ -103,13 +106,8 @@ def _diagnose(work: Workspace) -> DiagnosisResult:
     problems += analysing.find_faults(work.settings, measured)
     halves = _halve(work, measured, network, reference=compared)
 
-    # Try the changes against them, each once
-    answers = [change for problem in problems for change in problem.changes]
-    answers += step_table.usual(config, findings.worst_layer(measured))
-    if halves is not None and halves.costs_more == WEIGHTS:
-        answers += step_table.correct(config)
-    once = {change.words: change for change in answers}
-    changes = list(once.values()) if config.analysis.try_changes else []
+    # Try the changes against them
+    changes = _find_changes(config, problems, measured, halves)
     attempt = partial(_attempt, work)
     tried = outcomes.attempt(config, changes, compared, task=evaluator.task, compare=attempt)
     if outliers and config.analysis.try_changes:
@@ -126,6 +124,24 @@ def _diagnose(work: Workspace) -> DiagnosisResult:
         fp32_value=fp32.value,
         samples=len(samples.held_out),
     )
+
+
+def _find_changes(
+    config: RunConfig,
+    problems: Sequence[Finding],
+    measured: TensorComparison,
+    halves: Halves | None,
+) -> list[Change]:
+    """Return the changes to try, each once; none if the settings say so."""
+    if not config.analysis.try_changes:
+        return []
+    answers: list[Change] = []
+    for problem in problems:
+        answers += problem.changes
+    answers += step_table.usual(config, findings.worst_layer(measured))
+    if halves is not None and halves.costs_more == WEIGHTS:
+        answers += step_table.correct(config)
+    return list({change.words: change for change in answers}.values())
 
 
 def _attempt(work: Workspace, config: RunConfig) -> Comparison:
