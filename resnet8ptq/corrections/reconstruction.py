@@ -8,7 +8,7 @@ rounded with probability 1/2. Rounding is learned as in AdaRound, ranges as in Q
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -337,9 +337,11 @@ def _blocks(module: Any, roundings: Mapping[str, LearnedRounding]) -> list[Block
     A part without layers joins the next one. Two adjacent parts of one layer each become one block,
     such as a depthwise convolution and the convolution after it.
     """
-    nodes = [node for node in module.graph.nodes if node.op == "call_module"]
-    index = {node: i for i, node in enumerate(module.graph.nodes)}
-    last = {node: max((index[user] for user in node.users), default=-1) for node in nodes}
+    index = {node: number for number, node in enumerate(module.graph.nodes)}
+    last = {}  # the last reader of each node
+    for node in module.graph.nodes:
+        if node.op == "call_module":
+            last[node] = max((index[user] for user in node.users), default=-1)
     owners = {id(rounding): name for name, rounding in roundings.items()}
 
     def modules_of(part: list[Any]) -> list[Any]:
@@ -351,16 +353,46 @@ def _blocks(module: Any, roundings: Mapping[str, LearnedRounding]) -> list[Block
     def names(part: list[Any]) -> list[str]:
         return [owners[id(own)] for own in modules_of(part) if id(own) in owners]
 
-    # Cut where a single tensor is live
+    # A range belongs to the first block that has it
+    learned: set[Any] = set()
+    blocks: list[Block] = []
+    for part in _join_parts(_cut(module, index, last), names):
+        quantizers = []
+        for own in modules_of(part):
+            if isinstance(own, FakeQuantize) and own not in learned:
+                quantizers.append(own)
+                learned.add(own)
+        outputs = [node.name for node in part if last[node] > index[part[-1]]]
+        own_roundings = {name: roundings[name] for name in names(part)}
+        blocks.append(Block(part, outputs, roundings=own_roundings, quantizers=quantizers))
+    return blocks
+
+
+def _cut(module: Any, index: Mapping[Any, int], last: Mapping[Any, int]) -> list[list[Any]]:
+    """Return the runs of nodes between the points where a single tensor is live.
+
+    Args:
+        index: the position of each node.
+        last: the nodes that call modules, with the position of their last reader.
+    """
     parts: list[list[Any]] = [[]]
     live: set[Any] = set()
-    for node in nodes:
+    for node in last:
         parts[-1].append(node)
         live = {other for other in live | {node} if last[other] > index[node]}
         if len(live) == 1 and not _is_fused(module, node):
             parts.append([])
+    return parts
 
-    # Join parts without layers, and pairs of one layer each
+
+def _join_parts(
+    parts: Sequence[list[Any]], names: Callable[[list[Any]], list[str]]
+) -> list[list[Any]]:
+    """Return the parts; those without layers, and pairs of one layer each, are joined.
+
+    Args:
+        names: returns the layers of a part.
+    """
     joined: list[list[Any]] = []
     pending: list[Any] = []
     for part in parts:
@@ -373,22 +405,10 @@ def _blocks(module: Any, roundings: Mapping[str, LearnedRounding]) -> list[Block
             joined.append(pending)
         pending = []
     if pending and joined:
-        joined[-1] = joined[-1] + pending
+        joined[-1] += pending
     elif pending:
         joined.append(pending)
-
-    # A range belongs to the first block that has it
-    blocks: list[Block] = []
-    for part in joined:
-        learned = {quantizer for block in blocks for quantizer in block.quantizers}
-        every = [own for own in modules_of(part) if isinstance(own, FakeQuantize)]
-        quantizers = [quantizer for quantizer in every if quantizer not in learned]
-        outputs = [node.name for node in part if last[node] > index[part[-1]]]
-        own = {name: roundings[name] for name in names(part)}
-        blocks.append(
-            Block(part, outputs, roundings=own, quantizers=list(dict.fromkeys(quantizers)))
-        )
-    return blocks
+    return joined
 
 
 def _is_fused(module: Any, node: Any) -> bool:

@@ -120,25 +120,35 @@ def fix_sizes(
         if value.name in any_length:
             shape[1] = _LENGTH
         _set_shape(value, shape)
+
+    # The static tensors that the other nodes use
     others = [node for node in graph.node if not static.issuperset(node.output)]
-    deciding = {node.input[0] for node in others if node.op_type == "If"}  # maybe on one sample
-    used = {name for node in others for name in inputs_of(node)}
+    used: set[str] = set()
+    deciding = set()  # the conditions of If, maybe on one sample
+    for node in others:
+        used.update(inputs_of(node))
+        if node.op_type == "If":
+            deciding.add(node.input[0])
     wanted = sorted(static & used - deciding)
+
+    # Their values, one for each size
+    shaped: dict[str, list[onnx.NodeProto]] = {name: [] for name in wanted}
     names = [*(value.name for value in graph.output), *wanted]
-    names += sorted({n.input[0] for n in _find_shaped(others, {*wanted})} - {*names, *inputs[0]})
+    sources = set()
+    for node in _find_shaped(others, shaped):
+        shaped[_parameter(node)].append(node)
+        sources.add(node.input[0])
+    names += sorted(sources - {*names, *inputs[0]})
     if any_length:
         inputs += [_shortened(inputs[0], any_length)]
     session = open_session(expose(fixed, names).SerializeToString(), 0)
-    outputs = [session.run(None, feeds) for feeds in inputs]
-    # One for each size.
-    tensors = [
-        feeds | dict(zip(names, values, strict=True))
-        for feeds, values in zip(inputs, outputs, strict=True)
-    ]
+    tensors = []
+    for feeds in inputs:
+        outputs = session.run(None, feeds)
+        tensors.append(feeds | dict(zip(names, outputs, strict=True)))
+
+    # Constants in their place
     producers = Links(graph).producers
-    shaped: dict[str, list[onnx.NodeProto]] = {name: [] for name in wanted}
-    for node in _find_shaped(others, shaped):
-        shaped[_parameter(node)].append(node)
     for name in wanted:
         _replace(graph, name, producers[name], shaped[name], tensors, bool(any_length))
     fixed = rewrite(fixed, [remove_unused])

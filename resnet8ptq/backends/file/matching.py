@@ -7,7 +7,7 @@ config holds it, and the user can resolve an ambiguous match.
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from resnet8ptq.backends.file.contents import Port
@@ -48,14 +48,8 @@ def match_outputs(tensors: Sequence[Tensor], ports: Sequence[Port], asked: Any, 
 
 def _pair(key: str, tensors: Sequence[Tensor], ports: Sequence[Port], asked: Any) -> Match:
     """Return the pairs in the network's order: by setting, name, shape, or as the last pair."""
-    matched = {name: _read(key, name, value) for name, value in (asked or {}).items()}
     names = [tensor.name for tensor in tensors]
-    for name, one in matched.items():
-        if name not in names:
-            raise ConfigError(no_such_name(key, name, names))
-        known = [port.name for port in ports]
-        if one.get("name") is not None and one["name"] not in known:
-            raise ConfigError(no_such_name(f"{key}.{name}", one["name"], known))
+    matched = _read_all(key, names, ports, asked=asked)
     ways = (
         lambda tensor, port: tensor.name == port.name,
         lambda tensor, port: _plain(tensor.name) == _plain(port.name),
@@ -64,17 +58,48 @@ def _pair(key: str, tensors: Sequence[Tensor], ports: Sequence[Port], asked: Any
     )
     for fits in ways:
         taken = {one.get("name") for one in matched.values()}
-        left = [t for t in tensors if matched.get(t.name, {}).get("name") is None]
         free = [port for port in ports if port.name not in taken]
-        every = itertools.product(left, free)
-        pairs = [(tensor, port) for tensor, port in every if fits(tensor, port)]
+        left = [tensor for tensor in tensors if _port_of(matched, tensor.name) is None]
+        for tensor, port in _find_unique(left, free, fits):
+            matched.setdefault(tensor.name, {})["name"] = port.name
+    return {name: matched[name] for name in names if _port_of(matched, name) is not None}
 
-        # An ambiguous pair is left to a later way
-        for tensor, port in pairs:
-            alone = sum(t is tensor for t, _ in pairs) == sum(p is port for _, p in pairs) == 1
-            if alone:
-                matched.setdefault(tensor.name, {})["name"] = port.name
-    return {name: matched[name] for name in names if matched.get(name, {}).get("name") is not None}
+
+def _port_of(matched: Match, name: str) -> Any:
+    """Return the name of the port for a tensor; None if it has none yet."""
+    return matched.get(name, {}).get("name")
+
+
+def _read_all(
+    key: str, names: Sequence[str], ports: Sequence[Port], asked: Any
+) -> dict[str, dict[str, Any]]:
+    """Return the setting's pairs.
+
+    Raises:
+        ConfigError: a tensor, or the port of one, does not exist.
+    """
+    matched = {name: _read(key, name, value) for name, value in (asked or {}).items()}
+    known = [port.name for port in ports]
+    for name, one in matched.items():
+        if name not in names:
+            raise ConfigError(no_such_name(key, name, names))
+        if one.get("name") is not None and one["name"] not in known:
+            raise ConfigError(no_such_name(f"{key}.{name}", one["name"], known))
+    return matched
+
+
+def _find_unique(
+    tensors: Sequence[Tensor], ports: Sequence[Port], fits: Callable[[Tensor, Port], bool]
+) -> list[tuple[Tensor, Port]]:
+    """Return the pairs that fit, of which neither part fits another one."""
+    every = itertools.product(tensors, ports)
+    pairs = [(tensor, port) for tensor, port in every if fits(tensor, port)]
+    unique = []
+    for tensor, port in pairs:
+        rivals = [pair for pair in pairs if pair[0] is tensor or pair[1] is port]
+        if len(rivals) == 1:
+            unique.append((tensor, port))
+    return unique
 
 
 def _read(key: str, name: str, value: Any) -> dict[str, Any]:

@@ -167,10 +167,13 @@ def _try(contents: Contents, opened: Any) -> Contents:
         except Exception as error:
             failure = error
             continue
-        pairs = zip(contents.outputs, outputs, strict=True)
-        shaped = tuple(p if free else replace(p, shape=tuple(a.shape[1:])) for p, a in pairs)
-        fixed = contents.batch if contents.batch not in (None, 1) else None if size == 2 else 1
-        return replace(contents, batch=fixed, outputs=shaped)
+        shaped = []
+        for port, array in zip(contents.outputs, outputs, strict=True):
+            shaped.append(port if free else replace(port, shape=tuple(array.shape[1:])))
+        fixed = contents.batch
+        if fixed in (None, 1):
+            fixed = None if size == 2 else 1
+        return replace(contents, batch=fixed, outputs=tuple(shaped))
     if free:
         return contents
     raise failure or ValueError("it has no inputs")

@@ -61,6 +61,7 @@ from resnet8ptq.graph.layers import (
     find_stacks,
     weight_layers,
 )
+from resnet8ptq.graph.links import Links
 from resnet8ptq.graph.passes import Pass, remove_unused, rewrite, sort
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.model import Fp32Model
@@ -384,8 +385,13 @@ class OnnxQuantizer(Quantizer):
         if nodes:
             listed = ", ".join(node.name for node in nodes)
             log.info("per_channel: one scale for all channels of %s", listed[:200])
-        constants = {tensor.name for tensor in graph.initializer}
-        return {name: [{}] for node in nodes for name in node.input[:2] if name in constants}
+        constants = Links(graph).constants
+        unsplit: dict[str, list[dict[str, str]]] = {}
+        for node in nodes:
+            for name in node.input[:2]:
+                if name in constants:
+                    unsplit[name] = [{}]
+        return unsplit
 
     def _quantize_static(
         self,

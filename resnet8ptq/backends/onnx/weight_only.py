@@ -110,11 +110,19 @@ def find_embeddings(graph: onnx.GraphProto, skipped: Collection[str] = ()) -> li
     A table that a MatMul uses as its weights is left out: the blocks of both would have the same
     name.
     """
-    tables = {
-        t.name for t in graph.initializer if t.data_type == TensorProto.FLOAT and len(t.dims) == 2
-    } - {name for node in graph.node if node.op_type == "MatMul" for name in node.input}
-    lookups = [n for n in graph.node if n.op_type == _EMBEDDING and n.input[0] in tables]
-    return [n for n in lookups if n.name not in skipped and attribute(n, "axis", 0) == 0]
+    tables = set()
+    for tensor in graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT and len(tensor.dims) == 2:
+            tables.add(tensor.name)
+    for node in graph.node:
+        if node.op_type == "MatMul":
+            tables.difference_update(node.input)
+    lookups = []
+    for node in graph.node:
+        is_lookup = node.op_type == _EMBEDDING and node.input[0] in tables
+        if is_lookup and node.name not in skipped and attribute(node, "axis", 0) == 0:
+            lookups.append(node)
+    return lookups
 
 
 def check(graph: onnx.GraphProto, skipped: Collection[str], config: QuantizationConfig) -> None:

@@ -127,13 +127,20 @@ def quantize(
 
 def count_layers(graph: onnx.GraphProto) -> int:
     """Count the layers whose weights are levels, a Cast and a Mul; or float16 and a Cast."""
-    integers = {t.name for t in graph.initializer if t.data_type == TensorProto.INT8}
-    halves = {t.name for t in graph.initializer if t.data_type == TensorProto.FLOAT16}
-    floats = {n.output[0] for n in graph.node if n.op_type == "Cast" and n.input[0] in integers}
-    scaled = {n.output[0] for n in graph.node if n.op_type == "Mul" and n.input[0] in floats}
-    scaled |= {n.output[0] for n in graph.node if n.op_type == "Cast" and n.input[0] in halves}
-    layers = [node for node in graph.node if node.op_type in (*OPERATORS, _EMBEDDING)]
-    return sum(not scaled.isdisjoint(node.input) for node in layers)
+    types = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    levels = set()
+    weights = set()
+    layers = 0
+    for node in graph.node:
+        if node.op_type == "Cast" and types.get(node.input[0]) == TensorProto.INT8:
+            levels.add(node.output[0])
+        elif (node.op_type == "Cast" and types.get(node.input[0]) == TensorProto.FLOAT16) or (
+            node.op_type == "Mul" and node.input[0] in levels
+        ):
+            weights.add(node.output[0])
+        elif node.op_type in (*OPERATORS, _EMBEDDING) and not weights.isdisjoint(node.input):
+            layers += 1
+    return layers
 
 
 def count_left(graph: onnx.GraphProto, skipped: Collection[str]) -> Counter[str]:

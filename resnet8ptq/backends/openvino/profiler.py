@@ -36,9 +36,11 @@ def count_kernels(path: Path) -> tuple[int, int]:
     """
     network = open_network(path, 1)
     compiled = network.request(1).get_compiled_model()
-    about = [node.get_rt_info() for node in compiled.get_runtime_model().get_ops()]
-    chosen = [info for info in about if _LAYER.search(info["layerType"].astype(str))]
-    kernels = [info["primitiveType"].astype(str) for info in chosen]
+    kernels = []
+    for node in compiled.get_runtime_model().get_ops():
+        about = node.get_rt_info()
+        if _LAYER.search(about["layerType"].astype(str)):
+            kernels.append(about["primitiveType"].astype(str))
     on_integers = sum(_INTEGER.search(kernel) is not None for kernel in kernels)
     layers = sum(_LAYER.search(op.get_type_name()) is not None for op in network.graph.get_ops())
     return on_integers, max(layers, len(kernels)) - on_integers

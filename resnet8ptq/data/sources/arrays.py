@@ -419,11 +419,8 @@ def _find_one(arrays: Arrays, config: ArraysConfig, root: Path) -> Chosen:
     groups = config.groups or pick(left, usual[2], root)
     labels = config.labels or pick(left, usual[1], root)
     inputs = config.inputs or pick(left, usual[0], root)
-    unnamed = [name for name in sorted(arrays) if name.lower() not in (*CLASSES, *STEPS)]
-    unnamed = [name for name in unnamed if name not in (labels, groups)]
-    sided = any(_of_own_names(arrays, side, ()) for side in SIDES)
-    if inputs is None and labels is not None and unnamed and not sided:
-        inputs = {name: name for name in unnamed} if len(unnamed) > 1 else unnamed[0]
+    if inputs is None and labels is not None:
+        inputs = _find_unnamed(arrays, (labels, groups))
     if inputs is None:
         raise ConfigError(
             f"data.inputs: got null, and {root} holds {held}; expected the name of one, or one "
@@ -436,6 +433,19 @@ def _find_one(arrays: Arrays, config: ArraysConfig, root: Path) -> Chosen:
         named = f"the name of one, or one named {' | '.join(LABELS)}, or an .npy or idx file"
         _ask_for_labels(arrays, {*_named(inputs, values=True), groups}, root, named)
     return [inputs, None if labels == NO_LABELS else labels, groups]
+
+
+def _find_unnamed(arrays: Arrays, used: Collection[str | None]) -> Any:
+    """Return the arrays without a usual name, as inputs; None if there are none, or sides."""
+    if any(_of_own_names(arrays, side, ()) for side in SIDES):
+        return None
+    unnamed = []
+    for name in sorted(arrays):
+        if name.lower() not in (*CLASSES, *STEPS) and name not in used:
+            unnamed.append(name)
+    if len(unnamed) > 1:
+        return {name: name for name in unnamed}
+    return unnamed[0] if unnamed else None
 
 
 def _ask_for_labels(
