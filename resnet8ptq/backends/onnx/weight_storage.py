@@ -132,12 +132,15 @@ def count_layers(graph: onnx.GraphProto) -> int:
     weights = set()
     layers = 0
     for node in graph.node:
-        if node.op_type == "Cast" and types.get(node.input[0]) == TensorProto.INT8:
-            levels.add(node.output[0])
-        elif (node.op_type == "Cast" and types.get(node.input[0]) == TensorProto.FLOAT16) or (
-            node.op_type == "Mul" and node.input[0] in levels
-        ):
-            weights.add(node.output[0])
+        if node.op_type == "Cast":
+            stored = types.get(node.input[0])
+            if stored == TensorProto.INT8:
+                levels.add(node.output[0])
+            elif stored == TensorProto.FLOAT16:
+                weights.add(node.output[0])
+        elif node.op_type == "Mul":
+            if node.input[0] in levels:
+                weights.add(node.output[0])
         elif node.op_type in (*OPERATORS, _EMBEDDING) and not weights.isdisjoint(node.input):
             layers += 1
     return layers
