@@ -21,7 +21,7 @@ from resnet8ptq.core.descriptor import Backend, find_backends
 from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.graph.attention import left_by_attention
 from resnet8ptq.graph.layers import RECURRENT, is_grouped
-from resnet8ptq.graph.links import find_all
+from resnet8ptq.graph.links import Links, find_all
 from resnet8ptq.models.batch_axis import static_tensors
 from resnet8ptq.models.contract import Contract, Tensor, ask_for_values, picture_size, read_contract
 from resnet8ptq.models.conversion import CRASHED
@@ -112,12 +112,19 @@ def summarize(
     static = static_tensors(proto.graph)
     computing = [node.op_type for node in graph.node if not static.issuperset(node.output)]
     contract = read_contract(graph)
-    format_name = file_format.name if file_format else ""
-    known = with_known_operators()
-    converted = tuple(one.name for one in known if format_name in one.converts)
-    dtypes = [tensor.dtype for tensor in contract.inputs]
-    makers = {output: node.op_type for node in graph.node for output in node.output}
     left = [n.op_type for n in left_by_attention(graph) if not static.issuperset(n.output)]
+    final = Links(graph).producers.get(graph.output[0].name)
+
+    # The backends that take the network
+    format_name = file_format.name if file_format else ""
+    dtypes = [tensor.dtype for tensor in contract.inputs]
+    converted = []
+    quantized = {}
+    for backend in with_known_operators():
+        if format_name in backend.converts:
+            converted.append(backend.name)
+        if _takes(dtypes, backend, backend.name in converted):
+            quantized[backend.name] = backend.find_operators()
     return Summary(
         path=path,
         format=words,
@@ -127,13 +134,9 @@ def summarize(
         layers=sum(1 for _ in gate.find_weights(graph)),
         depthwise=sum(map(is_grouped, graph.node)),
         parameters=sum(math.prod(t.dims) for t in find_all(graph, onnx.TensorProto)),
-        quantized={
-            one.name: one.find_operators()
-            for one in known
-            if _takes(dtypes, one, one.name in converted)
-        },
-        final=makers.get(graph.output[0].name, ""),
-        converted=converted,
+        quantized=quantized,
+        final="" if final is None else final.op_type,
+        converted=tuple(converted),
         left=dict(Counter(left)),
         inner_layers=dict(Counter(gate.find_inner_layers(graph))),
     )
