@@ -167,23 +167,13 @@ class Split:
             taken = LazySamples(samples.whole, samples.indices[indices])
         else:
             taken = LazySamples(samples, np.arange(len(samples))[indices])
-        labels, groups = (
-            None if array is None else array[indices] for array in (self.labels, self.groups)
-        )
-        names, texts = (
-            None if array is None else array[indices] for array in (self.names, self.texts)
-        )
-        known = self.hashes is not None or "pixel_hashes" in vars(self)
-        hashes = self.pixel_hashes[indices] if known else None
-        return replace(
-            self,
-            stored=taken,
-            labels=labels,
-            groups=groups,
-            hashes=hashes,
-            names=names,
-            texts=texts,
-        )
+        described = {}
+        for name in ("labels", "groups", "names", "texts"):
+            array = getattr(self, name)
+            described[name] = None if array is None else array[indices]
+        is_hashed = self.hashes is not None or "pixel_hashes" in vars(self)
+        hashes = self.pixel_hashes[indices] if is_hashed else None
+        return replace(self, stored=taken, hashes=hashes, **described)
 
     def name_of(self, index: int) -> str:
         """Return a sample's name for messages, or its index in the stored array."""

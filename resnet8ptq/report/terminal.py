@@ -34,13 +34,19 @@ def _print_family(heading: str, family: Family, console: Console) -> None:
     more = family.limits.columns
     every = table.make(records)
     rows, cut = table.shorten(records, every)
-    whole = ALL in more
-    shown = rows.without_empty() if whole else table.brief(records, rows, more)
-    replace(shown, title=heading).print(
-        console,
-        styles=["" if row.status in ("ok", "baseline") else "yellow" for row in shown.rows],
-        compact=console.width < (PIPE_WIDTH if whole else _NARROW),
-    )
+    if ALL in more:
+        shown = rows.without_empty()
+        collect = notes.collect
+        narrow = PIPE_WIDTH
+    else:
+        shown = table.brief(records, rows, more)
+        collect = notes.collect_warnings
+        narrow = _NARROW
+    styles = ["" if row.status in ("ok", "baseline") else "yellow" for row in shown.rows]
+    titled = replace(shown, title=heading)
+    titled.print(console, styles=styles, compact=console.width < narrow)
+
+    # Hidden rows, unknown columns, notes
     if cut:
         say(console, f"{cut} All: report.html, runs.csv.")
     unknown = {*more} - {*every.heads, ALL}
@@ -48,7 +54,6 @@ def _print_family(heading: str, family: Family, console: Console) -> None:
         got = ", ".join(sorted(unknown))
         known = ", ".join(head for head in every.heads if head not in shown.heads)
         say(console, f"report.columns: got {got}, expected {ALL} or {known}")
-    collect = notes.collect if whole else notes.collect_warnings
     for note in collect(family):
         say(console, note)
 
