@@ -167,13 +167,20 @@ class Split:
             taken = LazySamples(samples.whole, samples.indices[indices])
         else:
             taken = LazySamples(samples, np.arange(len(samples))[indices])
-        described = {}
-        for name in ("labels", "groups", "names", "texts"):
-            array = getattr(self, name)
-            described[name] = None if array is None else array[indices]
+
+        def pick(array: NDArray[Any] | None) -> NDArray[Any] | None:
+            return None if array is None else array[indices]
+
         is_hashed = self.hashes is not None or "pixel_hashes" in vars(self)
-        hashes = self.pixel_hashes[indices] if is_hashed else None
-        return replace(self, stored=taken, hashes=hashes, **described)
+        return replace(
+            self,
+            stored=taken,
+            labels=pick(self.labels),
+            groups=pick(self.groups),
+            hashes=self.pixel_hashes[indices] if is_hashed else None,
+            names=pick(self.names),
+            texts=pick(self.texts),
+        )
 
     def name_of(self, index: int) -> str:
         """Return a sample's name for messages, or its index in the stored array."""
