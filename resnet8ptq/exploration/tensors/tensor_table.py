@@ -109,7 +109,7 @@ def to_document(compared: TensorComparison, found: Sequence[Finding]) -> dict[st
     }
 
 
-def _to_entry(tensor: Compared) -> dict[str, Any]:
+def _to_entry(tensor: ComparedTensor) -> dict[str, Any]:
     return {column.key: _finite(column.value(tensor)) for column in COLUMNS if column.key}
 
 
