@@ -174,7 +174,7 @@ def test_another_bias_is_found_however_small_its_cost(files, names):
     compared = compare(files[0], quantized)
     assert compared.costliest.own_db > comparing.SOUND_DB
     assert compared.faulty.name == "right" and "bias" in compared.describe()
-    assert [(one.name, one.tensors) for one in findings.find(compared)] == [
+    assert [(one.name, one.tensors) for one in findings.find_faults(compared)] == [
         (step_table.WRONG_BIAS, ("right",))
     ]
 
