@@ -1218,7 +1218,9 @@ def test_as_many_items_as_needed_tell_four_times_in_five():
     margin = statistics.tango(30, 10, 1000, 0.01)
     for level in (0.05, 0.01):
         items = margin.items_needed(1000, level)
-        z = margin.z * math.sqrt(items / 1000)  # a margin grows with the root of the items
+        # A margin grows with the root of the items, and its correction shrinks with it.
+        root = math.sqrt(items / 1000)
+        z = margin.z * root - margin.correction / root
         assert stats.norm.cdf(z - stats.norm.ppf(1 - level)) == pytest.approx(0.8)
     assert statistics.Margin(0.0).items_needed(1000, 0.05) == math.inf
 
@@ -1266,6 +1268,13 @@ def test_more_skewness_never_makes_a_pass_easier(t, skewness, more):
     assert corrected <= statistics.correct_skewness(t + more, skewness) + 1e-9
     if abs(t) > 3:
         assert corrected / t > 0.2
+
+
+@pytest.mark.parametrize("items", [10, 20, 50])
+def test_skewed_losses_that_do_not_pass_need_more_items(items):
+    margin = statistics.Margin.student(-1.0, 0.35, items, 6.0)
+    assert margin.p_within > 0.05
+    assert margin.items_needed(items, 0.05) > items
 
 
 def test_a_rare_class_makes_a_mean_over_classes_less_certain():

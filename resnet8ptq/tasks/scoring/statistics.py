@@ -86,8 +86,9 @@ class Margin:
 
     Attributes:
         z: the distance in standard errors under a true loss at the limit.
-        correction: the continuity correction, half a step of a counted loss in standard errors;
-            infinite without spread, or with fewer than `FEWEST` items.
+        correction: what each claim gives away, in standard errors: the continuity correction, half
+            a step of a counted loss, or the uncertain skewness; infinite without spread, or with
+            fewer than `FEWEST` items.
         no_change: whether no item has changed, so the loss cannot be assumed to be lower.
     """
 
@@ -116,16 +117,18 @@ class Margin:
         if math.isinf(self.correction) and not self.z:
             return math.nan
         if self.no_change:
-            return self._items_of_no_change(items, level)
+            return self._items_of_z(float(ndtri(1 - level)), items)
+        if not self.z:
+            return math.inf
         needed = float(ndtri(1 - level) + ndtri(POWER))
-        return max(items * (needed / self.z) ** 2, FEWEST) if self.z else math.inf
+        return max(self._items_of_z(needed, items), FEWEST)
 
-    def _items_of_no_change(self, items: int, level: float) -> float:
-        """Return the sample size at which the test decides if no item changes."""
+    def _items_of_z(self, needed: float, items: int) -> float:
+        """Return the sample size at which z exceeds the correction by `needed`."""
         # The z grows, and the correction shrinks, with the root of the sample size.
         z = abs(self.z)
-        needed = float(ndtri(1 - level))
-        return items * ((needed + math.sqrt(needed**2 + 4 * z * self.correction)) / (2 * z)) ** 2
+        correction = self.correction if math.isfinite(self.correction) else 0.0
+        return items * ((needed + math.sqrt(needed**2 + 4 * z * correction)) / (2 * z)) ** 2
 
     @classmethod
     def student(
