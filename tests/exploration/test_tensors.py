@@ -179,6 +179,15 @@ def test_another_bias_is_found_however_small_its_cost(files, names):
     ]
 
 
+def test_a_layer_that_returns_nan_is_faulty(files):
+    quantized = copy.deepcopy(files[1])
+    scale = next(n.input[1] for n in quantized.graph.node
+                 if n.op_type == "QuantizeLinear" and n.input[0] == "first")  # fmt: skip
+    change(quantized, scale, lambda values: values * np.float32(np.nan))
+    compared = compare(files[0], quantized)
+    assert compared.costliest.name == "first" and "NaN" in compared.describe()
+
+
 def test_a_corrected_bias_is_no_fault():
     """The rounded weights shift each channel by 0.1, and the file's bias takes it back."""
     exact = np.random.default_rng(0).normal(size=(4, 8, 12, 12)).astype(np.float32)

@@ -6,6 +6,7 @@ TensorFlow is only imported by a process of its own, as in the package.
 import json
 import pickle
 import sys
+from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,8 +29,9 @@ from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models import conversion, network_path
 from resnet8ptq.models.gates import tflite as tflite_gate
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.models.sources import formats
+from resnet8ptq.models.sources import formats, torch_module
 from resnet8ptq.models.sources.exported_program import from_program
+from resnet8ptq.models.sources.exported_program import read as read_program
 from tests.helpers import converted, probe
 from tests.helpers.configs import make_config
 from tests.helpers.converted import record_of
@@ -358,6 +360,26 @@ def test_a_program_in_training_mode_is_refused_as_such(tmp_path):
     exported = torch.export.export(network, (torch.zeros(2, 3, 4, 4),))
     with pytest.raises(ModelError, match="training mode"):
         from_program(exported, tmp_path / "a.pt2", None)
+
+
+class Named(torch.nn.Module):
+    """Returns its outputs by name, as modules of libraries do."""
+
+    def __init__(self, kind: Callable[..., Any]) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 3)
+        self.kind = kind
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.kind(scores=self.layer(x), values=2 * self.layer(x))
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict, namedtuple("Named", "scores values")])
+def test_a_module_may_return_its_outputs_by_name(tmp_path, kind):
+    path = tmp_path / "a.pt2"
+    x = np.ones((2, 4), np.float32)
+    torch.export.save(torch_module.export(Named(kind), None, {"x": x}), path)
+    assert [output.shape for output in read_program(path, x[:1]).predict(x)] == [(2, 3)] * 2
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ Matrix = NDArray[np.float64]  # [channels, rest]
 
 LEFT = 0.1  # of the noise: what an explanation may leave
 WEIGHTS_DB = 15.0  # weights of 4 bits have about 20 dB
-FEW = 10  # values of a channel: with fewer, nothing is explained
+FEW = 4  # values of a channel: one number for each explains a quarter of any noise in them
 NAMED = 5  # channels that an explanation lists
 OFF = 0.05  # from 1: a factor nearer than this is none
 
@@ -51,6 +51,8 @@ def explain(
         weights: the layer's weights [channels, ...] in FP32 and in the file; None: not known.
         biases: the layer's biases [channels] in FP32 and in the file; None: not known.
     """
+    if np.isfinite(exact).all() and not np.isfinite(actual).all():
+        return LayerFault(step_table.UNEXPLAINED, "its values in the file are NaN or infinite")
     if not power(actual - exact):
         return LayerFault("", "equal")
     weights_db = np.inf
@@ -107,8 +109,13 @@ def _find_bias(exact: Array, actual: Array, ours: Array, theirs: Array) -> Layer
     left = np.where(seen, got + shifts - expected, 0)
     if np.square(left).sum() >= np.square(noise).sum() / 2:
         return None
-    order = np.argsort(-np.abs(ours - theirs), kind="stable")[:NAMED]
-    listed = ", ".join(f"{c} ({theirs[c]:.3g} instead of {ours[c]:.3g})" for c in order)
+    differences = np.abs(ours - theirs)
+    order = np.argsort(-differences, kind="stable")[:NAMED]
+    listed = ", ".join(
+        f"{channel} ({theirs[channel]:.3g} instead of {ours[channel]:.3g})"
+        for channel in order
+        if differences[channel] > LEFT * differences.max()
+    )
     left_db = to_db(power(signal), power(left))
     words = f"its bias differs from FP32's, which would leave {left_db:.1f} dB: channel {listed}"
     return LayerFault(step_table.WRONG_BIAS, words, certain=True)

@@ -20,9 +20,14 @@ def power(values: NDArray[Any]) -> float:
 
 
 def to_db(signal: float, noise: float) -> float:
-    """Return 10 * log10(signal / noise); infinite without noise, minus infinite without signal."""
+    """Return 10 * log10(signal / noise).
+
+    Infinite without noise; minus infinite without signal, or with infinite noise.
+    """
     if noise <= 0:
         return math.inf
+    if noise == math.inf:
+        return -math.inf
     return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
 
 
@@ -51,9 +56,10 @@ class Noise:
     noise: float = 0.0
 
     def add(self, exact: Array, noisy: Array) -> None:
-        """Add exact values and the same values with noise."""
+        """Add exact values and the same values with noise; NaN in place of a number is infinite."""
         self.signal += power(exact)
-        self.noise += power(noisy - exact)
+        is_lost = bool((np.isfinite(exact) & ~np.isfinite(noisy)).any())
+        self.noise += math.inf if is_lost else power(noisy - exact)
 
     @property
     def sqnr_db(self) -> float:

@@ -47,7 +47,8 @@ _TEXTS = {
         ("in_spec", "out_spec"),
         re.compile(
             r"([\d\[\]{}:, ]|null"
-            r'|"((builtins|torch\.fx\.immutable_collections)\.\w+|\w+|\[\])")*'
+            r'|"((builtins|torch\.fx\.immutable_collections)\.\w+|collections\.OrderedDict|\w+|\[\]'
+            r'|\[\\"\w+\\"(, \\"\w+\\")*\])")*'  # the keys of a dict
         ),
     ),
     "path_name": re.compile(r"(weight|tensor)_\d+"),

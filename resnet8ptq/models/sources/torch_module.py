@@ -78,11 +78,23 @@ def export(network: torch.nn.Module, example: Any, samples: Mapping[str, NDArray
     errors = []
     for one in tried:
         try:
-            return _export(copied, one)
+            program = _export(copied, one)
         except Exception as error:  # the user's, and torch's own
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in one.values())
             errors.append(f"{shapes}: {one_line(error)}")
+        else:
+            return _flatten_outputs(program)
     raise ModelError(f"model: the module takes none of {'; '.join(errors)}; try example=INPUTS")
+
+
+def _flatten_outputs(program: Any) -> Any:
+    """Return a program with a tuple of outputs in place of a dict, or of a class of a library."""
+    module = program.module_call_graph[0]  # the outermost
+    outputs = module.signature.out_spec
+    if not outputs.is_leaf():
+        flat = (None,) * outputs.num_leaves
+        module.signature.out_spec = torch.utils._pytree.tree_structure(flat)
+    return program
 
 
 def _by_parameter(example: Any, parameters: list[str]) -> dict[str, torch.Tensor]:
