@@ -136,10 +136,13 @@ class Family:
         """The task's primary metric."""
         return self.task.metric
 
-    @property
+    @cached_property
     def class_names(self) -> tuple[str, ...]:
-        """Class names in the order of the labels; empty if there are none or too many."""
-        return self.task.class_names
+        """Class names in the order of the labels; empty if no run has logged its loss by class."""
+        names = self.task.class_names
+        keys = {f"class/{name}/drop" for name in metric_names(names)}
+        logged = any(not keys.isdisjoint(cell.record.metrics) for cell in self.cells)
+        return names if logged else ()
 
     def class_deltas(self, cell: Cell) -> list[float]:
         """Return a cell's accuracy minus FP32's on each class; NaN if it was not measured."""

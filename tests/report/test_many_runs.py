@@ -6,6 +6,7 @@ import re
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -228,6 +229,15 @@ def test_a_class_without_a_change_has_no_sign_of_a_loss(monkeypatch):
     drops = {f"class/{name}/drop": drop for name, drop in zip(NAMES, (0.0, 0.0002), strict=True)}
     assert class_impact(sweep(("a", predictions(), drops))) is not None
     assert written == ["+0.0", "+0.0"]
+
+
+def test_a_task_whose_runs_log_no_loss_by_class_has_no_section_of_classes():
+    [cell] = sweep(("a", predictions(), {})).cells
+    metrics = {k: v for k, v in cell.record.metrics.items() if not k.startswith("class/")}
+    found = compare([replace(cell, record=cell.record.changed(metrics=metrics))])
+    assert found.task.class_names == NAMES
+    assert found.class_names == ()
+    assert class_impact(found) is None
 
 
 def test_no_point_of_the_front_is_beaten():
