@@ -322,7 +322,7 @@ def _check_shared(typed: Sequence[Override], conf: Path) -> None:
     for override in typed:
         key = override.key_or_group
         group, _, name = key.partition(".")
-        if group not in _WITH_OPTIONS or group not in chosen or override.is_delete():
+        if group not in _WITH_OPTIONS or not name or group not in chosen or override.is_delete():
             continue
         options = values(chosen[group])
         taking = [option for option in options if _takes(group, option, name, conf)]

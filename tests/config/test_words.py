@@ -92,6 +92,13 @@ def test_a_mistyped_word_is_refused(typed, said):
     assert "\n" not in str(caught.value)
 
 
+def test_an_option_of_the_user_is_swept_beside_one_of_the_package(tmp_path):
+    option = tmp_path / "backend" / "mine.yaml"
+    option.parent.mkdir()
+    option.write_text("defaults: [onnx]\n")
+    assert "backend=mine,onnx" in words.arrange(["backend=mine,onnx", "-m"], CONF, tmp_path)
+
+
 def test_words_that_another_task_takes_too_are_listed_once():
     with pytest.raises(ConfigError) as caught:
         words.arrange(["task.join=median"], CONF)

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from resnet8ptq.config.limits import at_least, limited
+from resnet8ptq.config.limits import NAME, limited
 from resnet8ptq.config.schema import BackendConfig
 
 
 @dataclass
 class ToyConfig(BackendConfig):
-    """Rounded weights."""
+    """The text that a file names as its producer."""
 
     name: str = "toy"
-    levels: int = limited(127, at_least(1))
+    producer: str = limited("toy", NAME)
