@@ -331,6 +331,8 @@ def compare(cells: Sequence[Cell]) -> Family:
     names = family.class_names
     measured = family.measured
     by_class = [c.paired.by_class(len(names)) for c in measured if c.paired is not None]
+    if not any(by_class):
+        return family
 
     def correct(rows: list[list[float]]) -> list[list[float]]:
         corrected = holm(np.ravel(rows).tolist())
