@@ -58,14 +58,17 @@ class Arguments:
         Raises:
             ConfigError: no quantized file, no FP32 network, or an unknown format.
         """
-        files = [word for word in words if _is_file(word)]
-        settings = [word for word in words if not _is_file(word)]
-        chosen = [word.partition("=")[2] for word in settings if word.startswith("format=")]
-        parsed = cls(
-            files,
-            [_of_report(word) for word in settings if not word.startswith("format=")],
-            chosen[-1] if chosen else "text",
-        )
+        files = []
+        settings = []
+        chosen = "text"
+        for word in words:
+            if _is_file(word):
+                files.append(word)
+            elif word.startswith("format="):
+                chosen = word.partition("=")[2]
+            else:
+                settings.append(_of_report(word))
+        parsed = cls(files, settings, chosen)
         if parsed.format not in _FORMATS:
             raise ConfigError(no_such_name("format", parsed.format, _FORMATS))
         if len(files) < (1 if parsed.names_network else 2):

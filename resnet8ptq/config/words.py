@@ -54,27 +54,36 @@ def arrange(words: Sequence[str], conf: Path, own: Path | None = None) -> list[s
     words = [f"+{word}" if word.startswith("analysis=") else word for word in words]
     known, unknown = parser.parse_known_intermixed_args(list(words))
     settings = list(known.overrides)
-    for word in unknown:
-        after = list(words)[list(words).index(word) + 1 :]
-        raise ConfigError(_no_such_flag(word, parser, after[0] if after else ""))
+    if unknown:
+        after = words[words.index(unknown[0]) + 1 :]
+        raise ConfigError(_no_such_flag(unknown[0], parser, after[0] if after else ""))
     modes = [f"--{name}" for name in _MODES if getattr(known, name)]
     limits.require("options", " ".join(modes), len(modes) < 2, "one of them")
+
+    # The options of each group, and those that the user's folder has too
     groups = _find_groups(conf)
     added = _find_groups(own) if own else {}
-    twice = {name: {*options} & {*groups.get(name, ())} for name, options in added.items()}
+    twice = {}
     for name, options in added.items():
-        groups[name] = [*dict.fromkeys([*groups.get(name, ()), *options])]
+        ours = groups.get(name, [])
+        twice[name] = {*options} & {*ours}
+        groups[name] = [*dict.fromkeys([*ours, *options])]
     _check_spaces(settings, groups)
+
+    # The user's own config folders may add options to the groups
     typed = [parse(word) for word in settings]
-    # The user's own config folders may add options to the groups.
-    searched = known.config_dir or known.config_path
-    searched = searched or any(override.key_or_group == "hydra.searchpath" for override in typed)
-    launchers = [o.value() for o in typed if o.key_or_group == "hydra/launcher"]
+    is_searched = bool(known.config_dir or known.config_path)
+    is_local = True
+    for override in typed:
+        if override.key_or_group == "hydra.searchpath":
+            is_searched = True
+        if override.key_or_group == "hydra/launcher" and override.value() in _REMOTE:
+            is_local = False
     for override in typed:
         _check_key(override, groups)
-        _check_group(override, groups, whole=not searched)
+        _check_group(override, groups, whole=not is_searched)
         _check_once(override, twice)
-        _check_values(override, local=all(name not in _REMOTE for name in launchers))
+        _check_values(override, local=is_local)
     _check_shared(typed, conf)
     return [*settings, *(word for word in words if word not in settings)]
 

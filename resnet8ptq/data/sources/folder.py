@@ -91,24 +91,18 @@ def _read_paired(
     cache_root: Path,
 ) -> NamedSplit:
     """Return the readable pictures of a folder, with their labels in another, of the same names."""
-    paths = find_pictures(folder)
-    named = {_stem(path, other): path for path in find_pictures(other)}
-    # Masks beside their pictures are no pictures; a picture may be its own target.
-    beside_pictures = {path for path in named.values() if path.stem.endswith(MASK)}
-    paths = [path for path in paths if path not in beside_pictures]
-    missing = [path for path in paths if _stem(path, folder) not in named]
-    if missing:
-        raise DataError(
-            f"{folder}: {len(missing)} of {len(paths)} pictures have none of their name in "
-            f"{other}, the first {missing[0]}"
-        )
-    pictured = [Picture(str(path), path) for path in paths]
+    pairs = _find_pairs(folder, other)
+    pictured = [Picture(str(path), path) for path, _ in pairs]
     images, kept = decode(pictured, preprocess, config.on_bad, cache_root)
-    beside = [named[_stem(paths[index], folder)] for index in kept]
-    for index, path in zip(kept, beside, strict=True):
-        _check_shape(paths[index], path)
+
+    # The masks or targets of the readable ones
+    targets = []
+    for index in kept:
+        path, beside = pairs[index]
+        _check_shape(path, beside)
+        targets.append(Picture(str(beside), beside))
     decoded, good = decode(
-        [Picture(str(path), path) for path in beside],
+        targets,
         preprocess=preprocess,
         on_bad=config.on_bad,
         cache_root=cache_root,
@@ -117,9 +111,37 @@ def _read_paired(
     labels = np.asarray(decoded)
     if config.masks is not None:
         labels = name_binary(labels[..., 0], other, preprocess.resize == "letterbox")
-    shown = np.array([str(paths[index]) for index in kept], np.object_)
+    shown = np.array([pictured[index].name for index in kept], np.object_)
     split = Split(images, None, str(folder), names=shown).take(good)
     return NamedSplit(replace(split, labels=labels), shown[good].tolist())
+
+
+def _find_pairs(folder: Path, other: Path) -> list[tuple[Path, Path]]:
+    """Return each picture of a folder, with the one of the same name in the other folder.
+
+    Raises:
+        DataError: a picture has none of its name.
+    """
+    paths = find_pictures(folder)
+    named = {_stem(path, other): path for path in find_pictures(other)}
+    # Masks beside their pictures are no pictures; a picture may be its own target.
+    masks = {path for path in named.values() if path.stem.endswith(MASK)}
+    pairs = []
+    missing = []
+    for path in paths:
+        beside = named.get(_stem(path, folder))
+        if path in masks:
+            continue
+        if beside is None:
+            missing.append(path)
+        else:
+            pairs.append((path, beside))
+    if missing:
+        raise DataError(
+            f"{folder}: {len(missing)} of {len(pairs) + len(missing)} pictures have none of their "
+            f"name in {other}, the first {missing[0]}"
+        )
+    return pairs
 
 
 def _check_shape(path: Path, beside: Path) -> None:

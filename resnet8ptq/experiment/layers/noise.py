@@ -17,6 +17,7 @@ from resnet8ptq.core.console import track
 from resnet8ptq.core.records import feed
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph import qdq
+from resnet8ptq.graph.links import Links
 from resnet8ptq.graph.qdq import RoundedActivation, RoundedWeight
 from resnet8ptq.graph.session import end_at_logits, open_session
 
@@ -78,16 +79,16 @@ def find_sources(
 ) -> list[NoiseSource]:
     """Return each rounded tensor as a source, in the order of the graph."""
     order = {node.name: index for index, node in enumerate(fp32.node)}
-    makers = {name: node for node in fp32.node for name in node.output}
+    producers = Links(fp32).producers
 
     # Join tensors that have the same levels
     sources: dict[str, NoiseSource] = {}
     for tensor in qdq.rounded_activations(fp32, quantized):
-        maker = makers.get(tensor.name)
+        node = producers.get(tensor.name)
         key = tensor.name
-        while maker is not None and maker.op_type in _SAME_LEVELS and maker.input[0] in sources:
-            key = maker.input[0]
-            maker = makers.get(key)
+        while node is not None and node.op_type in _SAME_LEVELS and node.input[0] in sources:
+            key = node.input[0]
+            node = producers.get(key)
         alone = NoiseSource(tensor.nodes, (), (tensor,))
         sources[key] = _join([sources[key], alone]) if key in sources else alone
     weights = [NoiseSource((w.node,), (w,)) for w in qdq.rounded_weights(fp32, quantized)]

@@ -181,9 +181,12 @@ def find_blocks(graph: onnx.GraphProto, layers: set[str]) -> list[PlacedBlock]:
     made: dict[str, int] = {}  # tensors, with the step that computes them
     sources: list[set[int]] = []
     for number, step in enumerate(steps):
-        read = {name for node in step for name in inputs_of(node)}
-        sources.append({made[name] for name in read if name in made})
-        made |= {name: number for node in step for name in node.output}
+        taken: set[str] = set()
+        for node in step:
+            taken.update(inputs_of(node))
+        sources.append({made[name] for name in taken if name in made})
+        for node in step:
+            made |= dict.fromkeys(node.output, number)
 
     # Join steps into few blocks
     blocks = []

@@ -79,23 +79,24 @@ def _take(content: bytes, folder: Path) -> Program:
     if meta is None:
         raise ModelError(f"{folder}: has no graph tagged 'serve'; expected one made for inference")
     signature = _signature(meta, folder)
-    inputs, outputs = (
-        {name: infos[name].name for name in sorted(infos)}
-        for infos in (signature.inputs, signature.outputs)
-    )
+    inputs = _tensor_names(signature.inputs)
+    outputs = _tensor_names(signature.outputs)
     saver = meta.saver_def
     ends = [name.split(":")[0] for name in outputs.values()]
     restores = [saver.restore_op_name.split(":")[0]] if saver.restore_op_name else []
     inference = _imported_ops()
     cut = tf.compat.v1.graph_util.extract_sub_graph
     filename = saver.filename_tensor_name.split(":")[0]
-    if restores and (reader := next(_foreign_reads(cut(meta.graph_def, restores), filename), None)):
-        raise ModelError(
-            f"{folder}: its operator {reader!r} restores variables from another path; "
-            "expected those that lie in the folder"
-        )
+    if restores:
+        reader = next(_foreign_reads(cut(meta.graph_def, restores), filename), None)
+        if reader is not None:
+            raise ModelError(
+                f"{folder}: its operator {reader!r} restores variables from another path; "
+                "expected those that lie in the folder"
+            )
     for roots, allowed in ((ends, inference), (restores, _RESTORE)):
-        if roots and (strange := next(_strange(cut(meta.graph_def, roots), allowed), None)):
+        strange = next(_strange(cut(meta.graph_def, roots), allowed), None) if roots else None
+        if strange is not None:
             trains = "; in training mode? try Keras's model.save('NAME.keras')"
             raise ModelError(
                 f"{folder}: its operator {strange!r} is not an operator of inference; expected "
@@ -109,6 +110,11 @@ def _take(content: bytes, folder: Path) -> Program:
     graph.library.function.extend(kept)
     restore = (saver.restore_op_name, saver.filename_tensor_name) if restores else None
     return Program(graph, inputs, outputs, restore)
+
+
+def _tensor_names(infos: Any) -> dict[str, str]:
+    """Return the tensor of each input or output, by its name in the signature."""
+    return {name: infos[name].name for name in sorted(infos)}
 
 
 def _signature(meta: Any, folder: Path) -> Any:
