@@ -243,6 +243,8 @@ def _find_conditions(config: RunConfig) -> Iterator[limits.Condition]:
     levels = config.calib.num_quantized_bins
     takes = f"an even number > 2 * calib.num_quantized_bins = {2 * levels}"
     yield ("calib.num_bins", bins, bins % 2 == 0 and bins > 2 * levels, takes)
+
+    # Settings that another one makes useless
     if config.calib.table is not None and config.method != "static":
         raise ConfigError(f"calib.table: has no effect with method={config.method}")
     if config.calib.trust and config.calib.table is None:
@@ -255,6 +257,8 @@ def _find_conditions(config: RunConfig) -> Iterator[limits.Condition]:
                 f"corrections.{name}: got true, expected false with method=qat, whose learned "
                 "ranges it would change"
             )
+
+    # Learned rounding, and nodes in float
     yield from _find_conditions_of_plan(config)
     if config.corrections.reconstruction:
         required: dict[str, tuple[object, object]] = {

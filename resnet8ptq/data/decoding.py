@@ -87,6 +87,8 @@ def decode(
         (entry / "bad.json").write_text(json.dumps(bad))
 
     entry = cache.entry(cache_root, "pictures", key, make)
+
+    # Leave out those that cannot be read
     bad = json.loads((entry / "bad.json").read_text())
     _report([(packed[int(i)].name, reason) for i, reason in bad.items()], on_bad, len(packed))
     whole = np.load(entry / "images.npy", mmap_mode="r")

@@ -141,6 +141,8 @@ def fit(picture: Image.Image, preprocess: PreprocessConfig) -> Image.Image:
         return ImageOps.pad(picture, size, method, ground, _CENTRING[preprocess.align])
     if preprocess.resize == "fit":
         return ImageOps.fit(picture, size, method)
+
+    # Crop from the middle
     scale = max(width / picture.width, height / picture.height) / preprocess.crop_fraction
     sides = (round(scale * picture.width), round(scale * picture.height))
     if math.prod(sides) > MAX_PIXELS:  # such as for a picture that is one line of pixels

@@ -51,6 +51,8 @@ def draw_calibration(
         most = sum(min(default, len(stratum)) for stratum in strata)
         if 2 * most > len(pool) and count_units(pool) >= 2 * LEAST_TO_CHOOSE:
             held_out = [draw_held_out(data, None)]
+
+    # The samples that may calibrate
     free = _is_in_none(pool, held_out) if held_out else np.ones(len(pool), np.bool_)
     unseen = data.unseen if data.calibration is None else _is_in_none(pool, [data.test])
     if len(pool) and not unseen.any():
@@ -66,6 +68,8 @@ def draw_calibration(
             f"held_out_images: leaves none of the {len(pool)} training samples of {data.name} for "
             "calibration; expected fewer; try calib.images=, a folder of pictures for calibration"
         )
+
+    # Draw from each stratum
     random = np.random.default_rng(seed)
     sizes = _size_units(pool, free)
     members = [stratum[sizes[stratum] > 0] for stratum in strata]

@@ -103,6 +103,8 @@ def split_one(
         )
     if whole.has_classes:
         _warn_rare(np.bincount(different, minlength=len(class_names)), class_names, root, kind)
+
+    # Draw, and describe the split
     drawn = stratify(strata, units, config.test_fraction, config.split_seed)
     train, test = (whole.take(indices) for indices in drawn)
     _warn_repeated(test, root)

@@ -149,6 +149,8 @@ def _measure(run: SourceRun, scored: Scored, evaluator: Evaluator) -> RunResult:
             f"result: FP32 {task.metric.title.upper()} there {doubt}, so no verdict would be "
             "valid; expected a machine whose runtime runs FP32 correctly"
         )
+
+    # What a run would have logged
     samples = scored.samples
     evaluation = compared.evaluation
     metrics = times | compare_machines(evaluator, run.artifact, samples, evaluation)

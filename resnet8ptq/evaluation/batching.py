@@ -110,6 +110,8 @@ def find_batching(
             memory.budget() / 1e9,
             sizes[0],
         )
+
+    # Measure, unless there is no choice
     if len(sizes) == len(ways) == 1:
         return Batching(sizes[0], *widest)
     if batch_size is None and len(split) <= BATCH_SIZES[-1]:  # measuring would take longer

@@ -190,6 +190,8 @@ class Trainer:
                     classes = torch.from_numpy(labels[start : start + size]).to(self.device)
                 right += int((logits.argmax(dim=1) == classes).sum())
                 total += float(loss) * len(batch)
+
+        # Keep the best
         mean = total / len(self.held_out)
         accuracy = right / len(self.held_out)
         if mean < state.best_loss:

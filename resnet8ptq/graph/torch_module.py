@@ -22,7 +22,7 @@ from resnet8ptq.core.records import names_of, unpack
 from resnet8ptq.graph import torch_operators, torch_recurrent
 from resnet8ptq.graph.embeddings import round_rows
 from resnet8ptq.graph.layers import float_tensors, is_relu
-from resnet8ptq.graph.links import Links
+from resnet8ptq.graph.links import Links, input_names
 from resnet8ptq.graph.session import expose, open_runner
 from resnet8ptq.graph.shapes import infer_shapes
 from resnet8ptq.graph.torch_operators import Fixed
@@ -300,18 +300,21 @@ def name_tensors(
         graph: the ONNX graph.
         fused: nodes that include the Relu after them.
     """
-    outputs = {node.name: node.output[0] for node in graph.node}
     constants = Links(graph).constants
-    relus = {node.input[0]: node.output[0] for node in graph.node if is_relu(node, constants)}
     kept = {paths.get(node.name) for node in traced.nodes}
+    outputs = {}  # by ONNX node
+    relus = {}  # from input to output
     norms = {}  # which FX folds into the convolution before
     for node in graph.node:
+        outputs[node.name] = node.output[0]
+        if is_relu(node, constants):
+            relus[node.input[0]] = node.output[0]
         if node.op_type == "BatchNormalization" and node.name not in kept:
             norms[node.input[0]] = node.output[0]
 
     # The last node that is traced in a module computes the tensor
     last: dict[str, str] = {}  # tensor -> node
-    placeholders = iter(value.name for value in graph.input)
+    placeholders = iter(input_names(graph))
     for node in traced.nodes:
         path = paths.get(node.name, "")
         tensor = outputs.get(path) or outputs.get(path.removesuffix(".1"))

@@ -71,7 +71,10 @@ def find_added_bias(graph: Linked, matmul: onnx.NodeProto) -> tuple[onnx.NodePro
 def biased_output(graph: Linked, node: onnx.NodeProto) -> str:
     """Return the output of a layer with its bias: of the Add after a MatMul, if it has one."""
     added = find_added_bias(graph, node) if node.op_type == "MatMul" else None
-    return (added[0] if added else node).output[0]
+    if added is None:
+        return node.output[0]
+    add, _ = added
+    return add.output[0]
 
 
 def write_input(graph: Linked, node: onnx.NodeProto, index: int, values: NDArray[Any]) -> None:

@@ -389,6 +389,8 @@ def _fix_shaped(
         else:
             _set_scales(graph, node, pairs[0][0].shape, dims.tolist())
         return
+
+    # A Reshape, with at most one free axis
     if rows and by_batch == [0] and (by_length or (dims == -1).any()):
         by_batch, dims[0] = [], 0  # as the Reshape's input
     elif (dims == -1).any():

@@ -196,6 +196,8 @@ def _write(
     onnx.save(proto, folder / UNFOLDED)
     preprocessing = preprocess(folder / UNFOLDED, folder / FOLDED)
     written = [UNFOLDED] if preprocessing.failure else [UNFOLDED, FOLDED]
+
+    # Compare each file with the original
     run = _run_on(samples, proto, fields)
     contract = read_contract(proto.graph)
     expected = run(network.predict, "Running the original")

@@ -118,6 +118,8 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path, torch: bool = Tru
     count = min(conversion.PARITY_SAMPLES, max(conversion.PARITY_BYTES // size, 1), len(split))
     checked = split.take(np.arange(count))  # the frameworks must agree on these samples
     is_module = config.module is not None  # the user's own code, which may download
+
+    # Convert once, in a separate process
     key: cache.Key = {
         "model": digest,
         "format": format_name(source, is_module),

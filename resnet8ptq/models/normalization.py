@@ -491,6 +491,7 @@ def _normalize_groups(node: ir.Node, sizes: Sequence[int]) -> None:
     def add(kind: str, inputs: Sequence[ir.Value | None], part: str, **attributes: Any) -> ir.Value:
         return write(kind, inputs, f"{output}__{part}", f"{node.name}__{part}", **attributes)
 
+    # Each group is normalized as one channel
     values, scale, bias = node.inputs
     cut = add("Reshape", [values, parts], "cut")
     even = add("InstanceNormalization", [cut, ones, zeros], "even", epsilon=epsilon)

@@ -262,6 +262,8 @@ def requirements(summary: Summary) -> list[str]:
             "no labels: its outputs are compared with FP32, value by value; or, if it is a "
             "detector, boxes (data=coco)"
         )
+
+    # What cannot be quantized everywhere
     if recurrent := [name for name in RECURRENT if name in summary.operators]:
         lines.append(f"method=dynamic with backend=onnx, to quantize {', '.join(recurrent)}")
     for name, count in summary.inner_layers.items():

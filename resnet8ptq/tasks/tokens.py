@@ -350,6 +350,8 @@ def _make(config: TokensConfig, setting: TaskContext) -> Task:
         tags = read_tags(Path(config.classes))
         if not setting.named:  # the labels are the network's numbers
             of_labels = tags
+
+    # Every label must have a tag
     used = np.unique(np.asarray(setting.labels))
     used = used[used >= 0]
     if not len(used):
@@ -360,6 +362,8 @@ def _make(config: TokensConfig, setting: TaskContext) -> Task:
             f"task.classes: got {config.classes} with {len(tags)} tags, and {setting.data} has the "
             f"label {got}; expected every label"
         )
+
+    # Entities need tags of their schemes
     output = _find_output(setting, tags)
     odd = [tag for tag in tags if not ENTITY_TAG.fullmatch(tag)]
     if odd and config.primary == "entity_f1":

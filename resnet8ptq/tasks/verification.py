@@ -191,6 +191,8 @@ def _score(
         drawn = identities[chosen]
         same = drawn[:, 0] == drawn[:, 1]
         by_name["recall"] = _find_recall(values, identities, k)
+
+    # The metrics of the pairs
     pairs = Pairs.of(cosine(values[chosen[:, 0]], values[chosen[:, 1]]), drawn, same)
     by_name["eer"] = _by_pairs(pairs, items, find_eer), 0.5
     by_name["tar"] = _by_pairs(pairs, items, partial(find_tar, far)), far

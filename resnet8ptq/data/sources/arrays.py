@@ -89,6 +89,8 @@ def load(config: ArraysConfig, preprocess: PreprocessConfig, cache_root: Path) -
             )
     if sides[0].stored.dtype.kind in "iu" and (config.offset, config.scale) == (0, 1):
         _warn_unused(arrays, root)
+
+    # The classes, then the split
     labels = [split.labels for split in sides if split.labels is not None]
     highest = [_find_highest(numbers) for numbers in labels if numbers.dtype.kind in "ib"]
     names, named = _find_classes(arrays, config, root, max(highest)) if highest else ((), True)

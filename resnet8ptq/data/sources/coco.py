@@ -180,6 +180,8 @@ def read_annotations(path: Path, classes: Sequence[str] | None = None) -> Annota
         return image_id, (bbox, area, labels[category], crowd), points, mask
 
     entries = _read_list(path, content, "annotations", read_box)
+
+    # The number of keypoints, the same in all
     lengths = sorted({len(points) for _, _, points, _ in entries} - {0})
     if len(lengths) > 1:
         few, *_, many = lengths
@@ -188,6 +190,8 @@ def read_annotations(path: Path, classes: Sequence[str] | None = None) -> Annota
             "number in all"
         )
     [length] = lengths or [0]
+
+    # Boxes and masks, by picture
     masks_by_image: dict[int, list[bytes]] = {image_id: [] for image_id in images}
     for image_id, box, points, mask in entries:
         masks_by_image[image_id].append(mask)

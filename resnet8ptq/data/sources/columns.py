@@ -310,6 +310,8 @@ def labels(
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.string())
     check_filled(column, source)
+
+    # By the type of the column
     if is_text(column) and classes is None and name.lower() in TRANSCRIPTS:
         return np.array(column.to_pylist(), np.str_), (), True
     if is_text(column) and pc.any(pc.match_substring(column, SEPARATOR)).as_py():
@@ -356,6 +358,8 @@ def word_labels(
             f"{source}, row {odd[0] + 1}: has {sizes[odd[0]]} labels and {expected[odd[0]]} words; "
             "expected one for each"
         )
+
+    # The labels of all words, then those of each text
     flat = pc.list_flatten(column)
     check_filled(flat, source)
     if is_text(flat):

@@ -111,6 +111,8 @@ def build(
     group_column = config.groups or table.pick(arrays.GROUPS)
     label_columns = _find_labels(table, config)
     text_columns = [] if config.tokenizer is None else texts.find(table, config, others)
+
+    # Labels and groups
     labels: NDArray[Any] | None
     if texts.are_words(table, text_columns) and label_columns != [NO_LABELS]:
         labels, names, named = columns.word_labels(
@@ -124,6 +126,8 @@ def build(
             f"data.pairs: got apart with groups ({group_column}); expected together: the texts of "
             "a row are a group"
         )
+
+    # The samples, and labels of those that could be read
     if config.tokenizer is not None:
         samples = _read_texts(table, text_columns, config, cache_root)
     else:
@@ -140,6 +144,8 @@ def build(
     split = Split(
         samples.stored, labels, str(root), groups=groups, names=named_rows, texts=read_texts
     )
+
+    # Split them
     title = root.name.partition(".")[0] or root.name
     if side_column is None:
         mend = "data.split=COLUMN with train and test"

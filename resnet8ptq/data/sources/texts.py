@@ -115,6 +115,8 @@ def encode(
     apart = config.pairs == "apart"
     if apart and len(names) != 2:
         raise ConfigError(f"data.pairs: got apart with data.text={names[0]}, expected two columns")
+
+    # Tokenize once, in a separate process
     crashed = DataError(f"{path}: reading it crashed, or took too much memory or time; {EXPECTED}")
 
     def make(folder: Path) -> None:
@@ -128,6 +130,8 @@ def encode(
         "code": code.behind(__name__),
     }
     entry = cache.entry(cache_root, "texts", key, make)
+
+    # Read them back
     noted = json.loads((entry / "notes.json").read_text())
     records = np.load(entry / "records.npy", mmap_mode="r")
     words = np.load(entry / "words.npy") if are_words(table, names) else None

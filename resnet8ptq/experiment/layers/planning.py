@@ -45,6 +45,7 @@ def choose_bits(work: Workspace, prepared: Prepared, correct: Step) -> bits_sear
         tried.append(plan)
         return plan
 
+    # Measure each layer, then choose
     widths = work.settings.quantizer.widths
     setting = work.setting(prepared.decisions, samples.held_out)
     learned = _learn_narrow(work, prepared, [bits for bits in widths if bits < 8])

@@ -98,6 +98,8 @@ def read_graph(source: Path, inputs: Mapping[str, Any]) -> ReadGraph:
     for name, values in inputs.items():
         _fix_input(proto.graph, name, values)
     emptied = past_tokens.remove(proto.graph)
+
+    # The original, with which the outputs are compared
     original = proto.SerializeToString()
     axes = batch_first.find_inputs(proto.graph)
     if any(node.op_type == "Cast" for node in proto.graph.node):

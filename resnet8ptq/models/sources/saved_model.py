@@ -46,6 +46,7 @@ def read(source: Path, sample: Sample) -> Network:
         values = feed(samples, list(inputs))
         return list(session.run(outputs, {inputs[name]: values[name] for name in values}))
 
+    # Convert it, under the names of its signature
     bodies = (function.node_def for function in frozen.library.function)
     for node in chain(frozen.node, *bodies):
         node.attr.pop("_lower_using_switch_merge", None)  # tf2onnx takes whole loops only

@@ -53,6 +53,8 @@ def pictures(
     stored = model.show(shown)
     areas = [_area(record, stored.shape[1:3]) for record in model.pictures[shown]]
     heights = [(bottom - top) / (right - left) for left, top, right, bottom in areas]
+
+    # A row for each picture: annotations, FP32, quantized
     figure = Figure(figsize=(12, 0.8 + sum(4 * h + 0.3 for h in heights)), layout="constrained")
     grid = figure.subplots(len(shown), 3, squeeze=False, height_ratios=heights)
     for row, index, pixels, area in zip(grid, shown, stored, areas, strict=True):

@@ -165,6 +165,8 @@ def _make(config: DetectionConfig, setting: TaskContext) -> Task:
         raise ConfigError(
             f"task={config.name}: the pictures of {setting.data} have no objects{parts}"
         )
+
+    # The decoder of the outputs
     decoder = make_decoder(
         config,
         setting.input_shape,

@@ -38,6 +38,8 @@ def classes(model: Hits, baseline: Hits, class_names: Sequence[str], title: str)
             capsize=3,
             label=name,
         )
+
+    # Names and titles
     axes.set_xticks(
         range(len(shown)), [plain(class_names[n]) for n in shown], rotation=30, ha="right"
     )

@@ -25,6 +25,8 @@ def draw(comparison: Comparison, class_names: Sequence[str], title: str) -> Figu
     figure = Figure(figsize=(10, 0.9 + 0.27 * len(shown)), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     rows = np.arange(len(shown))
+
+    # The metric of each class, left; its change, right
     for name, scores, colour, offset in (
         ("FP32", baseline, "0.65", -0.2),
         ("quantized", model, "C0", 0.2),
@@ -37,6 +39,8 @@ def draw(comparison: Comparison, class_names: Sequence[str], title: str) -> Figu
     right.hlines(rows, low, high, color=colours, linewidth=2)
     right.scatter(deltas[shown], rows, color=colours, zorder=3, s=18)
     right.axvline(0, color="0.6", linewidth=1)
+
+    # Names and titles
     counts = baseline.pictures_of_class[shown]
     names = [f"{plain(class_names[label])} ({n})" for label, n in zip(shown, counts, strict=True)]
     left.set_yticks(rows, names)
