@@ -102,7 +102,7 @@ def test_layers_have_short_names(graph):
 )
 def test_short_names_tell_layers_apart(names, short):
     nodes = [onnx.helper.make_node("Conv", ["x", "w"], ["y"], name=name) for name in names]
-    weight = numpy_helper.from_array(np.zeros(1, np.float32), "w")
+    weight = numpy_helper.from_array(np.zeros((1, 1, 1, 1), np.float32), "w")
     graph = onnx.helper.make_graph(nodes, "graph", [], [], [weight])
     assert list(weight_layers(graph)) == short
 
