@@ -72,12 +72,15 @@ class _Reader(CalibrationDataReader):
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     """The network, and its quantized file."""
-    folder = tmp_path_factory.mktemp("tensors")
+    return quantize(tmp_path_factory.mktemp("tensors"), QuantFormat.QDQ)
+
+
+def quantize(folder, file_format):
     fp32, quantized = folder / "fp32.onnx", folder / "int8.onnx"
     onnx.save(build(), fp32)
     quantize_static(
         *(fp32, quantized, _Reader()),
-        quant_format=QuantFormat.QDQ,
+        quant_format=file_format,
         activation_type=QuantType.QUInt8,
         weight_type=QuantType.QInt8,
         per_channel=True,
@@ -177,6 +180,15 @@ def test_another_bias_is_found_however_small_its_cost(files, names):
     assert [(one.name, one.tensors) for one in findings.find_faults(compared)] == [
         (step_table.WRONG_BIAS, ("right",))
     ]
+
+
+def test_another_bias_of_an_integer_operator_is_found(tmp_path):
+    fp32, quantized = quantize(tmp_path, QuantFormat.QOperator)
+    assert findings.find_faults(compare(fp32, quantized)) == []
+    [bias] = [n.input[8] for n in quantized.graph.node if n.name.startswith("node_right")]
+    change(quantized, bias, lambda levels: np.where(np.arange(8) == 2, 0, levels).astype("i4"))
+    [finding] = findings.find_faults(compare(fp32, quantized))
+    assert (finding.name, finding.tensors) == (step_table.WRONG_BIAS, ("right",))
 
 
 def test_a_layer_that_returns_nan_is_faulty(files):

@@ -40,6 +40,7 @@ _LAYERS = {
     "MatMulNBits": (1, -1),
 }
 _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+_ON_INTEGERS = {"QLinearConv": 0, "QLinearMatMul": -1}  # the axis of the weights' scales
 # By operator: the indices of scale and zero point of its data, and of its output.
 _SCALES = {"DequantizeLinear": (1, 2), "QLinearConv": (1, 2), "QLinearMatMul": (1, 2)}
 _SCALES |= {"QGemm": (1, 2), "QuantizeLinear": (1, 2)}
@@ -223,13 +224,33 @@ class _Graph:
             attributes[output] = {"weights": values[weights], "weight_dtype": dtype}
             if bias and bias[0] in values:
                 attributes[output]["bias"] = values[bias[0]].reshape(-1)
+        for node in proto.graph.node:
+            if node.op_type in _ON_INTEGERS and self.constants.keys() >= {*node.input[3:6]}:
+                attributes[node.output[0]] = self._dequantized(node)
+        return attributes
+
+    def _dequantized(self, node: onnx.NodeProto) -> dict[str, Any]:
+        """Return the attributes of `Inner` for the weights and the bias of an integer operator."""
+        names = (*node.input[3:6], *node.input[8:9])
+        levels, scale, zero, *bias = (numpy_helper.to_array(self.constants[n]) for n in names)
+        shape = [1] * levels.ndim
+        shape[_ON_INTEGERS[node.op_type]] = -1
+        centred = levels.astype(np.float32) - zero.astype(np.float32).reshape(shape)
+        attributes = {
+            "weights": centred * scale.reshape(shape),
+            "weight_dtype": str(levels.dtype),
+        }
+        data_scale = self._scalar(node.input[1])
+        if bias and data_scale:
+            attributes["bias"] = (bias[0] * data_scale * scale.reshape(-1)).astype(np.float32)
         return attributes
 
     def _layer(self, node: onnx.NodeProto | None) -> str:
         """Return the output of a layer, also of a fused activation; empty if it is no layer."""
         if node is not None and node.op_type in FUSED:
             node = self.producers.get(node.input[0])
-        return node.output[0] if node is not None and node.op_type in _PRODUCTS else ""
+        is_layer = node is not None and node.op_type in (*_PRODUCTS, *_ON_INTEGERS)
+        return node.output[0] if node is not None and is_layer else ""
 
     def _inner(self, name: str, maker: onnx.NodeProto) -> Inner:
         triple = self._scale(maker, _OUTPUT_SCALES.get(maker.op_type))

@@ -17,7 +17,8 @@ Matrix = NDArray[np.float64]  # [channels, rest]
 
 LEFT = 0.1  # of the noise: what an explanation may leave
 WEIGHTS_DB = 15.0  # weights of 4 bits have about 20 dB
-FEW = 4  # values of a channel: one number for each explains a quarter of any noise in them
+FEW = 10  # values of a channel: with fewer, nothing is explained
+FEW_WEIGHTS = 4  # the same of weights, which have no noise but rounding
 NAMED = 5  # channels that an explanation lists
 OFF = 0.05  # from 1: a factor nearer than this is none
 
@@ -62,7 +63,9 @@ def explain(
         weights_db = to_db(power(ours), power(theirs - ours))
         if weights_db < WEIGHTS_DB:
             words = f"its weights are wrong (SQNR {weights_db:.1f} dB)"
-            cause = _find_factor(ours, theirs) or _find_order(ours, theirs)
+            cause = _find_factor(ours, theirs, FEW_WEIGHTS)
+            cause = cause or _find_order(ours, theirs, FEW_WEIGHTS)
+            cause = cause or _find_change(exact, actual)  # square weights may be matched transposed
             if cause is None:
                 return LayerFault(step_table.WRONG_WEIGHTS, words)
             return LayerFault(cause.kind, f"{words}: {cause.words}")
@@ -74,14 +77,9 @@ def explain(
     if rounding is not None:
         return rounding
 
-    # A simple change of the channels, of a convolution or of a product
-    for axis in dict.fromkeys((1, exact.ndim - 1)):
-        expected = _channels_first(exact, axis)
-        got = _channels_first(actual, axis)
-        for find in (_find_factor, _find_shift, _find_order):
-            explanation = find(expected, got)
-            if explanation:
-                return explanation
+    change = _find_change(exact, actual)
+    if change is not None:
+        return change
     if weights is not None:
         words = (
             f"its weights are right (SQNR {weights_db:.1f} dB), and no single change explains it"
@@ -89,6 +87,18 @@ def explain(
     else:
         words = "its weights, or its operator: no single scale, bias or range explains it"
     return LayerFault(step_table.UNEXPLAINED, words)
+
+
+def _find_change(exact: Array, actual: Array) -> LayerFault | None:
+    """Return a simple change of the channels, of a convolution or of a product."""
+    for axis in dict.fromkeys((1, exact.ndim - 1)):
+        expected = _channels_first(exact, axis)
+        got = _channels_first(actual, axis)
+        for find in (_find_factor, _find_shift, _find_order):
+            fault = find(expected, got)
+            if fault is not None:
+                return fault
+    return None
 
 
 def _find_bias(exact: Array, actual: Array, ours: Array, theirs: Array) -> LayerFault | None:
@@ -145,7 +155,7 @@ def _channels_first(values: Array, axis: int) -> Matrix:
     return np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1).astype(np.float64)
 
 
-def _find_factor(exact: Matrix, actual: Matrix) -> LayerFault | None:
+def _find_factor(exact: Matrix, actual: Matrix, few: int = FEW) -> LayerFault | None:
     """Return an explanation if the values are FP32's times one factor, or one for each channel."""
     noise = np.square(actual - exact).sum()
     whole = (exact * actual).sum() / max(np.square(exact).sum(), np.finfo(float).tiny)
@@ -155,7 +165,7 @@ def _find_factor(exact: Matrix, actual: Matrix) -> LayerFault | None:
     squares = np.maximum(np.square(exact).sum(axis=1), np.finfo(float).tiny)
     factors = (exact * actual).sum(axis=1) / squares
     left = np.square(actual - factors[:, np.newaxis] * exact).sum()
-    if exact.shape[1] < FEW or left >= LEFT * noise:
+    if exact.shape[1] < few or left >= LEFT * noise:
         return None
     wrong = _worst_channels(exact, actual)
     listed = ", ".join(f"{channel} ({factors[channel]:.3g} times)" for channel in wrong)
@@ -180,10 +190,10 @@ def _find_shift(exact: Matrix, actual: Matrix) -> LayerFault | None:
     return LayerFault(step_table.WRONG_BIAS, words)
 
 
-def _find_order(exact: Matrix, actual: Matrix) -> LayerFault | None:
+def _find_order(exact: Matrix, actual: Matrix, few: int = FEW) -> LayerFault | None:
     """Return an explanation if the channels are those of FP32 in another order."""
     channels = len(exact)
-    if not 2 <= channels <= 4096 or exact.shape[1] < FEW:
+    if not 2 <= channels <= 4096 or exact.shape[1] < few:
         return None
     with np.errstate(invalid="ignore", divide="ignore"):
         alike = np.nan_to_num(np.corrcoef(exact, actual)[:channels, channels:])
