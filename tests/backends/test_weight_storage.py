@@ -102,8 +102,9 @@ def test_levels_are_within_half_a_step_of_the_weights():
     assert np.all(np.abs(levels * scale - values) <= scale / 2 * (1 + 1e-5))
 
 
-def test_weights_that_two_layers_share_are_stored_once():
-    proto = helper.make_model(
+def make_pair() -> onnx.ModelProto:
+    """Return two products that share their weights."""
+    return helper.make_model(
         helper.make_graph(
             [
                 helper.make_node("MatMul", ["x", "w"], ["a"], "first"),
@@ -115,7 +116,16 @@ def test_weights_that_two_layers_share_are_stored_once():
             [onnx.numpy_helper.from_array(weights(8, 8), "w")],
         )
     )
-    proto = weight_storage.quantize(proto, ())
+
+
+def test_only_layers_that_stay_in_float_are_counted():
+    graph = make_pair().graph
+    assert not weight_storage.count_left(graph, ())
+    assert weight_storage.count_left(graph, ["first"]) == {"MatMul": 1}
+
+
+def test_weights_that_two_layers_share_are_stored_once():
+    proto = weight_storage.quantize(make_pair(), ())
     onnx.checker.check_model(proto)
     assert [t.data_type for t in proto.graph.initializer] == [onnx.TensorProto.INT8, 1]
     assert weight_storage.count_layers(proto.graph) == 2

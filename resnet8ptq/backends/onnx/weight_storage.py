@@ -149,9 +149,10 @@ def count_layers(graph: onnx.GraphProto) -> int:
 def count_left(graph: onnx.GraphProto, skipped: Collection[str]) -> Counter[str]:
     """Count the layers with constant weights that stay in float, by operator."""
     constants = Links(graph).constants
+    nodes = list(graph.node)  # protobuf makes other objects for nodes that nobody holds
     taken = {id(node) for node, _, _ in find_weights(graph, skipped)}
     left: Counter[str] = Counter()
-    for node in graph.node:
+    for node in nodes:
         is_layer = node.op_type in OPERATORS and "".join(node.input[1:2]) in constants
         if is_layer and id(node) not in taken:
             left[node.op_type] += 1
