@@ -1,8 +1,5 @@
 """conf/, composed with overrides."""
 
-import pickle
-from functools import cache
-
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
@@ -17,13 +14,7 @@ register_schemas()
 
 def make_config(*overrides: str) -> RunConfig:
     """Compose conf/ with `overrides`, and fill the dependent defaults, as run.py does."""
-    return fill_defaults(parse_config(pickle.loads(_compose(*overrides))))
-
-
-@cache
-def _compose(*overrides: str) -> bytes:
-    """Compose conf/ without Hydra's own settings, pickled; many tests have the same overrides."""
-    return pickle.dumps(compose_whole(*overrides, return_hydra_config=False))
+    return fill_defaults(parse_config(compose_whole(*overrides, return_hydra_config=False)))
 
 
 def compose_whole(*overrides: str, return_hydra_config: bool = True) -> DictConfig:
