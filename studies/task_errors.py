@@ -19,9 +19,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.config.schema import DetectionConfig
-from resnet8ptq.core import masks
-from resnet8ptq.data.boxes import Annotated, pack
 from resnet8ptq.tasks import (
     classification,
     ctc,
@@ -35,11 +32,13 @@ from resnet8ptq.tasks import (
     tokens,
     verification,
 )
+from resnet8ptq.tasks.detection import ap_bootstrap
 from resnet8ptq.tasks.detection import task as detection
-from resnet8ptq.tasks.detection.decoding import make_decoder
+from resnet8ptq.tasks.detection.average_precision import Matches
+from resnet8ptq.tasks.scoring.classwise import ClasswiseScores, draw_weights
 from resnet8ptq.tasks.scoring.comparison import Comparison
 from resnet8ptq.tasks.scoring.outputs import LOGITS, Outputs, Targets
-from resnet8ptq.tasks.scoring.statistics import Margin
+from resnet8ptq.tasks.scoring.statistics import Margin, Values
 from resnet8ptq.tasks.task import Task
 
 LEVEL = 0.05
@@ -241,75 +240,77 @@ def spoken(random: np.random.Generator) -> Population:
     return Population(perplexity.build(reduce, RESAMPLES), Targets(), *both)
 
 
-class Pictures(Population):
-    """Pictures of which each draw is another one."""
+@dataclass(frozen=True)
+class MatchedScores(ClasswiseScores):
+    """Detections of which it is known whether they are right; `outputs` and `Matches` hold them."""
 
-    def take(self, rows: NDArray[np.int64]) -> "Population":
-        """Return the pictures at `rows`."""
-        population = super().take(rows)
-        assert population.targets.labels is not None
-        population.targets.labels["image_id"] = np.arange(len(rows))
-        return population
+    matches: Sequence[Matches]
+    resamples: int
+
+    @property
+    def of_class(self) -> Values:
+        """AP of each class [classes]."""
+        weights = np.ones((1, self.total), np.int32)
+        return np.asarray(ap_bootstrap.by_class(self.matches, weights)[0])
+
+    @property
+    def value(self) -> float:
+        """AP."""
+        return float(np.nanmean(self.of_class))
+
+    @property
+    def by_class(self) -> Values:
+        """AP of each class on each bootstrap sample [resamples, classes]."""
+        return ap_bootstrap.by_class(self.matches, draw_weights(self.total, self.resamples))
+
+    @property
+    def pictures_of_class(self) -> NDArray[np.int64]:
+        """Number of pictures with objects of each class [classes]."""
+        return np.array([np.count_nonzero(match.objects) for match in self.matches])
 
 
-SIDE = 32  # of a picture, whose quarters have an object of 12 x 12 pixels each
+ROWS = 12  # of an object's mask; a mask that lacks n of them has an IoU of 1 - n / 12
+
+
+def match(outputs: Outputs, targets: Targets) -> MatchedScores:
+    """Score detections [n, 4, 3]: lacking rows, class and score, each at its object's place."""
+    lost, labels, scores = np.moveaxis(outputs.values[0], 2, 0)
+    kinds = np.asarray(targets.labels)
+    thresholds = np.linspace(0.5, 0.95, 10)[:, np.newaxis] - 1e-12
+    matches = []
+    for kind in range(2):
+        picture, place = np.nonzero(labels == kind)
+        order = np.argsort(-scores[picture, place], kind="stable")
+        picture, place = picture[order], place[order]
+        right = (1 - lost[picture, place] / ROWS >= thresholds) & (kinds[picture, place] == kind)
+        objects = np.count_nonzero(kinds == kind, axis=1)
+        matches.append(Matches(picture, right, np.zeros_like(right), objects))
+    return MatchedScores(outputs, matches, RESAMPLES)
 
 
 def outlined(random: np.random.Generator) -> Population:
     """Four masks of two classes in each picture; in hard pictures FP32's lack rows, or have the
     other class. The model's lack more rows, and more have the other class.
     """
-    corners = np.array([(2, 2), (2, 18), (18, 2), (18, 18)])  # top, left
-    boxes = np.concatenate([corners[:, ::-1], corners[:, ::-1] + 12], axis=1)
-    texts = [
-        [
-            masks.encode(np.ones((12 - lost, 12), np.bool_), top + lost, left, SIDE, SIDE)
-            for lost in range(12)
-        ]
-        for top, left in corners.tolist()
-    ]
     kinds = (random.random((SIZE, 4)) < 0.3).astype(np.int64)
     hard = random.gamma(1, 1, (SIZE, 1))
     lost = random.poisson(hard, (SIZE, 4))
     wrong = random.random((SIZE, 4)) < 0.05 * hard
     more = random.poisson(0.2 * hard, (SIZE, 4))
     differ = random.random((SIZE, 4)) < 0.01 * hard
+    logits = 2 - hard + random.normal(size=(SIZE, 4))
+    noisier = logits + 0.3 * random.normal(size=logits.shape)
 
     def detect(
         lost: NDArray[np.int64], labels: NDArray[np.int64], logits: NDArray[np.float64]
     ) -> Outputs:
-        rows = np.zeros((SIZE, 4, 6), np.float32)
-        rows[..., :4] = boxes
-        rows[..., 4] = 1 / (1 + np.exp(-logits))
-        rows[..., 5] = labels
-        joined = [
-            masks.join([texts[quarter][number] for quarter, number in enumerate(numbers)])
-            for numbers in lost.clip(0, 11).tolist()
-        ]
-        return Outputs((rows, np.array(joined)))
+        scores = (1 / (1 + np.exp(-logits))).astype(np.float32)
+        return Outputs((np.stack([lost.clip(0, ROWS - 1), labels, scores], axis=2),))
 
-    outlines = [((left, top, 12, 12), 144) for top, left in corners.tolist()]
-    objects = [
-        [(*outline, kind, False) for outline, kind in zip(outlines, four, strict=True)]
-        for four in kinds.tolist()
-    ]
-    whole = [four[0] for four in texts]
-    records = pack(
-        [Annotated(n, SIDE, SIDE, (1, 1), (0, 0), four, whole) for n, four in enumerate(objects)]
-    )
-    decoder = make_decoder(
-        DetectionConfig("instance_segmentation"),
-        (3, SIDE, SIDE),
-        {"rows": (4 + 2 + 3, 64), "prototypes": (3, SIDE, SIDE)},
-        (0, 1),
-        with_masks=True,
-    )
-    task = detection.build(("a", "b"), decoder, RESAMPLES, name="instance_segmentation")
-    logits = 2 - hard + random.normal(size=(SIZE, 4))
+    task = replace(detection.build(("a", "b"), name="instance_segmentation"), score=match)
     fp32 = detect(lost, kinds ^ wrong, logits)
-    noisier = logits + 0.3 * random.normal(size=logits.shape)
     model = detect(lost + more, kinds ^ wrong ^ differ, noisier)
-    return Pictures(task, Targets(records), fp32, model)
+    return Population(task, Targets(kinds), fp32, model)
 
 
 # A task, and the function that draws its population.
