@@ -9,15 +9,23 @@ A network is one sweep in a folder of `folder=`, and is not measured again while
 """
 
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
+
+import numpy as np
 
 from benchmarks.tables import table
+from resnet8ptq.backends.registry import make_quantizer
+from resnet8ptq.config.loading import CONFIG_FILE, load_config
 from resnet8ptq.core import command
-from resnet8ptq.evaluation.paired_latency import ratio, typical
-from resnet8ptq.report.timing import fp32_name
+from resnet8ptq.evaluation.evaluator import baseline_config
+from resnet8ptq.evaluation.paired_latency import Blocks, ratio, typical
+from resnet8ptq.experiment.network_and_data import load
+from resnet8ptq.experiment.settings import resolve
+from resnet8ptq.precision.decisions import Decisions
 from resnet8ptq.results import load_sweep
-from resnet8ptq.sweeps import final_timing
 from resnet8ptq.tracking import origin
 from resnet8ptq.tracking.record import RunRecord
 from studies.recipes import SHARED
@@ -25,6 +33,8 @@ from studies.ship import NETWORKS as SHIPPED
 from studies.ship import call
 
 BACKENDS = ("onnx", "torch", "tflite", "openvino")
+LOADINGS = 10
+RUNS = 100  # of each file in a loading
 IN_BF16 = ("backend=openvino", "backend.inference_precision=bf16")
 NETWORKS = {
     **SHIPPED,
@@ -74,20 +84,43 @@ def sweep(name: str, root: Path, chosen: tuple[str, ...]) -> list[RunRecord]:
 
 
 def time(name: str, runs: list[RunRecord], folder: Path) -> list[list[str]]:
-    """Time the files of a network and FP32 in each backend in turns; return a row for each."""
-    folders = {run.run_id: own for run in runs if (own := origin.own_folder(run, folder))}
-    timed = [run for run in runs if run.size_bytes is not None]
-    times = final_timing.time_in_turns(
-        models={run.run_id: folders[run.run_id] for run in timed},
-        baselines={fp32_name(run): folders[run.run_id] for run in timed},
-    ).single
+    """Time the file of each run and its backend's FP32 in turns; return a row for each."""
     rows = []
-    for run in timed:
-        half, fp32 = times[run.run_id], times[fp32_name(run)]
+    for run in runs:
+        own = origin.own_folder(run, folder)
+        if own is None or run.size_bytes is None:
+            continue
+        half, fp32 = time_in_turns(own)
         speed = ratio(half, fp32)
         shown = f"{speed.value:.2f} ({speed.low:.2f} to {speed.high:.2f})"
         rows.append([name, run.framework, f"{typical(fp32):.3f}", f"{typical(half):.3f}", shown])
     return rows
+
+
+def time_in_turns(folder: Path) -> tuple[Blocks, Blocks]:
+    """Return the fastest run of one sample in each of ten loadings, in ms: of the file, of FP32.
+
+    On a busy machine medians are those of the other programs.
+    """
+    settings = resolve(load_config(folder / CONFIG_FILE))
+    data, network = load(settings)
+    [sample] = data.test.take(np.arange(1)).batches(1)
+    [path] = [path for path in folder.glob("model.*") if path.suffix != ".json"]
+    fp32 = make_quantizer(baseline_config(settings.config), settings.runtime)
+    blocks: tuple[Blocks, Blocks] = ([], [])
+    with tempfile.TemporaryDirectory() as scratch:
+        made = fp32.quantize(network, Decisions(), data.test, Path(scratch)).path
+        for _ in range(LOADINGS):
+            pair = [settings.quantizer.load(path, threads=1), fp32.load(made, threads=1)]
+            times: tuple[Blocks, Blocks] = ([], [])
+            for _ in range(RUNS):
+                for predictor, own in zip(pair, times, strict=True):
+                    begin = perf_counter()
+                    predictor.predict(sample)
+                    own.append(1000 * (perf_counter() - begin))
+            for kept, own in zip(blocks, times, strict=True):
+                kept.append(min(own))
+    return blocks
 
 
 def show(run: RunRecord) -> list[str]:

@@ -57,7 +57,7 @@ def _time(selected: ModelSelection, folder: Path) -> PairedLatency | None:
     try:
         baselines = {fp32_name(cell.record): _folder(cell, folder) for cell in timed}
         quantized = {cell.record.run_id: _folder(cell, folder) for cell in models}
-        return time_in_turns(quantized, baselines)
+        return _run(quantized, baselines)
     except Exception as error:  # the runs are complete without it
         log.warning("the best models could not be timed against each other: %s", one_line(error))
         return None
@@ -73,7 +73,7 @@ def _folder(cell: Cell, sweep: Path) -> Path:
     return own
 
 
-def time_in_turns(models: Mapping[str, Path], baselines: Mapping[str, Path]) -> PairedLatency:
+def _run(models: Mapping[str, Path], baselines: Mapping[str, Path]) -> PairedLatency:
     """Load models from the folders of their runs, and time them in turns.
 
     Args:
