@@ -6,9 +6,7 @@ and with it everything in the cache that was made from it.
 
 import hashlib
 import json
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from inspect import Parameter, signature
 from pathlib import Path
@@ -66,8 +64,7 @@ def _write_network(
     if is_of(model, "torch", "nn.Module"):
         return _write_module(model, example, samples, root)
     if is_of(model, "keras", "Model"):
-        if not _is_of_own_layers(model):
-            return _write_saved_model(model, root)
+        _check_layers(model)
         architecture = model.to_json().encode()
         key = _hash_arrays([architecture], model.get_weights())
         return _entry(root, key, name="model.keras", write=lambda path: model.save(path))
@@ -77,31 +74,19 @@ def _write_network(
     )
 
 
-def _is_of_own_layers(model: Any) -> bool:
-    """Return whether a Keras file can hold a model: Keras's own layers, and no code of the user."""
+def _check_layers(model: Any) -> None:
+    """Raise `ModelError` for a Keras model with code of the user, which its file does not hold."""
     import keras
 
-    if not isinstance(model, keras.Sequential | keras.Functional):
-        return False
-    layers = model._flatten_layers(include_self=False)
-    kinds = {type(layer) for layer in layers}
-    return keras.layers.Lambda not in kinds and all(
-        kind.__module__.startswith("keras.") for kind in kinds
-    )
-
-
-def _write_saved_model(model: Any, root: Path) -> Path:
-    """Export a Keras model with code of the user as TensorFlow's graph."""
-    root.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=root) as scratch:
-        exported = Path(scratch, "exported")
-        with errors_as(ModelError, "model: Keras cannot export it", "call it on a sample first"):
-            model.export(exported, verbose=False)
-        paths = sorted(path for path in exported.rglob("*") if path.is_file())
-        contents = [path.read_bytes() for path in paths if path.name != "fingerprint.pb"]
-        key = _hash_arrays(contents, [])
-        return _entry(
-            root, key, name="saved_model", write=lambda path: shutil.copytree(exported, path)
+    kinds = {type(model), *map(type, model._flatten_layers(include_self=False))}
+    own = {kind for kind in kinds if not kind.__module__.startswith("keras.")}
+    if keras.layers.Lambda in kinds:
+        own.add(keras.layers.Lambda)
+    if own:
+        names = ", ".join(sorted(kind.__name__ for kind in own))
+        raise ModelError(
+            f"model: got a Keras model with code of yours ({names}), which no file of Keras holds; "
+            "expected Keras's own layers; try model.export(FOLDER), and FOLDER as the model"
         )
 
 

@@ -740,6 +740,20 @@ def test_two_inputs_are_refused_by_their_names(refused):
     assert "has 2 inputs (pixels:0 [32, 32, 3] float32, more [5] float32)" in refused(proto)
 
 
+def test_sparse_weights_are_refused_by_their_name(refused):
+    proto = build()
+    values = numpy_helper.from_array(np.ones(1, np.float32), "few")
+    places = numpy_helper.from_array(np.zeros(1, np.int64), "places")
+    proto.graph.sparse_initializer.append(helper.make_sparse_tensor(values, places, [4, 4]))
+    assert "tensor 'few' is sparse" in refused(proto)
+
+
+def test_an_output_that_is_an_input_is_refused_by_its_name(refused):
+    proto = build(gives=["B", "classes"])
+    proto.graph.output.append(proto.graph.input[0])
+    assert "output 'pixels:0' is an input, unchanged" in refused(proto)
+
+
 def test_another_type_of_input_is_refused(refused):
     proto = build(middle=[helper.make_node("Identity", ["relu"], ["middle"])])
     proto.graph.input[0].type.tensor_type.elem_type = TensorProto.DOUBLE

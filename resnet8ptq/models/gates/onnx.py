@@ -258,6 +258,8 @@ def _reasons_against(proto: onnx.ModelProto) -> Iterator[str]:
     for tensor in tensors:
         if _is_external(tensor) or tensor.external_data:
             yield f"tensor {tensor.name!r} is external data; expected one file with all data in it"
+    for sparse in find_all(proto, onnx.SparseTensorProto):
+        yield f"tensor {sparse.values.name!r} is sparse; expected dense weights"
     nodes = list(find_all(proto, onnx.NodeProto))
     if quantized := [node.op_type for node in nodes if _QUANTIZED.fullmatch(node.op_type)]:
         yield f"already quantized ({_counted(quantized)}); {EXPECTS_FP32}"

@@ -1,0 +1,27 @@
+"""A network of a Python call as the file that a run reads."""
+
+import pytest
+
+from resnet8ptq.api.networks import find_network, list_inputs
+from resnet8ptq.core.errors import ModelError
+
+keras = pytest.importorskip("keras")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Keras's own, on NumPy 2
+def test_a_keras_model_is_written_as_keras_writes_it(tmp_path):
+    inner = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    model = keras.Sequential([keras.Input((4,)), inner, keras.layers.Dense(2)])
+    [word] = find_network(model, None, {}, tmp_path)
+    assert word.endswith("model.keras") and len(list_inputs(model)) == 1
+
+
+def test_a_keras_model_with_code_of_the_user_is_refused(tmp_path):
+    class Twice(keras.layers.Layer):
+        def call(self, x):
+            return 2 * x
+
+    for layer in (Twice(), keras.layers.Lambda(lambda x: 2 * x)):
+        model = keras.Sequential([keras.Input((4,)), layer])
+        with pytest.raises(ModelError, match=r"code of yours .* model\.export\(FOLDER\)"):
+            find_network(model, None, {}, tmp_path)
