@@ -6,6 +6,8 @@ not this package.
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,6 +33,7 @@ EXAMPLE = "example.npz"  # in the run's folder: `inputs` [1, ...], as the networ
 _REFUSED = re.compile("[/:.%\"']")  # by MLflow, in the name of a model
 _CODE = Path(__file__).with_name("served_model.py")
 _ONNX = "mlflow.onnx"  # the flavor
+_CHECK = "warn_dependency_requirement_mismatches"
 
 
 @dataclass(frozen=True)
@@ -48,11 +51,22 @@ class _Unchecked:
 
     def save_model(self, validate_serving_input: bool, **arguments: Any) -> None:
         """Save the model; called by `Model.log`."""
-        from mlflow.utils import environment
-
-        environment.warn_dependency_requirement_mismatches = lambda requirements: None
         own = {} if self.model_config is None else {"model_config": self.model_config}
-        self.flavor.save_model(**arguments, **own)
+        with _unlisted_packages():
+            self.flavor.save_model(**arguments, **own)
+
+
+@contextmanager
+def _unlisted_packages() -> Iterator[None]:
+    """Leave out MLflow's check of the installed versions."""
+    from mlflow.utils import environment
+
+    check = getattr(environment, _CHECK, None)  # not part of MLflow's interface
+    setattr(environment, _CHECK, lambda requirements: None)
+    try:
+        yield
+    finally:
+        setattr(environment, _CHECK, check)
 
 
 def find_model(store: Store, run_id: str) -> "LoggedModel | None":
