@@ -229,7 +229,11 @@ def test_rows_of_a_second_file_test(read, tmp_path):
 @pytest.mark.parametrize(
     ("rows", "given", "message"),
     [
-        ([{"text": 1, "label": 0}], (), "column 'text': got int64, expected text"),
+        (
+            [{"words": 1, "label": 0}],
+            ("data.text=words",),
+            "column 'words': got int64, expected text",
+        ),
         ([{"text": "a", "label": 0}], ("data.inputs=text",), "data.inputs: got text with data.to"),
         ([{"text": "a", "sentence": "b", "label": 0}], (), "data.text: got null, and "),
         ([{"words": "a", "label": 0}], (), "data.text: got null, and "),
