@@ -340,7 +340,7 @@ def _find_block(values: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
     count = len(values[0]) // SIZES[0]
     block = values[0][:count]
     repeated = [np.tile(block, (size, *[1] * (block.ndim - 1))) for size in SIZES]
-    return block if count and all(map(np.array_equal, values, repeated)) else None
+    return block if block.size and all(map(np.array_equal, values, repeated)) else None
 
 
 def _repeat(graph: onnx.GraphProto, name: str, block: NDArray[Any]) -> None:

@@ -334,7 +334,7 @@ def write_paddings(proto: onnx.ModelProto) -> None:
     """Replace `auto_pad` by explicit paddings, in place, if the sizes are known.
 
     onnx2torch only supports explicit paddings. ONNX defines `SAME_UPPER` as ceil(size / stride)
-    outputs, with the larger half of an odd padding at the end.
+    outputs, of a ConvTranspose as size * stride, with the larger half of an odd padding at the end.
     """
     sizes: dict[str, list[int]] = {}
     for node in proto.graph.node:
@@ -347,6 +347,7 @@ def write_paddings(proto: onnx.ModelProto) -> None:
         kernel = attribute(node, "kernel_shape", weights[2:])
         if not spatial or len(kernel) != len(spatial) or 0 in spatial:
             continue
+        is_transposed = node.op_type == "ConvTranspose"
         ones = [1] * len(spatial)
         strides = attribute(node, "strides", ones)
         dilations = attribute(node, "dilations", ones)
@@ -354,7 +355,8 @@ def write_paddings(proto: onnx.ModelProto) -> None:
         large = []
         for size, width, stride, dilation in zip(spatial, kernel, strides, dilations, strict=True):
             span = (width - 1) * dilation + 1
-            total = max((-(-size // stride) - 1) * stride + span - size, 0)
+            steps = -(-size // stride) - 1
+            total = max(span - stride if is_transposed else steps * stride + span - size, 0)
             small.append(total // 2)
             large.append(total - total // 2)
         pads = [*small, *large] if auto_pad == b"SAME_UPPER" else [*large, *small]

@@ -116,6 +116,13 @@ READ_FLAT = f"""
     kept = Gather(flat, indices)
     joined = Mul(kept, x)
 """
+# An empty tensor of each sample's own, as of a detector that finds nothing.
+EMPTY = """
+    rows = Gather(shape, axis0)
+    sizes = Concat<axis = 0>(rows, axis0, four)
+    nothing = ConstantOfShape(sizes)
+    joined = Concat<axis = 1>(x, nothing)
+"""
 REVERSED = READ.replace("by_place = Expand(line,", "by_place = Expand(backwards,").replace(
     "counts =", "last = Sub(count, one)\n backwards = Sub(last, line)\n counts ="
 )
@@ -172,11 +179,16 @@ def test_torch_traces_what_counts_samples(nodes, kinds):
             np.testing.assert_allclose(made, expected[:count], atol=1e-5)
 
 
-def test_elements_in_another_order_are_still_read_by_their_indices():
-    proto = make(REVERSED)
+@pytest.mark.parametrize(
+    ("nodes", "kept"),
+    [(REVERSED, "GatherND"), (EMPTY, "ConstantOfShape")],
+    ids=["another_order", "empty"],
+)
+def test_what_no_block_replaces_is_still_computed(nodes, kept):
+    proto = make(nodes)
     x = np.random.default_rng(1).normal(size=(6, LENGTH, WIDTH)).astype(np.float32)
     fixed = fix_sizes(proto, x[:1], None)
-    assert "GatherND" in {node.op_type for node in fixed.graph.node}
+    assert kept in {node.op_type for node in fixed.graph.node}
     for count in (1, 4):
         expected, made = (open_runner(p.SerializeToString())(x[:count]) for p in (proto, fixed))
         np.testing.assert_array_equal(expected[0], made[0])

@@ -525,7 +525,7 @@ def test_any_number_of_samples_fills_up_a_fixed_batch(count, size):
     kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),
     stride=st.integers(1, 3),
     side=st.sampled_from(["SAME_UPPER", "SAME_LOWER"]),
-    operator=st.sampled_from(["Conv", "MaxPool"]),
+    operator=st.sampled_from(["Conv", "ConvTranspose", "MaxPool"]),
 )
 def test_written_paddings_are_those_that_onnx_runtime_works_out(
     size, kernel, stride, side, operator
@@ -533,8 +533,8 @@ def test_written_paddings_are_those_that_onnx_runtime_works_out(
     if operator == "MaxPool":  # ONNX Runtime refuses pools with gaps between them
         stride = min(stride, *kernel)
     settings = {"strides": [stride] * 2, "auto_pad": side}
-    weights = RANDOM.normal(size=(2, 1, *kernel)).astype(np.float32)
-    inputs = ["x", "w"] if operator == "Conv" else ["x"]
+    weights = RANDOM.normal(size=(1, 1, *kernel)).astype(np.float32)
+    inputs = ["x"] if operator == "MaxPool" else ["x", "w"]
     node = helper.make_node(operator, inputs, ["y"], kernel_shape=kernel, **settings)
     proto = assemble([node], {"x": [2, 1, *size]}, {"y": None}, {"w": weights})
     samples = RANDOM.normal(size=(2, 1, *size)).astype(np.float32)
