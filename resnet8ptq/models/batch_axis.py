@@ -150,6 +150,8 @@ def fix_sizes(
     # Constants in their place
     producers = Links(graph).producers
     for name in wanted:
+        if not any(values[name].size for values in tensors):
+            _leave_out(others, name)
         _replace(graph, name, producers[name], shaped[name], tensors, bool(any_length))
     fixed = rewrite(fixed, [remove_unused])
     alone = _shape_outputs(fixed, tensors, batch, sizes)
@@ -322,6 +324,17 @@ def _replace(
     else:
         for node in shaped:
             _fix_shaped(graph, node, tensors, any_length)
+
+
+def _leave_out(nodes: Sequence[onnx.NodeProto], name: str) -> None:
+    """Remove an empty tensor from the inputs of each Concat, whose output stays the same.
+
+    ONNX Runtime's 8-bit Concat ends the process on an empty input (1.31).
+    """
+    for node in nodes:
+        kept = [used for used in node.input if used != name]
+        if node.op_type == "Concat" and kept:
+            node.input[:] = kept
 
 
 def _remove(producer: onnx.NodeProto, name: str) -> None:
