@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 
 from resnet8ptq import dispatch
-from resnet8ptq.api.networks import find_network
+from resnet8ptq.api.networks import find_network, list_inputs
 from resnet8ptq.api.samples import find_samples
 from resnet8ptq.core import cache
 from resnet8ptq.experiment.settings import resolve
@@ -76,7 +76,7 @@ def run_network(network: Network, words: tuple[str, ...], folder: Path) -> Outco
     """
     root = cache.folder(None)
     samples = {"train": enlarge(network.samples), "test": dict(network.samples)}
-    about_data, few = find_samples(samples, root)
+    about_data, few = find_samples(samples, root, takes=list_inputs(network.model))
     about_network = find_network(network.model, None, few, root)
     if words[0] == "backend=file":
         assert network.file is not None
