@@ -20,7 +20,6 @@ import onnx
 
 from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core import memory
-from resnet8ptq.core.console import waiting
 from resnet8ptq.core.errors import DataError, ModelError, ParityError, PtqError
 from resnet8ptq.core.records import feed
 from resnet8ptq.core.text import one_line
@@ -116,9 +115,8 @@ def convert(
     """
     warnings.simplefilter("ignore")  # TensorFlow's and tf2onnx's own deprecations
     try:
-        with waiting("Reading and converting the network"):
-            network = read_network(source, samples[:1], config)
-            network = select_outputs(network, config.outputs) if config.outputs else network
+        network = read_network(source, samples[:1], config)
+        network = select_outputs(network, config.outputs) if config.outputs else network
         matched = match(samples, steps, read_contract(network.proto.graph))
         fields = matched.fields
         # Whole records: the length stays that of all samples if it cannot be free.

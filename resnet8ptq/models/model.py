@@ -133,13 +133,14 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path, torch: bool = Tru
         crashed = ModelError(f"{source}: {conversion.CRASHED}")
         samples = np.asarray(checked.stored[:])
         arguments = source, folder, samples, config, checked.preprocessing
-        isolation.call(
-            conversion.convert,
-            *arguments,
-            crashed=crashed,
-            network=is_module,
-            seconds=MAX_SECONDS,
-        )
+        with waiting("Reading and converting the network"):
+            isolation.call(
+                conversion.convert,
+                *arguments,
+                crashed=crashed,
+                network=is_module,
+                seconds=MAX_SECONDS,
+            )
 
     folder = cache.entry(cache_root, "models", key, make)
     model = Fp32Model(
@@ -171,9 +172,10 @@ def _with_torch(model: Fp32Model, checked: Split, cache_root: Path) -> Fp32Model
         samples = np.asarray(checked.stored[:])
         steps = checked.preprocessing
         arguments = (model.onnx_path, samples, steps, model.conversion.final)
-        result = isolation.call(
-            conversion.check_torch, *arguments, crashed=crashed, seconds=MAX_SECONDS
-        )
+        with waiting("Comparing torch with ONNX Runtime"):
+            result = isolation.call(
+                conversion.check_torch, *arguments, crashed=crashed, seconds=MAX_SECONDS
+            )
         (folder / conversion.TORCH_RECORD).write_text(result)
 
     folder = cache.entry(cache_root, "torch_checks", key, make)
