@@ -223,6 +223,16 @@ class RunningSweep:
         spent_s = time.monotonic() - self.command_begun_s
         return self.budget is not None and not self.budget.has_time_to_draw(spent_s)
 
+    def _is_earlier(self, record: "RunRecord") -> bool:
+        """Return whether a run had ended before this command, in any folder."""
+        from resnet8ptq.tracking.journal import Journal
+
+        if self.sweep.folder not in Path(record.folder).parents:
+            return True
+        begun = time.time() - (time.monotonic() - self.command_begun_s)
+        ended_ms = Journal.load(Path(record.folder)).end_ms
+        return ended_ms is not None and ended_ms < 1000 * begun
+
     def _draw(self, records: "list[RunRecord]", chosen: "list[ModelSelection]") -> None:
         """Write the report to the folder and the parent run, unless a search is late."""
         from resnet8ptq.evaluation import paired_latency
@@ -241,8 +251,7 @@ class RunningSweep:
             with console.waiting("Drawing the report"):
                 page.write(store, parent_id, chosen, folder)
         if self.sweep.resume:
-            own = [record for record in records if folder in Path(record.folder).parents]
-            skipped = len(records) - len(own)
+            skipped = sum(self._is_earlier(record) for record in records)
             print(f"Skipped: {skipped} of {len(records)} runs had finished before")
         timings_file = folder / paired_latency.FILE
         if timings_file.exists():
@@ -466,7 +475,7 @@ def _continue(
 
     store = background.ask(open_store, tracking)
     with in_one_line(store):
-        earlier = resume.find_sweep(store, tags["sweep_key"])
+        earlier = resume.find_sweep(store, tags["sweep_key"], own=folder)
     if earlier is None:
         log.warning("sweep.resume: no earlier sweep with these overrides, code and versions")
         return background.put(_begin, tracking, folder, tags)

@@ -17,14 +17,19 @@ from resnet8ptq.tracking.sweep_file import SharedSweep
 log = logging.getLogger(__name__)
 
 
-def find_sweep(store: Store, key: str) -> RunRecord | None:
+def find_sweep(store: Store, key: str, own: Path | None = None) -> RunRecord | None:
     """Return the newest sweep with this key, or None.
+
+    Args:
+        own: the folder that this process has locked, which may be that of the sweep.
 
     Raises:
         TrackingError: the sweep is still running.
     """
     sweep = history.find_parent(store, f"tags.sweep_key = '{key}'")
-    if sweep is not None and journal.is_alive(Path(sweep.folder)):
+    if sweep is None or Path(sweep.folder) == own:
+        return sweep
+    if journal.is_alive(Path(sweep.folder)):
         raise TrackingError(
             f"sweep.resume: the sweep of these overrides is still running in {sweep.folder}"
         )

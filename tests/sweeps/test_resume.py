@@ -1,5 +1,6 @@
 """`sweep.resume=true`: nothing that has finished is run again, everything else is."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +268,7 @@ def test_the_newest_sweep_of_a_key_is_gone_on_with_unless_it_runs(store, tmp_pat
     held = journal.lock(newer.folder)
     with pytest.raises(TrackingError, match=r"sweep\.resume: .* still running in .*newer"):
         resume.find_sweep(store, "mine")
+    assert resume.find_sweep(store, "mine", own=newer.folder) is not None
     held.release()
     sweep = resume.find_sweep(store, "mine")
     assert sweep is not None
@@ -359,6 +361,8 @@ def test_a_killed_sweep_goes_on_elsewhere_and_finds_the_same(tmp_path, sweep):
             for key in ("accuracy", "delta", "size kB"):
                 assert row[key] == expected[key]
 
-    again = call(tmp_path, *CELLS, "sweep.resume=true", **NO_REAL_FILES)
+    (folder,) = re.findall(r"^Files: +(.*)", after.out, re.M)
+    own = f"hydra.sweep.dir={folder}"
+    again = call(tmp_path, *CELLS, "sweep.resume=true", own, **NO_REAL_FILES)
     assert "Skipped: 3 of 3 runs" in again.out
     assert len(again.runs) == 4
