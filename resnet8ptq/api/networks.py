@@ -46,12 +46,16 @@ def find_network(
 def list_inputs(model: Any) -> list[str]:
     """Return the names of the inputs of a network in memory, in order; empty for a file."""
     if is_of(model, "torch", "nn.Module"):
-        parameters = signature(model.forward).parameters.values()
+        try:
+            parameters = signature(model.forward).parameters.values()
+        except (TypeError, ValueError):  # of a ScriptModule; its export says what to do
+            return []
         return [one.name for one in parameters if one.kind is Parameter.POSITIONAL_OR_KEYWORD]
     if is_of(model, "keras", "Model"):
         return [tensor.name for tensor in getattr(model, "inputs", None) or ()]
-    graph = getattr(model, "graph", None)
-    return [value.name for value in graph.input] if graph is not None else []
+    if hasattr(model, "SerializeToString"):
+        return [value.name for value in model.graph.input]
+    return []
 
 
 def _write_network(

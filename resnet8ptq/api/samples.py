@@ -151,7 +151,8 @@ class _Writer:
         if values.dtype.kind == self._dtype.kind == "U":
             self._texts.append(values)
             return
-        if not np.can_cast(values.dtype, self._dtype):
+        is_text = "U" in (values.dtype.kind, self._dtype.kind)
+        if is_text or not np.can_cast(values.dtype, self._dtype):
             raise DataError(
                 f"data: {self._name}: got {self._dtype}, then {values.dtype}, expected one type"
             )
@@ -218,7 +219,7 @@ def _named(item: Any, takes: Sequence[str]) -> Arrays:
                 "y) for several inputs"
             )
         item, labels = item
-    if _is_several(item, labels):
+    if _is_several(item, labels, inputs=len(takes)):
         if len(takes) < len(item):
             raise ConfigError(
                 f"data: got {len(item)} inputs without names, expected a dict of arrays by the "
@@ -243,13 +244,15 @@ def _check_counts(batch: Arrays) -> None:
         raise DataError(f"data: got different numbers of samples ({sizes}), expected equal ones")
 
 
-def _is_several(item: Any, labels: Any) -> bool:
+def _is_several(item: Any, labels: Any, inputs: int) -> bool:
     """Return whether a tuple or list holds an array for each input, and not samples or numbers."""
     if not isinstance(item, tuple | list) or len(item) < 2:
         return False
     if not all(hasattr(value, "shape") for value in item):
         return False
-    return isinstance(item, tuple) or np.ndim(labels) == 0 or len(item) != len(labels)
+    # A list of as many values as labels may hold samples, if the network has one input.
+    may_be_samples = isinstance(item, list) and np.ndim(labels) > 0 and len(item) == len(labels)
+    return not may_be_samples or (inputs > 1 and inputs == len(item))
 
 
 def _to_array(values: Any, name: str) -> NDArray[Any]:

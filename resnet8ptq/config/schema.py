@@ -28,7 +28,7 @@ DTYPES = {
 }
 FP32 = "fp32"  # the dtype of the baseline
 CPU = "CPUExecutionProvider"  # as in `target.measure`, whose import takes numpy
-F32 = "f32"  # the same
+F32 = "f32"  # as in `target.measure`, too
 FLOATS = (FP32, "fp16")  # dtypes without integers: nothing is calibrated
 WEIGHT_ONLY = ("w4", "w8")  # dtypes of method=weight_only
 BY_BATCH = ("dynamic", "mixed")  # methods with ranges that the batch sets

@@ -149,7 +149,7 @@ def track(batches: Iterable[T], label: str, unit: str = "batches") -> Iterator[T
         for batch in track(split.batches(250), "Evaluating"):
             outputs.append(run(batch))
 
-    Workers of a parallel sweep have no terminal: see `sweep.jobs.prepare_workers`.
+    Workers of a parallel sweep have no terminal: see `sweeps.jobs.prepare_workers`.
     """
     total = len(batches) if isinstance(batches, Sized) else None
     console = stderr()

@@ -160,7 +160,7 @@ def draw_held_out(data: Dataset, samples: int | None, taken: Sequence[Split] = (
         random.permutation(stratum[sizes[stratum] > 0])
         for stratum in data.train.strata(len(data.class_names))
     ]
-    # Take the first sample of each class, then the second of each, and so on: the sort is stable.
+    # Take a sample (or group) of each class, then another of each, and so on: the sort is stable.
     turns = np.concatenate([np.cumsum(sizes[members]) - sizes[members] for members in classes])
     ordered = np.concatenate(classes)[np.argsort(turns, kind="stable")]
     drawn = _join_units(data.train, _fit(ordered, sizes, samples), free)

@@ -11,6 +11,7 @@ from resnet8ptq.core.errors import ConfigError, ModelError, UnsupportedError
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.graph.footprint import samples_at_once
+from resnet8ptq.graph.links import input_names
 from resnet8ptq.models import model
 from resnet8ptq.models.contract import match
 from resnet8ptq.models.conversion import UNFOLDED
@@ -132,7 +133,7 @@ def _ask_for_scores(fp32: Fp32Model) -> str:
     scores = [n.input[0] for n in graph.node if n.op_type == "ArgMax" and n.output[0] in names]
     if len(scores) < len(names):
         return ""
-    inputs = [value.name for value in graph.input]
+    inputs = input_names(graph)
     return (
         "; its ArgMax hides the scores: export the network without it, for an ONNX file by "
         f"onnx.utils.extract_model('IN.onnx', 'OUT.onnx', {inputs}, {scores})"

@@ -18,7 +18,6 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.records import feed
 from resnet8ptq.graph.layers import attribute
@@ -42,15 +41,13 @@ _COUNTING = ("NonMaxSuppression", "NonZero", "Compress", "Unique")
 _NO_CONSTANT = re.compile(r"Random\w+|Multinomial|Bernoulli|\w*Sequence\w*")
 
 
-def in_batches(
-    predict: Predict, samples: SampleArray, size: int, label: str | None = None
-) -> Outputs:
+def in_batches(predict: Predict, samples: SampleArray, size: int) -> Outputs:
     """Return the outputs for all samples, run in batches of at most `size`.
 
     Outputs with sample-dependent sizes, such as detections, are padded with zeros.
     """
     starts = range(0, len(samples), size)
-    parts = [predict(samples[i : i + size]) for i in (track(starts, label) if label else starts)]
+    parts = [predict(samples[i : i + size]) for i in starts]
     return [_join(output) for output in zip(*parts, strict=True)]
 
 
@@ -185,9 +182,10 @@ def _shape_outputs(
     for value in graph.output:
         if value.name in inputs:
             others = ",".join(name for name in rows if name not in inputs)
+            mend = f"; try model.outputs=[{others}]" if others else ""
             raise ModelError(
                 f"output {value.name!r} is an input, unchanged; expected outputs that the network "
-                f"computes; try model.outputs=[{others}]"
+                f"computes{mend}"
             )
         example = tensors[0][value.name]
         shape_of = data_sized.get(value.name, example.shape)

@@ -50,7 +50,6 @@ PARITY_TOLERANCE_OF_VALUES = 1e-3
 TIE = 1e-6  # same unit: top scores that are closer may swap
 AT_ONCE = 100  # samples
 
-_COMPARING = "Comparing with the original"
 CRASHED = "reading it crashed the converter, or took too much memory or time"
 
 UNFOLDED = "unfolded.onnx"
@@ -198,12 +197,12 @@ def _write(
     # Compare each file with the original
     run = _run_on(samples, proto, fields)
     contract = read_contract(proto.graph)
-    expected = run(network.predict, "Running the original")
+    expected = run(network.predict)
     final = find_final(expected, samples)
     parity = {}
     for path in (folder / name for name in written):
         label = f"onnx, {path.stem}"
-        outputs = run(open_runner(str(path)), f"{_COMPARING}: {label}")
+        outputs = run(open_runner(str(path)))
         parity[label] = compare(outputs, expected, final, label)
     record = Conversion(
         parity=parity,
@@ -229,9 +228,9 @@ def check_torch(
     matched = match(samples, steps, read_contract(proto.graph))
     prepared = matched.prepare(samples, steps)
     run = _run_on(prepared, proto, matched.fields)
-    expected = run(open_runner(str(path)), "Running ONNX Runtime")
+    expected = run(open_runner(str(path)))
     try:
-        outputs = run(_torch_runner(path), f"{_COMPARING}: {label}")
+        outputs = run(_torch_runner(path))
         return json.dumps({"parity": {label: compare(outputs, expected, final, label)}})
     except ParityError as error:
         reason = f"onnx2torch converts {_name_difference(proto, prepared)} wrongly ({error})"
@@ -259,7 +258,7 @@ def _take_branches(network: Network, samples: SampleArray) -> Network:
 
 def _run_on(
     samples: SampleArray, proto: onnx.ModelProto, fields: Fields | None
-) -> Callable[[Predict, str], Outputs]:
+) -> Callable[[Predict], Outputs]:
     """Return a function that runs samples in batches within the limits of graph and memory."""
     contract = read_contract(proto.graph)
     free = fields is not None and any(None in tensor.shape for tensor in contract.inputs)
@@ -271,13 +270,13 @@ def _run_on(
     batch = contract.batch or 1
     at_once = max(batch, min(AT_ONCE, batch * memory.fitting(of_batch, memory.step())))
 
-    def run(predict: Predict, label: str) -> Outputs:
+    def run(predict: Predict) -> Outputs:
         full = batch_axis.in_full_batches(predict, contract.batch)
 
         def shortened(batch: SampleArray) -> Outputs:
             return full(fields.cut(batch) if fields is not None and free else batch)
 
-        return batch_axis.in_batches(shortened, samples, at_once, label)
+        return batch_axis.in_batches(shortened, samples, at_once)
 
     return run
 

@@ -197,7 +197,7 @@ def _report(model: Fp32Model) -> None:
     if record.source_opset != record.opset:
         log.info("%s: opset %d converted to %d", model.source, record.source_opset, record.opset)
     if record.original_dtype:
-        text = "%s: computes in %s; the FP32 network has its weights and computes in float32"
+        text = "%s: computes in %s; the FP32 network has its weights in float32, and computes in it"
         log_once(log, text, model.source, record.original_dtype)
     if model.fold:
         effect = record.preprocessing.describe()

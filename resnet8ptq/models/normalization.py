@@ -348,6 +348,9 @@ def write_paddings(proto: onnx.ModelProto) -> None:
         if not spatial or len(kernel) != len(spatial) or 0 in spatial:
             continue
         is_transposed = node.op_type == "ConvTranspose"
+        sizing = [attribute(node, name, []) for name in ("output_shape", "output_padding")]
+        if is_transposed and any(sizing):
+            continue  # they have a part in the paddings
         ones = [1] * len(spatial)
         strides = attribute(node, "strides", ones)
         dilations = attribute(node, "dilations", ones)
@@ -356,7 +359,8 @@ def write_paddings(proto: onnx.ModelProto) -> None:
         for size, width, stride, dilation in zip(spatial, kernel, strides, dilations, strict=True):
             span = (width - 1) * dilation + 1
             steps = -(-size // stride) - 1
-            total = max(span - stride if is_transposed else steps * stride + span - size, 0)
+            needed = span - stride if is_transposed else steps * stride + span - size
+            total = max(needed, 0)
             small.append(total // 2)
             large.append(total - total // 2)
         pads = [*small, *large] if auto_pad == b"SAME_UPPER" else [*large, *small]

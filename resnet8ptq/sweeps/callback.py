@@ -230,7 +230,10 @@ class RunningSweep:
         if self.sweep.folder not in Path(record.folder).parents:
             return True
         begun = time.time() - (time.monotonic() - self.command_begun_s)
-        ended_ms = Journal.load(Path(record.folder)).end_ms
+        try:
+            ended_ms = Journal.load(Path(record.folder)).end_ms
+        except TrackingError:  # its folder was removed, and the store has the run
+            return True
         return ended_ms is not None and ended_ms < 1000 * begun
 
     def _draw(self, records: "list[RunRecord]", chosen: "list[ModelSelection]") -> None:

@@ -68,6 +68,12 @@ def test_inputs_in_a_tuple_have_the_names_of_the_network(tmp_path):
         find_samples(((X, X[:, :2]), Y), tmp_path)
 
 
+def test_a_batch_of_as_many_samples_as_inputs_holds_inputs(tmp_path):
+    pairs = [((x, x), y) for x, y in zip(X[:2], Y[:2], strict=True)]
+    _, few = find_samples(DataLoader(pairs, batch_size=2), tmp_path, takes=["left", "right"])
+    assert {*few} == {"left", "right", "labels"}
+
+
 def test_a_name_of_labels_may_be_an_input(tmp_path):
     words, _ = find_samples({"x": X, "y": X}, tmp_path, takes=["x", "y"])
     assert "data.inputs={x: input_0, y: input_1}" in words and "data.labels=none" in words

@@ -620,7 +620,7 @@ def test_the_original_runs_in_batches_whose_tensors_all_fit(batch, expected, mon
     run = conversion._run_on(
         np.zeros((4, 1024, 1024), np.float32), onnx.parser.parse_model(text), None
     )
-    run(predict, "running")
+    run(predict)
     assert sizes == expected
 
 

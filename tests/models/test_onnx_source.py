@@ -121,7 +121,7 @@ def test_an_input_that_is_no_tensor_is_refused(refused):
     key = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
     of_dict = helper.make_map_type_proto(TensorProto.INT64, key)
     proto.graph.input.append(helper.make_value_info("dict", of_dict))
-    assert "input 'dict' is a map; expected a tensor" in refused(proto)
+    assert "input 'dict' is of type map; expected a tensor" in refused(proto)
 
 
 def test_a_selection_of_features_is_no_label(refused):

@@ -231,7 +231,8 @@ class _Graph:
 
     def _dequantized(self, node: onnx.NodeProto) -> dict[str, Any]:
         """Return the attributes of `Inner` for the weights and the bias of an integer operator."""
-        names = (*node.input[3:6], *node.input[8:9])
+        biases = [name for name in node.input[8:9] if name in self.constants]
+        names = (*node.input[3:6], *biases)
         levels, scale, zero, *bias = (numpy_helper.to_array(self.constants[n]) for n in names)
         shape = [1] * levels.ndim
         shape[_ON_INTEGERS[node.op_type]] = -1

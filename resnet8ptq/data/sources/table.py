@@ -329,8 +329,8 @@ def _read_csv(path: Path) -> pa.Table:
     block = pyarrow.csv.ReadOptions(block_size=min(path.stat().st_size + 1, 2**31 - 1))
     parsing = pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=True)
     # Texts of digits, such as serial numbers, would lose their first zeros.
-    texts = {name: pa.string() for name in names if name.lower() in columns.TRANSCRIPTS}
-    converting = pyarrow.csv.ConvertOptions(column_types=texts)
+    as_texts = {name: pa.string() for name in names if name.lower() in columns.TRANSCRIPTS}
+    converting = pyarrow.csv.ConvertOptions(column_types=as_texts)
     with pa.OSFile(str(path)) as file:  # Arrow unpacks some files by their names
         return pyarrow.csv.read_csv(file, block, parsing, converting)
 

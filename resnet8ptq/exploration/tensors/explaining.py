@@ -107,8 +107,10 @@ def _find_bias(exact: Array, actual: Array, ours: Array, theirs: Array) -> Layer
     Another bias alone is no fault: a quantizer may correct it for the rounding of the weights. A
     ReLU behind the layer hides the bias where both are zero.
     """
+    if exact.ndim < 2:
+        return None
     axes = [axis for axis in (1, exact.ndim - 1) if exact.shape[axis] == len(ours)]
-    if exact.ndim < 2 or not axes:
+    if not axes:
         return None
     expected = _channels_first(exact, axes[0])
     got = _channels_first(actual, axes[0])

@@ -279,7 +279,7 @@ def _reasons_against(proto: onnx.ModelProto) -> Iterator[str]:
     for value in proto.graph.input:
         kind = value.type.WhichOneof("value")
         if kind not in ("tensor_type", None):
-            yield f"input {value.name!r} is a {kind.removesuffix('_type')}; expected a tensor"
+            yield f"input {value.name!r} is of type {kind.removesuffix('_type')}; expected a tensor"
     for node in nodes:
         known = node.domain == "com.microsoft" and node.op_type in CONTRIBUTED
         known |= node.domain == "ai.onnx.ml" and node.op_type in (SCALER, *LABELLERS)

@@ -24,8 +24,8 @@ FEWEST = 5  # items: all of 4 on one side of a limit is chance once in 16 times
 POWER = 0.8  # at the sample size that a report asks for
 ROUNDING = 1e-9  # a relative spread below this is an error of float64
 KNOWN = 0.99  # of the replicates, at least, have a value
-# Of the losses of 50 items or more: then 5% of the models at the limit pass, in all tasks that were
-# simulated (studies/task_errors.md).
+# Of the losses of 50 items or more: then about 5% of the models at the limit pass, or fewer, in the
+# tasks that were simulated; at most 7%, in 50 pictures by the AP of masks (studies/task_errors.md).
 LEAST_SKEWNESS = 3.0
 COUNTABLE = 10  # replicates beyond 0: with fewer, a tail is too thin to be counted
 PART = SIGNIFICANCE / 2  # on either side of a 95% interval
@@ -142,7 +142,8 @@ class Margin:
 
         Args:
             skewness: of the items, see `correct_skewness`; None: no correction. A sample that
-                lacks the largest losses shows too little, so a pass takes `LEAST_SKEWNESS`.
+                lacks the largest losses shows too little, so a pass takes at least
+                `LEAST_SKEWNESS`.
         """
         if not error > ROUNDING * abs(excess) or items < 2:  # also NaN
             return cls(0.0, math.inf)
