@@ -54,7 +54,10 @@ def list_inputs(model: Any) -> list[str]:
     if is_of(model, "keras", "Model"):
         return [tensor.name for tensor in getattr(model, "inputs", None) or ()]
     if hasattr(model, "SerializeToString"):
-        return [value.name for value in model.graph.input]
+        from resnet8ptq.graph.links import Links, input_names
+
+        constants = Links(model.graph).constants  # some exporters list them as inputs
+        return [name for name in input_names(model.graph) if name not in constants]
     return []
 
 

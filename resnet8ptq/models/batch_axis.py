@@ -37,8 +37,8 @@ _LENGTH = "length"  # name of the axis of any length
 # Nodes that take a target shape or indices, and the input that holds them.
 _SHAPED = {"Reshape": 1, "Expand": 1, "Gather": 1, "GatherND": 1, "Resize": 3}
 _COUNTING = ("NonMaxSuppression", "NonZero", "Compress", "Unique")
-# Random values, and lists of tensors.
-_NO_CONSTANT = re.compile(r"Random\w+|Multinomial|Bernoulli|\w*Sequence\w*")
+RANDOM = re.compile(r"Random\w+|Multinomial|Bernoulli")  # operators that draw their values
+_NO_CONSTANT = re.compile(rf"{RANDOM.pattern}|\w*Sequence\w*")  # nor are lists of tensors
 
 
 def in_batches(predict: Predict, samples: SampleArray, size: int) -> Outputs:

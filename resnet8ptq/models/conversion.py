@@ -133,12 +133,6 @@ def convert(
         raise ModelError(f"{source}: cannot be converted ({one_line(error)})") from None
 
 
-_RANDOM = (  # operators that draw
-    *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
-    *("Bernoulli", "Multinomial"),
-)
-
-
 def _explain(graph: onnx.GraphProto) -> str:
     """Return why a network differs from itself in other batches, and the mend; empty if unknown."""
     for node in graph.node:
@@ -147,7 +141,7 @@ def _explain(graph: onnx.GraphProto) -> str:
                 f"; its BatchNormalization {node.name} is in training mode, where the batch "
                 "changes a sample's outputs; try an export in eval mode"
             )
-        if node.op_type in _RANDOM:
+        if batch_axis.RANDOM.match(node.op_type):
             return (
                 f"; its {node.op_type} {node.name} draws other values each time; try an export "
                 "without it"

@@ -1,6 +1,7 @@
 """A network of a Python call as the file that a run reads."""
 
 import pytest
+from onnx import parser
 
 from resnet8ptq.api.networks import find_network, list_inputs
 from resnet8ptq.core.errors import ModelError
@@ -25,3 +26,13 @@ def test_a_keras_model_with_code_of_the_user_is_refused(tmp_path):
         model = keras.Sequential([keras.Input((4,)), layer])
         with pytest.raises(ModelError, match=r"code of yours .* model\.export\(FOLDER\)"):
             find_network(model, None, {}, tmp_path)
+
+
+def test_constants_among_the_inputs_of_an_onnx_model_are_no_inputs():
+    model = parser.parse_model("""
+        <ir_version: 3, opset_import: ["" : 11]>
+        g (float[2] w = {1, 2}, float[N, 2] x, float[N, 2] y) => (float[N, 2] z) {
+            scaled = Mul(x, w)
+            z = Add(scaled, y)
+        }""")
+    assert list_inputs(model) == ["x", "y"]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from resnet8ptq.backends.contract import NodeTime, Profiler, to_nodes
 from resnet8ptq.backends.onnx import operators, weight_only
 from resnet8ptq.core.records import feed
-from resnet8ptq.graph.session import OPTIMIZED, open_session
+from resnet8ptq.graph.session import OPTIMIZED, open_session, session_inputs
 
 _CONVERSIONS = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "Cast"}
 _KERNEL = "_kernel_time"
@@ -46,8 +46,7 @@ class _Profiler:
     folder: Path
 
     def predict(self, batch: NDArray[Any]) -> Sequence[NDArray[Any]]:
-        names = [value.name for value in self.session.get_inputs()]
-        return list(self.session.run(None, feed(batch, names)))
+        return list(self.session.run(None, feed(batch, session_inputs(self.session))))
 
     def nodes(self, runs: int) -> list[NodeTime]:
         events = json.loads(Path(self.session.end_profiling()).read_text())

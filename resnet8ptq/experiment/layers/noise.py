@@ -17,7 +17,7 @@ from resnet8ptq.core.console import track
 from resnet8ptq.core.records import feed
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph import qdq
-from resnet8ptq.graph.links import Links
+from resnet8ptq.graph.links import Links, input_names
 from resnet8ptq.graph.qdq import RoundedActivation, RoundedWeight
 from resnet8ptq.graph.session import end_at_logits, open_session
 
@@ -141,7 +141,7 @@ def _measurer(
     fp32: onnx.ModelProto, samples: Split, threads: int
 ) -> Callable[[Sequence[NoiseSource]], float]:
     """Return a function from sources to their noise: the outputs' relative squared errors."""
-    names = [value.name for value in fp32.graph.input]
+    names = input_names(fp32.graph)
     batches = list(samples.batches(1))
 
     def run(proto: onnx.ModelProto) -> list[list[Array]]:

@@ -23,7 +23,7 @@ from resnet8ptq.core.records import feed
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.exploration.tensors import alignment
 from resnet8ptq.exploration.tensors.alignment import Fingerprint
-from resnet8ptq.exploration.tensors.explaining import LayerFault, explain
+from resnet8ptq.exploration.tensors.explaining import LayerExplanation, explain
 from resnet8ptq.exploration.tensors.spread import Array, Levels, Noise, Spread
 from resnet8ptq.graph.layers import FUSED, weight_layers
 from resnet8ptq.graph.links import Links, input_names
@@ -113,7 +113,7 @@ class ComparedTensor:
     count: int = 0
     parts: dict[str, Spread] = field(default_factory=dict)
     channels: Array = field(default_factory=lambda: np.empty((4, 0), np.float32))
-    explanation: LayerFault | None = None
+    explanation: LayerExplanation | None = None
 
     @property
     def sqnr_db(self) -> float:

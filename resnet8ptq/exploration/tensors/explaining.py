@@ -24,11 +24,11 @@ OFF = 0.05  # from 1: a factor nearer than this is none
 
 
 @dataclass(frozen=True)
-class LayerFault:
+class LayerExplanation:
     """The kind of a layer's fault, see `step_table`, and the measurement in words.
 
-    The kind is empty where the error is that of rounding. A certain fault is one, however small:
-    the file's constants show it.
+    The kind is empty where the error is that of rounding. A certain fault counts, however small
+    its cost: the file's constants show it.
     """
 
     kind: str
@@ -42,7 +42,7 @@ def explain(
     levels: Levels | None,
     weights: tuple[Array, Array] | None = None,
     biases: tuple[Array, Array] | None = None,
-) -> LayerFault:
+) -> LayerExplanation:
     """Return the explanation of a layer's error.
 
     Args:
@@ -53,9 +53,11 @@ def explain(
         biases: the layer's biases [channels] in FP32 and in the file; None: not known.
     """
     if np.isfinite(exact).all() and not np.isfinite(actual).all():
-        return LayerFault(step_table.UNEXPLAINED, "its values in the file are NaN or infinite")
+        return LayerExplanation(
+            step_table.UNEXPLAINED, "its values in the file are NaN or infinite"
+        )
     if not power(actual - exact):
-        return LayerFault("", "equal")
+        return LayerExplanation("", "equal")
     weights_db = np.inf
     if weights is not None:
         ours = _flatten(weights[0])
@@ -67,8 +69,8 @@ def explain(
             cause = cause or _find_order(ours, theirs, FEW_WEIGHTS)
             cause = cause or _find_change(exact, actual)  # square weights may be matched transposed
             if cause is None:
-                return LayerFault(step_table.WRONG_WEIGHTS, words)
-            return LayerFault(cause.kind, f"{words}: {cause.words}")
+                return LayerExplanation(step_table.WRONG_WEIGHTS, words)
+            return LayerExplanation(cause.kind, f"{words}: {cause.words}")
     if biases is not None:
         bias = _find_bias(exact, actual, *biases)
         if bias is not None:
@@ -86,10 +88,10 @@ def explain(
         )
     else:
         words = "its weights, or its operator: no single scale, bias or range explains it"
-    return LayerFault(step_table.UNEXPLAINED, words)
+    return LayerExplanation(step_table.UNEXPLAINED, words)
 
 
-def _find_change(exact: Array, actual: Array) -> LayerFault | None:
+def _find_change(exact: Array, actual: Array) -> LayerExplanation | None:
     """Return a simple change of the channels, of a convolution or of a product."""
     for axis in dict.fromkeys((1, exact.ndim - 1)):
         expected = _channels_first(exact, axis)
@@ -101,7 +103,7 @@ def _find_change(exact: Array, actual: Array) -> LayerFault | None:
     return None
 
 
-def _find_bias(exact: Array, actual: Array, ours: Array, theirs: Array) -> LayerFault | None:
+def _find_bias(exact: Array, actual: Array, ours: Array, theirs: Array) -> LayerExplanation | None:
     """Return an explanation if FP32's bias would remove most of the noise.
 
     Another bias alone is no fault: a quantizer may correct it for the rounding of the weights. A
@@ -130,10 +132,10 @@ def _find_bias(exact: Array, actual: Array, ours: Array, theirs: Array) -> Layer
     )
     left_db = to_db(power(signal), power(left))
     words = f"its bias differs from FP32's, which would leave {left_db:.1f} dB: channel {listed}"
-    return LayerFault(step_table.WRONG_BIAS, words, certain=True)
+    return LayerExplanation(step_table.WRONG_BIAS, words, certain=True)
 
 
-def _find_rounding(exact: Array, actual: Array, levels: Levels) -> LayerFault | None:
+def _find_rounding(exact: Array, actual: Array, levels: Levels) -> LayerExplanation | None:
     """Return an explanation if the levels, by ends or step, explain most of the error."""
     rounded = levels.round(exact)
     if power(actual - rounded) >= power(actual - exact) / 2:
@@ -141,8 +143,8 @@ def _find_rounding(exact: Array, actual: Array, levels: Levels) -> LayerFault | 
     cut = power(np.clip(exact, levels.low, levels.high) - exact)
     if cut > power(rounded - exact) / 2:
         words = f"its range in the file, {levels}, cuts values of {exact.min():.4g} to "
-        return LayerFault(step_table.CLIPPED, f"{words}{exact.max():.4g}")
-    return LayerFault("", f"rounding to its levels, {levels.step:.3g} apart")
+        return LayerExplanation(step_table.CLIPPED, f"{words}{exact.max():.4g}")
+    return LayerExplanation("", f"rounding to its levels, {levels.step:.3g} apart")
 
 
 def _flatten(weights: Array) -> Matrix:
@@ -157,13 +159,13 @@ def _channels_first(values: Array, axis: int) -> Matrix:
     return np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1).astype(np.float64)
 
 
-def _find_factor(exact: Matrix, actual: Matrix, few: int = FEW) -> LayerFault | None:
+def _find_factor(exact: Matrix, actual: Matrix, few: int = FEW) -> LayerExplanation | None:
     """Return an explanation if the values are FP32's times one factor, or one for each channel."""
     noise = np.square(actual - exact).sum()
     whole = (exact * actual).sum() / max(np.square(exact).sum(), np.finfo(float).tiny)
     if abs(whole - 1) > OFF and np.square(actual - whole * exact).sum() < LEFT * noise:
         words = f"its values are {whole:.3g} times those of FP32: a scale"
-        return LayerFault(step_table.WRONG_SCALE, words)
+        return LayerExplanation(step_table.WRONG_SCALE, words)
     squares = np.maximum(np.square(exact).sum(axis=1), np.finfo(float).tiny)
     factors = (exact * actual).sum(axis=1) / squares
     left = np.square(actual - factors[:, np.newaxis] * exact).sum()
@@ -171,10 +173,10 @@ def _find_factor(exact: Matrix, actual: Matrix, few: int = FEW) -> LayerFault | 
         return None
     wrong = _worst_channels(exact, actual)
     listed = ", ".join(f"{channel} ({factors[channel]:.3g} times)" for channel in wrong)
-    return LayerFault(step_table.WRONG_SCALE, f"a scale of its channels is wrong: {listed}")
+    return LayerExplanation(step_table.WRONG_SCALE, f"a scale of its channels is wrong: {listed}")
 
 
-def _find_shift(exact: Matrix, actual: Matrix) -> LayerFault | None:
+def _find_shift(exact: Matrix, actual: Matrix) -> LayerExplanation | None:
     """Return an explanation if the values differ by one constant in each channel.
 
     A ReLU behind the layer hides the constant where both are zero.
@@ -189,10 +191,10 @@ def _find_shift(exact: Matrix, actual: Matrix) -> LayerFault | None:
     wrong = _worst_channels(exact, actual)
     listed = ", ".join(f"{channel} ({shifts[channel]:+.3g})" for channel in wrong)
     words = f"its channels differ by a constant, as of a wrong bias: {listed}"
-    return LayerFault(step_table.WRONG_BIAS, words)
+    return LayerExplanation(step_table.WRONG_BIAS, words)
 
 
-def _find_order(exact: Matrix, actual: Matrix, few: int = FEW) -> LayerFault | None:
+def _find_order(exact: Matrix, actual: Matrix, few: int = FEW) -> LayerExplanation | None:
     """Return an explanation if the channels are those of FP32 in another order."""
     channels = len(exact)
     if not 2 <= channels <= 4096 or exact.shape[1] < few:
@@ -206,7 +208,7 @@ def _find_order(exact: Matrix, actual: Matrix, few: int = FEW) -> LayerFault | N
     if np.square(actual[order] - exact).sum() >= LEFT * noise:
         return None
     words = f"its channels are in another order: {order[:NAMED].tolist()} ..."
-    return LayerFault(step_table.CHANNEL_ORDER, words)
+    return LayerExplanation(step_table.CHANNEL_ORDER, words)
 
 
 def _worst_channels(exact: Matrix, actual: Matrix) -> list[int]:
