@@ -48,16 +48,15 @@ def main() -> int:
 
 
 def _chosen(arguments: argparse.Namespace) -> list[str]:
-    return arguments.sections or [*(results.SECTIONS if arguments.all else results.QUICK)]
+    return arguments.sections or [*results.SECTIONS]
 
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     names = list(results.SECTIONS)
-    parser.add_argument("sections", nargs="*", metavar="section", help=", ".join(names))
-    quick = ", ".join(results.QUICK)
-    parser.add_argument("--all", action="store_true", help=f"every section; default: {quick}")
+    sections = f"{', '.join(names)}; default: all"
+    parser.add_argument("sections", nargs="*", metavar="section", help=sections)
     parser.add_argument("--rounds", type=int, default=3, help="runs of each side (default: 3)")
     parser.add_argument(
         "--skip", nargs="*", choices=names, default=[], help="sections to leave out"

@@ -2,10 +2,11 @@
 
     python -m benchmarks.bare MODEL.onnx --grid 24
 
-MODEL.onnx is the converted FP32 network, $CIFAR10_DIR the folder of CIFAR-10's batches. Each
-configuration is calibrated, quantized, written, loaded from its file, and run on all test images;
-nothing is tracked, compared or drawn. Prints a line of JSON for each configuration: accuracy, and
-the seconds that quantizing (with calibration, writing and loading) and evaluating took.
+MODEL.onnx is the converted FP32 network, or MODEL.h5 the Keras file, which tf2onnx converts first.
+$CIFAR10_DIR is the folder of CIFAR-10's batches. Each configuration is calibrated, quantized,
+written, loaded from its file, and run on all test images; nothing is tracked, compared or drawn.
+Prints a line of JSON for each configuration: accuracy, and the seconds that quantizing (with
+calibration, writing and loading) and evaluating took.
 
 Imports nothing of this project but the way around torchvision's missing ops in `resnet8ptq`, so
 that the project neither slows nor helps it.
@@ -212,6 +213,19 @@ class Torch:
         return partial(run_module, self.module)
 
 
+def convert(source: Path, path: Path) -> None:
+    """Write a Keras file's network as ONNX, by tf2onnx alone."""
+    import keras
+    import tensorflow
+    import tf2onnx
+
+    model = keras.models.load_model(source, compile=False)
+    (tensor,) = model.inputs
+    signature = [tensorflow.TensorSpec(tensor.shape, tensor.dtype, "input")]
+    forward = tensorflow.function(partial(model, training=False), input_signature=signature)
+    tf2onnx.convert.from_function(forward, signature, opset=13, output_path=str(path))
+
+
 def load(path: Path, threads: int = THREADS) -> Predict:
     """Load an ONNX or a TorchScript file."""
     if path.suffix == ".pt":
@@ -244,12 +258,16 @@ def main() -> None:
     data = Path(os.environ["CIFAR10_DIR"])
     calibration = draw_calibration(*read_images(data, [f"data_batch_{n}" for n in range(1, 6)]))
     images, labels = read_images(data, ["test_batch"])
-    frameworks: dict[str, Onnx | Torch] = {
-        "onnx": Onnx(options.model, options),
-        "torch": Torch(options.model, options),
-    }
-    fp32 = [Configuration(name, "fp32") for name in frameworks]
     with tempfile.TemporaryDirectory() as scratch:
+        model = options.model
+        if model.suffix == ".h5":
+            model = Path(scratch, "fp32.onnx")
+            convert(options.model, model)
+        frameworks: dict[str, Onnx | Torch] = {
+            "onnx": Onnx(model, options),
+            "torch": Torch(model, options),
+        }
+        fp32 = [Configuration(name, "fp32") for name in frameworks]
         for number, config in enumerate([*fp32, *GRIDS[options.grid]]):
             framework = frameworks[config.backend]
             folder = Path(scratch, str(number))
@@ -269,7 +287,7 @@ def main() -> None:
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="the bare library loop")
-    parser.add_argument("model", type=Path, help="the converted FP32 network")
+    parser.add_argument("model", type=Path, help="the FP32 network: ONNX, or Keras (.h5)")
     parser.add_argument("--grid", type=int, choices=GRIDS, default=4, help="combinations")
     parser.add_argument(
         "--torch-observer",

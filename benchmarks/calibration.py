@@ -16,12 +16,15 @@ from numpy.typing import NDArray
 
 from benchmarks import process
 from benchmarks.setting import Record, Setting
-from benchmarks.tables import usage_table
+from benchmarks.tables import Row, usage_table, walls
 
 PICTURES = 500
 METHODS = ("minmax", "moving_average", "percentile", "mse", "entropy")
 # Of ONNX Runtime; the words are those of its `CalibrationMethod`.
 BARE = {f"ONNX Runtime, {name}": name for name in ("MinMax", "Percentile", "Entropy")}
+
+
+MINMAX = "ONNX Runtime, MinMax"
 
 
 def is_available() -> bool:
@@ -43,6 +46,16 @@ def measure(setting: Setting) -> Record:
         }
 
     return {"pictures": PICTURES, "usages": setting.call_in_turns(sides)}
+
+
+def summarize(record: Record) -> list[Row]:
+    """Return the lines of the first table."""
+    seconds = {name: walls(usages) for name, usages in record["usages"].items()}
+    name = "ranges of EfficientNet-lite0, 500 pictures"
+    return [
+        Row(f"{name}: minmax", seconds["minmax"], seconds[MINMAX], MINMAX),
+        Row(f"{name}: percentile", seconds["percentile"], seconds["minmax"], "our minmax"),
+    ]
 
 
 def render(record: Record) -> str:

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import calibration, equality, sweeps
+from benchmarks import calibration, commands, equality, sweeps
 from benchmarks.setting import REPO, Record, Setting
+from benchmarks.tables import Row, table
 
 FOLDER = REPO / "benchmarks"
 JSON_FILE = "results.json"
@@ -18,25 +19,35 @@ MARKDOWN_FILE = "RESULTS.md"
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the benchmark: its measurement and its text."""
+    """A part of the benchmark.
+
+    Attributes:
+        parts: the text from what was measured, by its heading.
+        summarize: returns the lines of the first table.
+    """
 
     measure: Callable[[Setting], Record]
-    parts: dict[str, Callable[[Record], str]]  # heading -> text from what was measured
+    parts: dict[str, Callable[[Record], str]]
+    summarize: Callable[[Record], list[Row]] = lambda record: []
 
 
 SECTIONS = {
-    "sweep4": Section(sweeps.measure_sweep4, {"A sweep of 4": sweeps.render_sweep4}),
+    "sweep4": Section(
+        sweeps.measure_sweep4, {"A sweep of 4": sweeps.render_sweep4}, sweeps.summarize_sweep4
+    ),
     "sweep24": Section(
         sweeps.measure_sweep24,
         {"A sweep of 24": sweeps.render_sweep24, "One more configuration": sweeps.render_added},
+        sweeps.summarize_sweep24,
     ),
+    "commands": Section(commands.measure, {"Commands": commands.render}, commands.summarize),
     "calibration": Section(
-        calibration.measure, {"Calibrating a network of real size": calibration.render}
+        calibration.measure,
+        {"Calibrating a network of real size": calibration.render},
+        calibration.summarize,
     ),
     "equality": Section(equality.measure, {"Same results": equality.render}),
 }
-
-QUICK = ("sweep4",)  # without `--all`: a few minutes each
 
 
 def load(folder: Path = FOLDER) -> Record:
@@ -83,7 +94,9 @@ def render(results: Record) -> str:
         "configurations in one plain script, on all cores, without tracking, comparisons and "
         "figures. Both sides run in turns, each in a new process. A cell has the median of all "
         "rounds, with the smallest and the largest value in brackets. Ratios are taken round by "
-        "round.",
+        "round, and both sides do the same work unless the row says otherwise. Earlier figures: "
+        "[studies/cost.md](../studies/cost.md).",
+        _summary(results),
         *_machines(results),
         _loads(results),
     ]
@@ -91,6 +104,19 @@ def render(results: Record) -> str:
         for heading, text in section.parts.items() if name in results else ():
             parts += [f"## {heading}", text(results[name])]
     return "\n\n".join(parts) + "\n"
+
+
+def _summary(results: Record) -> str:
+    """Return the first table: one line for each promise, with date and machine."""
+    rows = []
+    for name, section in SECTIONS.items():
+        if name in results:
+            measured = results[name]["measured"]
+            machine = f"{measured['cpu']}, {_count(measured['cores'], 'core')}"
+            where = [_count(measured["rounds"], "round"), measured["date"][:10], machine]
+            rows += [[*row.cells(), *where] for row in section.summarize(results[name])]
+    header = ["", "ours s", "beside", "theirs s", "ratio", "measured", "date", "machine"]
+    return table(header, rows)
 
 
 def _machines(results: Record) -> list[str]:

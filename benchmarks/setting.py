@@ -126,9 +126,20 @@ class Setting:
         """Call run.py where a sweep of all 24 has run before: it evaluates no file."""
         return self.run(*self.swept, *overrides)
 
+    def run_empty(self, *overrides: str) -> Record:
+        """Call run.py in an empty folder, with an empty cache."""
+        return self.run(self.fresh(), self.fresh() / "cache", *overrides)
+
     def run_bare(self, *args: str) -> Record:
-        """Run the bare loop; return its usage and its runs."""
-        command = self.module("bare", self.model, *args)
+        """Run the bare loop on the converted network; return its usage and its runs."""
+        return self._run_bare(self.model, *args)
+
+    def run_bare_empty(self) -> Record:
+        """Run the bare loop on the Keras file, which it converts; return its usage and its runs."""
+        return self._run_bare(Path(os.environ["RESNET8_H5"]))
+
+    def _run_bare(self, model: Path, *args: str) -> Record:
+        command = self.module("bare", model, *args)
         done = process.run(command, self.fresh(), self.environment())
         lines = [json.loads(line) for line in done.out.splitlines()]
         return {"usage": asdict(done.usage), "runs": lines}

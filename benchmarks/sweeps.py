@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from benchmarks.setting import FOUR, GRID, NO_LATENCY, Record, Setting
-from benchmarks.tables import ratios, spread, table, usage_table
+from benchmarks.tables import Row, ratios, spread, table, usage_table
 
 BARE = "bare"
 FASTEST = "bare_shared"
@@ -37,6 +37,11 @@ SWEEP4 = {
         "run.py -m, latency.enabled=false", lambda s: s.run_warm(*FOUR, NO_LATENCY)
     ),
     "again": Contender("run.py -m, repeated", lambda s: s.run_again(*FOUR)),
+    "bare_empty": Contender("bare loop, with the conversion", lambda s: s.run_bare_empty()),
+    "empty": Contender("run.py -m, empty cache", lambda s: s.run_empty(*FOUR)),
+    "empty_no_latency": Contender(
+        "run.py -m, empty cache, latency.enabled=false", lambda s: s.run_empty(*FOUR, NO_LATENCY)
+    ),
 }
 SWEEP24 = {
     FASTEST: Contender(
@@ -101,13 +106,46 @@ def values(record: Record, name: str, key: str = "wall_s") -> list[float]:
     return [sample["usage"][key] for sample in record["samples"][name]]
 
 
+def summarize_sweep4(record: Record) -> list[Row]:
+    """Return the lines of the first table."""
+    bare = values(record, BARE)
+    by_hand = values(record, "bare_empty")
+    return [
+        Row("sweep of 4", values(record, "ours_no_latency"), bare, "bare loop"),
+        Row("sweep of 4, and latency", values(record, "ours"), bare, "bare loop without latency"),
+        Row("sweep of 4, again", values(record, "again")),
+        Row(
+            "sweep of 4, from the Keras file and an empty cache",
+            values(record, "empty_no_latency"),
+            by_hand,
+            "bare loop with tf2onnx",
+        ),
+    ]
+
+
+def summarize_sweep24(record: Record) -> list[Row]:
+    """Return the lines of the first table."""
+    fastest = values(record, FASTEST)
+    beside = "fastest bare loop"
+    return [
+        Row("grid of 24", values(record, "warm_no_latency"), fastest, beside),
+        Row(
+            "grid of 24, and latency", values(record, "warm"), fastest, f"{beside} without latency"
+        ),
+        Row("grid of 24, no statistics cached", values(record, "cold_no_latency"), fastest, beside),
+        Row("grid of 24, again", values(record, "again")),
+    ]
+
+
 def render_sweep4(record: Record) -> str:
     """Return the section in Markdown."""
     return "\n\n".join(
         [
             "`run.py -m backend=onnx,torch dtype=int8,uint8`: three configurations, and a fourth "
-            "that torch does not support. Warm: the cache holds all that jobs share. Repeated: it "
-            "also holds the outputs of the same files, so that none is evaluated again.",
+            "that torch does not support. Without further words, the cache holds all that jobs "
+            "share, and every file is evaluated. Repeated: it also holds the outputs of the same "
+            "files, so that none is evaluated again. The conversion of the bare loop is tf2onnx's "
+            "own function; ours also compares the converted network with the original.",
             _usage_table(record, SWEEP4, BARE),
             _accuracy_line(record, "ours"),
         ]

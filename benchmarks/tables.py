@@ -2,7 +2,35 @@
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the first table: seconds of each round, ours and those beside it.
+
+    Attributes:
+        theirs: empty if there is nothing to compare with.
+        beside: the name of the other side.
+    """
+
+    name: str
+    ours: Sequence[float]
+    theirs: Sequence[float] = ()
+    beside: str = ""
+
+    def cells(self) -> list[str]:
+        """Return the name, our seconds, the other side with its seconds, and the ratio."""
+        if not self.theirs:
+            return [self.name, spread(self.ours), "", "", ""]
+        ratio = spread(ratios(self.ours, self.theirs))
+        return [self.name, spread(self.ours), self.beside, spread(self.theirs), ratio]
+
+
+def walls(usages: Iterable[Mapping[str, Any]]) -> list[float]:
+    """Return the wall seconds of each round."""
+    return [usage["wall_s"] for usage in usages]
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -36,12 +64,12 @@ def usage_table(usages: Mapping[str, Sequence[Mapping[str, Any]]], bases: Mappin
         usages: `process.Usage` of each round, as dicts, by contender.
         bases: some of them, with the words for the head of a column.
     """
-    walls = {name: [usage["wall_s"] for usage in rounds] for name, rounds in usages.items()}
+    seconds = {name: walls(rounds) for name, rounds in usages.items()}
     rows = []
     for name, rounds in usages.items():
         cpu = [usage["user_s"] + usage["sys_s"] for usage in rounds]
         peak = megabytes(max(usage["max_rss_bytes"] for usage in rounds))
-        against = ["" if name == b else spread(ratios(walls[name], walls[b])) for b in bases]
-        rows.append([name, spread(walls[name], 1), spread(cpu, 1), peak, *against])
+        against = ["" if name == b else spread(ratios(seconds[name], seconds[b])) for b in bases]
+        rows.append([name, spread(seconds[name], 1), spread(cpu, 1), peak, *against])
     heads = [f"to {words}" for words in bases.values()]
     return table(["", "wall s", "CPU s", "peak MB", *heads], rows)

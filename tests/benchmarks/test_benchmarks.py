@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import bare, equality, process, results, setting, sweeps
+from benchmarks import bare, commands, equality, process, results, setting, sweeps
 from benchmarks.__main__ import main
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
@@ -142,10 +142,13 @@ def recorded() -> dict[str, Any]:
         name: [sample(walls.get(name, 30.0) + n, parts.get(name, cells)) for n in range(2)]
         for name in sweeps.SWEEP24
     }
+    usage = sample(0.5, [])["usage"]
+    called = {name: [usage] * 2 for name in (*commands.COMMANDS, *commands.IMPORTS)}
     four = [cell for cell in cells if cell["calib"] == "minmax" and not cell["per_channel"]]
     result: dict[str, Any] = {
         "sweep4": {"samples": {name: [sample(8.0, four)] * 2 for name in sweeps.SWEEP4}},
         "sweep24": {"samples": grid},
+        "commands": {"usages": called},
         "equality": {"runs": [{**cell, "equal": True} for cell in cells]},
     }
     measured = {
@@ -166,6 +169,18 @@ def test_page_is_made_from_the_measurements(tmp_path):
     assert "| 6 to 12: per channel, both frameworks | 1.00 (1.00 to 1.00) | 1.00" in page
     assert "| 12 to 18: uint8, ONNX Runtime | 1.50 (1.50 to 1.50) | 1.00" in page
     assert "Predictions of 18 of 18 configurations" in page
+
+
+def test_page_begins_with_one_table_of_every_promise(tmp_path):
+    summary = results.render(recorded()).split("\n\n")[2]
+    rows = [line.strip("| ").split(" | ") for line in summary.splitlines()[2:]]
+    names = [row[0] for row in rows]
+    assert {"sweep of 4", "grid of 24", "verdict", "run.py --help"} <= set(names)
+    grid = rows[names.index("grid of 24")]
+    ours, beside, theirs, ratio, *measured = grid[1:]
+    assert (ours, beside) == ("30.50 (30.00 to 31.00)", "fastest bare loop")
+    assert (theirs, ratio) == (ours, "1.00 (1.00 to 1.00)")
+    assert measured == ["2 rounds", "2026-01-02", "A CPU, 2 cores"]
 
 
 def test_page_says_what_differs(tmp_path):

@@ -1,0 +1,62 @@
+"""The commands that people wait for, each in a process of its own."""
+
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from benchmarks import process
+from benchmarks.setting import REPO, Record, Setting
+from benchmarks.tables import Row, usage_table, walls
+
+RUN = ("run.py", "backend=onnx", "dtype=int8", "latency.enabled=false")
+COMMANDS = {
+    "run.py --help": ("run.py", "--help"),
+    "a run, repeated": RUN,
+    "verdict": ("-m", "resnet8ptq", "verdict"),
+    "verdict folder=runs/...": ("-m", "resnet8ptq", "verdict"),
+    "advise": ("-m", "resnet8ptq", "advise"),
+}
+IMPORTS = {
+    "import mlflow": "import mlflow; mlflow.MlflowClient",
+    "import onnxruntime": "import onnxruntime",
+}
+
+
+def measure(setting: Setting) -> Record:
+    """Call each command in turns, where a sweep of 24 has filled the cache and the store."""
+    folder, cache = setting.swept
+    environment = setting.environment(cache)
+
+    def sides() -> Mapping[str, Callable[[], process.Finished]]:
+        calls = {}
+        for name, (program, *words) in COMMANDS.items():
+            if "folder=" in name:
+                words.append(f"folder={_newest_run(folder)}")
+            path = str(REPO / program) if program == "run.py" else program
+            command = [sys.executable, path, *words]
+            calls[name] = partial(process.run, command, folder, environment)
+        for name, code in IMPORTS.items():
+            calls[name] = partial(process.run, [sys.executable, "-c", code], folder, environment)
+        return calls
+
+    return {"usages": setting.call_in_turns(sides)}
+
+
+def _newest_run(folder: Path) -> Path:
+    results = (folder / "runs").rglob("result.json")
+    return max(results, key=lambda path: path.stat().st_mtime).parent
+
+
+def summarize(record: Record) -> list[Row]:
+    """Return the lines of the first table."""
+    return [Row(name, walls(record["usages"][name])) for name in COMMANDS]
+
+
+def render(record: Record) -> str:
+    """Return the section in Markdown."""
+    words = (
+        "Each in a new process, where a sweep of 24 has filled the cache and the store. Without "
+        "`folder=`, `verdict` asks MLflow for the newest run."
+    )
+    return f"{words}\n\n{usage_table(record['usages'], {})}"
