@@ -89,7 +89,7 @@ def _call_hydra(typed: Sequence[str]) -> None:
         config_path=str(conf),
         config_name="config",
     )
-    begun = ongoing.find()
+    begun = ongoing.find_ongoing()
     if begun is not None and begun.run is not None:  # the callback closes a sweep
         begun.run.close()
 
@@ -100,7 +100,7 @@ def run_job(cfg: DictConfig) -> Any:
     importing.allow(Path(hydra.runtime.cwd))  # a launcher may start the job in another folder
     folder = Path(hydra.runtime.output_dir)
     if hydra.mode == RunMode.RUN:
-        begun = ongoing.find()
+        begun = ongoing.find_ongoing()
         assert begun is not None  # a single run has no other process
         with command.aborting(Exception):
             asked = loading.type_composed(cfg)

@@ -82,7 +82,7 @@ def main(words: list[str]) -> None:
         with waiting("Replacing the run's result"):
             _replace_result(store, run, scored, result)
     selections = lookup.find(store, record.run_id, None).select({})
-    run_pages.write(store, selections)
+    run_pages.log_run_pages(store, selections)
     for selected in selections:
         cells = [cell for cell in selected.family.cells if cell.record.run_id == record.run_id]
         if cells:
@@ -194,7 +194,7 @@ def _replace_result(store: Store, run: SourceRun, scored: Scored, result: RunRes
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         outputs.write_scores(folder, run.config, measurement, scored.samples)
-        details.write(folder, journal)
+        details.write_result(folder, journal)
         upload.log_files(store, record.run_id, folder.iterdir())
         if own is not None:
             for path in folder.iterdir():

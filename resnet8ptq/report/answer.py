@@ -13,6 +13,7 @@ from resnet8ptq.report.recommend import (
     RECOMMENDED,
     ModelSelection,
     Recommendation,
+    find_recommendation,
 )
 from resnet8ptq.report.rule import SAME_SIZE
 from resnet8ptq.report.table import VOID, say_size
@@ -70,16 +71,11 @@ def explain(selected: ModelSelection) -> list[Explanation]:
 
 def _explain(selected: ModelSelection, choices: Sequence[Recommendation]) -> Explanation:
     first = choices[0]
-    uses = tuple(choice.title for choice in choices)
     label = first.label
     cell = first.choice
-    if cell is None:  # FP32 itself is the fastest
-        reasons = [choice.because for choice in choices]
-        times = tuple(reason.partition("; ")[0] for reason in reasons)
-        verdict = "FP32 itself: no quantized model within the limit is faster."
-        return Explanation(
-            uses, label, headline=f"Keep {label}", outcome="", verdict=verdict, facts=times
-        )
+    if cell is None:
+        return _explain_fp32(label, choices)
+    titles = [choice.title for choice in choices]
 
     # The headline gives the advice, other uses none
     headline = f"Do not deploy {label}"
@@ -89,7 +85,7 @@ def _explain(selected: ModelSelection, choices: Sequence[Recommendation]) -> Exp
     if chosen is not None:
         headline = f"{_ADVICE[chosen.advice].format(label)}: {chosen.reason}"
         if chosen.advice == "keep":  # FP32 is recommended, and not this model
-            uses = uses[1:] or ("quantized",)
+            titles = titles[1:] or ["quantized"]
         if chosen.nothing_faster:
             untried = find_untried(selected.family.records)
             machine = cell.record.measured_on or "this CPU"
@@ -100,7 +96,7 @@ def _explain(selected: ModelSelection, choices: Sequence[Recommendation]) -> Exp
     if any(choice.use == BEST for choice in choices):
         note = say_chance(selected, cell) + say_balanced(selected, cell)
     return Explanation(
-        uses=uses,
+        uses=tuple(titles),
         label=label,
         headline=headline,
         outcome=cell.record.verdict or "",
@@ -110,6 +106,24 @@ def _explain(selected: ModelSelection, choices: Sequence[Recommendation]) -> Exp
         note=note.strip(),
         hint=hint,
         untried=untried,
+    )
+
+
+def _explain_fp32(label: str, choices: Sequence[Recommendation]) -> Explanation:
+    """Return the answer for the uses in which FP32 itself is the fastest."""
+    titles = []
+    times = []
+    for choice in choices:
+        titles.append(choice.title)
+        time, _, _ = choice.because.partition("; ")
+        times.append(time)
+    return Explanation(
+        uses=tuple(titles),
+        label=label,
+        headline=f"Keep {label}",
+        outcome="",
+        verdict="FP32 itself: no quantized model within the limit is faster.",
+        facts=tuple(times),
     )
 
 
@@ -170,11 +184,12 @@ def say_chance(selected: ModelSelection, best: Cell) -> str:
 
 def say_balanced(selected: ModelSelection, best: Cell) -> str:
     """Return a sentence on the balanced model; empty if it is not smaller than the best."""
-    balanced = next((r for r in selected.recommendations if r.use == BALANCED), None)
+    balanced = find_recommendation(BALANCED, selected.recommendations)
     if balanced is None or balanced.choice is None:
         return ""
-    sizes = [cell.record.size_bytes or math.inf for cell in (balanced.choice, best)]
-    if sizes[0] * (1 + SAME_SIZE) >= sizes[1]:
+    balanced_bytes = balanced.choice.record.size_bytes or math.inf
+    best_bytes = best.record.size_bytes or math.inf
+    if balanced_bytes * (1 + SAME_SIZE) >= best_bytes:
         return ""
     return f" {balanced.label} is smaller, and {balanced.equals_mean}."
 
@@ -207,5 +222,7 @@ def say_facts(record: RunRecord) -> tuple[str, ...]:
 def _say_speed(record: RunRecord) -> str:
     if record.latency_ms is None:
         return ""
-    times = "" if record.speedup is None else f", {record.speedup:.2f} times as fast as FP32"
-    return f"{record.latency_ms:.3f} ms{times}"
+    text = f"{record.latency_ms:.3f} ms"
+    if record.speedup is not None:
+        text += f", {record.speedup:.2f} times as fast as FP32"
+    return text

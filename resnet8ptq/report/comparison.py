@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -140,18 +140,44 @@ class Family:
     def class_names(self) -> tuple[str, ...]:
         """Class names in the order of the labels; empty if no run has logged its loss by class."""
         names = self.task.class_names
-        keys = {f"class/{name}/drop" for name in metric_names(names)}
-        logged = any(not keys.isdisjoint(cell.record.metrics) for cell in self.cells)
-        return names if logged else ()
+        keys = set(_loss_keys(names))
+        for cell in self.cells:
+            if not keys.isdisjoint(cell.record.metrics):
+                return names
+        return ()
 
     def class_deltas(self, cell: Cell) -> list[float]:
         """Return a cell's accuracy minus FP32's on each class; NaN if it was not measured."""
-        return [-cell.metric(f"class/{name}/drop") for name in metric_names(self.class_names)]
+        return [-cell.metric(key) for key in _loss_keys(self.class_names)]
 
 
-def records_of(cells: Iterable[Cell]) -> list[RunRecord]:
-    """Return the records of cells, in their order."""
-    return [cell.record for cell in cells]
+def _loss_keys(class_names: Sequence[str]) -> list[str]:
+    """Return the key of the metric with the loss of each class."""
+    return [f"class/{name}/drop" for name in metric_names(class_names)]
+
+
+class _WithRecord(Protocol):
+    @property
+    def record(self) -> RunRecord:
+        """The run."""
+
+
+def records_of(items: Iterable[_WithRecord]) -> list[RunRecord]:
+    """Return the records of cells, or of rows of a table, in their order."""
+    return [item.record for item in items]
+
+
+def all_records(families: Iterable[Family]) -> list[RunRecord]:
+    """Return the records of all families, in their order."""
+    records: list[RunRecord] = []
+    for family in families:
+        records += family.records
+    return records
+
+
+def with_verdict(cells: Iterable[Cell], outcome: str) -> list[Cell]:
+    """Return the cells with this outcome, one of `verdicts.OUTCOMES`, in their order."""
+    return [cell for cell in cells if cell.record.verdict == outcome]
 
 
 def by_run_id(cells: Iterable[Cell]) -> dict[str, Cell]:
@@ -217,7 +243,9 @@ def _add_earlier(store: Store, family: Family) -> Family:
         if earlier is None or earlier.samples is None:
             return replace(family, earlier_runs=earlier_runs)
         seen |= np.isin(ids, earlier.samples)
-    added = ~seen if seen.any() and not seen.all() else None
+    added = None
+    if seen.any() and not seen.all():
+        added = ~seen
     return replace(family, earlier_runs=earlier_runs, added=added)
 
 
@@ -243,8 +271,10 @@ def _read_earlier(store: Store, record: RunRecord) -> Paired | None:
 
 def _largest_of_each(records: Sequence[RunRecord]) -> list[RunRecord]:
     """Return the run with the most scored samples of each test set, since runs may stop early."""
-    ordered = sorted(records, key=lambda record: record.metrics.get(metrics.SAMPLES, 0))
-    return list({record.samples_digest: record for record in ordered}.values())
+    largest: dict[str, RunRecord] = {}
+    for record in sorted(records, key=lambda record: record.metrics.get(metrics.SAMPLES, 0)):
+        largest[record.samples_digest] = record
+    return list(largest.values())
 
 
 def _load_family(store: Store, records: Sequence[RunRecord]) -> Family:
@@ -307,8 +337,11 @@ def _read_predictions(test: PairedTest, path: Path, kept: dict[bytes, Array]) ->
         unpacked_bytes = sum(info.file_size for info in archive.infolist())
         if unpacked_bytes > MAX_BYTES:
             raise ValueError(f"it unpacks to more than {MAX_BYTES} bytes")
+    shared = {}
     with np.load(path, allow_pickle=False) as arrays:
-        return read_pair(test, {name: _keep(arrays[name], kept) for name in arrays})
+        for name in arrays:
+            shared[name] = _keep(arrays[name], kept)
+        return read_pair(test, shared)
 
 
 def _keep(array: Array, kept: dict[bytes, Array]) -> Array:
@@ -342,7 +375,9 @@ def compare(cells: Sequence[Cell]) -> Family:
     worse = {}
     for cell, p_values in zip(measured, class_p, strict=True):
         worse[id(cell)] = _find_worse(names, p_values, family.class_deltas(cell))
-    tested = [replace(cell, worse_classes=worse.get(id(cell), ())) for cell in cells]
+    tested = []
+    for cell in cells:
+        tested.append(replace(cell, worse_classes=worse.get(id(cell), ())))
     return Family(tuple(tested))
 
 

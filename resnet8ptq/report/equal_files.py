@@ -15,12 +15,12 @@ _MEASURED_BY = ("threads", "data.name", "evaluate.", "latency.", "task.")
 
 def group(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
     """Return the runs in their order, those with equal files together."""
-    settings = [key for key in varied(records) if key.startswith(_MEASURED_BY)]
+    measured_by = [key for key in varied(records) if key.startswith(_MEASURED_BY)]
     groups: dict[tuple[object, ...], list[RunRecord]] = {}
     for record, model in zip(records, models_of(records), strict=True):
         key: tuple[object, ...] = (record.run_id,)
         if record.status == "ok" and record.quantized:
-            key = (model, record.samples_digest, record.select(*settings))
+            key = (model, record.samples_digest, record.select(*measured_by))
         groups.setdefault(key, []).append(record)
     return list(groups.values())
 

@@ -65,16 +65,18 @@ def group(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
     are ranked, tested and drawn together. A run without samples joins the family with the same
     settings for samples, else the first family. Without runs there is one empty family.
     """
-    asked: dict[tuple[str | None, ...], tuple[str | None, ...]] = {}
+    by_settings: dict[tuple[str | None, ...], tuple[str | None, ...]] = {}
     for record in records:
         if _has_samples(record):
-            asked.setdefault(_asked(record), _scored(record))
-    first = next(iter(asked.values()), ())
+            by_settings.setdefault(_asked(record), _scored(record))
+    first = next(iter(by_settings.values()), ())
 
     # Runs without samples join by their settings
     families: dict[tuple[str | None, ...], list[RunRecord]] = {}
     for record in records:
-        scored = _scored(record) if _has_samples(record) else asked.get(_asked(record), first)
+        scored = by_settings.get(_asked(record), first)
+        if _has_samples(record):
+            scored = _scored(record)
         families.setdefault(scored, []).append(record)
     return sorted(families.values(), key=lambda f: samples_of(f) == "selection") or [[]]
 
@@ -90,9 +92,10 @@ def _scored(record: RunRecord) -> tuple[str | None, ...]:
 
 def _asked(record: RunRecord) -> tuple[str | None, ...]:
     """Return the settings that determine the scored samples and their metric."""
-    held_out = ["held_out_images"] * record.held_out
-    of_task = ("task", "task.primary", *_OF_TASK)
-    return record.select("data", "evaluate.split", "evaluate.stop", *of_task, *held_out)
+    keys = ["data", "evaluate.split", "evaluate.stop", "task", "task.primary", *_OF_TASK]
+    if record.held_out:
+        keys.append("held_out_images")
+    return record.select(*keys)
 
 
 def task_of(records: Sequence[RunRecord]) -> Task:
@@ -112,11 +115,15 @@ def best_first(records: Sequence[RunRecord]) -> list[int]:
     Runs that stopped at different samples are ordered by the selection samples.
     """
     metric = task_of(records).metric
-    prefix = CHOICE if any(map(is_stopped, records)) else ""
+    prefix = ""  # the values of the table
+    if any(map(is_stopped, records)):
+        prefix = CHOICE
 
     def cost(index: int) -> float:
-        value = records[index].value_of(metric, prefix)  # without a prefix: the value of the table
-        return math.inf if value is None else metric.cost(value)
+        value = records[index].value_of(metric, prefix)
+        if value is None:
+            return math.inf
+        return metric.cost(value)
 
     return sorted(range(len(records)), key=cost)
 
@@ -140,7 +147,9 @@ def varied(records: Sequence[RunRecord]) -> list[str]:
         keys: set[str] = set()
         for record in members:
             keys.update(record.params)
-        varying |= {key for key in keys if _is_setting(key) and _differs(members, key)}
+        for key in filter(_is_setting, keys):
+            if _differs(members, key):
+                varying.add(key)
     return sorted(varying)
 
 
@@ -229,7 +238,9 @@ def headings(families: Sequence[Sequence[RunRecord]]) -> list[str]:
 
 def _find_join(family: Sequence[RunRecord]) -> str:
     """Return how a family joins the scores of a sample; empty for the task's own way."""
-    join = family[0].params.get("task.join", "null") if family else "null"
+    if not family:
+        return ""
+    join = family[0].params.get("task.join", "null")
     return "" if join == "null" else join
 
 
@@ -248,7 +259,9 @@ def title(records: Sequence[RunRecord]) -> str:
 
     # The number of samples, if it is the same
     if len(totals) == 1:
-        most = "up to " if any(map(is_stopped, records)) else ""
+        most = ""
+        if any(map(is_stopped, records)):
+            most = "up to "
         text += f", {most}{totals.pop():,} {samples_of(measured)} samples"
     for name in sorted(scored - {"classification"}):
         text += f", task={name}"
@@ -316,8 +329,10 @@ def adjusted_p(records: Sequence[RunRecord]) -> dict[str, float]:
         if record.quantized and record.p_alone is not None:
             tested.append(record)
             p_values.append(record.p_alone)
-    ids = [record.run_id for record in tested]
-    return dict(zip(ids, by_model(tested, p_values, holm), strict=True))
+    adjusted = {}
+    for record, p in zip(tested, by_model(tested, p_values, holm), strict=True):
+        adjusted[record.run_id] = p
+    return adjusted
 
 
 def _find_preferred(records: Sequence[RunRecord]) -> str | None:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from resnet8ptq.core.console import print_table, stdout
-from resnet8ptq.report.table import VOID
+from resnet8ptq.report.table import VOID, style_of
 from resnet8ptq.report.terminal import PIPE_WIDTH
 from resnet8ptq.tasks.scoring.metric import BASELINE
 from resnet8ptq.tracking.record import RunRecord
@@ -37,8 +37,9 @@ def rows(records: Sequence[RunRecord]) -> list[list[str]]:
 
 def _row(record: RunRecord) -> list[str]:
     metric = record.task.metric
-    # A run that ended before the suite's settings were read has no target.
-    target = math.nan if record.target == "null" else float(record.target)
+    target = math.nan
+    if record.target != "null":  # the run did not end before the suite's settings were read
+        target = float(record.target)
     names = [record.model, record.combination.framework, record.combination.dtype]
     value = record.value_of(metric)
     fp32 = record.value_of(metric, BASELINE)
@@ -46,16 +47,19 @@ def _row(record: RunRecord) -> list[str]:
         shown = "" if math.isnan(target) else f"{target:g}"
         return [*names, *[""] * 5, shown, "", "", record.status]
 
-    is_met = "yes" if value >= target else "no"
+    met = "yes" if value >= target else "no"
+    if record.doubt:
+        met = VOID
+    interval = record.interval("value") or ()
     return [
         *names,
         f"{record.samples:,.0f}",
         metric.title,
         metric.show(fp32),
         metric.show(value),
-        " to ".join(map(metric.show, record.interval("value") or ())),
+        " to ".join(map(metric.show, interval)),
         metric.show(target),
-        VOID if record.doubt else is_met,
+        met,
         f"{record.size_bytes / 1000:.1f}",
         record.status,
     ]
@@ -64,5 +68,5 @@ def _row(record: RunRecord) -> list[str]:
 def print_suite(records: Sequence[RunRecord]) -> None:
     """Print the table to stdout."""
     lines = rows(records)
-    styles = ["" if line[-1] == "ok" else "yellow" for line in lines]
+    styles = [style_of(record.status) for record in records]
     print_table(stdout(None, PIPE_WIDTH), COLUMNS, lines, title="The suite", styles=styles)

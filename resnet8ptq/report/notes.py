@@ -1,6 +1,6 @@
 """The notes below a table of runs: reasons, and the meaning of its columns."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from resnet8ptq.evaluation.sequential import ANALYSES
 from resnet8ptq.report import equal_files
@@ -90,7 +90,7 @@ def collect(family: Family) -> list[str]:
     if "planned_bits" in varied(records):
         hidden.add("planned_bits")
     lines = _reasons(task.metric, named, hidden)
-    lines += _on_equal_files(records, {record.run_id: label for record, label in named})
+    lines += _on_equal_files(named)
     lines += _on_tests(task, records)
     lines += _on_limits(family)
     lines += _on_stops(task, named)
@@ -104,7 +104,7 @@ def collect(family: Family) -> list[str]:
 
 
 def collect_warnings(family: Family) -> list[str]:
-    """Return what a reader of the short table must know about single runs.
+    """Return the notes on single runs that the short table needs.
 
     The columns and the verdicts are explained in the report and in docs/decisions.md.
     """
@@ -112,31 +112,38 @@ def collect_warnings(family: Family) -> list[str]:
     records = family.records
     named = list(zip(records, labels(records), strict=True))
     lines = _reasons(task.metric, named, hidden={"execution", "planned_bits", "float_operators"})
-    if any(record.verdict == VOID for record in records):
-        lines.append(VOID_NOTE)
-    if any(record.grouped for record in records):
-        lines.append(GROUPED_NOTE)
+    lines += _on_open_verdicts(records)
     lines += _on_batches(task, named)
     lines += _on_undefined(task, named)
     return lines
 
 
-def _on_equal_files(records: Sequence[RunRecord], names: Mapping[str, str]) -> list[str]:
+def _on_equal_files(named: Sequence[tuple[RunRecord, str]]) -> list[str]:
+    records = []
+    names = {}
+    for record, label in named:
+        records.append(record)
+        names[record.run_id] = label
     groups = []
     for members in equal_files.group(records):
         if len(members) > 1:
-            own_names = dict.fromkeys(names[member.run_id] for member in members)
-            groups.append(" = ".join(own_names))
+            own_names = [names[member.run_id] for member in members]
+            groups.append(" = ".join(dict.fromkeys(own_names)))
     if not groups:
         return []
     return [EQUAL_NOTE.format(names=_join(groups))]
 
 
 def _on_speed(records: Sequence[RunRecord]) -> list[str]:
+    executions = set()
+    threads = set()
+    for record in records:
+        executions.add(record.execution)
+        if record.speedup is not None:
+            threads.add(record.latency_threads)
     lines = []
-    if any(record.execution == "simulated" for record in records):
+    if "simulated" in executions:
         lines.append(SIMULATED_NOTE)
-    threads = {record.latency_threads for record in records if record.speedup is not None}
     if threads:
         lines.append(SPEEDUP_NOTE.format(threads=" or ".join(sorted(threads))))
     return lines
@@ -147,8 +154,10 @@ def say_machine(metric: Metric, record: RunRecord) -> str:
     here = record.metrics.get(f"target/here_{metric.name}")
     if not record.measured_on or here is None:
         return record.measured_on
+    near = "equal outputs"
     sqnr_db = record.metrics.get("target/sqnr_db")
-    near = "equal outputs" if sqnr_db is None else f"outputs within {sqnr_db:.1f} dB"
+    if sqnr_db is not None:
+        near = f"outputs within {sqnr_db:.1f} dB"
     return f"{record.measured_on}; on the machine of the run {near}, {metric.show(here)}"
 
 
@@ -181,19 +190,37 @@ def _reasons(
 
 
 def _join(members: Sequence[str]) -> str:
-    more = f"; and {len(members) - NAMED:,} more" if len(members) > NAMED else ""
-    return "; ".join(members[:NAMED]) + more
+    text = "; ".join(members[:NAMED])
+    if len(members) > NAMED:
+        text += f"; and {len(members) - NAMED:,} more"
+    return text
+
+
+def _say_correction(count: int, what: str) -> str:
+    """Return the part of a note on Holm's correction for several tests; empty for one."""
+    if count < 2:
+        return ""
+    return f", corrected for {count} {what} (Holm)"
 
 
 def _on_tests(task: Task, records: Sequence[RunRecord]) -> list[str]:
     p_values = adjusted_p(records)
+    tested = []
+    has_interval = False
+    for record in records:
+        if record.run_id in p_values:
+            tested.append(record)
+        if record.interval("delta"):
+            has_interval = True
     lines = []
-    if any(record.interval("delta") for record in records):
-        for_all = f" for the {len(p_values)} runs" if len(p_values) > 1 else ""
+    if has_interval:
+        for_all = ""
+        if len(tested) > 1:
+            for_all = f" for the {len(tested)} runs"
         lines.append(INTERVAL_NOTE.format(for_all=for_all, how=task.test.intervals))
-    tested = count_models([record for record in records if record.run_id in p_values])
-    if tested:
-        correction = f", corrected for {tested} comparisons (Holm)" if tested > 1 else ""
+    models = count_models(tested)
+    if models:
+        correction = _say_correction(models, "comparisons")
         lines.append(P_NOTE.format(test=task.test.name, correction=correction))
     return lines
 
@@ -201,28 +228,38 @@ def _on_tests(task: Task, records: Sequence[RunRecord]) -> list[str]:
 def _on_limits(family: Family) -> list[str]:
     records = family.records
     metric = family.metric
-    assessed = [record for record in records if record.verdict_text]
-    if not assessed:
+    verdicts = set()
+    tested = []
+    planned = 1
+    for record in records:
+        planned = max(planned, record.confirmations)
+        if record.verdict_text:
+            verdicts.add(record.verdict)
+            if record.verdict != VOID:
+                tested.append(record)
+    if not verdicts:
         return []
-    planned = max(record.confirmations for record in records)
-    tested = [record for record in assessed if record.verdict != VOID]
-    together = max(count_models(tested), planned)
-    several = f", corrected for {together} models (Holm)" if together > 1 else ""
+    several = _say_correction(max(count_models(tested), planned), "models")
 
     # Explain only the outcomes of these runs
-    verdicts = {record.verdict for record in assessed}
     outcomes = ""
     for name, note in OUTCOME_NOTES.items():
         if name in verdicts:
             outcomes += note
     limit = metric.say_limit(metric.limit(family.limits))
     key = f"report.{metric.limit_key}"
-    lines = [LIMIT_NOTE.format(limit=limit, key=key, several=several, outcomes=outcomes)]
-    if VOID in verdicts:
+    note = LIMIT_NOTE.format(limit=limit, key=key, several=several, outcomes=outcomes)
+    return [note, *_on_open_verdicts(records), *_on_earlier_runs(family)]
+
+
+def _on_open_verdicts(records: Sequence[RunRecord]) -> list[str]:
+    """Return the reasons why runs have no verdict, or stay undecided with any number of samples."""
+    lines = []
+    if any(record.verdict == VOID for record in records):
         lines.append(VOID_NOTE)
     if any(record.grouped for record in records):
         lines.append(GROUPED_NOTE)
-    return lines + _on_earlier_runs(family)
+    return lines
 
 
 def _on_earlier_runs(family: Family) -> list[str]:
@@ -232,8 +269,12 @@ def _on_earlier_runs(family: Family) -> list[str]:
     count = f"{earlier.count:,}"
     if earlier.more:
         count = f"at least {count}"
-    runs = "runs were" if earlier.count > 1 or earlier.more else "run was"
-    part = " or some of them" if earlier.others else ""
+    runs = "run was"
+    if earlier.count > 1 or earlier.more:
+        runs = "runs were"
+    part = ""
+    if earlier.others:
+        part = " or some of them"
     lines = [EARLIER_NOTE.format(count=count, runs=runs, part=part)]
     if family.added is not None:
         lines.append(say_added(family))

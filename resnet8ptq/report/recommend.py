@@ -6,7 +6,7 @@ as a separate family, without a correction for the other models. For speed, FP32
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
@@ -16,7 +16,7 @@ from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import or_nearest, printable
 from resnet8ptq.evaluation.paired_latency import Blocks, PairedLatency, Ratio, ratio, typical
 from resnet8ptq.report import rule, timing, verdicts
-from resnet8ptq.report.comparison import Cell, Family, by_run_id
+from resnet8ptq.report.comparison import Cell, Family, by_run_id, with_verdict
 from resnet8ptq.report.rule import SAME_SIZE, SAME_SPEED, Headline, up_to
 from resnet8ptq.report.table import VOID, say_size, show_interval
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, least_of
@@ -64,17 +64,23 @@ class Recommendation:
     @property
     def run(self) -> RunRecord | None:
         """The run; if other samples chose it, not corrected for the runs that were not chosen."""
-        return None if self.choice is None else self.choice.record
+        if self.choice is None:
+            return None
+        return self.choice.record
 
     @property
     def verdict(self) -> str:
         """The verdict as text; empty for FP32."""
-        return "" if self.run is None else self.run.verdict_text
+        if self.run is None:
+            return ""
+        return self.run.verdict_text
 
     @property
     def command(self) -> str:
         """The deploy command; empty for FP32, and for files of other programs."""
-        return "" if self.run is None else self.run.deploy_command or ""
+        if self.run is None:
+            return ""
+        return self.run.deploy_command or ""
 
 
 @dataclass(frozen=True)
@@ -95,8 +101,10 @@ class ModelSelection:
 
         Without selection samples, only models that do not fail and that reach the metric's minimum.
         """
-        kept = [cell for cell in self._ran if cell.record.verdict != FAIL]
-        return self._ran if kept and self.apart else kept
+        kept = _without_failed(self._ran)
+        if kept and self.apart:
+            return self._ran
+        return kept
 
     @cached_property
     def apart(self) -> bool:
@@ -106,13 +114,17 @@ class ModelSelection:
     @cached_property
     def _ran(self) -> list[Cell]:
         """The models that ran as they are deployed; if there are none, files for NPUs."""
-        measured = []
+        ran = []
+        for_npus = []
         for cell in self.family.models:
-            is_broken = cell.record.doubt or cell.record.silent
-            if not is_broken:
-                measured.append(cell)
-        ran = [cell for cell in measured if cell.record.execution != "simulated"]
-        return ran or [cell for cell in measured if cell.record.is_for_npu]
+            record = cell.record
+            if record.doubt or record.silent:
+                continue
+            if record.execution != "simulated":
+                ran.append(cell)
+            elif record.is_for_npu:
+                for_npus.append(cell)
+        return ran or for_npus
 
     @property
     def for_npus(self) -> bool:
@@ -123,7 +135,7 @@ class ModelSelection:
     def passing(self) -> list[Cell]:
         """The models that pass the limit on the selection samples."""
         if not self.apart:
-            return [cell for cell in self.candidates if cell.record.verdict == PASS]
+            return with_verdict(self.candidates, PASS)
         passes = partial(verdicts.passes_to_choose, self.family.metric, limits=self.limits)
         return list(filter(passes, self.candidates))
 
@@ -132,9 +144,9 @@ class ModelSelection:
         """The passing models; if there are none, those with a measured loss within the limit."""
         if self.passing:
             return self.passing
-        name = f"{CHOICE}drop" if self.apart else "drop"
+        loss = partial(_loss, by_selection=self.apart)
         most = self.family.metric.limit(self.limits)
-        return up_to(most, self.candidates, lambda cell: cell.metric(name))
+        return up_to(most, self.candidates, loss)
 
     @cached_property
     def headline(self) -> Headline | None:
@@ -144,21 +156,23 @@ class ModelSelection:
         on the reported ones, where verdicts are corrected for all models. If none passes, the rule
         chooses by the selection samples alone, and the chosen model is assessed by itself.
         """
-        passing = [cell for cell in self.within if cell.record.verdict == PASS]
+        passing = with_verdict(self.within, PASS)
         if passing:
             return self._choose(passing)
-        undecided = [cell for cell in self.within if cell.record.verdict == UNDECIDED]
-        chosen = self._choose(undecided)
+        chosen = self._choose(with_verdict(self.within, UNDECIDED))
         if chosen is None or not self.apart:
             return chosen
+
+        # Nothing passes among all models; the chosen one may pass by itself
         alone = verdicts.assess_losses(Family((chosen.cell,), self.limits)).cells
         if alone[0].record.verdict != PASS:
             return chosen
         return self._choose(alone, alone=True)
 
     def _choose(self, cells: Sequence[Cell], alone: bool = False) -> Headline | None:
-        timed = {} if self.timing is None else self.timing.single
-        kept = [cell for cell in cells if cell.record.run_id in timed] or list(cells)
+        kept = list(cells)
+        if self.timing is not None:  # the finalists, if any is among these models
+            kept = _among(self.timing.single, cells) or kept
         fp32_ms = min(map(_baseline_latency, _timed(kept)), default=math.nan)
         ranked = self._rank(kept)
         options = [self._option(cell, ranked, fp32_ms) for cell in kept]
@@ -180,8 +194,7 @@ class ModelSelection:
             value = fp32_ms / ms
             speed = Ratio(value, value * (1 - SAME_SPEED), value * (1 + SAME_SPEED))
         # The reported loss may not choose a model that is then assessed by itself.
-        by_selection = self.apart and not passes
-        loss = cell.metric(f"{CHOICE}drop" if by_selection else "drop")
+        loss = _loss(cell, by_selection=self.apart and not passes)
         return rule.Candidate(
             key=record.run_id,
             cell=cell,
@@ -219,8 +232,10 @@ class ModelSelection:
         criterion = self.family.task.criterion
         if criterion is None or not self.apart:
             return None
-        name = CHOICE + criterion.name
-        return criterion if all(name in cell.record.metrics for cell in self._ran) else None
+        for cell in self._ran:
+            if CHOICE + criterion.name not in cell.record.metrics:
+                return None
+        return criterion
 
     def best(self, cells: Sequence[Cell], reported: bool = False) -> Cell:
         """Return the best model on the selection samples, or else on the reported ones.
@@ -229,10 +244,12 @@ class ModelSelection:
         best one. Ties go to the faster model, then to the smaller.
         """
         metric = self.family.metric
-        prefix = CHOICE if self.apart and not reported else ""
+        name = metric.ranked_by
+        if self.apart and not reported:
+            name = CHOICE + name
 
         def cost(cell: Cell) -> float:
-            return _or_worst(metric.cost(cell.metric(prefix + metric.ranked_by)))
+            return _or_worst(metric.cost(cell.metric(name)))
 
         least = min(map(cost, cells))
         equals = up_to(least + ROUNDING, cells, cost)
@@ -261,7 +278,9 @@ class ModelSelection:
 
 
 def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+    if value is None or not math.isfinite(value):
+        return None
+    return value
 
 
 def _or_worst(cost: float) -> float:
@@ -311,11 +330,16 @@ def why_none(selected: ModelSelection) -> list[str]:
             lines.append(f"FP32 itself has {metric.show(value)}, less than report.{metric.least}.")
 
     # Settings that may help a model of ours
-    ours = [cell for cell in measured if not cell.record.combination.path]
-    losses = {cell.record.loss_verdict for cell in measured}
-    if ours and losses <= {FAIL, VOID}:
-        is_tried = any(cell.record.combination.per_channel for cell in measured)
-        finer = "" if is_tried else "per_channel=true, "
+    losses = set()
+    is_ours = False
+    finer = "per_channel=true, "
+    for cell in measured:
+        losses.add(cell.record.loss_verdict)
+        if not cell.record.combination.path:
+            is_ours = True
+        if cell.record.combination.per_channel:  # tried already
+            finer = ""
+    if is_ours and losses <= {FAIL, VOID}:
         lines.append(
             f"To reduce the loss, try {finer}another calibration (calib=), or "
             "nodes_to_exclude=auto, which keeps layers in float. To find the cause, run "
@@ -339,7 +363,7 @@ def recommend(selected: ModelSelection) -> list[Recommendation]:
     uses = {}
     chosen = selected.headline
     if chosen:
-        uses[RECOMMENDED] = _of(RECOMMENDED, chosen.cell, chosen.reason)
+        uses[RECOMMENDED] = _to_recommendation(RECOMMENDED, chosen.cell, chosen.reason)
     uses[BEST] = best
 
     # The other uses, of the models within the limit
@@ -379,8 +403,13 @@ def find_use(
     Raises:
         ConfigError: the sweep recommends no run for the use, FP32 itself, or several models.
     """
-    uses = list(dict.fromkeys(model.use for model in recommended if model.run is not None))
-    chosen = [model for model in recommended if model.use == use]
+    uses = []  # with a run, for the messages
+    chosen = []
+    for model in recommended:
+        if model.run is not None and model.use not in uses:
+            uses.append(model.use)
+        if model.use == use:
+            chosen.append(model)
     if len(chosen) > 1:
         raise ConfigError(
             f"use: sweep {sweep_id} recommends a run for each of {len(chosen)} sets of samples; "
@@ -400,10 +429,24 @@ def find_use(
     return run, chosen[0].because
 
 
+def find_recommendation(use: str, recommended: Sequence[Recommendation]) -> Recommendation | None:
+    """Return the first recommendation for a use; None without one."""
+    for model in recommended:
+        if model.use == use:
+            return model
+    return None
+
+
 def own_family(selected: ModelSelection, chosen: Sequence[Recommendation]) -> Family:
-    """Return the recommended models chosen on the selection samples, see `ModelSelection.own`."""
+    """Return the recommended models that the selection samples chose; see `verdicts.assess_losses`.
+
+    Their verdicts are corrected for these models only, because the reported samples did not choose
+    them. Empty without separate selection samples.
+    """
+    if not selected.apart:
+        return Family((), selected.limits)
     cells = {}
-    for recommended in chosen if selected.apart else ():
+    for recommended in chosen:
         cell = recommended.choice
         is_reported = recommended.use in (RECOMMENDED, BALANCED)  # chosen on the reported samples
         if cell is not None and not is_reported:
@@ -470,12 +513,14 @@ def other_choice(selected: ModelSelection) -> list[str]:
 
     # The choice that the reported samples would make
     if ours is theirs:
-        return [*lines, "The reported samples would give the same choice."]
-    return [
-        *lines,
-        f"On the reported samples the best is {theirs.label}: {_show(metric, theirs)}. This result "
-        "is probably too good, because the same samples would choose the model and score it.",
-    ]
+        lines.append("The reported samples would give the same choice.")
+    else:
+        lines.append(
+            f"On the reported samples the best is {theirs.label}: {_show(metric, theirs)}. This "
+            "result is probably too good, because the same samples would choose the model and "
+            "score it."
+        )
+    return lines
 
 
 def _is_tuned(record: RunRecord) -> bool:
@@ -486,7 +531,9 @@ def _is_tuned(record: RunRecord) -> bool:
 def _show(metric: Metric, cell: Cell) -> str:
     value = metric.show(cell.metric(metric.name))
     fair = metric.show(cell.metric(metric.ranked_by))
-    return value if fair == value else f"{value} ({fair} with ties at the top broken at random)"
+    if fair != value:
+        value += f" ({fair} with ties at the top broken at random)"
+    return value
 
 
 def _best(selected: ModelSelection, use: str, cells: Sequence[Cell]) -> Recommendation:
@@ -508,7 +555,7 @@ def _best(selected: ModelSelection, use: str, cells: Sequence[Cell]) -> Recommen
     # Models that may replace it
     others = _without(best, cells)
     good, unknown = verdicts.as_good_as(best, others, metric, selected.limits)
-    recommended = _of(
+    recommended = _to_recommendation(
         use, cell=best, why=why, equals=good, equals_mean=f"shown to be {say_margin(selected)}"
     )
     return replace(recommended, unknown=tuple(unknown))
@@ -529,8 +576,8 @@ def _balanced(selected: ModelSelection, best: Recommendation) -> Recommendation 
     one.
     """
     assert best.choice is not None  # of every recommendation but the fastest
-    within = by_run_id(cell for cell in selected.within if cell.record.verdict != FAIL)
-    members = [cell for cell in (best.choice, *best.equals) if cell.record.run_id in within]
+    within = by_run_id(_without_failed(selected.within))
+    members = _among(within, [best.choice, *best.equals])
     if not members:
         return None
 
@@ -544,7 +591,7 @@ def _balanced(selected: ModelSelection, best: Recommendation) -> Recommendation 
         metric = selected.family.metric
         why = f"{_bytes(chosen) / 1000:.1f} kB, the best has {_bytes(best.choice) / 1000:.1f} kB; "
         why += f"{metric.show(chosen.metric(metric.name))}, shown to be {say_margin(selected)}"
-    return _of(
+    return _to_recommendation(
         BALANCED,
         cell=chosen,
         why=why,
@@ -561,8 +608,10 @@ def _smallest(selected: ModelSelection) -> Recommendation:
     why = f"{say_size(_bytes(best), best.record.size_reduction)}, at {value}"
 
     # A smaller model that is not within the limit
-    others = [cell for cell in selected.candidates if cell not in selected.within]
-    left_out = [cell for cell in others if _bytes(cell) < _bytes(best)]
+    left_out = []
+    for cell in selected.candidates:
+        if cell not in selected.within and _bytes(cell) < _bytes(best):
+            left_out.append(cell)
     if left_out:
         smaller = min(left_out, key=_bytes)
         samples = "selection" if selected.apart else "reported"
@@ -570,12 +619,14 @@ def _smallest(selected: ModelSelection) -> Recommendation:
         why += "does not pass" if selected.passing else "its loss exceeds the limit"
         why += f" on the {samples} samples"
     close = up_to(_bytes(best) * (1 + CLOSE), _without(best, selected.within), _bytes)
-    return _of("smallest", cell=best, why=why, equals=close, equals_mean=f"size within {CLOSE:.0%}")
+    return _to_recommendation(
+        "smallest", cell=best, why=why, equals=close, equals_mean=f"size within {CLOSE:.0%}"
+    )
 
 
 def _fastest(selected: ModelSelection, use: str, times: Mapping[str, Blocks]) -> Recommendation:
     """Choose by latencies measured in turns."""
-    cells = by_run_id(cell for cell in selected.within if cell.record.run_id in times)
+    cells = by_run_id(_among(times, selected.within))
     ms = {name: typical(blocks) for name, blocks in times.items()}
     fp32 = timing.fastest_fp32(times)
     model = min(cells, key=ms.__getitem__)
@@ -586,8 +637,9 @@ def _fastest(selected: ModelSelection, use: str, times: Mapping[str, Blocks]) ->
             f"{cells[model].label}, {speedup}; {_to_try()}"
         )
         return Recommendation(use, fp32, why)
-    doubt = "" if speedup.faster else ": not significantly faster"
-    why = f"{ms[model]:.3f} ms, timed in turns; {speedup} as {fp32}, the fastest FP32{doubt}"
+    why = f"{ms[model]:.3f} ms, timed in turns; {speedup} as {fp32}, the fastest FP32"
+    if not speedup.faster:
+        why += ": not significantly faster"
 
     # Models that may be as fast
     equals = []
@@ -595,7 +647,7 @@ def _fastest(selected: ModelSelection, use: str, times: Mapping[str, Blocks]) ->
         is_slower = ratio(times[model], times[name], len(cells)).faster
         if name != model and not is_slower:
             equals.append(cell)
-    return _of(
+    return _to_recommendation(
         use, cell=cells[model], why=why, equals=equals, equals_mean="not significantly slower"
     )
 
@@ -613,7 +665,9 @@ def _fastest_of_runs(selected: ModelSelection) -> Recommendation:
     name = timing.fp32_name(fp32.record)
     why = f"{_latency(best):.3f} ms, {times:.2f} times as fast as {name} ({apart})"
     close = up_to(_latency(best) * (1 + CLOSE), _without(best, timed), _latency)
-    return _of(SINGLE, cell=best, why=why, equals=close, equals_mean=f"latency within {CLOSE:.0%}")
+    return _to_recommendation(
+        SINGLE, cell=best, why=why, equals=close, equals_mean=f"latency within {CLOSE:.0%}"
+    )
 
 
 def _without(left_out: Cell, cells: Iterable[Cell]) -> list[Cell]:
@@ -621,16 +675,31 @@ def _without(left_out: Cell, cells: Iterable[Cell]) -> list[Cell]:
     return [cell for cell in cells if cell is not left_out]
 
 
-def _of(
+def _to_recommendation(
     use: str, cell: Cell, why: str, equals: Sequence[Cell] = (), equals_mean: str = ""
 ) -> Recommendation:
+    """Return the recommendation of a model, with its alternatives."""
     return Recommendation(
         use, cell.label, because=why, choice=cell, equals=tuple(equals), equals_mean=equals_mean
     )
 
 
+def _without_failed(cells: Iterable[Cell]) -> list[Cell]:
+    return [cell for cell in cells if cell.record.verdict != FAIL]
+
+
+def _among(run_ids: Collection[str], cells: Iterable[Cell]) -> list[Cell]:
+    """Return the cells of these runs."""
+    return [cell for cell in cells if cell.record.run_id in run_ids]
+
+
 def _timed(cells: Sequence[Cell]) -> list[Cell]:
     return [cell for cell in cells if cell.record.latency_ms is not None]
+
+
+def _loss(cell: Cell, by_selection: bool) -> float:
+    """Return the loss against FP32 on the selection samples, or on the reported ones."""
+    return cell.metric(f"{CHOICE}drop" if by_selection else "drop")
 
 
 def _bytes(cell: Cell) -> float:

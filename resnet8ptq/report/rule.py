@@ -68,7 +68,8 @@ class Candidate:
     @property
     def gains(self) -> bool:
         """Whether the model is clearly smaller or faster than FP32."""
-        return saves(self.size_bytes, self.fp32_bytes, self.speed.value if self.speed else None)
+        times = None if self.speed is None else self.speed.value
+        return saves(self.size_bytes, self.fp32_bytes, times)
 
 
 @dataclass(frozen=True)
@@ -142,11 +143,11 @@ def drop_dominated(candidates: Sequence[Candidate], loss_error: float = 0.0) -> 
     Latencies count only if every candidate has one.
     """
     timed = all(one.latency_ms is not None for one in candidates)
-
-    def is_dominated(one: Candidate) -> bool:
-        return any(dominates(other, one, timed, loss_error) for other in candidates)
-
-    return [one for one in candidates if not is_dominated(one)]
+    kept = []
+    for one in candidates:
+        if not any(dominates(other, one, timed, loss_error) for other in candidates):
+            kept.append(one)
+    return kept
 
 
 def dominates(other: Candidate, one: Candidate, timed: bool, loss_error: float) -> bool:
@@ -207,4 +208,6 @@ def _costs(chosen: Candidate) -> str:
         texts.append(f"{abs(saved):.0%} {word}")
     if chosen.speed is not None:
         texts.append(f"{chosen.speed.value:.2f} times as fast as FP32")
-    return f"; {', '.join(texts)}" if texts else ""
+    if not texts:
+        return ""
+    return f"; {', '.join(texts)}"

@@ -51,5 +51,7 @@ def _load_timings(store: Store, parent: RunRecord, families: int) -> list[Paired
 
 
 def _read_timings(path: Path) -> list[PairedLatency | None]:
-    kept = json.loads(files.read_bytes(path, MAX_BYTES))
-    return [None if timing is None else PairedLatency.of(timing) for timing in kept]
+    timings: list[PairedLatency | None] = []
+    for kept in json.loads(files.read_bytes(path, MAX_BYTES)):
+        timings.append(None if kept is None else PairedLatency.of(kept))
+    return timings

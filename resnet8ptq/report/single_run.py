@@ -7,7 +7,7 @@ from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import background, console, invocation
 from resnet8ptq.report import comparison, terminal, verdicts
 from resnet8ptq.report.pages import run_pages
-from resnet8ptq.report.recommend import ModelSelection
+from resnet8ptq.report.recommend import ModelSelection, families_of
 from resnet8ptq.tracking.mlflow_store.store import Store
 from resnet8ptq.tracking.record import RunRecord
 
@@ -30,9 +30,12 @@ class SingleRun:
         store = self.store
         if not record.is_analysis:  # an analysis has printed its own table
             families = comparison.add_earlier_runs(store, comparison.load_families(store, [record]))
-            assessed = [verdicts.assess(family, self.limits) for family in families]
-            terminal.print_runs(assessed)
-            run_pages.write(store, [ModelSelection(family) for family in assessed])
+            chosen = []
+            for family in families:
+                assessed = verdicts.assess(family, self.limits)
+                chosen.append(ModelSelection(assessed))
+            terminal.print_runs(families_of(chosen))
+            run_pages.log_run_pages(store, chosen)
         terminal.print_paths(Path(record.folder), store)
         print(f"Run:    {record.run_id}")
         is_model = not record.is_analysis and bool(record.deploy_words)

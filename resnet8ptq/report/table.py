@@ -1,12 +1,13 @@
 """The table of runs: its columns, its rows, and the CSV of all logged values."""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from resnet8ptq.core import files
 from resnet8ptq.core.table import Column, Table, number, show_kb
 from resnet8ptq.report import equal_files
+from resnet8ptq.report.comparison import records_of
 from resnet8ptq.report.facts import (
     RUN_ON,
     adjusted_p,
@@ -23,6 +24,7 @@ CHOICES = ("framework", "dtype", "calibration", "weights")
 # the column of the verdicts, and one of them; see `verdicts`
 LIMIT = "limit"
 VOID = "void"
+SOUND = ("ok", "baseline")  # statuses of a row without a mark in the terminal
 MANY = 50  # runs of a family that a table shows; of more, only the best
 FIRST = 20  # the best of many
 _BASELINE_KEYS = ("data", "model.fold", "evaluate.split", *RUN_ON)
@@ -71,7 +73,9 @@ def make(records: Sequence[RunRecord]) -> Table[Row]:
     for members in equal_files.group(records):
         record = members[0]
         names = tuple(name_cells(members, keys))
-        ms = "" if record.latency_ms is None else show_ms(record.latency_ms)
+        ms = ""
+        if record.latency_ms is not None:
+            ms = show_ms(record.latency_ms)
         rows.append(Row(record, names, p=adjusted.get(record.run_id), ms=ms))
     named = [_name(head, index) for index, head in enumerate([*CHOICES, *keys])]
     return Table([*named, *_measured(records)], rows)
@@ -92,7 +96,7 @@ def _measured(records: Sequence[RunRecord]) -> list[Column[Row]]:
         _value(metric),
         number("delta", lambda row: row.against and row.against.delta(metric), metric.show_change),
         number("interval", lambda row: row.against and show_interval(metric, row.against)),
-        number("p", lambda row: row.p, lambda p: "<0.001" if p < 0.001 else f"{p:.3f}"),
+        number("p", lambda row: row.p, _show_p),
         *map(_value, task.beside),
         number("size kB", lambda row: row.record.size_bytes, show_kb),
         number("reduction", lambda row: row.against and row.against.size_reduction, ".1%"),
@@ -104,24 +108,49 @@ def _measured(records: Sequence[RunRecord]) -> list[Column[Row]]:
     ]
 
 
+def _show_p(p: float) -> str:
+    return "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def rows_of_runs(table: Table[Row]) -> list[Row]:
+    """Return the rows of runs, without those of FP32 baselines."""
+    return [row for row in table.rows if row.is_run]
+
+
+def style_of(status: str) -> str:
+    """Return the style of a row in the terminal: yellow for a run without a result."""
+    return "" if status in SOUND else "yellow"
+
+
+def say_counts(counts: Mapping[str, int]) -> str:
+    """Return counted words as text.
+
+    >>> say_counts({"ok": 1200, "failed": 2})
+    '1,200 ok, 2 failed'
+    """
+    return ", ".join(f"{count:,} {word}" for word, count in counts.items())
+
+
 def shorten(records: Sequence[RunRecord], whole: Table[Row]) -> tuple[Table[Row], str]:
     """Return the table of the rows to show at once, and a note about the hidden ones.
 
     Up to `MANY` runs, all rows are shown, without a note; else the baselines and the best runs.
     """
-    runs = [row for row in whole.rows if row.is_run]
+    runs = rows_of_runs(whole)
     if len(runs) <= MANY:
         return whole, ""
-    order = best_first([row.record for row in runs])
-    baselines = [row for row in whole.rows if not row.is_run]
-    best = [runs[index] for index in order[:FIRST]]
-
-    # The others, by status
-    left = Counter(runs[index].record.status for index in order[FIRST:])
-    others = ", ".join(f"{count:,} {status}" for status, count in left.items())
+    order = best_first(records_of(runs))
+    shown = [row for row in whole.rows if not row.is_run]
+    hidden: Counter[str] = Counter()
+    for rank, index in enumerate(order):
+        if rank < FIRST:
+            shown.append(runs[index])
+        else:
+            hidden[runs[index].record.status] += 1
     title = task_of(records).metric.title
-    note = _FIRST_NOTE.format(first=FIRST, total=f"{len(runs):,}", title=title, others=others)
-    return replace(whole, rows=[*baselines, *best]), note
+    total = f"{len(runs):,}"
+    note = _FIRST_NOTE.format(first=FIRST, total=total, title=title, others=say_counts(hidden))
+    return replace(whole, rows=shown), note
 
 
 def brief(
@@ -153,8 +182,13 @@ def brief(
 
 def to_csv(records: Sequence[RunRecord]) -> str:
     """Return every parameter and metric of every run, one line for each run."""
-    params = sorted({key for record in records for key in record.params})
-    metrics = sorted({key for record in records for key in record.metrics})
+    all_params: set[str] = set()
+    all_metrics: set[str] = set()
+    for record in records:
+        all_params.update(record.params)
+        all_metrics.update(record.metrics)
+    params = sorted(all_params)
+    metrics = sorted(all_metrics)
     lines: list[list[object]] = [["run_id", "status", "reason", *params, *metrics]]
     for run in records:
         values = [*map(run.params.get, params), *map(run.metrics.get, metrics)]
@@ -177,14 +211,17 @@ def _make_baselines(records: Sequence[RunRecord], keys: Sequence[str]) -> list[R
             latencies.setdefault(key, []).append(record.fp32_latency_ms)
 
     # FP32 has another value on the samples of each run that stopped early.
-    unequal = any(map(is_stopped, records)) and len({record.samples for record in records}) > 1
+    sizes = {record.samples for record in records}
+    is_same = len(sizes) < 2 or not any(map(is_stopped, records))
     rows = []
     for key in sorted(baselines.keys() - with_row, key=str):
         record = baselines[key]
-        settings = [record.params.get(name, "") if name in RUN_ON else "" for name in keys]
-        names = (record.combination.baseline, "fp32", "", "", *settings)
+        names = [record.combination.baseline, "fp32", "", ""]
+        for name in keys:
+            names.append(record.params.get(name, "") if name in RUN_ON else "")
+        baseline = _to_baseline(record, scored=is_same)
         ms = _show_extremes(latencies.get(key, []))
-        rows.append(Row(_to_baseline(record, not unequal), names, p=None, ms=ms, is_run=False))
+        rows.append(Row(baseline, tuple(names), p=None, ms=ms, is_run=False))
     return rows
 
 
@@ -218,7 +255,11 @@ def show_interval(metric: Metric, record: RunRecord) -> str:
 
 
 def say_size(size_bytes: int | float, reduction: float | None) -> str:
-    """Return a size as text, compared with FP32 if `reduction`, the fraction saved, is known."""
+    """Return a size as text, compared with FP32 if `reduction`, the fraction saved, is known.
+
+    >>> say_size(96_000, reduction=0.7)
+    '96.0 kB, 70.0% less than FP32'
+    """
     size = f"{show_kb(size_bytes)} kB"
     if reduction is None:
         return size

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from resnet8ptq.core.console import say, stdout
 from resnet8ptq.report import notes, table
-from resnet8ptq.report.answer import explain
+from resnet8ptq.report.answer import Explanation, explain
 from resnet8ptq.report.comparison import Family, headings_of
 from resnet8ptq.report.recommend import ModelSelection, families_of, why_none
 from resnet8ptq.tracking.mlflow_store.store import Store
@@ -42,7 +42,7 @@ def _print_family(heading: str, family: Family, console: Console) -> None:
         shown = table.brief(records, rows, more)
         collect = notes.collect_warnings
         narrow = _NARROW
-    styles = ["" if row.status in ("ok", "baseline") else "yellow" for row in shown.rows]
+    styles = [table.style_of(row.status) for row in shown.rows]
     titled = replace(shown, title=heading)
     titled.print(console, styles=styles, compact=console.width < narrow)
 
@@ -77,11 +77,7 @@ def print_answers(chosen: Sequence[ModelSelection]) -> None:
         say(console, f"\n{heading}" if len(chosen) > 1 else "")
         answers = explain(selected)
         for answer in answers[1:]:
-            outcome = f" ({answer.outcome})" if answer.outcome else ""
-            # The best model on these samples may not be the best row of the table.
-            apart = any(use.startswith("best ") for use in answer.uses) and selected.apart
-            where = "; chosen on other samples than the table's" if apart else ""
-            say(console, f"{'; '.join(answer.uses)}: {answer.label}{outcome}{where}")
+            say(console, _say_other_use(answer, selected.apart))
         if not answers:
             say(console, " ".join(["No model is recommended.", *why_none(selected)]))
             continue
@@ -95,3 +91,20 @@ def print_answers(chosen: Sequence[ModelSelection]) -> None:
             say(console, f"  {best.hint} {best.untried}".rstrip())
         if best.command:
             say(console, f"  {best.command}")
+
+
+def _say_other_use(answer: Explanation, apart: bool) -> str:
+    """Return the line of a model for another use than the headline's.
+
+    Args:
+        apart: see `ModelSelection.apart`.
+    """
+    uses = "; ".join(answer.uses)
+    text = f"{uses}: {answer.label}"
+    if answer.outcome:
+        text += f" ({answer.outcome})"
+    # The best model on other samples may not be the best row of the table.
+    is_best = any(use.startswith("best ") for use in answer.uses)
+    if is_best and apart:
+        text += "; chosen on other samples than the table's"
+    return text

@@ -25,8 +25,10 @@ FP32 = " fp32"  # the end of the name of an FP32 network in a timing
 def fp32_name(record: RunRecord) -> str:
     """Return the name, in a timing, of the FP32 network in a run's framework."""
     provider = record.params.get(PROVIDER, CPU)
-    on = "" if provider == CPU else f" {provider}"
-    return f"{record.combination.baseline}{on}{FP32}"
+    name = record.combination.baseline
+    if provider != CPU:
+        name += f" {provider}"
+    return name + FP32
 
 
 def fastest_fp32(times: Mapping[str, Blocks]) -> str:
@@ -84,9 +86,10 @@ def _replace(cell: Cell, timing: PairedLatency) -> RunRecord:
     """Return the record with the turns' latencies, and without those of single runs."""
     record = cell.record
     metrics = {key: value for key, value in record.metrics.items() if key not in KEYS}
+    fp32 = fp32_name(record)
     for key, times in ((SINGLE, timing.single), (BATCH, timing.batch)):
-        if fp32_name(record) in times:
-            metrics[BASELINE + key] = typical(times[fp32_name(record)])
+        if fp32 in times:
+            metrics[BASELINE + key] = typical(times[fp32])
         if record.run_id in times:
             metrics[key] = typical(times[record.run_id])
             metrics[SPEEDUPS[key]] = typical(times[fastest_fp32(times)]) / metrics[key]

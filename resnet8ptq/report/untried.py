@@ -38,20 +38,32 @@ def find_untried(records: Sequence[RunRecord]) -> str:
 
     # The first that is fast and new
     for candidate in candidates.advise(flags):
-        wanted = dict(word.split("=", 1) for word in candidate.settings.split())
+        words = candidate.settings.split()
+        wanted = _parse(words)
         is_fast = candidate.verdict == TRY and wanted.get("backend") in _FAST
         if is_fast and not any(_has(record, wanted) for record in measured):
             kept = [word for word in repeated if not _is_left_out(word, wanted)]
-            return invocation.command("run", *kept, *candidate.settings.split())
+            return invocation.command("run", *kept, *words)
     return ""
+
+
+def _parse(words: Sequence[str]) -> dict[str, str]:
+    """Return settings such as `dtype=int8` by their keys."""
+    settings = {}
+    for word in words:
+        key, value = word.split("=", 1)
+        settings[key] = value
+    return settings
 
 
 def _has(record: RunRecord, wanted: Mapping[str, str]) -> bool:
     """Return whether a run had these settings, whatever its granularity."""
-    asked = {key: value for key, value in wanted.items() if key != "per_channel"}
-    return tuple(asked.values()) == tuple(record.select(*asked))
+    for key, value in wanted.items():
+        if key != "per_channel" and record.params.get(key) != value:
+            return False
+    return True
 
 
 def _is_left_out(word: str, wanted: Mapping[str, str]) -> bool:
-    key = word.lstrip("+~").partition("=")[0]
+    key = origin.key_of(word)
     return key in wanted or key.startswith(_DROPPED)

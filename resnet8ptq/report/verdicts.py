@@ -63,13 +63,24 @@ class Verdict:
     @property
     def outcome(self) -> str:
         """The verdict on the model, which every table, page and exit code shows."""
-        return FAIL if self.fault and self.loss != VOID else self.loss
+        if self._is_at_fault:
+            return FAIL
+        return self.loss
+
+    @property
+    def _is_at_fault(self) -> bool:
+        """Whether the model fails for another reason than its loss; a void verdict stays void."""
+        return bool(self.fault) and self.loss != VOID
 
     def say(self, after: str = "") -> str:
         """Return the verdict as text; `after` says how many samples decided it."""
-        samples = "" if self.samples is None else f" ({self.samples:,} samples)"
-        fault = f", {self.fault}" if self.fault and self.loss != VOID else ""
-        return f"{self.outcome}{samples}{after}{fault}"
+        text = self.outcome
+        if self.samples is not None:
+            text += f" ({self.samples:,} samples)"
+        text += after
+        if self._is_at_fault:
+            text += f", {self.fault}"
+        return text
 
     @property
     def samples(self) -> int | None:
@@ -93,9 +104,12 @@ def assess(family: Family, limits: ReportConfig) -> Family:
     cells = []
     for cell in family.cells:
         record = cell.record
+        settings = {}
+        for key in keys:
+            settings[printable(key)] = printable(record.params.get(key, ""))
         known = record.changed(
             label=cell.label,
-            settings={printable(key): printable(record.params.get(key, "")) for key in keys},
+            settings=settings,
             metric=metric,
             value=record.value_of(metric),
             fp32_value=record.value_of(metric, BASELINE),
@@ -161,9 +175,9 @@ def _find_equal_runs(records: Sequence[RunRecord]) -> dict[str, tuple[str, ...]]
     """Return the ids of the other runs with an equal file, by run id."""
     others = {}
     for members in equal_files.group(records):
-        ids = [member.run_id for member in members]
-        for run_id in ids:
-            others[run_id] = tuple(other for other in ids if other != run_id)
+        for record in members:
+            ids = [member.run_id for member in members if member is not record]
+            others[record.run_id] = tuple(ids)
     return others
 
 
@@ -236,10 +250,10 @@ def decide(margins: Sequence[tuple[Margin, int]], planned: int = 1) -> list[Verd
         margins: for each model, how far its loss lies above the limit, and its number of samples.
         planned: see `Family.planned`.
     """
-    p_values = [(margin.p_within, margin.p_beyond) for margin, _ in margins]
-    level = SIGNIFICANCE / max(len(margins), planned)
+    results = outcomes([margin for margin, _ in margins], planned)
+    level = SIGNIFICANCE / max(len(margins), planned)  # for the sample size
     decided = []
-    for outcome, (margin, total) in zip(outcomes(p_values, planned), margins, strict=True):
+    for outcome, (margin, total) in zip(results, margins, strict=True):
         verdict = Verdict(outcome)
         if outcome == UNDECIDED:
             verdict = _undecided(margin, total, level)
@@ -247,16 +261,18 @@ def decide(margins: Sequence[tuple[Margin, int]], planned: int = 1) -> list[Verd
     return decided
 
 
-def outcomes(p_values: Sequence[tuple[float, float]], planned: int = 1) -> list[str]:
+def outcomes(margins: Sequence[Margin], planned: int = 1) -> list[str]:
     """Return the outcomes of models that are assessed together (Holm).
 
+    >>> outcomes([Margin(z=-5.0), Margin(z=0.5), Margin(z=5.0)])
+    ['pass', 'undecided', 'fail']
+
     Args:
-        p_values: for each model, the p-values of a loss at the limit or above, and at the limit or
-            below.
+        margins: how far the loss of each model lies above its limit.
         planned: see `Family.planned`.
     """
-    within = holm([p_within for p_within, _ in p_values], planned)
-    beyond = holm([p_beyond for _, p_beyond in p_values], planned)
+    within = holm([margin.p_within for margin in margins], planned)
+    beyond = holm([margin.p_beyond for margin in margins], planned)
     decided = []
     for p_within, p_beyond in zip(within, beyond, strict=True):
         if p_within <= SIGNIFICANCE:
@@ -284,8 +300,12 @@ def as_good_as(
     list models that are truly worse, because they often do not differ significantly.
     """
     margin = margin_of(metric, limits)
-    tested = [cell for cell in others if cell.paired]
-    margins = [_margin_over(best, cell, metric, margin) for cell in tested]
+    tested = []
+    margins = []
+    for cell in others:
+        if cell.paired:
+            tested.append(cell)
+            margins.append(_margin_over(best, cell, metric, margin))
     decided = by_model(records_of(tested), margins, decide)
     proven = []
     possible = []
@@ -337,5 +357,6 @@ def passes_to_choose(metric: Metric, cell: Cell, limits: ReportConfig) -> bool:
 
 def _undecided(margin: Margin, total: int, level: float) -> Verdict:
     needed = margin.items_needed(total, level)
-    # The present size has not decided.
-    return Verdict(UNDECIDED, total + 1.0 if needed <= total else needed)
+    if needed <= total:  # the present size has not decided
+        needed = total + 1.0
+    return Verdict(UNDECIDED, needed)

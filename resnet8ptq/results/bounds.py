@@ -22,29 +22,37 @@ FARTHEST = 2.0**20  # the largest loss that is looked at, as a fraction of FP32'
 STEPS = 50  # halvings of an interval
 
 
-def measure(family: Family) -> Family:
+def add_bounds(family: Family) -> Family:
     """Return an assessed family with the bounds of each model in its record.
 
     There is no bound without spread, if samples of groups were scored one by one, or with a broken
     FP32. The unit is that of `RunRecord.loss`.
     """
     metric = family.metric
-    cells = family.sound
-    margins = [margin_at(metric, cell, metric.limit(family.limits)) for cell in cells]
-    records = records_of(cells)
+    limit = metric.limit(family.limits)
+    p_within = []
+    p_beyond = []
+    sound = family.sound
+    for cell in sound:
+        margin = margin_at(metric, cell, limit)
+        p_within.append(margin.p_within)
+        p_beyond.append(margin.p_beyond)
+
+    # The level of each model's bounds
+    records = records_of(sound)
     test = partial(levels, planned=family.planned)
-    uppers = by_model(records, [margin.p_within for margin in margins], test)
-    lowers = by_model(records, [margin.p_beyond for margin in margins], test)
+    uppers = by_model(records, p_within, test)
+    lowers = by_model(records, p_beyond, test)
     bounded = {}
-    for cell, upper, lower in zip(cells, uppers, lowers, strict=True):
+    for cell, upper, lower in zip(sound, uppers, lowers, strict=True):
         bounds = {
             "loss_upper_bound": _upper(metric, cell, upper),
             "loss_lower_bound": _lower(metric, cell, lower),
         }
         record = cell.record.model_copy(update=bounds)
         bounded[cell.record.run_id] = replace(cell, record=record)
-    whole = [bounded.get(cell.record.run_id, cell) for cell in family.cells]
-    return replace(family, cells=tuple(whole))
+    cells = [bounded.get(cell.record.run_id, cell) for cell in family.cells]
+    return replace(family, cells=tuple(cells))
 
 
 def levels(p_values: Sequence[float], planned: int = 0) -> list[float]:
@@ -81,6 +89,7 @@ def _edge(holds: Callable[[float], bool], bounded: bool) -> float | None:
     Args:
         bounded: whether losses lie between -1 and 1; otherwise the search goes up to `FARTHEST`.
     """
+    # Double the interval until the condition changes in it
     low = -1.0
     high = 1.0
     while not bounded and high < FARTHEST and not holds(high):
@@ -99,4 +108,6 @@ def _edge(holds: Callable[[float], bool], bounded: bool) -> float | None:
             high = middle
         else:
             low = middle
-    return None if low == lowest or high == highest else high
+    if low == lowest or high == highest:
+        return None
+    return high

@@ -65,8 +65,7 @@ def main(words: list[str]) -> int:
 
 def find(asked: Arguments) -> Answer:
     """Return the verdict on the requested run or sweep; raises the errors of `main`."""
-    sources = {key: getattr(asked, key) for key in ("run_id", "sweep", "folder")}
-    named = [key for key, value in sources.items() if value is not None]
+    named = [key for key in ("run_id", "sweep", "folder") if getattr(asked, key) is not None]
     if len(named) > 1:
         raise ConfigError(f"{named[1]}: has no effect with {named[0]}=; expected one of the two")
 
@@ -125,14 +124,21 @@ def _overall(sweep: SweepSummary) -> str:
 
     A simulated run cannot be deployed, so it can prove a fail but never a pass.
     """
-    measured = [run for run in sweep.runs if run.loss_verdict is not None]
-    deployable = {run.verdict for run in measured if run.execution != "simulated"}
+    outcomes = set()
+    deployable = set()
+    failed = 0
+    for run in sweep.runs:
+        if run.loss_verdict is not None:
+            outcomes.add(run.verdict)
+            if run.execution != "simulated":
+                deployable.add(run.verdict)
+        if run.status not in ("ok", UNSUPPORTED):
+            failed += 1
     if deployable & {PASS, UNDECIDED}:  # but not within the limit on the selection samples
         return UNDECIDED
-    outcomes = deployable or {run.verdict for run in measured}
-    if outcomes and outcomes <= {FAIL, VOID}:
-        return FAIL if FAIL in outcomes else VOID
-    failed = sum(run.status not in ("ok", UNSUPPORTED) for run in sweep.runs)
-    if failed and not measured:
+    counted = deployable or outcomes
+    if counted and counted <= {FAIL, VOID}:
+        return FAIL if FAIL in counted else VOID
+    if failed and not outcomes:
         raise TrackingError(f"sweep {sweep.run_id}: no run was measured, and {failed} did not end")
     return UNSUPPORTED

@@ -16,6 +16,7 @@ from resnet8ptq.core import templates
 from resnet8ptq.core.table import show_kb
 from resnet8ptq.core.text import escape_markdown, printable
 from resnet8ptq.report.answer import say_verdict
+from resnet8ptq.report.comparison import by_run_id
 from resnet8ptq.report.table import VOID, show_ms
 from resnet8ptq.report.verdicts import EXIT_CODES, MARGIN
 from resnet8ptq.results.summaries import SweepSummary
@@ -29,7 +30,10 @@ Size = Annotated[int | None, Field(ge=0)]
 def _of(name: str) -> Any:
     """Return a field that reads an attribute of a run, and has its description."""
     known = RunRecord.model_fields.get(name)
-    about = known.description if known else " ".join(getattr(RunRecord, name).__doc__.split())
+    if known is not None:
+        about = known.description
+    else:  # a property
+        about = " ".join(getattr(RunRecord, name).__doc__.split())
     return Field(validation_alias=name, description=about)
 
 
@@ -216,6 +220,9 @@ class Answer:
         """The verdict for programs."""
         run = self.run
         sweep = self.sweep
+        because = self.because
+        if run is not None:
+            because = because or run.why_none
         parts = dict.fromkeys(("choice", "metric", "loss", "samples", "size", "latency"), run)
         return Document.model_validate(
             {
@@ -224,7 +231,7 @@ class Answer:
                 "verdict": self.verdict,
                 "exit_code": self.exit_code,
                 "use": self.use or None,
-                "because": self.because or (run.why_none if run else ""),
+                "because": because,
                 "files": {
                     "artifact": run and run.artifact,
                     "artifact_sha256": run and run.artifact_sha256,
@@ -277,14 +284,16 @@ def _sweep(sweep: SweepSummary | None) -> dict[str, Any] | None:
 def _as_good(sweep: SweepSummary) -> dict[str, Any] | None:
     """Return the runs as good as the best; None without a best run, or with several."""
     best = [choice for choice in sweep.choices if choice.use == "best"]
-    run = best[0].run if len(best) == 1 else None
+    if len(best) != 1:
+        return None
+    run = best[0].run
     if run is None or run.limit is None:
         return None
     return {
         "best": run.run_id,
         "margin": MARGIN * run.limit,
-        "shown": tuple(cell.record.run_id for cell in best[0].equals),
-        "unknown": tuple(cell.record.run_id for cell in best[0].unknown),
+        "shown": tuple(by_run_id(best[0].equals)),
+        "unknown": tuple(by_run_id(best[0].unknown)),
     }
 
 
@@ -309,8 +318,10 @@ def describe(answer: Answer, show: Callable[[str], str] = printable) -> str:
     """
     run = answer.run
     if run is None:
-        use = f"No model is recommended for `use={answer.use}`. " if answer.use else ""
-        return f"{use}{show(answer.because)}"
+        text = show(answer.because)
+        if answer.use:
+            text = f"No model is recommended for `use={answer.use}`. {text}"
+        return text
     if run.metric is None or run.loss is None or run.loss_verdict is None:
         return f"{show(run.label)}: {show(run.why_none)}"
     text = f"{show(run.label)}: {show(say_verdict(run))}"

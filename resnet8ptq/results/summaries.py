@@ -18,6 +18,7 @@ from resnet8ptq.report.recommend import (
     RECOMMENDED,
     ModelSelection,
     Recommendation,
+    find_recommendation,
     own_family,
     why_none,
 )
@@ -52,14 +53,18 @@ class SweepSummary:
 
     def run(self, run_id: str) -> RunRecord:
         """Return the run with this id; raise KeyError if the sweep has no such run."""
-        return {run.run_id: run for run in self.runs}[run_id]
+        for run in self.runs:
+            if run.run_id == run_id:
+                return run
+        raise KeyError(run_id)
 
     def choice(self, use: str = RECOMMENDED) -> RunRecord | None:
         """Return the recommended run for a use; None if there is none, or for FP32 itself.
 
         With several sets of scored samples, the first set counts.
         """
-        return next((choice.run for choice in self.choices if choice.use == use), None)
+        choice = find_recommendation(use, self.choices)
+        return None if choice is None else choice.run
 
     recommended = choice
 
@@ -104,13 +109,16 @@ def summarize_sweep(
         choices += _choose(whole)
         if not selected.recommendations:
             reasons += _why_none(selected)
+    why = ""
+    if not choices:
+        why = printable(" ".join(reasons))
     return SweepSummary(
         run_id=parent.run_id,
         name=parent.name,
         status=parent.status,
         runs=tuple(runs),
         choices=tuple(choices),
-        why_none="" if choices else printable(" ".join(reasons)),
+        why_none=why,
         report=report,
     )
 
@@ -120,7 +128,7 @@ def _choose(selected: ModelSelection) -> list[Recommendation]:
 
     Those of `own_family`, or of a headline that was assessed by itself, differ from the table's.
     """
-    own = bounds.measure(own_family(selected, selected.recommendations))
+    own = bounds.add_bounds(own_family(selected, selected.recommendations))
     cells = by_run_id(own.cells)
     choices = []
     for recommended in selected.recommendations:
@@ -128,7 +136,7 @@ def _choose(selected: ModelSelection) -> list[Recommendation]:
         if cell is not None and recommended.use != RECOMMENDED:
             cell = cells.get(cell.record.run_id, cell)
         elif cell is not None and selected.headline is not None and selected.headline.alone:
-            [cell] = bounds.measure(Family((cell,), selected.limits)).cells
+            [cell] = bounds.add_bounds(Family((cell,), selected.limits)).cells
         choices.append(replace(recommended, choice=cell))
     return choices
 
@@ -147,7 +155,7 @@ def assess_runs(selected: ModelSelection, artifacts: Mapping[str, str | None]) -
 
 
 def _complete(selected: ModelSelection, artifacts: Mapping[str, str | None]) -> ModelSelection:
-    family = bounds.measure(selected.family)
+    family = bounds.add_bounds(selected.family)
     cells = []
     for cell in family.cells:
         record = cell.record
@@ -158,8 +166,10 @@ def _complete(selected: ModelSelection, artifacts: Mapping[str, str | None]) -> 
 
 def _reproduce(record: RunRecord) -> str | None:
     """Return the command for one job of a sweep, from the job's overrides."""
-    kept = origin.find_overrides(record) if record.job_overrides else None
-    if kept is None:
+    if not record.job_overrides:  # of a single run
+        return None
+    kept = origin.find_overrides(record)
+    if kept is None:  # not safe to repeat
         return None
     if record.chosen_by.endswith(_HALVED):  # alone, a run chooses nothing, and reports on all
         kept.append("evaluate.choice=half")

@@ -87,8 +87,11 @@ def find_store(asked: Arguments) -> tuple[str, str]:
             f"root: got {asked.root}, expected a folder with {database.name}; try {run} first, or "
             "root=FOLDER"
         )
+    page = view.HOME
     local = store.find_store(asked.tracking)
-    return f"sqlite:///{database}", view.path(local.experiment_id) if local else view.HOME
+    if local is not None:
+        page = view.path(local.experiment_id)
+    return f"sqlite:///{database}", page
 
 
 def serve(uri: str, port: int, page: str) -> None:

@@ -37,7 +37,11 @@ class Budget:
         return min(self.loading_s, self.limit_s / 4)
 
     def left_s(self, spent_s: float) -> float:
-        """Return the seconds left for steps."""
+        """Return the seconds left for steps.
+
+        >>> Budget(limit_s=600, loading_s=20).left_s(spent_s=100)
+        480
+        """
         return max(0.0, self.limit_s - self.closing_s - spent_s)
 
     def until_late_s(self, spent_s: float) -> float:

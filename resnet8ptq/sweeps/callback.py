@@ -67,7 +67,9 @@ class RunningSweep:
     def shorten(self, reason: str, job: str) -> str:
         """Return the reason of a job's failure, or name the earlier job that had the same."""
         first = self.failures.setdefault(reason, job)
-        return reason if first == job else f"the same error as {first}"
+        if first == job:
+            return reason
+        return f"the same error as {first}"
 
     def seconds_left(self, job: int) -> float | None:
         """Return the expected time of the jobs from number `job` on; None if unknown.
@@ -118,7 +120,8 @@ class RunningSweep:
                 background.wait()
         except TrackingError as error:
             log.error("%s", error)
-            status = "failed" if status == "ok" else status
+            if status == "ok":
+                status = "failed"
 
         # Compare, and write the report
         try:
@@ -163,7 +166,9 @@ class RunningSweep:
             raise TrackingError(
                 f"the report could not be made ({one_line(failure)}); try `{again}`"
             ) from failure
-        return code if self.goal and status == "ok" else int(status != "ok")
+        if self.goal and status == "ok":
+            return code
+        return int(status != "ok")
 
     def _announce(self, chosen: "list[ModelSelection]", status: str) -> int:
         """Print the winner of a search, also after an error or Ctrl-C; return its exit code."""
@@ -203,17 +208,20 @@ class RunningSweep:
         with console.waiting("Comparing the runs"):
             chosen = select(families, self.limits)
         if timed:  # before the table, which shows these latencies
-            timings = final_timing.run(chosen, folder)
+            timings = final_timing.time_finalists(chosen, folder)
             chosen = select(families, self.limits, timings)
 
         # A search has printed the result of each step
-        shown = [selected.family for selected in chosen]
-        if self.is_search:
-            shown = [family.without_held_out() for family in shown]
-        shown = [family for family in shown if family.cells]
+        shown = []
+        for selected in chosen:
+            family = selected.family
+            if self.is_search:
+                family = family.without_held_out()
+            if family.cells:
+                shown.append(family)
         if shown:
             terminal.print_runs(shown)
-        runs = [record for family in shown for record in family.records]
+        runs = comparison.all_records(shown)
         if mlperf_tiny.is_suite(runs):
             mlperf_tiny.print_suite(runs)
         return chosen
@@ -252,7 +260,7 @@ class RunningSweep:
             )
         elif records or self._has_analyses():
             with console.waiting("Drawing the report"):
-                page.write(store, parent_id, chosen, folder)
+                page.write_report(store, parent_id, chosen, folder)
         if self.sweep.resume:
             skipped = sum(self._is_earlier(record) for record in records)
             print(f"Skipped: {skipped} of {len(records)} runs had finished before")
@@ -263,11 +271,12 @@ class RunningSweep:
 
 def _how_far(records: "Sequence[RunRecord]", jobs: int | None, typed: Sequence[str]) -> str:
     """Return the number of finished runs of an interrupted sweep, and the command to continue."""
-    finished = sum(record.finished for record in records)
-    of = "" if jobs is None else f" of {jobs}"
+    finished = str(sum(record.finished for record in records))
+    if jobs is not None:
+        finished += f" of {jobs}"
     kept = [word for word in typed if not word.lstrip("+").startswith("sweep.resume=")]
     again = invocation.command("run", *kept, "sweep.resume=true")
-    return f"{finished}{of} runs finished; continue: {again}"
+    return f"{finished} runs finished; continue: {again}"
 
 
 def _collect(sweep: "SharedSweep") -> "list[RunRecord]":
@@ -300,8 +309,10 @@ def _end_parent(store: "Store", parent_id: str, status: str, folder: Path) -> st
 
 def find_current() -> RunningSweep | None:
     """Return the sweep that the ongoing command line has begun; None in a worker."""
-    begun = ongoing.find()
-    return begun.sweep if begun else None
+    begun = ongoing.find_ongoing()
+    if begun is None:
+        return None
+    return begun.sweep
 
 
 def open_current() -> "SharedSweep":
@@ -310,7 +321,7 @@ def open_current() -> "SharedSweep":
     Raises:
         Abort: it cannot be opened; otherwise Hydra would run the next job without a record.
     """
-    begun = ongoing.find()
+    begun = ongoing.find_ongoing()
     assert begun is not None and begun.sweep is not None
     try:
         return begun.sweep.sweep
@@ -331,7 +342,7 @@ class SweepCallback(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Start opening the store and the parent run; end the command on an error."""
         self.on_run_start(config)
-        begun = ongoing.find()
+        begun = ongoing.find_ongoing()
         assert begun is not None  # by `resnet8ptq.run`, which calls Hydra
         folder = Path(config.hydra.sweep.dir).absolute()
         with command.aborting(*command.EXPECTED):
@@ -363,8 +374,10 @@ def _start(
         search.check(config.hydra.sweeper, typed)
     swept = _find_swept(config.hydra.sweeper)
     count = _count_jobs(config.hydra.sweeper, [*swept, *typed])
-    overridden = [override for override in (*swept, *typed) if override.is_sweep_override()]
-    varied = tuple(override.key_or_group for override in overridden)
+    varied = []
+    for override in (*swept, *typed):
+        if override.is_sweep_override():
+            varied.append(override.key_or_group)
 
     # No log is set up yet. The imports that follow take a second, or several from a cold disk.
     console.say(console.stderr(), f"{_say_jobs(config.hydra.sweeper, count)}: {folder}")
@@ -397,7 +410,7 @@ def _start(
             parallel=parallel,
             resume=config.sweep.resume,
             jobs=count,
-            varied=varied,
+            varied=tuple(varied),
         )
 
     goal = None

@@ -51,7 +51,9 @@ class Delivery:
         """
         if self.path is not None or self.folder is None:
             return
-        suffixes = {suffix for backend in BACKENDS.values() for suffix in backend.suffixes}
+        suffixes: set[str] = set()
+        for backend in BACKENDS.values():
+            suffixes.update(backend.suffixes)
         for path in sorted(self.folder.glob(f"{number}_*/model.*")):
             if path.suffix in suffixes:
                 self._copy(path)
@@ -79,5 +81,8 @@ def _find_model(record: RunRecord) -> Path | None:
     backend = BACKENDS.get(record.backend)
     if backend is None or not record.folder:
         return None
-    paths = [Path(record.folder, f"model{suffix}") for suffix in backend.suffixes]
-    return next((path for path in paths if path.is_file()), None)
+    for suffix in backend.suffixes:
+        path = Path(record.folder, f"model{suffix}")
+        if path.is_file():
+            return path
+    return None

@@ -28,7 +28,7 @@ from resnet8ptq.tracking import origin
 log = logging.getLogger(__name__)
 
 
-def run(chosen: Sequence[ModelSelection], folder: Path) -> list[PairedLatency | None]:
+def time_finalists(chosen: Sequence[ModelSelection], folder: Path) -> list[PairedLatency | None]:
     """Time the finalists of each family, and write the latencies to `folder`.
 
     Returns:
@@ -36,7 +36,9 @@ def run(chosen: Sequence[ModelSelection], folder: Path) -> list[PairedLatency | 
     """
     timings = [_time(selected, folder) for selected in chosen]
     if any(timings):
-        kept = [None if timed is None else asdict(timed) for timed in timings]
+        kept = []
+        for timed in timings:
+            kept.append(None if timed is None else asdict(timed))
         files.write_text(folder / paired_latency.FILE, json.dumps(kept, indent=2))
     return timings
 
@@ -50,7 +52,10 @@ def _time(selected: ModelSelection, folder: Path) -> PairedLatency | None:
     # Only on the machine that timed the runs
     records = records_of([*models, *timed])
     cpus = {record.cpu for record in records}
-    is_reached = all(record.measured_on for record in records) or cpus == {machine.cpu()[0]}
+    is_reached = all(record.measured_on for record in records)
+    if not is_reached:
+        own_cpu, _ = machine.cpu()
+        is_reached = cpus == {own_cpu}
     if len(cpus) > 1 or not is_reached:
         log.warning("the best models ran on other machines, and are not timed against each other")
         return None
@@ -73,6 +78,12 @@ def _folder(cell: Cell, sweep: Path) -> Path:
     return own
 
 
+def _find_model(folder: Path) -> Path:
+    """Return the quantized file of a run; raise ValueError unless there is exactly one."""
+    [path] = [path for path in folder.glob("model.*") if path.suffix != ".json"]
+    return path
+
+
 def _run(models: Mapping[str, Path], baselines: Mapping[str, Path]) -> PairedLatency:
     """Load models from the folders of their runs, and time them in turns.
 
@@ -92,7 +103,7 @@ def _run(models: Mapping[str, Path], baselines: Mapping[str, Path]) -> PairedLat
     loads: dict[str, Load] = {}
     with ExitStack() as stack:
         for name, folder in models.items():
-            [path] = [path for path in folder.glob("model.*") if path.suffix != ".json"]
+            path = _find_model(folder)
             quantizer = make_quantizer(configs[folder], runtime)
             loads[name] = loader(quantizer, path, find_target(configs[folder]))
         for name, folder in baselines.items():

@@ -36,12 +36,12 @@ def tag(settings: Settings | Unresolved) -> dict[str, str]:
     if isinstance(settings, Unresolved):
         return {}
     try:
-        return {"identity": find(settings)}
+        return {"identity": hash_run(settings)}
     except (PtqError, OSError):
         return {}
 
 
-def find(settings: Settings) -> str:
+def hash_run(settings: Settings) -> str:
     """Return a hexadecimal hash, equal for two runs only if their results would be equal.
 
     It covers settings, code of this package, versions of the frameworks, network, training and test

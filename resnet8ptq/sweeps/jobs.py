@@ -66,7 +66,9 @@ def plan(launcher: DictConfig) -> ParallelJobs | None:
     own: Callable[[DictConfig], ParallelJobs] | None = getattr(
         get_class(launcher._target_), "plan", None
     )
-    return own(launcher) if own else None
+    if own is None:
+        return None
+    return own(launcher)
 
 
 def fit(key: str, cpus: object, cores: int) -> int:
@@ -76,17 +78,22 @@ def fit(key: str, cpus: object, cores: int) -> int:
         ConfigError: not even one job fits.
     """
     if not isinstance(cpus, int) or not 1 <= cpus <= cores:
-        limit = "or more" if cores == sys.maxsize else f"to {cores}, the cores of this machine"
+        limit = f"to {cores}, the cores of this machine"
+        if cores == sys.maxsize:
+            limit = "or more"
         raise ConfigError(f"{key}: got {cpus}, expected 1 {limit}")
     return cores // cpus
 
 
 def variables() -> dict[str, str]:
     """Return the environment variables for jobs, without nonexistent paths."""
-    kept = {key: value for key, value in os.environ.items() if key.startswith(_PREFIXES) and value}
+    kept = {}
+    for key, value in os.environ.items():
+        if value and key.startswith(_PREFIXES):
+            kept[key] = value
     kept.pop("MLFLOW_TRACKING_URI", None)  # the sweep's file has the store
     for key in _PATHS:
-        if not Path(kept.get(key, ".")).exists():
+        if key in kept and not Path(kept[key]).exists():
             del kept[key]
     return kept
 

@@ -45,6 +45,6 @@ def begin(words: Sequence[str]) -> Iterator[Ongoing]:
             ongoing.sweep.lock.release()
 
 
-def find() -> Ongoing | None:
+def find_ongoing() -> Ongoing | None:
     """Return the ongoing command line; None in a worker of a sweep."""
     return _ongoing.get()

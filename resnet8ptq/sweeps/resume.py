@@ -54,17 +54,21 @@ def find_finished(
     matching = [record for record in finished if "cut_short" not in record.params]
     ours = [record for record in matching if record.sweep_id == sweep.parent_id]
 
-    # The job's own run, another job's, another sweep's
+    # The job's own run
     for record in ours:
         if record.job_number == str(number):
             return history.complete(sweep.store, record)
+
+    # Another job's
     if again and ours:
         return history.complete(sweep.store, ours[0])
-    others = [record for record in matching if not record.was_carried]  # to another machine
-    if not (sweep.resume and others):
-        return None
-    history.adopt(sweep.store, sweep.parent_id, number, record=others[0])
-    return history.complete(sweep.store, others[0])
+
+    # Another sweep's, unless it was carried to another machine
+    for record in matching:
+        if sweep.resume and not record.was_carried:
+            history.adopt(sweep.store, sweep.parent_id, number, record=record)
+            return history.complete(sweep.store, record)
+    return None
 
 
 def find_attempts(sweep: SharedSweep, number: int) -> list[RunRecord]:

@@ -146,18 +146,20 @@ class SettingsSearch:
 
     def _without_conflicts(self, steps: Sequence[Step]) -> list[Step]:
         """Return the steps with valid settings; skip the others."""
+        valid: list[Step] = []
         conflicts: list[tuple[Step, ConfigError]] = []
         for step in steps:
             try:
                 self.check(step)
             except ConfigError as error:
                 conflicts.append((step, error))
+            else:
+                valid.append(step)
         if not self.tried and len(conflicts) == len(steps):
             raise conflicts[0][1]
         for step, conflict in conflicts:
             self._skip(step, printable(str(conflict)))
-        refused = [step for step, _ in conflicts]
-        return [step for step in steps if step not in refused]
+        return valid
 
     def _skip(self, step: Step, why: str) -> None:
         self.tried.append(Tried(step, searching.SKIPPED, why))
@@ -181,6 +183,10 @@ class SettingsSearch:
             self.tried[position] = replace(finalist, refuted=True)
         return done
 
+    @property
+    def _has_measured(self) -> bool:
+        return any(trial.measured for trial in self.tried)
+
     def _spent_s(self) -> float:
         assert self.begun_s is not None  # set by `run`
         return self.clock() - self.begun_s
@@ -198,7 +204,7 @@ class SettingsSearch:
         later_s = self._confirm_s() + self._reserve_s(step)
         if step.kind in FALLBACKS and not searching.passing(self.tried):
             later_s = 0.0  # to confirm a model that fails helps nobody
-        is_first = not any(trial.measured for trial in self.tried)
+        is_first = not self._has_measured
         if is_first or expected_s + later_s <= self._left_s():
             return True
 
@@ -216,8 +222,10 @@ class SettingsSearch:
         ranked = searching.rank(self.asked, self.tried)
         if not ranked:
             return 0.0
-        more_s = again_s(ranked[0]) if twice else 0.0
-        return confirm_s(ranked[0], self.asked.reported) + more_s
+        expected_s = confirm_s(ranked[0], self.asked.reported)
+        if twice:
+            expected_s += again_s(ranked[0])
+        return expected_s
 
     def _reserve_s(self, step: Step) -> float:
         """Return the seconds kept for the last resorts that come later."""
@@ -233,15 +241,18 @@ class SettingsSearch:
 
     def _run(self, steps: Sequence[Step], seconds_each: float) -> list[Tried]:
         for step in steps:
-            left = f" ({self._left_s() / 60:.1f} minutes left)" if self.tried else ""
-            _say(f"{step.backend}: {step.words}: {step.why}{left}")
+            line = f"{step.backend}: {step.words}: {step.why}"
+            if self.tried:
+                line += f" ({self._left_s() / 60:.1f} minutes left)"
+            _say(line)
 
         # An interrupted job may have left a file
         begun_s = self.clock()
         limits = TimeLimits(max(seconds_each, LEAST_S), self._find_hard_limit(steps))
         results: Sequence[RunRecord | Exception] = []
         try:
-            results = self.launch(steps, limits) if steps else []
+            if steps:
+                results = self.launch(steps, limits)
         except KeyboardInterrupt:
             self._keep_unmeasured(len(steps))
             raise
@@ -288,7 +299,7 @@ class SettingsSearch:
     def _raise_input_error(self, results: Sequence[RunRecord | Exception]) -> None:
         """Raise an error of the input that two steps share, before any model was measured."""
         self.errors += [error for error in results if isinstance(error, Exception)]
-        if any(trial.measured for trial in self.tried):
+        if self._has_measured:
             return
         of_input = [error for error in self.errors if isinstance(error, INPUT_ERRORS)]
         texts = Counter(map(str, of_input))
@@ -304,9 +315,10 @@ class SettingsSearch:
             metric = result.task.metric
             self.asked = replace(self.asked, limit=metric.limit(self.allowed))
             sound = not find_fault(metric, result, self.allowed)
-        # The level of each of several comparisons on the same samples.
-        comparisons = self.allowed.confirmations if step.kind == searching.CONFIRM else 1
-        done = measure(step, record=result, seconds=seconds, level=SIGNIFICANCE / comparisons)
+        level = SIGNIFICANCE
+        if step.kind == searching.CONFIRM:  # one of several comparisons on the same samples
+            level = SIGNIFICANCE / self.allowed.confirmations
+        done = measure(step, record=result, seconds=seconds, level=level)
         return replace(done, within=done.within and sound)
 
     def _outcome(self, tried: Tried) -> str:
@@ -320,7 +332,9 @@ class SettingsSearch:
         passes = "passes" if tried.passes else "not shown to pass"
         size = f"{tried.size_bytes / 1000:.1f} kB"
         line = f"{shown}: {passes}; noise {tried.noise:.2g}; {size}{tried.cut_short}"
-        return f"{line}; in float: {tried.named or 'none'}" if tried.searches else line
+        if tried.searches:
+            line += f"; in float: {tried.named or 'none'}"
+        return line
 
 
 def read_network(asked: Asked, config: RunConfig, running: "RunningSweep") -> Asked:
@@ -365,7 +379,9 @@ def check(sweeper: DictConfig, typed: Sequence[Override]) -> None:
         if key == "backend" and FILE in words.values(override):
             raise ConfigError(f"backend: got {FILE}, which quantizes nothing; try resnet8ptq judge")
         value = override.value()
-        mend = _REFUSED.get((key, value)) if isinstance(value, str) else None
+        mend = None
+        if isinstance(value, str):
+            mend = _REFUSED.get((key, value))
         if mend is not None:
             raise ConfigError(f"{key}: got {value} with experiment=auto; {mend}")
         if key in _OF_SEARCH:
@@ -398,10 +414,14 @@ def measure(step: Step, record: RunRecord, seconds: float, level: float = SIGNIF
     if record.loss is None:
         return shared
     metric = record.task.metric
+
+    # The time that the run itself took, here or in an earlier sweep
     own_s = sum(record.metrics.get(f"system/{key}", 0.0) for key in _TIMES)
     spent_s = own_s + record.metrics.get("system/prepare_s", 0.0)
     properties = record.params.get("properties", "").split(", ")
-    cut_short = record.params.get("cut_short")
+    cut_short = record.params.get("cut_short", "")
+    if cut_short:
+        cut_short = f"; the time was up: {cut_short}"
     return replace(
         shared,
         seconds=max(seconds, spent_s),
@@ -422,7 +442,7 @@ def measure(step: Step, record: RunRecord, seconds: float, level: float = SIGNIF
         properties=tuple(filter(None, properties)),
         classifies=record.scored_as == "classification",
         named=record.params.get("excluded_nodes", ""),
-        cut_short=f"; the time was up: {cut_short}" if cut_short else "",
+        cut_short=cut_short,
     )
 
 
@@ -435,7 +455,9 @@ def noise(record: RunRecord) -> float:
     if divergence is not None:
         return divergence
     sqnr_db = record.metrics.get("sqnr_db")
-    return 0.0 if sqnr_db is None else float(10 ** (-sqnr_db / 10))  # None: equal outputs
+    if sqnr_db is None:  # equal outputs
+        return 0.0
+    return float(10 ** (-sqnr_db / 10))
 
 
 def _error(record: RunRecord, metric: Metric) -> float:

@@ -57,23 +57,26 @@ def _find_settings(record: RunRecord, folder: Path) -> list[str]:
     return kept
 
 
-def find(chosen: Sequence[ModelSelection], delivery: Delivery) -> Winner | None:
+def find_winner(chosen: Sequence[ModelSelection], delivery: Delivery) -> Winner | None:
     """Return the last confirmed model that passes, else the first confirmed one, else None.
 
     Models are confirmed one after the other, until one passes.
     """
     folder = delivery.folder or Path()
-    delivered = delivery.record if delivery.is_confirmed else None
-    confirmed = []
+    delivered_id = ""
+    if delivery.is_confirmed and delivery.record is not None:
+        delivered_id = delivery.record.run_id
+    first = None
+    passing = None
     for selected in chosen:
         for cell in selected.family.measured:
-            is_delivered = delivered is not None and cell.record.run_id == delivered.run_id
-            if is_delivered or not cell.record.held_out:
-                confirmed.append(Winner(selected, cell, folder))
-    passing = [winner for winner in confirmed if winner.outcome == PASS]
-    if passing:
-        return passing[-1]
-    return confirmed[0] if confirmed else None
+            if cell.record.held_out and cell.record.run_id != delivered_id:
+                continue
+            winner = Winner(selected, cell, folder)
+            first = first or winner
+            if winner.outcome == PASS:
+                passing = winner
+    return passing or first
 
 
 def announce(chosen: Sequence[ModelSelection], delivery: Delivery, goal: str) -> int:
@@ -85,15 +88,18 @@ def announce(chosen: Sequence[ModelSelection], delivery: Delivery, goal: str) ->
         goal: `fastest`, `smallest` or `best`.
     """
     folder = delivery.folder or Path()
-    winner = find(chosen, delivery)
+    winner = find_winner(chosen, delivery)
     if winner is not None:
         return _announce_confirmed(winner, delivery, folder, goal)
 
     # Not confirmed: the best so far
     console = stdout(None, 240)
     if delivery.record is not None:
-        lacks = "Not judged" if delivery.is_confirmed else "Not confirmed"
-        on = "reported" if delivery.is_confirmed else "selection"
+        lacks = "Not confirmed"
+        on = "selection"
+        if delivery.is_confirmed:
+            lacks = "Not judged"
+            on = "reported"
         say(console, f"\n{lacks}; the best model so far, measured on the {on} samples:")
         say(console, f"  {delivery.outcome}")
         _say_file(delivery, delivery.record, _find_settings(delivery.record, folder))
@@ -118,10 +124,13 @@ def _announce_confirmed(winner: Winner, delivery: Delivery, folder: Path, goal: 
     record = winner.cell.record
     verdict = say_verdict(winner.cell.record)
     is_worth = saves(record.size_bytes or 0, record.fp32_size_bytes or 0, record.speedup)
-    title = "Winner" if winner.outcome == PASS else "Nothing passes; the closest to FP32"
+    outcome = winner.outcome
+    title = "Nothing passes; the closest to FP32"
+    if outcome == PASS:
+        title = "Winner"
     if not is_worth:
         title = "Nothing is worth deploying beside FP32; the closest to it"
-    if winner.outcome == VOID:
+    if outcome == VOID:
         title = "FP32 itself is void, so nothing can pass; the file in plain 8 bits"
 
     # Facts, then doubts, then the file
@@ -134,7 +143,7 @@ def _announce_confirmed(winner: Winner, delivery: Delivery, folder: Path, goal: 
         say(console, "  the same samples chose and reported it: the figures may flatter it")
     is_slower = record.speedup is not None and round(record.speedup, 2) < 1
     is_smaller = (record.size_reduction or 0) > 0
-    if goal == "fastest" and winner.outcome == PASS and is_slower and is_smaller:
+    if goal == "fastest" and outcome == PASS and is_slower and is_smaller:
         say(console, "  FP32 is faster on this machine; the model is only smaller")
     if delivery.record is None or delivery.record.run_id != record.run_id:
         delivery.keep(record, "", is_confirmed=True)
@@ -143,7 +152,8 @@ def _announce_confirmed(winner: Winner, delivery: Delivery, folder: Path, goal: 
         say(console, f"  {BY_OUTPUTS}")
     else:
         say(console, f"  {record.deploy_command}")
-    outcome = FAIL if winner.outcome == PASS and not is_worth else winner.outcome
+    if outcome == PASS and not is_worth:
+        outcome = FAIL
     return EXIT_CODES[outcome]
 
 
@@ -172,11 +182,13 @@ def to_yaml(settings: Sequence[str]) -> str:
             defaults.append({f"override /{key}": value})
         else:
             OmegaConf.update(values, key, value, force_add=True)
-    content: dict[str, Any] = {"defaults": defaults} if defaults else {}
+    content: dict[str, Any] = {}
+    if defaults:
+        content["defaults"] = defaults
     head = "# @package _global_\n# The winner of experiment=auto.\n"
     return head + OmegaConf.to_yaml(OmegaConf.merge(content, values))
 
 
 def _is_of_search(word: str) -> bool:
-    key = word.lstrip("+~").partition("=")[0]
+    key = origin.key_of(word)
     return key in _LEFT_OUT or key.startswith("hydra") or word == "latency.enabled=true"

@@ -34,7 +34,7 @@ class _Content(BaseModel):
     tags: dict[str, str] = {}
 
 
-def write(folder: Path, journal: Journal) -> None:
+def write_result(folder: Path, journal: Journal) -> None:
     """Write the file of a run."""
     kept = {
         "status": journal.tags.get("status", ""),
@@ -55,7 +55,7 @@ def _is_filed(key: str) -> bool:
     return key.startswith(_FILED)
 
 
-def add(record: RunRecord, path: Path) -> RunRecord:
+def add_result(record: RunRecord, path: Path) -> RunRecord:
     """Return the record of a run in MLflow with the content of its file.
 
     Latencies that MLflow shows replace those of the file: a sweep times its best models again.

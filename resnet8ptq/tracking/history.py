@@ -41,7 +41,7 @@ def complete(store: Store, record: RunRecord) -> RunRecord:
         return record
     try:
         with artifact(store, record, details.FILE) as path:
-            return details.add(record, path)
+            return details.add_result(record, path)
     except TrackingError as error:
         return record.changed(unread=str(error))
 

@@ -46,7 +46,11 @@ NO_EARLIER_RUNS = EarlierRuns()
 
 
 def sketch(ids: Ids) -> str:
-    """Return the smallest sample ids of a run, as a tag."""
+    """Return the smallest sample ids of a run, as a tag.
+
+    >>> read_sketch(sketch(np.array([7, 5], np.uint64))).tolist()
+    [5, 7]
+    """
     return "".join(f"{number:016x}" for number in np.unique(ids)[:KEPT].tolist())
 
 
@@ -69,13 +73,15 @@ def count_earlier(
         records: the runs of one family of a sweep, or a single run that has just ended.
         ids: ids of their samples; None: only runs on exactly the same samples count.
     """
-    scored = next((record for record in records if record.samples_digest), None)
+    scored = _find_scored(records)
     if scored is None or not re.fullmatch("[0-9a-f]{64}", scored.samples_digest):
         return NO_EARLIER_RUNS
     try:
         check_answers(store.uri)
         same = _find(store, scored, f"= '{scored.samples_digest}'")
-        others = [] if ids is None else _find(store, scored, f"!= '{scored.samples_digest}'")
+        others = []
+        if ids is not None:
+            others = _find(store, scored, f"!= '{scored.samples_digest}'")
     except Exception as error:
         if not is_away(error):
             raise
@@ -84,15 +90,26 @@ def count_earlier(
 
     # Runs of this network, which are not of this sweep
     own = {record.key for record in records}
-    counted = [r for r in same if _counts(r, scored) and r.key not in own]
+    count = 0
+    for record in same:
+        if _counts(record, scored) and record.key not in own:
+            count += 1
     shared = []
     for record in others:
         some_ids = read_sketch(record.tags.get("sample_sketch", ""))
         if _counts(record, scored) and ids is not None and np.isin(some_ids, ids).any():
             shared.append(record)
-    count = len(counted) + len(shared)
+    count += len(shared)
     is_full = MOST in (len(same), len(others))
     return EarlierRuns(count, more=is_full and count > 0, others=tuple(shared))
+
+
+def _find_scored(records: Sequence[RunRecord]) -> RunRecord | None:
+    """Return the first run with scored samples."""
+    for record in records:
+        if record.samples_digest:
+            return record
+    return None
 
 
 def _network_of(record: RunRecord) -> tuple[str | None, ...]:

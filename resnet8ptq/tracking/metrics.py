@@ -52,7 +52,11 @@ class Shown:
     digits: int = 4
 
     def of(self, value: float) -> float:
-        """Return the value that MLflow shows."""
+        """Return the value that MLflow shows.
+
+        >>> Shown("size_bytes", "size_kb", factor=1e-3, digits=1).of(96_471)
+        96.5
+        """
         return round(value * self.factor, self.digits)
 
 
@@ -124,35 +128,46 @@ def select(journal: Journal) -> list[Point]:
 
     A job of a sweep has no latency here: the sweep logs those that were measured in turns.
     """
-    curves = {key for key, *_ in select_curves(journal)}
+    curves = _curve_keys(journal)
     values = {key: number for key, number in journal.metrics.items() if key not in curves}
     main, further = _describe(journal)
     shown = _show(main, values)
+    room = MOST - len(curves)
     if journal.parent_id is None:
         shown |= show_latencies(values, ALONE)
+    else:  # the end of the sweep adds the latencies of the turns
+        room -= len(LATENCIES)
+
+    # Metrics of an analysis or of a search, which have no description
     described = {one.key for one in (*main, *further, *LATENCIES)}
-    for key, number in values.items():  # such as those of an analysis, or of a search
+    for key, number in values.items():
         group, slash, _ = key.partition("/")
         if slash and group not in _FILED and key not in described:
             shown[key] = number
     shown |= _show(further, values)
-
-    # The end of a sweep adds the latencies of the turns.
-    later = len(LATENCIES) if journal.parent_id is not None else 0
-    room = max(0, MOST - len(curves) - later)
     last_ms = max((when for _, _, when, _ in journal.points), default=0)
-    return [(name, number, last_ms, 0) for name, number in [*shown.items()][:room]]
+    points = [(name, number, last_ms, 0) for name, number in shown.items()]
+    return points[: max(0, room)]
 
 
 def _show(described: Iterable[Shown], values: Mapping[str, float]) -> dict[str, float]:
     """Return the values that are described, by their names in MLflow."""
-    return {one.name: one.of(values[one.key]) for one in described if one.key in values}
+    shown = {}
+    for one in described:
+        if one.key in values:
+            shown[one.name] = one.of(values[one.key])
+    return shown
 
 
 def select_curves(journal: Journal) -> list[Point]:
     """Return the points of metrics with several steps."""
-    keys = {key for key, _, _, step in journal.points if step}
-    return [point for point in journal.points if point[0] in keys]
+    curves = _curve_keys(journal)
+    return [point for point in journal.points if point[0] in curves]
+
+
+def _curve_keys(journal: Journal) -> set[str]:
+    """Return the metrics with several steps."""
+    return {key for key, _, _, step in journal.points if step}
 
 
 def show_latencies(values: Mapping[str, float], group: str = "") -> dict[str, float]:
@@ -178,5 +193,6 @@ def _describe(journal: Journal) -> tuple[list[Shown], list[Shown]]:
         name, _, metric = rest.partition("/")
         if kind == "class" and metric == "accuracy":
             names.append(name)
-    few = names if len(names) <= FEW_CLASSES else ()
-    return [*_main(task.metric)], [*_further(task.metric, task.beside, few)]
+    if len(names) > FEW_CLASSES:
+        names = []
+    return [*_main(task.metric)], [*_further(task.metric, task.beside, names)]

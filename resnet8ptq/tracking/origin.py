@@ -23,9 +23,10 @@ def own_folder(record: RunRecord, root: Path = RUNS) -> Path | None:
     if not folder.is_relative_to(root.resolve()):
         return None
     try:
-        return folder if Journal.load(folder).key == record.key else None
+        is_own = Journal.load(folder).key == record.key
     except TrackingError:
-        return None
+        is_own = False
+    return folder if is_own else None
 
 
 def find_overrides(record: RunRecord, root: Path = RUNS) -> list[str] | None:
@@ -42,9 +43,19 @@ def find_overrides(record: RunRecord, root: Path = RUNS) -> list[str] | None:
         settings = shlex.split(text)
     except ValueError:  # an open quote
         return None
-    settings = [word for word in settings if not word.lstrip("+~").startswith("hydra")]
-    is_safe = own is not None or all(map(words.is_plain, settings))
-    return settings if is_safe else None
+    kept = [word for word in settings if not key_of(word).startswith("hydra")]
+    if own is None and not all(map(words.is_plain, kept)):
+        return None
+    return kept
+
+
+def key_of(word: str) -> str:
+    """Return the key of a setting of the command line.
+
+    >>> key_of("+model.path=net.onnx")
+    'model.path'
+    """
+    return word.lstrip("+~").partition("=")[0]
 
 
 def made_here(record: RunRecord, copies: Sequence[Path]) -> bool:

@@ -49,14 +49,20 @@ RESOLVED = (
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the settings of a config by their dotted keys, with values as JSON or plain text."""
+    """Yield the settings of a config by their dotted keys, with values as JSON or plain text.
+
+    >>> dict(flatten({"calib": {"name": "mse", "images": None}}))
+    {'calib.name': 'mse', 'calib.images': 'null'}
+    """
     for key, value in config.items():
         if isinstance(value, Mapping):
             yield from flatten(value, f"{prefix}{key}.")
         elif f"{prefix}{key}" == "tracking.uri" and value:
             yield f"{prefix}{key}", redact(value)
+        elif isinstance(value, str):
+            yield f"{prefix}{key}", value
         else:
-            yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value)
+            yield f"{prefix}{key}", json.dumps(value)
 
 
 _UNSET = ("null", "[]", "{}")
@@ -105,7 +111,9 @@ def _has_effect(key: str, params: Mapping[str, str], implied: Mapping[str, str])
     if key.startswith(_OUTSIDE):
         return False
     ways = find_fields(key)
-    return not ways or any(_is_met(way, params) for way in ways)
+    if not ways:  # no setting, but a resolved value
+        return True
+    return any(_is_met(way, params) for way in ways)
 
 
 def _is_met(way: Sequence[Field[Any]], params: Mapping[str, str]) -> bool:
@@ -129,14 +137,18 @@ def complete(params: Mapping[str, str]) -> dict[str, str]:
 
     A run without settings, such as a sweep's parent run, stays unchanged.
     """
-    return _implied(params) | dict(params) if "backend" in params else dict(params)
+    if "backend" not in params:
+        return dict(params)
+    return _implied(params) | dict(params)
 
 
 def _implied(params: Mapping[str, str]) -> dict[str, str]:
     """Return the settings of a run that follow from its groups."""
+    implied = _defaults(
+        backend=params.get("backend"), data=params.get("data"), task=params.get("task.name")
+    )
     names = {f"{group}.name": params[group] for group in GROUPS if group in params}
-    chosen = {"backend": params.get("backend"), "data": params.get("data")}
-    return _defaults(**chosen, task=params.get("task.name")) | names
+    return implied | names
 
 
 @cache

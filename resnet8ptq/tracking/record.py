@@ -48,13 +48,17 @@ _STORE = {
 
 
 def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+    if value is None or not math.isfinite(value):
+        return None
+    return value
 
 
 def _whole(value: Any) -> Any:
     if not isinstance(value, float):
         return value  # pydantic refuses it unless it is an int or None
-    return round(value) if 0 <= value <= _MOST else None
+    if 0 <= value <= _MOST:
+        return round(value)
+    return None
 
 
 def _id_or_empty(text: str) -> str:
@@ -364,7 +368,9 @@ class RunRecord(BaseModel):
         """The kind of the scored samples: test, selection or held-out training."""
         if self.split == "choice":
             return "selection"
-        return "held-out training" if self.held_out else "test"
+        if self.held_out:
+            return "held-out training"
+        return "test"
 
     @property
     def dynamic_batch(self) -> str | None:
@@ -382,7 +388,9 @@ class RunRecord(BaseModel):
     def confirmations(self) -> int:
         """`report.confirmations`, at least 1."""
         text = self.params.get("report.confirmations", "")
-        return max(1, int(text)) if text.isdecimal() and len(text) < 10 else 1
+        if not text.isdecimal() or len(text) >= 10:
+            return 1
+        return max(1, int(text))
 
     @property
     def task(self) -> Task:
@@ -405,7 +413,8 @@ class RunRecord(BaseModel):
             names = json.loads(text)
         except (ValueError, RecursionError):
             names = None
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
+        if not is_list:
             raise TrackingError(f"class_names: got {text[:100]!r}, expected a list of names")
         return tuple(names)
 
@@ -417,14 +426,18 @@ class RunRecord(BaseModel):
         """Return the run's value minus FP32's; None if either was not measured."""
         value = self.value_of(metric)
         baseline = self.value_of(metric, BASELINE)
-        return None if value is None or baseline is None else value - baseline
+        if value is None or baseline is None:
+            return None
+        return value - baseline
 
     @property
     def size_reduction(self) -> float | None:
         """The fraction of the FP32 file's bytes that the model saves."""
         size = self.size_bytes
         baseline = self.fp32_size_bytes
-        return None if size is None or not baseline else 1 - size / baseline
+        if size is None or not baseline:
+            return None
+        return 1 - size / baseline
 
     def interval(self, name: str) -> tuple[float, float] | None:
         """Return a 95% interval: `value` of the metric, `delta` of its difference from FP32.
@@ -433,7 +446,9 @@ class RunRecord(BaseModel):
         """
         low = self.metrics.get(f"ci95/{name}_low")
         high = self.metrics.get(f"ci95/{name}_high")
-        return None if low is None or high is None else (low, high)
+        if low is None or high is None:
+            return None
+        return low, high
 
     def select(self, *keys: str) -> tuple[str | None, ...]:
         """Return params by their keys; None for missing ones."""
@@ -442,8 +457,10 @@ class RunRecord(BaseModel):
     @property
     def path(self) -> Path | None:
         """The quantized file; None if there is none on this machine."""
-        path = None if self.artifact is None else Path(self.artifact)
-        return path if path is not None and path.exists() else None
+        if self.artifact is None:
+            return None
+        path = Path(self.artifact)
+        return path if path.exists() else None
 
     @property
     def deploy_words(self) -> list[str]:
@@ -535,21 +552,25 @@ def to_frame(runs: Iterable[RunRecord]) -> "pandas.DataFrame":
     """
     import pandas
 
-    kinds = {name: field.annotation for name, field in RunRecord.model_fields.items()}
-    shown = [name for name in kinds if name not in _NO_COLUMNS]
-    names = list(dict.fromkeys(["run_id", *shown, *_DERIVED]))
+    names = ["run_id"]
+    numbers = []
+    for name, field in RunRecord.model_fields.items():
+        if name not in _NO_COLUMNS and name != "run_id":
+            names.append(name)
+            if field.annotation in (float | None, int | None):
+                numbers.append(name)
+    names += _DERIVED
     columns = dict.fromkeys(names)
     rows = []
     for run in runs:
         row = {name: getattr(run, name) for name in names}
-        row["metric"] = run.metric.name if run.metric else None
+        row["metric"] = None if run.metric is None else run.metric.name
         row |= run.settings
         columns |= dict.fromkeys(row)
         rows.append(row)
 
     # Numbers as floats, with NaN for those that were not measured
     frame = pandas.DataFrame(rows, columns=list(columns))
-    numbers = [name for name in names if kinds.get(name) in (float | None, int | None)]
     return frame.astype(dict.fromkeys(numbers, "float64")).set_index("run_id")
 
 
@@ -561,4 +582,6 @@ def show_frame(runs: Iterable[RunRecord]) -> str:
 
 def printable_or_none(command: str) -> str | None:
     """Return a command if it is one printable line, because an escaped one would differ."""
-    return command if command and command.isprintable() else None
+    if not command or not command.isprintable():
+        return None
+    return command

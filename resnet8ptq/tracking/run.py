@@ -78,7 +78,9 @@ class Run:
 
     def _add_params(self, resolved: Mapping[str, str]) -> dict[str, str]:
         """Add params to the journal; return those that MLflow shows and has not got yet."""
-        before = params.select(self.journal) if self.journal.params else {}
+        before: dict[str, str] = {}
+        if self.journal.params:
+            before = params.select(self.journal)
         self.journal.params |= resolved
         now = params.select(self.journal)
         return {key: value for key, value in now.items() if key not in before}
@@ -130,7 +132,7 @@ class Run:
         note = {journal.NOTE_TAG: escape_markdown(result.summary())}
         self.journal.tags |= note
         if result.status == "ok":
-            details.write(self.folder, self.journal)
+            details.write_result(self.folder, self.journal)
         self._send(upload.log_result, self.journal, added, note)
 
     def _send(self, call: Callable[..., object], *arguments: Any) -> None:
@@ -163,16 +165,17 @@ class Run:
 
 def _describe(name: str, split: Split, digest: str, context: str) -> DataSet:
     samples = split.stored
-    targets = split.labels
-    if targets is not None and targets.dtype.kind not in "biuf":
-        targets = None  # MLflow has no type for boxes; texts have any length
+    labels = split.labels
+    targets: Kind | None = None  # MLflow has no type for boxes; texts have any length
+    if labels is not None and labels.dtype.kind in "biuf":
+        targets = (str(labels.dtype), list(labels.shape))
     return DataSet(
         name=name,
         source=str(split.source),
         digest=digest,
         context=context,
         samples=_describe_inputs(samples.dtype, samples.shape),
-        targets=None if targets is None else (str(targets.dtype), list(targets.shape)),
+        targets=targets,
     )
 
 
@@ -236,10 +239,12 @@ def start_run(
 def _start_journal(
     store: Store, name: str, parent_id: str | None, tags: Mapping[str, str]
 ) -> Journal:
-    parent = {journal.PARENT_TAG: parent_id} if parent_id else {}
     # MLflow adds the user, the git commit and others when it creates the run.
-    source = {"mlflow.source.name": sys.argv[0]}
-    every = {"status": "running", **source, **machine.describe(), **parent, **tags}
+    every = {"status": "running", "mlflow.source.name": sys.argv[0]}
+    every |= machine.describe()
+    if parent_id:
+        every[journal.PARENT_TAG] = parent_id
+    every |= tags
     return Journal(name, store.experiment_name, parent_id, tags=every)
 
 
@@ -248,7 +253,7 @@ def start_parent(store: Store, name: str, folder: Path, tags: Mapping[str, str])
     kept = _start_journal(
         store, name, parent_id=None, tags={**tags, "kind": "sweep", "folder": str(folder)}
     )
-    kept.run_id = upload.create(store, kept)
+    kept.run_id = upload.create_run(store, kept)
     kept.save(folder)
     return kept.run_id
 

@@ -46,7 +46,8 @@ class SharedSweep:
 
     def save(self) -> None:
         """Write the file into the sweep's folder."""
-        kept = {key: value for key, value in asdict(self).items() if key != "folder"}
+        kept = asdict(self)
+        del kept["folder"]
         # Readable by this user only: a database's URI or a variable may hold a password.
         text = json.dumps(kept, indent=2)
         files.write_text(self.folder / FILE, text, mode=0o600)
@@ -65,8 +66,9 @@ class SharedSweep:
         try:
             kept = json.loads(files.read_bytes(path, MAX_BYTES))
             key = "worker" if "worker" in kept else "parallel"  # the first in earlier versions
-            jobs = kept[key]
-            parallel = None if jobs is None else ParallelJobs(**jobs)
+            parallel = None
+            if kept[key] is not None:
+                parallel = ParallelJobs(**kept[key])
             store = Store(**kept["store"])
             return cls(
                 store=store,

@@ -87,7 +87,7 @@ def run_sweep(root: Path, name: str) -> None:
     records = history.load_compared(store, parent_id)
     parent = history.load_run(store, parent_id)
     limits = limits_of(records, {})
-    page.write(store, parent_id, load_selections(store, parent, records, limits), folder)
+    page.write_report(store, parent_id, load_selections(store, parent, records, limits), folder)
     end_parent(store, parent_id, "ok", folder)
 
 

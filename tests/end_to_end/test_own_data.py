@@ -147,9 +147,9 @@ def test_the_networks_picture_size_is_taken(run, tmp_path, caplog):
     assert line.endswith("uses the network's, [8, 6], by preprocess.resize=fit")
     [path] = tmp_path.glob("run0/config.yaml")
     assert OmegaConf.load(path).preprocess.size == [8, 6]
-    actual = identity.find(resolve(make_config(*settings)))
-    assert actual == identity.find(resolve(make_config(*settings, "preprocess.size=[8,6]")))
-    assert actual != identity.find(resolve(make_config(*settings, "preprocess.size=[8,7]")))
+    actual = identity.hash_run(resolve(make_config(*settings)))
+    assert actual == identity.hash_run(resolve(make_config(*settings, "preprocess.size=[8,6]")))
+    assert actual != identity.hash_run(resolve(make_config(*settings, "preprocess.size=[8,7]")))
 
 
 def test_a_size_that_the_network_leaves_free_is_asked_for(run, tmp_path):

@@ -69,10 +69,10 @@ def test_the_threads_of_a_worker_are_a_default_and_no_part_of_the_identity(tmp_p
     alone, beside = resolve(asked), resolve(asked, threads=3)
     assert beside.config.threads == beside.runtime.threads == 3
     assert beside.runtime.threads_fixed and not alone.runtime.threads_fixed
-    assert identity.find(alone) == identity.find(beside)
+    assert identity.hash_run(alone) == identity.hash_run(beside)
     fixed = resolve(replace(asked, threads=2), threads=3)
     assert fixed.runtime.threads == 2
-    assert identity.find(fixed) != identity.find(alone)
+    assert identity.hash_run(fixed) != identity.hash_run(alone)
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def log(
 
 def test_analyses_of_several_settings_are_columns_of_one_map(own_store, tmp_path):
     one = ("sensitivity", "one_at_a_time", RANKED)
-    [made] = layer_errors.load(own_store, log(own_store, tmp_path, one, one))
+    [made] = layer_errors.load_heat_maps(own_store, log(own_store, tmp_path, one, one))
     assert len(made.columns) == 2
     assert [name for name, _ in made.rows] == ["<b>first</b>", "last"]
     assert [cell.text for cell in made.rows[0][1]] == ["20.0"] * 2
@@ -55,7 +55,7 @@ def test_analyses_of_several_settings_are_columns_of_one_map(own_store, tmp_path
 @pytest.mark.parametrize("name", ["diagnose", "compare"])
 def test_a_diagnosis_has_the_worst_tensor_of_each_layer(own_store, tmp_path, name):
     parent_id = log(own_store, tmp_path, (name, "", DIAGNOSED))
-    [made] = layer_errors.load(own_store, parent_id)
+    [made] = layer_errors.load_heat_maps(own_store, parent_id)
     text = page.to_html([], [], {}, heat_maps=[made])
     assert '<img src="data:image/svg+xml;base64,' in text and "<svg xmlns" not in text
     [(name, cells)] = made.rows
@@ -66,7 +66,7 @@ def test_a_diagnosis_has_the_worst_tensor_of_each_layer(own_store, tmp_path, nam
 @pytest.mark.parametrize("text", ["", "rank,layer\n1,a\n", RANKED.replace("20.0", "x"), "\x00"])
 def test_a_damaged_table_is_one_line(own_store, tmp_path, caplog, text):
     parent_id = log(own_store, tmp_path, ("sensitivity", "one_at_a_time", text))
-    assert layer_errors.load(own_store, parent_id) == []
+    assert layer_errors.load_heat_maps(own_store, parent_id) == []
     warnings = [entry.getMessage() for entry in caplog.records if entry.levelname == "WARNING"]
     assert len(warnings) == 1 and "sensitivity.csv" in warnings[0]
 
@@ -74,7 +74,7 @@ def test_a_damaged_table_is_one_line(own_store, tmp_path, caplog, text):
 def test_a_picture_that_is_no_svg_is_left_out(own_store, tmp_path, caplog):
     html = "<html><script>alert()</script>"
     parent_id = log(own_store, tmp_path, ("diagnose", "", DIAGNOSED), picture=html)
-    [made] = layer_errors.load(own_store, parent_id)
+    [made] = layer_errors.load_heat_maps(own_store, parent_id)
     assert not made.picture and "network.svg" in caplog.text
 
 

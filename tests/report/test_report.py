@@ -98,12 +98,12 @@ def test_limits_show_as_pass_and_fail(found):
 
 def test_spread_over_seeds_by_hand():
     cells = [(f"s{n}", predictions(lost=n), {"seed": str(n)}) for n in (0, 10, 20)]
-    (group,) = spread.measure(sweep(*cells), ReportConfig())
+    (group,) = spread.measure_spreads(sweep(*cells), ReportConfig())
     assert group.label == "onnx int8 minmax per tensor"
     assert (group.draws, group.lowest, group.highest) == (3, pytest.approx(0.88), 0.9)
     assert group.mean == pytest.approx(0.89)
     assert group.standard_deviation == pytest.approx(0.01)
-    assert spread.measure(sweep(cells[0]), ReportConfig()) == []
+    assert spread.measure_spreads(sweep(cells[0]), ReportConfig()) == []
     assert group.loss is not None and group.verdict is not None
     assert group.loss.mean == pytest.approx(0.01)
     assert group.verdict.outcome == UNDECIDED  # three draws whose losses are 0, 1 and 2 points
@@ -112,7 +112,7 @@ def test_spread_over_seeds_by_hand():
 def test_a_seed_that_ran_twice_is_one_draw():
     losses = [("a", 0, "0"), ("b", 10, "1"), ("c", 10, "1")]
     cells = [(name, predictions(lost=lost), {"seed": seed}) for name, lost, seed in losses]
-    (group,) = spread.measure(sweep(*cells), ReportConfig())
+    (group,) = spread.measure_spreads(sweep(*cells), ReportConfig())
     assert group.loss is not None
     assert (group.draws, group.mean) == (2, pytest.approx(0.895))
     assert group.loss.mean == pytest.approx(0.005)
@@ -125,7 +125,7 @@ def test_seeds_are_no_separate_hypotheses():
         [sweep(*[(str(n), near, {"seed": str(n)}) for n in range(10)])], ReportConfig()
     )[0]
     assert {record.verdict for record in selected.family.records} == {UNDECIDED}
-    (recipe,) = spread.measure(selected.family, ReportConfig())
+    (recipe,) = spread.measure_spreads(selected.family, ReportConfig())
     assert recipe.verdict is not None and recipe.verdict.outcome == PASS
     text = page.to_markdown([selected], {})
     assert "another calibration draw makes another file" in text

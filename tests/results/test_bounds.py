@@ -9,7 +9,7 @@ from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.report import verdicts
 from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.report.verdicts import FAIL, PASS
-from resnet8ptq.results.bounds import levels, measure
+from resnet8ptq.results.bounds import add_bounds, levels
 from resnet8ptq.tasks.deviation import DeviationValues
 from resnet8ptq.tasks.scoring.bootstrap import Replicates
 from resnet8ptq.tasks.scoring.ranking import Ranking
@@ -24,7 +24,7 @@ FLIPS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), min_size=1, 
 
 def bounded(family: Family) -> dict[str, RunRecord]:
     """Return the runs of a family with their bounds, by id."""
-    return {record.run_id: record for record in measure(family).records}
+    return {record.run_id: record for record in add_bounds(family).records}
 
 
 def ends(run: RunRecord) -> tuple[float | None, float | None]:
@@ -35,7 +35,7 @@ def agree(family: Family, limits: ReportConfig) -> set[str]:
     """Check that verdicts follow from the bounds; return the outcomes."""
     limit = family.metric.limit(limits)
     judged = verdicts.assess(family, limits)
-    for record in measure(judged).records:
+    for record in add_bounds(judged).records:
         upper, lower = record.loss_upper_bound, record.loss_lower_bound
         assert (record.verdict == PASS) == (upper is not None and upper <= limit)
         assert (record.verdict == FAIL) == (lower is not None and lower >= limit)

@@ -396,7 +396,7 @@ def test_a_table_that_is_a_view_is_one_line(foreign, sweep, tmp_path, name):
 
 
 def test_mlflow_prints_no_traceback_of_what_it_raises(own_store, caplog):
-    run_id = upload.create(own_store, Journal("a run", own_store.experiment_name))
+    run_id = upload.create_run(own_store, Journal("a run", own_store.experiment_name))
     with closing(sqlite3.connect(own_store.uri.removeprefix("sqlite:///"))) as connection:
         connection.execute("ALTER TABLE tags RENAME TO others")
         connection.execute("CREATE VIEW tags AS SELECT * FROM others")  # which takes no rows

@@ -46,7 +46,7 @@ def test_a_report_that_fails_is_one_line_and_closes_the_sweep(running, monkeypat
     def fail(*args: object) -> None:
         raise fault
 
-    monkeypatch.setattr(page, "write", fail)
+    monkeypatch.setattr(page, "write_report", fail)
     assert command.finish(lambda: None, lambda: running).code == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: the report could not be made ({type(fault).__name__}: ")
@@ -59,7 +59,7 @@ def test_a_failed_report_does_not_hide_a_failed_job(running, monkeypatch, capsys
     sweep = running.sweep
     (child,) = history.load_children(sweep.store, sweep.parent_id)
     sweep.store.client.set_tag(child.run_id, "status", "failed")
-    monkeypatch.setattr(page, "write", lambda: None)  # takes no arguments
+    monkeypatch.setattr(page, "write_report", lambda: None)  # takes no arguments
     assert command.finish(lambda: None, lambda: running).code == 1
     assert "TypeError" in capsys.readouterr().err
     parent = sweep.store.client.get_run(sweep.parent_id)
@@ -76,7 +76,7 @@ def test_an_interrupt_while_the_sweep_is_closed_is_one_line(running, monkeypatch
     def interrupt(*args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(page, "write", interrupt)
+    monkeypatch.setattr(page, "write_report", interrupt)
     assert command.finish(interrupt if second else lambda: None, lambda: running).code == 130
     last = capsys.readouterr().err.splitlines()[-1]
     assert last == f"interrupted: the report was not written; try `{report_command(running)}`"
@@ -89,7 +89,7 @@ def test_wrong_input_is_exit_code_2_unless_other_jobs_have_run(running, monkeypa
     def fail() -> None:
         raise DataError("no such file")
 
-    monkeypatch.setattr(page, "write", lambda *args: None)
+    monkeypatch.setattr(page, "write_report", lambda *args: None)
     assert command.finish(fail, lambda: replace(running, goal=goal)).code == code
 
 

@@ -73,7 +73,7 @@ def run_job(
 
 
 def identify(*overrides: str) -> str:
-    return identity.find(resolve(make_config(*overrides)))
+    return identity.hash_run(resolve(make_config(*overrides)))
 
 
 def test_the_same_run_has_one_identity():

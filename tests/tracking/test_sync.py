@@ -115,7 +115,7 @@ def test_a_run_that_a_store_refuses_is_one_error_and_is_logged_when_it_ends(
 
     kept = _start_journal(store, "a run", None, {})
     with monkeypatch.context() as patched:
-        patched.setattr(upload, "create", refuse)
+        patched.setattr(upload, "create_run", refuse)
         with pytest.raises(ValueError, match="refused"):
             sender.open_run(store, kept, tmp_path)
     sender.send(store, tmp_path, refuse)
@@ -128,7 +128,7 @@ def test_a_run_that_a_store_refuses_is_kept_in_its_folder(store, tmp_path, monke
     def refuse(*args: Any) -> None:
         raise ValueError("refused")
 
-    monkeypatch.setattr(upload, "create", refuse)
+    monkeypatch.setattr(upload, "create_run", refuse)
     with background.allowed():
         assert log_everything(store, tmp_path / "run") == ""
     assert "refused" in caplog.text

@@ -63,7 +63,7 @@ class HeatMap:
     picture: str = ""
 
 
-def load(store: Store, run_id: str) -> list[HeatMap]:
+def load_heat_maps(store: Store, run_id: str) -> list[HeatMap]:
     """Return the heat maps of a sweep, or of a single run; empty without any."""
     runs = history.load_children(store, run_id) or [history.load_run(store, run_id)]
     by_mode: dict[str, list[RunRecord]] = {}
@@ -103,6 +103,7 @@ def draw(
     Args:
         values: in dB; infinite for an output that did not change.
     """
+    # The scale of the colours, over all finite values
     columns: dict[str, None] = {}  # in the order of their first layer
     known: list[float] = []
     for row in values.values():
@@ -110,10 +111,12 @@ def draw(
         known += filter(math.isfinite, row.values())
     low = min(known, default=0.0)
     high = max(known, default=0.0)
-    worst = -1.0 if high_is_bad else 1.0
 
     def rank(layer: str) -> float:
-        return min(worst * value for value in values[layer].values())
+        """Return the sort key of a layer: the worst layer has the lowest."""
+        if high_is_bad:
+            return -max(values[layer].values())
+        return min(values[layer].values())
 
     def cell(value: float | None) -> HeatCell:
         if value is None:
@@ -125,6 +128,7 @@ def draw(
             part = 1 - part
         return HeatCell(f"{value:.1f}", round(DARKEST * part, 2))
 
+    # The worst layers first; a layer may lack columns
     rows: list[tuple[str, tuple[HeatCell, ...]]] = []
     for name in sorted(values, key=rank):
         layer = map(values[name].get, columns)

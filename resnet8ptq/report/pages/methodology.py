@@ -12,6 +12,7 @@ STOPPING = (
     "spent by Lan and DeMets (1983), O'Brien-Fleming type; intervals and estimates by the "
     "stage-wise ordering of Tsiatis, Rosner and Mehta (1984)"
 )
+_VERSION = "version."  # prefix of the tags with the versions of packages
 FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512vnni", "avx_vnni", "amx_int8")
 
 
@@ -20,7 +21,14 @@ def describe(family: Family) -> list[tuple[str, str]]:
 
     The notes below the table describe tests, intervals and verdicts; see `notes`.
     """
-    runs = [record for record in family.records if record.samples is not None]
+    runs = []
+    scored = []
+    tags: set[str] = set()
+    for record in family.records:
+        if record.samples is not None:
+            runs.append(record)
+            scored.append(f"{record.samples:,.0f}")
+            tags.update(record.tags)
     if not runs:
         return [("runs", "none was measured")]
 
@@ -32,7 +40,7 @@ def describe(family: Family) -> list[tuple[str, str]]:
 
     task = family.task
     kind = samples_of(runs)
-    samples = _join(f"{record.samples:,.0f}" for record in runs)
+    samples = _join(scored)
     pairs = [
         ("model", f"{param('model')}, batch normalization folded: {param('model.fold')}"),
         (
@@ -53,14 +61,17 @@ def describe(family: Family) -> list[tuple[str, str]]:
     # The machine and its software
     flags = [flag for flag in tag("cpu_flags").split() if flag in FLAGS]
     latency, threads = _describe_timing(runs, param("latency.threads"), param("threads"))
-    versions = sorted({key for run in runs for key in run.tags if key.startswith("version.")})
+    versions = []
+    for key in sorted(tags):
+        if key.startswith(_VERSION):
+            versions.append(f"{key.removeprefix(_VERSION)} {tag(key)}")
     pairs += [
         ("latency", latency),
         ("CPU", f"{tag('cpu')} ({' '.join(flags) or 'no vector flags known'})"),
         ("threads", threads),
-        ("versions", ", ".join(f"{key[8:]} {tag(key)}" for key in versions)),
+        ("versions", ", ".join(versions)),
     ]
-    if any("project_commit" in run.tags for run in runs):
+    if "project_commit" in tags:
         pairs.append(("commit of the project", tag("project_commit")))
     return pairs
 

@@ -27,6 +27,7 @@ from resnet8ptq.report.comparison import (
     MAX_BYTES,
     Family,
     add_earlier_runs,
+    all_records,
     class_power,
     headings_of,
     records_of,
@@ -68,7 +69,7 @@ log = logging.getLogger(__name__)
 Figures = Mapping[str, bytes]  # file name -> PNG or SVG
 
 
-def write(
+def write_report(
     store: Store, parent_id: str, chosen: Sequence[ModelSelection], folder: Path
 ) -> list[Path]:
     """Write the report, and log it on the sweep's parent run.
@@ -77,20 +78,22 @@ def write(
         The paths of the files, in `folder`.
     """
     families = families_of(chosen)
-    panels = [trade_off.panels(selected) for selected in chosen]
+    panels = []
+    wrong = []
     drawn: dict[str, bytes] = {}
-    for prefix, selected, over in zip(_prefixes(families), chosen, panels, strict=True):
+    for prefix, selected in zip(_prefixes(families), chosen, strict=True):
+        over = trade_off.panels(selected)
+        panels.append(over)
         for name, content in _find_figures(store, selected, over).items():
             drawn[prefix + name] = content
+        wrong.append(wrong_answers.load_wrong_answers(store, selected))
 
     # Write the pages and the table
-    wrong = [wrong_answers.load(store, selected) for selected in chosen]
-    heat_maps = background.ask(layer_errors.load, store, parent_id)
+    heat_maps = background.ask(layer_errors.load_heat_maps, store, parent_id)
     texts = {REPORT: to_html(chosen, panels, figures=drawn, wrong=wrong, heat_maps=heat_maps)}
     if chosen:
         texts["report.md"] = to_markdown(chosen, drawn)
-        runs = [record for family in families for record in family.records]
-        texts["runs.csv"] = table.to_csv(runs)
+        texts["runs.csv"] = table.to_csv(all_records(families))
     paths = []
     for name, content in (drawn | _encode(texts)).items():
         files.write_bytes(folder / name, content)
@@ -98,11 +101,11 @@ def write(
 
     # Log them on the pages in MLflow
     background.ask(upload.log_files, store, parent_id, paths)
-    notes_of = [answer.to_markdown(answer.explain(selected)) for selected in chosen]
-    note = "\n\n".join(filter(None, notes_of))
+    answers = [answer.to_markdown(answer.explain(selected)) for selected in chosen]
+    note = "\n\n".join(filter(None, answers))
     if chosen:
         background.ask(upload.describe, store, parent_id, note or "No model is recommended.")
-    run_pages.write(store, chosen)
+    run_pages.log_run_pages(store, chosen)
     return paths
 
 
@@ -176,8 +179,9 @@ def to_html(
         heat_maps: the errors by layer of the sweep's analyses.
     """
     families = families_of(chosen)
-    parts = zip(chosen, _prefixes(families), strict=True)
-    details = [_render(selected, figures, prefix, page=True) for selected, prefix in parts]
+    details = []
+    for selected, prefix in zip(chosen, _prefixes(families), strict=True):
+        details.append(_render(selected, figures, prefix, page=True))
     heads = headings_of(families)
     wrong = wrong or [None] * len(chosen)
     return web_page.to_html(
@@ -205,27 +209,34 @@ def _render(
     limits = selected.limits
     recommended = selected.recommendations
     own = own_family(selected, recommended)
+
+    # The table and its notes
     whole = table.make(family.records)
     shown, cut = table.shorten(family.records, whole)
-    above = notes.collect_warnings(family) if page else ()
+    lines = notes.collect(family)
+    if page:  # which has the warnings above the section
+        above = notes.collect_warnings(family)
+        lines = [line for line in lines if line not in above]
 
     # The classes that lose, by model and in all
-    losses = [(cell.label, cell.worse_classes) for cell in family.models if cell.worse_classes]
+    losses = []
     losing: Counter[str] = Counter()
-    for _, classes in losses:
-        losing.update(classes)
+    for cell in family.models:
+        if cell.worse_classes:
+            losses.append((cell.label, cell.worse_classes))
+            losing.update(cell.worse_classes)
 
     # The figures that were drawn
-    own_figures = {}
+    own_figures: dict[str, str | None] = {"trade_offs": None, "class_impact": None}
     for name in ("trade_offs.svg", "class_impact.png"):
-        is_drawn = prefix + name in figures
-        own_figures[name.partition(".")[0]] = prefix + name if is_drawn else None
+        if prefix + name in figures:
+            own_figures[name.partition(".")[0]] = prefix + name
     of_task = {}
     for name, caption in family.task.files.captions.items():
         if prefix + name in figures:
             of_task[prefix + name] = caption
     return templates.load("resnet8ptq.report.pages", "family.md.j2").render(
-        level="###" if prefix else "##",
+        level="###" if prefix else "##",  # below the heading of the family, if there are several
         page=page,
         summary=summarize(selected),
         other_choice=other_choice(selected),
@@ -238,7 +249,7 @@ def _render(
         cut=cut,
         folds=_fold(whole, family.metric) if cut else [],
         many=table.MANY,
-        notes=[line for line in notes.collect(family) if line not in above],
+        notes=lines,
         class_names=() if family.stopped else family.class_names,
         class_power=class_power(family),
         losses=losses,
@@ -246,7 +257,7 @@ def _render(
         figures=own_figures,
         drawn=of_task,
         ranges=[name for name in figures if name.startswith(f"{prefix}ranges_")],
-        spreads=spread.measure(family, limits),
+        spreads=spread.measure_spreads(family, limits),
         methodology=methodology.describe(family),
     )
 
@@ -257,13 +268,13 @@ def _to_markdown(shown: Table[Row]) -> str:
 
 def _fold(whole: Table[Row], metric: Metric) -> list[tuple[str, str]]:
     """Return a heading and a table for each combination; the one with the best run comes first."""
-    runs = [row for row in whole.rows if row.is_run]
+    runs = table.rows_of_runs(whole)
     groups: dict[Combination, list[Row]] = {}
-    for index in best_first([row.record for row in runs]):
+    for index in best_first(records_of(runs)):
         groups.setdefault(runs[index].record.combination, []).append(runs[index])
     folds = []
     for name, rows in groups.items():
-        heading = _head(name, [row.record for row in rows], metric)
+        heading = _head(name, records_of(rows), metric)
         folds.append((heading, _to_markdown(replace(whole, rows=rows))))
     return folds
 
@@ -277,11 +288,13 @@ def _head(name: Combination, records: Sequence[RunRecord], metric: Metric) -> st
         value = run.value_of(metric)
         if value is not None:
             values.append(value)
-    parts = [f"{len(records):,} runs" if len(records) > 1 else "1 run"]
+    parts = ["1 run"]
+    if len(records) > 1:
+        parts = [f"{len(records):,} runs"]
     if values:
         ends = sorted({metric.show(min(values)), metric.show(max(values))})
         parts.append(f"{metric.title} {' to '.join(ends)}")
-    parts.append(", ".join(f"{count:,} {outcome}" for outcome, count in outcomes.items()))
+    parts.append(table.say_counts(outcomes))
     combination = " ".join(filter(None, name.cells))
     return f"{combination}: {'; '.join(parts)}"
 
@@ -298,7 +311,8 @@ def summarize(selected: ModelSelection) -> list[str]:
     reference = family.task.reference
     if reference is not None:
         lines.append(reference.note)
-    lines += dict.fromkeys(cell.record.doubt for cell in measured if cell.record.doubt)
+    doubts = dict.fromkeys(cell.record.doubt for cell in measured)
+    lines += filter(None, doubts)
     lines.append(_say_verdicts(selected))
 
     # The answer, or why there is none
@@ -313,8 +327,9 @@ def summarize(selected: ModelSelection) -> list[str]:
                 "The verdicts above are on the reported samples. Models are chosen on the "
                 "selection samples, and no model passes on those alone."
             )
-        among = "among the models with a measured loss within the limit"
-        choice = f"are chosen {among}" if selected.within else "cannot be chosen"
+        choice = "cannot be chosen"
+        if selected.within:
+            choice = "are chosen among the models with a measured loss within the limit"
         lines.append(
             f"{none} Therefore the smallest and the fastest {choice}. More samples may change this."
         )
@@ -340,18 +355,22 @@ def _say_verdicts(selected: ModelSelection) -> str:
     if least is not None:
         limit += f", and {metric.title} at least {metric.show(least)}"
     outcomes = Counter(cell.record.verdict for cell in family.models)
-    numbers = ", ".join(f"{outcomes[name]} {name}" for name in OUTCOMES if name in outcomes)
-    return f"Limit: {limit}. Verdicts on the {len(family.models)} quantized models: {numbers}."
+    numbers = []
+    for name in OUTCOMES:
+        if name in outcomes:
+            numbers.append(f"{outcomes[name]} {name}")
+    on_all = f"Verdicts on the {len(family.models)} quantized models: {', '.join(numbers)}."
+    return f"Limit: {limit}. {on_all}"
 
 
 def _draw(selected: ModelSelection) -> dict[str, bytes]:
     family = selected.family
     having = Family(tuple(cell for cell in family.cells if cell.ranges))  # few of many runs
     ranges = background.put(_draw_ranges, having)  # meanwhile
-    drawn = {
-        "class_impact.png": None if family.stopped else plots.class_impact(family),
-        "ranges_of_weights.png": plots.weight_ranges(having),
-    }
+    drawn: dict[str, Figure | None] = {}
+    if not family.stopped:
+        drawn["class_impact.png"] = plots.class_impact(family)
+    drawn["ranges_of_weights.png"] = plots.weight_ranges(having)
     return _to_png(drawn) | background.result(ranges)
 
 
@@ -363,7 +382,11 @@ def _draw_ranges(family: Family) -> dict[str, bytes]:
 
 
 def _to_png(drawn: Mapping[str, Figure | None]) -> dict[str, bytes]:
-    return {name: figures.to_png(figure) for name, figure in drawn.items() if figure is not None}
+    images = {}
+    for name, figure in drawn.items():
+        if figure is not None:
+            images[name] = figures.to_png(figure)
+    return images
 
 
 @dataclass
@@ -390,20 +413,25 @@ def main(words: list[str]) -> None:
     # A store is untrusted: its paths may name any folder
     own = Path(parent.folder)
     is_own = is_sweep_folder(own, parent.run_id) or origin.own_folder(parent) is not None
-    folder = own if is_own else Path()
+    folder = Path()
     if asked.folder:
         folder = Path(asked.folder)
+    elif is_own:
+        folder = own
     folder.mkdir(parents=True, exist_ok=True)
 
     # Assess the runs again, by the asked limits
-    is_sweep = parent.kind == history.SWEEP
-    records = history.load_compared(store, parent.run_id) if is_sweep else [parent]
+    records = [parent]
+    if parent.kind == history.SWEEP:
+        records = history.load_compared(store, parent.run_id)
     limits = limits_of(records, {name: getattr(asked, name) for name in LIMITS})
-    chosen = load_selections(store, parent, records, limits) if records else []
-    families = add_earlier_runs(store, families_of(chosen))
-    chosen = [replace(s, family=family) for s, family in zip(chosen, families, strict=True)]
+    chosen = []
+    if records:
+        for selected in load_selections(store, parent, records, limits):
+            [family] = add_earlier_runs(store, [selected.family])
+            chosen.append(replace(selected, family=family))
     with waiting("Drawing the report"):
-        paths = write(store, parent_id=parent.run_id, chosen=chosen, folder=folder)
+        paths = write_report(store, parent_id=parent.run_id, chosen=chosen, folder=folder)
     if asked.run_id is None:
         history.say_newest(parent)
     print(*paths, sep="\n")

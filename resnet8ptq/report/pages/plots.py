@@ -14,9 +14,16 @@ from resnet8ptq.report.comparison import Family, records_of
 from resnet8ptq.report.facts import best_first
 from resnet8ptq.report.table import FIRST, MANY
 
-_CALIBRATIONS = {
-    **{"minmax": "C0", "entropy": "C1", "percentile": "C2", "histogram": "C4"},
-    **{"mse": "C3", "moving_average": "C5", "dynamic": "C6", "weight_only": "C7"},
+_PREFIX = re.compile(r"^(?:model|functional|sequential)(?:_\d+)?[/_]")  # Keras's
+_COLOURS = {  # of matplotlib, by calibration method
+    "minmax": "C0",
+    "entropy": "C1",
+    "percentile": "C2",
+    "mse": "C3",
+    "histogram": "C4",
+    "moving_average": "C5",
+    "dynamic": "C6",
+    "weight_only": "C7",
 }
 
 
@@ -35,7 +42,7 @@ def class_impact(family: Family) -> Figure | None:
         order = best_first(records_of(cells))
         cells = [cells[index] for index in order[:FIRST]]
 
-    # A matrix of models by classes
+    # A matrix of models by classes, in points
     change = 100 * np.array([family.class_deltas(cell) for cell in cells])
     limit = max(1.0, float(np.nanmax(np.abs(change), initial=0.0)))
     figure = Figure(
@@ -52,17 +59,22 @@ def class_impact(family: Family) -> Figure | None:
             axes.add_patch(Rectangle((column - 0.48, row - 0.48), 0.96, 0.96, fill=False, lw=2))
 
     # Names on both axes
-    axes.set_xticks(range(len(names)), [plain(n) for n in names], rotation=45, ha="right")
-    axes.set_yticks(range(len(cells)), [plain(cell.label) for cell in cells], fontsize=8)
+    classes = list(map(plain, names))
+    models = [plain(cell.label) for cell in cells]
+    axes.set_xticks(range(len(classes)), classes, rotation=45, ha="right")
+    axes.set_yticks(range(len(models)), models, fontsize=8)
     axes.set_title("Accuracy against FP32 by class, in points (framed: a significant loss)" + shown)
     figure.colorbar(mesh, ax=axes, label="points", shrink=0.8)
     return figure
 
 
 def _short(names: Sequence[str]) -> list[str]:
-    """Remove Keras's prefix and tf2onnx's suffix from the names."""
-    prefix = r"^(?:model|functional|sequential)(?:_\d+)?[/_]"
-    return [plain(re.sub(prefix, "", name).removesuffix(":0")) for name in names]
+    """Return names without Keras's prefix and tf2onnx's suffix."""
+    short = []
+    for name in names:
+        own = _PREFIX.sub("", name).removesuffix(":0")
+        short.append(plain(own))
+    return short
 
 
 def activation_ranges(family: Family, backend: str) -> Figure | None:
@@ -83,9 +95,14 @@ def activation_ranges(family: Family, backend: str) -> Figure | None:
     axes = figure.subplots()
     offsets = np.linspace(-0.25, 0.25, len(chosen))
     for offset, (method, ranges) in zip(offsets, chosen.items(), strict=True):
-        rows = [row for row, name in enumerate(names) if name in ranges]
-        low, high = np.reshape([ranges[names[row]] for row in rows], (-1, 2)).T
-        colour = _CALIBRATIONS.get(method, "C7")
+        rows = []
+        ends = []
+        for row, name in enumerate(names):
+            if name in ranges:
+                rows.append(row)
+                ends.append(ranges[name])
+        low, high = np.reshape(ends, (-1, 2)).T
+        colour = _COLOURS.get(method, "C7")
         axes.hlines(np.add(rows, offset), low, high, colour, lw=2.5, label=plain(method))
     axes.set_yticks(range(len(names)), _short(names))
     axes.tick_params(axis="y", labelsize=7)
@@ -99,18 +116,26 @@ def activation_ranges(family: Family, backend: str) -> Figure | None:
     return figure
 
 
+def _find_weights(family: Family) -> dict[str, list[float]]:
+    """Return the ranges of the FP32 network's weights, which are the same in every run."""
+    for cell in family.measured:
+        ranges = cell.ranges.get("weights")
+        if ranges:
+            return ranges
+    return {}
+
+
 def weight_ranges(family: Family) -> Figure | None:
     """Draw the smallest and the largest weight of each layer: the per-tensor range of minmax."""
-    cells = [cell for cell in family.measured if cell.ranges.get("weights")]
-    if not cells:
+    ranges = _find_weights(family)
+    if not ranges:
         return None
-    ranges = cells[0].ranges["weights"]  # of the FP32 network: the same in every run
     figure = Figure(figsize=(9, 1.4 + 0.3 * len(ranges)), layout="constrained")
     axes = figure.subplots()
     for row, (low, high) in enumerate(ranges.values()):
         axes.barh(row, high - low, left=low, height=0.5, color="C0")
         axes.text(high, row, f" {low:.2f} to {high:.2f}", va="center", fontsize=8)
-    axes.set_yticks(range(len(ranges)), [plain(name) for name in ranges])
+    axes.set_yticks(range(len(ranges)), list(map(plain, ranges)))
     axes.invert_yaxis()
     axes.use_sticky_edges = False  # or the longest bar ends in the frame
     axes.margins(x=0.15)

@@ -26,7 +26,7 @@ SELECTION = "selection samples"
 Addition = tuple[str, list[Point], dict[str, str]]  # of a run's id, its latencies and tags
 
 
-def write(store: Store, chosen: Sequence[ModelSelection]) -> None:
+def log_run_pages(store: Store, chosen: Sequence[ModelSelection]) -> None:
     """Log verdict, description and latencies of measured runs, in the background."""
     now_ms = int(1000 * time.time())
     additions: list[Addition] = []
@@ -34,8 +34,9 @@ def write(store: Store, chosen: Sequence[ModelSelection]) -> None:
         for cell in selected.family.cells:
             record = cell.record
             if cell.paired is not None and record.run_id != record.key:
-                latencies = _show_latencies(selected, cell)
-                points = [(key, value, now_ms, 0) for key, value in latencies.items()]
+                points: list[Point] = []
+                for key, value in _show_latencies(selected, cell).items():
+                    points.append((key, value, now_ms, 0))
                 tags = {"verdict": _say_outcome(cell), NOTE_TAG: describe(selected, cell)}
                 additions.append((record.run_id, points, tags))
     background.put(_log, store, additions)
@@ -55,7 +56,9 @@ def _log(store: Store, additions: Sequence[Addition]) -> None:
 def _say_outcome(cell: Cell) -> str:
     if not cell.record.quantized:
         return BASELINE
-    return SELECTION if cell.record.split == "choice" else cell.record.verdict_text
+    if cell.record.split == "choice":
+        return SELECTION
+    return cell.record.verdict_text
 
 
 def describe(selected: ModelSelection, cell: Cell) -> str:
@@ -79,6 +82,8 @@ def _show_latencies(selected: ModelSelection, cell: Cell) -> dict[str, float]:
     """
     record = cell.record
     timing = selected.timing
-    if timing is None:
-        return metrics.show_latencies(record.metrics, metrics.ALONE) if record.sweep_id else {}
-    return metrics.show_latencies(record.metrics) if record.run_id in timing.single else {}
+    if timing is not None and record.run_id in timing.single:
+        return metrics.show_latencies(record.metrics)
+    if timing is None and record.sweep_id:
+        return metrics.show_latencies(record.metrics, metrics.ALONE)
+    return {}

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.report.facts import asked, varied
 from resnet8ptq.report.verdicts import Verdict, outcomes
-from resnet8ptq.tasks.scoring.statistics import CrossedMean, crossed_mean
+from resnet8ptq.tasks.scoring.statistics import CrossedMean, Margin, crossed_mean
 
 
 @dataclass
@@ -47,7 +48,7 @@ def group_by_configuration(family: Family) -> list[list[Cell]]:
     return list(groups.values())
 
 
-def measure(family: Family, limits: ReportConfig) -> list[SeedSpread]:
+def measure_spreads(family: Family, limits: ReportConfig) -> list[SeedSpread]:
     """Return the spread of each configuration with more than one seed.
 
     Empty if the runs stopped at different samples.
@@ -57,7 +58,7 @@ def measure(family: Family, limits: ReportConfig) -> list[SeedSpread]:
     limit = family.metric.limit(limits)
     spreads: list[SeedSpread] = []
     sound: list[SeedSpread] = []
-    p_values: list[tuple[float, float]] = []
+    margins: list[Margin] = []
     for cells in group_by_configuration(family):
         by_seed = {cell.record.seed: cell for cell in cells}
         if len(by_seed) == 1:
@@ -67,27 +68,23 @@ def measure(family: Family, limits: ReportConfig) -> list[SeedSpread]:
         spreads.append(spread)
         is_doubted = any(cell.record.doubt for cell in draws)
         if spread.loss and not is_doubted:
-            margin = spread.loss.margin(limit)
             sound.append(spread)
-            p_values.append((margin.p_within, margin.p_beyond))
+            margins.append(spread.loss.margin(limit))
 
     # More samples alone do not decide: there is no sample size to name.
-    for spread, outcome in zip(sound, outcomes(p_values), strict=True):
+    for spread, outcome in zip(sound, outcomes(margins), strict=True):
         spread.verdict = Verdict(outcome)
     return spreads
 
 
 def _measure(family: Family, cells: Sequence[Cell]) -> SeedSpread:
     values = np.array([cell.metric(family.metric.name) for cell in cells])
-    label = without_seed(cells[0])
-    losses = [cell.paired.losses() for cell in cells if cell.paired]
-    known = [loss for loss in losses if loss is not None]
-    is_grouped = any(cell.record.grouped for cell in cells)
+    losses = _losses_by_draw(cells)
     crossed = None
-    if len(known) == len(losses) and not is_grouped:
-        crossed = crossed_mean(np.stack(known))
+    if losses is not None:
+        crossed = crossed_mean(losses)
     return SeedSpread(
-        label,
+        without_seed(cells[0]),
         draws=len(cells),
         mean=float(values.mean()),
         standard_deviation=float(values.std(ddof=1)),
@@ -95,6 +92,20 @@ def _measure(family: Family, cells: Sequence[Cell]) -> SeedSpread:
         highest=float(values.max()),
         loss=crossed,
     )
+
+
+def _losses_by_draw(cells: Sequence[Cell]) -> NDArray[np.float64] | None:
+    """Return the loss [draws, samples] of each sample.
+
+    None if the metric is not a mean over samples, or if samples of groups were scored one by one.
+    """
+    losses = []
+    for cell in cells:
+        loss = None if cell.paired is None else cell.paired.losses()
+        if loss is None or cell.record.grouped:
+            return None
+        losses.append(loss)
+    return np.stack(losses)
 
 
 def without_seed(cell: Cell) -> str:

@@ -57,7 +57,11 @@ class Point:
 
 @dataclass(frozen=True)
 class Axis:
-    """A linear scale from values `low` to `high` onto positions `start` to `end`."""
+    """A linear scale from values `low` to `high` onto positions `start` to `end`.
+
+    >>> Axis(low=0, high=10, start=100, end=200).at(2.5)
+    125.0
+    """
 
     low: float
     high: float
@@ -73,8 +77,11 @@ class Axis:
         """Return positions and texts of round values, multiplied by `scale` for the texts."""
         low = scale * self.low
         high = scale * self.high
-        within = [value for value in MaxNLocator(6).tick_values(low, high) if low <= value <= high]
-        return [(self.at(value / scale), f"{value:g}") for value in within]
+        ticks = []
+        for value in MaxNLocator(6).tick_values(low, high):
+            if low <= value <= high:
+                ticks.append((self.at(value / scale), f"{value:g}"))
+        return ticks
 
 
 @dataclass(frozen=True)
@@ -115,13 +122,16 @@ class Panel:
     def marks(self) -> dict[str, str]:
         """The meaning of each kind of mark in the drawing."""
         kinds = {point.kind for point in self.points}
+
         marks = {}
         if PASS in kinds:
             marks["filled"] = PASS
         hollow = kinds & {UNDECIDED, VOID}
         if hollow:
             marks["hollow"] = " or ".join(sorted(hollow))
-        crossed = [FAIL] if FAIL in kinds else []
+        crossed = []
+        if FAIL in kinds:
+            crossed.append(FAIL)
         if any(point.loss > self.bottom for point in self.points):
             crossed.append("a loss beyond the drawing")
         if crossed:
@@ -173,18 +183,22 @@ def to_svg(drawn: Sequence[Panel]) -> str:
 def _point(selected: ModelSelection, cell: Cell, row: int, x: float) -> Point:
     metric = selected.family.metric
     record = cell.record
+    loss = cell.metric("drop")
     delta = record.delta(metric)
-    loss = cell.metric("drop") if delta is None else metric.cost(delta)
+    if delta is not None:
+        loss = metric.cost(delta)
     if record.stopped_loss is not None:
         loss = record.stopped_loss
+    ends = [loss, loss]
     interval = record.interval("delta")
-    low, high = sorted(map(metric.cost, interval)) if interval else (loss, loss)
+    if interval:
+        ends = sorted(map(metric.cost, interval))
     return Point(
         label=cell.label,
         x=x,
         loss=loss,
-        low=low,
-        high=high,
+        low=ends[0],
+        high=ends[1],
         kind=record.verdict or "",
         framework=record.combination.framework,
         row=row,
@@ -203,8 +217,11 @@ def _baselines(family: Family, metric_name: str, scale: float) -> list[Point]:
     machines = {machine for *_, machine in measured}
     points = []
     for (framework, name, machine), values in measured.items():
+        label = name
+        if len(machines) > 1:
+            label += f" on {machine or 'this machine'}"
         point = Point(
-            label=f"{name} on {machine or 'this machine'}" if len(machines) > 1 else name,
+            label=label,
             x=scale * float(np.median(values)),
             loss=0,
             low=0,
@@ -251,7 +268,9 @@ def _make_y_axis(points: Sequence[Point], most: float) -> tuple[float, Axis]:
 
     The axis shows the limit `most` and most intervals.
     """
-    largest = SPAN * most if most else max(point.loss for point in points)
+    largest = SPAN * most
+    if not most:
+        largest = max(point.loss for point in points)
     shown = [point for point in points if point.loss <= largest]
     bottom = most
     top = 0.0
@@ -269,6 +288,9 @@ def find_front(costs: NDArray[np.float64]) -> list[int]:
 
     A point is dominated by one that is nowhere worse and somewhere better. Equal points do not
     dominate each other.
+
+    >>> find_front(np.array([[1.0, 3.0], [2.0, 2.0], [2.0, 4.0]]))
+    [0, 1]
     """
     front = []
     for index, point in enumerate(costs):  # one by one: all pairs would take n * n of memory

@@ -20,6 +20,7 @@ from markdown_it.token import Token
 from resnet8ptq.core import templates
 from resnet8ptq.report import notes, table
 from resnet8ptq.report.answer import explain
+from resnet8ptq.report.comparison import records_of
 from resnet8ptq.report.facts import best_first
 from resnet8ptq.report.pages import trade_off
 from resnet8ptq.report.pages.layer_errors import HeatMap
@@ -50,8 +51,12 @@ def to_html(
     parts = zip(headings, chosen, panels, details, wrong, strict=True)
     sections = []
     for heading, selected, drawn, text, answers in parts:
-        section = _section(heading if len(headings) > 1 else "", selected, drawn)
-        sections.append({**section, "details": render(text, images), "wrong": answers})
+        section = _section(selected, drawn)
+        section["heading"] = heading if len(headings) > 1 else ""
+        section["details"] = render(text, images)
+        section["wrong"] = answers
+        sections.append(section)
+    # The page's policy names the hash of this script, and nothing else may run
     script = _script()
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return templates.load("resnet8ptq.report.pages", "report.html.j2").render(
@@ -70,29 +75,30 @@ def _script() -> str:
     return resources("resnet8ptq.report.pages").joinpath("templates/report.js").read_text("utf-8")
 
 
-def _section(heading: str, selected: ModelSelection, panels: list[Panel]) -> dict[str, Any]:
-    """Return the part of the page for one family of runs; the heading is empty for a single one."""
+def _section(selected: ModelSelection, panels: list[Panel]) -> dict[str, Any]:
+    """Return the answers, the figure and the table of one family of runs."""
     family = selected.family
     records = selected.family.records
     whole = table.make(records)
     shown = table.brief(records, whole, SHORT).without_empty()
     every = whole.without_empty()
-    runs = [row.record for row in whole.rows if row.is_run]
+    runs = records_of(table.rows_of_runs(whole))
     first = len(whole.rows) - len(runs)  # FP32's rows come before those of the runs
     many = len(runs) > table.MANY
-    order = best_first(runs) if many else list(range(len(runs)))
-    places = [*range(first), *(first + index for index in order)]
+    order = list(range(len(whole.rows)))
+    if many:  # the best runs first
+        order[first:] = [first + index for index in best_first(runs)]
 
     # A line of the short table, with all columns on demand
     short_lines = shown.lines
     long_lines = every.lines
     rows = []
-    for rank, place in enumerate(places, -first):
+    for rank, index in enumerate(order, -first):
         row = {
-            "key": place - first if rank >= 0 else "fp32",  # links the row to the figure
-            "framework": whole.rows[place].names[0],
-            "cells": short_lines[place],
-            "all": long_lines[place],
+            "key": index - first if rank >= 0 else "fp32",  # links the row to the figure
+            "framework": whole.rows[index].names[0],
+            "cells": short_lines[index],
+            "all": long_lines[index],
             "more": many and rank >= table.FIRST,  # shown only on demand
         }
         rows.append(row)
@@ -100,9 +106,10 @@ def _section(heading: str, selected: ModelSelection, panels: list[Panel]) -> dic
     answers = explain(selected)
     reasons: list[str] = []
     if not answers:
-        reasons = why_none(selected) if family.measured else ["No model was measured."]
+        reasons = ["No model was measured."]
+        if family.measured:
+            reasons = why_none(selected)
     return {
-        "heading": heading,
         "answers": answers,
         "reasons": reasons,
         "panels": panels,
@@ -132,4 +139,6 @@ def render(markdown: str, images: Mapping[str, bytes]) -> str:
 def _render_fold(renderer: RendererHTML, tokens: Sequence[Token], index: int, *_: object) -> str:
     """Keep the HTML of folded sections, and escape all other HTML."""
     text = tokens[index].content
-    return text if FOLD.fullmatch(text.strip()) else escapeHtml(text)
+    if FOLD.fullmatch(text.strip()):
+        return text
+    return escapeHtml(text)

@@ -42,7 +42,7 @@ class WrongAnswers:
     examples: tuple[WrongAnswer, ...]
 
 
-def load(store: Store, selected: ModelSelection) -> WrongAnswers | None:
+def load_wrong_answers(store: Store, selected: ModelSelection) -> WrongAnswers | None:
     """Return the wrong answers of the recommended model; None without any."""
     recommended = selected.recommendations
     if not recommended or recommended[0].choice is None:
@@ -57,11 +57,13 @@ def load(store: Store, selected: ModelSelection) -> WrongAnswers | None:
 
 def _read(label: str, path: Path) -> WrongAnswers | None:
     kept = json.loads(files.read_bytes(path, MAX_BYTES))
-    examples = tuple(_example(entry) for entry in kept["examples"][:COUNT])
+    examples = tuple(map(_example, kept["examples"][:COUNT]))
     answers = WrongAnswers(
         label, wrong=int(kept["wrong"]), lost=int(kept["lost"]), examples=examples
     )
-    return answers if examples else None
+    if not examples:
+        return None
+    return answers
 
 
 def _example(entry: dict[str, Any]) -> WrongAnswer:

@@ -98,7 +98,9 @@ def check(uri: str, written: bool) -> None:
     scheme, separator, _ = uri.partition("://")
     if not separator or scheme.partition("+")[0] not in (*_SERVERS, *_DATABASES):
         takes = " | ".join(f"{name}://" for name in (*_SERVERS, *_DATABASES))
-        got = f"{scheme[:20]}://..." if separator and scheme.isalnum() else "another address"
+        got = "another address"
+        if separator and scheme.isalnum():
+            got = f"{scheme[:20]}://..."
         raise ConfigError(f"{key}: got {got}, expected {takes}; try root=FOLDER for a folder")
 
     # A database, else a server
@@ -127,7 +129,9 @@ def _check_user(uri: str, written: bool) -> None:
     scheme, separator, rest = uri.partition("://")
     if re.fullmatch(r"sqlite(\+\w+)?|file", scheme) and rest.startswith("/"):
         return  # a path without a host
-    user = (rest if separator else uri).rpartition("@")[0]
+    if not separator:
+        rest = uri
+    user, _, _ = rest.rpartition("@")
     if written and not _USER.fullmatch(user):
         raise ConfigError(_HELD)
     if not written and not _USER_AND_PASSWORD.fullmatch(user):

@@ -35,7 +35,9 @@ def locate(uri: str, store_uri: str, root: str = "") -> Path | None:
         raise _refuse(uri, "mlflow-artifacts:/ on the server itself")
     address = _split(uri)
     path = Path(url2pathname(address.path))
-    homes = list(_homes(store_uri, root)) if store_uri else [path.parent]
+    homes = [path.parent]
+    if store_uri:
+        homes = list(_homes(store_uri, root))
     # MLflow does not cut a plain path at ? and #.
     is_local = uri.startswith(("/", "file:///")) and not (address.query or address.fragment)
     if is_local and any(_leads_into(home, path) for home in homes):

@@ -51,9 +51,10 @@ class _Unchecked:
 
     def save_model(self, validate_serving_input: bool, **arguments: Any) -> None:
         """Save the model; called by `Model.log`."""
-        own = {} if self.model_config is None else {"model_config": self.model_config}
+        if self.model_config is not None:
+            arguments["model_config"] = self.model_config
         with _unlisted_packages():
-            self.flavor.save_model(**arguments, **own)
+            self.flavor.save_model(**arguments)
 
 
 @contextmanager
@@ -76,7 +77,9 @@ def find_model(store: Store, run_id: str) -> "LoggedModel | None":
     model without files, which is not READY.
     """
     outputs = store.client.get_run(run_id).outputs
-    for output in outputs.model_outputs if outputs else ():
+    if not outputs:
+        return None
+    for output in outputs.model_outputs:
         model = _find_ready(store, output.model_id)
         if model is not None:
             return model
@@ -91,7 +94,9 @@ def _find_ready(store: Store, model_id: str) -> "LoggedModel | None":
         model = store.client.get_logged_model(model_id)
     except MlflowException:  # somebody has deleted it
         return None
-    return model if model.status == LoggedModelStatus.READY else None
+    if model.status != LoggedModelStatus.READY:
+        return None
+    return model
 
 
 @interrupts.deferred()
@@ -129,9 +134,12 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
     else:
         shapes, outputs, settings = _onnx(path, journal.params.get(params.PROVIDER, CPU))
         values = feed(example, list(shapes))
-    takes = [TensorSpec(values[name].dtype, shape, name) for name, shape in shapes.items()]
-    float32 = np.dtype(np.float32)
-    gives = [TensorSpec(float32, (-1, *shape), name) for name, shape in outputs.items()]
+    takes = []
+    for name, shape in shapes.items():
+        takes.append(TensorSpec(values[name].dtype, shape, name))
+    gives = []
+    for name, sizes in outputs.items():
+        gives.append(TensorSpec(np.dtype(np.float32), (-1, *sizes), name))
 
     # The versions that were measured
     needed = [backend.runtime, "numpy"]
@@ -190,7 +198,9 @@ def _shapes(example: NDArray[Any]) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for name in names:
         shape = example.dtype[name].shape
-        shapes[name] = (-1, -1, *shape[1:]) if name in masked else (-1, *shape)
+        if name in masked:  # a text: its length is free
+            shape = (-1, *shape[1:])
+        shapes[name] = (-1, *shape)
     return shapes
 
 

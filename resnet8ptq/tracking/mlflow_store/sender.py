@@ -42,7 +42,7 @@ def open_run(store: Store, journal: Journal, folder: Path) -> str:
 
 def _create(store: Store, journal: Journal) -> str:
     check_answers(store.uri)  # MLflow would wait for four timeouts
-    return upload.create(store, journal)
+    return upload.create_run(store, journal)
 
 
 def send(store: Store, folder: Path, call: Callable[..., object], *arguments: Any) -> None:

@@ -142,7 +142,8 @@ def _name(uri: str, experiment: str) -> list[str]:
     if uri.startswith(_LOCAL) and database.name == DATABASE:
         root = database.parent
         current = Path.cwd()
-        root = root.relative_to(current) if root.is_relative_to(current) else root
+        if root.is_relative_to(current):
+            root = root.relative_to(current)
         if root != Path(TrackingConfig.root):
             words.append(f"root={root}")
     else:
@@ -325,7 +326,9 @@ def _find_experiment(store: Store, folder: Path | None) -> Store:
     name = store.experiment_name
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
-        location = None if folder is None else (folder / safe_name(name)).as_uri()
+        location = None
+        if folder is not None:
+            location = (folder / safe_name(name)).as_uri()
         try:
             return replace(store, experiment_id=client.create_experiment(name, location, _TAGS))
         except TrackingError:  # another process was faster

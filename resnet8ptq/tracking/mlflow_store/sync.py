@@ -63,9 +63,10 @@ def sync(store: Store, root: Path, wait_s: float = 0) -> Synced:
         if kept.ended and record is not None and record.ended:
             synced.whole.append(folder)
             continue
+        is_job = kept.parent_id is not None
         if kept.ended:
             synced.logged.append(folder)
-        elif journal.is_alive(folder, wait_s if kept.parent_id is not None else 0):
+        elif journal.is_alive(folder, wait_s if is_job else 0):
             synced.running.append(folder)
             continue
         else:
@@ -85,13 +86,16 @@ def sync(store: Store, root: Path, wait_s: float = 0) -> Synced:
 
 def _find_known(store: Store, journals: Sequence[Journal]) -> dict[str, RunRecord]:
     """Return the runs in the store, by the keys of their journals."""
-    by_id = history.load_runs(store, [kept.run_id for kept in journals if kept.run_id])
-    known = {record.key: record for record in by_id.values() if record.key}
+    ids = [kept.run_id for kept in journals if kept.run_id]
+    known = {}
+    for record in history.load_runs(store, ids).values():
+        if record.key:
+            known[record.key] = record
     for kept in journals:
         if kept.key not in known:  # logged under another id, if at all
-            record = history.find_logged(store, kept.key)
-            if record is not None:
-                known[kept.key] = record
+            logged = history.find_logged(store, kept.key)
+            if logged is not None:
+                known[kept.key] = logged
     return known
 
 

@@ -28,7 +28,7 @@ _AT_ONCE = 100  # params or tags that MLflow takes in one call; metrics may be m
 
 
 @interrupts.deferred()
-def create(store: Store, journal: Journal) -> str:
+def create_run(store: Store, journal: Journal) -> str:
     """Create the run in the store; return its id."""
     from mlflow.tracking.context.registry import resolve_tags
 
@@ -56,8 +56,10 @@ def log_batch(
 
     values = []
     for point in points:
-        own = links if _leads(point) else {}
-        values.append(Metric(*point, **own))
+        if _leads(point):
+            values.append(Metric(*point, **links))
+        else:
+            values.append(Metric(*point))
     named = [Param(key, value) for key, value in (params or {}).items()]
     shown = details.shown_tags(tags or {})
     tagged = [RunTag(key, value) for key, value in shown.items()]
@@ -82,12 +84,16 @@ def log_result(
     """Log a run's result; MLflow's models page compares the leading metrics."""
     points = metrics.select(journal)
     leading = {key for key, *_ in filter(_leads, points)}
-    model = mlflow_model.find_model(store, run_id) if leading else None
+    model = None
+    if leading:
+        model = mlflow_model.find_model(store, run_id)
     links = {}
-    # A model that is logged after the metrics has them already, and MLflow refuses a second link.
-    linked = {metric.key for metric in model.metrics or ()} if model else set()
-    if model is not None and leading.isdisjoint(linked):
-        links = {"model_id": str(model.model_id), **_scored(journal)}
+    if model is not None:
+        # A model that is logged after the metrics has them already, and MLflow refuses a second
+        # link.
+        linked = {metric.key for metric in model.metrics or ()}
+        if leading.isdisjoint(linked):
+            links = {"model_id": str(model.model_id), **_scored(journal)}
     log_batch(store, run_id, points, params=params, tags=tags, links=links)
 
 
@@ -125,10 +131,13 @@ def _to_fields(described: DataSet) -> dict[str, str]:
     from mlflow.data.numpy_dataset import NumpyDataset
     from mlflow.data.sources import LocalArtifactDatasetSource
 
+    targets = None
+    if described.targets is not None:
+        targets = _zeros(described.targets)
     return NumpyDataset(
         _zeros(described.samples),
         source=LocalArtifactDatasetSource(described.source),
-        targets=None if described.targets is None else _zeros(described.targets),
+        targets=targets,
         name=described.name,
         digest=described.digest[:DIGEST],  # a tag of the run has the whole digest
     ).to_dict()
@@ -210,7 +219,7 @@ def finish(store: Store, run_id: str, journal: Journal) -> None:
 def push(store: Store, journal: Journal, folder: Path) -> str:
     """Log an ended run, which may be in the store in part; return its id."""
     record = history.find_logged(store, journal.key)
-    run_id = create(store, journal) if record is None else record.run_id
+    run_id = record.run_id if record is not None else create_run(store, journal)
     tags = {key: value for key, value in journal.tags.items() if key != "status"}
     # MLflow copies the params to the model, and would log those of its code to a run without any.
     log_batch(store, run_id, points=(), params=params.select(journal), tags=tags)
