@@ -64,16 +64,17 @@ def check(
     if not len(data.train) or (is_near and is_within):
         return {}
 
-    shown = "" if sqnr is None else f", SQNR {sqnr:.1f} dB"
-    loss = comparison.metric.say_loss(round(comparison.loss(), 4))
-    what = f"the file is far from FP32 (loss {loss}{shown})"
+    distance = f"loss {comparison.metric.say_loss(round(comparison.loss(), 4))}"
+    if sqnr is not None:
+        distance += f", SQNR {sqnr:.1f} dB"
+    fault = f"the file is far from FP32 ({distance})"
     cause = find_cause(
         evaluator, samples=data.train.spaced(SAMPLES), path=path, config=config, folder=folder
     )
     if not cause:
-        log.warning("%s: no cause found in its preprocessing, class order and tensors", what)
+        log.warning("%s: no cause found in its preprocessing, class order and tensors", fault)
         return {}
-    log.warning("%s: %s", what, cause)
+    log.warning("%s: %s", fault, cause)
     return {"cause": cause}
 
 
@@ -167,11 +168,17 @@ def _find_layer(
             evaluator.network, admitted, inputs, split=samples, threads=runtime.threads
         )
         worst = None if compared is None else compared.faulty
-        if compared is not None and worst is not None:
-            faults = findings.find_faults(compared)
-            title = Combination.of_config(config).describe(config.data.name, "tensors")
-            picture = network_picture.draw(compared, faults, title)
-            files.write_text(folder / network_picture.FILE, picture)
-            others = [fault.say() for fault in faults if worst.name not in fault.tensors]
-            return "; ".join([compared.describe(), *others])
+        if compared is None or worst is None:
+            return ""
+        faults = findings.find_faults(compared)
+        title = Combination.of_config(config).describe(config.data.name, "tensors")
+        picture = network_picture.draw_network(compared, faults, title)
+        files.write_text(folder / network_picture.FILE, picture)
+
+        # The sentence names the worst layer, so its own findings add nothing
+        sentences = [compared.describe()]
+        for fault in faults:
+            if worst.name not in fault.tensors:
+                sentences.append(fault.say())
+        return "; ".join(sentences)
     return ""

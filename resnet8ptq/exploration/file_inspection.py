@@ -19,14 +19,15 @@ def run_inspection(path: Path, cache_root: Path) -> None:
     admitted = reading.admit(path, cache_root)
     contents = admitted.contents
     console = stdout(None, 130)
-    made_by = f", made by {contents.producer}" if contents.producer else ""
-    batch = "" if contents.batch is None else f", batches of {contents.batch}"
-    say(
-        console,
-        f"{path}: {contents.format}{made_by}, {admitted.path.stat().st_size:,} bytes, "
-        f"{sum(contents.operators.values())} operators, {len(contents.layers)} layers with "
-        f"weights{batch}",
-    )
+    facts = [contents.format]
+    if contents.producer:
+        facts.append(f"made by {contents.producer}")
+    facts.append(f"{admitted.path.stat().st_size:,} bytes")
+    facts.append(f"{sum(contents.operators.values())} operators")
+    facts.append(f"{len(contents.layers)} layers with weights")
+    if contents.batch is not None:
+        facts.append(f"batches of {contents.batch}")
+    say(console, f"{path}: {', '.join(facts)}")
     say(console, f"{_say_dtypes(contents)}; execution: {contents.execution}")
 
     # Inputs and outputs
@@ -35,20 +36,23 @@ def run_inspection(path: Path, cache_root: Path) -> None:
     print_table(console, ("", "name", "shape (without batch)", "dtype", "values"), ports)
 
     # Layers with weights, then the other operators
-    kinds = [(layer.operator, layer.weights, layer.activations) for layer in contents.layers]
-    layers = [(*kind, str(number)) for kind, number in Counter(kinds).most_common()]
+    kinds: Counter[tuple[str, str, str]] = Counter()
+    others = Counter(contents.operators)
+    for layer in contents.layers:
+        kinds[layer.operator, layer.weights, layer.activations] += 1
+        others[layer.operator] -= 1
+    layers = [(*kind, str(number)) for kind, number in kinds.most_common()]
     print_table(console, ("layer", "weights", "computed in", "number"), layers)
     for line in _in_float(contents):
         say(console, line)
-    others = Counter(contents.operators) - Counter(layer.operator for layer in contents.layers)
-    listed = [f"{name} {others[name]}" for name in contents.operators if name in others]
+    listed = [f"{name} {number}" for name, number in others.items() if number > 0]
     say(console, f"other operators: {', '.join(listed) or 'none'}")
 
 
 def _say_dtypes(contents: Contents) -> str:
-    ranges = "measured while it runs" if contents.dynamic else "fixed"
     if not contents.quantized:
         return f"weights {contents.weight_dtype}"
+    ranges = "measured while it runs" if contents.dynamic else "fixed"
     return (
         f"weights {contents.weight_dtype}, activations {contents.activation_dtype}, their ranges "
         f"{ranges}"
@@ -65,10 +69,13 @@ def _row(kind: str, port: Port) -> tuple[str, ...]:
 
 def _in_float(contents: Contents) -> list[str]:
     """Return a line about the layers that the quantizer left in float."""
-    left = [layer.name or layer.operator for layer in contents.layers if not layer.is_quantized]
+    left = []
+    for layer in contents.layers:
+        if not layer.is_quantized:
+            left.append(layer.name or layer.operator)
     if not left or not contents.quantized:
         return []
-    more = f" and {len(left) - NAMED} more" if len(left) > NAMED else ""
-    return [
-        f"in float, {len(left)} of {len(contents.layers)} layers: {', '.join(left[:NAMED])}{more}"
-    ]
+    listed = ", ".join(left[:NAMED])
+    if len(left) > NAMED:
+        listed += f" and {len(left) - NAMED} more"
+    return [f"in float, {len(left)} of {len(contents.layers)} layers: {listed}"]

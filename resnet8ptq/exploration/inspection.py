@@ -35,7 +35,9 @@ def inspect(settings: Settings, data_given: bool) -> None:
     if not config.backend.quantizes:
         return file_inspection.run_inspection(settings.network.path, cache_root)
     samples = _find_samples(settings)
-    sample = None if isinstance(samples, str) else samples.one
+    sample = None
+    if isinstance(samples, _SampleFacts):
+        sample = samples.one
     summary = summarize(settings.network.path, cache_root, config=config.model, sample=sample)
     if not data_given:
         lines = [NO_DATA]
@@ -97,13 +99,16 @@ def _compare(config: RunConfig, contract: Contract, samples: _SampleFacts) -> li
     try:
         matched = match(samples.one, samples.steps, contract)
         shape = samples.one.shape[1:]
-        moved = f" as {list(arranged(shape, matched.layout))}" if matched.layout else ""
         form = ", ".join(names_of(samples.one.dtype)) or list(shape)
-        lines = [f"{data}: samples {form} fit{moved}"]
+        line = f"{data}: samples {form} fit"
+        if matched.layout:
+            line += f" as {list(arranged(shape, matched.layout))}"
     except ModelError as error:
         reason, _, advice = str(error).partition(IF_PICTURES)
-        mend = f"; {advice} makes pictures fit" if advice and samples.pictures else ""
-        lines = [f"{data}: does not fit: {reason}{mend}"]
+        line = f"{data}: does not fit: {reason}"
+        if advice and samples.pictures:
+            line += f"; {advice} makes pictures fit"
+    lines = [line]
 
     # The number of classes, of a network that has one output
     shapes = [tensor.shape for tensor in contract.outputs]
@@ -129,6 +134,8 @@ def _compare_classes(samples: _SampleFacts, values: int | None) -> str:
         fits = values in (None, classes)
         labels = f"{classes} classes"
     fit = "fit" if fits else "do not fit"
-    single = " (task=binary takes one)" if (classes, values) == (2, 1) else ""
     returned = "any number of" if values is None else values
-    return f"{labels} {fit}: it returns {returned} values{single}"
+    line = f"{labels} {fit}: it returns {returned} values"
+    if (classes, values) == (2, 1):
+        line += " (task=binary takes one)"
+    return line

@@ -73,8 +73,10 @@ class PowerAnalysis(RunResult):
         metrics = {"test_plan/samples": float(self.total)}
         for row in self.rows:
             for name in ("passes", "fails", "needed"):
-                metrics[f"test_plan/{name}/{row.changed:g}"] = float(getattr(row, name))
-        return {key: value for key, value in metrics.items() if math.isfinite(value)}
+                value = float(getattr(row, name))
+                if math.isfinite(value):
+                    metrics[f"test_plan/{name}/{row.changed:g}"] = value
+        return metrics
 
 
 def analyse(settings: Settings, folder: Path, run: Recorder) -> PowerAnalysis:
@@ -102,9 +104,12 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> PowerAnalysis:
     run.log_datasets(samples.data, samples.calibrating)
 
     # Plan for each share of changed predictions
-    changed = CHANGED if config.analysis.changed is None else (config.analysis.changed,)
-    joins = task.scope.joins_groups
-    total = count_units(samples.reported) if joins else len(samples.reported)
+    changed: tuple[float, ...] = CHANGED
+    if config.analysis.changed is not None:
+        changed = (config.analysis.changed,)
+    total = len(samples.reported)
+    if task.scope.joins_groups:
+        total = count_units(samples.reported)
     limit = task.metric.limit(config.report)
     rows = tuple(plan(share, total, limit) for share in changed)
     result = PowerAnalysis("ok", metric=task.metric, total=total, limit=limit, rows=rows)

@@ -106,7 +106,7 @@ class SettingsSearch:
             if not ranked or (self.confirmed and not ranked[0].saves):
                 return
             if again_s(ranked[0]) > self.budget.until_late_s(self._spent_s()):
-                settings = searching.say(ranked[0].found.settings)
+                settings = searching.say(ranked[0].settled_step.settings)
                 if ranked[0].same_samples and not self.confirmed:
                     _say(f"confirmed without another run: {settings}; the same samples chose it")
                 else:
@@ -170,7 +170,7 @@ class SettingsSearch:
 
         A model that cannot be measured there is left out of the search.
         """
-        step = searching.confirm(self.asked, finalist.found)
+        step = searching.confirm(self.asked, finalist.settled_step)
         if finalist.same_samples:
             step = replace(step, why="confirmation: the best so far; the same samples chose it")
         [done] = self._run([step], self._left_s())
@@ -350,7 +350,7 @@ def read_network(asked: Asked, config: RunConfig, running: "RunningSweep") -> As
     from resnet8ptq.exploration.search import network_facts
 
     try:
-        facts = network_facts.read(resolve(config))
+        facts = network_facts.read_network_facts(resolve(config))
     except INPUT_ERRORS:
         raise
     except Exception as error:

@@ -149,7 +149,7 @@ def test_tables_and_files_show_every_node():
     profile_table.print_tables(result, "title", Console(file=out, width=200, color_system=None))
     for part in ("0.500", "33%", "in float: [bold]conv (Conv) 1.000 ms", "adds 50% to the run"):
         assert part in out.getvalue()
-    figure = profile_table.draw([actual, actual], "title")
+    figure = profile_table.draw_bars([actual, actual], "title")
     assert [axes.get_title() for axes in figure.axes] == ["batch 1", "batch 1"]
     heights = sum(bar.get_height() for bar in figure.axes[0].patches)
     assert heights == pytest.approx(1.0 + 1.5)

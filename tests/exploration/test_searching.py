@@ -114,7 +114,7 @@ def test_findings_decide_the_next_steps():
     [
         (properties.BESIDE, "method=mixed"),
         (properties.ATTENTION, "corrections.smooth_quant=true"),
-        (properties.POOLS, step_table.rows_of("operators")[0].change.words),
+        (properties.POOLS, step_table.find_rows("operators")[0].change.words),
     ],
 )
 def test_a_property_of_the_network_brings_its_answer(name, word):
@@ -314,14 +314,16 @@ def test_the_user_may_fix_every_setting_of_the_search():
         for asked, outcome in searches_steps():
             fixed = replace(asked, fixed={key: word})
             for step in run_search(fixed, outcome):
-                confirmed = searching.confirm(fixed, step.found)
+                confirmed = searching.confirm(fixed, step.settled_step)
                 assert key not in {**step.step.settings, **confirmed.settings}, word
 
 
 @pytest.mark.slow
 def test_steps_that_build_on_each_other_are_valid_configurations():
     steps = [item for asked, outcome in searches_steps() for item in run_search(asked, outcome)]
-    for words_of_step in {tuple(step.overrides) for e in steps for step in (e.step, e.found)}:
+    for words_of_step in {
+        tuple(step.overrides) for e in steps for step in (e.step, e.settled_step)
+    }:
         make_config(*words_of_step)
 
 
@@ -351,7 +353,7 @@ def test_layers_of_any_name_are_left_in_float():
     named = words.as_list(["conv;1", "b=2"])
     tried = run_search(ASKED, lambda step: replace(LOST, named=named))
     [search] = [item for item in tried if item.searches]
-    assert make_config(*search.found.overrides).nodes_to_exclude == ["conv;1", "b=2"]
+    assert make_config(*search.settled_step.overrides).nodes_to_exclude == ["conv;1", "b=2"]
 
 
 def test_the_flagships_are_presets_of_the_search():

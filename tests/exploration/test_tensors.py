@@ -279,7 +279,7 @@ def test_the_picture_has_every_layer_and_frames_the_fault(files):
     quantized = copy.deepcopy(files[1])
     double_scale(quantized)
     compared = compare(files[0], quantized)
-    picture = network_picture.draw(compared, findings.find_faults(compared), "<title>")
+    picture = network_picture.draw_network(compared, findings.find_faults(compared), "<title>")
     root = ElementTree.fromstring(picture)
     groups = [group for group in root if group.tag.endswith("}g")]
     boxes = network_picture.find_boxes(compared.network, compared.operators)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.exploration.diagnosis.outcomes import Outcome
 from resnet8ptq.exploration.tensors.comparing import TensorComparison
-from resnet8ptq.exploration.tensors.findings import Finding
+from resnet8ptq.exploration.tensors.findings import Finding, to_entries
 from resnet8ptq.tasks.scoring.metric import Metric
 
 WEIGHTS = "weights"
@@ -27,8 +27,10 @@ class Halves:
     def costs_more(self) -> str:
         """`WEIGHTS` or `ACTIVATIONS`; empty if they cost about the same."""
         apart = self.activations.sqnr_db - self.weights.sqnr_db
-        if abs(apart) >= MORE_DB:
-            return WEIGHTS if apart > 0 else ACTIVATIONS
+        if apart >= MORE_DB:
+            return WEIGHTS
+        if apart <= -MORE_DB:
+            return ACTIVATIONS
         return ""
 
     def say(self) -> str:
@@ -37,15 +39,15 @@ class Halves:
             f"rounding the weights alone leaves {self.weights.sqnr_db:.1f} dB, the activations "
             f"alone {self.activations.sqnr_db:.1f} dB"
         )
-        finer = "" if self.per_channel else "per_channel=true and "
-        remedy = {
-            WEIGHTS: f"; {finer}corrections may win that back",
-            ACTIVATIONS: "; learned rounding does not change that; calib=, equalization, layers in "
-            "float or method=qat may win it back",
-            "": "",
-        }[self.costs_more]
-        which = f"the {self.costs_more}" if self.costs_more else "none, both cost alike"
-        return f"larger cost: {which}: {alone}{remedy}"
+        if self.costs_more == WEIGHTS:
+            finer = "" if self.per_channel else "per_channel=true and "
+            return f"larger cost: the weights: {alone}; {finer}corrections may win that back"
+        if self.costs_more == ACTIVATIONS:
+            return (
+                f"larger cost: the activations: {alone}; learned rounding does not change that; "
+                "calib=, equalization, layers in float or method=qat may win it back"
+            )
+        return f"larger cost: none, both cost alike: {alone}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +78,10 @@ class DiagnosisResult(RunResult):
     @property
     def best(self) -> Outcome | None:
         """The tried change that helps most; None if none helps."""
-        return next((outcome for outcome in self.outcomes if outcome.helps), None)
+        for outcome in self.outcomes:
+            if outcome.helps:
+                return outcome
+        return None
 
     def answer(self, finding: Finding) -> Outcome | None:
         """Return the tried change that helps most against a finding."""
@@ -97,7 +102,9 @@ class DiagnosisResult(RunResult):
 
         def rank(finding: Finding) -> float:
             answer = self.answer(finding)
-            return -math.inf if finding.certain or answer is None else -answer.won_db
+            if finding.certain or answer is None:
+                return -math.inf
+            return -answer.won_db
 
         return sorted(filter(self.costs, self.findings), key=rank)
 
@@ -135,15 +142,19 @@ class DiagnosisResult(RunResult):
 
     def to_json(self) -> str:
         """Return the findings and the changes against them, for programs."""
-        return json.dumps([finding.to_entry() for finding in self.findings])
+        return json.dumps(to_entries(self.findings))
 
     def summary(self) -> str:
         """Return the outcome in one line."""
         if not self.outcomes:
             names = ", ".join(finding.name for finding in self.findings) or "no single cause"
-            return f"{names}; {self.halves.say()}" if self.halves else names
+            if self.halves is None:
+                return names
+            return f"{names}; {self.halves.say()}"
         faults = ", ".join(f"{finding.name} in {finding.tensors[0]}" for finding in self.reasons)
-        helps = f"{self.best.words} helps most" if self.best else "no change that was tried helps"
+        helps = "no change that was tried helps"
+        if self.best is not None:
+            helps = f"{self.best.words} helps most"
         return f"{faults or 'no single cause'}; {helps}"
 
     def to_metrics(self) -> dict[str, float]:
@@ -162,6 +173,10 @@ class DiagnosisResult(RunResult):
             metrics["activations_alone_sqnr_db"] = self.halves.activations.sqnr_db
         for outcome in self.outcomes[:1]:
             metrics |= {f"best_{name}": outcome.value, "best_sqnr_db": outcome.sqnr_db}
+
         # The SQNR of an output that did not change is infinite, which no store can keep.
-        finite = {key: value for key, value in metrics.items() if math.isfinite(value)}
-        return {f"diagnosis/{key}": float(value) for key, value in finite.items()}
+        finite = {}
+        for key, value in metrics.items():
+            if math.isfinite(value):
+                finite[f"diagnosis/{key}"] = float(value)
+        return finite

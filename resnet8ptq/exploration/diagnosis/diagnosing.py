@@ -72,7 +72,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> DiagnosisResult:
     config = work.config
     params = {**resolved.to_params(), **work.samples.digests, "findings": result.to_json()}
     result = replace(result, notes=tuple(notes), resolved=params)
-    diagnosis_table.write(folder, config, result)
+    diagnosis_table.write_diagnosis(folder, config, result)
     if config.analysis.try_changes:  # otherwise a search reads the findings
         diagnosis_table.print_tables(result, config)
     return result
@@ -112,7 +112,10 @@ def _diagnose(work: Workspace) -> DiagnosisResult:
     tried = outcomes.attempt(config, changes, compared, task=evaluator.task, compare=attempt)
     if outliers and config.analysis.try_changes:
         removal = _leave_out(work, others, compared)
-        tried.insert(0 if removal.helps else len(tried), removal)
+        if removal.helps:
+            tried.insert(0, removal)
+        else:
+            tried.append(removal)
     return DiagnosisResult(
         "ok",
         compared=measured,
@@ -141,7 +144,8 @@ def _find_changes(
     answers += step_table.usual(config, findings.worst_layer(measured))
     if halves is not None and halves.costs_more == WEIGHTS:
         answers += step_table.correct(config)
-    return list({change.words: change for change in answers}.values())
+    by_words = {answer.words: answer for answer in answers}
+    return list(by_words.values())
 
 
 def _attempt(work: Workspace, config: RunConfig) -> Comparison:
@@ -229,7 +233,9 @@ def outlier_samples(outliers: Outliers, samples: Split, calib: CalibConfig) -> F
     """Return the finding of calibration samples that stand out."""
     clip = outliers.clip(calib)
     meaning = f"{outliers.describe(samples)}; {outliers.mend(calib)}"
-    changes = (change(clip),) if clip else ()
+    changes: tuple[Change, ...] = ()
+    if clip:
+        changes = (change(clip),)
     return Finding(OUTLIER_SAMPLE, (outliers.tensor,), meaning, changes=changes, certain=True)
 
 
@@ -252,9 +258,10 @@ def _find_spread(split: Split) -> Spread:
     """Return the magnitudes of some samples; tokens in records have none."""
     spread = Spread()
     for batch in split.spaced(8 * SAMPLES).batches(SAMPLES):
-        arrays = [batch]
-        if names_of(batch.dtype):
-            arrays = [values for values in unpack(batch).values() if values.dtype.kind == "f"]
-        for values in arrays:
-            spread.add(values, values)
+        if not names_of(batch.dtype):
+            spread.add(batch, batch)
+            continue
+        for values in unpack(batch).values():
+            if values.dtype.kind == "f":
+                spread.add(values, values)
     return spread

@@ -19,19 +19,19 @@ from resnet8ptq.exploration.diagnosis.conclusion import DiagnosisResult
 from resnet8ptq.exploration.diagnosis.outcomes import Outcome
 from resnet8ptq.exploration.tensors import network_picture, tensor_table
 from resnet8ptq.exploration.tensors.comparing import ComparedTensor
-from resnet8ptq.exploration.tensors.findings import Finding
+from resnet8ptq.exploration.tensors.findings import Finding, name_tensors
 from resnet8ptq.tasks.scoring.metric import Metric
 
 
-def write(folder: Path, config: RunConfig, result: DiagnosisResult) -> None:
-    """Write `config.yaml`, the files of `tensor_table.write`, `diagnosis.md` and `.png`."""
+def write_diagnosis(folder: Path, config: RunConfig, result: DiagnosisResult) -> None:
+    """Write `config.yaml`, `diagnosis.md`, `.png` and the files of `write_comparison`."""
     title = tensor_table.describe(config, "diagnosis")
     save_config(config, folder / CONFIG_FILE)
-    tensor_table.write(
+    tensor_table.write_comparison(
         folder, name="diagnosis", compared=result.compared, found=result.findings, title=title
     )
     files.write_text(folder / "diagnosis.md", to_markdown(result, title))
-    figures.save(draw(result, title), folder / "diagnosis.png")
+    figures.save(draw_diagnosis(result, title), folder / "diagnosis.png")
 
 
 def to_markdown(result: DiagnosisResult, title: str) -> str:
@@ -73,14 +73,17 @@ def _tables(result: DiagnosisResult, tensors: Sequence[ComparedTensor]) -> Itera
 def _of_findings(result: DiagnosisResult) -> list[Column[Finding]]:
     def change(finding: Finding) -> str:
         answer = result.answer(finding)
-        return answer.words if answer else ", ".join(change.words for change in finding.changes)
+        if answer is not None:
+            return answer.words
+        return ", ".join(change.words for change in finding.changes)
 
     def won(finding: Finding) -> str:
+        costs = result.costs(finding)
         answer = result.answer(finding)
-        gain = "" if answer is None else f"{answer.won_db:+.1f} dB"
-        if result.costs(finding):
-            return gain
-        return f"nothing alone ({gain})" if answer else "not tried"
+        if answer is None:
+            return "" if costs else "not tried"
+        gain = f"{answer.won_db:+.1f} dB"
+        return gain if costs else f"nothing alone ({gain})"
 
     return [
         Column("finding", lambda finding: finding.name),
@@ -97,12 +100,18 @@ def _of_changes(metric: Metric) -> list[Column[Outcome]]:
     def is_change(one: Outcome) -> bool:
         return bool(one.words) and not one.reason
 
+    def won(one: Outcome) -> float | None:
+        return one.won if is_change(one) else None
+
+    def won_db(one: Outcome) -> float | None:
+        return one.won_db if is_change(one) else None
+
     return [
         Column("change", lambda one: one.words or "(unchanged)"),
         number(metric.title, value),
-        number("won back", lambda one: one.won if is_change(one) else None, metric.show_loss),
+        number("won back", won, metric.show_loss),
         number("SQNR dB", lambda one: None if one.reason else one.sqnr_db, ".1f"),
-        number("won back dB", lambda one: one.won_db if is_change(one) else None, "+.1f"),
+        number("won back dB", won_db, "+.1f"),
     ]
 
 
@@ -123,13 +132,12 @@ def _escape(text: str) -> str:
     return printable(text).replace("|", r"\|")
 
 
-def draw(result: DiagnosisResult, title: str) -> Figure:
+def draw_diagnosis(result: DiagnosisResult, title: str) -> Figure:
     """Draw the SQNR along the network, and the gain of each change."""
     tried = [outcome for outcome in result.outcomes if math.isfinite(outcome.won_db)]
     figure = Figure(figsize=(13, max(5.5, 1.6 + 0.4 * len(tried))), layout="constrained")
     along, changes = figure.subplots(1, 2, width_ratios=(2.4, 1))
-    named = {name for finding in result.reasons for name in finding.tensors}
-    tensor_table.draw(along, result.compared, named)
+    tensor_table.draw_ratios(along, result.compared, name_tensors(result.reasons))
 
     # The gain of each change, the best on top
     places = range(len(tried))

@@ -43,7 +43,9 @@ class Outcome:
     def refusal(self) -> str:
         """The change and why it could not be tried; most reasons name the change themselves."""
         key, _, _ = self.words.partition("=")
-        return self.reason if self.reason.startswith(f"{key}=") else f"{self.words}: {self.reason}"
+        if self.reason.startswith(f"{key}="):
+            return self.reason
+        return f"{self.words}: {self.reason}"
 
     @property
     def helps(self) -> bool:
@@ -65,7 +67,9 @@ def weigh(words: str, comparison: Comparison, reference: Comparison, task: Task)
     value = comparison.model.value
     sqnr_db = _sqnr_db(comparison)
     won = round(reference.loss() - comparison.loss(), DIGITS) + 0.0  # no -0.0
-    gain = sqnr_db - before.sqnr_db if sqnr_db != before.sqnr_db else 0.0  # both may be inf
+    gain = 0.0
+    if sqnr_db != before.sqnr_db:  # inf - inf is NaN
+        gain = sqnr_db - before.sqnr_db
     p_value = task.compare(comparison.model, reference.model).p_value
     return Outcome(words, value, won, sqnr_db=sqnr_db, won_db=gain, p_value=p_value)
 

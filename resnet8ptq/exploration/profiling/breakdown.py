@@ -38,15 +38,18 @@ class Breakdown:
 
     def operators(self) -> list[OperatorTimes]:
         """Return the time of each operator, the longest first."""
+        fp32 = _times_by_operator(self.fp32)
+        model = _times_by_operator(self.model)
         operators = []
-        for name in dict.fromkeys(node.operator for node in (*self.fp32, *self.model)):
-            fp32 = [node.ms for node in self.fp32 if node.operator == name]
-            model = [node.ms for node in self.model if node.operator == name]
-            operators.append(
-                OperatorTimes(
-                    name, fp32_ms=sum(fp32), fp32_count=len(fp32), ms=sum(model), count=len(model)
-                )
+        for name in fp32 | model:
+            times = OperatorTimes(
+                name,
+                fp32_ms=sum(fp32.get(name, [])),
+                fp32_count=len(fp32.get(name, [])),
+                ms=sum(model.get(name, [])),
+                count=len(model.get(name, [])),
             )
+            operators.append(times)
         return sorted(operators, key=lambda operator: -max(operator.ms, operator.fp32_ms))
 
     def total_ms(self, *kinds: str) -> float:
@@ -86,10 +89,9 @@ class Breakdown:
             )
 
         # Nodes that lie in float between conversions
-        unfused = [node for node in self.model if node.kind == "unfused"]
+        unfused = Counter(node.operator for node in self.model if node.kind == "unfused")
         if unfused:
-            kinds = Counter(node.operator for node in unfused)
-            listed = ", ".join(f"{name} {count}" for name, count in kinds.items())
+            listed = ", ".join(f"{name} {count}" for name, count in unfused.items())
             second += (
                 f"; {self.total_ms('unfused'):.3f} ms are spent in float between conversions, "
                 f"where integer kernels were expected: {listed}"
@@ -135,3 +137,10 @@ class ProfileResult(RunResult):
             metrics |= breakdown.to_metrics(infix)
         metrics["unfused_nodes"] = sum(node.kind == "unfused" for node in self.breakdowns[0].model)
         return {f"profile/{key}": float(value) for key, value in metrics.items()}
+
+
+def _times_by_operator(nodes: Sequence[NodeTime]) -> dict[str, list[float]]:
+    times: dict[str, list[float]] = {}
+    for node in nodes:
+        times.setdefault(node.operator, []).append(node.ms)
+    return times

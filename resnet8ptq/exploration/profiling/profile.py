@@ -67,6 +67,6 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> ProfileResult:
         "ok", resolved=params, breakdowns=tuple(breakdowns), latency=ModelLatency(*times)
     )
 
-    profile_table.write(folder, config, result)
+    profile_table.write_profile(folder, config, result)
     profile_table.print_tables(result, profile_table.describe(config))
     return result

@@ -20,11 +20,11 @@ _LISTED = 8  # nodes in float, by name; the others are counted
 _COLOURED = 9  # operators with a colour of their own
 
 
-def write(folder: Path, config: RunConfig, result: ProfileResult) -> None:
+def write_profile(folder: Path, config: RunConfig, result: ProfileResult) -> None:
     """Write `config.yaml`, `profile.csv` and `profile.png`, each atomically."""
     save_config(config, folder / CONFIG_FILE)
     files.write_text(folder / "profile.csv", to_csv(result.breakdowns))
-    figures.save(draw(result.breakdowns, describe(config)), folder / "profile.png")
+    figures.save(draw_bars(result.breakdowns, describe(config)), folder / "profile.png")
 
 
 def to_csv(breakdowns: Sequence[Breakdown]) -> str:
@@ -105,17 +105,20 @@ _KINDS = {
 
 
 def _name(node: NodeTime) -> str:
-    return node.name if node.operator in node.name else f"{node.name} ({node.operator})"
+    if node.operator in node.name:
+        return node.name
+    return f"{node.name} ({node.operator})"
 
 
 def describe(config: RunConfig) -> str:
     """Return the title: the profiled configuration."""
-    count = config.latency.threads
-    threads = f"{count} threads" if count > 1 else f"{count} thread"
+    threads = f"{config.latency.threads} thread"
+    if config.latency.threads > 1:
+        threads += "s"
     return Combination.of_config(config).describe(config.model.name or "", threads)
 
 
-def draw(breakdowns: Sequence[Breakdown], title: str) -> Figure:
+def draw_bars(breakdowns: Sequence[Breakdown], title: str) -> Figure:
     """Draw two bars for each batch size, FP32 and 8 bits, stacked by operator, longest first."""
     longest: dict[str, float] = {}  # the largest share of each operator
     for breakdown in breakdowns:

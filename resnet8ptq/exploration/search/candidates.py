@@ -59,10 +59,14 @@ def sweeps(
             chosen.setdefault(tried, []).append(backend.name)
 
     # A command for each
-    path = [assign("model.path", str(network.path))] if network else []
-    own = [*path, *settings]
-    lines = [f"backend={','.join(names)} {tried}" for tried, names in chosen.items()]
-    return [invocation.command("run", "-m", *own, *line.split()) for line in lines]
+    own = [*settings]
+    if network is not None:
+        own.insert(0, assign("model.path", str(network.path)))
+    commands = []
+    for tried, names in chosen.items():
+        backends = f"backend={','.join(names)}"
+        commands.append(invocation.command("run", "-m", *own, backends, *tried.split()))
+    return commands
 
 
 def steps(properties: Sequence[str], backend: str = "onnx") -> list[tuple[str, str]]:
@@ -109,7 +113,8 @@ def describe_cpu(name: str, flags: Collection[str]) -> str:
         return f"{name}: ARM, {product}"
     if not is_x86(flags):
         return f"{name}: no flags that say what it can"
-    features = [kind for flag, kind in _WIDTHS.items() if flag in flags] or ["SSE2"]
+    widths = [kind for flag, kind in _WIDTHS.items() if flag in flags]
+    features = widths or ["SSE2"]
     features.append("no VNNI" if VNNI.isdisjoint(flags) else "VNNI")
     if "amx_int8" in flags:
         features.append("AMX")

@@ -27,7 +27,7 @@ class NetworkFacts:
     reported: int
 
 
-def read(settings: Settings) -> NetworkFacts:
+def read_network_facts(settings: Settings) -> NetworkFacts:
     """Convert the network and read the data; the jobs take both from the cache.
 
     Raises:
@@ -37,5 +37,8 @@ def read(settings: Settings) -> NetworkFacts:
     graph = onnx.load(network.onnx_path).graph
     nodes = tuple(node.name for node in graph.node if node.name)
     return NetworkFacts(
-        tuple(find_properties(graph)), nodes, network.onnx_path, reported=len(data.test)
+        properties=tuple(find_properties(graph)),
+        nodes=nodes,
+        onnx_path=network.onnx_path,
+        reported=len(data.test),
     )

@@ -78,7 +78,8 @@ class Step:
     @property
     def part(self) -> float:
         """The part of the expected time that must fit; below 1 if it ends in time."""
-        return min((row.part for row in step_table.rows_of(self.kind)), default=1.0)
+        rows = step_table.find_rows(self.kind)
+        return min((row.part for row in rows), default=1.0)
 
     @property
     def is_static(self) -> bool:
@@ -163,7 +164,7 @@ class Tried:
         return self.step.settings.get(_EXCLUDE) == f"{_EXCLUDE}=auto"
 
     @property
-    def found(self) -> Step:
+    def settled_step(self) -> Step:
         """The step with the layers that its search found, so that the search does not run again."""
         if not self.searches:
             return self.step
@@ -174,8 +175,10 @@ class Tried:
     @property
     def distance(self) -> float:
         """The noise, increased for layers in float because they cost speed."""
-        in_float = self.found.settings.get(_EXCLUDE, f"{_EXCLUDE}=[]") != f"{_EXCLUDE}=[]"
-        return SAME_NOISE * self.noise if in_float else self.noise
+        in_float = self.settled_step.settings.get(_EXCLUDE, f"{_EXCLUDE}=[]")
+        if in_float == f"{_EXCLUDE}=[]":
+            return self.noise
+        return SAME_NOISE * self.noise
 
     @property
     def passes(self) -> bool:
@@ -197,10 +200,12 @@ def closest(tried: Sequence[Tried]) -> Tried:
     """
     least = min(tried, key=lambda trial: trial.loss)
     near = [trial for trial in tried if trial.loss <= least.loss + least.error]
-    quietest = min(trial.distance for trial in near)
-    quiet = [trial for trial in near if trial.distance <= SAME_NOISE * quietest]
-    smallest = min(trial.size_bytes for trial in quiet)
-    small = [trial for trial in quiet if trial.size_bytes <= SAME_SIZE * smallest]
+
+    quietest = min(near, key=lambda trial: trial.distance)
+    quiet = [trial for trial in near if trial.distance <= SAME_NOISE * quietest.distance]
+
+    smallest = min(quiet, key=lambda trial: trial.size_bytes)
+    small = [trial for trial in quiet if trial.size_bytes <= SAME_SIZE * smallest.size_bytes]
     return min(small, key=lambda trial: (trial.distance, trial.loss))
 
 
@@ -210,7 +215,11 @@ def passing(tried: Sequence[Tried]) -> list[Tried]:
     Without those about as noisy as a model that was refuted, because chance on the selection
     samples lets several models pass that lose about the same.
     """
-    return [trial for trial in tried if trial.passes and trial.saves and _is_quieter(trial, tried)]
+    winners = []
+    for trial in tried:
+        if trial.passes and trial.saves and _is_quieter(trial, tried):
+            winners.append(trial)
+    return winners
 
 
 def rank(asked: Asked, tried: Sequence[Tried]) -> list[Tried]:
@@ -247,19 +256,32 @@ def _measured(tried: Sequence[Tried]) -> list[Tried]:
 
 def _find_diagnosis(tried: Sequence[Tried]) -> Tried | None:
     """Return the diagnosis, of which there is one for each backend; None if none has run."""
-    return next((trial for trial in tried if trial.step.kind == DIAGNOSIS), None)
+    for trial in tried:
+        if trial.step.kind == DIAGNOSIS:
+            return trial
+    return None
 
 
 def _by_saving(tried: Sequence[Tried]) -> list[Tried]:
     """Return the models by closeness to FP32, those that save nothing last."""
-    saving = [trial for trial in tried if trial.saves]
-    others = [trial for trial in tried if not trial.saves]
+    saving = []
+    others = []
+    for trial in tried:
+        if trial.saves:
+            saving.append(trial)
+        else:
+            others.append(trial)
     return _by_closeness(saving) + _by_closeness(others)
 
 
 def _is_quieter(trial: Tried, tried: Sequence[Tried]) -> bool:
+    """Return whether a model has clearly less noise than every refuted one."""
     refuted = [other.noise for other in tried if other.refuted]
     return not refuted or SAME_NOISE * trial.noise < min(refuted)
+
+
+def _of_backend(tried: Sequence[Tried], backend: str) -> list[Tried]:
+    return [trial for trial in tried if trial.step.backend == backend]
 
 
 def _by_closeness(tried: Sequence[Tried]) -> list[Tried]:
@@ -280,8 +302,7 @@ def next_steps(asked: Asked, tried: Sequence[Tried]) -> list[Step]:
     if any(trial.doubt for trial in tried):
         return steps
     for backend in asked.backends:
-        own = [trial for trial in tried if trial.step.backend == backend]
-        steps += _next_of_backend(asked, backend, own)
+        steps += _next_of_backend(asked, backend, _of_backend(tried, backend))
     return steps
 
 
@@ -304,7 +325,7 @@ def _next_of_backend(asked: Asked, backend: str, own: Sequence[Tried]) -> list[S
     names = step_table.order(_find_properties(asked, own), asked.goal)
 
     # First the starts, or plainer ones if they fail
-    starts = [name for name in names if _is_start(name)]
+    starts = [name for name in names if _find_row(name).is_start]
     for name in starts:
         left = _propose(asked, backend, own, name=name, before=())
         if left:
@@ -319,36 +340,39 @@ def _next_of_backend(asked: Asked, backend: str, own: Sequence[Tried]) -> list[S
     for position, name in enumerate(names):
         if name in starts:
             continue
-        before = [trial for trial in own if trial.step.kind not in names[position:]]
+        later = names[position:]
+        before = [trial for trial in own if trial.step.kind not in later]
         left = _propose(asked, backend, own, name=name, before=before)
         if left:
             return left
     return []
 
 
-def _is_start(name: str) -> bool:
-    return all(row.is_start for row in step_table.rows_of(name))
+def _find_row(name: str) -> step_table.StepKind:
+    """Return the first row of a kind; its rows are alike in `is_start`, `free` and `plain`."""
+    return step_table.find_rows(name)[0]
 
 
 def _propose(
     asked: Asked, backend: str, own: Sequence[Tried], name: str, before: Sequence[Tried]
 ) -> list[Step]:
     """Return the untried steps of a kind; `before` are those that it may change."""
-    rows = step_table.rows_of(name)
+    row = _find_row(name)
     measured = _measured(before)
-    costs_nothing = all(row.free for row in rows)
-    may_end = measured and asked.goal != "best" and not costs_nothing
+    may_end = measured and asked.goal != "best" and not row.free
     if may_end and loses_nothing(asked, _closest_that_saves(measured)):
         return []
 
     # A plain step starts afresh, others change the best
-    static = [trial for trial in measured if trial.step.is_static]
-    is_plain = all(row.plain for row in rows)
-    if not (is_plain or static):
-        return []
-    changed = None if is_plain else closest(static).found
+    changed = None
+    base: Mapping[str, str] = _base(asked, backend)
+    if not row.plain:
+        static = [trial for trial in measured if trial.step.is_static]
+        if not static:
+            return []
+        changed = closest(static).settled_step
+        base = changed.settings
     seen = _see(asked, backend, own, changed)
-    base = _base(asked, backend) if changed is None else changed.settings
     steps = []
     for proposal in step_table.propose(name, seen):
         if not _is_fixed(asked, proposal):
@@ -399,21 +423,28 @@ def _find_named(asked: Asked, failed: Tried) -> str:
     named = set(re.findall(r"[^\s'\"(),;:]+", failed.reason))
     named |= {name.removesuffix("_quant") for name in named}
     left = named.difference(_excluded(failed.step.settings))
-    return next((name for name in asked.nodes if name in left), "")
+    for name in asked.nodes:
+        if name in left:
+            return name
+    return ""
 
 
 def _excluded(settings: Mapping[str, str]) -> list[str]:
     if _EXCLUDE not in settings:
         return []
     value = words.parse(settings[_EXCLUDE]).value()
-    return [str(name) for name in value] if isinstance(value, list) else []
+    if not isinstance(value, list):
+        return []
+    return list(map(str, value))
 
 
 def find_fallbacks(asked: Asked, tried: Sequence[Tried], backend: str) -> list[Step]:
     """Return the untried last resorts before FP32, while no model passes; else empty."""
-    own = [trial for trial in tried if trial.step.backend == backend]
+    own = _of_backend(tried, backend)
+    if passing(own):
+        return []
     measured = _measured(own)
-    if passing(own) or (measured and loses_nothing(asked, _closest_that_saves(measured))):
+    if measured and loses_nothing(asked, _closest_that_saves(measured)):
         return []
     steps = []
     for name in step_table.order((), asked.goal):
@@ -429,7 +460,8 @@ def _find_smaller(asked: Asked, backend: str, own: Sequence[Tried]) -> list[Step
 
 
 def _closest_that_saves(measured: Sequence[Tried]) -> Tried:
-    return closest([trial for trial in measured if trial.saves] or measured)
+    saving = [trial for trial in measured if trial.saves]
+    return closest(saving or measured)
 
 
 def loses_nothing(asked: Asked, best: Tried) -> bool:
@@ -440,8 +472,10 @@ def loses_nothing(asked: Asked, best: Tried) -> bool:
     above the limit is not an effect of few samples (a rule of thumb: 100 samples showed no loss for
     a KL divergence of 0.02, 800 others a loss of 1.1 points).
     """
-    kept = best.loss <= 0 or (best.error >= asked.limit and best.loss <= asked.limit / 2)
-    return kept and best.noise <= asked.limit and not best.refuted
+    is_quiet = best.noise <= asked.limit and not best.refuted
+    has_few_samples = best.error >= asked.limit
+    loses_little = best.loss <= 0 or (has_few_samples and best.loss <= asked.limit / 2)
+    return is_quiet and loses_little
 
 
 def _find_properties(asked: Asked, own: Sequence[Tried]) -> tuple[str, ...]:
@@ -451,22 +485,30 @@ def _find_properties(asked: Asked, own: Sequence[Tried]) -> tuple[str, ...]:
     if not known and measured:
         known = measured[0].properties
     diagnosis = _find_diagnosis(own)
-    costs_more = "" if diagnosis is None else _costs_more(diagnosis)
+    if diagnosis is None:
+        return known
+    costs_more = _costs_more(diagnosis)
     return (*known, costs_more) if costs_more else known
 
 
 def _see(asked: Asked, backend: str, own: Sequence[Tried], changed: Step | None) -> Seen:
     """Return the state of the search before a step that changes `changed`; None: a new start."""
-    settings = {} if changed is None else {**changed.settings}
+    settings: dict[str, str] = {}
+    if changed is not None:
+        settings.update(changed.settings)
+    settings.update(asked.fixed)
+    findings: tuple[tuple[str, Change], ...] = ()
     diagnosis = _find_diagnosis(own)
+    if diagnosis is not None:
+        findings = _read_findings(diagnosis.findings)
     measured = _measured(own)
     return Seen(
         backend=backend,
         exact_sums=asked.exact_sums,
         limit=asked.limit,
         properties=_find_properties(asked, own),
-        settings=settings | {**asked.fixed},
-        findings=() if diagnosis is None else _read_findings(diagnosis.findings),
+        settings=settings,
+        findings=findings,
         classifies=not measured or measured[0].classifies,
     )
 
@@ -483,11 +525,16 @@ def _read_findings(text: str) -> tuple[tuple[str, Change], ...]:
 
 
 def _costs_more(diagnosed: Tried) -> str:
+    """Return the property for the half that costs more; empty if unknown or about the same."""
     weights = diagnosed.weights_db
     activations = diagnosed.activations_db
-    if weights is None or activations is None or abs(weights - activations) < 3:  # twice the noise
+    if weights is None or activations is None:
         return ""
-    return step_table.WEIGHTS if weights < activations else step_table.ACTIVATIONS
+    if abs(weights - activations) < 3:  # twice the noise
+        return ""
+    if weights < activations:
+        return step_table.WEIGHTS
+    return step_table.ACTIVATIONS
 
 
 def _diagnose(asked: Asked, own: Sequence[Tried], best: Step) -> list[Step]:
@@ -539,12 +586,13 @@ def _narrow(asked: Asked, own: Sequence[Tried]) -> list[Step]:
         f"dtype=w4a8 precision.plan=auto precision.max_bytes={budget:.0f} "
         f"{step_table.LEARN.words} corrections.reconstruction=false"
     )
-    dtype = best.found.settings.get("dtype", asked.fixed.get("dtype"))
+    base = best.settled_step.settings
+    dtype = base.get("dtype", asked.fixed.get("dtype"))
     if dtype != "dtype=w8a16":
         typed = " ".join([typed, *more])
     why = f"8 bits pass: fewer bits, {budget / best.size_bytes:.0%} of the bytes"
     proposal = Proposal(change(typed), why, 30)
-    step = _step(asked, base=best.found.settings, kind=FEWER_BITS, proposal=proposal)
+    step = _step(asked, base, kind=FEWER_BITS, proposal=proposal)
     return _untried([step], own)
 
 
@@ -572,7 +620,11 @@ def _find_budget(own: Sequence[Tried], best: Tried) -> float | None:
 def _untried(steps: Sequence[Step], own: Sequence[Tried]) -> list[Step]:
     """Return the steps whose settings no trial had."""
     tried = [dict(trial.step.settings) for trial in own]
-    return [step for step in steps if dict(step.settings) not in tried]
+    untried = []
+    for step in steps:
+        if dict(step.settings) not in tried:
+            untried.append(step)
+    return untried
 
 
 def _budget(step: Step) -> float:
@@ -606,7 +658,12 @@ def _is_fixed(asked: Asked, proposal: Proposal) -> bool:
 
 def _without_fixed(asked: Asked, settings: Sequence[str]) -> dict[str, str]:
     """Return settings by key, without those that the user has set."""
-    return {_key(word): word for word in settings if _key(word) not in asked.fixed}
+    by_key = {}
+    for word in settings:
+        key = _key(word)
+        if key not in asked.fixed:
+            by_key[key] = word
+    return by_key
 
 
 def _key(word: str) -> str:

@@ -88,12 +88,17 @@ class StepKind:
 
     def find_rank(self, properties: Sequence[str]) -> int:
         """Return the position for a network with these properties."""
-        others = [self.moved[name] for name in properties if name in self.moved]
-        return min([self.rank, *others])
+        rank = self.rank
+        for name in properties:
+            rank = min(rank, self.moved.get(name, rank))
+        return rank
 
     def find_reason(self, properties: Sequence[str]) -> str:
         """Return the reason for a network with these properties."""
-        return next((self.reasons[name] for name in properties if name in self.reasons), self.why)
+        for name in properties:
+            if name in self.reasons:
+                return self.reasons[name]
+        return self.why
 
     @property
     def change(self) -> Change:
@@ -341,7 +346,7 @@ def order(properties: Sequence[str], goal: str) -> list[str]:
     return list(dict.fromkeys(row.name for row in rows))
 
 
-def rows_of(name: str) -> list[StepKind]:
+def find_rows(name: str) -> list[StepKind]:
     """Return the rows of a kind of step; empty for the search's own kinds, such as a diagnosis."""
     return [row for row in STEPS if row.name == name]
 
@@ -349,7 +354,7 @@ def rows_of(name: str) -> list[StepKind]:
 def propose(name: str, seen: Seen) -> list[Proposal]:
     """Return the changes of a kind of step that apply."""
     proposals = []
-    for row in rows_of(name):
+    for row in find_rows(name):
         if _applies(row, seen):
             proposals += _propose(row, seen)
     return proposals
@@ -368,23 +373,30 @@ def _applies(row: StepKind, seen: Seen) -> bool:
 def _propose(row: StepKind, seen: Seen) -> list[Proposal]:
     why = row.find_reason(seen.properties)
     if row.name == START:
-        why = "8-bit weights, 16-bit activations" if seen.is_wide else why
+        if seen.is_wide:
+            why = "8-bit weights, 16-bit activations"
         return [Proposal(start(seen), why, row.cost)]
     if row.name == ANSWERS:
-        return [
-            Proposal(answer, why.format(finding=name), row.cost) for name, answer in seen.findings
-        ]
+        answers = []
+        for finding, answer in seen.findings:
+            answers.append(Proposal(answer, why.format(finding=finding), row.cost))
+        return answers
 
     # Fill the gaps in the row's settings
     exact = "u8s8" if seen.exact_sums else "uint8"
-    slim = "slim=true" if "slim=true" in seen.search.start else ""
+    slim = ""
+    if "slim=true" in seen.search.start:
+        slim = "slim=true"
     filled = row.settings.format(
         max_drop=f"{seen.limit / 2:g}", exact=exact, start=start(seen).words, slim=slim
     )
     words = filled.split()
     if row.drops_corrections:
-        on = [key for key in seen.settings if seen.is_set(key, "true")]
-        words += [f"{key}=false" for key in on if key.startswith("corrections.")]
+        for key in seen.settings:
+            if key.startswith("corrections.") and seen.is_set(key, "true"):
+                words.append(f"{key}=false")
+
+    # A step that changes nothing would repeat a run
     changes_nothing = all(seen.is_set(*word.split("=", 1)) for word in words)
     if changes_nothing and not row.plain:
         return []
@@ -399,9 +411,11 @@ def start(seen: Seen) -> Change:
     """
     if seen.is_wide:
         return Change(("calib=minmax", "per_channel=true"))
+    settings = seen.search.start
     saturates = seen.search.sums_in_16_bits and not seen.exact_sums
-    more = REDUCE_RANGE.settings if saturates else ()
-    return Change((*seen.search.start, *more))
+    if saturates:
+        settings = (*settings, *REDUCE_RANGE.settings)
+    return Change(settings)
 
 
 # The faults that `exploration.tensors.findings` names; `answer` has the settings against them.
@@ -430,7 +444,7 @@ FLOAT_OUTPUT = change("float_output=true")
 
 
 def _change_of(name: str) -> Change:
-    [row] = rows_of(name)
+    [row] = find_rows(name)
     return row.change
 
 
@@ -493,5 +507,7 @@ def correct(config: RunConfig) -> list[Change]:
 
     Empty with per-tensor scales, or if rounding is already learned.
     """
-    learned = config.corrections.adaround or config.corrections.reconstruction
-    return [BIAS, LEARN] if config.per_channel and not learned else []
+    is_learned = config.corrections.adaround or config.corrections.reconstruction
+    if is_learned or not config.per_channel:
+        return []
+    return [BIAS, LEARN]

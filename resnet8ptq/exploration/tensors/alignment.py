@@ -146,7 +146,8 @@ def _match_order(pairs: Pairs, similarity: Matrix) -> None:
     behind = (rows[:, np.newaxis] > last_row) & (columns > last_column)
     # The column where a row is expected, by those around it: (0, 0) and the ends without any.
     ends = [(-1, -1), *known, (len(rows), len(columns))]
-    expected = np.interp(rows, [row for row, _ in ends], [column for _, column in ends])
+    known_rows, known_columns = zip(*ends, strict=True)
+    expected = np.interp(rows, known_rows, known_columns)
     away = np.abs(columns - expected[:, np.newaxis]) / max(1, len(columns))
     scores = np.where(behind | (similarity >= SOMEWHAT), similarity + SHAPED - away, 0)
     scores[similarity < 0] = 0
@@ -193,7 +194,9 @@ def find_axes(fp32: Array, other: Array) -> tuple[int, ...] | None:
     packed = np.squeeze(other)
     fitting = []
     errors = []
-    for axes in itertools.permutations(range(packed.ndim)) if packed.ndim < 6 else ():
+    if packed.ndim > 5:
+        return None  # more orders than are worth trying
+    for axes in itertools.permutations(range(packed.ndim)):
         turned = packed.transpose(axes)
         if turned.shape == target.shape:
             fitting.append(axes)
@@ -219,7 +222,9 @@ def find_nearness(fp32: Array, other: Array) -> float:
         return 0.0
     distance = np.linalg.norm(np.nan_to_num(arrange(other, axes, fp32.shape) - fp32))
     size = np.linalg.norm(np.nan_to_num(fp32))
-    return max(0.0, 1 - float(distance / size)) if size else float(distance == 0)
+    if not size:
+        return float(distance == 0)
+    return max(0.0, 1 - float(distance / size))
 
 
 def arrange(other: Array, axes: tuple[int, ...], shape: Sequence[int]) -> Array:

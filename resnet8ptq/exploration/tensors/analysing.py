@@ -58,9 +58,9 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> ComparisonResult
         network = prepared.network  # with corrections, which change what is between the layers
         compared = compare(work.settings, network, path, split=work.samples.held_out)
     config = work.config
-    found = find_faults(work.settings, compared)
-    entries = json.dumps([finding.to_entry() for finding in found])
-    params = {**resolved.to_params(), **work.samples.digests, "findings": entries}
+    faults = find_faults(work.settings, compared)
+    params = {**resolved.to_params(), **work.samples.digests}
+    params["findings"] = json.dumps(findings.to_entries(faults))
     params["finding"] = compared.describe()
     result = ComparisonResult("ok", compared=compared, resolved=params)
 
@@ -69,9 +69,9 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> ComparisonResult
 
     title = tensor_table.describe(config, "tensors")
     save_config(config, folder / CONFIG_FILE)
-    tensor_table.write(folder, name="tensors", compared=compared, found=found, title=title)
-    tensor_table.save_figure(folder / "tensors.png", compared, found, title=title)
-    tensor_table.print_table(compared, found, title)
+    tensor_table.write_comparison(folder, "tensors", compared, faults, title=title)
+    tensor_table.save_figure(folder / "tensors.png", compared, faults, title=title)
+    tensor_table.print_table(compared, faults, title)
     return result
 
 

@@ -254,12 +254,16 @@ class TensorComparison:
     @property
     def unmatched(self) -> int:
         """The number of FP32's tensors without a match in the file."""
-        return len(self.operators) - sum(bool(tensor.operator) for tensor in self.tensors)
+        computed = [tensor for tensor in self.tensors if tensor.operator]
+        return len(self.operators) - len(computed)
 
     @property
     def first_lost(self) -> ComparedTensor | None:
         """The first tensor below `LOST_DB`; None if there is none."""
-        return next((tensor for tensor in self.tensors if tensor.sqnr_db < LOST_DB), None)
+        for tensor in self.tensors:
+            if tensor.sqnr_db < LOST_DB:
+                return tensor
+        return None
 
     @property
     def faulty(self) -> ComparedTensor | None:
@@ -284,11 +288,15 @@ class TensorComparison:
         measured = f"{worst.own_db:.1f} dB alone, {worst.sqnr_db:.1f} dB with what came before"
         if not worst.is_faulty:
             return f"no layer is faulty; {worst.describe()} costs most: {measured}"
+
         verb = "costs most" if worst is self.costliest else "is faulty"
+        sentence = f"{worst.describe()} {verb}: {measured}"
+        if worst.explanation is not None:
+            sentence += f"; {worst.explanation.words}"
         lost = self.first_lost
-        where = "" if lost in (None, worst) else f"; {lost.name} is the first below {LOST_DB:g} dB"
-        words = f"; {worst.explanation.words}" if worst.explanation else ""
-        return f"{worst.describe()} {verb}: {measured}{words}{where}"
+        if lost is not None and lost is not worst:
+            sentence += f"; {lost.name} is the first below {LOST_DB:g} dB"
+        return sentence
 
 
 def compare(
@@ -354,11 +362,17 @@ def _explain(
 ) -> None:
     """Explain the costliest layer, a few others below `SOUND_DB`, and those of another bias."""
     order = sorted(range(len(pairs)), key=lambda number: pairs[number].compared.own_db)
-    faulty = [number for number in order if pairs[number].compared.own_db < SOUND_DB]
+    faulty = []
+    biased = []
+    for number in order:
+        compared = pairs[number].compared
+        if compared.own_db < SOUND_DB:
+            faulty.append(number)
+        if _has_other_bias(compared):
+            biased.append(number)
     runs = [_run_beside(exact, run, pairs, batch) for batch in batches]
 
     # The costliest first, of samples of one length
-    biased = [number for number in order if _has_other_bias(pairs[number].compared)]
     explained = [worst, *faulty[: EXPLAINED - 1], *biased[:EXPLAINED]]
     for number in dict.fromkeys(explained):
         wanted: list[Array] = []
@@ -402,7 +416,9 @@ def compare_file(
     """
     tensors = admitted.open_tensors(threads)
     run = MatchedNetwork(tensors.run, admitted.contents, inputs, outputs={})
-    kernels = None if tensors.run_kernels is None else replace(run, run=tensors.run_kernels)
+    kernels = None
+    if tensors.run_kernels is not None:
+        kernels = replace(run, run=tensors.run_kernels)
     return compare(
         onnx.load(network.onnx_path),
         tensors.inner,
@@ -440,8 +456,11 @@ def _find_costliest(pairs: Sequence[_Pair]) -> int:
 
     Behind that tensor, values are so far from FP32's that a match by values may be wrong.
     """
-    lost = [number for number, pair in enumerate(pairs) if pair.compared.sqnr_db < LOST_DB]
-    candidates = range(lost[0] + 1) if lost else range(len(pairs))
+    candidates = []
+    for number, pair in enumerate(pairs):
+        candidates.append(number)
+        if pair.compared.sqnr_db < LOST_DB:
+            break
     return min(candidates, key=lambda number: pairs[number].compared.own_db)
 
 
@@ -451,6 +470,8 @@ def _match(
     """Return the names of FP32's matched tensors, their index in the file, and their axes there."""
     theirs = [run(batch) for batch in batches]
     ours = [exact.run(batch) for batch in batches]
+
+    # Fingerprints over all samples; what they leave open, the values of the first sample decide
     names = [tensor.name for tensor in inner]
     fp32 = list(map(Fingerprint.of, exact.names, zip(*ours, strict=True)))
     file = list(map(Fingerprint.of, names, zip(*theirs, strict=True)))
@@ -519,13 +540,16 @@ class _Fp32:
         producer = self._links.producers.get(name)
         layer = self._layer_of(name)
         readers = self._links.readers(name)
-        around = [*filter(None, (producer, layer)), *readers]
+        nodes: dict[str, None] = {}  # an ordered set
+        for node in (producer, layer, *readers):
+            if node is not None:
+                nodes[node.name] = None
         return ComparedTensor(
             name=name,
             operator=self.operators.get(name, ""),
             inner=inner,
-            layer=layer.name if layer is not None else "",
-            nodes=tuple(dict.fromkeys(node.name for node in around)),
+            layer="" if layer is None else layer.name,
+            nodes=tuple(nodes),
             weight=self._weight_of(layer, inner),
             biases=self._biases_of(layer, inner),
         )
@@ -550,7 +574,9 @@ class _Fp32:
         if node.op_type == "MatMul" or not self._links.constants.keys() >= {*node.input[1:]}:
             return None
         ours = read_bias(self._links, node)
-        return (ours, inner.bias) if ours.shape == inner.bias.shape else None
+        if ours.shape != inner.bias.shape:
+            return None
+        return ours, inner.bias
 
     def _layer_of(self, name: str) -> onnx.NodeProto | None:
         """Return the node that computes a tensor, also through a fused activation."""
@@ -567,7 +593,10 @@ class _Fp32:
             node = self._layer_of(name)
             if node is None or node.op_type not in JOINING:
                 continue
-            parts = [indices[part] for part in dict.fromkeys(node.input) if part in indices]
+            parts = []
+            for part in dict.fromkeys(node.input):  # x + x has one part
+                if part in indices:
+                    parts.append(indices[part])
             if len(parts) > 1:
                 joins[index] = parts
         return joins
@@ -581,18 +610,19 @@ class _Fp32:
     def run(self, batch: NDArray[Any]) -> list[Array]:
         """Return the tensors for a sample."""
         feeds: dict[str, Array] = feed(batch, self._inputs)
-        made = dict(zip(self._made, self._session.run(self._made, feeds), strict=True))
-        values = {**feeds, **made}
-        return [values[name] for name in self.names]
+        return self._in_order(feeds, self._session.run(self._made, feeds))
 
     def run_alone(self, batch: NDArray[Any], values: Sequence[Array]) -> list[Array]:
         """Return what each layer computes from other values of the tensors before it."""
         feeds: dict[str, Array] = feed(batch, self._inputs)
-        given = {**feeds, **dict(zip(self.names, values, strict=True))}
-        taken = {value.name: given[value.name] for value in self._alone.get_inputs()}
-        made = dict(zip(self._made, self._alone.run(None, taken), strict=True))
-        alone = {**feeds, **made}
-        return [alone[name] for name in self.names]
+        known = {**feeds, **dict(zip(self.names, values, strict=True))}
+        cut_feeds = {port.name: known[port.name] for port in self._alone.get_inputs()}
+        return self._in_order(feeds, self._alone.run(None, cut_feeds))
+
+    def _in_order(self, feeds: Mapping[str, Array], made: Sequence[Array]) -> list[Array]:
+        """Return inputs and computed tensors in the order of `names`."""
+        values = {**feeds, **dict(zip(self._made, made, strict=True))}
+        return [values[name] for name in self.names]
 
     def _open(self, proto: onnx.ModelProto) -> Any:
         content = proto.SerializeToString()

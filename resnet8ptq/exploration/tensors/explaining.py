@@ -75,9 +75,10 @@ def explain(
         bias = _find_bias(exact, actual, *biases)
         if bias is not None:
             return bias
-    rounding = None if levels is None else _find_rounding(exact, actual, levels)
-    if rounding is not None:
-        return rounding
+    if levels is not None:
+        rounding = _find_rounding(exact, actual, levels)
+        if rounding is not None:
+            return rounding
 
     change = _find_change(exact, actual)
     if change is not None:
@@ -124,13 +125,12 @@ def _find_bias(exact: Array, actual: Array, ours: Array, theirs: Array) -> Layer
     if np.square(left).sum() >= np.square(noise).sum() / 2:
         return None
     differences = np.abs(ours - theirs)
-    order = np.argsort(-differences, kind="stable")[:NAMED]
-    listed = ", ".join(
-        f"{channel} ({theirs[channel]:.3g} instead of {ours[channel]:.3g})"
-        for channel in order
-        if differences[channel] > LEFT * differences.max()
-    )
+    named = []
+    for channel in np.argsort(-differences, kind="stable")[:NAMED]:
+        if differences[channel] > LEFT * differences.max():
+            named.append(f"{channel} ({theirs[channel]:.3g} instead of {ours[channel]:.3g})")
     left_db = to_db(power(signal), power(left))
+    listed = ", ".join(named)
     words = f"its bias differs from FP32's, which would leave {left_db:.1f} dB: channel {listed}"
     return LayerExplanation(step_table.WRONG_BIAS, words, certain=True)
 
@@ -216,4 +216,5 @@ def _worst_channels(exact: Matrix, actual: Matrix) -> list[int]:
     noise = np.square(actual - exact).sum(axis=1)
     order = np.argsort(-noise, kind="stable")
     count = int(np.searchsorted(np.cumsum(noise[order]), (1 - LEFT) * noise.sum())) + 1
-    return [int(channel) for channel in order[: min(count, NAMED)]]
+    worst: list[int] = order[: min(count, NAMED)].tolist()
+    return worst

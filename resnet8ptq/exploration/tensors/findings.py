@@ -4,7 +4,7 @@ They hold for a file of anybody. `step_table.answer` has the settings that answe
 files.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from resnet8ptq.core import machine
 from resnet8ptq.exploration.search import step_table
 from resnet8ptq.exploration.search.changes import Change
-from resnet8ptq.exploration.tensors.comparing import ComparedTensor, TensorComparison
+from resnet8ptq.exploration.tensors.comparing import ComparedTensor, TensorComparison, Weight
 from resnet8ptq.tasks.scoring.distortion import KERNELS_DB
 
 LOW_DB = 20.0  # the noise has a hundredth of the signal's power; 8 bits usually have 30 dB or more
@@ -53,9 +53,12 @@ class Finding:
 
     def say(self) -> str:
         """Return the finding in one sentence."""
-        where = self.tensors[0] if self.tensors else "the network"
-        more = f" and {len(self.tensors) - 1} more" if len(self.tensors) > 1 else ""
-        return f"{self.name} in {where}{more}: {self.meaning}"
+        where = "the network"
+        if self.tensors:
+            where = self.tensors[0]
+        if len(self.tensors) > 1:
+            where += f" and {len(self.tensors) - 1} more"
+        return f"{self.name} in {where}: {self.meaning}"
 
     def to_entry(self) -> dict[str, object]:
         """Return the finding for programs."""
@@ -74,14 +77,14 @@ def find_inexact_kernels(compared: TensorComparison) -> list[Finding]:
     255 * 127 * 2 does not fit (Intel, Intrinsics Guide, _mm256_maddubs_epi16).
     """
     off = [tensor for tensor in compared.tensors if tensor.off_share > OFF_SHARE]
-    if not any(t.kernels.sqnr_db < min(KERNELS_DB, t.sqnr_db) for t in off):
+    if not any(map(_is_inexact, off)):
         return []
 
     # Without VNNI, sums of int8 weights saturate
     kind = step_table.INEXACT_KERNEL
     cause = ""
-    is_signed = any(weight.rounded.dtype == "int8" for weight in compared.weights)
-    if is_signed and not machine.sums_exactly():
+    dtypes = {weight.rounded.dtype for weight in compared.weights}
+    if "int8" in dtypes and not machine.sums_exactly():
         kind = step_table.SATURATED
         cause = "; this CPU lacks VNNI, and adds products of int8 weights in 16 bits"
 
@@ -92,6 +95,11 @@ def find_inexact_kernels(compared: TensorComparison) -> list[Finding]:
         )
 
     return _report(kind, off, say)
+
+
+def _is_inexact(tensor: ComparedTensor) -> bool:
+    """Return whether the kernels add more noise than rounding does."""
+    return tensor.kernels.sqnr_db < min(KERNELS_DB, tensor.sqnr_db)
 
 
 def find_clipped(compared: TensorComparison) -> list[Finding]:
@@ -140,21 +148,36 @@ def find_unlike_channels(compared: TensorComparison) -> list[Finding]:
     """Report weights with one scale for channels whose ranges differ 100 times."""
     hit = []
     for weight in compared.weights:
-        reaches = [channel.reach for channel in weight.channels if channel.reach]
-        ratio = max(reaches, default=0.0) / min(reaches, default=1.0)
-        lost = sum(channel.sqnr_db < LOW_DB for channel in weight.channels)
-        if weight.rounded.scales == 1 and ratio >= UNLIKE and lost:
-            hit.append((lost / len(weight.channels), lost, ratio, weight))
+        is_unlike = weight.rounded.scales == 1 and _compare_reaches(weight) >= UNLIKE
+        if is_unlike and _count_lost(weight):
+            hit.append(weight)
     if not hit:
         return []
-    hit.sort(key=lambda row: -row[0])
-    _, lost, ratio, worst = hit[0]
+    hit.sort(key=lambda weight: -(_count_lost(weight) / len(weight.channels)))
+    worst = hit[0]
     meaning = (
-        f"one scale serves channels whose weights differ by up to about {ratio:.0f} times: {lost} "
-        f"of {len(worst.channels)} channels keep less than {LOW_DB:.0f} dB"
+        "one scale serves channels whose weights differ by up to about "
+        f"{_compare_reaches(worst):.0f} times: {_count_lost(worst)} of {len(worst.channels)} "
+        f"channels keep less than {LOW_DB:.0f} dB"
     )
-    names = tuple(weight.rounded.name for *_, weight in hit)
-    return [Finding(step_table.UNLIKE_CHANNELS, names, meaning)]
+    return [Finding(step_table.UNLIKE_CHANNELS, _weight_names(hit), meaning)]
+
+
+def _compare_reaches(weight: Weight) -> float:
+    """Return the largest reach of a channel over the smallest; 0 if no channel has one."""
+    reaches = [channel.reach for channel in weight.channels if channel.reach]
+    if not reaches:
+        return 0.0
+    return max(reaches) / min(reaches)
+
+
+def _count_lost(weight: Weight) -> int:
+    """Return the number of channels whose noise is too large."""
+    return sum(channel.sqnr_db < LOW_DB for channel in weight.channels)
+
+
+def _weight_names(weights: Sequence[Weight]) -> tuple[str, ...]:
+    return tuple(weight.rounded.name for weight in weights)
 
 
 def find_outlier_weight(compared: TensorComparison) -> list[Finding]:
@@ -172,12 +195,9 @@ def find_outlier_weight(compared: TensorComparison) -> list[Finding]:
         f"its largest is {worst.spread.peak:.4g}, where 99% lie below {worst.spread.reach:.4g}: "
         f"these keep {worst.spread.bulk_db:.1f} dB"
     )
-    names = tuple(weight.rounded.name for weight in hit)
-    return [
-        Finding(
-            step_table.OUTLIER_WEIGHT, tensors=names, meaning=meaning, nodes=(worst.rounded.node,)
-        )
-    ]
+    names = _weight_names(hit)
+    node = worst.rounded.node
+    return [Finding(step_table.OUTLIER_WEIGHT, tensors=names, meaning=meaning, nodes=(node,))]
 
 
 def find_outlier_activations(compared: TensorComparison) -> list[Finding]:
@@ -196,8 +216,10 @@ def find_outlier_activations(compared: TensorComparison) -> list[Finding]:
             others.append(tensor)
 
     def say(worst: ComparedTensor) -> str:
-        few = ", ".join(map(str, _outlier_channels(worst)[:NAMED]))
-        cause = f" because of channel {few}" if few else ""
+        few = _outlier_channels(worst)[:NAMED]
+        cause = ""
+        if few:
+            cause = f" because of channel {', '.join(map(str, few))}"
         return (
             f"its range is {worst.levels}{cause}, where 99% of the values lie within "
             f"{worst.spread.reach:.4g} of zero: these keep {worst.spread.bulk_db:.1f} dB"
@@ -270,8 +292,10 @@ def find_unused_range(compared: TensorComparison) -> list[Finding]:
 
 def _has_fixed_step(tensor: ComparedTensor) -> bool:
     levels = tensor.levels
-    step = FIXED.get(tensor.operator)
-    return levels is not None and step is not None and abs(levels.step / step - 1) < NEAR
+    fixed_step = FIXED.get(tensor.operator)
+    if levels is None or fixed_step is None:
+        return False
+    return abs(levels.step / fixed_step - 1) < NEAR
 
 
 def find_dead_channel(compared: TensorComparison) -> list[Finding]:
@@ -324,13 +348,26 @@ def find_faults(compared: TensorComparison) -> list[Finding]:
 
     # The tensors, and the layers, that a finding names
     unexplained = findings.pop(step_table.UNEXPLAINED, None)
-    named = {name for finding in findings.values() for name in finding.tensors}
+    named = name_tensors(findings.values())
     for tensor in compared.tensors:
         if tensor.weight and tensor.weight.rounded.name in named:
             named.add(tensor.name)
     if unexplained is None or unexplained.tensors[0] in named:
         return [*findings.values()]
     return [*findings.values(), unexplained]
+
+
+def to_entries(findings: Iterable[Finding]) -> list[dict[str, object]]:
+    """Return findings for programs, in JSON's types."""
+    return [finding.to_entry() for finding in findings]
+
+
+def name_tensors(findings: Iterable[Finding]) -> set[str]:
+    """Return the names of all tensors of some findings."""
+    names: set[str] = set()
+    for finding in findings:
+        names.update(finding.tensors)
+    return names
 
 
 def _report(

@@ -89,7 +89,9 @@ class Box:
     @property
     def title(self) -> str:
         """The block's name, cut at the start if it is long."""
-        return self.name if len(self.name) <= TITLE else f"…{self.name[1 - TITLE :]}"
+        if len(self.name) <= TITLE:
+            return self.name
+        return f"…{self.name[1 - TITLE :]}"
 
     @property
     def line(self) -> str:
@@ -98,7 +100,9 @@ class Box:
         for kind, count in Counter(node.op_type for node in self.nodes).most_common():
             listed.append(f"{count} {kind}" if count > 1 else kind)
         text = ", ".join(self.faults or listed)
-        return text if len(text) <= LINE else f"{text[: LINE - 1]}…"
+        if len(text) <= LINE:
+            return text
+        return f"{text[: LINE - 1]}…"
 
     @property
     def numbers(self) -> str:
@@ -126,8 +130,10 @@ class Box:
         for tensor in self.tensors:
             own = _show(tensor.own_db)
             so_far = _show(tensor.sqnr_db)
-            weights = "" if tensor.weights_db is None else f", weights {_show(tensor.weights_db)}"
-            lines.append(f"{tensor.name}: {own} dB alone, {so_far} so far{weights}")
+            line = f"{tensor.name}: {own} dB alone, {so_far} so far"
+            if tensor.weights_db is not None:
+                line += f", weights {_show(tensor.weights_db)}"
+            lines.append(line)
         return "\n".join(lines)
 
 
@@ -137,18 +143,23 @@ def _show(ratio: float) -> str:
     return "∞" if ratio > 0 else "-∞"
 
 
-def draw(
+def draw_network(
     compared: TensorComparison,
-    found: Sequence[Finding],
+    faults: Sequence[Finding],
     title: str,
 ) -> str:
     """Return the picture of a network as SVG."""
     boxes = find_boxes(compared.network, compared.operators)
     if len(boxes) > MOST:
         boxes = _join_blocks(boxes)
-    _measure(boxes, compared, found)
+    _measure(boxes, compared, faults)
     width, height = _arrange(boxes)
-    lines = [_line(boxes[source], box) for box in boxes for source in sorted(box.after)]
+
+    # The boxes have their places now; connect each to those that it reads
+    lines = []
+    for box in boxes:
+        for source in sorted(box.after):
+            lines.append(_line(boxes[source], box))
     template = templates.load("resnet8ptq.exploration.tensors", "network.svg.j2")
     sizes = {"width": width, "height": height, "box_width": WIDTH, "box_height": HEIGHT}
     return template.render(
@@ -169,17 +180,20 @@ def find_boxes(proto: onnx.ModelProto, operators: Mapping[str, str]) -> list[Box
         sources: set[int] = set()
         for name in inputs_of(node):
             sources |= made.get(name, set())
-        if not any(name in operators for name in node.output):
+        if operators.keys().isdisjoint(node.output):
             made |= dict.fromkeys(node.output, sources)
             continue
-        before = next(iter(sources)) if len(sources) == 1 else None
-        alone = bool(node.input) and links.only_reader(node.input[0]) is not None
-        if before is not None and alone and node.op_type in _JOINS:
-            boxes[before].nodes.append(node)
-            made |= {name: {before} for name in node.output}
+
+        # Drawn with the only box that it reads, or in a box of its own
+        is_alone = bool(node.input) and links.only_reader(node.input[0]) is not None
+        if len(sources) == 1 and is_alone and node.op_type in _JOINS:
+            [number] = sources
+            boxes[number].nodes.append(node)
         else:
+            number = len(boxes)
             boxes.append(Box([node], after=sources))
-            made |= {name: {len(boxes) - 1} for name in node.output}
+        for name in node.output:
+            made[name] = {number}
 
     # Named by their first node
     names = short_names([box.nodes[0] for box in boxes])
@@ -208,12 +222,12 @@ def _join_blocks(boxes: Sequence[Box]) -> list[Box]:
 def _measure(
     boxes: Sequence[Box],
     compared: TensorComparison,
-    found: Sequence[Finding],
+    faults: Sequence[Finding],
 ) -> None:
     """Add tensors, faults and times to the boxes."""
     by_name = {tensor.name: tensor for tensor in compared.tensors}
     times = compared.times
-    total = sum(times.values())
+    total_ms = sum(times.values())
     for box in boxes:
         named: set[str] = set()  # tensors and weights, which a finding may name
         for node in box.nodes:
@@ -222,9 +236,11 @@ def _measure(
         for tensor in box.tensors:
             if tensor.weight is not None:
                 named.add(tensor.weight.rounded.name)
-        box.faults = [finding.name for finding in found if not named.isdisjoint(finding.tensors)]
-        if total:
-            box.share = sum(times.get(node.name, 0.0) for node in box.nodes) / total
+        for fault in faults:
+            if not named.isdisjoint(fault.tensors):
+                box.faults.append(fault.name)
+        if total_ms:
+            box.share = sum(times.get(node.name, 0.0) for node in box.nodes) / total_ms
 
 
 def _arrange(boxes: Sequence[Box]) -> tuple[float, float]:
@@ -236,10 +252,14 @@ def _arrange(boxes: Sequence[Box]) -> tuple[float, float]:
         rank = max((ranks[source] + 1 for source in box.after), default=0)
         ranks.append(rank)
         rows.setdefault(rank, []).append(box)
+
+    def leftmost(box: Box) -> float:
+        return min((boxes[source].x for source in box.after), default=0.0)
+
     for rank in range(max(ranks, default=0) + 1):  # near the boxes that they read
-        rows[rank].sort(key=lambda box: min((boxes[s].x for s in box.after), default=0.0))
-        for place, box in enumerate(rows[rank]):
-            box.x = float(place)
+        rows[rank].sort(key=leftmost)
+        for position, box in enumerate(rows[rank]):
+            box.x = float(position)
 
     # Columns of at most `RANKS` rows
     left = 16.0
@@ -249,8 +269,8 @@ def _arrange(boxes: Sequence[Box]) -> tuple[float, float]:
         span = most * WIDTH + (most - 1) * GAP_X
         for depth, row in enumerate(column):
             start = left + (span - len(row) * WIDTH - (len(row) - 1) * GAP_X) / 2
-            for place, box in enumerate(row):
-                box.x = start + place * (WIDTH + GAP_X)
+            for position, box in enumerate(row):
+                box.x = start + position * (WIDTH + GAP_X)
                 box.y = HEAD + 12 + depth * (HEIGHT + GAP_Y)
         left += span + GUTTER
     depth = min(len(rows), RANKS)
@@ -287,7 +307,9 @@ def to_node_data(compared: TensorComparison) -> dict[str, Any]:
             value = {"value": round(tensor.own_db, 1)}
             for name in (made[tensor.name].name, tensor.name, tensor.inner.name):
                 results[name] = value
-    thresholds = [{"value": value, "bgColor": colour} for value, colour in _COLOURS.items()]
+    thresholds = []
+    for most_db, colour in _COLOURS.items():
+        thresholds.append({"value": most_db, "bgColor": colour})
     return {"name": "SQNR of the layer alone, dB", "results": results, "thresholds": thresholds}
 
 

@@ -26,9 +26,9 @@ def to_db(signal: float, noise: float) -> float:
     """
     if noise <= 0:
         return math.inf
-    if noise == math.inf:
+    if noise == math.inf or not signal > 0:
         return -math.inf
-    return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
+    return 10 * math.log10(signal / noise)
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,9 @@ class Spread:
     @property
     def peak(self) -> float:
         """The largest magnitude."""
-        return max(abs(self.low), abs(self.high)) if self.counts.any() else 0.0
+        if not self.counts.any():
+            return 0.0
+        return max(abs(self.low), abs(self.high))
 
     @property
     def reach(self) -> float:
@@ -112,7 +114,9 @@ class Spread:
         0 if no value lies below it.
         """
         octave = self._last
-        return math.ldexp(1.0, octave - _MIDDLE) if octave >= 0 else 0.0
+        if octave < 0:
+            return 0.0
+        return math.ldexp(1.0, octave - _MIDDLE)
 
     @property
     def sqnr_db(self) -> float:
@@ -128,7 +132,9 @@ class Spread:
     @property
     def peaks(self) -> float:
         """The ratio of `peak` to `reach`; 0 if `reach` is 0."""
-        return self.peak / self.reach if self.reach else 0.0
+        if not self.reach:
+            return 0.0
+        return self.peak / self.reach
 
     @property
     def _last(self) -> int:

@@ -22,7 +22,7 @@ from resnet8ptq.exploration.tensors.comparing import (
     TensorComparison,
     Weight,
 )
-from resnet8ptq.exploration.tensors.findings import Finding
+from resnet8ptq.exploration.tensors.findings import Finding, name_tensors, to_entries
 
 ROWS = 12  # of the printed table: the layers that cost most
 LABELLED = 60  # tensors with a label in the figure
@@ -75,14 +75,15 @@ WEIGHTS: Sequence[Column[Weight]] = (
 )
 
 
-def write(
-    folder: Path, name: str, compared: TensorComparison, found: Sequence[Finding], title: str
+def write_comparison(
+    folder: Path, name: str, compared: TensorComparison, faults: Sequence[Finding], title: str
 ) -> None:
     """Write `name` as .csv and .json, and the network's picture and node data, each atomically."""
     files.write_text(folder / f"{name}.csv", to_csv(compared))
-    document = json.dumps(to_document(compared, found), indent=2)
+    document = json.dumps(to_document(compared, faults), indent=2)
     files.write_text(folder / f"{name}.json", document)
-    files.write_text(folder / network_picture.FILE, network_picture.draw(compared, found, title))
+    picture = network_picture.draw_network(compared, faults, title)
+    files.write_text(folder / network_picture.FILE, picture)
     node_data = json.dumps(network_picture.to_node_data(compared), indent=2)
     files.write_text(folder / network_picture.NODE_DATA, node_data)
 
@@ -95,12 +96,12 @@ def to_csv(compared: TensorComparison) -> str:
     return table.to_csv(Table(COLUMNS, compared.tensors), Table(WEIGHTS, compared.weights))
 
 
-def to_document(compared: TensorComparison, found: Sequence[Finding]) -> dict[str, Any]:
+def to_document(compared: TensorComparison, faults: Sequence[Finding]) -> dict[str, Any]:
     """Return the comparison as a JSON document; numbers that are not finite are null."""
     lost = compared.first_lost
     return {
         "finding": compared.describe(),
-        "findings": [finding.to_entry() for finding in found],
+        "findings": to_entries(faults),
         "costliest": compared.costliest.name,
         "first_below_10_db": None if lost is None else lost.name,
         "samples": compared.samples,
@@ -110,11 +111,18 @@ def to_document(compared: TensorComparison, found: Sequence[Finding]) -> dict[st
 
 
 def _to_entry(tensor: ComparedTensor) -> dict[str, Any]:
-    return {column.key: _finite(column.value(tensor)) for column in COLUMNS if column.key}
+    """Return the columns that have a key."""
+    entry = {}
+    for column in COLUMNS:
+        if column.key:
+            entry[column.key] = _to_json(column.value(tensor))
+    return entry
 
 
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _to_json(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None  # JSON has no infinity
+    return value
 
 
 def find_costliest(compared: TensorComparison) -> list[ComparedTensor]:
@@ -134,17 +142,20 @@ def note(compared: TensorComparison) -> str:
 
 def print_table(
     compared: TensorComparison,
-    found: Sequence[Finding],
+    faults: Sequence[Finding],
     title: str,
     console: Console | None = None,
 ) -> None:
-    """Print the findings, then the layers that cost most."""
+    """Print the layers that cost most, then the findings."""
     console = consoles.stdout(console, 130)
     Table(COLUMNS, find_costliest(compared), title).print(console)
     consoles.say(console, note(compared))
-    for finding in found:
-        answers = " or ".join(change.words for change in finding.changes)
-        consoles.say(console, f"finding: {finding.say()}{answers and f'; try {answers}'}")
+    for fault in faults:
+        line = f"finding: {fault.say()}"
+        if fault.changes:
+            answers = " or ".join(change.words for change in fault.changes)
+            line += f"; try {answers}"
+        consoles.say(console, line)
     consoles.say(console, compared.describe())
 
 
@@ -153,22 +164,23 @@ def describe(config: RunConfig, kind: str) -> str:
     return Combination.of_config(config).describe(config.data.name, kind)
 
 
-def draw(axes: Any, compared: TensorComparison, named: Collection[str]) -> None:
+def draw_ratios(axes: Any, compared: TensorComparison, named: Collection[str]) -> None:
     """Draw the SQNR of each tensor along the graph, alone and with all errors so far.
 
     Args:
         named: the tensors of findings, which are marked.
     """
     tensors = compared.tensors
-    places = range(len(tensors))
-    for label, colour, values in (
-        ("layer alone", "tab:blue", [tensor.own_db for tensor in tensors]),
-        ("with what came before", "tab:red", [tensor.sqnr_db for tensor in tensors]),
-    ):
-        axes.plot(places, list(map(_height, values)), color=colour, marker=".", label=label)
-    marked = [place for place, tensor in enumerate(tensors) if tensor.name in named]
+    positions = range(len(tensors))
+    alone = [_height(tensor.own_db) for tensor in tensors]
+    so_far = [_height(tensor.sqnr_db) for tensor in tensors]
+    axes.plot(positions, alone, color="tab:blue", marker=".", label="layer alone")
+    axes.plot(positions, so_far, color="tab:red", marker=".", label="with what came before")
+
+    # Mark the faults and the costliest layer
+    marked = [position for position in positions if tensors[position].name in named]
     if marked:
-        heights = [_height(tensors[place].own_db) for place in marked]
+        heights = [alone[position] for position in marked]
         axes.plot(
             marked, heights, "o", color="black", fillstyle="none", markersize=10, label="fault"
         )
@@ -186,18 +198,18 @@ def draw(axes: Any, compared: TensorComparison, named: Collection[str]) -> None:
     axes.set_ylabel(f"SQNR (dB), drawn up to {HIGHEST_DB:g}")
     if len(tensors) <= LABELLED:
         names = [plain(tensor.name[-SHORT:]) for tensor in tensors]
-        axes.set_xticks(places, names, rotation=90, fontsize=7)
+        axes.set_xticks(positions, names, rotation=90, fontsize=7)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
 
 
 def save_figure(
-    path: Path, compared: TensorComparison, found: Sequence[Finding], title: str
+    path: Path, compared: TensorComparison, faults: Sequence[Finding], title: str
 ) -> None:
     """Write the figure of a comparison as PNG."""
     figure = Figure(figsize=(11, 5.5), layout="constrained")
     axes = figure.subplots()
-    draw(axes, compared, {name for finding in found for name in finding.tensors})
+    draw_ratios(axes, compared, name_tensors(faults))
     axes.set_title(plain(title), fontsize=11, loc="left")
     figures.save(figure, path)
 
