@@ -11,7 +11,9 @@ def find_conf() -> Path:
     A wheel has it in the package. In a checkout it lies at the top level, beside the package.
     """
     packaged = PACKAGE / "conf"
-    return packaged if packaged.is_dir() else PACKAGE.parent / "conf"
+    if packaged.is_dir():
+        return packaged
+    return PACKAGE.parent / "conf"
 
 
 def find_own_conf(current: Path) -> Path | None:
@@ -21,4 +23,6 @@ def find_own_conf(current: Path) -> Path | None:
     """
     own = current / "conf"
     is_checkout = (current / PACKAGE.name / "config" / Path(__file__).name).exists()
-    return own if own.is_dir() and not is_checkout else None
+    if is_checkout or not own.is_dir():
+        return None
+    return own

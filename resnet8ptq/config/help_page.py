@@ -6,7 +6,7 @@ option by the comment above its keys.
 
 import shutil
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -56,10 +56,16 @@ def print_page(conf: Path, words: Sequence[str], own: Path | None = None) -> Non
     Raises:
         ConfigError: no such topic.
     """
-    chosen = dict(word.lstrip("+").split("=", 1) for word in words if "=" in word)
-    topics = [word for word in words if "=" not in word and not word.startswith("-")]
+    chosen = {}
+    topics = []
+    for word in words:
+        name, equals, option = word.lstrip("+").partition("=")
+        if equals:
+            chosen[name] = option
+        elif not word.startswith("-"):
+            topics.append(word)
     if "all" in topics:
-        page = show(conf, chosen, own)
+        page = show_all(conf, chosen, own)
     elif topics or chosen:
         pages = [show_topic(conf, topic, own=own) for topic in topics]
         pages += [show_topic(conf, group, option, own) for group, option in chosen.items()]
@@ -72,12 +78,12 @@ def print_page(conf: Path, words: Sequence[str], own: Path | None = None) -> Non
 def show_first(conf: Path, own: Path | None = None) -> str:
     """Return the short page."""
     words = yaml.safe_load((conf / "config.yaml").read_text("utf-8"))["hydra"]["help"]
-    groups = sorted({name.partition("/")[0] for name in _find_options(conf, own)} - {"hydra"})
+    groups = _groups_of(_find_options(conf, own)) - {"hydra"}
     lines = [words["header"], "", "The keys that people set first:", ""]
     lines += [f"  {example:24}{meaning}" for example, meaning in FIRST]
     lines += [
         "",
-        "More: resnet8ptq run --help GROUP, of " + ", ".join(groups),
+        "More: resnet8ptq run --help GROUP, of " + ", ".join(sorted(groups)),
         "      resnet8ptq run --help KEY, such as latency, report or corrections",
         "      resnet8ptq run --help all",
     ]
@@ -96,21 +102,30 @@ def show_topic(conf: Path, topic: str, option: str = "", own: Path | None = None
     text = (conf / "config.yaml").read_text("utf-8")
     listed, defaults = _read_defaults(text)
     options = _find_options(conf, own)
-    keys = [key for key in read_keys(text) if key.name == topic or key.name.startswith(f"{topic}.")]
+    keys = []
+    known = {"all"}
+    for key in read_keys(text):
+        first = key.name.partition(".")[0]
+        known.add(first)
+        if key.name == topic or key.name.startswith(f"{topic}."):
+            keys.append(key)
+
+    # A group with its options, or keys alone
     lines = []
-    if any(name.startswith(f"{topic}/") for name in options):
+    groups = _groups_of(options)
+    if topic in groups:
         plus = "" if topic in listed else "+"
         default = defaults.get(topic, "")
         lines += _show_group(topic, options, default, _width(), plus)
         option = option or default
-        keys += _read_option(options, topic, option) if f"{topic}/{option}" in options else []
+        if f"{topic}/{option}" in options:
+            keys += _read_option(options, topic, option)
     elif not keys:
-        groups = {name.partition("/")[0] for name in options} - {"hydra"}
-        known = sorted({*groups, *(key.name.partition(".")[0] for key in read_keys(text)), "all"})
-        raise ConfigError(no_such_name("--help", topic, known))
+        known |= groups - {"hydra"}
+        raise ConfigError(no_such_name("--help", topic, sorted(known)))
     if keys:
-        of = f"{topic}={option}" if option else topic
-        lines += ["", f"Keys of {of}", "", *_show_keys(keys, _width())]
+        owner = f"{topic}={option}" if option else topic
+        lines += ["", f"Keys of {owner}", "", *_show_keys(keys, _width())]
     return "\n".join(lines)
 
 
@@ -120,17 +135,18 @@ def _width() -> int:
 
 def _read_defaults(text: str) -> tuple[dict[str, str | None], dict[str, str]]:
     """Return the defaults list of `config.yaml`, and the chosen option of each group."""
-    entries = yaml.safe_load(text)["defaults"]
-    listed = dict(item for entry in entries if isinstance(entry, dict) for item in entry.items())
-    defaults = {
-        name: str(option)
-        for name, option in listed.items()
-        if option is not None and not name.startswith("override ")
-    }
+    listed: dict[str, str | None] = {}
+    for entry in yaml.safe_load(text)["defaults"]:
+        if isinstance(entry, dict):
+            listed.update(entry)
+    defaults = {}
+    for name, option in listed.items():
+        if option is not None and not name.startswith("override "):
+            defaults[name] = str(option)
     return listed, defaults
 
 
-def show(conf: Path, chosen: Mapping[str, str], own: Path | None = None) -> str:
+def show_all(conf: Path, chosen: Mapping[str, str], own: Path | None = None) -> str:
     """Return the whole page.
 
     Args:
@@ -145,12 +161,14 @@ def show(conf: Path, chosen: Mapping[str, str], own: Path | None = None) -> str:
     width = _width()
     lines = [words["header"], "", "Groups: choose by group=option, sweep by -m group=option,option"]
     options = _find_options(conf, own)
-    for group in sorted({name.partition("/")[0] for name in options}):
+    for group in sorted(_groups_of(options)):
         plus = "" if group in listed else "+"  # Hydra adds a group that `defaults` does not list
         lines += ["", *_show_group(group, options, defaults.get(group, ""), width, plus)]
     lines += ["", "Keys: set by key=value", "", *_show_keys(read_keys(text), width)]
     for name, option in {**defaults, **chosen}.items():
-        keys = _read_option(options, name, option) if f"{name}/{option}" in options else []
+        if f"{name}/{option}" not in options:
+            continue
+        keys = _read_option(options, name, option)
         if keys:
             lines += ["", f"Keys of {name}={option}", "", *_show_keys(keys, width)]
     return "\n".join([*lines, "", words["footer"]])
@@ -158,12 +176,19 @@ def show(conf: Path, chosen: Mapping[str, str], own: Path | None = None) -> str:
 
 def _find_options(*folders: Path | None) -> dict[str, Path]:
     """Return the files of the options by group/option, each from the first folder that has it."""
-    return {
-        path.relative_to(folder).with_suffix("").as_posix(): path
-        for folder in reversed(folders)
-        if folder
-        for path in sorted(folder.glob("*/*.yaml"))
-    }
+    options = {}
+    for folder in reversed(folders):
+        if folder is None:
+            continue
+        for path in sorted(folder.glob("*/*.yaml")):
+            name = path.relative_to(folder).with_suffix("").as_posix()
+            options[name] = path
+    return options
+
+
+def _groups_of(options: Iterable[str]) -> set[str]:
+    """Return the groups of options that are named group/option."""
+    return {name.partition("/")[0] for name in options}
 
 
 def read_keys(text: str, prefix: str = "") -> list[Key]:
@@ -176,7 +201,9 @@ def read_keys(text: str, prefix: str = "") -> list[Key]:
 Key(name='b.c', default='[x]', comment='')]
     """
     node = yaml.compose(text, yaml.SafeLoader)
-    return list(_walk(node, prefix, text.splitlines())) if node is not None else []
+    if node is None:
+        return []
+    return list(_walk(node, prefix, text.splitlines()))
 
 
 def _walk(node: yaml.Node, prefix: str, lines: Sequence[str]) -> Iterator[Key]:
@@ -188,7 +215,8 @@ def _walk(node: yaml.Node, prefix: str, lines: Sequence[str]) -> Iterator[Key]:
         if name in _INTERNAL or named.value == "defaults":  # options extend others
             continue
         if isinstance(value, yaml.MappingNode) and value.value:
-            if comment := _comment(lines[named.end_mark.line], named.end_mark.column):
+            comment = _comment(lines[named.end_mark.line], named.end_mark.column)
+            if comment:
                 yield Key(name, "", comment)
             yield from _walk(value, f"{name}.", lines)
         else:
@@ -217,7 +245,10 @@ def _show_keys(keys: Sequence[Key], width: int) -> list[str]:
     for key in keys:
         if key.comment.startswith("|"):  # the file lists the default first
             key = replace(key, comment=f"{key.default} {key.comment}")
-        rows.append((f"{key.name}={key.default}" if key.default else key.name, key))
+        left = key.name
+        if key.default:
+            left += f"={key.default}"
+        rows.append((left, key))
     return _columns(rows, width)
 
 
@@ -239,9 +270,11 @@ def _read_option(options: Mapping[str, Path], group: str, option: str) -> list[K
     listed = read_keys(text, prefix)
     own = f"{group}.name"  # of the option itself, where no comment says otherwise
     keys = {key.name: key for key in listed if key.comment or key.name != own}
-    for parent in (yaml.safe_load(text) or {}).get("defaults", []):
+    content = yaml.safe_load(text) or {}
+    for parent in content.get("defaults", []):
         if f"{group}/{parent}" in options:
-            keys = {key.name: key for key in _read_option(options, group, parent)} | keys
+            inherited = {key.name: key for key in _read_option(options, group, parent)}
+            keys = inherited | keys
     return list(keys.values())
 
 

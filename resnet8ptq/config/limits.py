@@ -26,7 +26,9 @@ class Limit:
 
     def check(self, key: str, got: Any) -> None:
         """Raise `ConfigError` for a value outside the limit."""
-        takes = or_nearest(got, self.choices) if self.choices else self.takes
+        takes = self.takes
+        if self.choices:
+            takes = or_nearest(got, self.choices)
         require(key, got, got is None or self.holds(got), takes)
 
 
@@ -65,7 +67,11 @@ def at_most(most: int) -> Limit:
 
 def _is_size(got: Any) -> bool:
     sides = got if isinstance(got, list) else [got, got]
-    return len(sides) == 2 and all(type(n) is int and 0 < n <= MOST_PIXELS for n in sides)
+    return len(sides) == 2 and all(map(_is_side, sides))
+
+
+def _is_side(got: Any) -> bool:
+    return type(got) is int and 0 < got <= MOST_PIXELS
 
 
 def _is_columns(got: Any) -> bool:
@@ -80,27 +86,32 @@ def listed(got: Any) -> list[Any]:
 
 def _are_numbers(got: Any) -> bool:
     numbers = listed(got)
-    return len(numbers) > 0 and all(
-        type(number) in (int, float) and math.isfinite(number) for number in numbers
-    )
+    return len(numbers) > 0 and all(map(_is_number, numbers))
+
+
+def _is_number(got: Any) -> bool:
+    return type(got) in (int, float) and math.isfinite(got)
 
 
 def _are_anchors(got: Any) -> bool:
-    return isinstance(got, list) and all(
-        isinstance(sizes, list) and len(sizes) % 2 == 0 and _are_numbers(sizes) and min(sizes) > 0
-        for sizes in got
-    )
+    return isinstance(got, list) and all(map(_are_anchor_sizes, got))
+
+
+def _are_anchor_sizes(got: Any) -> bool:
+    is_paired = isinstance(got, list) and len(got) % 2 == 0  # widths and heights
+    return is_paired and _are_numbers(got) and min(got) > 0
 
 
 def _is_plan(got: Any) -> bool:
-    return got == "auto" or (
-        isinstance(got, dict) and len(got) > 0 and all(bits in BITS for bits in got.values())
-    )
+    if not isinstance(got, dict):
+        return bool(got == "auto")
+    return len(got) > 0 and all(bits in BITS for bits in got.values())
 
 
 def _are_inputs(got: Any) -> bool:
-    names = (*got, *got.values()) if isinstance(got, dict) else (got,)
-    return all(isinstance(name, str) for name in names)
+    if not isinstance(got, dict):
+        return isinstance(got, str)
+    return all(isinstance(name, str) for name in (*got, *got.values()))
 
 
 FLOAT_BITS = 32
@@ -194,7 +205,9 @@ def shown(value: object) -> str:
     """
     if value is None:
         return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
 
 
 def check_threads(key: str, value: int | None) -> None:

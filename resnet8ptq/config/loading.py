@@ -152,8 +152,11 @@ def type_config(names: Mapping[str, str | None]) -> DictConfig:
     typed = OmegaConf.structured(RunConfig)
     for group, name in names.items():
         base = _BASES[group]
-        own = [node for node in _with_options(base) if node.name == name]
-        typed[group] = [base, *own][-1]
+        chosen = base
+        for node in _with_options(base):
+            if node.name == name:
+                chosen = node
+        typed[group] = chosen
     assert isinstance(typed, DictConfig)
     return typed
 
@@ -163,8 +166,9 @@ _READING = (yaml.YAMLError, OmegaConfBaseException)
 
 def _parse_plain(text: str) -> object:
     """Parse YAML without aliases: a few lines with aliases can expand beyond the memory."""
-    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-        raise ValueError("an alias")
+    for event in yaml.parse(text, yaml.SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError("an alias")
     return yaml.safe_load(text)
 
 

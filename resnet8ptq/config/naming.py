@@ -40,25 +40,54 @@ class Combination:
     def of_config(cls, config: QuantizationConfig) -> "Combination":
         """Return the combination of a config, which need not be checked yet."""
         backend = config.backend
-        names = (config.dtype.name, config.method, config.calib.name, config.per_channel)
-        if backend.name == FILE:  # its dtype is known when it is read
-            return cls(backend.name, None, "", *names[1:], backend.path or "")
-        flow = getattr(backend, "flow", None)
-        return cls(backend.name, flow, *names, in_blocks=config.weight_only.block_size is not None)
+        if backend.name == FILE:
+            return cls(
+                backend.name,
+                flow=None,
+                dtype="",  # known when the file is read
+                method=config.method,
+                calib=config.calib.name,
+                per_channel=config.per_channel,
+                path=backend.path or "",
+            )
+        return cls(
+            backend.name,
+            flow=getattr(backend, "flow", None),
+            dtype=config.dtype.name,
+            method=config.method,
+            calib=config.calib.name,
+            per_channel=config.per_channel,
+            in_blocks=config.weight_only.block_size is not None,
+        )
 
     @classmethod
     def of_params(cls, params: Mapping[str, str]) -> "Combination":
         """Return the combination of a logged run."""
-        backend, dtype, calib = (params.get(key, "?") for key in ("backend", "dtype", "calib"))
+        backend = params.get("backend", "?")
         method = params.get("method", "static")
+        calib = params.get("calib", "?")
         per_channel = params.get("per_channel") == "true"
         if backend == FILE:
-            path, fp32 = (params.get(key, "") for key in ("backend.path", "fp32_framework"))
-            named = method, calib, per_channel, "" if path == "null" else path, fp32
-            return cls(backend, None, _dtype_of_file(params), *named)
-        flow = params.get("backend.flow")
-        in_blocks = params.get(_BLOCK_SIZE) != "null"
-        return cls(backend, flow, dtype, method, calib, per_channel, in_blocks=in_blocks)
+            path = params.get("backend.path", "")
+            return cls(
+                backend,
+                flow=None,
+                dtype=_dtype_of_file(params),
+                method=method,
+                calib=calib,
+                per_channel=per_channel,
+                path="" if path == "null" else path,
+                fp32=params.get("fp32_framework", ""),
+            )
+        return cls(
+            backend,
+            flow=params.get("backend.flow"),
+            dtype=params.get("dtype", "?"),
+            method=method,
+            calib=calib,
+            per_channel=per_channel,
+            in_blocks=params.get(_BLOCK_SIZE) != "null",
+        )
 
     @property
     def framework(self) -> str:
@@ -66,8 +95,9 @@ class Combination:
         if self.backend == FILE:
             reader = find_readers().get(Path(self.path).suffix.lower())
             return f"{reader.name} file" if reader else "file"
-        others = ("pt2e", "onnx2tf")
-        return f"{self.backend} {self.flow}" if self.flow in others else self.backend
+        if self.flow in ("pt2e", "onnx2tf"):
+            return f"{self.backend} {self.flow}"
+        return self.backend
 
     @property
     def baseline(self) -> str:
@@ -133,10 +163,11 @@ def name_varied(words: Sequence[str], varied: Collection[str]) -> str:
 
 def _dtype_of_file(params: Mapping[str, str]) -> str:
     """Return the dtype of a file: its name in `DTYPES` if it has one, else the weights' dtype."""
-    weights, activations = (params.get(f"{kind}_dtype", "") for kind in ("weight", "activation"))
-    names = {pair: name for name, pair in DTYPES.items()}
+    weights = params.get("weight_dtype", "")
+    activations = params.get("activation_dtype", "")
     if weights in ("float16", "bfloat16") or (activations, weights) == ("", ""):
         return weights
+    names = {pair: name for name, pair in DTYPES.items()}
     return names.get((activations, weights), f"{weights} weights, {activations}")
 
 

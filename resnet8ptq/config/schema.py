@@ -619,19 +619,32 @@ def find_fields(key: str) -> list[list[Field[Any]]]:
     The list has one path for each backend, source or task that has the key, and is empty for an
     unknown key.
 
-    >>> [[item.name for item in way] for way in find_fields("calib.percentile")]
-    [['calib', 'percentile']]
+    >>> [path] = find_fields("calib.percentile")
+    >>> [item.name for item in path]
+    ['calib', 'percentile']
     """
-    ways: list[tuple[type, list[Field[Any]]]] = [(RunConfig, [])]
+    reached: list[tuple[Any, list[Field[Any]]]] = [(RunConfig, [])]  # types, and the paths to them
     for name in key.split("."):
-        ways = [
-            (kind, [*way, item])
-            for owner, way in ways
-            for item in (fields(owner) if is_dataclass(owner) else ())
-            if item.name == name
-            for kind in with_subclasses(_types_of(owner)[name])
-        ]
-    return list({id(way[-1]): way for _, way in ways}.values())
+        nearer = []
+        for owner, path in reached:
+            item = _find_field(owner, name)
+            if item is not None:
+                for kind in with_subclasses(_types_of(owner)[name]):
+                    nearer.append((kind, [*path, item]))
+        reached = nearer
+
+    # Subclasses share an inherited field
+    paths = {id(path[-1]): path for _, path in reached}
+    return list(paths.values())
+
+
+def _find_field(owner: Any, name: str) -> Field[Any] | None:
+    """Return the field of a dataclass with this name; None of another type, or without one."""
+    if is_dataclass(owner):
+        for item in fields(owner):
+            if item.name == name:
+                return item
+    return None
 
 
 @cache
@@ -645,6 +658,10 @@ def with_subclasses(kind: Any) -> list[Any]:
     The options of a backend are imported for this.
     """
     if kind is BackendConfig:
-        return [*dict.fromkeys([kind, *(backend.schema for backend in find_backends().values())])]
-    below = kind.__subclasses__() if isinstance(kind, type) and is_dataclass(kind) else []
-    return [kind, *(child for direct in below for child in with_subclasses(direct))]
+        schemas = [backend.schema for backend in find_backends().values()]
+        return [*dict.fromkeys([kind, *schemas])]
+    kinds = [kind]
+    if isinstance(kind, type) and is_dataclass(kind):
+        for direct in kind.__subclasses__():
+            kinds += with_subclasses(direct)
+    return kinds

@@ -6,6 +6,7 @@ effect after Hydra has composed the config.
 """
 
 import argparse
+import itertools
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import Field, fields
@@ -55,8 +56,9 @@ def arrange(words: Sequence[str], conf: Path, own: Path | None = None) -> list[s
     known, unknown = parser.parse_known_intermixed_args(list(words))
     settings = list(known.overrides)
     if unknown:
-        after = words[words.index(unknown[0]) + 1 :]
-        raise ConfigError(_no_such_flag(unknown[0], parser, after[0] if after else ""))
+        position = words.index(unknown[0])
+        following = "".join(words[position + 1 : position + 2])  # empty after the last word
+        raise ConfigError(_no_such_flag(unknown[0], parser, following))
     modes = [f"--{name}" for name in _MODES if getattr(known, name)]
     limits.require("options", " ".join(modes), len(modes) < 2, "one of them")
 
@@ -85,7 +87,8 @@ def arrange(words: Sequence[str], conf: Path, own: Path | None = None) -> list[s
         _check_once(override, twice)
         _check_values(override, local=is_local)
     _check_shared(typed, conf)
-    return [*settings, *(word for word in words if word not in settings)]
+    options = [word for word in words if word not in settings]
+    return [*settings, *options]
 
 
 def values(override: Override) -> list[Any]:
@@ -94,8 +97,12 @@ def values(override: Override) -> list[Any]:
         return [override.value()]
     if override.value_type in (ValueType.INTERVAL_SWEEP, ValueType.GLOB_CHOICE_SWEEP):
         return []
-    swept = override.sweep_iterator()
-    return [value.text if isinstance(value, QuotedString) else value for value in swept]
+    return list(map(_unquote, override.sweep_iterator()))
+
+
+def _unquote(value: Any) -> Any:
+    """Return the text of a quoted string, and any other value unchanged."""
+    return value.text if isinstance(value, QuotedString) else value
 
 
 def is_group(key: str) -> bool:
@@ -126,11 +133,13 @@ _OF_OTHERS = ("model.module", "task.metric", "target", "tracking", "cache_dir")
 
 def _is_plain_value(value: Any) -> bool:
     if isinstance(value, dict):
-        plain_keys = all(not str(key).startswith("_") for key in value)
-        return plain_keys and all(map(_is_plain_value, value.values()))
+        for key, item in value.items():
+            if str(key).startswith("_") or not _is_plain_value(item):
+                return False
+        return True
     if isinstance(value, list):
         return all(map(_is_plain_value, value))
-    text = value.text if isinstance(value, QuotedString) else value
+    text = _unquote(value)
     return isinstance(text, str | int | float | None) and "${" not in str(text)
 
 
@@ -165,28 +174,39 @@ def as_list(names: Iterable[str]) -> str:
     >>> as_list(["conv2d_1/BiasAdd", "a;b"])
     "[conv2d_1/BiasAdd,'a;b']"
     """
-    plain = re.compile(r"[\w./:-]+")
-    return f"[{','.join(n if plain.fullmatch(n) else quote(n) for n in names)}]"
+    items = []
+    for name in names:
+        is_plain = re.fullmatch(r"[\w./:-]+", name)
+        items.append(name if is_plain else quote(name))
+    return f"[{','.join(items)}]"
 
 
-def _no_such_flag(word: str, parser: argparse.ArgumentParser, after: str) -> str:
+def _no_such_flag(word: str, parser: argparse.ArgumentParser, following: str) -> str:
     """Return the message for an unknown option.
 
     Args:
-        after: the next word, which may be its value.
+        following: the next word, which may be its value; empty after the last word.
     """
     key = word.lstrip("-").replace("-", "_").partition("=")[0]
-    value = word.partition("=")[2] or ("" if "=" in after else after)
-    near = nearest(word, parser._option_string_actions)
-    keys = [other_names.KEYS[key]] if key in other_names.KEYS else _find_keys(key)
     if key in other_names.ABSENT:
         return f"{word}: no such option; {other_names.ABSENT[key]}"
+    value = word.partition("=")[2]
+    if not value and "=" not in following:
+        value = following
+
+    # A setting, written like the options of other programs
+    keys = _find_keys(key)
+    if key in other_names.KEYS:
+        keys = [other_names.KEYS[key]]
+    near = nearest(word, parser._option_string_actions)
     if value and keys:
         mend = f"settings have no dash: {keys[0]}={value}"
     elif "=" in word:
         mend = f"settings have no dash: {word.lstrip('-')}"
+    elif near:
+        mend = f"nearest: {near}"
     else:
-        mend = f"nearest: {near}" if near else "settings have no dash"
+        mend = "settings have no dash"
     return f"{word}: no such option ({mend}); --hydra-help lists them"
 
 
@@ -194,8 +214,11 @@ def _find_keys(name: str) -> list[str]:
     """Return the full keys of the settings with this name, such as `calib.samples_per_class`."""
     keys = []
     for item in fields(RunConfig):
-        keys += [item.name] if item.name == name else []
-        keys += [f"{item.name}.{name}"] if find_fields(f"{item.name}.{name}") else []
+        if item.name == name:
+            keys.append(name)
+        nested = f"{item.name}.{name}"
+        if find_fields(nested):
+            keys.append(nested)
     return keys
 
 
@@ -208,12 +231,13 @@ def _find_groups(conf: Path) -> dict[str, list[str]]:
 
 def _check_spaces(settings: Sequence[str], groups: dict[str, list[str]]) -> None:
     """Raise `ConfigError` for a word without a key; most often a space has split a value."""
+    padded = ["", *settings, ""]  # each word has neighbours
     for i, word in enumerate(settings):
-        before = settings[i - 1] if i else ""
-        after = "".join(settings[i + 1 : i + 3])
         if "=" in word[1:] or word.startswith("~"):
             continue
-        following = settings[i + 1] if i + 1 < len(settings) else ""
+        before = padded[i]
+        following = padded[i + 2]
+        after = "".join(settings[i + 1 : i + 3])
         _, _, value = before.partition("=")
         is_path = value and Path(f"{value} {word}").expanduser().exists()
         if before and (is_path or _is_open(before)):
@@ -235,15 +259,19 @@ def _find_option(word: str, groups: dict[str, list[str]]) -> str:
         return f"try {word.replace(':', '=', 1)}"
     if Path(word).suffix.lower() in _NETWORKS:  # a file that exists has got its key already
         return "no such file; try model.path=FILE"
-    near = nearest(word, [option for options in groups.values() for option in options])
+    near = nearest(word, [*itertools.chain.from_iterable(groups.values())])
     owners = [f"{name}={near}" for name, options in groups.items() if near in options]
-    return f"try {' or '.join(owners)}" if owners else f"try {word}=VALUE"
+    if not owners:
+        return f"try {word}=VALUE"
+    return f"try {' or '.join(owners)}"
 
 
 def _is_open(word: str) -> bool:
     """Return whether a bracket or quote in a word is not closed."""
-    unbalanced = any(word.count(a) != word.count(b) for a, b in ("[]", "{}", "()"))
-    return unbalanced or word.count("'") % 2 == 1 or word.count('"') % 2 == 1
+    for opening, closing in ("[]", "{}", "()"):
+        if word.count(opening) != word.count(closing):
+            return True
+    return word.count("'") % 2 == 1 or word.count('"') % 2 == 1
 
 
 def parse(word: str) -> Override:
@@ -269,11 +297,14 @@ def _check_key(override: Override, groups: Collection[str]) -> None:
             raise ConfigError(f"{name}: no such key; {other_names.ABSENT[name]}")
     if first in [*known, "hydra"]:
         return
+
+    # The name of another program, or the last part of a key
     others = {name.replace("_", ""): full for name, full in other_names.KEYS.items()}
     meant = others.get(first.casefold().replace("_", ""))
     keys = [meant] if meant else _find_keys(first)
     if keys and first == key:
-        raise ConfigError(f"{first}: no such key; try {' | '.join(f'{full}=' for full in keys)}")
+        listed = " | ".join(f"{full}=" for full in keys)
+        raise ConfigError(f"{first}: no such key; try {listed}")
     raise ConfigError(no_such_key(first, known))
 
 
@@ -316,7 +347,8 @@ def _check_values(override: Override, local: bool) -> None:
         faults = [_fault(key, path[-1].metadata, value, local) for path in paths]
         if faults and all(faults):  # no backend, source or task takes it
             [first, *others] = dict.fromkeys(map(str, faults))
-            raise ConfigError("; or ".join([first, *(s.partition("expected ")[2] for s in others)]))
+            expected = [text.partition("expected ")[2] for text in others]
+            raise ConfigError("; or ".join([first, *expected]))
 
 
 _WITH_OPTIONS = {"backend": BackendConfig, "data": DataConfig, "task": TaskConfig}
@@ -362,16 +394,20 @@ def _takes(group: str, option: str, name: str, conf: Path) -> bool:
     if base != option:
         return _takes(group, base, name, conf)
     shared = _WITH_OPTIONS[group]
-    kinds = [kind for kind in with_subclasses(shared) if kind.name == option] or [shared]
-    return name.partition(".")[0] in {item.name for item in fields(kinds[0])}
+    own = [kind for kind in with_subclasses(shared) if kind.name == option]
+    schema = own[0] if own else shared
+    names = {item.name for item in fields(schema)}
+    return name.partition(".")[0] in names
 
 
 def _find_default(group: str, conf: Path) -> str:
     """Return the option of a group that `conf/config.yaml` chooses."""
     content = yaml.safe_load((conf / "config.yaml").read_text(encoding="utf-8"))
-    groups = [entry for entry in content["defaults"] if isinstance(entry, dict)]
-    [default] = [entry[group] for entry in groups if group in entry]
-    return str(default)
+    chosen = {}
+    for entry in content["defaults"]:
+        if isinstance(entry, dict):
+            chosen.update(entry)
+    return str(chosen[group])
 
 
 def _without_parts(paths: Sequence[list[Field[Any]]]) -> list[list[Field[Any]]]:
@@ -379,10 +415,12 @@ def _without_parts(paths: Sequence[list[Field[Any]]]) -> list[list[Field[Any]]]:
 
     `task=anomaly` takes two of the three words of `task.join`.
     """
-    words = []
+    words: list[set[str]] = []
     for path in paths:
-        limits_of_field = path[-1].metadata.get("limits", ())
-        words.append({word for limit in limits_of_field for word in limit.choices})
+        own_words: set[str] = set()
+        for limit in path[-1].metadata.get("limits", ()):
+            own_words.update(limit.choices)
+        words.append(own_words)
     kept = []
     for path, own in zip(paths, words, strict=True):
         is_part = any(own < other for other in words)
@@ -422,12 +460,13 @@ def find_idle(
     lines = []
     for override in typed:
         key = override.key_or_group
-        conditions = [
-            [pair for item in way for pair in item.metadata.get("only", {}).items()]
-            for way in find_fields(key)
-        ]
-        unmet = [_unmet(pairs, config, [*swept, *typed]) for pairs in conditions]
-        if unmet and None not in unmet:
+        unmet = []
+        for path in find_fields(key):
+            conditions: list[tuple[str, Limit]] = []
+            for item in path:
+                conditions += item.metadata.get("only", {}).items()
+            unmet.append(_unmet(conditions, config, [*swept, *typed]))
+        if unmet and None not in unmet:  # no path to the key has an effect
             lines.append(f"{key}: has no effect with {unmet[0]}")
     return lines
 
@@ -450,7 +489,9 @@ def _job_values(
     key: str, config: RunConfig | DictConfig, overrides: Sequence[Override]
 ) -> list[Any]:
     group, _, name = key.rpartition(".")
-    names = {key, group} if name == "name" and group in _GROUPS else {key}
+    names = {key}
+    if name == "name" and group in _GROUPS:
+        names.add(group)
     setting = [override for override in overrides if override.key_or_group in names]
     if setting and setting[-1].is_sweep_override():
         return values(setting[-1])

@@ -16,7 +16,7 @@ OPTIONS = sorted(path.relative_to(CONF) for path in CONF.glob("*/*.yaml"))
 
 
 def list_keys(chosen: dict[str, str]) -> list[str]:
-    lines = help_page.show(CONF, chosen).splitlines()
+    lines = help_page.show_all(CONF, chosen).splitlines()
     return [line.split("=")[0].strip() for line in lines if line.startswith("  ")]
 
 
