@@ -116,13 +116,13 @@ def round_weights(
     result = copy.deepcopy(proto)
     simulated = copy.deepcopy(proto)
     every = replace(setting.selection, nodes_to_exclude=())
-    twins = layers.find(simulated.graph, every)
-    kept = layers.find(simulated.graph, setting.selection)
+    twins = layers.find_plain_layers(simulated.graph, every)
+    kept = layers.find_plain_layers(simulated.graph, setting.selection)
     exact = setting.walk(proto)
     walks = (exact, exact.beside(simulated))
     graph = proto.SerializeToString(deterministic=True)
     before = hashlib.sha256(graph + bytes([correct_biases])).hexdigest()
-    for index, (name, node) in enumerate(layers.find(result.graph, every).items()):
+    for index, (name, node) in enumerate(layers.find_plain_layers(result.graph, every).items()):
         random = np.random.default_rng([seed, index])
         label = _label(name, index, len(twins))
         scheme = setting.weights.scheme(name)
@@ -230,7 +230,7 @@ def learn_apart(
     walk = setting.walk(proto)
     learned: dict[tuple[str, int], Array] = {}
     walks = (walk, walk.beside(proto))
-    nodes = layers.find(proto.graph, setting.selection)
+    nodes = layers.find_plain_layers(proto.graph, setting.selection)
     for index, (name, node) in enumerate(nodes.items()):
         random = np.random.default_rng([seed, index])
         weights = read_weights(proto.graph, node)
@@ -547,6 +547,8 @@ def _windows(inputs: Array, node: onnx.NodeProto, weights: Array) -> tuple[Array
     pads = attribute(node, "pads", [0] * 2 * rank)  # conversion has replaced auto_pad
     padded = np.pad(inputs, [(0, 0), (0, 0), *zip(pads[:rank], pads[rank:], strict=True)])
     view = np.lib.stride_tricks.sliding_window_view(padded, extent, axis=tuple(range(2, 2 + rank)))
-    steps: Any = (..., *(slice(None, None, step) for step in (*strides, *dilations)))
-    view = view[steps]
+    steps: list[Any] = [...]  # the last axes are the positions, then the kernel
+    for step in (*strides, *dilations):
+        steps.append(slice(None, None, step))
+    view = view[tuple(steps)]
     return view, view.shape[2 : 2 + rank]

@@ -39,8 +39,8 @@ def correct_biases(
     """
     proto = copy.deepcopy(proto)
     rounded = copy.deepcopy(proto)
-    nodes = layers.find(proto.graph, setting.selection)
-    simulated = layers.find(rounded.graph, setting.selection)
+    nodes = layers.find_plain_layers(proto.graph, setting.selection)
+    simulated = layers.find_plain_layers(rounded.graph, setting.selection)
 
     # The means of FP32
     walk = setting.walk(fp32)
@@ -81,7 +81,9 @@ def find_error(
         walks: through the FP32 and the rounded network.
     """
     output = biased_output(graph, node)
-    exact, rounded = (_means(walk, {output: _channel_axis(node)}, label) for walk in walks)
+    axes = {output: _channel_axis(node)}
+    exact = _means(walks[0], axes, label)
+    rounded = _means(walks[1], axes, label)
     return rounded[output] - exact[output]
 
 

@@ -54,7 +54,9 @@ def find_pairs(
     graph: onnx.GraphProto, selection: Selection
 ) -> list[tuple[onnx.NodeProto, onnx.NodeProto]]:
     """Return pairs of quantized layers with at most a ReLU between them, and no other consumer."""
-    producers = {node.output[0]: node for node in layers.find(graph, selection).values()}
+    producers = {
+        node.output[0]: node for node in layers.find_plain_layers(graph, selection).values()
+    }
     seconds = {node.input[0]: node for node in producers.values()}
     links = Links(graph)
     pairs = []

@@ -44,7 +44,7 @@ class CorrectionSettings:
         return Walk(proto, self.samples, self.calib.batch_size, self.runtime.threads)
 
 
-def find(graph: onnx.GraphProto, selection: Selection) -> dict[str, onnx.NodeProto]:
+def find_plain_layers(graph: onnx.GraphProto, selection: Selection) -> dict[str, onnx.NodeProto]:
     """Return the layers whose weights will be quantized, by short name, in the graph's order.
 
     A Gemm that scales or transposes its input and a MatMul of several matrices are left out: no
@@ -63,8 +63,8 @@ def find(graph: onnx.GraphProto, selection: Selection) -> dict[str, onnx.NodePro
 
 def _is_plain(graph: Links, node: onnx.NodeProto) -> bool:
     if node.op_type == "Gemm":
-        plain = {"alpha": 1.0, "beta": 1.0, "transA": 0}
-        return all(attribute(node, key, value) == value for key, value in plain.items())
+        scales = attribute(node, "alpha", 1.0) != 1 or attribute(node, "beta", 1.0) != 1
+        return not scales and not attribute(node, "transA", 0)
     return node.op_type == "Conv" or len(graph.constants[node.input[1]].dims) == 2
 
 
@@ -84,7 +84,7 @@ def errors(
     """
     setting = replace(setting, samples=setting.samples.spaced(SAMPLES))
     rounded = copy.deepcopy(corrected)
-    nodes = find(rounded.graph, setting.selection)
+    nodes = find_plain_layers(rounded.graph, setting.selection)
     links = Links(rounded.graph)
     for name, node in nodes.items():
         round_weights(links, node, setting.weights.scheme(name))
@@ -102,5 +102,7 @@ def errors(
                 error[name] += float(np.square(output - target, dtype=np.float64).sum())
                 power[name] += float(np.square(target, dtype=np.float64).sum())
     tiny = float(np.finfo(float).tiny)
-    relative = [error[name] / max(power[name], tiny) for name in names]
-    return dict(zip(nodes, relative, strict=True))
+    relative = {}
+    for layer, name in zip(nodes, names, strict=True):
+        relative[layer] = error[name] / max(power[name], tiny)
+    return relative

@@ -64,7 +64,9 @@ class LearnedRounding(nn.Module):  # type: ignore[misc]
     def forward(self, weights: torch.Tensor) -> torch.Tensor:
         """Return the weights between their levels; the argument is not used."""
         share = self.share()
-        return self.choices.weights(share if self.training else (share >= 0.5).float())
+        if not self.training:
+            share = (share >= 0.5).float()
+        return self.choices.weights(share)
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ def reconstruct(
 
     # Simulate rounded weights and activations
     roundings = {}
-    for name, node in layers.find(proto.graph, setting.selection).items():
+    for name, node in layers.find_plain_layers(proto.graph, setting.selection).items():
         weights = read_weights(links, node)
         scheme = setting.weights.scheme(name)
         roundings[name] = LearnedRounding(adaround.find_choices(weights, scheme).to(device))
@@ -156,7 +158,7 @@ def reconstruct(
         )
 
     # Write weights that nearest rounding maps to the learned levels
-    for name, node in layers.find(proto.graph, setting.selection).items():
+    for name, node in layers.find_plain_layers(proto.graph, setting.selection).items():
         weights = read_weights(links, node)
         scheme = setting.weights.scheme(name)
         levels = roundings[name].choices.levels((roundings[name].share() >= 0.5).float())
@@ -176,7 +178,8 @@ def _learn(
     deadline: Deadline,
 ) -> None:
     """Learn the rounding and the ranges of `simulated` block by block, to reproduce `exact`."""
-    first = next(node.name for node in exact.graph.nodes if node.op == "placeholder")
+    placeholders = [node.name for node in exact.graph.nodes if node.op == "placeholder"]
+    first = placeholders[0]
     originals: Values = {first: samples}
     inputs: Values = {first: samples}
     if input_quantizer:
@@ -291,12 +294,14 @@ def _samples(proto: onnx.ModelProto, setting: CorrectionSettings) -> Any:
         UnsupportedError: learning from one image exceeds the memory budget.
     """
     (sample,) = setting.samples.take(np.arange(1)).batches(1)
-    names = [name for node in proto.graph.node for name in node.output if name]
+    names: list[str] = []
+    for node in proto.graph.node:
+        names += filter(None, node.output)
     largest = 0
     for part in group(proto, names):
         run = open_runner(expose(proto, part), setting.runtime.threads, arena=False)
-        tensors = run(sample)
-        largest = max(largest, sample.nbytes, *(tensor.nbytes for tensor in tensors))
+        for tensor in (sample, *run(sample)):
+            largest = max(largest, tensor.nbytes)
     _check(LEARNING * largest)
     count = min(len(setting.samples), memory.fitting(largest, memory.step()))
     chosen = np.linspace(0, len(setting.samples) - 1, count).round().astype(np.int64)
@@ -309,13 +314,18 @@ def _measure(module: Any, blocks: list[Block], inputs: Values) -> list[Block]:
     Raises:
         UnsupportedError: learning from one image exceeds the memory budget.
     """
-    nodes = [node for block in blocks for node in block.nodes]
+    nodes: list[Any] = []
+    for block in blocks:
+        nodes += block.nodes
     with torch.no_grad():
         values = _call(module, nodes, inputs)
-    sizes = {name: value.nbytes for name, value in values.items() if torch.is_tensor(value)}
     measured = []
     for block in blocks:
-        kept = KEPT * sum(sizes.get(node.name, 0) for node in block.nodes)
+        kept = 0
+        for node in block.nodes:
+            value = values[node.name]
+            if torch.is_tensor(value):
+                kept += KEPT * value.nbytes
         measured.append(replace(block, kept=kept))
     _check(max((block.kept for block in measured), default=0))
     return measured
@@ -417,8 +427,8 @@ def _is_fused(module: Any, node: Any) -> bool:
     followers = [user for user in node.users if user.op == "call_module"]
     if len(followers) != 1:
         return False
-    parts = module.get_submodule(followers[0].target).modules()
-    return any(isinstance(part, kinds) for part in parts)
+    follower = module.get_submodule(followers[0].target)
+    return any(isinstance(part, kinds) for part in follower.modules())
 
 
 def _call(module: Any, nodes: list[Any], inputs: Values) -> Values:
@@ -426,8 +436,9 @@ def _call(module: Any, nodes: list[Any], inputs: Values) -> Values:
     values = dict(inputs)
 
     def look_up(node: Any) -> Any:
-        constant = node.op == "get_attr"
-        return attrgetter(node.target)(module) if constant else values[node.name]
+        if node.op == "get_attr":  # a constant
+            return attrgetter(node.target)(module)
+        return values[node.name]
 
     for node in nodes:
         args = torch.fx.node.map_arg(node.args, look_up)
@@ -465,9 +476,10 @@ def _empty(values: torch.Tensor, count: int) -> torch.Tensor:
 
     Its memory format, which determines the order of sums, is the one that concatenation would give.
     """
-    plain = values.ndim != 4 or values.is_contiguous()
-    last = not plain and values.is_contiguous(memory_format=torch.channels_last)
-    order = torch.channels_last if last else torch.contiguous_format
+    order = torch.contiguous_format
+    is_plain = values.ndim != 4 or values.is_contiguous()
+    if not is_plain and values.is_contiguous(memory_format=torch.channels_last):
+        order = torch.channels_last
     return torch.empty(
         (count, *values.shape[1:]), dtype=values.dtype, device=values.device, memory_format=order
     )
@@ -475,4 +487,6 @@ def _empty(values: torch.Tensor, count: int) -> torch.Tensor:
 
 def _keep(outputs: Values, before: Values) -> Values:
     """Return the tensors that later blocks read."""
-    return outputs if len(outputs) == 1 else {**before, **outputs}
+    if len(outputs) == 1:
+        return outputs
+    return {**before, **outputs}

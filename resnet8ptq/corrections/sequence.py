@@ -89,7 +89,10 @@ def correct(
 
 
 def _log(name: str, before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
-    changes = [after[layer] / before[layer] - 1 for layer in before if before[layer] > 0]
+    changes = []
+    for layer, error in before.items():
+        if error > 0:
+            changes.append(after[layer] / error - 1)
     log.info(
         "corrections.%s: squared error of a layer's output %+.1f%% in the median, larger in %d of "
         "%d layers",

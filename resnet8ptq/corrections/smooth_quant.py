@@ -85,7 +85,8 @@ class _Problem:
         """Return s = max|X|^alpha / max|W|^(1 - alpha) for each channel: equation 4."""
         low, high = self.ranges
         inputs = np.maximum(-low, high)
-        weights = np.max([np.abs(values).max(axis=0) for values, _ in self.weights], axis=0)
+        largest = [np.abs(values).max(axis=0) for values, _ in self.weights]
+        weights = np.max(largest, axis=0)
         used = (inputs > 0) & (weights > 0)
         divisors = np.ones_like(inputs)
         if alpha > 0:
@@ -166,15 +167,16 @@ def find_groups(graph: onnx.GraphProto, selection: Selection) -> list[Group]:
     """Return the inputs that can be divided: all their consumers are quantized layers."""
     links = Links(graph)
     groups: dict[str, dict[str, onnx.NodeProto]] = {}
-    for name, node in layers.find(graph, selection).items():
+    for name, node in layers.find_plain_layers(graph, selection).items():
         if node.op_type != "Conv":
             groups.setdefault(node.input[0], {})[name] = node
     divisible = []
     for tensor, members in groups.items():
         edits = find_edits(links, tensor)
         readers = {node.name for node in links.readers(tensor)}
+        own = {node.name for node in members.values()}
         is_inner = tensor not in links.outputs
-        if edits and is_inner and readers == {node.name for node in members.values()}:
+        if edits and is_inner and readers == own:
             divisible.append(Group(tensor, members, edits))
     return divisible
 
@@ -189,8 +191,9 @@ def find_edits(graph: Linked, tensor: str) -> list[Edit]:
     constant = [_is_constant(graph, name) for name in node.input]
     if kind == "LayerNormalization":
         is_last = attribute(node, "axis", -1) == -1
-        inputs = range(1, len(node.input)) if is_last and all(constant[1:]) else ()
-        return [Edit(node, index) for index in inputs]
+        if not is_last or not all(constant[1:]):
+            return []
+        return [Edit(node, index) for index in range(1, len(node.input))]  # scale and bias
     if kind == "Mul" and any(constant):
         return [Edit(node, constant.index(True))]
     if kind == "Div" and constant[1]:

@@ -1,7 +1,7 @@
 """Computes a network's tensors on the calibration samples, in the order of its layers."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from itertools import repeat
 
 import numpy as np
@@ -100,8 +100,10 @@ class Walk:
         part = between(self._proto, self._source, computed)
         taken = {value.name for value in part.graph.input}
         compute = self._open(part) if computed else lambda _: ()
-        batches = self._batches(taken.union(names))
-        for tensors in track(batches, label) if label else batches:
+        batches: Iterable[dict[str, Array]] = self._batches(taken.union(names))
+        if label:
+            batches = track(batches, label)
+        for tensors in batches:
             made = tensors | dict(zip(computed, compute(tensors), strict=True))
             yield [made[name] for name in names]
 

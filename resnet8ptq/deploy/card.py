@@ -35,12 +35,16 @@ _SETTINGS = (
     "op_types",
     "nodes_to_quantize",
     "nodes_to_exclude",
-    *(f"corrections.{name}" for name in ("smooth_quant", "equalization", "bias_correction")),
+    "corrections.smooth_quant",
+    "corrections.equalization",
+    "corrections.bias_correction",
     "corrections.adaround",
     "corrections.reconstruction",
 )
 _IN_BLOCKS = (
-    *(f"weight_only.{name}" for name in ("block_size", "algorithm", "int8_products")),
+    "weight_only.block_size",
+    "weight_only.algorithm",
+    "weight_only.int8_products",
     "symmetric.weights",
 )
 _KINDS = {
@@ -71,18 +75,16 @@ class Facts:
     change: str = ""  # the conversion of the artifact, if any
 
 
-def render(source: SourceRun, model: Path, facts: Facts) -> str:
+def render_card(source: SourceRun, model: Path, facts: Facts) -> str:
     """Return the card of a model file."""
     record = source.record
     vectors = facts.vectors
     task = record.task
     name = _name(source)
     names = names_of(vectors.inputs.dtype)
-    keys = _SETTINGS + (_IN_BLOCKS if record.combination.method == "weight_only" else ())
-    settings = dict(zip(keys, record.select(*keys), strict=True))
-    settings["precision.plan"] = record.planned_bits
-    unset = (None, "", "null", "[]", "{}")
-    set_words = [f"{key}={value}" for key, value in settings.items() if value not in unset]
+    first = ""
+    if names:
+        first = f"inputs[{_quote(names[0])}]"
     text = templates.load("resnet8ptq.deploy", "README.md.j2").render(
         header=_header(source, task, name, inputs=names),
         name=name,
@@ -99,10 +101,10 @@ def render(source: SourceRun, model: Path, facts: Facts) -> str:
         test=task.test,
         record=record,
         config=source.config,
-        settings=" ".join(set_words),
+        settings=_say_settings(record),
         sha256=files.sha256(model),
         names=names,
-        first=f"inputs[{_quote(names[0])}]" if names else "",
+        first=first,
         serve=serve_command(facts.registered or "models:/NAME@recommended"),
         register=invocation.shell(
             "resnet8ptq", "deploy", f"run_id={record.run_id}", "register=NAME"
@@ -112,6 +114,17 @@ def render(source: SourceRun, model: Path, facts: Facts) -> str:
         facts=facts,
     )
     return templates.tidy(text)
+
+
+def _say_settings(record: RunRecord) -> str:
+    """Return the settings of the quantization that are set, as typed."""
+    keys: tuple[str, ...] = _SETTINGS
+    if record.combination.method == "weight_only":
+        keys += _IN_BLOCKS
+    settings = dict(zip(keys, record.select(*keys), strict=True))
+    settings["precision.plan"] = record.planned_bits
+    unset = (None, "", "null", "[]", "{}")
+    return " ".join(f"{key}={value}" for key, value in settings.items() if value not in unset)
 
 
 def serve_command(uri: str, **variables: str) -> str:
@@ -125,9 +138,9 @@ def request_command(vectors: Vectors) -> str:
     dtype = vectors.inputs.dtype
     inputs = f"[ ...{list(vectors.inputs.shape[1:])}... ]"
     if names_of(dtype):
-        listed = [
-            f"{_quote(name)}: [ ...{list(dtype[name].shape)}... ]" for name in names_of(dtype)
-        ]
+        listed = []
+        for name in names_of(dtype):
+            listed.append(f"{_quote(name)}: [ ...{list(dtype[name].shape)}... ]")
         inputs = "{" + ", ".join(listed) + "}"
     address = "http://127.0.0.1:5001/invocations"
     kind = "Content-Type: application/json"
@@ -151,12 +164,15 @@ def _name(source: SourceRun) -> str:
 
 def _summary(source: SourceRun, task: Task) -> str:
     record = source.record
-    value = record.value_of(task.metric)
-    shown = "" if value is None else f"; {task.metric.title} {task.metric.show(value)}"
-    use = f"; recommended for use={source.use}" if source.use else ""
     weights, activations = record.select("weight_dtype", "activation_dtype")
     dtypes = f"{weights or 'float32'} weights, {activations or 'float32'} activations"
-    return f"{source.config.model.name} quantized after training, {dtypes}{shown}{use}"
+    summary = f"{source.config.model.name} quantized after training, {dtypes}"
+    value = record.value_of(task.metric)
+    if value is not None:
+        summary += f"; {task.metric.title} {task.metric.show(value)}"
+    if source.use:
+        summary += f"; recommended for use={source.use}"
+    return summary
 
 
 def _header(source: SourceRun, task: Task, name: str, inputs: Sequence[str]) -> str:
@@ -213,13 +229,15 @@ def _measured(task: Task, record: RunRecord) -> list[tuple[str, str, str]]:
     rows = []
     for metric in (primary, *task.beside):
         value = record.value_of(metric)
+        if value is None:
+            continue
+        shown = metric.show(value)
+        interval = record.interval("value")
+        if interval and metric is primary:
+            shown += f" ({' to '.join(map(metric.show, interval))})"
         baseline = record.value_of(metric, BASELINE)
-        if value is not None:
-            shown = metric.show(value)
-            interval = record.interval("value") if metric is primary else None
-            if interval:
-                shown += f" ({' to '.join(map(metric.show, interval))})"
-            rows.append((metric.title, shown, "" if baseline is None else metric.show(baseline)))
+        shown_baseline = "" if baseline is None else metric.show(baseline)
+        rows.append((metric.title, shown, shown_baseline))
 
     # The difference from FP32
     delta = record.delta(primary)
@@ -246,4 +264,6 @@ def _measured(task: Task, record: RunRecord) -> list[tuple[str, str, str]]:
 
 
 def _short(value: float) -> str:
-    return f"{value:.3f}".rstrip("0") if value else ""
+    if not value:
+        return ""
+    return f"{value:.3f}".rstrip("0")

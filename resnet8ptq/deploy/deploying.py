@@ -82,17 +82,19 @@ def main(words: list[str]) -> None:
     limits = {"max_drop": asked.max_drop, "min_sqnr_db": asked.min_sqnr_db}
     with waiting("Reading the runs"):
         store = open_store(asked.tracking)
-        record, use = source.find(store, asked.run_id, asked.sweep, use=asked.use, asked=limits)
+        record, use = source.find_run(store, asked.run_id, asked.sweep, use=asked.use, asked=limits)
     if asked.run_id is None and asked.sweep is None:
-        of_sweep = f" of the newest sweep, {record.sweep_id}, for use={use}" if use else ""
-        kind = "run" if use else "the newest run"
-        say(stderr(), f"{kind} {record.run_id} ({record.name or 'without a name'}){of_sweep}")
+        run_words = f"{record.run_id} ({record.name or 'without a name'})"
+        if use:
+            say(stderr(), f"run {run_words} of the newest sweep, {record.sweep_id}, for use={use}")
+        else:
+            say(stderr(), f"the newest run {run_words}")
 
     # Write the folder whole, or not at all
     name = safe_name(record.name or "model") + f"-{safe_name(record.run_id[:8])}"
     folder = Path(asked.folder or Path("deployed", name)).expanduser().absolute()
     with tempfile.TemporaryDirectory() as scratch, _new_folder(folder) as temporary:
-        run = source.fetch(store, record, folder=Path(scratch), use=use, trust=asked.trust)
+        run = source.fetch_run(store, record, folder=Path(scratch), use=use, trust=asked.trust)
         _check_register(run, asked.register)
         lines, takes = _write(store, run, asked, folder=temporary)
 
@@ -102,7 +104,9 @@ def main(words: list[str]) -> None:
     for line in (*lines, f"Folder: {folder} ({held})"):
         say(console, line)
     here = Path.cwd()
-    shown = folder.relative_to(here) if folder.is_relative_to(here) else folder
+    shown = folder
+    if folder.is_relative_to(here):
+        shown = folder.relative_to(here)
     say(console, f"Try:    {invocation.shell('python', str(shown / example.FILE), *takes)}")
 
 
@@ -174,7 +178,7 @@ def _write(
 
     # Run the artifact again, and keep test vectors
     many = asked.verify and version is not None
-    again = run.call(reproducing.run, run, scored, runtime, many)
+    again = run.call(reproducing.rerun, run, scored, runtime, many)
     if isinstance(scored, str):
         names = [f"output_{number}" for number in range(len(again.vectors.outputs))]
     else:
@@ -185,24 +189,27 @@ def _write(
         from resnet8ptq.deploy import microcontroller  # imports LiteRT
 
         target = folder / microcontroller.FOLDER
-        figures, raw = run.call(microcontroller.write, run.artifact, target, tested.inputs)
+        figures, raw = run.call(microcontroller.write_sources, run.artifact, target, tested.inputs)
         tested = replace(tested, raw=raw)
     tested.save(folder / vectors.FILE)
-    tensors = run.call(interface.read, model, tested, names)
+    tensors = run.call(interface.read_interface, model, tested, names)
     facts = card.Facts(tensors, tested, again.summary, microcontroller=figures, change=change)
 
     # The example, and the packages that it needs
-    others = ["pillow"] if example.reads_pictures(tested) else []
+    others = []
+    takes = []
+    if example.reads_pictures(tested):
+        others.append("pillow")
+        takes.append("PICTURE")
     if example.reads_texts(run):
         others.append("tokenizers")
         shutil.copyfile(run.folder / TOKENIZER, folder / TOKENIZER)
     needs = example.requirements(run.backend.runtime, *others)
     if version is not None:
-        needs = [*older_runtime.requirements(older_runtime.check_version(version)), *needs[2:]]
-    (folder / example.REQUIREMENTS).write_text("".join(f"{line}\n" for line in needs))
-    code = example.render(
-        run, vectors=tested, file=model.name, outputs=[tensor.name for tensor in tensors.outputs]
-    )
+        needs[:2] = older_runtime.requirements(older_runtime.check_version(version))
+    (folder / example.REQUIREMENTS).write_text("\n".join([*needs, ""]))
+    outputs = [tensor.name for tensor in tensors.outputs]
+    code = example.render_example(run, vectors=tested, file=model.name, outputs=outputs)
     (folder / example.FILE).write_text(code, encoding="utf-8")
 
     # The options measure, verify and register; the card has their results
@@ -211,7 +218,7 @@ def _write(
         lines.append(change)
     lines += faults
     if asked.measure:
-        lines.append(measured.write(run, scored, folder / measured.FOLDER))
+        lines.append(measured.write_program(run, scored, folder / measured.FOLDER))
     if asked.verify:
         facts = replace(facts, verified=example.verify(folder, again.more))
         lines += ["in a fresh environment:", *facts.verified.splitlines()]
@@ -220,8 +227,8 @@ def _write(
         facts = replace(facts, registered=uri)
         serve = card.serve_command(uri, MLFLOW_TRACKING_URI=redact(store.uri))
         lines.append(f"registered as {uri}; {serve}")
-    (folder / card.FILE).write_text(card.render(run, model, facts), encoding="utf-8")
-    return lines, ["PICTURE"] if "pillow" in others else []
+    (folder / card.FILE).write_text(card.render_card(run, model, facts), encoding="utf-8")
+    return lines, takes
 
 
 def _convert(run: SourceRun, target: TargetFormat, folder: Path) -> tuple[Path, str, list[str]]:

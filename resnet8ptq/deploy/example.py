@@ -30,7 +30,7 @@ REQUIREMENTS = "requirements.txt"
 ENGINES = ("fbgemm", "x86", "onednn", "qnnpack")  # torch's
 
 
-def render(source: SourceRun, vectors: Vectors, file: str, outputs: Sequence[str]) -> str:
+def render_example(source: SourceRun, vectors: Vectors, file: str, outputs: Sequence[str]) -> str:
     """Return the example's code.
 
     Args:
@@ -49,10 +49,15 @@ def render(source: SourceRun, vectors: Vectors, file: str, outputs: Sequence[str
     # Texts: the length that the network takes
     texts = reads_texts(source)
     names = names_of(vectors.inputs.dtype)
-    first = vectors.inputs.dtype[names[0]] if texts and names else None
     most = getattr(source.config.data, "max_tokens", None)
-    if first is not None and first.shape != vectors.samples.dtype[names[0]].shape:
-        most = first.shape[0]  # the network has a fixed length; samples are padded to it
+    length = 0
+    integer = ""
+    if texts and names:
+        tokens = vectors.inputs.dtype[names[0]]
+        length = tokens.shape[0]
+        integer = tokens.base.str
+        if tokens.shape != vectors.samples.dtype[names[0]].shape:
+            most = length  # the network has a fixed length; samples are padded to it
 
     # The result is code, so every value is a number, a checked name, or a text through `repr`.
     runner = templates.load(source.backend.example, "runner.py.j2", extends="resnet8ptq.deploy")
@@ -71,8 +76,8 @@ def render(source: SourceRun, vectors: Vectors, file: str, outputs: Sequence[str
         tokenizer=TOKENIZER if texts else "",
         max_tokens=most,
         most_tokens=MAX_TOKENS,
-        length=first.shape[0] if first is not None else 0,
-        integer=first.base.str if first is not None else "",
+        length=length,
+        integer=integer,
         sample_shape=str(list(vectors.samples.shape[1:])),
         sample_tuple=repr(tuple(vectors.samples.shape[1:])),
         classes=_class_names(source, vectors),
@@ -87,7 +92,9 @@ def _class_names(source: SourceRun, vectors: Vectors) -> list[str]:
     """Return the classes that the only output scores; empty for other tasks."""
     names = [printable(name) for name in source.record.class_names or ()]
     shapes = [output.shape[1:] for output in vectors.outputs]
-    return names if names and shapes == [(len(names),)] else []
+    if not names or shapes != [(len(names),)]:
+        return []
+    return names
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -111,8 +118,9 @@ def steps(vectors: Vectors) -> list[str]:
     if names_of(vectors.inputs.dtype):
         return []
     done = vectors.preprocessing
-    integers = vectors.inputs.dtype.kind in "iub"
-    lines = ["values = samples" if integers else "values = samples.astype(np.float64)"]
+    lines = ["values = samples.astype(np.float64)"]
+    if vectors.inputs.dtype.kind in "iub":  # integers
+        lines = ["values = samples"]
     if done.bgr:
         lines.append("values = values[..., ::-1]  # the channels from RGB to BGR")
     factor = done.step * done.scale
@@ -178,11 +186,11 @@ def verify(folder: Path, more: Vectors | None = None) -> str:
         failed = f"{REQUIREMENTS} cannot be installed; try verify=false, without this check"
         with waiting(f"Installing {REQUIREMENTS} in a fresh environment"):
             _call([str(python), *install, str(folder / REQUIREMENTS)], failed)
-        output = run(python, folder)
+        output = run_example(python, folder)
         if more is not None:
             copy = Path(shutil.copytree(folder, Path(home, "more")))
             more.save(copy / VECTORS)
-            output += f"\n{run(python, copy)}"
+            output += f"\n{run_example(python, copy)}"
         return output
 
 
@@ -196,7 +204,7 @@ def _temporary_folder() -> Iterator[str]:
             shutil.rmtree(home, ignore_errors=True)
 
 
-def run(python: Path | str, folder: Path) -> str:
+def run_example(python: Path | str, folder: Path) -> str:
     """Run a folder's example with an interpreter, isolated from the packages of the user."""
     with waiting(f"Running {FILE}"):
         return _call([str(python), "-I", str(folder / FILE)], f"{FILE} fails")

@@ -37,7 +37,7 @@ class Interface:
     outputs: tuple[FileTensor, ...]
 
 
-def read(path: Path, vectors: Vectors, names: Sequence[str]) -> Interface:
+def read_interface(path: Path, vectors: Vectors, names: Sequence[str]) -> Interface:
     """Return the inputs and outputs of a file.
 
     Args:
@@ -54,16 +54,19 @@ def read(path: Path, vectors: Vectors, names: Sequence[str]) -> Interface:
         from resnet8ptq.backends.tflite.predictor import open_interpreter
 
         interpreter = open_interpreter(path.read_bytes(), 1)
-        [taken] = interpreter.get_input_details()
-        given = zip(interpreter.get_output_details(), names, strict=True)
-        returned = [_of_tflite(detail, name) for detail, name in given]
-        return Interface((_of_tflite(taken, taken["name"]),), tuple(returned))
+        [detail] = interpreter.get_input_details()
+        only_input = _of_tflite(detail, detail["name"])
+        outputs = zip(interpreter.get_output_details(), names, strict=True)
+        returned = [_of_tflite(detail, name) for detail, name in outputs]
+        return Interface((only_input,), tuple(returned))
 
     # Other files name neither, so the vectors give the shapes
-    inputs = feed(vectors.inputs, names_of(vectors.inputs.dtype) or ["input"])
-    arrays = zip(names, vectors.outputs, strict=True)
-    taken = [FileTensor(name, _free(values), values.dtype.name) for name, values in inputs.items()]
-    returned = [FileTensor(name, _free(values), "float32") for name, values in arrays]
+    taken = []
+    for name, values in feed(vectors.inputs, names_of(vectors.inputs.dtype) or ["input"]).items():
+        taken.append(FileTensor(name, _free(values), values.dtype.name))
+    returned = []
+    for name, values in zip(names, vectors.outputs, strict=True):
+        returned.append(FileTensor(name, _free(values), "float32"))
     return Interface(tuple(taken), tuple(returned))
 
 
@@ -73,11 +76,15 @@ def _free(values: NDArray[Any]) -> tuple[int | str, ...]:
 
 
 def _of_onnx(tensor: Any) -> FileTensor:
-    shape = [size if isinstance(size, int) else printable(str(size)) for size in tensor.shape]
+    shape: list[int | str] = []
+    for size in tensor.shape:
+        shape.append(size if isinstance(size, int) else printable(str(size)))
     if shape and not isinstance(shape[0], int):
-        shape[0] = "n"
+        shape[0] = "n"  # samples
     dtype = tensor.type.removeprefix("tensor(").removesuffix(")")
-    return FileTensor(tensor.name, tuple(shape), "float32" if dtype == "float" else dtype)
+    if dtype == "float":
+        dtype = "float32"
+    return FileTensor(tensor.name, tuple(shape), dtype)
 
 
 def _of_tflite(detail: Any, name: str) -> FileTensor:

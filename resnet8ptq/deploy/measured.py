@@ -71,9 +71,9 @@ def main(words: list[str]) -> None:
     carried = Carried(Path(asked.result).expanduser())
     with waiting("Reading the run"):
         store = open_store(asked.tracking)
-        record, _ = source.find(store, carried.run_id, sweep=None, use=RECOMMENDED, asked={})
+        record, _ = source.find_run(store, carried.run_id, sweep=None, use=RECOMMENDED, asked={})
     with tempfile.TemporaryDirectory() as scratch:
-        run = source.fetch(store, record, Path(scratch), trust=asked.trust)
+        run = source.fetch_run(store, record, Path(scratch), trust=asked.trust)
         with waiting("Reading the run's samples"), silenced():
             scored = _open(run, asked.cache_dir)
         wrong = f"result: got {asked.result}, whose outputs do not fit the run"
@@ -84,12 +84,12 @@ def main(words: list[str]) -> None:
     selections = lookup.find(store, record.run_id, None).select({})
     run_pages.log_run_pages(store, selections)
     for selected in selections:
-        cells = [cell for cell in selected.family.cells if cell.record.run_id == record.run_id]
-        if cells:
-            terminal.print_runs([replace(selected.family, cells=tuple(cells))])
+        own = [cell for cell in selected.family.cells if cell.record.run_id == record.run_id]
+        if own:
+            terminal.print_runs([replace(selected.family, cells=tuple(own))])
 
 
-def write(run: SourceRun, scored: Scored | str, folder: Path) -> str:
+def write_program(run: SourceRun, scored: Scored | str, folder: Path) -> str:
     """Write the program and its job into `folder`; return what to do with them.
 
     Raises:
@@ -178,10 +178,14 @@ def _replace_result(store: Store, run: SourceRun, scored: Scored, result: RunRes
     measurement = result.measurement
     assert measurement is not None
     groups = ("class/", "ci95/", "paired/", "target/")
-    stale = {key for key in record.metrics if key.startswith(groups)}
-    stale |= measurement.task.metrics(measurement.comparison).keys()
-    kept = {key: value for key, value in record.metrics.items() if key not in stale}
-    values = kept | result.to_metrics()
+    stale = set(measurement.task.metrics(measurement.comparison))
+    values = {}
+    for key, value in record.metrics.items():
+        if key.startswith(groups):
+            stale.add(key)
+        elif key not in stale:
+            values[key] = value
+    values |= result.to_metrics()
     own = origin.own_folder(record)
     journal = Journal(record.name, store.experiment_name) if own is None else Journal.load(own)
     journal.params = {**record.params, **result.resolved}

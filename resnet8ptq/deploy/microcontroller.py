@@ -34,7 +34,7 @@ _KINDS = {
 }
 
 
-def write(
+def write_sources(
     path: Path, folder: Path, inputs: NDArray[np.float32]
 ) -> tuple[dict[str, str], dict[str, NDArray[Any]]]:
     """Write the C files of a .tflite file into the new `folder`, with the first input and outputs.
@@ -53,19 +53,19 @@ def write(
     operators = list_operators(model)
 
     # Run all inputs; the first one is the test vector
-    runs = [run(content, inputs[n : n + 1]) for n in range(len(inputs))]
-    raw = {"raw_inputs": np.concatenate([integers for integers, _ in runs])}
-    returned = [outputs for _, outputs in runs]
+    runs = [run_sample(content, inputs[n : n + 1]) for n in range(len(inputs))]
+    samples, returned = zip(*runs, strict=True)
+    raw = {"raw_inputs": np.concatenate(samples)}
+    arrays = {"kTestInput": _array(samples[0])}
     for number, parts in enumerate(zip(*returned, strict=True)):
         raw[f"raw_output_{number}"] = np.concatenate(parts)
-    integers, outputs = runs[0]
-    arrays = {f"kTestOutput{number}": _array(output) for number, output in enumerate(outputs)}
+        arrays[f"kTestOutput{number}"] = _array(parts[0])
     values = {
         "alignment": ALIGNMENT,
         "length": len(content),
         "bytes": _numbers(content),
         "operators": operators,
-        "arrays": {"kTestInput": _array(integers), **arrays},
+        "arrays": arrays,
     }
     folder.mkdir()
     for name in ("model.h", "model.cc", "resolver.h", "test_vector.h"):
@@ -88,7 +88,10 @@ def list_operators(model: Any) -> list[str]:
             names.add(flatbuffer.opcode_to_name(model, operator.opcodeIndex))
     if "CUSTOM" in names:
         raise UnsupportedError("the .tflite file has a custom operator: no resolver registers it")
-    return sorted(f"Add{_SPELLED.get(name) or _spell(name)}" for name in names)
+    calls = []
+    for name in names:
+        calls.append("Add" + (_SPELLED.get(name) or _spell(name)))
+    return sorted(calls)
 
 
 def _spell(name: str) -> str:
@@ -131,7 +134,9 @@ def _size(tensor: Any) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def run(content: bytes, sample: NDArray[np.float32]) -> tuple[NDArray[Any], list[NDArray[Any]]]:
+def run_sample(
+    content: bytes, sample: NDArray[np.float32]
+) -> tuple[NDArray[Any], list[NDArray[Any]]]:
     """Run an input [1, ...]; return it and the outputs in the file's dtypes."""
     interpreter = open_interpreter(content, 1)
     details = interpreter.get_input_details()
@@ -155,6 +160,9 @@ def _array(values: NDArray[Any]) -> tuple[str, int, str]:
 
 
 def _numbers(values: Iterable[object]) -> str:
-    shown = [str(value) for value in values]
-    rows = (shown[start : start + 16] for start in range(0, len(shown), 16))
-    return ",\n".join("    " + ", ".join(row) for row in rows)
+    """Return numbers in C, 16 on a line."""
+    numbers = list(map(str, values))
+    lines = []
+    for start in range(0, len(numbers), 16):
+        lines.append("    " + ", ".join(numbers[start : start + 16]))
+    return ",\n".join(lines)

@@ -53,9 +53,10 @@ def find_formats(version: int) -> tuple[int, int]:
     >>> find_formats(13), find_formats(21), find_formats(24)
     ((17, 8), (22, 10), (25, 13))
     """
-    release = ONNX_SINCE[max(since for since in ONNX_SINCE if since <= version)]
-    row = next(row for row in onnx.helper.VERSION_TABLE if row[0] == release)
-    return row[2], row[1]
+    since = max(first for first in ONNX_SINCE if first <= version)
+    rows = {row[0]: row for row in onnx.helper.VERSION_TABLE}  # by release
+    _, ir_version, opset, *_ = rows[ONNX_SINCE[since]]
+    return opset, ir_version
 
 
 def lower_file(source: Path, target: Path, version: int) -> list[str]:
@@ -68,7 +69,7 @@ def lower_file(source: Path, target: Path, version: int) -> list[str]:
     change = lower(proto, version)
     runtime_faults.write_zero_points(proto.graph)
     onnx.save(proto, target)
-    return [change, *runtime_faults.find(proto, version)]
+    return [change, *runtime_faults.find_known_faults(proto, version)]
 
 
 def lower(proto: onnx.ModelProto, version: int) -> str:
@@ -111,15 +112,21 @@ def _check_node(node: onnx.NodeProto, opset: int, lower_opset: int, version: int
         ) from None
     if old.since_version == new.since_version:
         return
-    changes = _MEANS_OTHERWISE.get(node.op_type, ())
-    if any(lower_opset < changed <= opset for changed in changes):
-        raise UnsupportedError(f"{refused} means something else before opset {new.since_version}")
+    for changed in _MEANS_OTHERWISE.get(node.op_type, ()):
+        if lower_opset < changed <= opset:
+            raise UnsupportedError(
+                f"{refused} means something else before opset {new.since_version}"
+            )
 
     # Attributes that the older definition lacks must have their default
     added = [attribute for attribute in node.attribute if attribute.name not in old.attributes]
     unknown = [attribute.name for attribute in added if not _is_default(attribute, new)]
-    if unknown or not old.min_input <= len(node.input) <= old.max_input:
-        part = f"attribute {unknown[0]}" if unknown else f"{len(node.input)} inputs"
+    part = ""
+    if unknown:
+        part = f"attribute {unknown[0]}"
+    elif not old.min_input <= len(node.input) <= old.max_input:
+        part = f"{len(node.input)} inputs"
+    if part:
         raise UnsupportedError(f"{refused} has {part}, which opset {new.since_version} introduced")
     for attribute in added:
         node.attribute.remove(attribute)
@@ -131,7 +138,7 @@ def _drop_unused_opsets(proto: onnx.ModelProto) -> None:
     ONNX Runtime adds all that it knows to a file that it writes, and an older version refuses a
     newer one, such as ai.onnx.ml 5, also without an operator of it.
     """
-    used = {"", "ai.onnx", *(node.domain for node in find_all(proto, onnx.NodeProto))}
+    used = {node.domain for node in find_all(proto, onnx.NodeProto)} | {"", "ai.onnx"}
     for entry in list(proto.opset_import):
         if entry.domain not in used:
             proto.opset_import.remove(entry)
@@ -157,7 +164,8 @@ def _is_default(attribute: onnx.AttributeProto, schema: defs.OpSchema) -> bool:
 
 def requirements(version: int) -> list[str]:
     """Return the packages that run the model with ONNX Runtime 1.`version`."""
-    return [f"onnxruntime~=1.{version}.0", "numpy>=2" if version >= NUMPY_2 else "numpy<2"]
+    numpy = "numpy>=2" if version >= NUMPY_2 else "numpy<2"
+    return [f"onnxruntime~=1.{version}.0", numpy]
 
 
 def to_ort(path: Path, target: Path) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -86,7 +86,7 @@ class Rerun:
     more: Vectors | None = None  # more samples, on request
 
 
-def run(source: SourceRun, scored: Scored | str, runtime: Runtime, many: bool) -> Rerun:
+def rerun(source: SourceRun, scored: Scored | str, runtime: Runtime, many: bool) -> Rerun:
     """Run the artifact on all scored samples; to be called by `SourceRun.call`.
 
     Args:
@@ -157,18 +157,21 @@ def _count_different(
     if name in documents and (folder / name).exists():
         ours = _by_picture(json.loads(documents[name]))
         theirs = _by_picture(json.loads((folder / name).read_text("utf-8")))
-        pictures = {*ours, *theirs}
-        return sum(_differ(ours.get(key, []), theirs.get(key, [])) for key in pictures)
+        different = 0
+        for picture in {*ours, *theirs}:
+            if _differ(ours.get(picture, []), theirs.get(picture, [])):
+                different += 1
+        return different
 
     # Arrays, of any other task
     if not (folder / "predictions.npz").exists():
         return None
     with np.load(folder / "predictions.npz", allow_pickle=False) as known:
-        names = [name for name in PREDICTIONS if name in known and name in arrays]
-        if not names:
+        kept = _find_kept(known, arrays)
+        if kept is None:
             return None
-        values = known[names[0]]
-        predicted = arrays[names[0]]
+        values = known[kept]
+        predicted = arrays[kept]
     if predicted.shape != values.shape:
         return samples
     away = np.abs(predicted.astype(np.float64) - values)
@@ -176,12 +179,21 @@ def _count_different(
     return int(differ.reshape(len(differ), -1).any(1).sum())
 
 
+def _find_kept(known: Container[str], arrays: Container[str]) -> str | None:
+    """Return the kind of predictions that the run has kept and the task makes."""
+    for name in PREDICTIONS:
+        if name in known and name in arrays:
+            return name
+    return None
+
+
 def _place(detection: dict[str, Any]) -> list[float]:
     """Return the keypoints, the box, or the box and the area of the mask."""
     if "segmentation" in detection:
         return masks.measure(detection["segmentation"])
-    place: list[float] = detection["keypoints" if "keypoints" in detection else "bbox"]
-    return place
+    key = "keypoints" if "keypoints" in detection else "bbox"
+    numbers: list[float] = detection[key]
+    return numbers
 
 
 def _by_picture(detections: list[dict[str, Any]]) -> dict[object, list[list[float]]]:

@@ -51,15 +51,20 @@ def _is_int32_moved(node: onnx.NodeProto, links: Links) -> bool:
 def _is_moved(node: onnx.NodeProto, links: Links, dtype: int) -> bool:
     if node.op_type != "DequantizeLinear" or not links.constants.keys() >= {*node.input[:2]}:
         return False
-    readers = [reader.op_type for reader in links.readers(node.output[0])]
-    return links.constants[node.input[0]].data_type == dtype and not {*_MOVES}.isdisjoint(readers)
+    is_of_type = links.constants[node.input[0]].data_type == dtype
+    return is_of_type and not {*_MOVES}.isdisjoint(_reader_types(node, links))
 
 
 def _interpolates_integers(node: onnx.NodeProto, links: Links) -> bool:
     if node.op_type != "Resize" or attribute(node, "mode", b"nearest") == b"nearest":
         return False
-    readers = [reader.op_type for reader in links.readers(node.output[0])]
-    return _is_dequantized(node.input[0], links) and readers == ["QuantizeLinear"]
+    is_quantized = _reader_types(node, links) == ["QuantizeLinear"]
+    return is_quantized and _is_dequantized(node.input[0], links)
+
+
+def _reader_types(node: onnx.NodeProto, links: Links) -> list[str]:
+    """Return the operators that read the first output of a node."""
+    return [reader.op_type for reader in links.readers(node.output[0])]
 
 
 def _scales_bias(node: onnx.NodeProto, links: Links) -> bool:
@@ -77,7 +82,9 @@ def _scales_bias_otherwise(node: onnx.NodeProto, links: Links) -> bool:
     """Whether the bias of an integer convolution has another scale than input times weights."""
     if node.op_type != "Conv" or not any(node.input[2:3]):
         return False
-    data, weights, bias = (_read_scale(name, links) for name in node.input)
+    data = _read_scale(node.input[0], links)
+    weights = _read_scale(node.input[1], links)
+    bias = _read_scale(node.input[2], links)
     if data is None or weights is None or bias is None:
         return False
     products = data.astype(np.float64) * weights
@@ -89,7 +96,9 @@ def _read_scale(name: str, links: Links) -> np.ndarray | None:
     if not _is_dequantized(name, links):
         return None
     scale = links.constants.get(links.producers[name].input[1])
-    return None if scale is None else numpy_helper.to_array(scale).reshape(-1)
+    if scale is None:
+        return None
+    return numpy_helper.to_array(scale).reshape(-1)
 
 
 FAULTS = (
@@ -131,7 +140,7 @@ FAULTS = (
 )
 
 
-def find(proto: onnx.ModelProto, version: int) -> list[str]:
+def find_known_faults(proto: onnx.ModelProto, version: int) -> list[str]:
     """Return the faults of ONNX Runtime 1.`version` that concern a file, in words."""
     links = Links(proto.graph)
     lines = []

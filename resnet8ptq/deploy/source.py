@@ -76,7 +76,7 @@ class SourceRun:
         return self.artifact.parent
 
 
-def find(
+def find_run(
     store: Store, run_id: str | None, sweep: str | None, use: str, asked: Asked
 ) -> tuple[RunRecord, str]:
     """Return the run to deploy, with its verdict, and its recommended use.
@@ -110,10 +110,13 @@ def find(
         lost += [cell for cell in selected.family.cells if cell.lost]
     if lost and not recommended:
         raise TrackingError(f"sweep {parent.run_id}: {printable(lost[0].record.reason)}")
+
+    # A sweep with a broken FP32 network has no advice
     nothing = "run_id= of one of its runs: none passes"
-    doubts = [record.doubt for record in runs.records if record.doubt]
-    if doubts:
-        nothing = f"nothing: void: {printable(doubts[0])}"
+    for record in runs.records:
+        if record.doubt:
+            nothing = f"nothing: void: {printable(record.doubt)}"
+            break
     record, _ = find_use(use, recommended, parent.run_id, nothing=nothing)
     return record, use
 
@@ -135,7 +138,7 @@ def _assess(run: RunRecord, runs: lookup.Runs, asked: Asked) -> RunRecord:
     return run
 
 
-def fetch(
+def fetch_run(
     store: Store,
     record: RunRecord,
     folder: Path,
@@ -174,8 +177,9 @@ def fetch(
             f"run {record.run_id}: has no artifact to deploy; expected a run that quantized a "
             "network"
         )
-    others = [name for name in _COPIED if name in names]
-    for name in (models[0], CONFIG_FILE, *others):
+    copied = [models[0], CONFIG_FILE]
+    copied += [name for name in _COPIED if name in names]
+    for name in copied:
         with history.artifact(store, record, name) as path:
             shutil.copyfile(path, folder / name)
     artifact = folder / models[0]

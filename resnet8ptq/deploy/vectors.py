@@ -50,7 +50,9 @@ class Vectors:
 
 def of_split(split: Split, predictor: Predictor, many: bool = False) -> Vectors:
     """Return samples evenly spread over a split: `COUNT`, or `many` within the memory limit."""
-    count = max(COUNT, min(MANY, MANY_BYTES // split.sample_bytes)) if many else COUNT
+    count = COUNT
+    if many:
+        count = max(COUNT, min(MANY, MANY_BYTES // split.sample_bytes))
     samples = np.asarray(split.spaced(count).stored)
     inputs = split.prepare(samples)
     return predict(
@@ -67,8 +69,17 @@ def predict(
 ) -> Vectors:
     """Run the model on inputs [n, ...], one sample at a time; see `Vectors`."""
     runs = [predictor.predict(inputs[n : n + 1]) for n in range(len(inputs))]
-    outputs = tuple(np.concatenate(parts) for parts in zip(*runs, strict=True))
-    tolerances = tuple(TOLERANCE * float(np.abs(output).max(initial=0)) for output in outputs)
+    outputs = []
+    tolerances = []
+    for parts in zip(*runs, strict=True):
+        output = np.concatenate(parts)
+        outputs.append(output)
+        tolerances.append(TOLERANCE * float(np.abs(output).max(initial=0)))
     return Vectors(
-        samples, inputs, outputs, tolerances=tolerances, preprocessing=preprocessing, layout=layout
+        samples,
+        inputs,
+        tuple(outputs),
+        tolerances=tuple(tolerances),
+        preprocessing=preprocessing,
+        layout=layout,
     )

@@ -179,7 +179,7 @@ def test_a_backend_of_one_folder_and_one_option_is_complete(project):
     id_ = f"run_id={ours.info.run_id}"
     succeed(call_beside(project, "deploy", id_, f"folder={folder}", "register=a", "verify=false"))
     assert (folder / "model.toy").read_bytes() == files["model.toy"].read_bytes()
-    assert "largest difference" in example.run(sys.executable, folder)
+    assert "largest difference" in example.run_example(sys.executable, folder)
     served = load_served(done, ours.info.run_id)
     with np.load(folder / "test_vectors.npz") as vectors:
         (result,) = served.predict(vectors["inputs"]).values()

@@ -187,9 +187,9 @@ def test_a_file_is_computed_in_the_same_float_type_everywhere(quantize, shapes, 
     vectors = Vectors(images, images, outputs=(coarse,), tolerances=(1e-6,))
     (tmp_path / path.name).write_bytes(path.read_bytes())
     vectors.save(tmp_path / "test_vectors.npz")
-    code = example.render(source, vectors=vectors, file=path.name, outputs=["y"])
+    code = example.render_example(source, vectors=vectors, file=path.name, outputs=["y"])
     (tmp_path / "example.py").write_text(code)
-    example.run(sys.executable, tmp_path)
+    example.run_example(sys.executable, tmp_path)
 
 
 @needs_bf16

@@ -263,7 +263,7 @@ def test_adaround_beats_nearest_rounding(dtype, per_channel, relu, groups):
 def test_learned_layers_are_kept_and_the_rest_ends_in_time(proto, images, caplog):
     """With the time up after some layers, a second run has these, and no more."""
     setting = setting_of(configure(), images)
-    known = len(layers.find(proto.graph, setting.selection))
+    known = len(layers.find_plain_layers(proto.graph, setting.selection))
     deadline = setting.runtime.deadline
 
     class After(Deadline):
@@ -317,7 +317,7 @@ def test_means_and_errors_in_parts_are_those_of_the_whole(proto, images, monkeyp
     assert len(setting.walk(proto).parts(float_tensors(proto))) > 1
     assert layers.errors(proto, proto, setting) == pytest.approx(errors, rel=1e-4)
     again = bias_correction.correct_biases(proto, proto, setting)
-    for node in layers.find(proto.graph, setting.selection).values():
+    for node in layers.find_plain_layers(proto.graph, setting.selection).values():
         result, wanted = (read_bias(made.graph, node) for made in (again, corrected))
         np.testing.assert_allclose(result, wanted, rtol=1e-3, atol=1e-4)
 
@@ -351,7 +351,7 @@ def test_the_artifact_holds_the_learned_levels(
 
     quantized = onnx.load(artifact.path).graph
     tensors = {item.name: numpy_helper.to_array(item) for item in quantized.initializer}
-    nodes = layers.find(onnx.load(corrected.onnx_path).graph, Selection.of(config))
+    nodes = layers.find_plain_layers(onnx.load(corrected.onnx_path).graph, Selection.of(config))
     assert len(learned) == len(nodes)
     moved = 0
     for levels, node in zip(learned, nodes.values(), strict=True):
@@ -366,7 +366,7 @@ def test_bias_correction_removes_the_mean_error(proto, images):
     setting = setting_of(configure(), images)
     corrected = bias_correction.correct_biases(proto, proto, setting)
     simulated = copy.deepcopy(corrected)
-    nodes = layers.find(simulated.graph, setting.selection)
+    nodes = layers.find_plain_layers(simulated.graph, setting.selection)
     for name, node in nodes.items():
         layers.round_weights(simulated.graph, node, setting.weights.scheme(name))
     names = [node.output[0] for node in nodes.values()]
@@ -388,7 +388,7 @@ def test_adaround_corrects_each_bias_before_the_next_layer(proto, images, monkey
     setting = setting_of(configure(), images)
     made = adaround.round_weights(proto, setting, 1, 0, correct_biases=True)
     expected = bias_correction.correct_biases(proto, proto, setting)
-    nodes = layers.find(proto.graph, setting.selection)
+    nodes = layers.find_plain_layers(proto.graph, setting.selection)
     for node in nodes.values():
         bias = read_bias(made.graph, node)
         assert bias == pytest.approx(read_bias(expected.graph, node), abs=1e-5)
@@ -414,7 +414,7 @@ def test_the_bias_of_a_matmul_is_in_the_add_after_it(images, first):
     setting = setting_of(configure(), images)
     corrected = bias_correction.correct_biases(network, network, setting)
     simulated = copy.deepcopy(corrected)
-    for node in layers.find(simulated.graph, setting.selection).values():
+    for node in layers.find_plain_layers(simulated.graph, setting.selection).values():
         layers.round_weights(simulated.graph, node, setting.weights.scheme(node.name))
     walk = setting.walk(network)
     [[target]], [[output]] = walk.run(["hidden"]), walk.beside(simulated).run(["hidden"])
@@ -449,7 +449,7 @@ def test_bias_correction_adds_a_bias(images):
 @pytest.mark.parametrize("name", CORRECTIONS)
 def test_layers_in_float_are_left_alone(name, proto, shapes_model, images, tmp_path):
     config = configure(*switch_on(name))
-    *others, first, last = layers.find(proto.graph, Selection.of(config)).values()
+    *others, first, last = layers.find_plain_layers(proto.graph, Selection.of(config)).values()
     first, last = others[1], last  # the first of a pair, and the dense layer
     config.nodes_to_exclude = [first.name, last.name]
     corrected = onnx.load(correct(config, shapes_model, images, tmp_path).onnx_path)

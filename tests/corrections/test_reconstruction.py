@@ -113,7 +113,7 @@ def outputs(proto: onnx.ModelProto, images: Split, rounded: bool) -> NDArray[np.
         WeightScheme("int4", True),
         onnx.ModelProto.FromString(proto.SerializeToString()),
     )
-    nodes = layers.find(proto.graph, Selection())
+    nodes = layers.find_plain_layers(proto.graph, Selection())
     for node in nodes.values() if rounded else ():
         layers.round_weights(proto.graph, node, scheme)
     last = [*nodes.values()][-1].output[0]
@@ -133,7 +133,7 @@ def test_what_is_learned_is_nearer_to_fp32(shapes_model, images, learned):
 
 def test_every_range_is_finite_and_the_last_output_has_none(shapes_model, learned):
     graph, ranges = learned[0].graph, learned[1]
-    last = [*layers.find(graph, Selection()).values()][-1].output[0]
+    last = [*layers.find_plain_layers(graph, Selection()).values()][-1].output[0]
     assert last not in ranges  # float_output
     assert graph.input[0].name in ranges
     assert all(low <= 0 <= high and low < high for low, high in ranges.values())
@@ -152,7 +152,7 @@ def test_a_backend_finds_the_learned_levels(shapes_model, images, tmp_path):
     for name, (low, high) in ranges.items():
         if f"{name}_scale" in tensors:
             assert tensors[f"{name}_scale"] == pytest.approx((high - low) / 255, rel=1e-5)
-    for node in layers.find(graph, Selection()).values():
+    for node in layers.find_plain_layers(graph, Selection()).values():
         weights = numpy_helper.to_array(
             next(t for t in graph.initializer if t.name == node.input[1])
         )

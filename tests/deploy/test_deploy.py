@@ -273,8 +273,10 @@ def test_artifact_that_is_not_the_measured_one_is_refused(runs, tmp_path, monkey
 
 
 def test_deploy_that_fails_leaves_nothing(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr(example, "render", lambda *_, **__: "raise SystemExit('it does not work')")
-    monkeypatch.setattr(example, "verify", lambda folder, _: example.run(sys.executable, folder))
+    monkeypatch.setattr(example, "render_example", lambda *_, **__: "raise SystemExit('it does not work')")
+    monkeypatch.setattr(
+        example, "verify", lambda folder, _: example.run_example(sys.executable, folder)
+    )
     words = (f"run_id={run_id(runs, 'onnx')}", f"folder={tmp_path / 'out'}")
     done = call_beside(runs.folder, "deploy", *words)
     assert done.code == 1 and "example.py fails (it does not work)" in done.err
@@ -508,7 +510,7 @@ def test_example_runs_on_the_provider_of_the_run(starts, tmp_path):
     vectors = Vectors(samples, samples, (samples,), (0.0,), Preprocessing(), None)
     vectors.save(tmp_path / "test_vectors.npz")
     (tmp_path / "onnxruntime.py").write_text(PROVIDED.format(left_out=int(not starts)))
-    code = example.render(source, vectors=vectors, file="model.onnx", outputs=["y"])
+    code = example.render_example(source, vectors=vectors, file="model.onnx", outputs=["y"])
     (tmp_path / "example.py").write_text(code)
     words = [sys.executable, str(tmp_path / "example.py")]
     done = subprocess.run(words, capture_output=True, text=True, check=False)

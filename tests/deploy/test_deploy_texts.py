@@ -29,7 +29,7 @@ def test_the_example_cuts_a_text_to_the_only_length_of_a_network(tmp_path, sampl
     )
     kept, taken = (np.zeros(2, [("input_ids", "i8", (n,))]) for n in (samples, 8))
     vectors = Vectors(kept, taken, (np.zeros((2, 3), np.float32),), (0.1,))
-    assert f"    most = {most}" in example.render(source, vectors, "model.onnx", ["logits"])
+    assert f"    most = {most}" in example.render_example(source, vectors, "model.onnx", ["logits"])
 
 
 @pytest.mark.parametrize("name", ["tokens", "input_ids"])
@@ -41,7 +41,7 @@ def test_the_card_of_a_language_model_has_the_kind_of_the_hub(name):
     )
     tensor = FileTensor(name, ("n", 8), "int64")
     facts = card.Facts(Interface((tensor,), (tensor,)), vectors, "")
-    rendered = card.render(source, Path(__file__), facts)
+    rendered = card.render_card(source, Path(__file__), facts)
     assert "pipeline_tag: text-generation" in rendered
 
 
@@ -63,7 +63,7 @@ def test_a_network_of_texts_is_deployed_and_served(tmp_path, cache_root, backend
     card = (folder / "README.md").read_text()
     assert "pipeline_tag: text-classification" in card
     assert '"input_ids": [' in card and '"attention_mask": [' in card
-    assert "output 0: 10 samples" in example.run(sys.executable, folder)
+    assert "output 0: 10 samples" in example.run_example(sys.executable, folder)
     with np.load(folder / "test_vectors.npz") as kept:
         vectors = dict(kept)
     model = mlflow.pyfunc.load_model(f"models:/{run.outputs.model_outputs[0].model_id}")

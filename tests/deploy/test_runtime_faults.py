@@ -59,9 +59,9 @@ def build(body: str) -> onnx.ModelProto:
 def test_a_fault_is_named_up_to_the_release_that_fixed_it(body, report, fixed):
     proto = build(body)
     for version in (runtime_faults.TRIED, 20, fixed - 1):
-        [line] = runtime_faults.find(proto, version)
+        [line] = runtime_faults.find_known_faults(proto, version)
         assert f"/issues/{report}" in line and f"fixed in 1.{fixed}" in line
-    assert runtime_faults.find(proto, fixed) == []
+    assert runtime_faults.find_known_faults(proto, fixed) == []
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_fault_is_named_up_to_the_release_that_fixed_it(body, report, fixed):
     ],
 )
 def test_a_file_without_the_nodes_has_no_known_fault(body):
-    assert runtime_faults.find(build(body), 20) == []
+    assert runtime_faults.find_known_faults(build(body), 20) == []
 
 
 def test_a_zero_point_is_written_and_changes_nothing_here():
@@ -83,5 +83,5 @@ def test_a_zero_point_is_written_and_changes_nothing_here():
     expected = open_runner(proto, optimized=False)(samples)[0]
     runtime_faults.write_zero_points(proto.graph)
     onnx.checker.check_model(proto)
-    assert runtime_faults.find(proto, 20) == []
+    assert runtime_faults.find_known_faults(proto, 20) == []
     np.testing.assert_array_equal(open_runner(proto, optimized=False)(samples)[0], expected)

@@ -332,6 +332,6 @@ def test_a_run_and_its_deployed_folder_take_integers(tmp_path):
     assert deployed.code == 0, deployed.err
     with np.load(tmp_path / "out" / "test_vectors.npz") as vectors:
         assert vectors["inputs"].dtype == np.int32
-    assert "largest difference 0 " in example.run(sys.executable, tmp_path / "out")
+    assert "largest difference 0 " in example.run_example(sys.executable, tmp_path / "out")
     text = (tmp_path / "out" / "README.md").read_text()
     assert r"| input | ids | \[n, 8\] | int32 |" in text

@@ -125,7 +125,7 @@ def test_a_run_on_a_provider_is_not_measured_on_the_cpu_by_hand(tmp_path):
     config = make_config("data=shapes", "backend.provider=CUDAExecutionProvider")
     run = SimpleNamespace(config=config, record=SimpleNamespace(run_id="a"))
     for key, measure in (
-        ("measure", lambda: measured.write(run, "", tmp_path / "measure")),
+        ("measure", lambda: measured.write_program(run, "", tmp_path / "measure")),
         ("result", lambda: measured._open(run, None)),
     ):
         with pytest.raises(ConfigError, match=f"^{key}: run a has backend.provider=CUDA"):

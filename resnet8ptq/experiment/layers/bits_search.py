@@ -84,7 +84,7 @@ def measure_options(
     """
     proto = onnx.load(path)
     end_at_logits(proto)
-    chosen = layers.find(proto.graph, setting.selection)
+    chosen = layers.find_plain_layers(proto.graph, setting.selection)
     batches = setting.samples.batches(setting.calib.batch_size)
     exact = _Runs(open_runner(proto, setting.runtime.threads), batches)
     power = sum(_square(values) for _, outputs in exact for values in outputs)
@@ -100,7 +100,7 @@ def measure_options(
                 continue
             scheme = Plan(setting.weights.default, {name: bits}).scheme(name)
             rounded = copy.deepcopy(proto)
-            node = layers.find(rounded.graph, setting.selection)[name]
+            node = layers.find_plain_layers(rounded.graph, setting.selection)[name]
             weights = learned.get((name, bits), exact_weights)
             write_weights(rounded.graph, node, scheme.grid(weights, 0).round(weights))
             run = open_runner(rounded, setting.runtime.threads)
