@@ -71,7 +71,7 @@ class Arguments:
         parsed = cls(files, settings, chosen)
         if parsed.format not in _FORMATS:
             raise ConfigError(no_such_name("format", parsed.format, _FORMATS))
-        if len(files) < (1 if parsed.names_network else 2):
+        if not parsed.judged:
             raise ConfigError(
                 f"judge: got {' '.join(files) or 'no files'}, expected FP32 FILE...; --help "
                 "explains"
@@ -86,14 +86,17 @@ class Arguments:
     @property
     def judged(self) -> Sequence[str]:
         """The files to score."""
-        return self.files if self.names_network else self.files[1:]
+        if self.names_network:
+            return self.files
+        return self.files[1:]
 
     def to_sweep(self) -> list[str]:
         """Return the command-line arguments of the sweep that scores the files."""
-        network = [] if self.names_network else [grammar.assign("model.path", self.files[0])]
+        words = ["-m", "backend=file", "evaluate.choice=none"]
+        if not self.names_network:
+            words.append(grammar.assign("model.path", self.files[0]))
         paths = ",".join(map(grammar.quote, self.judged))
-        fixed = ("-m", "backend=file", "evaluate.choice=none")
-        return [*fixed, *network, f"backend.path={paths}", *self.settings]
+        return [*words, f"backend.path={paths}", *self.settings]
 
 
 def main(words: Sequence[str]) -> int:
@@ -111,7 +114,12 @@ def main(words: Sequence[str]) -> int:
     asked = Arguments.parse(words)
     for file in asked.judged:
         reading.find_suffix(Path(file))
-    with contextlib.redirect_stdout(sys.stdout if asked.format == "text" else sys.stderr):
+
+    # Standard output has nothing but the verdicts, if a program reads them
+    progress = sys.stdout
+    if asked.format != "text":
+        progress = sys.stderr
+    with contextlib.redirect_stdout(progress):
         with background.allowed():
             outcome = run.execute(asked.to_sweep())
         code = outcome.ending.code
@@ -119,13 +127,16 @@ def main(words: Sequence[str]) -> int:
             return code or 1
         answers = [_answer(judged) for judged in load_sweep(folder=outcome.sweep_folder).runs]
     _print(asked.format, answers)
-    worst = max((answer.exit_code for answer in answers), key=_badness, default=1)
-    return 1 if code else worst
+    if code:
+        return 1
+    return max((answer.exit_code for answer in answers), key=_badness, default=1)
 
 
 def _is_file(word: str) -> bool:
     """Return whether a word is a path, which may contain `=`, and not a setting."""
-    return not word.startswith(("-", "+", "~")) and ("=" not in word or Path(word).is_file())
+    if word.startswith(("-", "+", "~")):
+        return False
+    return "=" not in word or Path(word).is_file()
 
 
 def _answer(judged: RunRecord) -> Answer:
@@ -145,15 +156,20 @@ def _print(form: str, answers: Sequence[Answer]) -> None:
         print()
         for answer in answers:
             assert answer.run is not None  # see `_answer`
-            verdict = answer.verdict if answer.run.status in ("ok", UNSUPPORTED) else "error"
+            verdict = answer.verdict
+            if answer.run.status not in ("ok", UNSUPPORTED):
+                verdict = "error"
             print(f"{verdict}: {describe(answer)}")
 
 
 def _badness(code: int) -> int:
     """Return the rank of an exit code: a proven loss is worse than an undecided one."""
-    return [0, EXIT_CODES[UNSUPPORTED], 3].index(code)
+    ranks = {0: 0, EXIT_CODES[UNSUPPORTED]: 1, 3: 2}
+    return ranks[code]
 
 
 def _of_report(word: str) -> str:
     """Return a limit of `resnet8ptq verdict` as a setting of `resnet8ptq run`."""
-    return f"report.{word}" if word.partition("=")[0] in LIMITS else word
+    if word.partition("=")[0] in LIMITS:
+        return f"report.{word}"
+    return word

@@ -115,8 +115,9 @@ def rest() -> None:
 
 def _waiting_for(calls: Iterable["Future[Any]"]) -> AbstractContextManager[None]:
     """Show that this process waits for calls, unless they are done."""
-    is_done = all(call.done() for call in calls)
-    return nullcontext() if is_done else waiting("Waiting for MLflow and the figures")
+    if all(call.done() for call in calls):
+        return nullcontext()
+    return waiting("Waiting for MLflow and the figures")
 
 
 def name_store(words: Sequence[str]) -> None:
@@ -133,13 +134,16 @@ def wait() -> None:
     """
     errors = []
     while _pending:
-        if error := _pending.popleft().exception():
+        error = _pending.popleft().exception()
+        if error:
             errors.append(error)
     if errors:
-        several = f" (the first of {len(errors)} errors)" * (len(errors) > 1)
+        first = one_line(errors[0])
+        if len(errors) > 1:
+            first += f" (the first of {len(errors)} errors)"
         raise TrackingError(
-            f"drawing or uploading failed: {one_line(errors[0])}{several}; all runs are in their "
-            f"folders; `{invocation.command('sync', *_store)}` logs the runs that MLflow lacks"
+            f"drawing or uploading failed: {first}; all runs are in their folders; "
+            f"`{invocation.command('sync', *_store)}` logs the runs that MLflow lacks"
         ) from errors[0]
 
 

@@ -79,13 +79,16 @@ def entry(root: Path, kind: str, key: Key, make: Callable[[Path], None]) -> Path
         _mark_used(path)
         if os.path.lexists(path) and not _is_whole(path, text):
             log.warning("cache: %s is damaged; making it again", path)
-            is_folder = path.is_dir() and not path.is_symlink()
-            shutil.rmtree(path) if is_folder else path.unlink()
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
         if not path.exists():
             _build(path, text, make)
             _remove_unused(root)
     except Exception as error:  # libraries and other processes pass on the error's text only
-        if not (reason := files.full_disk(error)):
+        reason = files.full_disk(error)
+        if not reason:
             raise
         raise ConfigError(
             f"cache_dir: cannot write to {folder} ({reason}); free some space, or try a folder on "
@@ -100,7 +103,9 @@ def find(root: Path, kind: str, key: Key) -> Path | None:
     """Return the folder of the entry `key`; None if it is missing or damaged."""
     path = path_of(root, kind, key)
     _mark_used(path)
-    return path if path.exists() and _is_whole(path, _as_text(key)) else None
+    if path.exists() and _is_whole(path, _as_text(key)):
+        return path
+    return None
 
 
 def check_still_there(root: Path, error: FileNotFoundError) -> None:

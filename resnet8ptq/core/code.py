@@ -56,12 +56,15 @@ def imports(module: str) -> frozenset[str]:
     """Return the modules of this package that a module imports or names."""
     text = _file(module).read_text("utf-8")
     names = {*_IMPORT.findall(text), *_NAMED.findall(text)}
-    for package in [name.removesuffix(".*") for name in names if name.endswith(".*")]:
-        folders = _file(package).parent.glob("*/__init__.py")
-        names |= {f"{package}.{path.parent.name}" for path in folders}
+    for name in [*names]:
+        if name.endswith(".*"):
+            package = name.removesuffix(".*")
+            for path in _file(package).parent.glob("*/__init__.py"):
+                names.add(f"{package}.{path.parent.name}")
     for package, listed in _FROM.findall(text):
         names.add(package)
-        names |= {f"{package}.{name}" for name in _NAME.findall(listed.partition("#")[0])}
+        for name in _NAME.findall(listed.partition("#")[0]):
+            names.add(f"{package}.{name}")
     return frozenset(name for name in names if _file(name).is_file())
 
 
@@ -69,4 +72,6 @@ def _file(module: str) -> Path:
     if module.partition(".")[0] != PACKAGE:  # a backend of another package
         return Path(getattr(find_spec(module), "origin", None) or module)
     path = _ROOT.joinpath(*module.split("."))
-    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    if path.is_dir():
+        return path / "__init__.py"
+    return path.with_suffix(".py")

@@ -166,16 +166,16 @@ def parse_words(words: list[str], schema: type[T], usage: str | None, plain: str
         print(invocation.adapt(usage or ""))
         raise SystemExit(0)
     known = [f"{item.name}=" for item in fields(cast(Any, schema))]
-    if plain:
-        words = [
-            word if "=" in word or word.startswith("-") else f"{plain}={word}" for word in words
-        ]
+    assigned = []
     for word in words:
+        if plain and "=" not in word and not word.startswith("-"):
+            word = f"{plain}={word}"
         if "=" not in word:
             takes = or_nearest(f"{word}=", known)
             raise ConfigError(f"{word}: got a word without a key, expected {takes}")
+        assigned.append(_quote_text(word, schema))
     try:
-        typed = OmegaConf.from_dotlist([_quote_text(word, schema) for word in words])
+        typed = OmegaConf.from_dotlist(assigned)
         merged = OmegaConf.merge(OmegaConf.structured(schema), typed)
         return cast(T, OmegaConf.to_object(merged))
     except _NO_KEY as error:
@@ -194,8 +194,10 @@ def _quote_text(word: str, schema: Any) -> str:
     kind = schema
     for name in key.split("."):
         kind = get_type_hints(kind).get(name) if is_dataclass(kind) else None
-    is_text = kind in (str, str | None) and value not in ("", "null")
-    return f"{key}={json.dumps(value, ensure_ascii=False)}" if is_text else word
+    is_text = kind in (str, str | None)
+    if not is_text or value in ("", "null"):
+        return word
+    return f"{key}={json.dumps(value, ensure_ascii=False)}"
 
 
 _WANTS_TRACEBACK = bool(os.environ.get("HYDRA_FULL_ERROR"))  # set by the user
@@ -225,7 +227,8 @@ def no_such_option(name: str, group: str, options: Collection[str]) -> str:
     """Return the message for an unknown option of a config group, with the closest match."""
     message = no_such_name(group, name, options)
     without_near = f"{group}: got {name!r}, expected {' | '.join(options)}"
-    if meant := other_names.OPTIONS.get(group, {}).get(name.casefold()):
+    meant = other_names.OPTIONS.get(group, {}).get(name.casefold())
+    if meant:
         return f"{without_near}; try {group}={meant}"
     if group not in other_names.PATHS:
         return message

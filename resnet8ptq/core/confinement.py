@@ -53,7 +53,8 @@ def limit() -> None:
     seconds = MAX_SECONDS * (os.cpu_count() or 1)
     for kind, most in ((resource.RLIMIT_DATA, int(MEMORY * free)), (resource.RLIMIT_CPU, seconds)):
         _, hard = resource.getrlimit(kind)
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        if hard != resource.RLIM_INFINITY:
+            most = min(most, hard)
         resource.setrlimit(kind, (most, most))
 
 
@@ -92,7 +93,9 @@ def write_only_to(folder: Path) -> None:
     version = _landlock_version(library)
     if version < 1:
         return
-    in_files = _WRITE_FILE | (_TRUNCATE if version >= 3 else 0)
+    in_files = _WRITE_FILE
+    if version >= 3:
+        in_files |= _TRUNCATE
     everything = _CHANGE_FOLDER | in_files
     attributes = struct.pack("=Q", everything)
     rules = library.syscall(_RULES, attributes, len(attributes), 0)

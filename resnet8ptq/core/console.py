@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from logging import Logger, LogRecord
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rich.box import SIMPLE
 from rich.console import Console, ConsoleRenderable, JustifyMethod
@@ -89,10 +89,11 @@ def print_table(
         totals: number of last rows below a separating line.
         compact: no lines between columns, for a narrow terminal.
     """
-    frame: dict[str, Any] = {"box": SIMPLE, "padding": 0, "collapse_padding": True}
-    table = Table(
-        title=Text(show(title)) if title else None, title_justify="left", **frame if compact else {}
-    )
+    table = Table(title=Text(show(title)) if title else None, title_justify="left")
+    if compact:
+        table.box = SIMPLE
+        table.padding = (0, 0, 0, 0)
+        table.collapse_padding = True
     for column, head in enumerate(heads):
         justify: JustifyMethod = "right" if column in right else "left"
         folded = not whole or justify == "left"

@@ -37,7 +37,8 @@ def to_png(figure: Figure) -> bytes:
     """Return a figure as a PNG; this fixes its layout."""
     figure.set_dpi(110)
     canvas = FigureCanvasAgg(figure)
-    if engine := figure.get_layout_engine():
+    engine = figure.get_layout_engine()
+    if engine:
         # `savefig` would draw twice, the first time only for the layout.
         engine.execute(figure)
         figure.set_layout_engine("none")

@@ -83,13 +83,19 @@ def find_nearest(path: Path) -> Path | None:
     except OSError:
         return None
     close = nearest(path.name, names)
-    return path.with_name(close) if close else None
+    if close is None:
+        return None
+    return path.with_name(close)
 
 
 def name_nearest(path: object) -> str:
     """Return the end of a message about a missing path: the closest name, or nothing."""
-    close = find_nearest(Path(str(path))) if path else None
-    return f" (nearest: {close})" if close else ""
+    if not path:
+        return ""
+    close = find_nearest(Path(str(path)))
+    if close is None:
+        return ""
+    return f" (nearest: {close})"
 
 
 def full_disk(error: BaseException) -> str:
@@ -99,9 +105,13 @@ def full_disk(error: BaseException) -> str:
     """
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return os.strerror(error.errno)
-    cause = error.__cause__ or error.__context__
     match = _FULL.search(str(error))
-    return match[0] if match else full_disk(cause) if cause is not None else ""
+    if match:
+        return match[0]
+    cause = error.__cause__ or error.__context__
+    if cause is not None:
+        return full_disk(cause)
+    return ""
 
 
 def to_csv(rows: Iterable[Iterable[object]]) -> str:
@@ -119,8 +129,8 @@ def _make_safe(value: object) -> object:
     if not isinstance(value, str):
         return value
     safe = show(value)
-    formula = _FORMULA.match(value) and not _NUMBER.fullmatch(value)
-    return f"'{safe}" if formula else safe
+    is_formula = _FORMULA.match(value) and not _NUMBER.fullmatch(value)
+    return f"'{safe}" if is_formula else safe
 
 
 _FORMULA = re.compile(r"[\t\r]|\s*[=+\-@\uFF1D\uFF0B\uFF0D\uFF20]")  # \uFF..: in full width
@@ -151,7 +161,9 @@ def hash_with_data(path: Path) -> str:
     beside = [path.parent / name for name in sorted(names) if Path(name).name == name]
     digest = sha256(path)
     hashes = [sha256(file) for file in beside if file.is_file()]
-    return hashlib.sha256(" ".join([digest, *hashes]).encode()).hexdigest() if hashes else digest
+    if not hashes:
+        return digest
+    return hashlib.sha256(" ".join([digest, *hashes]).encode()).hexdigest()
 
 
 def find_data_names(path: Path) -> set[str]:

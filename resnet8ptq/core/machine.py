@@ -95,7 +95,8 @@ def sums_exactly(flags: Collection[str] | None = None) -> bool:
 
     x86 without VNNI sums two of them in 16 bits, which saturate.
     """
-    flags = cpu()[1] if flags is None else flags
+    if flags is None:
+        _, flags = cpu()
     return not is_x86(flags) or not VNNI.isdisjoint(flags)
 
 
@@ -106,8 +107,10 @@ def versions() -> dict[str, str]:
     It reads the versions without importing the packages.
     """
     installed = {"version.python": platform.python_version()}
-    of_backends = [name for backend in find_backends().values() for name in backend.packages]
-    for package in dict.fromkeys([*PACKAGES, *of_backends]):
+    packages = [*PACKAGES]
+    for backend in find_backends().values():
+        packages += backend.packages
+    for package in dict.fromkeys(packages):
         with suppress(PackageNotFoundError):
             installed[f"version.{package}"] = find_version(package)
     return installed
@@ -138,7 +141,9 @@ def _find_installed(package: str) -> tuple[str, str]:
     try:
         return package, version(package)
     except PackageNotFoundError:
-        others = packages_distributions().get(package, []) if package == "onnxruntime" else []
+        if package != "onnxruntime":
+            raise
+        others = packages_distributions().get(package, [])
         if not others:
             raise
         return others[0], version(others[0])
@@ -155,7 +160,8 @@ def describe() -> dict[str, str]:
         "cpu_flags": " ".join(flags),
         "git_commit": _git_commit(),
     }
-    if commit := _find_project_commit():
+    commit = _find_project_commit()
+    if commit:
         described["project_commit"] = commit
     return described
 

@@ -32,8 +32,10 @@ def budget() -> int:
     The other half is for libraries, weights and their copies. The budget is a power of two, so that
     batches, and the sums over them, are the same in all runs unless memory is very short.
     """
+    whole = _half_of_free()
     asked = os.environ.get(_VARIABLE)
-    whole = int(float(asked) * 1e9) if asked else _half_of_free()
+    if asked:
+        whole = int(float(asked) * 1e9)
     return max(LEAST, min(MOST, 2 ** ((whole // 2).bit_length() - 1)))
 
 
@@ -41,7 +43,9 @@ def budget() -> int:
 def _half_of_free() -> int:
     """Return half of the memory that was free when this process first asked."""
     free = free_bytes()
-    return 2 * MOST if free is None else free // 2
+    if free is None:
+        return 2 * MOST
+    return free // 2
 
 
 def step() -> int:

@@ -54,12 +54,12 @@ def names_of(dtype: DTypeLike) -> tuple[str, ...]:
 
 def find_mask(dtype: DTypeLike) -> str | None:
     """Return the field that masks padding: `attention_mask`, or the only one named `...mask`."""
-    fields = {name: np.dtype(dtype)[name] for name in names_of(dtype)}
-    masks = [
-        name
-        for name, field in fields.items()
-        if name.lower().endswith("mask") and field.ndim == 1 and field.base.kind in "biuf"
-    ]
+    masks = []
+    for name in names_of(dtype):
+        field = np.dtype(dtype)[name]
+        is_vector = field.ndim == 1 and field.base.kind in "biuf"
+        if is_vector and name.lower().endswith("mask"):
+            masks.append(name)
     if "attention_mask" in masks:
         return "attention_mask"
     return masks[0] if len(masks) == 1 else None

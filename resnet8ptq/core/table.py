@@ -42,7 +42,9 @@ class Column(Generic[Row]):
         value = self.value(row)
         if value is None:
             return ""
-        return self.style(value) if callable(self.style) else format(value, self.style)
+        if callable(self.style):
+            return self.style(value)
+        return format(value, self.style)
 
 
 def number(head: str, value: Callable[[Row], Any], style: Any = "", key: str = "") -> Column[Row]:
@@ -59,15 +61,23 @@ class Table(Generic[Row]):
     title: str = ""
 
     @property
+    def shown(self) -> list[Column[Row]]:
+        """The columns for people, which have a heading."""
+        return [column for column in self.columns if column.head]
+
+    @property
     def heads(self) -> list[str]:
         """The headings."""
-        return [column.head for column in self.columns if column.head]
+        return [column.head for column in self.shown]
 
     @property
     def lines(self) -> list[list[str]]:
         """The cells of each row as texts."""
-        shown = [column for column in self.columns if column.head]
-        return [[column.show(row) for column in shown] for row in self.rows]
+        columns = self.shown
+        lines = []
+        for row in self.rows:
+            lines.append([column.show(row) for column in columns])
+        return lines
 
     @property
     def numeric(self) -> list[str]:
@@ -76,14 +86,16 @@ class Table(Generic[Row]):
 
     def without_empty(self) -> "Table[Row]":
         """Return the table without the columns that have no text in any row."""
-        kept = [c for c in self.columns if c.head and any(c.show(row) for row in self.rows)]
+        kept = [column for column in self.shown if any(map(column.show, self.rows))]
         return replace(self, columns=kept)
 
     def to_markdown(self, escape: Callable[[str], str]) -> str:
         """Return the table in Markdown; `escape` makes a text safe there."""
-        rows = [" | ".join(map(escape, line)) for line in (self.heads, *self.lines)]
         marks = ["---:" if head in self.numeric else "---" for head in self.heads]
-        head, *lines = [f"| {row} |" for row in rows]
+        rows = []
+        for cells in (self.heads, *self.lines):
+            rows.append(f"| {' | '.join(map(escape, cells))} |")
+        head, *lines = rows
         return "\n".join([head, f"|{'|'.join(marks)}|", *lines])
 
     def print(self, console: Console, **options: Any) -> None:
@@ -95,12 +107,17 @@ class Table(Generic[Row]):
 
 def to_csv(*tables: Table[Any]) -> str:
     """Return tables as one CSV file with unrounded values; a column that a table lacks is empty."""
-    by_key = [{column.key: column for column in table.columns if column.key} for table in tables]
-    keys = list(dict.fromkeys(key for columns in by_key for key in columns))
+    keys: dict[str, None] = {}  # an ordered set
+    for table in tables:
+        keys |= dict.fromkeys(column.key for column in table.columns if column.key)
     rows: list[list[object]] = [[*keys]]
-    for table, columns in zip(tables, by_key, strict=True):
+    for table in tables:
+        columns = {column.key: column for column in table.columns}
         for row in table.rows:
-            rows.append([columns[key].value(row) if key in columns else "" for key in keys])
+            cells: list[object] = []
+            for key in keys:
+                cells.append(columns[key].value(row) if key in columns else "")
+            rows.append(cells)
     return files.to_csv(rows)
 
 

@@ -20,7 +20,9 @@ def load(package: str, name: str, extends: str | None = None) -> Template:
     Args:
         extends: the package of the template that it extends, if not its own.
     """
-    packages = [package, *([extends] if extends else [])]
+    packages = [package]
+    if extends:
+        packages.append(extends)
     environment = Environment(
         loader=ChoiceLoader([PackageLoader(name) for name in packages]),
         trim_blocks=True,

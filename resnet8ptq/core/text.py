@@ -96,11 +96,19 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
     wanted = word.casefold().rstrip("=")
     spelled = {name.casefold().rstrip("="): name for name in known}
-    if close := get_close_matches(wanted, spelled, n=1):
+    close = get_close_matches(wanted, spelled, n=1)
+    if close:
         return spelled[close[0]]
-    parts = {part: name for name in spelled for part in reversed(name.split("_")) if "_" in name}
+
+    # Otherwise one part of a name, such as imagenet of torchvision_imagenet
+    parts = {}
+    for name in spelled:
+        if "_" in name:
+            parts |= dict.fromkeys(reversed(name.split("_")), name)
     close = get_close_matches(wanted, parts, n=1, cutoff=0.8)
-    return spelled[parts[close[0]]] if close else None
+    if not close:
+        return None
+    return spelled[parts[close[0]]]
 
 
 _MANY = 20  # words: more of them hide the closest match
@@ -109,9 +117,12 @@ _MANY = 20  # words: more of them hide the closest match
 def or_nearest(word: object, known: Collection[str]) -> str:
     """Return the known words for a message, with the closest match to `word`, if any."""
     close = nearest(str(word), known)
-    if close and len(known) > _MANY:
-        return f"one of {len(known)} that --help lists (nearest: {close})"
-    return " | ".join(known) + (f" (nearest: {close})" if close else "")
+    listed = " | ".join(known)
+    if not close:
+        return listed
+    if len(known) > _MANY:
+        listed = f"one of {len(known)} that --help lists"
+    return f"{listed} (nearest: {close})"
 
 
 def no_such_key(key: str, known: Collection[str], option: str = "") -> str:
@@ -144,18 +155,20 @@ def mend_value(key: str, got: object) -> str:
     >>> mend_value("preprocess.size", "32x24")
     '; try preprocess.size=[32,24]'
     """
-    if sides := re.fullmatch(r"(\d+)[x*](\d+)", str(got)):
+    sides = re.fullmatch(r"(\d+)[x*](\d+)", str(got))
+    if sides:
         return f"; try {key}=[{sides[1]},{sides[2]}]"
-    if not (quantity := re.fullmatch(r"(\d+(?:\.\d+)?) ?(%|[a-z]+)", str(got))):
+    quantity = re.fullmatch(r"(\d+(?:\.\d+)?) ?(%|[a-z]+)", str(got))
+    if not quantity:
         return ""
     number = float(quantity[1])
     unit = quantity[2]
     if unit == "%":
         return f"; try {key}={number / 100:.6g}"
-    each = {"minutes": 60, "seconds": 1}.get(re.split(r"[._]", key)[-1])
-    if each is None or unit not in _SECONDS:
+    seconds_of_key = {"minutes": 60, "seconds": 1}.get(re.split(r"[._]", key)[-1])
+    if seconds_of_key is None or unit not in _SECONDS:
         return ""
-    return f"; try {key}={number * _SECONDS[unit] / each:.6g}"
+    return f"; try {key}={number * _SECONDS[unit] / seconds_of_key:.6g}"
 
 
 def safe_name(text: str) -> str:

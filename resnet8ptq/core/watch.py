@@ -118,8 +118,9 @@ class Watch:
             if left > 0:
                 return left
             if steps and not self._draws():
-                told = [step for step in steps[:-1] if step.unit]
-                self._write("; ".join(step.describe() for step in [*told, steps[-1]]))
+                *outer, inner = steps
+                shown = [step for step in outer if step.unit]
+                self._write("; ".join(step.describe() for step in [*shown, inner]))
             elif self.between and not steps:
                 self._write(f"{self._find_import() or self.between} ... {now - self._turned:.0f} s")
             self._said = now

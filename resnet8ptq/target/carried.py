@@ -154,7 +154,9 @@ class Carried(Target):
                 f"result: got {self.command}, which lacks the answer to {key[0]!r}; expected the "
                 "complete output of measure.py, for this run's file and samples"
             )
-        return answers.popleft() if request["do"] == "time" else answers[0]
+        if request["do"] == "time":
+            return answers.popleft()
+        return answers[0]
 
 
 def _key(request: Mapping[str, Any], sha256: str) -> tuple[str, str, str]:
@@ -177,7 +179,11 @@ def _read(path: Path) -> list[Reply]:
     except (OSError, ValueError, TypeError):
         raise wrong from None
     runs = {reply.fields["request"]["run_id"] for reply in replies}
-    numbers = all(array.dtype.kind in "biuf" for reply in replies for array in reply.arrays)
-    if len(runs) != 1 or not numbers:
+    if len(runs) != 1 or not all(map(_has_numbers, replies)):
         raise wrong
     return replies
+
+
+def _has_numbers(reply: Reply) -> bool:
+    """Return whether an answer has arrays of numbers only: no texts, objects or dates."""
+    return all(array.dtype.kind in "biuf" for array in reply.arrays)

@@ -47,10 +47,13 @@ class Reply:
         Raises:
             UnsupportedError: the target answered with an error: the runtime is missing or failed.
         """
-        if error := fields.get("error"):
+        error = fields.get("error")
+        if error:
+            message = f"target.command: on the target, {error}"
             missing = fields.get("missing")
-            mend = f"; try: pip install {PACKAGES.get(missing, missing)}" if missing else ""
-            raise UnsupportedError(f"target.command: on the target, {error}{mend}")
+            if missing:
+                message += f"; try: pip install {PACKAGES.get(missing, missing)}"
+            raise UnsupportedError(message)
         arrays = []
         start = 0
         for dtype, shape in fields["arrays"]:
@@ -78,11 +81,12 @@ class Connection:
         program = PROGRAM.read_bytes()
         loader = f"import sys;exec(sys.stdin.buffer.read({len(program)}))"
         words = shlex.split(command)
-        quoted = invocation.shell(loader) if Path(words[0]).name in SHELLS else loader
+        if Path(words[0]).name in SHELLS:  # which read the loader as words
+            loader = invocation.shell(loader)
         self._messages = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the command)
         try:
             self._process = subprocess.Popen(
-                [*words, "-u", "-c", quoted],
+                [*words, "-u", "-c", loader],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._messages,
@@ -168,14 +172,15 @@ class Connection:
 
     def _lost(self, how: str) -> ConnectionLostError:
         self._messages.seek(0)
-        lines = self._messages.read()[-AT_ONCE:].decode(errors="replace").split("\n")
+        text = self._messages.read()[-AT_ONCE:].decode(errors="replace")
         self.close()
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "no message")
+        _, _, last = text.strip().rpartition("\n")
+        last = last.strip() or "no message"
+        message = f"target.command: {self._command!r} {how}; its last line: {last[-LAST:]}"
         missing = re.search(r"No module named '(\w+)'", last)
-        mend = f"; try on the target: pip install {missing[1]}" if missing else ""
-        return ConnectionLostError(
-            f"target.command: {self._command!r} {how}; its last line: {last[-LAST:]}{mend}"
-        )
+        if missing:
+            message += f"; try on the target: pip install {missing[1]}"
+        return ConnectionLostError(message)
 
 
 def _end_of(stream: Any) -> int:

@@ -54,12 +54,11 @@ def check_provider(provider: str) -> None:
 
     available = onnxruntime.get_available_providers()
     if provider not in available:
-        package = PROVIDER_PACKAGES.get(provider)
-        mend = f"; try: pip install {package}" if package else ""
-        raise RefusalError(
-            f"{provider} is not in onnxruntime {onnxruntime.__version__}, which has "
-            f"{', '.join(available)}{mend}"
-        )
+        has = ", ".join(available)
+        message = f"{provider} is not in onnxruntime {onnxruntime.__version__}, which has {has}"
+        if provider in PROVIDER_PACKAGES:
+            message += f"; try: pip install {PROVIDER_PACKAGES[provider]}"
+        raise RefusalError(message)
 
 
 def check_precision(core: Any, precision: str) -> None:
@@ -169,8 +168,11 @@ def _find_reason(lines: Sequence[str]) -> str:
     """Return the text of the first error in ONNX Runtime's messages, or else of the first line."""
     colors = re.compile(r"\x1b\[[\d;]*m")
     texts = [colors.sub("", line).strip() for line in lines if line.strip()]
-    errors = [text for text in texts if re.search(r"\[[EF]:onnxruntime", text)]
-    first = (errors or texts or [""])[0]
+    first = texts[0] if texts else ""
+    for text in texts:
+        if re.search(r"\[[EF]:onnxruntime", text):
+            first = text
+            break
     return re.sub(r"^\S+ \S+ \[[EWF]:onnxruntime[^]]*\] ", "", first)[:400]
 
 
@@ -188,11 +190,12 @@ class TfliteFile:
         details = self.interpreter.get_input_details()
         fixed = details[0]["shape_signature"][0] == 1
         if len(arrays[0]) > 1 and fixed:
-            parts = [
-                self.run([array[n : n + 1] for array in arrays]) for n in range(len(arrays[0]))
-            ]
+            parts = []
+            for n in range(len(arrays[0])):
+                parts.append(self.run([array[n : n + 1] for array in arrays]))
             return [np.concatenate(values) for values in zip(*parts)]
-        if any(tuple(d["shape"]) != a.shape for d, a in zip(details, arrays)):
+        shapes = [tuple(detail["shape"]) for detail in details]
+        if shapes != [array.shape for array in arrays]:
             for detail, array in zip(details, arrays):
                 self.interpreter.resize_tensor_input(detail["index"], array.shape)
             self.interpreter.allocate_tensors()
@@ -276,8 +279,10 @@ def describe() -> dict[str, Any]:
     name = platform.processor() or platform.machine()
     try:
         with open("/proc/cpuinfo") as lines:
-            names = [line.partition(":")[2].strip() for line in lines if "model name" in line]
-            name = (names or [name])[0]
+            for line in lines:
+                if "model name" in line:
+                    name = line.partition(":")[2].strip()
+                    break
     except OSError:
         pass
     return {
@@ -342,9 +347,11 @@ def main() -> None:
         try:
             reply, arrays = answer(request, payload, loaded)
         except Exception as error:
-            missing = getattr(error, "name", None) if isinstance(error, ImportError) else None
-            kind = "" if isinstance(error, RefusalError) else f"{type(error).__name__}: "
-            reply = {"error": f"{kind}{error}", "missing": missing}
+            text = str(error)
+            if not isinstance(error, RefusalError):
+                text = f"{type(error).__name__}: {error}"
+            missing = error.name if isinstance(error, ImportError) else None
+            reply = {"error": text, "missing": missing}
             arrays = []
         if carried:
             reply["request"] = {**request, "sha256": hashlib.sha256(payload).hexdigest()}

@@ -59,14 +59,18 @@ class Target:
     @property
     def _asked(self) -> dict[str, str]:
         """The part of a request that asks for the provider; every runtime has the CPU."""
-        return {} if self.provider == CPU else {"provider": self.provider}
+        if self.provider == CPU:
+            return {}
+        return {"provider": self.provider}
 
     def say(self, runtime: str) -> str:
         """Return the CPU, the machine and the version of a runtime there, in one line."""
         about = self.describe()
         version = about["versions"].get(runtime, "version unknown")
-        provider = "" if self.provider == CPU else f", {self.provider}"
-        return f"{about['cpu']} ({about['machine']}), {runtime} {version}{provider}"
+        line = f"{about['cpu']} ({about['machine']}), {runtime} {version}"
+        if self.provider != CPU:
+            line += f", {self.provider}"
+        return line
 
     def load(self, path: Path, runtime: str, threads: int, precision: str = F32) -> "RemoteFile":
         """Load a file on the target.
@@ -82,11 +86,12 @@ class Target:
                 f"target.command: {runtime} is not measured on another machine; expected a backend "
                 f"that runs in {' | '.join(RUNTIMES)}"
             )
-        options = self._asked if precision == F32 else {**self._asked, "precision": precision}
+        options = self._asked
+        if precision != F32:
+            options["precision"] = precision
         key = " ".join((files.sha256(path), runtime, *options.values(), str(threads)))
         if key not in self._loaded:
-            asked = {"runtime": runtime, "threads": threads, **options}
-            request = {"do": "load", "key": key, **asked}
+            request = {"do": "load", "key": key, "runtime": runtime, "threads": threads, **options}
             file = RemoteFile(self, key, request, path.read_bytes())
             file.names = self.ask(request, file.content).fields["names"]
             self._loaded[key] = file
@@ -146,10 +151,13 @@ class RemoteFile:
         return nodes
 
     def _ask(self, what: str, batch: NDArray[Any]) -> Reply:
-        inputs = [np.ascontiguousarray(values) for values in feed(batch, self.names).values()]
-        arrays = [[values.dtype.str, values.shape] for values in inputs]
-        payload = b"".join(values.tobytes() for values in inputs)
-        return self.target.ask({"do": what, "key": self.key, "arrays": arrays}, payload)
+        arrays = []
+        contents = []
+        for values in feed(batch, self.names).values():
+            arrays.append([values.dtype.str, values.shape])
+            contents.append(values.tobytes())  # in C order
+        request = {"do": what, "key": self.key, "arrays": arrays}
+        return self.target.ask(request, b"".join(contents))
 
 
 @cache

@@ -273,7 +273,8 @@ def test_artifact_that_is_not_the_measured_one_is_refused(runs, tmp_path, monkey
 
 
 def test_deploy_that_fails_leaves_nothing(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr(example, "render_example", lambda *_, **__: "raise SystemExit('it does not work')")
+    code = "raise SystemExit('it does not work')"
+    monkeypatch.setattr(example, "render_example", lambda *_, **__: code)
     monkeypatch.setattr(
         example, "verify", lambda folder, _: example.run_example(sys.executable, folder)
     )
