@@ -53,7 +53,9 @@ def complete(words: Sequence[str], conf: Path, own: Path | None = None) -> list[
     if _names_data(typed, conf, own):
         return keyed
     settings = _find_source(typed)
-    return _add_source(keyed, settings) if settings else keyed
+    if not settings:
+        return keyed
+    return _add_source(keyed, settings)
 
 
 def require_data(words: Sequence[str], conf: Path, own: Path | None = None) -> None:
@@ -96,7 +98,7 @@ def _name_path(word: str, before: str, words: Sequence[str]) -> str:
     from resnet8ptq.models.sources.formats import find_format  # imports numpy
 
     key = "model.path" if name_file(path) is None and find_format(path) else "data.root"
-    if any(_key(other) == key for other in words):
+    if key in map(_key, words):
         return word
     console.say(console.stderr(), f"{word}: taken as {key}={word}")
     return grammar.assign(key, word)
@@ -108,8 +110,9 @@ def _add_source(words: Sequence[str], settings: Mapping[str, str]) -> list[str]:
     key = f"data.{SOURCES[source].key}"
     renamed = []
     for word in words:
-        is_root = _key(word) == "data.root"
-        renamed.append(word.replace("data.root", key, 1) if is_root else word)
+        if _key(word) == "data.root":
+            word = word.replace("data.root", key, 1)
+        renamed.append(word)
     known = {key, *map(_key, renamed)}
     more = [f"{name}={value}" for name, value in settings.items() if name not in known]
     console.say(console.stderr(), f"data: not set; taken by the path: {' '.join(more)}")
@@ -140,11 +143,7 @@ def _names_data(typed: Sequence[Override], conf: Path, own: Path | None) -> bool
 
 def _experiment_names_data(name: str, folders: Sequence[Path | None]) -> bool:
     """Return whether an experiment, or one that it extends, chooses the data."""
-    paths = [folder / "experiment" / f"{name}.yaml" for folder in folders if folder is not None]
-    path = next((path for path in paths if path.is_file()), None)
-    if path is None:
-        return False
-    text = path.read_text("utf-8")
+    text = _read_experiment(name, folders)
     if _CHOOSES_DATA.search(text):
         return True
 
@@ -155,6 +154,15 @@ def _experiment_names_data(name: str, folders: Sequence[Path | None]) -> bool:
         if is_other and _experiment_names_data(parent, folders):
             return True
     return False
+
+
+def _read_experiment(name: str, folders: Sequence[Path | None]) -> str:
+    """Return the YAML text of an experiment, of the first folder that has it; else empty."""
+    for folder in folders:
+        path = None if folder is None else folder / "experiment" / f"{name}.yaml"
+        if path is not None and path.is_file():
+            return path.read_text("utf-8")
+    return ""
 
 
 def _find_source(typed: Sequence[Override]) -> dict[str, str]:

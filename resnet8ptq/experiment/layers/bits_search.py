@@ -227,7 +227,7 @@ def choose(
             return plan.size_bytes <= max_bytes
         if level is not None:
             return plan.p <= level
-        return (math.inf if plan.drop is None else plan.drop) <= (max_drop or 0)
+        return plan.drop is not None and plan.drop <= (max_drop or 0)
 
     last = len(ordered) - 1
     if fits(last):
@@ -245,11 +245,13 @@ def choose(
 
 def to_csv(tried: Sequence[TriedPlan]) -> str:
     """Return one line for each plan that was quantized, in order; the drop on held-out samples."""
-    names = [*tried[0].bits] if tried else []
-    rows: list[list[object]] = [["size_bytes", "drop", "samples", *names]]
+    rows: list[list[object]] = [["size_bytes", "drop", "samples"]]
+    if tried:
+        rows[0] += tried[0].bits  # the layers' names
     for plan in tried:
-        measured = ["" if value is None else value for value in (plan.drop, plan.samples)]
-        rows.append([plan.size_bytes, *measured, *plan.bits.values()])
+        drop = "" if plan.drop is None else plan.drop
+        samples = "" if plan.samples is None else plan.samples
+        rows.append([plan.size_bytes, drop, samples, *plan.bits.values()])
     return files.to_csv(rows)
 
 

@@ -95,11 +95,12 @@ class Exclusion:
         chosen = self.chosen
         if not self.nodes:
             return f"no layer stays in float: drop {first.drop:z.2%} on held-out samples"
-        slower = "" if self.excluded_ms is None else f", {self.excluded_ms:+.3f} ms at batch 1"
+        costs = f"{self.excluded_bytes / 1000:+.1f} kB"
+        if self.excluded_ms is not None:
+            costs += f", {self.excluded_ms:+.3f} ms at batch 1"
         return (
             f"{len(self.nodes)} nodes stay in float: drop {first.drop:z.2%} -> {chosen.drop:z.2%} "
-            f"on held-out samples, {self.excluded_bytes / 1000:+.1f} kB{slower}: "
-            f"{', '.join(self.nodes)}"
+            f"on held-out samples, {costs}: {', '.join(self.nodes)}"
         )
 
 

@@ -9,6 +9,7 @@ measured drop decides.
 This module does not load models: a function of the caller measures a choice of nodes.
 """
 
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -65,7 +66,10 @@ class Trials:
 
     def find(self, nodes: Sequence[str]) -> Trial | None:
         """Return the trial of these nodes; None if they were not tried."""
-        return next((step for step in self.steps if set(step.nodes) == set(nodes)), None)
+        for step in self.steps:
+            if set(step.nodes) == set(nodes):
+                return step
+        return None
 
 
 Groups = Sequence[Sequence[str]]  # of nodes, the one that adds most noise first
@@ -99,7 +103,8 @@ def select(
     # First what a test proves, then what is measured
     groups: Groups | None = None
     first = trials(())
-    for accept in (shown, measured) if level is not None else (measured,):
+    criteria = (measured,) if level is None else (shown, measured)
+    for accept in criteria:
 
         def keeps(groups: Groups, accept: Accept = accept) -> bool:
             nodes = join(groups)
@@ -137,7 +142,7 @@ def select(
 
 def join(groups: Groups) -> list[str]:
     """Return the nodes of all groups, each once."""
-    return list(dict.fromkeys(node for group in groups for node in group))
+    return list(dict.fromkeys(itertools.chain.from_iterable(groups)))
 
 
 def _double(groups: Groups, keeps: Keeps, perfect: Keeps) -> Groups:

@@ -89,8 +89,10 @@ def find_sources(
         while node is not None and node.op_type in _SAME_LEVELS and node.input[0] in sources:
             key = node.input[0]
             node = producers.get(key)
-        alone = NoiseSource(tensor.nodes, (), (tensor,))
-        sources[key] = _join([sources[key], alone]) if key in sources else alone
+        source = NoiseSource(tensor.nodes, (), (tensor,))
+        if key in sources:
+            source = _join([sources[key], source])
+        sources[key] = source
     weights = [NoiseSource((w.node,), (w,)) for w in qdq.rounded_weights(fp32, quantized)]
 
     # Leave out nodes already in float
@@ -131,10 +133,14 @@ def halve(
 
 
 def _join(sources: Sequence[NoiseSource], noise: float = 0.0) -> NoiseSource:
-    nodes = dict.fromkeys(node for source in sources for node in source.nodes)
-    weights = tuple(weight for source in sources for weight in source.weights)
-    activations = tuple(tensor for source in sources for tensor in source.activations)
-    return NoiseSource(tuple(nodes), weights, activations, noise=noise)
+    nodes: dict[str, None] = {}  # an ordered set
+    weights: list[RoundedWeight] = []
+    activations: list[RoundedActivation] = []
+    for source in sources:
+        nodes |= dict.fromkeys(source.nodes)
+        weights += source.weights
+        activations += source.activations
+    return NoiseSource(tuple(nodes), tuple(weights), tuple(activations), noise=noise)
 
 
 def _measurer(
@@ -146,8 +152,11 @@ def _measurer(
 
     def run(proto: onnx.ModelProto) -> list[list[Array]]:
         session = open_session(proto.SerializeToString(), threads, arena=False)
-        runs = [session.run(None, feed(batch, names)) for batch in batches]
-        return [[np.asarray(output, np.float64) for output in outputs] for outputs in runs]
+        runs = []
+        for batch in batches:
+            outputs = session.run(None, feed(batch, names))
+            runs.append([np.asarray(output, np.float64) for output in outputs])
+        return runs
 
     wanted = run(fp32)
     power = []  # by output

@@ -10,7 +10,7 @@ again, beside all layers in 8 bits and FP32: sums of differences are only an est
 import logging
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress, pairwise, product
 from pathlib import Path
@@ -142,7 +142,9 @@ def choose(work: Workspace, prepared: Prepared) -> Placement:
             f"latency.threads={work.config.latency.threads}: {_say(milliseconds)}; "
             "try dtype=fp32, or precision.placement=null for a smaller file"
         )
-    left = list(_find_left(blocks, chosen)) if is_better else []
+    left: list[PlacedBlock] = []
+    if is_better:
+        left = _find_left(blocks, chosen)
     placement = Placement(
         nodes=_nodes_of(left),
         layers=sum(block.layers for block in left),
@@ -155,13 +157,16 @@ def choose(work: Workspace, prepared: Prepared) -> Placement:
     return placement
 
 
-def _find_left(blocks: Sequence[PlacedBlock], in_8_bits: Sequence[bool]) -> Iterator[PlacedBlock]:
-    """Go through the blocks that a placement leaves in float."""
-    return compress(blocks, [not kept for kept in in_8_bits])
+def _find_left(blocks: Sequence[PlacedBlock], in_8_bits: Sequence[bool]) -> list[PlacedBlock]:
+    """Return the blocks that a placement leaves in float."""
+    return [block for block, kept in zip(blocks, in_8_bits, strict=True) if not kept]
 
 
 def _nodes_of(blocks: Iterable[PlacedBlock]) -> tuple[str, ...]:
-    return tuple(node for block in blocks for node in block.nodes)
+    nodes: list[str] = []
+    for block in blocks:
+        nodes += block.nodes
+    return tuple(nodes)
 
 
 def find_blocks(graph: onnx.GraphProto, layers: set[str]) -> list[PlacedBlock]:
@@ -171,10 +176,12 @@ def find_blocks(graph: onnx.GraphProto, layers: set[str]) -> list[PlacedBlock]:
         layers: names of the quantized layers.
     """
     steps: list[list[onnx.NodeProto]] = [[]]  # each a layer with the operators behind it
+    has_layer = False
     for node in graph.node:
-        has_layer = any(other.name in layers for other in steps[-1])
-        if node.name in layers and has_layer:
+        is_layer = node.name in layers
+        if is_layer and has_layer:
             steps.append([])
+        has_layer = has_layer or is_layer
         steps[-1].append(node)
 
     # The steps that each step reads from
@@ -191,7 +198,9 @@ def find_blocks(graph: onnx.GraphProto, layers: set[str]) -> list[PlacedBlock]:
     # Join steps into few blocks
     blocks = []
     for block in split_into_blocks(sources, MOST):
-        names = [node.name for index in block for node in steps[index]]
+        names: list[str] = []
+        for index in block:
+            names += [node.name for node in steps[index]]
         blocks.append(PlacedBlock(tuple(names), len(layers.intersection(names))))
     return blocks
 
@@ -268,10 +277,11 @@ class _Variants:
     def time_blocks(self) -> Times:
         """Time FP32, all in 8 bits, and every file with one border, in turns."""
         count = len(self.blocks)
-        cuts = range(1, count)
         placements = [[True] * count]
-        placements += [[place < cut for place in range(count)] for cut in cuts]
-        placements += [[place >= cut for place in range(count)] for cut in cuts]
+        for cut in range(1, count):  # the first blocks in 8 bits
+            placements.append([True] * cut + [False] * (count - cut))
+        for cut in range(1, count):  # the last ones
+            placements.append([False] * cut + [True] * (count - cut))
         loads = [self._load_fp32()]
         for placement in track(placements, "Quantizing blocks", "files"):
             self.work.settings.runtime.deadline.check()

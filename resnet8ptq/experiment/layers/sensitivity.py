@@ -79,9 +79,9 @@ class Layers:
                 samples are measured.
         """
         fp32 = cut_softmax(work.fp32, work.scratch / "fp32_logits.onnx")
-        same = prepared.network is work.fp32
-        corrected = work.scratch / "logits.onnx"
-        self.network = fp32 if same else cut_softmax(prepared.network, corrected)
+        self.network = fp32
+        if prepared.network is not work.fp32:
+            self.network = cut_softmax(prepared.network, work.scratch / "logits.onnx")
         self.evaluator = replace(work.evaluator, network=fp32, cut=True)
         self.work = work
         self.decisions = prepared.decisions
@@ -131,10 +131,9 @@ class Layers:
 
     def rank(self) -> list[LayerSensitivity]:
         """Quantize each layer alone, or all others; return the most sensitive first."""
-        layers = [
-            self._measure(name, node)
-            for name, node in track(self.nodes.items(), "Quantizing layer by layer", "layers")
-        ]
+        layers = []
+        for name, node in track(self.nodes.items(), "Quantizing layer by layer", "layers"):
+            layers.append(self._measure(name, node))
         left_out = self.config.analysis.mode == "all_but_one"
         return sorted(layers, key=lambda layer: layer.sqnr_db, reverse=left_out)
 

@@ -101,11 +101,11 @@ def draw(result: SensitivityResult, title: str) -> Figure:
     )
 
     # One panel for each measure
-    places = range(len(layers))
+    positions = range(len(layers))
     for axes, (values, label, name) in zip(panels, columns, strict=True):
         # An output that did not change has an infinite SQNR: its label says so, and it has no bar.
         lengths = [value if math.isfinite(value) else 0 for value in values]
-        bars = axes.barh(places, lengths, color="tab:blue", height=0.65)
+        bars = axes.barh(positions, lengths, color="tab:blue", height=0.65)
         axes.bar_label(bars, fmt=label, padding=3, fontsize=9)
         axes.axvline(0, color="black", linewidth=0.8)
         axes.margins(x=0.3)  # room for the labels
@@ -115,7 +115,7 @@ def draw(result: SensitivityResult, title: str) -> Figure:
 
     # The line would cross numbers at the bars' ends: here they stand by the names.
     named = [f"{plain(layer.name)}  {layer.sqnr_db:.1f}" for layer in layers]
-    panels[0].set_yticks(places, named)
+    panels[0].set_yticks(positions, named)
     panels[0].invert_yaxis()
     if math.isfinite(whole_db):
         line = panels[0].axvline(whole_db, color="tab:red", linestyle="--")
