@@ -21,25 +21,17 @@ import requests
 import yaml
 from ai_edge_litert.tools import flatbuffer_utils as flatbuffer
 from filelock import FileLock
-from hypothesis import given
-from hypothesis import strategies as st
-from onnx import parser
 from PIL import Image
 from requests.adapters import HTTPAdapter
 from urllib3 import Retry
 
 from resnet8ptq.backends.openvino.library import is_installed
 from resnet8ptq.backends.openvino_nncf import quantizer as nncf_quantizer
-from resnet8ptq.core.errors import ConfigError, UnsupportedError
-from resnet8ptq.data import pictures
-from resnet8ptq.data.preprocessing import Preprocessing, arrange
+from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data.shapes import drawing
-from resnet8ptq.deploy import example, microcontroller, older_runtime, reproducing
-from resnet8ptq.deploy.source import SourceRun
-from resnet8ptq.deploy.vectors import Vectors
+from resnet8ptq.deploy import example, microcontroller, reproducing
 from tests.helpers import mlflow_server
 from tests.helpers.calling import QUICK, Called, call, call_beside, clean_environment
-from tests.helpers.configs import make_config
 from tests.helpers.sharing import call_once
 
 BACKENDS = {"onnx": "model.onnx", "torch": "model.pt", "tflite": "model.tflite"}
@@ -375,78 +367,6 @@ def test_integer_io_of_tflite(quantize, integer, expected):
     assert ({"AddQuantize", "AddDequantize"} <= set(names)) == (expected == 0)
 
 
-# Older runtimes
-
-
-def build(opset: int, body: str) -> onnx.ModelProto:
-    head = f'<ir_version: 11, opset_import: ["" : {opset}]>'
-    return parser.parse_model(f"{head} g (float[n, 4] x) => (float[n, 4] y) {{ {body} }}")
-
-
-def test_opset_and_ir_are_lowered_where_the_operators_allow():
-    proto = build(22, "a = Relu(x)  b = Sigmoid(a)  y = Add(a, b)")
-    inputs = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
-    expected = onnx.reference.ReferenceEvaluator(proto).run(None, {"x": inputs})[0]
-    assert older_runtime.lower(proto, 17) == "opset 22, IR 11 -> opset 20, IR 9"
-    assert (proto.opset_import[0].version, proto.ir_version) == (20, 9)
-    result = onnx.reference.ReferenceEvaluator(proto).run(None, {"x": inputs})[0]
-    np.testing.assert_array_equal(result, expected)
-
-
-def test_opsets_without_an_operator_are_left_out():
-    proto = build(20, "a = com.microsoft.FastGelu(x)  y = Relu(a)")
-    for domain, version in {"com.microsoft": 1, "ai.onnx.ml": 5}.items():
-        proto.opset_import.append(onnx.helper.make_opsetid(domain, version))
-    older_runtime.lower(proto, 17)
-    assert {entry.domain: entry.version for entry in proto.opset_import} == {
-        "": 20,
-        "com.microsoft": 1,
-    }
-
-
-@pytest.mark.parametrize(
-    ("body", "version", "reason"),
-    [
-        ("y = Gelu(x)", 16, "operator Gelu .* is of opset 20; that version reads up to 19"),
-        ("y = Swish(x)", 17, "operator Swish .* is of opset 24"),
-        ("y = Cast <to = 1, round_mode = 'down'> (x)", 17, "operator Cast .* attribute round_mode"),
-    ],
-)
-def test_operator_that_the_older_version_lacks_is_named(body, version, reason):
-    with pytest.raises(UnsupportedError, match=reason):
-        older_runtime.lower(build(24, body.replace("'", '"')), version)
-
-
-@pytest.mark.parametrize("minor", range(10, 26))
-def test_each_version_reads_at_most_what_the_next_one_does(minor):
-    """By ONNX's own table, so that no version has an opset without its IR."""
-    opset, ir_version = older_runtime.find_formats(minor)
-    assert older_runtime.check_version(f"1.{minor}") == minor
-    assert onnx.helper.OP_SET_ID_VERSION_MAP["ai.onnx", opset] == ir_version
-    assert older_runtime.find_formats(minor + 1) >= (opset, ir_version)
-
-
-boxes = st.lists(st.tuples(*[st.integers(0, 50)] * 6).map(list), max_size=6)
-
-
-@given(boxes, st.randoms())
-def test_boxes_are_the_same_in_any_order(ours, random):
-    theirs = [[value + 1e-5 for value in box] for box in ours]
-    random.shuffle(theirs)
-    assert not reproducing._differ(ours, theirs)
-    assert reproducing._differ(ours, [*theirs, [0.0] * 6])
-
-
-@given(boxes.filter(lambda rows: len(rows) > 1))
-def test_boxes_with_each_others_scores_differ(ours):
-    """Each column by itself has the same values."""
-    theirs = [
-        [*box[:4], other[4], box[5]] for box, other in zip(ours, ours[1:] + ours[:1], strict=True)
-    ]
-    same = sorted(map(tuple, ours)) == sorted(map(tuple, theirs))
-    assert reproducing._differ(ours, theirs) != same
-
-
 @pytest.mark.parametrize("words", [("target.format=ort",), ("target.onnxruntime=1.17",)])
 def test_target_computes_the_same(runs, words, tmp_path):
     folder = tmp_path / "out"
@@ -457,67 +377,6 @@ def test_target_computes_the_same(runs, words, tmp_path):
     if "1.17" in words[0]:
         needs = (folder / "requirements.txt").read_text().splitlines()
         assert needs[:2] == ["onnxruntime~=1.17.0", "numpy<2"]
-
-
-# Preprocessing in the example
-
-
-@pytest.mark.parametrize("resize", ["squash", "fit", "crop", "letterbox"])
-def test_example_reads_pictures_as_runs_do(resize, tmp_path):
-    random = np.random.default_rng(0)
-    Image.fromarray(random.integers(0, 256, (37, 61, 3), np.uint8)).save(tmp_path / "a.png")
-    config = make_config("data=shapes", "preprocess.size=[24,32]", f"preprocess.resize={resize}")
-    lines = "\n    ".join(example.resizing(config.preprocess, "RGB"))
-    code = (
-        "import numpy as np\nfrom PIL import Image, ImageOps\ndef read(path):\n"
-        "    picture = ImageOps.exif_transpose(Image.open(path)).convert('RGB')\n"
-        f"    {lines}\n    return np.asarray(picture)\n"
-    )
-    names: dict[str, object] = {}
-    exec(code, names)
-    result = names["read"](tmp_path / "a.png")
-    np.testing.assert_array_equal(result, pictures.decode(tmp_path / "a.png", config.preprocess))
-
-
-@pytest.mark.parametrize("layout", [None, (2, 0, 1)])
-def test_example_preprocesses_as_runs_do(layout):
-    steps = Preprocessing(3.0, 0.5, True, 1 / 255, (0.4, 0.5, 0.6), (0.2, 0.3, 0.1))
-    samples = np.random.default_rng(0).integers(0, 256, (5, 4, 6, 3), np.uint8)
-    expected = np.ascontiguousarray(arrange(steps.apply(samples), layout))
-    vectors = Vectors(samples, expected, (), (), steps, layout)
-    names: dict[str, object] = {"np": np, "samples": samples}
-    exec("\n".join(example.steps(vectors)), names)
-    np.testing.assert_array_equal(np.asarray(names["values"]).astype(np.float32), expected)
-
-
-# ONNX Runtime with a provider that starts, or does not.
-PROVIDED = """
-class SessionOptions: pass
-class Value: name = "x"
-class InferenceSession:
-    def __init__(self, path, options, providers): self.providers = providers[{left_out}:]
-    def get_inputs(self): return [Value]
-    def get_providers(self): return self.providers
-    def run(self, names, feeds): print("ran on", self.providers[0]); return [feeds["x"]]
-"""
-
-
-@pytest.mark.parametrize("starts", [True, False])
-def test_example_runs_on_the_provider_of_the_run(starts, tmp_path):
-    config = make_config("data=shapes", "backend.provider=CUDAExecutionProvider")
-    record = SimpleNamespace(engine="", class_names=None)
-    source = SourceRun(record, config, tmp_path / "model.onnx")
-    samples = np.ones((2, 3), np.float32)
-    vectors = Vectors(samples, samples, (samples,), (0.0,), Preprocessing(), None)
-    vectors.save(tmp_path / "test_vectors.npz")
-    (tmp_path / "onnxruntime.py").write_text(PROVIDED.format(left_out=int(not starts)))
-    code = example.render_example(source, vectors=vectors, file="model.onnx", outputs=["y"])
-    (tmp_path / "example.py").write_text(code)
-    words = [sys.executable, str(tmp_path / "example.py")]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert f"ran on {'CUDA' if starts else 'CPU'}ExecutionProvider" in done.stdout
-    assert ("CUDAExecutionProvider is missing here" in done.stderr) == (not starts)
 
 
 # Serving

@@ -1,0 +1,74 @@
+"""The code of a deployed example: its preprocessing and its execution provider."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from resnet8ptq.data import pictures
+from resnet8ptq.data.preprocessing import Preprocessing, arrange
+from resnet8ptq.deploy import example
+from resnet8ptq.deploy.source import SourceRun
+from resnet8ptq.deploy.vectors import Vectors
+from tests.helpers.configs import make_config
+
+
+@pytest.mark.parametrize("resize", ["squash", "fit", "crop", "letterbox"])
+def test_example_reads_pictures_as_runs_do(resize, tmp_path):
+    random = np.random.default_rng(0)
+    Image.fromarray(random.integers(0, 256, (37, 61, 3), np.uint8)).save(tmp_path / "a.png")
+    config = make_config("data=shapes", "preprocess.size=[24,32]", f"preprocess.resize={resize}")
+    lines = "\n    ".join(example.resizing(config.preprocess, "RGB"))
+    code = (
+        "import numpy as np\nfrom PIL import Image, ImageOps\ndef read(path):\n"
+        "    picture = ImageOps.exif_transpose(Image.open(path)).convert('RGB')\n"
+        f"    {lines}\n    return np.asarray(picture)\n"
+    )
+    names: dict[str, object] = {}
+    exec(code, names)
+    result = names["read"](tmp_path / "a.png")
+    np.testing.assert_array_equal(result, pictures.decode(tmp_path / "a.png", config.preprocess))
+
+
+@pytest.mark.parametrize("layout", [None, (2, 0, 1)])
+def test_example_preprocesses_as_runs_do(layout):
+    steps = Preprocessing(3.0, 0.5, True, 1 / 255, (0.4, 0.5, 0.6), (0.2, 0.3, 0.1))
+    samples = np.random.default_rng(0).integers(0, 256, (5, 4, 6, 3), np.uint8)
+    expected = np.ascontiguousarray(arrange(steps.apply(samples), layout))
+    vectors = Vectors(samples, expected, (), (), steps, layout)
+    names: dict[str, object] = {"np": np, "samples": samples}
+    exec("\n".join(example.steps(vectors)), names)
+    np.testing.assert_array_equal(np.asarray(names["values"]).astype(np.float32), expected)
+
+
+# ONNX Runtime with a provider that starts, or does not.
+PROVIDED = """
+class SessionOptions: pass
+class Value: name = "x"
+class InferenceSession:
+    def __init__(self, path, options, providers): self.providers = providers[{left_out}:]
+    def get_inputs(self): return [Value]
+    def get_providers(self): return self.providers
+    def run(self, names, feeds): print("ran on", self.providers[0]); return [feeds["x"]]
+"""
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_example_runs_on_the_provider_of_the_run(starts, tmp_path):
+    config = make_config("data=shapes", "backend.provider=CUDAExecutionProvider")
+    record = SimpleNamespace(engine="", class_names=None)
+    source = SourceRun(record, config, tmp_path / "model.onnx")
+    samples = np.ones((2, 3), np.float32)
+    vectors = Vectors(samples, samples, (samples,), (0.0,), Preprocessing(), None)
+    vectors.save(tmp_path / "test_vectors.npz")
+    (tmp_path / "onnxruntime.py").write_text(PROVIDED.format(left_out=int(not starts)))
+    code = example.render_example(source, vectors=vectors, file="model.onnx", outputs=["y"])
+    (tmp_path / "example.py").write_text(code)
+    words = [sys.executable, str(tmp_path / "example.py")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"ran on {'CUDA' if starts else 'CPU'}ExecutionProvider" in done.stdout
+    assert ("CUDAExecutionProvider is missing here" in done.stderr) == (not starts)
