@@ -44,8 +44,12 @@ def equalize(proto: onnx.ModelProto, selection: Selection) -> onnx.ModelProto:
         )
     links = Links(proto.graph)
     for _ in track(range(_ROUNDS), "Equalizing", "rounds at most"):
-        factors = [_equalize_pair(links, first, second) for first, second in pairs]
-        if all(np.allclose(factor, 1, atol=_TOLERANCE, rtol=0) for factor in factors):
+        is_equal = True
+        for first, second in pairs:
+            factor = _equalize_pair(links, first, second)
+            if not np.allclose(factor, 1, atol=_TOLERANCE, rtol=0):
+                is_equal = False
+        if is_equal:
             break
     return proto
 
@@ -54,13 +58,11 @@ def find_pairs(
     graph: onnx.GraphProto, selection: Selection
 ) -> list[tuple[onnx.NodeProto, onnx.NodeProto]]:
     """Return pairs of quantized layers with at most a ReLU between them, and no other consumer."""
-    producers = {
-        node.output[0]: node for node in layers.find_plain_layers(graph, selection).values()
-    }
-    seconds = {node.input[0]: node for node in producers.values()}
+    chosen = layers.find_plain_layers(graph, selection).values()
+    seconds = {node.input[0]: node for node in chosen}
     links = Links(graph)
     pairs = []
-    for first in producers.values():
+    for first in chosen:
         name = first.output[0]
         between = links.only_reader(name)
         if between is not None and between.op_type in _HOMOGENEOUS:

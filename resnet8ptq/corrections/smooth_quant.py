@@ -249,14 +249,14 @@ def _find_ranges(walk: Walk, names: list[str]) -> dict[str, tuple[Array, Array]]
 
 def _draw_rows(walk: Walk, names: list[str], samples: int) -> dict[str, Array]:
     """Return rows [n, channels] of each tensor, spread evenly over samples and positions."""
-    drawn: dict[str, list[Array]] = {name: [] for name in names}
+    drawn: dict[str, list[Array]] = {}
     for part in walk.parts(names):
         for tensors in walk.run(part, "SmoothQuant: rows"):
             for name, values in zip(part, tensors, strict=True):
                 rows = values.reshape(-1, values.shape[-1])
                 wanted = min(len(rows), -(-_ROWS * len(values) // samples))
                 picked = np.linspace(0, len(rows) - 1, wanted).astype(int)
-                drawn[name].append(rows[picked])
+                drawn.setdefault(name, []).append(rows[picked])
     return {name: np.concatenate(parts) for name, parts in drawn.items()}
 
 

@@ -111,7 +111,9 @@ class DiagnosisResult(RunResult):
     @property
     def conclusion(self) -> list[str]:
         """The faults and the best change, in lines."""
-        lines = [f"fault: {finding.say()}{self._say_answer(finding)}" for finding in self.reasons]
+        lines = []
+        for finding in self.reasons:
+            lines.append(f"fault: {finding.say()}{self._say_answer(finding)}")
         if not lines:
             lines.append(self._nothing())
         if self.halves:

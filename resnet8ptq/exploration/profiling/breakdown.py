@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from resnet8ptq.backends.contract import NodeTime
@@ -54,7 +54,9 @@ class Breakdown:
 
     def total_ms(self, *kinds: str) -> float:
         """Return the time of the model's nodes of these kinds; without arguments, of all nodes."""
-        return sum(node.ms for node in self.model if not kinds or node.kind in kinds)
+        if not kinds:
+            return sum_ms(self.model)
+        return sum_ms(node for node in self.model if node.kind in kinds)
 
     @property
     def conversions_ms(self) -> float:
@@ -64,7 +66,7 @@ class Breakdown:
     @property
     def saved_ms(self) -> float:
         """Time of FP32's nodes minus the model's nodes without conversions; negative if slower."""
-        fp32 = sum(node.ms for node in self.fp32 if node.kind != "conversion")
+        fp32 = sum_ms(node for node in self.fp32 if node.kind != "conversion")
         return fp32 - (self.total_ms() - self.conversions_ms)
 
     def conclude(self) -> str:
@@ -137,6 +139,11 @@ class ProfileResult(RunResult):
             metrics |= breakdown.to_metrics(infix)
         metrics["unfused_nodes"] = sum(node.kind == "unfused" for node in self.breakdowns[0].model)
         return {f"profile/{key}": float(value) for key, value in metrics.items()}
+
+
+def sum_ms(nodes: Iterable[NodeTime]) -> float:
+    """Return the time of all nodes together."""
+    return sum(node.ms for node in nodes)
 
 
 def _times_by_operator(nodes: Sequence[NodeTime]) -> dict[str, list[float]]:

@@ -14,7 +14,7 @@ from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import figures, files
 from resnet8ptq.core.console import print_table, say, stdout
 from resnet8ptq.core.text import plain
-from resnet8ptq.exploration.profiling.breakdown import Breakdown, ProfileResult
+from resnet8ptq.exploration.profiling.breakdown import Breakdown, ProfileResult, sum_ms
 
 _LISTED = 8  # nodes in float, by name; the others are counted
 _COLOURED = 9  # operators with a colour of their own
@@ -34,7 +34,7 @@ def to_csv(breakdowns: Sequence[Breakdown]) -> str:
     ]
     for breakdown in breakdowns:
         for model, nodes in (("fp32", breakdown.fp32), ("quantized", breakdown.model)):
-            whole = sum(node.ms for node in nodes) or 1
+            whole = sum_ms(nodes) or 1
             for number, node in enumerate(nodes):
                 first = [breakdown.batch_size, model, number, node.name, node.operator, node.kind]
                 rows.append([*first, f"{node.ms:.5f}", f"{node.ms / whole:.4f}"])
@@ -68,7 +68,7 @@ def _rows(breakdown: Breakdown) -> list[list[object]]:
             row[3:] = [f"{kind.ms:.3f}", kind.count, f"{kind.ms / whole:.0%}"]
         rows.append(row)
 
-    fp32_ms = f"{sum(node.ms for node in breakdown.fp32):.3f}"
+    fp32_ms = f"{sum_ms(breakdown.fp32):.3f}"
     rows.append(
         ["all nodes", fp32_ms, len(breakdown.fp32), f"{whole:.3f}", len(breakdown.model), "100%"]
     )

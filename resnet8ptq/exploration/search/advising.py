@@ -57,7 +57,7 @@ def main(words: list[str]) -> None:
 
     # The words that the printed commands repeat
     kept = [word for word in settings if not word.startswith("model.path=")]
-    has_data = any(key == "data" or key.startswith("data.") for key in values)
+    has_data = any(key.partition(".")[0] == "data" for key in values)
     if network is not None and not has_data:
         kept.append(_PATH)
     print_advice(*machine.cpu(), network, kept)

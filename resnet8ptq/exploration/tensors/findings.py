@@ -14,6 +14,7 @@ from resnet8ptq.core import machine
 from resnet8ptq.exploration.search import step_table
 from resnet8ptq.exploration.search.changes import Change
 from resnet8ptq.exploration.tensors.comparing import ComparedTensor, TensorComparison, Weight
+from resnet8ptq.exploration.tensors.spread import Spread
 from resnet8ptq.tasks.scoring.distortion import KERNELS_DB
 
 LOW_DB = 20.0  # the noise has a hundredth of the signal's power; 8 bits usually have 30 dB or more
@@ -245,22 +246,33 @@ def _outlier_channels(tensor: ComparedTensor) -> list[int]:
 
 def find_unlike_inputs(compared: TensorComparison) -> list[Finding]:
     """Report each Concat or Add with one scale for inputs of very different ranges."""
-    hit = []
+    small = []
     for tensor in compared.tensors:
         largest = max((part.reach for part in tensor.parts.values()), default=0.0)
         for name, part in tensor.parts.items():
             if part.sqnr_db < LOW_DB and largest >= JOINED_UNLIKE * part.reach:
-                hit.append((part.sqnr_db, name, largest, part.reach, tensor))
-    if not hit:
+                small.append(_SmallInput(tensor, name, part, largest))
+    if not small:
         return []
-    hit.sort(key=lambda row: row[0])
-    sqnr_db, name, largest, reach, worst = hit[0]
+    small.sort(key=lambda one: one.part.sqnr_db)
+    worst = small[0]
     meaning = (
-        f"one scale serves {name}, whose values lie within {reach:.4g} of zero, and another input "
-        f"that reaches {largest:.4g}: the smaller keeps {sqnr_db:.1f} dB"
+        f"one scale serves {worst.name}, whose values lie within {worst.part.reach:.4g} of zero, "
+        f"and another input that reaches {worst.largest:.4g}: the smaller keeps "
+        f"{worst.part.sqnr_db:.1f} dB"
     )
-    names = dict.fromkeys(tensor.name for *_, tensor in hit)
-    return [Finding(step_table.UNLIKE_INPUTS, tuple(names), meaning, worst.nodes)]
+    names = dict.fromkeys(one.tensor.name for one in small)
+    return [Finding(step_table.UNLIKE_INPUTS, tuple(names), meaning, worst.tensor.nodes)]
+
+
+@dataclass(frozen=True)
+class _SmallInput:
+    """An input of a Concat or Add that reaches much less than another one, `largest`."""
+
+    tensor: ComparedTensor
+    name: str
+    part: Spread
+    largest: float
 
 
 def find_unused_range(compared: TensorComparison) -> list[Finding]:

@@ -231,8 +231,10 @@ def _measure(
     for box in boxes:
         named: set[str] = set()  # tensors and weights, which a finding may name
         for node in box.nodes:
-            named.update(node.output)
-            box.tensors += [by_name[name] for name in node.output if name in by_name]
+            for name in node.output:
+                named.add(name)
+                if name in by_name:
+                    box.tensors.append(by_name[name])
         for tensor in box.tensors:
             if tensor.weight is not None:
                 named.add(tensor.weight.rounded.name)
