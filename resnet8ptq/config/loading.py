@@ -288,7 +288,7 @@ def _find_conditions_of_analysis(config: RunConfig, named: bool) -> Iterator[lim
     excluded = config.nodes_to_exclude
     analysis = config.analysis.name
     with_it = f"with analysis={config.analysis.name}"
-    if analysis in ("sensitivity", "diagnose", "profile"):
+    if analysis in ("sensitivity", "diagnose", "profile"):  # they quantize the network themselves
         takes = f"a backend that quantizes {with_it}; +analysis=inspect takes a file"
         yield ("backend.name", config.backend.name, config.backend.quantizes, takes)
         plan = config.precision.plan
@@ -298,11 +298,15 @@ def _find_conditions_of_analysis(config: RunConfig, named: bool) -> Iterator[lim
     if analysis == "sensitivity":
         yield ("nodes_to_quantize", chosen, chosen is None, f"null {with_it}")
         yield ("nodes_to_exclude", excluded, not excluded, f"[] {with_it}")
+
+    # A setting of another analysis
     owners = {"mode": "sensitivity", "changed": "plan_test", "try_changes": "diagnose"}
     for key, owner in owners.items():
         default = getattr(AnalysisConfig, key)
         if analysis != owner and getattr(config.analysis, key) != default:
             raise ConfigError(f"analysis.{key}: has no effect without +analysis={owner}")
+
+    # These take names of layers, and do not search for them
     if analysis in ("diagnose", "profile"):
         yield ("nodes_to_exclude", excluded, named, f"a list of names {with_it}")
     if analysis == "profile":
@@ -312,10 +316,10 @@ def _find_conditions_of_analysis(config: RunConfig, named: bool) -> Iterator[lim
 
 
 def _find_conditions_of_plan(config: RunConfig) -> Iterator[limits.Condition]:
+    """Yield the conditions on `precision.plan`, which limits choose if it is auto."""
     precision = config.precision
-    auto = config.precision.plan == "auto"
     limits_set = 2 - [precision.max_bytes, precision.max_drop].count(None)
-    if auto:
+    if precision.plan == "auto":
         takes = "precision.max_bytes or precision.max_drop, one of them"
         yield ("precision.plan", "auto", limits_set == 1, takes)
         excluded = config.nodes_to_exclude

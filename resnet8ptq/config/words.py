@@ -369,6 +369,8 @@ def _check_shared(typed: Sequence[Override], conf: Path) -> None:
         taking = [option for option in options if _takes(group, option, name, conf)]
         if len(options) < 2 or not taking:
             continue
+
+        # Some options of the sweep have the setting, and others lack it
         alone = f"{group}={','.join(taking)} {override.input_line}"
         for option in options:
             if option not in taking:

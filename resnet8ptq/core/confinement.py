@@ -97,6 +97,8 @@ def write_only_to(folder: Path) -> None:
     if version >= 3:
         in_files |= _TRUNCATE
     everything = _CHANGE_FOLDER | in_files
+
+    # Forbid all writes except those to the folder; a process cannot loosen such rules again
     attributes = struct.pack("=Q", everything)
     rules = library.syscall(_RULES, attributes, len(attributes), 0)
     for path, allowed in ((folder, everything), (Path(os.devnull), in_files)):

@@ -29,13 +29,16 @@ def read(segmentation: Any, height: int, width: int) -> bytes:
             return b""
         if isinstance(segmentation, dict):
             counts = segmentation["counts"]
-            counts = _parse(counts.encode("ascii")) if isinstance(counts, str) else counts
+            if isinstance(counts, str):
+                counts = _parse(counts.encode("ascii"))
             if segmentation["size"] != [height, width] or not _are_runs(counts, height * width):
                 return b""
             return _compress(counts, height, width)
+        if not segmentation:
+            return b""
         if not all(_is_polygon(polygon, height, width) for polygon in segmentation):
             return b""
-        parts = mask.frPyObjects(segmentation, height, width) if segmentation else []
+        parts = mask.frPyObjects(segmentation, height, width)
         return bytes(mask.merge(parts)["counts"]) if parts else b""
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
         return b""

@@ -236,7 +236,7 @@ def learn_apart(
         weights = read_weights(proto.graph, node)
         label = _label(name, index, len(nodes))
         problem = _pose(proto, walks, node, setting=setting, random=random, label=label)
-        for bits in widths:
+        for bits in widths:  # the same problem, with other levels
             scheme = Plan(setting.weights.default, {name: bits}).scheme(name)
             narrow = f"{label}: {bits} bits"
             deadline = setting.runtime.deadline

@@ -44,7 +44,7 @@ def equalize(proto: onnx.ModelProto, selection: Selection) -> onnx.ModelProto:
         )
     links = Links(proto.graph)
     for _ in track(range(_ROUNDS), "Equalizing", "rounds at most"):
-        is_equal = True
+        is_equal = True  # no pair changes any more
         for first, second in pairs:
             factor = _equalize_pair(links, first, second)
             if not np.allclose(factor, 1, atol=_TOLERANCE, rtol=0):

@@ -59,6 +59,7 @@ class Quadratic:
             before = ups
             ups = ups.clone()
             for index in range(ups.shape[3]):
+                # Move a weight if the quadratic error falls, and update the slope of the others
                 moves = step[..., index] * (1 - 2 * ups[..., index])
                 curve = self.products[:, None, index, index]
                 better = (moves * (2 * slope[..., index] + moves * curve) < 0).nonzero().unbind(1)

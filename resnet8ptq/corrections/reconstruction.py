@@ -199,6 +199,7 @@ def _learn(
         if deadline.is_over:
             deadline.cut(f"learned blocks: about {index} of {len(blocks)}")
             return
+        # The next block reads quantized blocks, its targets exact ones
         inputs = _keep(_run(simulated, block, inputs), inputs)
         originals = _keep(targets, originals)
 
@@ -409,11 +410,14 @@ def _join_parts(
         pending += part
         if not names(part):
             continue
-        if joined and len(names(pending)) == 1 == len(names(joined[-1])):
+        is_single = len(names(pending)) == 1
+        if is_single and joined and len(names(joined[-1])) == 1:
             joined[-1] += pending
         else:
             joined.append(pending)
         pending = []
+
+    # What is left at the end has no layer
     if pending and joined:
         joined[-1] += pending
     elif pending:

@@ -81,6 +81,8 @@ def main(words: list[str]) -> None:
             result = _measure(run, scored, replace(scored.evaluator, target=carried))
         with waiting("Replacing the run's result"):
             _replace_result(store, run, scored, result)
+
+    # The verdicts of its sweep may change with it
     selections = lookup.find(store, record.run_id, None).select({})
     run_pages.log_run_pages(store, selections)
     for selected in selections:

@@ -82,6 +82,8 @@ def lower(proto: onnx.ModelProto, version: int) -> str:
     before = f"opset {_opset(proto)}, IR {proto.ir_version}"
     _check_blocks(proto.graph, version)
     _drop_unused_opsets(proto)
+
+    # Only operators that mean the same in the older opset
     for entry in proto.opset_import:
         if entry.domain in ("", "ai.onnx") and entry.version > opset:
             for node in proto.graph.node:

@@ -24,7 +24,7 @@ def register(store: Store, source: SourceRun, name: str) -> str:
     try:
         if not client.search_registered_models(f"name = '{name}'"):
             client.create_registered_model(name)
-        store.locate(model.artifact_location)
+        store.locate(model.artifact_location)  # refuses an address outside of the store
         version = client.create_model_version(
             name,
             model.artifact_location,

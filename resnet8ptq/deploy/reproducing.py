@@ -137,6 +137,8 @@ def compare(source: SourceRun, task: Task, again: Comparison, samples: int) -> s
     else:
         same = different == 0
         summary = f"predictions equal to the run's on {samples - different} of {samples} samples"
+
+    # Another CPU may round differently; on the run's own CPU, the predictions must be equal
     if not same:
         here = machine.describe()["cpu"]
         there = source.record.cpu

@@ -61,5 +61,9 @@ def _has_silu(graph: onnx.GraphProto) -> bool:
     for node in graph.node:
         if node.op_type in ("Sigmoid", "HardSigmoid"):
             gates[node.output[0]] = node.input[0]
-    products = [node.input for node in graph.node if node.op_type == "Mul"]
-    return any(gates.get(a) == b or gates.get(b) == a for a, b in products)
+    for node in graph.node:
+        if node.op_type == "Mul":
+            left, right = node.input
+            if gates.get(left) == right or gates.get(right) == left:
+                return True
+    return False

@@ -128,7 +128,7 @@ class OnnxFile:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = self._threads
         options.inter_op_num_threads = 1
-        options.log_severity_level = 4
+        options.log_severity_level = 4  # fatal errors only
         options.enable_profiling = bool(trace)
         if trace:
             options.profile_file_prefix = trace
@@ -276,6 +276,8 @@ def describe() -> dict[str, Any]:
         name = "onnxruntime" if package in PROVIDER_PACKAGES.values() else package
         with suppress(importlib.metadata.PackageNotFoundError):
             versions.setdefault(name, importlib.metadata.version(package))
+
+    # On Linux, `platform` does not know the model of the CPU
     name = platform.processor() or platform.machine()
     try:
         with open("/proc/cpuinfo") as lines:
@@ -308,6 +310,8 @@ def answer(
         network = RUNTIMES[request["runtime"]](payload, request["threads"], **options)
         loaded[request["key"]] = network
         return {"names": network.names}, []
+
+    # The other requests run a loaded file on arrays
     network = loaded[request["key"]]
     arrays = list[Any]()
     start = 0

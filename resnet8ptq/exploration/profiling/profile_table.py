@@ -68,6 +68,7 @@ def _rows(breakdown: Breakdown) -> list[list[object]]:
             row[3:] = [f"{kind.ms:.3f}", kind.count, f"{kind.ms / whole:.0%}"]
         rows.append(row)
 
+    # The profiler takes time itself, so the whole run has its own row
     fp32_ms = f"{sum_ms(breakdown.fp32):.3f}"
     rows.append(
         ["all nodes", fp32_ms, len(breakdown.fp32), f"{whole:.3f}", len(breakdown.model), "100%"]

@@ -115,6 +115,8 @@ def _find_bias(exact: Array, actual: Array, ours: Array, theirs: Array) -> Layer
     axes = [axis for axis in (1, exact.ndim - 1) if exact.shape[axis] == len(ours)]
     if not axes:
         return None
+
+    # The noise that is left with FP32's bias, of values that a ReLU does not hide
     expected = _channels_first(exact, axes[0])
     got = _channels_first(actual, axes[0])
     seen = (expected != 0) & (got != 0)
@@ -124,6 +126,8 @@ def _find_bias(exact: Array, actual: Array, ours: Array, theirs: Array) -> Layer
     left = np.where(seen, got + shifts - expected, 0)
     if np.square(left).sum() >= np.square(noise).sum() / 2:
         return None
+
+    # Name the channels whose bias differs most
     differences = np.abs(ours - theirs)
     named = []
     for channel in np.argsort(-differences, kind="stable")[:NAMED]:

@@ -211,6 +211,7 @@ def find_outlier_activations(compared: TensorComparison) -> list[Finding]:
         is_peaked = tensor.limit >= OUTLIER * spread.reach > 0
         if not (spread.bulk_db < LOW_DB and is_used and is_peaked):
             continue
+        # Equalization may answer outliers in a few channels
         if _outlier_channels(tensor):
             by_channel.append(tensor)
         else:
@@ -284,6 +285,7 @@ def find_unused_range(compared: TensorComparison) -> list[Finding]:
         is_noisy = tensor.spread.sqnr_db < LOW_DB or tensor is compared.costliest
         if not (is_unused and is_noisy):
             continue
+        # No calibration changes a step that the format fixes
         if _has_fixed_step(tensor):
             fixed.append(tensor)
         else:
