@@ -49,14 +49,21 @@ def to_run(words: Sequence[str]) -> list[str]:
     >>> to_run(["goal=best", "data=shapes"])
     ['experiment=auto', 'hydra.sweeper.goal=best', 'data=shapes']
     """
-    words = [new for word in words for new in (_NPU if word == "experiment=npu" else (word,))]
+    settings = ["experiment=auto"]
     for word in words:
-        key, _, name = word.lstrip("+").partition("=")
-        if key == "experiment" and name != "auto":
+        if word == "experiment=npu":
+            settings += _NPU
+            continue
+        key, _, value = word.lstrip("+").partition("=")
+        if key == "experiment" and value != "auto":
             raise ConfigError(
-                f"experiment: got {name}, expected auto | npu with ship; try run {word}"
+                f"experiment: got {value}, expected auto | npu with ship; try run {word}"
             )
-        if key not in _OWN and "." not in key and (own := nearest(key, _OWN)):
-            raise ConfigError(f"{key}: no such key; try {own}={name}")
-    owned = [f"hydra.sweeper.{w}" if w.partition("=")[0] in _OWN else w for w in words]
-    return ["experiment=auto", *owned]
+        meant = None
+        if key not in _OWN and "." not in key:
+            meant = nearest(key, _OWN)
+        if meant is not None:
+            raise ConfigError(f"{key}: no such key; try {meant}={value}")
+        is_own = word.partition("=")[0] in _OWN
+        settings.append(f"hydra.sweeper.{word}" if is_own else word)
+    return settings
