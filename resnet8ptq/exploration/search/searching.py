@@ -175,8 +175,8 @@ class Tried:
     @property
     def distance(self) -> float:
         """The noise, increased for layers in float because they cost speed."""
-        in_float = self.settled_step.settings.get(_EXCLUDE, f"{_EXCLUDE}=[]")
-        if in_float == f"{_EXCLUDE}=[]":
+        none_excluded = f"{_EXCLUDE}=[]"
+        if self.settled_step.settings.get(_EXCLUDE, none_excluded) == none_excluded:
             return self.noise
         return SAME_NOISE * self.noise
 
