@@ -59,7 +59,7 @@ def _file_check(settings: Settings, folder: Path) -> "FileCheck":
     """Return the search for the cause of the loss of a file that another program quantized."""
     from resnet8ptq.exploration import file_check
 
-    return partial(file_check.check, config=settings.config, folder=folder)
+    return partial(file_check.check_against_fp32, config=settings.config, folder=folder)
 
 
 def inspect(settings: Settings, data_given: bool) -> None:

@@ -43,7 +43,7 @@ Outputs = Sequence[NDArray[Any]]  # of all samples, each [N, ...]
 Run = Callable[[NDArray[Any]], Outputs]
 
 
-def check(
+def check_against_fp32(
     evaluator: Evaluator,
     data: Dataset,
     path: Path,

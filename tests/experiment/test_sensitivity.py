@@ -209,7 +209,7 @@ def test_figure_has_a_row_for_each_layer():
         **{"layers": layers, "whole": layers[0], "mode": "one_at_a_time", "output": "logits"},
         **{"metric": ACCURACY, "samples": 9, "fp32_value": 0.9, "fp32_size_bytes": 9},
     )
-    figure = sensitivity_table.draw(result, "title")
+    figure = sensitivity_table.draw_sensitivity(result, "title")
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert labels == ["conv  30.0", "dense  40.0"]
 

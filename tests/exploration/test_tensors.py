@@ -90,7 +90,7 @@ def quantize(folder, file_format):
 
 def compare(fp32, quantized):
     tensors = onnx_file.open_tensors(quantized.SerializeToString(), 1)
-    return comparing.compare(
+    return comparing.compare_tensors(
         fp32, tensors.inner, lambda batch: tensors.run([batch]), Split(SAMPLES, None, "made"), 1
     )
 

@@ -100,7 +100,9 @@ def render(text: str) -> str:
     model = Path(__file__)  # any file
     tensor = FileTensor(text, ("n", text), text)
     facts = Facts(Interface((tensor,), (tensor,)), vectors, text, text, change=text)
-    return card.render_card(SourceRun(record, config, model.with_suffix(".onnx"), text), model, facts)
+    return card.render_card(
+        SourceRun(record, config, model.with_suffix(".onnx"), text), model, facts
+    )
 
 
 @given(TEXTS)

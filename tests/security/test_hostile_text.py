@@ -165,7 +165,7 @@ def test_figures_of_a_sweep_take_any_text(found):
     layer = LayerSensitivity(text, text, 1.0, 0.1, 1, 1, 1)
     metric = Metric("m", text)
     result = sensitivity_of(metric, layer, layer)
-    layers = sensitivity_table.draw(result, text)
+    layers = sensitivity_table.draw_sensitivity(result, text)
     assert figures.to_png(layers).startswith(b"\x89PNG")
 
 

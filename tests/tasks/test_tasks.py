@@ -537,7 +537,7 @@ def checks_a_file(case: Case, comparison: Comparison, limits: ReportConfig) -> b
     with mock.patch.object(file_check, "find_cause", return_value="") as find_cause:
         evaluator: Any = SimpleNamespace(task=case.task)
         config: Any = SimpleNamespace(report=limits)
-        file_check.check(evaluator, data, Path(), comparison, config, Path())
+        file_check.check_against_fp32(evaluator, data, Path(), comparison, config, Path())
     return not find_cause.called
 
 

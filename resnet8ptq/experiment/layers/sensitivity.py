@@ -53,7 +53,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> SensitivityResul
     # It draws, which a run that only excludes layers does not.
     from resnet8ptq.experiment.layers import sensitivity_table
 
-    sensitivity_table.write(folder, config, result)
+    sensitivity_table.write_sensitivity(folder, config, result)
     sensitivity_table.print_table(result, sensitivity_table.describe(config))
     return result
 

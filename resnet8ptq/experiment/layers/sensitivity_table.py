@@ -17,14 +17,14 @@ from resnet8ptq.core.text import plain
 from resnet8ptq.experiment.layers.ranking import LayerSensitivity, SensitivityResult
 
 
-def write(folder: Path, config: RunConfig, result: SensitivityResult) -> None:
+def write_sensitivity(folder: Path, config: RunConfig, result: SensitivityResult) -> None:
     """Write `config.yaml`, `sensitivity.csv` and `sensitivity.png`, each atomically."""
     save_config(config, folder / CONFIG_FILE)
     files.write_text(folder / "sensitivity.csv", to_csv(result))
-    figures.save(draw(result, describe(config)), folder / "sensitivity.png")
+    figures.save(draw_sensitivity(result, describe(config)), folder / "sensitivity.png")
 
 
-def make(
+def make_table(
     result: SensitivityResult, layers: Sequence[LayerSensitivity], title: str = ""
 ) -> Table[LayerSensitivity]:
     """Return the table of layers, in their order."""
@@ -51,13 +51,13 @@ def make(
 
 def to_csv(result: SensitivityResult) -> str:
     """Return one line for each layer, most sensitive first; sizes in bytes."""
-    return table.to_csv(make(result, result.layers))
+    return table.to_csv(make_table(result, result.layers))
 
 
 def print_table(result: SensitivityResult, title: str, console: Console | None = None) -> None:
     """Print the ranking, then the network with all layers quantized, and notes, to stdout."""
     console = consoles.stdout(console, 130)
-    make(result, [*result.layers, result.whole], title).print(console, totals=1)
+    make_table(result, [*result.layers, result.whole], title).print(console, totals=1)
     for note in _notes(result):
         consoles.say(console, note)
 
@@ -83,7 +83,7 @@ def describe(config: RunConfig) -> str:
     return Combination.of_config(config).describe(config.data.name, mode)
 
 
-def draw(result: SensitivityResult, title: str) -> Figure:
+def draw_sensitivity(result: SensitivityResult, title: str) -> Figure:
     """Draw three bars for each layer, the first layer on top; all layers quantized as a line."""
     layers = result.layers
     metric = result.metric

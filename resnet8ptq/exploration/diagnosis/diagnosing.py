@@ -89,7 +89,9 @@ def _diagnose(work: Workspace) -> DiagnosisResult:
     for outlier in outliers:
         left_out.update(outlier.samples)
     others = samples.without(sorted(left_out))
-    measured = analysing.compare(work.settings, network, quantized.path, split=samples.held_out)
+    measured = analysing.compare_artifact(
+        work.settings, network, quantized.path, split=samples.held_out
+    )
 
     # Faults of the samples, of the preprocessing, of the file
     calibrating = samples.calibrating.split

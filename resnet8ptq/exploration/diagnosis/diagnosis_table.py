@@ -140,10 +140,10 @@ def draw_diagnosis(result: DiagnosisResult, title: str) -> Figure:
     tensor_table.draw_ratios(along, result.compared, name_tensors(result.reasons))
 
     # The gain of each change, the best on top
-    places = range(len(tried))
-    bars = changes.barh(places, [outcome.won_db for outcome in tried], color="tab:green")
+    positions = range(len(tried))
+    bars = changes.barh(positions, [outcome.won_db for outcome in tried], color="tab:green")
     changes.bar_label(bars, fmt="%+.1f", padding=3, fontsize=9)
-    changes.set_yticks(places, [plain(outcome.words)[:34] for outcome in tried])
+    changes.set_yticks(positions, [plain(outcome.words)[:34] for outcome in tried])
     changes.invert_yaxis()
     changes.axvline(0, color="black", linewidth=0.8)
     changes.margins(x=0.3)  # room for the labels

@@ -56,7 +56,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> ComparisonResult
         prepared = preparation.prepare(work)
         path = work.quantize(prepared, work.scratch).path
         network = prepared.network  # with corrections, which change what is between the layers
-        compared = compare(work.settings, network, path, split=work.samples.held_out)
+        compared = compare_artifact(work.settings, network, path, split=work.samples.held_out)
     config = work.config
     faults = find_faults(work.settings, compared)
     params = {**resolved.to_params(), **work.samples.digests}
@@ -75,7 +75,9 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> ComparisonResult
     return result
 
 
-def compare(settings: Settings, network: Fp32Model, path: Path, split: Split) -> TensorComparison:
+def compare_artifact(
+    settings: Settings, network: Fp32Model, path: Path, split: Split
+) -> TensorComparison:
     """Compare the tensors of a file with those of the network.
 
     Raises:

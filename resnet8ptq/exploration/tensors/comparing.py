@@ -299,7 +299,7 @@ class TensorComparison:
         return sentence
 
 
-def compare(
+def compare_tensors(
     fp32: onnx.ModelProto,
     inner: Sequence[Inner],
     run: Run,
@@ -406,7 +406,7 @@ def _has_other_bias(compared: ComparedTensor) -> bool:
 def compare_file(
     network: Fp32Model, admitted: Admitted, inputs: Match, split: Split, threads: int
 ) -> TensorComparison | None:
-    """Compare the tensors of an admitted file with those of the FP32 network; see `compare`.
+    """Compare the tensors of an admitted file with those of FP32; see `compare_tensors`.
 
     Args:
         inputs: matches the file's inputs to the network's, see `matching`.
@@ -419,7 +419,7 @@ def compare_file(
     kernels = None
     if tensors.run_kernels is not None:
         kernels = replace(run, run=tensors.run_kernels)
-    return compare(
+    return compare_tensors(
         onnx.load(network.onnx_path),
         tensors.inner,
         run,
