@@ -4,8 +4,10 @@ import logging
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from resnet8ptq.backends.contract import Nodes, Resolved, describe_execution
 from resnet8ptq.backends.onnx.operators import count_kernels
@@ -169,11 +171,7 @@ def compare_machines(
     task = evaluator.task
     seen = samples.take(np.arange(len(there.outputs)))
     here = local.compare(path, seen, "Evaluating here", logits=False)
-    ours, theirs = (
-        [values for values in evaluation.outputs.values if values.dtype.kind != "S"]
-        for evaluation in (here.evaluation, there)
-    )  # without masks, which are texts
-    sqnr_db = distortion.sqnr_db(ours, theirs)
+    sqnr_db = distortion.sqnr_db(_without_masks(here.evaluation), _without_masks(there))
     if sqnr_db is not None and sqnr_db < KERNELS_DB:
         log.warning(
             "target.command: the same file gives other outputs there (SQNR %.1f dB against this "
@@ -186,6 +184,11 @@ def compare_machines(
         "target/sqnr_db": sqnr_db,
         f"target/here_{task.metric.name}": here.comparison.model.value,
     }
+
+
+def _without_masks(evaluation: Evaluation) -> list[NDArray[Any]]:
+    """Return the outputs that are numbers; masks are texts."""
+    return [values for values in evaluation.outputs.values if values.dtype.kind != "S"]
 
 
 def find_silent(evaluator: Evaluator, compared: Compared, samples: Split) -> str:

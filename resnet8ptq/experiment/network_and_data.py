@@ -130,7 +130,10 @@ def _ask_for_scores(fp32: Fp32Model) -> str:
     """Return the mend for a network that returns classes by ArgMax; empty for others."""
     graph = onnx.load(fp32.onnx_path).graph
     names = [value.name for value in graph.output]
-    scores = [n.input[0] for n in graph.node if n.op_type == "ArgMax" and n.output[0] in names]
+    scores = []
+    for node in graph.node:
+        if node.op_type == "ArgMax" and node.output[0] in names:
+            scores.append(node.input[0])
     if len(scores) < len(names):
         return ""
     inputs = input_names(graph)
