@@ -101,7 +101,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
         return spelled[close[0]]
 
     # Otherwise one part of a name, such as imagenet of torchvision_imagenet
-    parts = {}
+    parts: dict[str, str] = {}
     for name in spelled:
         if "_" in name:
             parts |= dict.fromkeys(reversed(name.split("_")), name)

@@ -278,10 +278,10 @@ class _Variants:
         """Time FP32, all in 8 bits, and every file with one border, in turns."""
         count = len(self.blocks)
         placements = [[True] * count]
-        for cut in range(1, count):  # the first blocks in 8 bits
-            placements.append([True] * cut + [False] * (count - cut))
-        for cut in range(1, count):  # the last ones
-            placements.append([False] * cut + [True] * (count - cut))
+        for border in range(1, count):  # the first blocks in 8 bits
+            placements.append([True] * border + [False] * (count - border))
+        for border in range(1, count):  # the last ones
+            placements.append([False] * border + [True] * (count - border))
         loads = [self._load_fp32()]
         for placement in track(placements, "Quantizing blocks", "files"):
             self.work.settings.runtime.deadline.check()

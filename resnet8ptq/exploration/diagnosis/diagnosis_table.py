@@ -28,7 +28,7 @@ def write_diagnosis(folder: Path, config: RunConfig, result: DiagnosisResult) ->
     title = tensor_table.describe(config, "diagnosis")
     save_config(config, folder / CONFIG_FILE)
     tensor_table.write_comparison(
-        folder, name="diagnosis", compared=result.compared, found=result.findings, title=title
+        folder, name="diagnosis", compared=result.compared, faults=result.findings, title=title
     )
     files.write_text(folder / "diagnosis.md", to_markdown(result, title))
     figures.save(draw_diagnosis(result, title), folder / "diagnosis.png")
