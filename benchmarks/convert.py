@@ -16,7 +16,7 @@ def main() -> None:
         config = parse_config(compose("config", overrides=["data.on_missing=error"]))
     settled = locate.find_data(config.data)
     dataset = registry.load(settled.name, settled.root)
-    print(model.load(config.model, dataset, cache.folder(config.cache_dir)).onnx_path)
+    print(model.load_network(config.model, dataset, cache.folder(config.cache_dir)).onnx_path)
 
 
 if __name__ == "__main__":

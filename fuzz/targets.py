@@ -180,7 +180,8 @@ def program() -> Target:
     size = {"as_expr": {"expr_str": "Symbol('s6', positive=True, integer=True)", "hint": None}}
     model = {"graph": {"nodes": [node]}, "sizes": [size], "in_spec": '[1, {"type": null}]'}
     records = {"archive/models/model.json": json.dumps(model).encode(), "archive/byteorder": b"l"}
-    return Target(torch_archive.pack(records).getvalue(), exported_program.read, "model.pt2")
+    content = torch_archive.pack(records).getvalue()
+    return Target(content, exported_program.read_records, "model.pt2")
 
 
 TARGETS: dict[str, Callable[[], Target]] = {

@@ -126,7 +126,7 @@ def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     root = cache.folder(None)
     data = registry.load("cifar10", os.environ["CIFAR10_DIR"])
-    network = model.load(ModelConfig(path=os.environ["RESNET8_H5"]), data, root)
+    network = model.load_network(ModelConfig(path=os.environ["RESNET8_H5"]), data, root)
     fp32 = folder / "fp32.onnx"
     fp32.write_bytes(network.onnx_path.read_bytes())
     images = data.train.inputs(slice(IMAGES))

@@ -223,7 +223,7 @@ def shapes() -> Dataset:
 @pytest.fixture(scope="session")
 def shapes_model(shapes: Dataset, cache_root: Path) -> model.Fp32Model:
     """The embedded set's network, converted and folded."""
-    return model.load(make_config("data=shapes").model, shapes, cache_root)
+    return model.load_network(make_config("data=shapes").model, shapes, cache_root)
 
 
 @pytest.fixture(scope="session")

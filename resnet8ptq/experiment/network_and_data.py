@@ -62,7 +62,7 @@ def load(settings: Settings) -> tuple[Dataset, Fp32Model]:
     cache_root = settings.runtime.cache_root
     data = settings.data
     torch = settings.quantizer.runs_torch or _learns(config)
-    fp32 = model.load(config.model, data, cache_root, torch=torch)
+    fp32 = model.load_network(config.model, data, cache_root, torch=torch)
     data = fit(data, fp32)
     if config.calib.synthetic:
         data = replace(data, calibration=_synthesize(settings, data.test, fp32))

@@ -119,7 +119,7 @@ def resolve(asked: RunConfig, jobs: int | None = None, threads: int | None = Non
     config, runtime = _begin(asked, jobs, threads)
     data = locate.find_data(config.data, own_network=config.model.is_own)
     network = NetworkFile.find(config.model, data.name, runtime.cache_root)
-    model.check(network.config, network.path, runtime.cache_root)
+    model.check_file(network.config, network.path, runtime.cache_root)
     decided = replace(
         config,
         model=network.config,

@@ -58,14 +58,18 @@ def find_attention(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
 
     # A product before a Softmax, and one behind it
     products: set[str] = set()
-    for softmax in graph.node if outputs else ():
-        if softmax.op_type != "Softmax":
+    for softmax in graph.node:
+        if softmax.op_type != "Softmax" or not outputs:
             continue
         scores = outputs & _reach(softmax, links.before)
         values = outputs & _reach(softmax, links.after)
         if scores and values:
             products |= scores | values
-    return [n for n in graph.node if n.op_type in _WHOLE or not products.isdisjoint(n.output)]
+    attention = []
+    for node in graph.node:
+        if node.op_type in _WHOLE or not products.isdisjoint(node.output):
+            attention.append(node)
+    return attention
 
 
 def _find_products(graph: onnx.GraphProto) -> set[str]:
@@ -149,11 +153,13 @@ def _reach(start: onnx.NodeProto, step: _Step) -> set[str]:
 
 
 def _large_constants(graph: onnx.GraphProto) -> set[str]:
+    """Return the constants that may be masks, initializers or made by nodes."""
     large = {tensor.name for tensor in graph.initializer if _is_large(tensor)}
     for node in graph.node:
-        if node.op_type in ("Constant", "ConstantOfShape"):
-            tensors = [item.t for item in node.attribute if item.HasField("t")]
-            if any(map(_is_large, tensors)):
+        if node.op_type not in ("Constant", "ConstantOfShape"):
+            continue
+        for item in node.attribute:
+            if item.HasField("t") and _is_large(item.t):
                 large.add(node.output[0])
     return large
 

@@ -25,13 +25,17 @@ def split_into_blocks(sources: Sequence[Collection[int]], most: int) -> list[lis
 
 def _split(last: Sequence[int], size: int) -> list[list[int]]:
     """Return runs of at least `size` steps, up to twice that where no end is near."""
-    blocks: list[list[int]] = [[]]
+    blocks: list[list[int]] = []
+    block: list[int] = []
     open_until = 0  # the last step that reads one before
     for index, end in enumerate(last):
-        blocks[-1].append(index)
+        block.append(index)
         is_passed = open_until <= index
         open_until = max(open_until, end)
         longest = size if is_passed else 2 * size
-        if len(blocks[-1]) >= longest:
-            blocks.append([])
-    return [block for block in blocks if block]
+        if len(block) >= longest:
+            blocks.append(block)
+            block = []
+    if block:
+        blocks.append(block)
+    return blocks

@@ -6,7 +6,7 @@ import onnx
 from onnx import helper
 
 from resnet8ptq.core import memory
-from resnet8ptq.graph.links import find_last_readers, input_names, inputs_of
+from resnet8ptq.graph.links import Links, find_last_readers, input_names, inputs_of
 from resnet8ptq.graph.shapes import infer_shapes
 
 
@@ -20,7 +20,7 @@ def tensor_bytes(proto: onnx.ModelProto, length: int | None = None) -> dict[str,
             batch.
     """
     graph = infer_shapes(proto, length)
-    constants = {tensor.name for tensor in graph.initializer}
+    constants = Links(graph).constants
     sizes = {}
     for value in (*graph.input, *graph.value_info, *graph.output):
         kind = value.type.tensor_type

@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 from onnx import numpy_helper
 
-from resnet8ptq.graph.links import Links, find_last_readers, input_names, inputs_of
+from resnet8ptq.graph.links import Links, find_last_readers, input_at, input_names, inputs_of
 from resnet8ptq.graph.shapes import infer_shapes
 
 LAYERS = ("Conv", "Gemm", "MatMul")
@@ -40,8 +40,11 @@ def weight_layers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
 def find_vector_products(graph: onnx.GraphProto) -> list[str]:
     """Return the names of the products with a constant vector, whose kernels take float only."""
     vectors = {tensor.name for tensor in graph.initializer if len(tensor.dims) == 1}
-    products = [node for node in graph.node if node.op_type == "MatMul"]
-    return [node.name for node in products if not vectors.isdisjoint(node.input)]
+    names = []
+    for node in graph.node:
+        if node.op_type == "MatMul" and not vectors.isdisjoint(node.input):
+            names.append(node.name)
+    return names
 
 
 def short_names(nodes: Sequence[onnx.NodeProto]) -> list[str]:
@@ -70,7 +73,10 @@ def _count_shared(names: Sequence[Sequence[str]]) -> int:
 
 
 def weight_ranges(graph: onnx.GraphProto) -> dict[str, tuple[float, float]]:
-    """Return the smallest and the largest weight of each layer, by its short name."""
+    """Return the smallest and the largest weight of each layer, by its short name.
+
+    Layers with one scale for all channels lose accuracy if a few weights are far from the others.
+    """
     constants = Links(graph).constants
     ranges = {}
     for name, node in weight_layers(graph).items():
@@ -96,7 +102,10 @@ def float_tensors(proto: onnx.ModelProto, around: Collection[str] | None = None)
         around: names of nodes, whose inputs and outputs are returned; None: all tensors.
     """
     graph = infer_shapes(proto)
-    floats = {value.name for value in (*graph.value_info, *graph.output) if _is_float(value)}
+    floats = set()
+    for value in (*graph.value_info, *graph.output):
+        if _is_float(value):
+            floats.add(value.name)
     computed: list[str] = []
     wanted: set[str] = set()
     for node in graph.node:
@@ -165,12 +174,19 @@ def integer_nodes(proto: onnx.ModelProto) -> list[str]:
         is_known = value.type.tensor_type.elem_type != onnx.TensorProto.UNDEFINED
         if is_known and not _is_float(value):
             integers.add(value.name)
-    nodes = proto.graph.node
-    return [n.name for n in nodes if not integers.isdisjoint((*n.input[:1], *n.output))]
+    names = []
+    for node in proto.graph.node:
+        if not integers.isdisjoint((*node.input[:1], *node.output)):
+            names.append(node.name)
+    return names
 
 
 def find_stacks(graph: onnx.GraphProto) -> list[str]:
-    """Return the names of products with several matrices, or with weights on the left."""
+    """Return the names of products with several matrices, or with weights on the left.
+
+    Integer kernels take one matrix, on the right: most backends cannot quantize these nodes, and
+    ONNX Runtime has no scales by channel for them.
+    """
     constants = Links(graph).constants
     names = []
     for node in graph.node:
@@ -198,11 +214,14 @@ def find_split_groups(graph: onnx.GraphProto) -> list[str]:
 
 
 def constant_pads(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, bool]]:
-    """Yield each Pad of mode constant, and whether its value is known to be 0."""
+    """Yield each Pad of mode constant, and whether its value is known to be 0.
+
+    Each grid has a level for 0, but maybe none for another value.
+    """
     constants = Links(graph).constants
     for node in graph.node:
         if node.op_type == "Pad" and attribute(node, "mode", b"constant") == b"constant":
-            name = "".join(node.input[2:3])
+            name = input_at(node, 2)  # 0 by default
             value = constants.get(name)
             known = value is not None and not numpy_helper.to_array(value).any()
             yield node, not name or known
@@ -228,15 +247,21 @@ def find_cuts(graph: onnx.GraphProto) -> dict[int, str]:
         if node.op_type not in LAYERS and early.issuperset(taken):
             early |= {*node.output}
         computed |= {*node.output}
-        live = {name for name in live | {*node.output} if last.get(name, -1) > i}
-        behind = live - early
-        if len(behind or live) == 1:
-            (cuts[i],) = behind or live
+        live |= {*node.output}
+        live = {name for name in live if last.get(name, -1) > i}
+        needed = live - early
+        if not needed:
+            needed = live
+        if len(needed) == 1:
+            [cuts[i]] = needed
     return cuts
 
 
 def fused_activations(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """Return each Relu and Clip that is the only consumer of its input."""
+    """Return each Relu and Clip that is the only consumer of its input.
+
+    Frameworks compute it in the kernel of the layer before it, so the two are quantized together.
+    """
     links = Links(graph)
     fused = []
     for node in graph.node:
@@ -255,17 +280,19 @@ def find_tail(
     """
     ahead: set[str] = set()  # tensors that a layer depends on
     last: list[onnx.NodeProto] = []
+    outputs: set[str] = set()  # of the last layers
     tail: list[onnx.NodeProto] = []
     for node in reversed(graph.node):
         final = ahead.isdisjoint(node.output)
         if node.op_type in layers or not final:
             ahead.update(inputs_of(node))
-        if final:
-            kind = last if node.op_type in layers else tail
-            kind.append(node)
+        if final and node.op_type in layers:
+            last.append(node)
+            outputs.update(node.output)
+        elif final:
+            tail.append(node)
 
-    # Of the tail, only what depends on a last layer
-    outputs = {name for node in last for name in node.output}
+    # Of the tail, only nodes that depend on a last layer
     behind = []
     for node in reversed(tail):
         if outputs.intersection(inputs_of(node)):
@@ -291,10 +318,12 @@ def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
 
 def is_relu(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> bool:
     """Return whether a node is a Relu, or a Clip from 0 without a maximum."""
-    lowest, highest = [*node.input[1:], "", ""][:2]
-    if node.op_type != "Clip" or highest or lowest not in constants:
-        return node.op_type == "Relu"
-    return not numpy_helper.to_array(constants[lowest]).any()
+    if node.op_type == "Relu":
+        return True
+    if node.op_type != "Clip" or input_at(node, 2):
+        return False
+    lowest = constants.get(input_at(node, 1))
+    return lowest is not None and not numpy_helper.to_array(lowest).any()
 
 
 def is_grouped(node: onnx.NodeProto) -> bool:
@@ -303,7 +332,13 @@ def is_grouped(node: onnx.NodeProto) -> bool:
 
 
 def channel_axis(node: onnx.NodeProto) -> int:
-    """Return the axis of a layer's weights that counts its output channels."""
+    """Return the axis of a layer's weights that counts its output channels.
+
+    >>> channel_axis(onnx.helper.make_node("Conv", ["x", "w"], ["y"]))  # [out, in, ...]
+    0
+    >>> channel_axis(onnx.helper.make_node("MatMul", ["x", "w"], ["y"]))  # [in, out]
+    1
+    """
     if node.op_type == "Gemm" and attribute(node, "transB", 0):
         return 0
     return 0 if node.op_type == "Conv" else 1

@@ -30,7 +30,7 @@ class Links:
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         self.graph = graph
-        self.outputs = {value.name for value in graph.output}
+        self.outputs = set(output_names(graph))
 
     @cached_property
     def constants(self) -> dict[str, onnx.TensorProto]:
@@ -40,7 +40,11 @@ class Links:
     @cached_property
     def producers(self) -> dict[str, onnx.NodeProto]:
         """The node that computes a tensor, by the tensor's name."""
-        return {name: node for node in self.graph.node for name in node.output if name}
+        producers = {}
+        for node in self.graph.node:
+            for name in filter(None, node.output):  # an output that is left out has no name
+                producers[name] = node
+        return producers
 
     @cached_property
     def _readers(self) -> dict[str, dict[int, onnx.NodeProto]]:
@@ -66,7 +70,10 @@ class Links:
 
     def after(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """Return the readers of a node's outputs."""
-        return [reader for name in node.output for reader in self.readers(name)]
+        readers = []
+        for name in node.output:
+            readers += self.readers(name)
+        return readers
 
     def is_shared(self, name: str) -> bool:
         """Return whether a tensor is an output of the graph, or an input of several nodes.
@@ -92,6 +99,7 @@ class Links:
         node.input[index] = tensor.name
         self.constants[tensor.name] = tensor
         readers.setdefault(tensor.name, {})[id(node)] = node
+        # A node may read the old constant twice, or in an inner graph.
         if old and old not in inputs_of(node):
             del readers[old][id(node)]
 
@@ -100,9 +108,11 @@ Linked = onnx.GraphProto | Links
 
 
 def find_computed(graph: onnx.GraphProto) -> set[str]:
-    """Return the tensors that depend on an input of the network."""
-    constants = Links(graph).constants
-    computed = {value.name for value in graph.input if value.name not in constants}
+    """Return the tensors that depend on an input of the network.
+
+    Inner graphs count: an If depends on the outer tensors that its branches read.
+    """
+    computed = set(input_names(graph)) - Links(graph).constants.keys()
     for node in graph.node:
         if not computed.isdisjoint(inputs_of(node)):
             computed.update(node.output)
@@ -134,6 +144,21 @@ def input_names(graph: onnx.GraphProto) -> list[str]:
     return [value.name for value in graph.input]
 
 
+def output_names(graph: onnx.GraphProto) -> list[str]:
+    """Return the names of the graph's outputs, in their order."""
+    return [value.name for value in graph.output]
+
+
+def input_at(node: onnx.NodeProto, index: int) -> str:
+    """Return the name of a node's input; empty if the node leaves it out.
+
+    >>> clip = onnx.helper.make_node("Clip", ["x", "", "most"], ["y"])
+    >>> input_at(clip, 1), input_at(clip, 2), input_at(clip, 3)
+    ('', 'most', '')
+    """
+    return str(node.input[index]) if index < len(node.input) else ""
+
+
 def inputs_of(node: onnx.NodeProto) -> Iterator[str]:
     """Yield the names of a node's inputs, and of the outer tensors that its inner graphs use."""
     yield from filter(None, node.input)
@@ -148,17 +173,29 @@ def _outer_names(inner: onnx.GraphProto) -> Iterator[str]:
     """Yield the names that an inner graph takes from the graphs around it."""
     own = {item.name for item in (*inner.input, *inner.initializer)}
     for node in inner.node:
-        yield from (name for name in inputs_of(node) if name not in own)
+        for name in inputs_of(node):
+            if name not in own:
+                yield name
         own.update(node.output)
-    yield from (value.name for value in inner.output if value.name not in own)
+    for name in output_names(inner):
+        if name not in own:
+            yield name
 
 
 def find_all(message: Message, kind: type[M]) -> Iterator[M]:
-    """Yield all messages of a kind, including those in attributes, subgraphs and functions."""
+    """Yield all messages of a kind, including those in attributes, subgraphs and functions.
+
+    For checks and changes that must miss none, such as the operators of an untrusted file.
+
+    >>> node = onnx.helper.make_node("Constant", [], ["c"], value_float=1.0)
+    >>> [item.name for item in find_all(node, onnx.AttributeProto)]
+    ['value_float']
+    """
     for field, value in message.ListFields():
-        if field.message_type is None:
+        if field.message_type is None:  # a number, a text, or a list of these
             continue
-        for part in [value] if isinstance(value, Message) else value:
+        parts = [value] if isinstance(value, Message) else value
+        for part in parts:
             if isinstance(part, kind):
                 yield part
             yield from find_all(part, kind)

@@ -57,16 +57,18 @@ def rename(names: Mapping[str, str]) -> Pass:
     """
 
     def change(model: ir.Model) -> None:
-        values: dict[ir.Value, str] = {}
+        values: list[ir.Value] = []
         for graph in model.graphs():
-            made = (value for node in graph for value in node.outputs)
-            for value in (*graph.inputs, *graph.initializers.values(), *made):
-                values[value] = value.name or ""
+            values.extend(graph.inputs)
+            values.extend(graph.initializers.values())
+            for node in graph:
+                values.extend(node.outputs)
 
         # Free all new names first: two tensors may exchange theirs
         taken = {*names.values()} - names.keys()
         renamed = []
-        for value, name in values.items():
+        for value in dict.fromkeys(values):  # an initializer may be an input, too
+            name = value.name or ""
             if name in taken:
                 value.name = f"{name}__of_file"
             elif name in names:
@@ -85,23 +87,37 @@ def name_inner_tensors(proto: onnx.ModelProto) -> onnx.ModelProto:
     ONNX allows such names, and the inner tensor is then meant. A model without inner graphs stays
     unchanged; else `proto` must not be used afterwards.
     """
-    kinds = {item.type for node in proto.graph.node for item in node.attribute}
-    inner = kinds & {onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS}
-    return rewrite(proto, [NameFixPass()]) if inner else proto
+    graphs = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
+    for node in proto.graph.node:
+        if any(item.type in graphs for item in node.attribute):
+            return rewrite(proto, [NameFixPass()])
+    return proto
 
 
 def end_with(
     model: ir.Model, name: str, inner: str, kind: str, node_name: str, **attributes: Any
 ) -> ir.Node:
-    """Append a node that computes the output `name`; the tensor that it reads is then `inner`."""
+    """Append a node that computes the output `name`; the tensor that it reads is then `inner`.
+
+    For a last step that the file lacks: the output keeps its name, type and shape for its users.
+    """
     outputs = model.graph.outputs
-    index = [value.name for value in outputs].index(name)
+    names = [value.name for value in outputs]
+    index = names.index(name)
     value = outputs[index]
     value.name = inner
     outputs[index] = ir.Value(name=name, type=value.type, shape=value.shape)
     node = ir.node(kind, [value], attributes, outputs=[outputs[index]], name=node_name)
     model.graph.append(node)
     return node
+
+
+def nodes_of(model: ir.Model, operator: str) -> list[ir.Node]:
+    """Return the nodes of an operator, without those of inner graphs.
+
+    A list, so that a loop over it may replace the nodes.
+    """
+    return [node for node in model.graph if node.op_type == operator]
 
 
 class Writer:
@@ -201,7 +217,11 @@ def all_inputs(node: ir.Node) -> Iterator[ir.Value]:
     """Yield the inputs of a node, and those of the nodes in its inner graphs."""
     yield from filter(None, node.inputs)
     for item in node.attributes.values():
-        graphs = {ir.AttributeType.GRAPH: [item.value], ir.AttributeType.GRAPHS: item.value}
-        for graph in graphs.get(item.type, ()):
+        graphs: Iterable[ir.Graph] = ()
+        if item.type == ir.AttributeType.GRAPH:
+            graphs = [item.value]
+        elif item.type == ir.AttributeType.GRAPHS:
+            graphs = item.value
+        for graph in graphs:
             for inner in graph.all_nodes():
                 yield from filter(None, inner.inputs)

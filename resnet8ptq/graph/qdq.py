@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from resnet8ptq.graph.layers import FUSED, attribute, channel_axis, weight_layers
-from resnet8ptq.graph.links import Links
+from resnet8ptq.graph.links import Links, input_names
 from resnet8ptq.graph.weights import read_weights, write_weights
 
 AT_OUTPUT = "_QuantizeLinear_Input"  # ONNX Runtime's suffix of an output before it is rounded
@@ -67,39 +67,40 @@ class RoundedActivation:
 
 
 def rounded_weights(fp32: onnx.GraphProto, quantized: onnx.GraphProto) -> list[RoundedWeight]:
-    """Return the weights of the quantized layers, in graph order."""
+    """Return the weights of the quantized layers, in graph order.
+
+    Layers are matched by the names of their nodes, which quantization keeps.
+    """
     stored = Links(quantized).constants
     dequantizes = {n.output[0]: n for n in quantized.node if n.op_type == "DequantizeLinear"}
     nodes = {node.name: node for node in quantized.node}
     links = Links(fp32)
     weights = []
     for name, layer in weight_layers(fp32).items():
-        tensor = nodes[layer.name].input[1] if layer.name in nodes else ""
-        if tensor not in dequantizes or dequantizes[tensor].input[0] not in stored:
+        if layer.name not in nodes:
             continue
-        node = dequantizes[tensor]
-        levels, scale, zero = (numpy_helper.to_array(stored[key]) for key in node.input)
+        dequantize = dequantizes.get(nodes[layer.name].input[1])
+        if dequantize is None or dequantize.input[0] not in stored:
+            continue
+        levels, scale, zero = [numpy_helper.to_array(stored[key]) for key in dequantize.input]
 
         # One scale for each channel broadcasts along its axis
         if scale.size > 1:
             sizes = [1] * levels.ndim
-            sizes[attribute(node, "axis", 1)] = scale.size
+            sizes[attribute(dequantize, "axis", 1)] = scale.size
             scale = scale.reshape(sizes)
             zero = zero.reshape(sizes)
         rounded = (levels.astype(np.int32) - zero) * scale
         rounded = np.moveaxis(rounded, channel_axis(layer), 0).astype(np.float32)
-        values = read_weights(links, layer)
-        dtype = str(levels.dtype)
-        weights.append(
-            RoundedWeight(
-                name,
-                node=layer.name,
-                values=values,
-                rounded=rounded,
-                scales=scale.size,
-                dtype=dtype,
-            )
+        weight = RoundedWeight(
+            name,
+            node=layer.name,
+            values=read_weights(links, layer),
+            rounded=rounded,
+            scales=scale.size,
+            dtype=str(levels.dtype),
         )
+        weights.append(weight)
     return weights
 
 
@@ -111,11 +112,13 @@ def rounded_activations(
     quantized_links = Links(quantized)
     producers = links.producers
     stored = quantized_links.constants
-    inputs = {value.name for value in fp32.input}
+    inputs = set(input_names(fp32))
     single = {name for name, tensor in stored.items() if np.prod(tensor.dims) == 1}
     activations = []
     for node in quantized.node:
-        name = node.input[0].removesuffix(AT_OUTPUT) if node.op_type == "QuantizeLinear" else ""
+        if node.op_type != "QuantizeLinear":
+            continue
+        name = node.input[0].removesuffix(AT_OUTPUT)
         if name not in producers and name not in inputs:
             continue
         keys = node.input[1:3]
@@ -129,27 +132,33 @@ def rounded_activations(
         layer = producers.get(name)
         if layer is not None and layer.op_type in FUSED:
             layer = producers.get(layer.input[0], layer)
-        around = [producers[name], layer] if layer else []
-        around += links.readers(name)
+        around = links.readers(name)
+        if layer is not None:
+            around = [producers[name], layer, *around]
         neighbours = dict.fromkeys(neighbour.name for neighbour in around)
-        for dequantize in quantized_links.readers(node.output[0])[:1]:
-            activation = RoundedActivation(
-                name=name,
-                dequantized=dequantize.output[0],
-                layer=layer.name if layer else "",
-                nodes=tuple(neighbours),
-                scale=scale,
-                low=(levels.min - zero_point.item()) * scale,
-                high=(levels.max - zero_point.item()) * scale,
-            )
-            activations.append(activation)
+        dequantizes = quantized_links.readers(node.output[0])
+        if not dequantizes:
+            continue
+        activation = RoundedActivation(
+            name=name,
+            dequantized=dequantizes[0].output[0],
+            layer="" if layer is None else layer.name,
+            nodes=tuple(neighbours),
+            scale=scale,
+            low=(levels.min - zero_point.item()) * scale,
+            high=(levels.max - zero_point.item()) * scale,
+        )
+        activations.append(activation)
     return activations
 
 
 def with_weights_rounded(
     proto: onnx.ModelProto, weights: Sequence[RoundedWeight]
 ) -> onnx.ModelProto:
-    """Return the FP32 network with only the weights rounded."""
+    """Return the FP32 network with only the weights rounded.
+
+    Beside `with_activations_rounded`, it shows which of the two costs the accuracy.
+    """
     rounded = copy.deepcopy(proto)
     layers = weight_layers(rounded.graph)
     links = Links(rounded.graph)
@@ -170,10 +179,11 @@ def with_activations_rounded(
     graph = rounded.graph
     by_name = {tensor.name: tensor for tensor in tensors}
     del graph.node[:]
-    inputs = [value.name for value in graph.input if value.name in by_name]
-    renamed = {name: f"{name}/rounded" for name in inputs}
-    for name, other in renamed.items():
-        _add_rounding(graph, tensor=by_name[name], source=name, target=other)
+    renamed = {}  # the inputs, whose own names stay
+    for name in input_names(graph):
+        if name in by_name:
+            renamed[name] = f"{name}/rounded"
+            _add_rounding(graph, tensor=by_name[name], source=name, target=renamed[name])
     for original in proto.graph.node:
         node = graph.node.add()
         node.CopyFrom(original)

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from resnet8ptq.core import memory
 from resnet8ptq.core.records import feed
 from resnet8ptq.graph.footprint import tensor_bytes
-from resnet8ptq.graph.links import Links, input_names, inputs_of
+from resnet8ptq.graph.links import Links, input_names, inputs_of, output_names
 
 OPTIMIZED = "optimized.onnx"
 _PASSES_ON = ("QuantizeLinear", "DequantizeLinear", "Identity")
@@ -108,14 +108,24 @@ def fit(runners: Sequence[Runner], sample: NDArray[Any]) -> int:
 
 
 def group(proto: onnx.ModelProto, names: Sequence[str]) -> list[list[str]]:
-    """Split tensors into groups that, for one sample, fit into a step's memory budget."""
+    """Split tensors into groups that, for one sample, fit into a step's memory budget.
+
+    A step that reads many inner tensors runs the network once for each group.
+    """
     sizes = tensor_bytes(proto)
-    parts = memory.in_groups([sizes.get(name, 0) for name in names], memory.step())
-    return [list(names[part]) for part in parts]
+    of_names = [sizes.get(name, 0) for name in names]
+    return [list(names[part]) for part in memory.in_groups(of_names, memory.step())]
 
 
 def between(proto: onnx.ModelProto, source: str, names: Sequence[str]) -> onnx.ModelProto:
-    """Return the part of a graph that computes tensors from `source` and the graph's inputs."""
+    """Return the part of a graph that computes tensors from `source` and the graph's inputs.
+
+    A step that goes through the network in order runs each part once, and keeps what it returns.
+
+    Args:
+        source: the tensor to start from, which becomes an input; empty: the inputs alone.
+        names: the outputs of the part.
+    """
     graph = proto.graph
     needed = {*names}
     nodes = []
@@ -125,16 +135,26 @@ def between(proto: onnx.ModelProto, source: str, names: Sequence[str]) -> onnx.M
             needed.update(inputs_of(node))
 
     # The part with its inputs and constants
-    inputs = [value for value in graph.input if value.name in {*needed, source}]
-    if source in needed and source not in input_names(graph):
-        inputs.append(helper.make_tensor_value_info(source, TensorProto.FLOAT, None))
     part = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import)
     part.graph.name = graph.name
     part.graph.node.extend(reversed(nodes))
-    part.graph.initializer.extend(value for value in graph.initializer if value.name in needed)
-    part.graph.input.extend(inputs)
-    part.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    for tensor in graph.initializer:
+        if tensor.name in needed:
+            part.graph.initializer.append(tensor)
+    for value in graph.input:
+        if value.name in needed or value.name == source:
+            part.graph.input.append(value)
+    if source in needed and source not in input_names(graph):
+        part.graph.input.append(helper.make_tensor_value_info(source, TensorProto.FLOAT, None))
+    _set_outputs(part.graph, names)
     return part
+
+
+def _set_outputs(graph: onnx.GraphProto, names: Sequence[str]) -> None:
+    """Let a graph return these tensors, in place; ONNX Runtime infers their types and shapes."""
+    del graph.output[:]
+    for name in names:
+        graph.output.append(onnx.ValueInfoProto(name=name))
 
 
 def keep_apart(proto: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
@@ -145,7 +165,7 @@ def keep_apart(proto: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
     """
     nodes = list(proto.graph.node)
     apart = copy.deepcopy(proto)
-    inner = {*names} - {value.name for value in proto.graph.output}
+    inner = {*names}.difference(output_names(proto.graph))
     del apart.graph.node[:]
     for node in nodes:
         apart.graph.node.append(node)
@@ -157,10 +177,9 @@ def keep_apart(proto: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
 
 
 def expose(proto: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
-    """Return a copy whose outputs are these tensors."""
+    """Return a copy whose outputs are these tensors, for steps that read inner values."""
     exposed = copy.deepcopy(proto)
-    del exposed.graph.output[:]
-    exposed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    _set_outputs(exposed.graph, names)
     return exposed
 
 
@@ -175,10 +194,10 @@ def cut_at(proto: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
     alone = {name: f"{name}/alone" for name in names}
     for node in graph.node:
         node.output[:] = [alone.get(name, name) for name in node.output]
-    del graph.value_info[:], graph.output[:]
+    del graph.value_info[:]
     for name in names:
         graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
-        graph.output.append(onnx.ValueInfoProto(name=alone[name]))
+    _set_outputs(graph, list(alone.values()))
     return cut
 
 

@@ -22,7 +22,7 @@ from resnet8ptq.core.records import names_of, unpack
 from resnet8ptq.graph import torch_operators, torch_recurrent
 from resnet8ptq.graph.embeddings import round_rows
 from resnet8ptq.graph.layers import float_tensors, is_relu
-from resnet8ptq.graph.links import Links, input_names
+from resnet8ptq.graph.links import Links, input_at, input_names
 from resnet8ptq.graph.session import expose, open_runner
 from resnet8ptq.graph.shapes import infer_shapes
 from resnet8ptq.graph.torch_operators import Fixed
@@ -42,16 +42,21 @@ _OPSET = 17  # the newest in which onnx2torch supports every common operator
 
 def as_tensors(samples: NDArray[Any]) -> tuple[torch.Tensor, ...]:
     """Return samples (values of one input, or records) as the arguments of a module."""
-    names = names_of(samples.dtype)
-    arrays = unpack(samples).values() if names else [samples]
-    return tuple(map(torch.from_numpy, arrays))
+    if not names_of(samples.dtype):
+        return (torch.from_numpy(samples),)
+    return tuple(map(torch.from_numpy, unpack(samples).values()))
 
 
 def infer(module: Any, batch: NDArray[Any]) -> list[NDArray[np.float32]]:
-    """Return each output of `module` for a batch, dequantized."""
+    """Return each output of `module` for a batch, in order, as an array.
+
+    Quantized outputs are dequantized. The module is any that `load_torch_module` made, quantized
+    or not.
+    """
     with torch.inference_mode():
         outputs = module(*as_tensors(batch))
-        outputs = outputs if isinstance(outputs, list | tuple) else [outputs]
+        if not isinstance(outputs, list | tuple):
+            outputs = [outputs]
         return [_to_array(output) for output in outputs]
 
 
@@ -73,7 +78,10 @@ def load_torch_module(onnx_path: Path) -> Any:
 
 
 def to_torch_module(proto: onnx.ModelProto) -> Any:
-    """Return a graph as a torch module, see `load_torch_module`."""
+    """Return a graph as a torch module, see `load_torch_module`; `proto` does not change.
+
+    Operators that onnx2torch lacks or converts wrongly come from `torch_operators`.
+    """
     onnx2torch = _import_onnx2torch()
     lowered = copy.deepcopy(proto)
     _ease(lowered.graph)
@@ -88,14 +96,16 @@ def to_torch_module(proto: onnx.ModelProto) -> Any:
     for node in module.graph.find_nodes(op="call_module"):
         node.target = node.target.removeprefix(f"{_OWN}/")
     floats = {*float_tensors(proto)}
-    makers = {node.name for node in lowered.graph.node if not floats.isdisjoint(node.output)}
+    of_floats = set()  # the names of the nodes that compute floats
     for node in lowered.graph.node:
+        if not floats.isdisjoint(node.output):
+            of_floats.add(node.name)
         if node.op_type in _REDUCED:
             own[node.name] = Fixed(_REDUCED[node.op_type])
     for name, layer in own.items():
         module.set_submodule(name, layer)
     _fix_outputs(module.graph, lowered.graph)
-    _fix_constants(module, makers)
+    _fix_constants(module, of_floats)
     return module.eval()
 
 
@@ -111,13 +121,19 @@ def find_difference(
     computed = {}
 
     def keep(name: str, layer: Any, inputs: Any, output: Any) -> None:
-        computed[name] = (output[0] if isinstance(output, tuple) else output).numpy()
+        first = output[0] if isinstance(output, tuple) else output
+        computed[name] = first.numpy()
 
     for name, layer in module.named_modules():
         layer.register_forward_hook(partial(keep, name))
     infer(module, batch)
-    nodes = [node for node in proto.graph.node if node.name in computed]
-    run = open_runner(expose(proto, [node.output[0] for node in nodes]))
+    nodes = []
+    outputs = []
+    for node in proto.graph.node:
+        if node.name in computed:
+            nodes.append(node)
+            outputs.append(node.output[0])
+    run = open_runner(expose(proto, outputs))
     for node, expected in zip(nodes, run(batch), strict=True):
         got = computed[node.name]
         limit = tolerance * np.abs(expected).max(initial=0)
@@ -144,7 +160,8 @@ def _fix_outputs(traced: Any, graph: onnx.GraphProto) -> None:
                 index = list(producer.output).index(value.name)
                 output = traced.call_function(getitem, (output, index))
             outputs.append(output)
-    returned.args = (outputs[0] if len(outputs) == 1 else tuple(outputs),)
+    result = outputs[0] if len(outputs) == 1 else tuple(outputs)
+    returned.args = (result,)
 
 
 _COUNTED = "num_outputs"  # of a Split without sizes, whose outputs say the same
@@ -210,17 +227,27 @@ def _ease(graph: onnx.GraphProto) -> None:
             node.input[1] = f"{node.name}__axes"
             values = onnx.numpy_helper.to_array(axes).reshape(1)
             graph.initializer.append(onnx.numpy_helper.from_array(values, node.input[1]))
-        bounds = [name for name in node.input[1:] if name]
-        if node.op_type == "Clip" and len(bounds) == 1 and not is_relu(node, constants):
-            node.op_type = "Max" if node.input[1] else "Min"
-            node.input[1:] = bounds
+        if node.op_type == "Clip" and not is_relu(node, constants):
+            _ease_clip(node)
+
+
+def _ease_clip(clip: onnx.NodeProto) -> None:
+    """Let a Clip with a single bound be a Max or a Min, in place."""
+    lowest = input_at(clip, 1)
+    highest = input_at(clip, 2)
+    if lowest and not highest:
+        clip.op_type = "Max"
+        clip.input[1:] = [lowest]
+    elif highest and not lowest:
+        clip.op_type = "Min"
+        clip.input[1:] = [highest]
 
 
 def _find_second(
     node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]
 ) -> onnx.TensorProto | None:
     """Return the second input of a node if it is constant, such as axes."""
-    return constants.get(node.input[1]) if len(node.input) > 1 else None
+    return constants.get(input_at(node, 1))
 
 
 def _mark(proto: onnx.ModelProto, own: Mapping[str, torch.nn.Module]) -> None:
@@ -242,8 +269,11 @@ def _mark(proto: onnx.ModelProto, own: Mapping[str, torch.nn.Module]) -> None:
         node.op_type = _OWN
         del node.attribute[:]
         takes = getattr(own[node.name], "takes", Fixed.takes)
-        taken = [name for index, name in enumerate(node.input) if index in takes]
-        node.input[:] = [name for name in taken if name]
+        taken = []
+        for index, name in enumerate(node.input):
+            if name and index in takes:
+                taken.append(name)
+        node.input[:] = taken
 
 
 def _set_opset(proto: onnx.ModelProto, version: int) -> None:
@@ -259,9 +289,11 @@ def _is_dispensable(node: onnx.NodeProto, item: onnx.AttributeProto, version: in
         return False
     if item.name in defs.get_schema(name, _OPSET).attributes:
         return False
+    if item.name == _COUNTED:
+        return True
     default = defs.get_schema(name, version).attributes[item.name].default_value
     value = onnx.helper.get_attribute_value
-    return item.name == _COUNTED or (bool(default.name) and value(default) == value(item))
+    return bool(default.name) and value(default) == value(item)
 
 
 def _to_erf(gelu: onnx.NodeProto, graph: onnx.GraphProto) -> list[onnx.NodeProto]:
@@ -320,9 +352,12 @@ def name_tensors(
         tensor = outputs.get(path) or outputs.get(path.removesuffix(".1"))
         if node.op == "placeholder":
             tensor = next(placeholders, None)
-        if tensor is not None:
-            tensor = norms.get(tensor, tensor)
-            last[relus[tensor] if node.name in fused else tensor] = node.name
+        if tensor is None:
+            continue
+        tensor = norms.get(tensor, tensor)
+        if node.name in fused:
+            tensor = relus[tensor]
+        last[tensor] = node.name
     names = {name: tensor for tensor, name in last.items()}
 
     # A padded tensor has the name of its input
@@ -360,7 +395,7 @@ def _fix_constants(module: Any, floats: Collection[str]) -> None:
             module.set_submodule(node.target, replacement)
             node.args = (source,)
             node.kwargs = {}
-        elif node.target in floats or any(c.is_floating_point() for c in constants.values()):
+        elif node.target in floats or any(map(torch.is_floating_point, constants.values())):
             _fix_arithmetic(layer, node, constants)
     _remove_unused(module)
 
@@ -439,12 +474,12 @@ def _fix_first(
         all_constant: whether all other inputs are constant.
     """
     if kind == "OnnxReshape" and 1 in constants:
-        return Fixed(_reshape, shape=[int(size) for size in constants[1]])
+        return Fixed(_reshape, shape=constants[1].tolist())
     if kind == "OnnxFlatten":
         axis = layer.axis  # onnx2torch returns one axis if it is the last
         return Fixed(lambda v: v.unsqueeze(-1).flatten(end_dim=axis - 1).flatten(start_dim=1))
     if kind == "OnnxExpand" and 1 in constants:
-        shape = [-1 if size == 1 else int(size) for size in constants[1]]
+        shape = constants[1].masked_fill(constants[1] == 1, -1).tolist()  # -1: the input's size
         return Fixed(lambda values: values.expand(shape))
     if kind == "OnnxSlice" and all_constant:
         return _fix_slice(constants)
@@ -487,7 +522,7 @@ def _to_prelu(slopes: torch.Tensor) -> torch.nn.PReLU:
 
 
 def quantize_tables(module: Any, names: Collection[str]) -> None:
-    """Store the embeddings with these ONNX names in 8 bits, in place."""
+    """Store the embeddings with these ONNX names in 8 bits, in place, see `graph.embeddings`."""
     for name, layer in list(module.named_modules()):
         if isinstance(layer, _Lookup) and name in names:
             levels, scale = map(torch.from_numpy, round_rows(layer.weights.detach().numpy()))
@@ -501,8 +536,11 @@ def _fix_split(axis: int, count: int, sizes: list[int] | None) -> Fixed:
         length = values.shape[axis]
         known = sizes or [-(-length // count)] * (count - 1)
         starts = [sum(known[:number]) for number in range(count)]
-        parts = zip(starts, [*starts[1:], length], strict=True)
-        return tuple(values.narrow(axis, start, end - start) for start, end in parts)
+        ends = [*starts[1:], length]
+        parts = []
+        for start, end in zip(starts, ends, strict=True):
+            parts.append(values.narrow(axis, start, end - start))
+        return tuple(parts)
 
     return Fixed(split)
 
@@ -532,7 +570,8 @@ def _fix_slice(constants: Mapping[int, Any]) -> Fixed:
         indices.append((..., *last))
 
     def cut(values: torch.Tensor) -> torch.Tensor:
-        values = values.flip(turned) if turned else values
+        if turned:
+            values = values.flip(turned)
         for index in indices:
             values = values[index]
         return values
@@ -623,7 +662,7 @@ def _find_repeat(module: Any, expand: Any, values: torch.Tensor) -> tuple[Fixed,
     batches = []
     for part in joined.args:
         if part.op == "get_attr":
-            sizes += [max(size, 1) for size in attrgetter(part.target)(module).tolist()]
+            sizes += attrgetter(part.target)(module).clamp(min=1).tolist()
         else:
             batches.append(_find_batch(module, part))
             batch_axis = len(sizes)
@@ -653,7 +692,8 @@ def _kind(module: Any, node: Any) -> str:
     if node.op != "call_module":
         return ""
     layer = module.get_submodule(node.target)
-    return getattr(layer.function if isinstance(layer, Fixed) else type(layer), "__name__", "?")
+    named = layer.function if isinstance(layer, Fixed) else type(layer)
+    return getattr(named, "__name__", "?")
 
 
 def _find_like(module: Any, expand: Any, values: torch.Tensor) -> tuple[Fixed, Any] | None:
@@ -774,18 +814,22 @@ def _import_onnx2torch() -> types.ModuleType:
     NonMaxSuppression. That takes a second and may fail (see `import_torchvision`). A graph with
     those operators is refused.
     """
-    stubs = {name: types.ModuleType(name) for name in ("torchvision", "torchvision.ops")}
-    absent = [name for name in stubs if name not in sys.modules]
-    stubs["torchvision"].__dict__["ops"] = stubs["torchvision.ops"]
+    torchvision = types.ModuleType("torchvision")
+    operators = types.ModuleType("torchvision.ops")
+    torchvision.__dict__["ops"] = operators
     for operator in ("roi_align", "nms", "box_convert"):
-        stubs["torchvision.ops"].__dict__[operator] = _refuse
-    sys.modules.update({name: stubs[name] for name in absent})
+        operators.__dict__[operator] = _refuse
+    stubs = {}
+    for stub in (torchvision, operators):
+        if stub.__name__ not in sys.modules:
+            stubs[stub.__name__] = stub
+    sys.modules.update(stubs)
     try:
         onnx2torch = importlib.import_module("onnx2torch")
         _add_converters()
         return onnx2torch
     finally:
-        for name in absent:
+        for name in stubs:
             del sys.modules[name]
 
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from resnet8ptq.graph import torch_recurrent
 from resnet8ptq.graph.layers import attribute
-from resnet8ptq.graph.links import Links
+from resnet8ptq.graph.links import Links, input_at
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.graph.shapes import find_sizes
 
@@ -99,7 +99,7 @@ def find_modules(proto: onnx.ModelProto) -> dict[str, torch.nn.Module]:
     modules = {}
     for node in nodes:
         constants = {}
-        computed = set()
+        computed = set()  # indices of the inputs that are no constants
         for index, name in enumerate(node.input):
             if name in stored:
                 constants[index] = onnx.numpy_helper.to_array(stored[name])
@@ -122,7 +122,7 @@ def find_modules(proto: onnx.ModelProto) -> dict[str, torch.nn.Module]:
 
 def _find_depth(node: onnx.NodeProto, sizes: Mapping[str, Sequence[int]]) -> int | None:
     """Return the last size of a node's second input; None if it is unknown or free."""
-    second = sizes.get(node.input[1]) if len(node.input) > 1 else None
+    second = sizes.get(input_at(node, 1))
     if not second:
         return None
     return second[-1] or None
@@ -135,7 +135,7 @@ def _always(kind: type[Fixed], function: Callable[..., Any]) -> "_Converter":
 def _make_pool(node: Node) -> tuple[Any, list[int]] | None:
     """Return a mean without padding, and the padding; None for other windows."""
     kernel = node("kernel_shape")
-    rank = len(node("kernel_shape"))
+    rank = len(kernel)
     ones = [1] * rank
     pads = node("pads", [0] * 2 * rank)
     plain = node("dilations", ones) == ones and b"SAME" not in node("auto_pad", b"")
@@ -194,8 +194,9 @@ def _over(find: Callable[..., Any], axes: Sequence[int], keeps: bool) -> torch.n
 def _extreme(find: Callable[..., Any], node: Node) -> torch.nn.Module | None:
     axes = node.constants.get(1, np.array(node("axes", []))).tolist()
     axes = axes or [*range(len(node.sizes))]
-    known = axes and not node("noop_with_empty_axes", 0)
-    return _over(find, axes, bool(node("keepdims", 1))) if known else None
+    if not axes or node("noop_with_empty_axes", 0):
+        return None
+    return _over(find, axes, bool(node("keepdims", 1)))
 
 
 def _pad(node: Node) -> torch.nn.Module | None:
@@ -214,15 +215,18 @@ def _pad(node: Node) -> torch.nn.Module | None:
     cropped = np.maximum(-pairs, 0).tolist()
     kept = tuple(slice(before, -after or None) for before, after in cropped)
     pairs = np.maximum(pairs, 0)
-    constant = mode == "constant"
-    if not constant:
-        pairs = pairs[2:] if len(pairs) > 2 and not pairs[1].any() else pairs[1:]
+    value = None
+    if mode != "constant":
+        has_channels = len(pairs) > 2 and not pairs[1].any()
+        pairs = pairs[2:] if has_channels else pairs[1:]
+    elif 2 in node.constants:
+        value = float(node.constants[2])
     widths = pairs[::-1].flatten().tolist()
-    kind = {"edge": "replicate"}.get(mode, mode)
-    value = float(node.constants[2]) if constant and 2 in node.constants else None
+    kind = "replicate" if mode == "edge" else mode
 
     def pad(values: torch.Tensor) -> torch.Tensor:
-        values = values[kept] if np.any(cropped) else values
+        if np.any(cropped):
+            values = values[kept]
         return functional.pad(values, widths, kind, value)
 
     return Fixed(pad)
@@ -250,12 +254,15 @@ def _find_pads(node: Node, kernel: Sequence[int]) -> NDArray[np.int64] | None:
         return None
     if not target:
         return np.reshape(node("pads", [0] * 2 * rank), (2, rank))
+    if not sizes or 0 in sizes:
+        return None
     ones = [1] * rank
     extra = np.array(node("output_padding", [0] * rank))
     whole = (np.array(sizes) - 1) * node("strides", ones) + extra
     total = whole + (np.array(kernel) - 1) * node("dilations", ones) + 1 - target[-rank:]
-    known = sizes and 0 not in sizes and total.min() >= 0
-    return np.stack([total - total // 2, total // 2]) if known else None
+    if total.min() < 0:
+        return None
+    return np.stack([total - total // 2, total // 2])
 
 
 def _conv_transpose(node: Node) -> torch.nn.Module | None:
@@ -290,6 +297,8 @@ def _conv_transpose(node: Node) -> torch.nn.Module | None:
 
 def _depth_to_space(node: Node) -> torch.nn.Module | None:
     """Return a DepthToSpace whose channels are ordered by block first (DCR)."""
+    if node("mode", b"DCR") == b"CRD":
+        return None
     block = node("blocksize")
 
     def rearrange(values: torch.Tensor) -> torch.Tensor:
@@ -300,7 +309,7 @@ def _depth_to_space(node: Node) -> torch.nn.Module | None:
         turned = parts.permute(0, 3, 4, 1, 5, 2)
         return turned.reshape(count, channels, height * block, width * block)
 
-    return None if node("mode", b"DCR") == b"CRD" else Fixed(rearrange)
+    return Fixed(rearrange)
 
 
 def _space_to_depth(node: Node) -> torch.nn.Module:
@@ -323,10 +332,14 @@ def _space_to_depth(node: Node) -> torch.nn.Module:
 
 
 def _shrink(node: Node) -> torch.nn.Module | None:
+    """Return a Shrink; torch has those whose bias is 0 or the bound."""
     bias = node("bias", 0.0)
     bound = node("lambd", 0.5)
-    kinds = {0.0: torch.nn.Hardshrink, bound: torch.nn.Softshrink}
-    return kinds[bias](bound) if bias in kinds else None
+    if bias == bound:
+        return torch.nn.Softshrink(bound)
+    if bias == 0:
+        return torch.nn.Hardshrink(bound)
+    return None
 
 
 def _rms_norm(node: Node) -> torch.nn.Module:
@@ -340,8 +353,8 @@ def _prelu(node: Node) -> torch.nn.Module | None:
     slopes = torch.tensor(node.constants[1])
     rank = len(node.sizes)
     by_channel = [*node.sizes[1:2], *[1] * (rank - 2)]
-    known = slopes.numel() == 1 or [*slopes.shape][1 - rank :] == by_channel
-    if known or not rank:
+    has_torchs_shape = slopes.numel() == 1 or list(slopes.shape)[1 - rank :] == by_channel
+    if has_torchs_shape or not rank:
         return None
     return InFloat(
         lambda values, slopes: torch.where(values < 0, values * slopes, values), slopes=slopes
@@ -384,7 +397,8 @@ def _top_k(node: Node) -> torch.nn.Module:
 
 def _gather(node: Node) -> torch.nn.Module | None:
     axis = node("axis", 0)
-    axis += len(node.sizes) if axis < 0 else 0
+    if axis < 0:
+        axis += len(node.sizes)
     if node.constants or axis < 0:
         return None
     return Joint(lambda values, indices: values[(*[slice(None)] * axis, indices.long())])
@@ -413,8 +427,8 @@ def _along(function: Callable[..., Any], node: Node) -> torch.nn.Module:
 
 def _scatter_elements(node: Node) -> torch.nn.Module | None:
     functions = {b"none": torch.scatter, b"add": torch.scatter_add}
-    reduction = node("reduction", b"none")
-    return _along(functions[reduction], node) if reduction in functions else None
+    function = functions.get(node("reduction", b"none"))
+    return None if function is None else _along(function, node)
 
 
 def _scatter_nd(node: Node) -> torch.nn.Module | None:
@@ -438,13 +452,16 @@ def _standardize(axes: list[int]) -> torch.nn.Module:
 
 
 def _grid_sample(node: Node) -> torch.nn.Module | None:
+    if len(node.sizes) != 4:
+        return None
     mode = node("mode", b"linear").decode()
-    settings = {
-        "mode": {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode),
-        "padding_mode": node("padding_mode", b"zeros").decode(),
-        "align_corners": bool(node("align_corners", 0)),
-    }
-    return Joint(functional.grid_sample, **settings) if len(node.sizes) == 4 else None
+    torchs_modes = {"linear": "bilinear", "cubic": "bicubic"}
+    return Joint(
+        functional.grid_sample,
+        mode=torchs_modes.get(mode, mode),
+        padding_mode=node("padding_mode", b"zeros").decode(),
+        align_corners=bool(node("align_corners", 0)),
+    )
 
 
 def _one_hot(node: Node) -> torch.nn.Module:
@@ -468,7 +485,7 @@ def _recurrent(node: Node) -> torch.nn.Module | None:
     if network is None:
         return None
     parts = torch_recurrent.find_weights(node.proto, node.constants)
-    ways = len(parts) // 4
+    directions = len(parts) // 4
     width = parts[1].shape[1]
     count = len(node.proto.output)
     is_lstm = network is torch.lstm
@@ -477,17 +494,18 @@ def _recurrent(node: Node) -> torch.nn.Module | None:
     def run(values: torch.Tensor, *states: torch.Tensor, weights: Any) -> Any:
         """Return [steps, directions, N, width] and the last states [directions, N, width]."""
         if not states:
-            zeros = values.new_zeros(ways, values.shape[1], width)
-            states = (zeros, zeros) if is_lstm else (zeros,)
+            zeros = values.new_zeros(directions, values.shape[1], width)
+            states = (zeros, zeros)
         if is_reverse:
             values = values.flip(0)
-        options = True, 1, 0.0, False, ways == 2, False  # biases, layers, dropout, training, ...
+        # Biases, layers, dropout, training, bidirectional, batch first
+        options = True, 1, 0.0, False, directions == 2, False
         outputs = network(values, states if is_lstm else states[0], [*weights], *options)
         steps = outputs[0]
         last = [outputs[index] for index in range(1, count)]
         if is_reverse:
             steps = steps.flip(0)
-        steps = steps.unflatten(-1, (ways, width)).transpose(1, 2)
+        steps = steps.unflatten(-1, (directions, width)).transpose(1, 2)
         return (steps, *last) if last else steps
 
     return _Recurrent(run, weights=torch.nn.ParameterList(parts))
@@ -504,24 +522,27 @@ def _resize(node: Node) -> torch.nn.Module | None:
     targets = node.constants.get(key, np.empty(0)).tolist()
     if not rank or cropped or len(targets) != rank or node(*_POLICY) != b"stretch":
         return None
-    kept = node.sizes if key == 3 else [1] * rank
-    if kept[0] and targets[0] != kept[0]:
+    unchanged = node.sizes if key == 3 else [1] * rank
+    if unchanged[0] and targets[0] != unchanged[0]:
         return None
 
     # The matrix that ONNX Runtime applies along each axis
     matrices = {}
     for axis in range(1, rank):
-        if targets[axis] != kept[axis]:
+        if targets[axis] != unchanged[axis]:
             size = node.sizes[axis] or _ANY
             matrices[axis] = _find_matrix(node, key, size, target=targets[axis])
 
     # Torch's interpolation, if one computes the same
-    ways = [] if 1 in matrices else _interpolations(node, key, targets[2:])
-    for module in ways:
+    interpolations = []
+    if 1 not in matrices:  # torch keeps the channels
+        interpolations = _interpolations(node, key, targets[2:])
+    for module in interpolations:
         if all(_is_same(module, axis, matrix) for axis, matrix in matrices.items()):
             return module
-    has_sizes = all(node.sizes[axis] for axis in matrices)
-    return _resample(matrices) if has_sizes else None
+    if not all(node.sizes[axis] for axis in matrices):  # a matrix has the size of its axis
+        return None
+    return _resample(matrices)
 
 
 def _resample(matrices: Mapping[int, NDArray[np.float32]]) -> torch.nn.Module:
@@ -532,7 +553,8 @@ def _resample(matrices: Mapping[int, NDArray[np.float32]]) -> torch.nn.Module:
             values = torch.matmul(values.transpose(axis, -1), matrix).transpose(axis, -1)
         return values
 
-    return InFloat(resample, **{f"matrix_{i}": torch.from_numpy(m) for i, m in matrices.items()})
+    by_name = {f"matrix_{axis}": torch.from_numpy(matrix) for axis, matrix in matrices.items()}
+    return InFloat(resample, **by_name)
 
 
 _POLICY = ("keep_aspect_ratio_policy", b"stretch")
@@ -548,30 +570,34 @@ def _interpolations(node: Node, key: int, targets: list[Any]) -> list[Fixed]:
     """Return the ways in which torch resizes to these scales, or sizes if `key` is 3."""
     mode = node("mode", b"nearest")
     rank = len(node.sizes)
-    by = "size" if key == 3 else "scale_factor"
-    settings = {"size": None, "scale_factor": None, by: targets}
-    ways = []
+    settings: dict[str, Any] = {"size": None, "scale_factor": None}
+    settings["size" if key == 3 else "scale_factor"] = targets
+    corners = [None] if mode == b"nearest" else [False, True]
+    modules = []
     for name in _MODES[mode].get(rank, ()):
-        for corners in [None] if mode == b"nearest" else [False, True]:
-            way = {**settings, "mode": name, "align_corners": corners}
-            ways.append(Fixed(functional.interpolate, **way))
-    return ways
+        for aligned in corners:
+            module = Fixed(functional.interpolate, **settings, mode=name, align_corners=aligned)
+            modules.append(module)
+    return modules
 
 
 def _find_matrix(node: Node, key: int, size: int, target: float) -> NDArray[np.float32]:
     """Return the matrix [size, new size] by which ONNX Runtime resizes an axis."""
-    targets = np.array([size, 1, target, 1] if key == 3 else [1, 1, target, 1])
-    inputs = ["x", "", "", "target"] if key == 3 else ["x", "", "target"]
+    if key == 3:
+        inputs = ["x", "", "", "target"]
+        targets = np.array([size, 1, target, 1], np.int64)
+    else:
+        inputs = ["x", "", "target"]
+        targets = np.array([1, 1, target, 1], np.float32)
     proto = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["" : 17]>
         axis (float[a, 1, b, 1] x) => (float[a, 1, c, 1] y) { y = Resize(x) }"""
     )
-    (resize,) = proto.graph.node
+    [resize] = proto.graph.node
     resize.input[:] = inputs
     resize.attribute.extend(item for item in node.proto.attribute if item.name != _POLICY[0])
     proto.opset_import[0].CopyFrom(node.opset)
-    kind = np.int64 if key == 3 else np.float32
-    proto.graph.initializer.append(onnx.numpy_helper.from_array(targets.astype(kind), "target"))
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(targets, "target"))
     unit = np.eye(size, dtype=np.float32)[:, np.newaxis, :, np.newaxis]
     [rows] = open_runner(proto, threads=1)(unit)
     return np.ascontiguousarray(rows[:, 0, :, 0])

@@ -40,7 +40,10 @@ def drop_zero_states(graph: onnx.GraphProto) -> None:
     """Drop initial states of 0, ONNX's default, in place; exporters expand them to the batch."""
     if not any(node.op_type in KINDS for node in graph.node):
         return
-    zeros = {t.name for t in graph.initializer if not onnx.numpy_helper.to_array(t).any()}
+    zeros = set()
+    for tensor in graph.initializer:
+        if not onnx.numpy_helper.to_array(tensor).any():
+            zeros.add(tensor.name)
     for node in graph.node:
         if _is_zero(node, zeros):
             zeros.add(node.output[0])
@@ -69,20 +72,25 @@ def find_function(
     kind = node.op_type
     used = {index for index, name in enumerate(node.input) if name}
     states = {5, 6} if kind == "LSTM" else {5}
-    if not constants.keys() >= used & {1, 2, 3} or used - {0, 1, 2, 3} not in (set(), states):
+    if not constants.keys() >= used & {1, 2, 3}:  # weights, also of the states, and biases
+        return None
+    if used - {0, 1, 2, 3} not in (set(), states):
+        return None
+    if any(attribute(node, name, 0) for name in ("clip", "layout", "input_forget")):
         return None
     directions = len(constants[1])
     functions = attribute(node, "activations", _ACTIVATIONS[kind][0] * directions)
     usual = [names * directions for names in _ACTIVATIONS[kind]]
-    changes = [name for name in ("clip", "layout", "input_forget") if attribute(node, name, 0)]
-    if functions not in usual or changes:
+    if functions not in usual:
         return None
 
     # torch's function
     if kind == "GRU" and not attribute(node, "linear_before_reset", 0):
         return partial(_reset_first, steps=steps) if steps else None
-    suffix = f"_{functions[0].decode()}" if kind == "RNN" else ""
-    function: Callable[..., Any] = getattr(torch, f"{kind}{suffix}".lower())
+    name = kind.lower()
+    if kind == "RNN":
+        name = f"rnn_{functions[0].decode().lower()}"
+    function: Callable[..., Any] = getattr(torch, name)
     return function
 
 
@@ -97,15 +105,17 @@ def _reset_first(
 
     Arguments and result are those of `torch.gru`, with a fixed number of steps.
     """
-    ways = []
+    directions = []
     last = []
-    for way in range(len(weights) // 4):
-        of_values, of_state, bias, state_bias = weights[4 * way : 4 * way + 4]
+    for direction in range(len(weights) // 4):  # the second starts at the last step
+        of_values, of_state, bias, state_bias = weights[4 * direction : 4 * direction + 4]
         width = of_state.shape[1]
-        state = states[way]
+        state = states[direction]
         outputs = []
-        inputs = functional.linear(values.flip(0) if way else values, of_values, bias)
-        for step in (inputs[index] for index in range(steps)):
+        ordered = values.flip(0) if direction else values
+        inputs = functional.linear(ordered, of_values, bias)
+        for index in range(steps):
+            step = inputs[index]
             both = functional.linear(state, of_state[: 2 * width], state_bias[: 2 * width])
             gates = torch.sigmoid(step[:, : 2 * width] + both)
             reset = gates[:, :width]
@@ -113,9 +123,11 @@ def _reset_first(
             kept = functional.linear(reset * state, of_state[2 * width :], state_bias[2 * width :])
             state = torch.lerp(torch.tanh(step[:, 2 * width :] + kept), state, update)
             outputs.append(state)
-        ways.append(torch.stack(outputs[::-1] if way else outputs))
+        if direction:
+            outputs.reverse()
+        directions.append(torch.stack(outputs))
         last.append(state)
-    return torch.cat(ways, 2), torch.stack(last)
+    return torch.cat(directions, 2), torch.stack(last)
 
 
 def find_weights(node: onnx.NodeProto, constants: Constants) -> list[torch.Tensor]:

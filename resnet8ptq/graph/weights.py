@@ -8,13 +8,13 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from resnet8ptq.graph.layers import channel_axis
-from resnet8ptq.graph.links import Linked, Links
+from resnet8ptq.graph.links import Linked, Links, input_at
 
 Array = NDArray[np.float32]
 
 
 def read_initializer(graph: Linked, name: str) -> Array:
-    """Return the values of an initializer."""
+    """Return the values of an initializer, a copy that the caller may change."""
     return np.array(numpy_helper.to_array(Links.of(graph).constants[name]))
 
 
@@ -41,9 +41,10 @@ def read_bias(graph: Linked, node: onnx.NodeProto) -> Array:
     """Return a layer's bias [output channels]; zeros without a bias."""
     graph = Links.of(graph)
     channels = graph.constants[node.input[1]].dims[channel_axis(node)]
-    if len(node.input) < 3 or not node.input[2]:
+    name = input_at(node, 2)
+    if not name:
         return np.zeros(channels, np.float32)
-    return np.array(np.broadcast_to(read_initializer(graph, node.input[2]).reshape(-1), channels))
+    return np.array(np.broadcast_to(read_initializer(graph, name).reshape(-1), channels))
 
 
 def write_bias(graph: Linked, node: onnx.NodeProto, bias: NDArray[Any]) -> None:
@@ -61,20 +62,26 @@ def find_added_bias(graph: Linked, matmul: onnx.NodeProto) -> tuple[onnx.NodePro
     graph = Links.of(graph)
     channels = graph.constants[matmul.input[1]].dims[channel_axis(matmul)]
     reader = graph.only_reader(matmul.output[0])
-    if reader is not None and reader.op_type == "Add":
-        for index, name in enumerate(reader.input):
-            if name in graph.constants and list(graph.constants[name].dims) == [channels]:
-                return reader, index
+    if reader is None or reader.op_type != "Add":
+        return None
+    for index, name in enumerate(reader.input):
+        constant = graph.constants.get(name)
+        if constant is not None and list(constant.dims) == [channels]:
+            return reader, index
     return None
 
 
 def biased_output(graph: Linked, node: onnx.NodeProto) -> str:
-    """Return the output of a layer with its bias: of the Add after a MatMul, if it has one."""
-    added = find_added_bias(graph, node) if node.op_type == "MatMul" else None
-    if added is None:
-        return node.output[0]
-    add, _ = added
-    return add.output[0]
+    """Return the output of a layer with its bias: of the Add after a MatMul, if it has one.
+
+    Corrections compare this tensor with FP32, because they change the bias.
+    """
+    if node.op_type == "MatMul":
+        added = find_added_bias(graph, node)
+        if added is not None:
+            add, _ = added
+            return add.output[0]
+    return node.output[0]
 
 
 def write_input(graph: Linked, node: onnx.NodeProto, index: int, values: NDArray[Any]) -> None:

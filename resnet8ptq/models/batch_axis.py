@@ -7,8 +7,9 @@ become constants; all others are computed from the sizes.
 """
 
 import copy
+import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,14 @@ from onnx import helper, numpy_helper
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.records import feed
 from resnet8ptq.graph.layers import attribute
-from resnet8ptq.graph.links import Links, find_all, input_names, inputs_of
+from resnet8ptq.graph.links import (
+    Links,
+    find_all,
+    input_at,
+    input_names,
+    inputs_of,
+    output_names,
+)
 from resnet8ptq.graph.passes import Writer, end_with, remove_unused, rewrite
 from resnet8ptq.graph.session import expose, open_session
 from resnet8ptq.graph.shapes import infer_shapes
@@ -46,18 +54,24 @@ def in_batches(predict: Predict, samples: SampleArray, size: int) -> Outputs:
 
     Outputs with sample-dependent sizes, such as detections, are padded with zeros.
     """
-    starts = range(0, len(samples), size)
-    parts = [predict(samples[i : i + size]) for i in starts]
-    return [_join(output) for output in zip(*parts, strict=True)]
+    batches = []
+    for start in range(0, len(samples), size):
+        batches.append(predict(samples[start : start + size]))
+    return [_join(parts) for parts in zip(*batches, strict=True)]
 
 
 def _join(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Return one output of several batches, each padded to the largest size along every axis."""
     if len(parts) == 1:  # may lack an axis of samples, see `one_by_one`
         return parts[0]
-    sizes = np.max([part.shape for part in parts], axis=0).astype(int)
-    missing = [(0, *(sizes - part.shape)[1:]) for part in parts]
-    filled = [np.pad(part, [(0, n) for n in m]) for part, m in zip(parts, missing, strict=True)]
-    return np.concatenate(filled)
+    largest = np.max([part.shape for part in parts], axis=0).astype(int)
+    padded = []
+    for part in parts:
+        missing = largest - part.shape
+        missing[:1] = 0  # samples are joined, not padded
+        before = np.zeros_like(missing)
+        padded.append(np.pad(part, np.stack([before, missing], axis=1)))
+    return np.concatenate(padded)
 
 
 def one_by_one(predict: Predict, outputs: Sequence[int]) -> Predict:
@@ -68,7 +82,10 @@ def one_by_one(predict: Predict, outputs: Sequence[int]) -> Predict:
     """
 
     def run(sample: SampleArray) -> Outputs:
-        return [v[np.newaxis] if i in outputs else v for i, v in enumerate(predict(sample))]
+        results = [*predict(sample)]
+        for index in outputs:
+            results[index] = results[index][np.newaxis]
+        return results
 
     return lambda samples: in_batches(run, samples, 1)
 
@@ -85,7 +102,9 @@ def in_full_batches(predict: Predict, size: int | None) -> Predict:
         missing = -len(samples) % size
         filled = np.concatenate([samples, np.zeros((missing, *samples.shape[1:]), samples.dtype)])
         outputs = in_batches(predict, filled, size)
-        return [values[: len(samples)] for values in outputs] if missing else outputs
+        if not missing:
+            return outputs
+        return [values[: len(samples)] for values in outputs]
 
     return run
 
@@ -119,10 +138,13 @@ def fix_sizes(
         _set_shape(value, shape)
 
     # The static tensors that the other nodes use
-    others = [node for node in graph.node if not static.issuperset(node.output)]
+    others = []
     used: set[str] = set()
     deciding = set()  # the conditions of If, maybe on one sample
-    for node in others:
+    for node in graph.node:
+        if static.issuperset(node.output):
+            continue
+        others.append(node)
         used.update(inputs_of(node))
         if node.op_type == "If":
             deciding.add(node.input[0])
@@ -130,11 +152,13 @@ def fix_sizes(
 
     # Their values, one for each size
     shaped: dict[str, list[onnx.NodeProto]] = {name: [] for name in wanted}
-    names = [*(value.name for value in graph.output), *wanted]
     sources = set()
-    for node in _find_shaped(others, shaped):
-        shaped[_parameter(node)].append(node)
-        sources.add(node.input[0])
+    for node in others:
+        parameter = _parameter(node)
+        if parameter in shaped:
+            shaped[parameter].append(node)
+            sources.add(node.input[0])
+    names = [*output_names(graph), *wanted]
     names += sorted(sources - {*names, *inputs[0]})
     if any_length:
         inputs += [_shortened(inputs[0], any_length)]
@@ -173,12 +197,8 @@ def _shape_outputs(
     graph = proto.graph
     data_sized = find_data_sized(proto)
     alone: dict[str, Sequence[int | str]] = {}
-    rows = [
-        value.name
-        for value in graph.output
-        if all(t[value.name].shape[:1] == (n,) for t, n in zip(tensors, sizes, strict=False))
-    ]
-    inputs = {value.name for value in graph.input}
+    rows = [name for name in output_names(graph) if _has_rows(name, tensors, sizes)]
+    inputs = input_names(graph)
     for value in graph.output:
         if value.name in inputs:
             others = ",".join(name for name in rows if name not in inputs)
@@ -203,14 +223,23 @@ def _shape_outputs(
     return alone
 
 
+def _has_rows(
+    name: str, tensors: Sequence[Mapping[str, NDArray[Any]]], sizes: Sequence[int]
+) -> bool:
+    """Return whether a tensor has one row for each sample, for every number of samples."""
+    pairs = zip(tensors, sizes, strict=False)  # `tensors` may end with another length
+    return all(values[name].shape[:1] == (size,) for values, size in pairs)
+
+
 def static_tensors(graph: onnx.GraphProto) -> set[str]:
     """Return the tensors that depend only on constants and shapes."""
     static: set[str] = set()
-    known = {tensor.name for tensor in graph.initializer} | {""}
+    known = {*Links(graph).constants, ""}  # an input that is left out has no name
     for node in graph.node:
-        by_shape = node.op_type in ("Shape", "Size")
-        alone = known.issuperset(node.input) and not _NO_CONSTANT.match(node.op_type)
-        if (by_shape or alone) and not any(find_all(node, onnx.GraphProto)):
+        is_static = node.op_type in ("Shape", "Size")
+        if known.issuperset(node.input) and not _NO_CONSTANT.match(node.op_type):
+            is_static = True
+        if is_static and not any(find_all(node, onnx.GraphProto)):
             static.update(node.output)
             known.update(node.output)
     return static - {""}
@@ -225,15 +254,14 @@ def find_data_sized(proto: onnx.ModelProto) -> dict[str, tuple[int | str, ...]]:
     for node in proto.graph.node:
         if node.op_type in _COUNTING or data_sized.intersection(node.input):
             data_sized.update(node.output)
-    inferred = infer_shapes(proto).output
-    return {
-        value.name: tuple(
-            dim.dim_value or f"{value.name}_{axis}"
-            for axis, dim in enumerate(value.type.tensor_type.shape.dim)
-        )
-        for value in inferred
-        if value.name in data_sized
-    }
+    shapes: dict[str, tuple[int | str, ...]] = {}
+    for value in infer_shapes(proto).output:
+        if value.name in data_sized:
+            sizes: list[int | str] = []
+            for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+                sizes.append(dim.dim_value or f"{value.name}_{axis}")
+            shapes[value.name] = tuple(sizes)
+    return shapes
 
 
 def _add_batch_axis(model: ir.Model, sizes: Mapping[str, Sequence[int | str]]) -> None:
@@ -279,22 +307,17 @@ def _shortened(feeds: Mapping[str, NDArray[Any]], names: Sequence[str]) -> dict[
     shorter = dict(feeds)
     for name in names:
         values = feeds[name]
-        longer = np.concatenate([values, values], axis=1)
-        shorter[name] = values[:, :-1] if values.shape[1] > 1 else longer
+        if values.shape[1] > 1:
+            shorter[name] = values[:, :-1]
+        else:
+            shorter[name] = np.concatenate([values, values], axis=1)
     return shorter
-
-
-def _find_shaped(
-    nodes: Sequence[onnx.NodeProto], parameters: Collection[str]
-) -> list[onnx.NodeProto]:
-    """Return the nodes whose target shape or indices are one of these tensors."""
-    return [node for node in nodes if _parameter(node) in parameters]
 
 
 def _parameter(node: onnx.NodeProto) -> str:
     """Return the name of a node's target shape or indices; empty if it has none."""
-    index = _SHAPED.get(node.op_type, len(node.input))
-    return "".join(node.input[index : index + 1])
+    index = _SHAPED.get(node.op_type)
+    return "" if index is None else input_at(node, index)
 
 
 def _replace(
@@ -312,16 +335,19 @@ def _replace(
         shaped: nodes with this tensor as target shape or indices.
         tensors: values by name, for each batch size, then for another length if `any_length`.
     """
-    first, *more = values = [values[name] for values in tensors]
-    if all(np.array_equal(first, value) for value in more):
+    values = [by_name[name] for by_name in tensors]
+    if all(np.array_equal(values[0], value) for value in values[1:]):
         _remove(producer, name)
-        graph.initializer.append(numpy_helper.from_array(first, name))
-    elif (block := _find_block(values[:-1] if any_length else values)) is not None:
+        graph.initializer.append(numpy_helper.from_array(values[0], name))
+        return
+    by_batch = values[:-1] if any_length else values
+    block = _find_block(by_batch)
+    if block is not None:
         _remove(producer, name)
         _repeat(graph, name, block)
-    else:
-        for node in shaped:
-            _fix_shaped(graph, node, tensors, any_length)
+        return
+    for node in shaped:
+        _fix_shaped(graph, node, tensors, any_length)
 
 
 def _leave_out(nodes: Sequence[onnx.NodeProto], name: str) -> None:
@@ -336,8 +362,10 @@ def _leave_out(nodes: Sequence[onnx.NodeProto], name: str) -> None:
 
 
 def _remove(producer: onnx.NodeProto, name: str) -> None:
-    """Remove a tensor from the outputs of its producer."""
-    producer.output[:] = ["" if output == name else output for output in producer.output]
+    """Remove a tensor from the outputs of its producer; the others keep their positions."""
+    for index, output in enumerate(producer.output):
+        if output == name:
+            producer.output[index] = ""
 
 
 def _find_block(values: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
@@ -350,8 +378,12 @@ def _find_block(values: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
         return None
     count = len(values[0]) // SIZES[0]
     block = values[0][:count]
-    repeated = [np.tile(block, (size, *[1] * (block.ndim - 1))) for size in SIZES]
-    return block if block.size and all(map(np.array_equal, values, repeated)) else None
+    if not block.size:
+        return None
+    for value, size in zip(values, SIZES, strict=True):
+        if not np.array_equal(value, np.concatenate([block] * size)):
+            return None
+    return block
 
 
 def _repeat(graph: onnx.GraphProto, name: str, block: NDArray[Any]) -> None:
@@ -364,13 +396,12 @@ def _repeat(graph: onnx.GraphProto, name: str, block: NDArray[Any]) -> None:
     }
     for part, value in constants.items():
         graph.initializer.append(numpy_helper.from_array(value, f"{name}__{part}"))
-    names = {part: f"{name}__{part}" for part in ("shape", "count", "repeats", "repeated")}
     steps = [
-        ("Shape", [graph.input[0].name], names["shape"], {}),
-        ("Gather", [names["shape"], f"{name}__zero"], names["count"], {"axis": 0}),
-        ("Concat", [names["count"], f"{name}__ones"], names["repeats"], {"axis": 0}),
-        ("Expand", [f"{name}__block", names["repeats"]], names["repeated"], {}),
-        ("Reshape", [names["repeated"], f"{name}__target"], name, {}),
+        ("Shape", [graph.input[0].name], f"{name}__shape", {}),
+        ("Gather", [f"{name}__shape", f"{name}__zero"], f"{name}__count", {"axis": 0}),
+        ("Concat", [f"{name}__count", f"{name}__ones"], f"{name}__repeats", {"axis": 0}),
+        ("Expand", [f"{name}__block", f"{name}__repeats"], f"{name}__repeated", {}),
+        ("Reshape", [f"{name}__repeated", f"{name}__target"], name, {}),
     ]
     for index, (kind, inputs, output, attributes) in enumerate(steps):
         graph.node.insert(index, helper.make_node(kind, inputs, [output], output, **attributes))
@@ -383,29 +414,38 @@ def _fix_shaped(
     any_length: bool,
 ) -> None:
     """Give a node a constant shape; a Gather of every element becomes a Reshape."""
-    pairs = [(values[node.input[0]], values[_parameter(node)]) for values in tensors]
-    shapes = [_find_shape(node, *pair) for pair in pairs]
-    if any(len(shape) != len(shapes[0]) or not len(shape) for shape in shapes):
+    before = []  # by size: the shape of the input
+    shapes = []  # by size: the target shape
+    for values in tensors:
+        data = values[node.input[0]]
+        before.append(data.shape)
+        shapes.append(_find_shape(node, data, values[_parameter(node)]))
+    ranks = {len(shape) for shape in shapes}
+    if len(ranks) > 1 or 0 in ranks:
         return
-    rows = [len(data) for data, _ in pairs] == [shape[0] for shape in shapes]
-    same_rank = all(data.ndim == len(shape) for shape, (data, _) in zip(shapes, pairs, strict=True))
+    keeps_rows = True
+    same_rank = True
+    for old, new in zip(before, shapes, strict=True):
+        keeps_rows = keeps_rows and old[:1] == (new[0],)
+        same_rank = same_rank and len(old) == len(new)
     by_batch, by_length = _find_varying(shapes, any_length)
     dims = np.array(shapes[0], np.int64)
     if node.op_type in ("Expand", "Resize"):
-        if by_batch != [0] or by_length or not rows or not same_rank:
+        if by_batch != [0] or by_length or not keeps_rows or not same_rank:
             return
         if node.op_type == "Expand":
             dims[0] = 1  # the input has the rows
             _set_target(graph, node, dims)
         else:
-            _set_scales(graph, node, pairs[0][0].shape, dims.tolist())
+            _set_scales(graph, node, before[0], dims.tolist())
         return
 
     # A Reshape, with at most one free axis
-    if rows and by_batch == [0] and (by_length or (dims == -1).any()):
-        by_batch, dims[0] = [], 0  # as the Reshape's input
+    if keeps_rows and by_batch == [0] and (by_length or (dims == -1).any()):
+        by_batch = []
+        dims[0] = 0  # as the Reshape's input
     elif (dims == -1).any():
-        dims[dims == -1] = -pairs[0][0].size // np.prod(dims)
+        dims[dims == -1] = -math.prod(before[0]) // np.prod(dims)
     varying = by_batch + by_length
     if len(varying) > 1 or (varying and (dims == -1).any()):
         return
@@ -430,9 +470,10 @@ def _set_scales(
 
 def _find_varying(shapes: Sequence[NDArray[Any]], any_length: bool) -> tuple[list[int], list[int]]:
     """Return the axes that vary with the batch size, and those that vary with the length."""
-    first, *more = shapes
-    differs = [np.flatnonzero(first != value).tolist() for value in more]
-    return differs[0] if len(more) > any_length else [], differs[-1] if any_length else []
+    differs = [np.flatnonzero(shapes[0] != shape).tolist() for shape in shapes[1:]]
+    by_length = differs.pop() if any_length else []
+    by_batch = differs[0] if differs else []
+    return by_batch, by_length
 
 
 def _find_shape(
@@ -444,17 +485,23 @@ def _find_shape(
     """
     if node.op_type not in ("Gather", "GatherND"):
         return parameter
-    # A Gather reads as a GatherND of one axis.
-    indices = parameter if node.op_type == "GatherND" else parameter[..., np.newaxis]
+    indices = parameter
+    if node.op_type == "Gather":  # reads as a GatherND of one axis
+        indices = parameter[..., np.newaxis]
     depth = indices.shape[-1]
     every = np.indices(data.shape[:depth]).reshape(depth, -1).T
     other = attribute(node, "batch_dims", 0) or attribute(node, "axis", 0)
-    in_order = not other and np.array_equal(indices.reshape(-1, depth), every)
-    return np.array([*indices.shape[:-1], *data.shape[depth:]] if in_order else [], np.int64)
+    if other or not np.array_equal(indices.reshape(-1, depth), every):
+        return np.empty(0, np.int64)
+    return np.array([*indices.shape[:-1], *data.shape[depth:]], np.int64)
 
 
 def _set_shape(value: onnx.ValueInfoProto, sizes: Sequence[int | str]) -> None:
+    """Declare the sizes of an input or output; a text names a free size."""
     shape = value.type.tensor_type.shape
     del shape.dim[:]
     for size in sizes:
-        shape.dim.add(**{"dim_param" if isinstance(size, str) else "dim_value": size})
+        if isinstance(size, str):
+            shape.dim.add(dim_param=size)
+        else:
+            shape.dim.add(dim_value=size)

@@ -15,6 +15,7 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from resnet8ptq.graph.links import output_names
 from resnet8ptq.graph.passes import end_with, rewrite
 from resnet8ptq.models.batch_axis import SIZES, Outputs
 from resnet8ptq.models.contract import SampleArray, read_contract
@@ -28,14 +29,22 @@ def find_inputs(graph: onnx.GraphProto) -> dict[str, int]:
     The batch axis is the only axis with the size, or the name, of another input's first axis.
     Beside a free batch it may be the only axis of size 1: exporters fix that of an initial state.
     """
-    shapes = {value.name: axes for value in graph_inputs(graph) if (axes := _axes(value))}
-    firsts = [axes[0] for axes in shapes.values()]
-    batch = next((first for first in firsts if isinstance(first, str)), 1)
+    shapes = {}
+    firsts = []  # the first axis of each input: its size, or the name of a free size
+    for value in graph_inputs(graph):
+        axes = _axes(value)
+        if axes:
+            shapes[value.name] = axes
+            firsts.append(axes[0])
+    named = [first for first in firsts if isinstance(first, str)]
+    batch: int | str = named[0] if named else 1
+    if batch not in firsts:
+        return {}
     moved = {}
     for name, axes in shapes.items():
         size = batch if batch in axes else 1
         is_first = isinstance(axes[0], str) or axes[0] == size
-        if batch in firsts and not is_first and axes.count(size) == 1:
+        if not is_first and axes.count(size) == 1:
             moved[name] = axes.index(size)
     return moved
 
@@ -48,8 +57,10 @@ def _axes(value: onnx.ValueInfoProto) -> list[int | str]:
 
 def move_inputs(model: ir.Model, axes: Mapping[str, int]) -> None:
     """Move the batch axis of inputs to the front; `axes`: see `find_inputs`."""
-    for value in (value for value in model.graph.inputs if value.name in axes):
-        axis = axes[str(value.name)]
+    for value in model.graph.inputs:
+        axis = axes.get(str(value.name))
+        if axis is None:
+            continue
         dims = list(value.shape or ())
         moved = ir.Value(name=f"{value.name}__batch_inside")
         value.replace_all_uses_with(moved)
@@ -67,37 +78,44 @@ def move_outputs(network: Network, samples: SampleArray) -> Network:
     """
     if read_contract(network.proto.graph).batch is not None:
         return network  # one sample: its outputs get a batch axis
-    few, more = (network.predict(samples[[0] * size]) for size in SIZES)
-    axes = [_find_axis(*shapes) for shapes in zip(few, more, strict=True)]
-    if not any(axes):
+
+    # The axis that follows the number of samples, of each output
+    few = network.predict(samples[[0] * SIZES[0]])
+    more = network.predict(samples[[0] * SIZES[1]])
+    names = output_names(network.proto.graph)
+    axes = []
+    moved = {}
+    passes = []
+    for name, one, other in zip(names, few, more, strict=True):
+        axis = _find_axis(one, other)
+        axes.append(axis)
+        if axis:
+            moved[name] = axis
+            passes.append(partial(_move_output, name=name, axis=axis, rank=one.ndim))
+    if not moved:
         return network
-    names = [value.name for value in network.proto.graph.output]
-    passes = [
-        partial(_move_output, name=name, axis=axis, rank=example.ndim)
-        for name, axis, example in zip(names, axes, few, strict=True)
-        if axis
-    ]
     proto = rewrite(copy.deepcopy(network.proto), passes)
 
     def predict(batch: SampleArray) -> Outputs:
         outputs = network.predict(batch)
         return [np.moveaxis(v, axis, 0) for v, axis in zip(outputs, axes, strict=True)]
 
-    moved = {name: axis for name, axis in zip(names, axes, strict=True) if axis}
-    return replace(network, proto=proto, predict=predict, moved={**network.moved, **moved})
+    return replace(network, proto=proto, predict=predict, moved=network.moved | moved)
 
 
 def _find_axis(few: NDArray[Any], more: NDArray[Any]) -> int:
     """Return the axis with the number of samples in both outputs; 0 if none or several fit."""
     if few.ndim != more.ndim:
         return 0
-    sizes = zip(few.shape, more.shape, strict=True)
-    counting = [axis for axis, pair in enumerate(sizes) if pair == SIZES]
-    return counting[0] if len(counting) == 1 else 0
+    sizes = list(zip(few.shape, more.shape, strict=True))
+    if sizes.count(SIZES) != 1:
+        return 0
+    return sizes.index(SIZES)
 
 
 def _move_output(model: ir.Model, name: str, axis: int, rank: int) -> None:
     inner = f"{name}__batch_inside"
-    order = [axis, *(i for i in range(rank) if i != axis)]
+    order = list(range(rank))
+    order.insert(0, order.pop(axis))
     node = end_with(model, name, inner, "Transpose", inner, perm=order)
     node.outputs[0].shape = None  # set with all sizes, see `batch_axis.fix_sizes`

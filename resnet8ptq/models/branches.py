@@ -5,7 +5,7 @@ as a sampling rate. No backend quantizes the layers inside an If.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from resnet8ptq.graph.links import Links
 from resnet8ptq.graph.passes import Writer, replace, rewrite
 from resnet8ptq.graph.session import between, open_session
 from resnet8ptq.models.batch_axis import static_tensors
@@ -33,7 +34,7 @@ def take_branches(proto: onnx.ModelProto, feeds: Sequence[Feeds] = ({},)) -> onn
     """
     while taken := _find_decided(proto, feeds):
         node, condition = taken
-        key = f"{'then' if condition else 'else'}_branch"
+        key = "then_branch" if condition else "else_branch"
         proto = rewrite(proto, [partial(_inline, output=node.output[0], key=key)])
     return proto
 
@@ -43,10 +44,13 @@ def _find_decided(
 ) -> tuple[onnx.NodeProto, bool] | None:
     """Return the first If whose condition is equal for all `feeds`, and its condition."""
     conditions = [node for node in proto.graph.node if node.op_type == "If"]
-    known = {tensor.name for tensor in proto.graph.initializer}
-    known |= static_tensors(proto.graph) if conditions else set()
+    if not conditions:
+        return None
+    known = Links(proto.graph).constants.keys() | static_tensors(proto.graph)
     for node in conditions:
-        values = _compute(proto, node.input[0], feeds) if node.input[0] in known else set()
+        if node.input[0] not in known:
+            continue
+        values = _compute(proto, node.input[0], feeds)
         if len(values) == 1:
             return node, values.pop()
     return None
@@ -59,8 +63,11 @@ def _compute(proto: onnx.ModelProto, name: str, feeds: Sequence[Feeds]) -> set[b
     if not feeds[0].keys() >= {*needed}:
         return set()
     session = open_session(part.SerializeToString(), 0)
-    inputs = [{name: values[name] for name in needed} for values in feeds]
-    return {bool(session.run(None, values)[0].all()) for values in inputs}
+    conditions = set()
+    for values in feeds:
+        [condition] = session.run(None, {name: values[name] for name in needed})
+        conditions.add(bool(condition.all()))
+    return conditions
 
 
 def _inline(model: ir.Model, output: str, key: str) -> None:
@@ -70,20 +77,35 @@ def _inline(model: ir.Model, output: str, key: str) -> None:
     branch = node.attributes[key].as_graph()
     nodes = list(branch)
     stored = list(branch.initializers.values())
-    # In a branch that reuses a name, each level of nesting would double it.
-    used = {value.name for other in graph for value in other.outputs} | graph.initializers.keys()
-    number = next(n for n in itertools.count() if f"branch_{n}/0" not in used)
-    index = itertools.count()
-    for value in (*(value for inner in nodes for value in inner.outputs if value.name), *stored):
+    made = []
+    for inner in nodes:
+        made += [value for value in inner.outputs if value.name]
+    short_names = _short_names(graph)
+    for value in (*made, *stored):
         name = f"{output}/{value.name}"
-        value.name = name if len(name) <= _LONGEST else f"branch_{number}/{next(index)}"
+        value.name = name if len(name) <= _LONGEST else next(short_names)
     branch.remove(nodes)
     branch.initializers.clear()
     for value in stored:
         graph.register_initializer(value)
     graph.insert_before(node, nodes)
     write = Writer(node)
-    for inner, outer in zip(branch.outputs, node.outputs, strict=True):
+    for result, outer in zip(branch.outputs, node.outputs, strict=True):
         if outer.name:
-            replace(outer, write("Identity", [inner], outer.name))
+            replace(outer, write("Identity", [result], outer.name))
     graph.remove(node, safe=True)
+
+
+def _short_names(graph: ir.Graph) -> Iterator[str]:
+    """Yield free names in place of long ones.
+
+    In a branch that reuses a name, each level of nesting would double it.
+    """
+    used = set(graph.initializers)
+    for node in graph:
+        used.update(value.name for value in node.outputs if value.name)
+    number = 0
+    while f"branch_{number}/0" in used:
+        number += 1
+    for index in itertools.count():
+        yield f"branch_{number}/{index}"

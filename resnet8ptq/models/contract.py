@@ -74,11 +74,13 @@ def read_contract(graph: onnx.GraphProto) -> Contract:
         ModelError: a tensor has a type unknown to NumPy.
     """
     inputs = graph_inputs(graph)
-    batches = [sizes[0] for value in inputs if (sizes := _sizes(value))]
+    batches: list[int | None] = []
+    for value in inputs:
+        batches += _sizes(value)[:1]
     return Contract(
-        tuple(_tensor(value) for value in inputs),
-        tuple(_tensor(value) for value in graph.output),
-        batches[0] if batches else None,
+        inputs=tuple(map(_tensor, inputs)),
+        outputs=tuple(map(_tensor, graph.output)),
+        batch=batches[0] if batches else None,
     )
 
 
@@ -89,8 +91,13 @@ def is_scalar(value: onnx.ValueInfoProto) -> bool:
 
 
 def ask_for_values(inputs: Sequence[Tensor], key: str = "model.inputs") -> str:
-    """Return the text of a setting with a value for each input; by default `model.inputs`."""
-    return f"{key}={{{', '.join(f'{tensor.name}: ...' for tensor in inputs)}}}"
+    """Return the text of a setting with a value for each input; by default `model.inputs`.
+
+    >>> ask_for_values([Tensor("size", (2,), "int64"), Tensor("rate", (), "float32")])
+    'model.inputs={size: ..., rate: ...}'
+    """
+    values = ", ".join(f"{tensor.name}: ..." for tensor in inputs)
+    return f"{key}={{{values}}}"
 
 
 def _tensor(value: onnx.ValueInfoProto) -> Tensor:
@@ -159,9 +166,14 @@ def _fill(tensor: Tensor, stored: np.dtype[Any], steps: Preprocessing, length: i
         )
     kind = stored[tensor.name]
     taken = steps_of(kind, steps)
-    excess = kind.shape[0] - length if length and _is_text(tensor.name, stored) else 0
+    shape = kind.shape
+    excess = 0  # of tokens, over the length that the network takes
+    if length and _is_text(tensor.name, stored):
+        excess = shape[0] - length
+    if excess < 0:
+        shape = (length,)  # once padded
     try:
-        layout = find_layout((length,) if excess < 0 else kind.shape, tensor)
+        layout = find_layout(shape, tensor)
         dtype = find_dtype(kind.base, taken, tensor)
     except ModelError as error:
         advice = f"; for texts, try data.max_tokens={length}" if excess > 0 else ""
@@ -171,15 +183,18 @@ def _fill(tensor: Tensor, stored: np.dtype[Any], steps: Preprocessing, length: i
 
 def _is_text(name: str, stored: np.dtype[Any]) -> bool:
     """Return whether a field holds tokens, their mask or their types, which padding extends."""
-    return (
-        name in find_masked(stored) and stored[name].ndim == 1 and stored[name].base.kind in "iub"
-    )
+    if name not in find_masked(stored):
+        return False
+    kind = stored[name]
+    return kind.ndim == 1 and kind.base.kind in "iub"
 
 
 def _only_length(contract: Contract, stored: np.dtype[Any]) -> int | None:
     """Return the length that a network takes for its texts; None if it is free or not the same."""
-    texts = [tensor for tensor in contract.inputs if _is_text(tensor.name, stored)]
-    lengths = {next(iter(tensor.shape), None) for tensor in texts}
+    lengths = set()
+    for tensor in contract.inputs:
+        if _is_text(tensor.name, stored):
+            lengths.add(tensor.shape[0] if tensor.shape else None)
     return lengths.pop() if len(lengths) == 1 else None
 
 
@@ -188,9 +203,12 @@ def _any_length(contract: Contract, stored: np.dtype[Any]) -> tuple[str, ...]:
 
     A network without the mask as an input cannot ignore padding.
     """
-    free = [tensor.name for tensor in contract.inputs if tensor.shape[:1] == (None,)]
-    masked = tuple(name for name in free if name in find_masked(stored))
-    return masked if find_mask(stored) in masked else ()
+    masked = find_masked(stored)
+    free = []
+    for tensor in contract.inputs:
+        if tensor.shape[:1] == (None,) and tensor.name in masked:
+            free.append(tensor.name)
+    return tuple(free) if find_mask(stored) in free else ()
 
 
 def find_dtype(stored: DTypeLike, preprocessing: Preprocessing, takes: Tensor) -> str:
@@ -236,28 +254,39 @@ def find_layout(sample_shape: tuple[int, ...], tensor: Tensor) -> Layout | None:
     layouts = [*_moves(rank), tuple(range(rank + 1)), *_moves(rank + 1)]
     if rank and sample_shape[-1] == 1:
         layouts.append(tuple(range(rank - 1)))
+    extended = (*sample_shape, 1)  # with a channel axis, in case the sample lacks one
     for layout in layouts:
-        if _fits(tuple((*sample_shape, 1)[axis] for axis in layout), takes):
+        if _fits(tuple(extended[axis] for axis in layout), takes):
             return layout
+
+    # None fits: name a setting that mends it
     shapes = f"takes {_show(takes)}, the samples are {_show(sample_shape)}"
     sizes = [size for size in takes if size is not None]
     if len(sizes) == len(takes) and rank == 1 and math.prod(sizes) == sample_shape[0]:
         shape = ",".join(map(str, sizes))
         raise ModelError(f"{shapes}; if they are rows of a table: data.shape=[{shape}]")
     advice = _advise(sample_shape, takes)
-    raise ModelError(f"{shapes}{IF_PICTURES}{advice}" if advice else shapes)
+    if advice:
+        raise ModelError(f"{shapes}{IF_PICTURES}{advice}")
+    raise ModelError(shapes)
 
 
 def _advise(sample_shape: tuple[int, ...], takes: Shape) -> str:
     """Return the settings with which pictures [H, W, C] fit; empty if there are none."""
     if len(takes) != 3 or len(sample_shape) != 3 or sample_shape[2] not in (1, 3):
         return ""
-    height, width, channels = takes if takes[2] in (1, 3) else (*takes[1:], takes[0])
+    if takes[2] in (1, 3):
+        height, width, channels = takes
+    else:
+        channels, height, width = takes
     if channels not in (1, sample_shape[2]):
         return ""
-    sized = height and width and (height, width) != sample_shape[:2]
-    settings = [f"preprocess.size=[{height},{width}]"] if sized else []
-    return " ".join(settings + ["preprocess.channels=grey"] * (channels < sample_shape[2]))
+    settings = []
+    if height and width and (height, width) != sample_shape[:2]:
+        settings.append(f"preprocess.size=[{height},{width}]")
+    if channels < sample_shape[2]:
+        settings.append("preprocess.channels=grey")
+    return " ".join(settings)
 
 
 def picture_size(contract: Contract, fixed: Collection[str] = ()) -> tuple[int, int] | None:
@@ -272,10 +301,17 @@ def picture_size(contract: Contract, fixed: Collection[str] = ()) -> tuple[int, 
     if len(shapes) != 1 or len(shapes[0]) != 3:
         return None
     first, second, third = shapes[0]
-    sides = (first, second) if third in (1, 3) else (second, third)
-    if not {first, third} & {1, 3} or None in sides:
+    if third in (1, 3):
+        height = first
+        width = second
+    elif first in (1, 3):
+        height = second
+        width = third
+    else:
         return None
-    return int(sides[0] or 0), int(sides[1] or 0)
+    if height is None or width is None:
+        return None
+    return height, width
 
 
 def arranged(shape: tuple[int, ...], layout: Sequence[int] | None) -> tuple[int, ...]:

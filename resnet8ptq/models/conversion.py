@@ -3,7 +3,7 @@
 torch is only checked if a run needs it, because importing and running it takes longer than the
 conversion.
 
-Runs in a separate process (see `model.load`): the main process never imports TensorFlow.
+Runs in a separate process (see `model.load_network`): the main process never imports TensorFlow.
 """
 
 import json
@@ -28,7 +28,7 @@ from resnet8ptq.data.preprocessing import RAW
 from resnet8ptq.data.preprocessing import Preprocessing as Arithmetic
 from resnet8ptq.graph.footprint import tensor_bytes
 from resnet8ptq.graph.layers import attribute
-from resnet8ptq.graph.links import input_names
+from resnet8ptq.graph.links import input_names, output_names
 from resnet8ptq.graph.passes import rewrite
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models import batch_axis, batch_first, branches, normalization
@@ -101,7 +101,8 @@ def convert(
 ) -> None:
     """Write `unfolded.onnx`, `folded.onnx` and `conversion.json` into `folder`.
 
-    If folding fails, `folded.onnx` is missing, and the record has the reason.
+    Every backend quantizes one of the two graphs, never the user's file; `read_record` returns the
+    record. If folding fails, `folded.onnx` is missing, and the record has the reason.
 
     Args:
         folder: an existing, empty folder.
@@ -115,7 +116,8 @@ def convert(
     warnings.simplefilter("ignore")  # TensorFlow's and tf2onnx's own deprecations
     try:
         network = read_network(source, samples[:1], config)
-        network = select_outputs(network, config.outputs) if config.outputs else network
+        if config.outputs:
+            network = select_outputs(network, config.outputs)
         matched = match(samples, steps, read_contract(network.proto.graph))
         fields = matched.fields
         # Whole records: the length stays that of all samples if it cannot be free.
@@ -127,8 +129,9 @@ def convert(
     except DataError:
         raise
     except ModelError as error:
-        named = str(error).startswith((f"{source}: ", "model."))
-        raise error if named else type(error)(f"{source}: {error}") from None
+        if str(error).startswith((f"{source}: ", "model.")):
+            raise error from None
+        raise type(error)(f"{source}: {error}") from None
     except Exception as error:  # Keras, tf2onnx, ONNX and onnx2torch each have their own
         raise ModelError(f"{source}: cannot be converted ({one_line(error)})") from None
 
@@ -179,9 +182,13 @@ def _write(
     fields: Fields | None,
 ) -> None:
     """Fold a graph with constant sizes, compare it with the original, and write all files."""
-    added = {node.output[0] for node in proto.graph.node if node.name.endswith("__batch_axis")}
-    if indices := [i for i, value in enumerate(proto.graph.output) if value.name in added]:
-        network = replace(network, predict=batch_axis.one_by_one(network.predict, indices))
+    outputs = output_names(proto.graph)
+    without_batch = []  # indices of the outputs to which `fix_sizes` has added a batch axis
+    for node in proto.graph.node:
+        if node.name.endswith("__batch_axis") and node.output[0] in outputs:
+            without_batch.append(outputs.index(node.output[0]))
+    if without_batch:
+        network = replace(network, predict=batch_axis.one_by_one(network.predict, without_batch))
     normalization.copy_shared_weights(proto.graph)
     proto = rewrite(proto, [normalization.avoid_quantizer_names])
     onnx.save(proto, folder / UNFOLDED)
@@ -194,10 +201,10 @@ def _write(
     expected = run(network.predict)
     final = find_final(expected, samples)
     parity = {}
-    for path in (folder / name for name in written):
+    for name in written:
+        path = folder / name
         label = f"onnx, {path.stem}"
-        outputs = run(open_runner(str(path)))
-        parity[label] = compare(outputs, expected, final, label)
+        parity[label] = compare(run(open_runner(str(path))), expected, final, label)
     record = Conversion(
         parity=parity,
         source_opset=network.source_opset,
@@ -255,10 +262,15 @@ def _run_on(
 ) -> Callable[[Predict], Outputs]:
     """Return a function that runs samples in batches within the limits of graph and memory."""
     contract = read_contract(proto.graph)
-    free = fields is not None and any(None in tensor.shape for tensor in contract.inputs)
-    if fields is not None and free:
-        samples = samples[np.argsort(lengths(samples[fields.mask]))]
-    longest = None if fields is None else fields.longest(samples.dtype)
+    longest = None
+    cut = None  # drops the padding of a batch
+    if fields is not None:
+        longest = fields.longest(samples.dtype)
+        if any(None in tensor.shape for tensor in contract.inputs):
+            # Samples of similar length together
+            samples = samples[np.argsort(lengths(samples[fields.mask]))]
+            cut = fields.cut
+
     # Keras holds every tensor of a batch until its end.
     of_batch = sum(tensor_bytes(proto, longest).values())
     batch = contract.batch or 1
@@ -267,10 +279,10 @@ def _run_on(
     def run(predict: Predict) -> Outputs:
         full = batch_axis.in_full_batches(predict, contract.batch)
 
-        def shortened(batch: SampleArray) -> Outputs:
-            return full(fields.cut(batch) if fields is not None and free else batch)
+        def run_cut(batch: SampleArray) -> Outputs:
+            return full(batch if cut is None else cut(batch))
 
-        return batch_axis.in_batches(shortened, samples, at_once)
+        return batch_axis.in_batches(run_cut, samples, at_once)
 
     return run
 
@@ -283,7 +295,8 @@ def _find_batch(network: Network, samples: SampleArray) -> Network:
     graph = network.proto.graph
     if read_contract(graph).batch is not None:
         return network
-    if not batch_axis.find_data_sized(network.proto) and not any(map(is_scalar, graph.output)):
+    data_sized = batch_axis.find_data_sized(network.proto)
+    if not data_sized and not any(map(is_scalar, graph.output)):
         with suppress(Exception):  # ONNX Runtime raises a dozen types
             network.predict(samples[:2])
             return network
@@ -297,7 +310,7 @@ def _fix_sizes(
 ) -> tuple[onnx.ModelProto, str | None]:
     """Return the graph with constant sizes, and the reason if its batch size stays fixed."""
     fixed = read_contract(network.proto.graph).batch
-    some = samples[:3]
+    first = samples[:3]
     if fields is not None and fields.any_length:
         try:
             return _free_length(network, samples, fixed, fields), None
@@ -307,12 +320,16 @@ def _fix_sizes(
                 ", ".join(fields.any_length),
                 one_line(error),
             )
-    if fixed == 1 and (branch := _find_branch(network.proto.graph)):
-        proto = batch_axis.fix_sizes(network.proto, samples[:1], fixed)
-        return proto, f"the sample decides the branch of {branch}"
+    if fixed == 1:
+        branch = _find_branch(network.proto.graph)
+        if branch:
+            proto = batch_axis.fix_sizes(network.proto, samples[:1], fixed)
+            return proto, f"the sample decides the branch of {branch}"
+
+    # A free batch if the graph then returns the same, otherwise the file's own
     try:
         freed = batch_axis.fix_sizes(network.proto, samples[:1], None)
-        compare(open_runner(freed)(some), network.predict(some), VALUES, "freed")
+        compare(open_runner(freed)(first), network.predict(first), VALUES, "freed")
     except Exception as error:  # ONNX Runtime raises a dozen types
         if fixed is None:
             raise
@@ -330,8 +347,10 @@ def _find_branch(graph: onnx.GraphProto) -> str | None:
     For several samples at once it would take one branch.
     """
     static = batch_axis.static_tensors(graph)
-    deciding = (n.name for n in graph.node if n.op_type == "If" and n.input[0] not in static)
-    return next(deciding, None)
+    for node in graph.node:
+        if node.op_type == "If" and node.input[0] not in static:
+            return str(node.name)
+    return None
 
 
 def _free_length(
@@ -345,15 +364,16 @@ def _free_length(
     freed = batch_axis.fix_sizes(network.proto, samples[:1], batch, fields.any_length)
     shortest = np.argsort(lengths(samples[fields.mask]), kind="stable")[:3]
     run = open_runner(freed)
-    for padded in (samples[index : index + 1] for index in shortest):
+    for index in shortest:
+        padded = samples[index : index + 1]
         expected = network.predict(padded)
         compare(run(padded), expected, VALUES, "a free length")
         returned = run(fields.cut(padded))
-        # An output for each token has as many as the input.
-        kept = [
-            whole[:, : part.shape[1]] if part.ndim > 1 else whole
-            for whole, part in zip(expected, returned, strict=True)
-        ]
+        kept = []
+        for whole, part in zip(expected, returned, strict=True):
+            if part.ndim > 1:  # an output for each token has as many as the input
+                whole = whole[:, : part.shape[1]]
+            kept.append(whole)
         compare(returned, kept, VALUES, "less padding")
     return freed
 
@@ -365,14 +385,17 @@ def find_final(outputs: Outputs, samples: SampleArray) -> str:
     1 within 1e-3, or, with one class, lie between 0 and 1; else logits. All other outputs are
     values, such as a reconstruction of the input, which has a sample's shape.
     """
-    single = len(outputs) == 1 and outputs[0].ndim == 2 and outputs[0].dtype.kind == "f"
-    if not single or outputs[0].shape == samples.shape:
+    if len(outputs) != 1:
         return VALUES
     [scores] = outputs
+    if scores.ndim != 2 or scores.dtype.kind != "f" or scores.shape == samples.shape:
+        return VALUES
     if scores.shape[1] == 1:
-        return PROBABILITIES if 0 <= scores.min() <= scores.max() <= 1 else LOGITS
-    sums_to_one = scores.min() >= 0 and np.allclose(scores.sum(1), 1, rtol=0, atol=1e-3)
-    return PROBABILITIES if sums_to_one else LOGITS
+        are_probabilities = 0 <= scores.min() <= scores.max() <= 1
+    else:
+        sums_to_one = np.allclose(scores.sum(1), 1, rtol=0, atol=1e-3)
+        are_probabilities = scores.min() >= 0 and sums_to_one
+    return PROBABILITIES if are_probabilities else LOGITS
 
 
 def _torch_runner(path: Path) -> Predict:
@@ -386,7 +409,9 @@ def _name_difference(proto: onnx.ModelProto, samples: SampleArray) -> str:
     from resnet8ptq.graph.torch_module import find_difference
 
     node = find_difference(proto, samples[:1], PARITY_TOLERANCE_OF_VALUES)
-    return "the network" if node is None else f"{node.op_type} {node.name}"
+    if node is None:
+        return "the network"
+    return f"{node.op_type} {node.name}"
 
 
 def compare(got: Outputs, expected: Outputs, final: str, label: str) -> float:
@@ -418,15 +443,17 @@ def compare(got: Outputs, expected: Outputs, final: str, label: str) -> float:
             flipped += int((original.max(1) - chosen > TIE * scale).sum())
     worst = float(np.max(differences))  # NaN if any difference is
     tolerance = PARITY_TOLERANCE_OF_VALUES if final == VALUES else PARITY_TOLERANCE
-    if flipped or not worst <= tolerance:
-        kind = "probabilities" if final == PROBABILITIES else "values, relative to the largest,"
-        classes = ""
-        allowed = f"{tolerance:.0e}"
-        if final != VALUES:
-            classes = f" on {flipped} of {len(expected[0])} top-1 classes"
-            allowed = f"0 and {allowed}"
-        raise ParityError(
-            f"{label}: differs from the original{classes}, {kind} by up to {worst:.2e} "
-            f"(allowed: {allowed})"
-        )
-    return worst
+    if not flipped and worst <= tolerance:
+        return worst
+
+    # The message; `values` have no top-1 classes
+    kind = "probabilities" if final == PROBABILITIES else "values, relative to the largest,"
+    classes = ""
+    allowed = f"{tolerance:.0e}"
+    if final != VALUES:
+        classes = f" on {flipped} of {len(expected[0])} top-1 classes"
+        allowed = f"0 and {allowed}"
+    raise ParityError(
+        f"{label}: differs from the original{classes}, {kind} by up to {worst:.2e} "
+        f"(allowed: {allowed})"
+    )

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import types
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import chdir, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,8 +43,10 @@ class Folding:
         """Return the changes as MLflow params."""
         before = Counter(self.operators_before)
         after = Counter(self.operators_after)
-        differing = [name for name in sorted(before | after) if before[name] != after[name]]
-        changes = [f"{name} {before[name]} -> {after[name]}" for name in differing]
+        changes = []
+        for name in sorted(before | after):
+            if before[name] != after[name]:
+                changes.append(f"{name} {before[name]} -> {after[name]}")
         return {
             "preprocess_nodes": f"{before.total()} -> {after.total()}",
             "preprocess_bytes": f"{self.bytes_before} -> {self.bytes_after}",
@@ -112,24 +114,35 @@ def fold_into_products(graph: onnx.GraphProto) -> None:
     constants = links.constants
     ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in graph.value_info}
     layers: dict[str, onnx.NodeProto] = {}  # by output
-    folded = set()
+    kept = []
     for node in graph.node:
         if _is_product(node, constants):
             layers[node.output[0]] = node
-        taken = next((name for name in node.input if name in layers), "")
-        if node.op_type not in ("Mul", "Add") or not taken or links.is_shared(taken):
-            continue
-        values = [numpy_helper.to_array(constants[n]) for n in node.input if n in constants]
-        layer = layers[taken]
-        if len(values) == 1 and _fold_into(
-            links, layer, node, values[0], max(2, ranks.get(taken, 0))
-        ):
-            layer.output[0] = node.output[0]
-            layers[layer.output[0]] = layer
-            folded.add(id(node))
-    kept = [node for node in graph.node if id(node) not in folded]
+        operands = _find_operands(node, layers, constants)
+        if operands is not None and not links.is_shared(operands[0]):
+            taken, constant = operands
+            layer = layers[taken]
+            rank = max(2, ranks.get(taken, 0))
+            if _fold_into(links, layer, node, numpy_helper.to_array(constants[constant]), rank):
+                layer.output[0] = node.output[0]
+                layers[layer.output[0]] = layer
+                continue
+        kept.append(node)
     del graph.node[:]
     graph.node.extend(kept)
+
+
+def _find_operands(
+    node: onnx.NodeProto, layers: Collection[str], constants: Collection[str]
+) -> tuple[str, str] | None:
+    """Return the names of a layer's output and of the constant that a Mul or Add joins to it."""
+    if node.op_type not in ("Mul", "Add"):
+        return None
+    outputs = [name for name in node.input if name in layers]
+    values = [name for name in node.input if name in constants]
+    if not outputs or len(values) != 1:
+        return None
+    return outputs[0], values[0]
 
 
 def _is_product(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> bool:
@@ -149,7 +162,8 @@ def _fold_into(
         rank: number of axes of the layer's output; 2, if it is unknown. A constant with more axes
             would add axes to the output.
     """
-    weights, bias = (read(links, layer).astype(np.float64) for read in (read_weights, read_bias))
+    weights = read_weights(links, layer).astype(np.float64)
+    bias = read_bias(links, layer).astype(np.float64)
     channels = len(weights)
     if not _is_by_channel(values.shape, channels):
         return False

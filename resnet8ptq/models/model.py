@@ -15,8 +15,7 @@ from resnet8ptq.core.errors import ModelError
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.models import conversion, gates
 from resnet8ptq.models.contract import Contract
-from resnet8ptq.models.network_path import digest as hash_source
-from resnet8ptq.models.network_path import locate
+from resnet8ptq.models.network_path import hash_network, locate
 from resnet8ptq.models.sources import formats
 from resnet8ptq.models.sources.formats import format_name
 
@@ -67,25 +66,28 @@ class Fp32Model:
     def describe(self) -> dict[str, str]:
         """Return the changes of the graph by conversion and preprocessing, as MLflow params."""
         record = self.conversion
-        raised = f"{record.source_opset} -> {record.opset}"
-        opset = raised if record.source_opset != record.opset else str(record.opset)
-        return {"opset": opset, **(record.preprocessing.describe() if self.fold else {})}
+        params = {"opset": str(record.opset)}
+        if record.source_opset != record.opset:
+            params["opset"] = f"{record.source_opset} -> {record.opset}"
+        if self.fold:
+            params |= record.preprocessing.describe()
+        return params
 
 
-def check(config: ModelConfig, source: Path, cache_root: Path) -> None:
+def check_file(config: ModelConfig, source: Path, cache_root: Path) -> None:
     """Refuse a damaged, unsafe or quantized file, before data are read for it.
 
     Args:
         source: the result of `locate`.
 
     Raises:
-        ModelError: see `load`.
+        ModelError: see `load_network`.
     """
     file_format = None if config.module is not None else formats.find_format(source)
     if file_format is None or not file_format.check:
         return
     key: cache.Key = {
-        "model": hash_source(config, source),
+        "model": hash_network(config, source),
         "format": file_format.name,
         "code": code.behind(__name__),
         **machine.versions(),
@@ -101,8 +103,13 @@ def check(config: ModelConfig, source: Path, cache_root: Path) -> None:
     cache.entry(cache_root, "checks", key, make)
 
 
-def load(config: ModelConfig, data: Dataset, cache_root: Path, torch: bool = True) -> Fp32Model:
+def load_network(
+    config: ModelConfig, data: Dataset, cache_root: Path, torch: bool = True
+) -> Fp32Model:
     """Locate, check and convert the network; conversions are cached by content.
+
+    The one way from the settings to a network: a run, the search and the analyses call it once,
+    after the samples are known. To look at a file without samples, call `summary.summarize`.
 
     Args:
         torch: whether to compare torch with ONNX Runtime.
@@ -112,12 +119,14 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path, torch: bool = Tru
         ParityError: ONNX disagrees with the original on up to 1,000 training samples.
     """
     source = locate(config, data.name)
-    digest = hash_source(config, source)
-    split = data.calibrating if len(data.calibrating) else data.test
-    size = split.sample_bytes
-    count = min(conversion.PARITY_SAMPLES, max(conversion.PARITY_BYTES // size, 1), len(split))
-    checked = split.take(np.arange(count))  # the frameworks must agree on these samples
+    digest = hash_network(config, source)
     is_module = config.module is not None  # the user's own code, which may download
+
+    # The samples on which the frameworks must agree
+    split = data.calibrating if len(data.calibrating) else data.test
+    affordable = max(conversion.PARITY_BYTES // split.sample_bytes, 1)
+    count = min(conversion.PARITY_SAMPLES, affordable, len(split))
+    checked = split.take(np.arange(count))
 
     # Convert once, in a separate process
     key: cache.Key = {
@@ -201,8 +210,13 @@ def _report(model: Fp32Model) -> None:
         log_once(log, text, model.source, record.original_dtype)
     if model.fold:
         effect = record.preprocessing.describe()
-        changes = [effect[f"preprocess_{name}"] for name in ("nodes", "bytes", "operators")]
-        log_once(log, "model.fold: nodes %s, bytes %s; %s", *changes)
+        log_once(
+            log,
+            "model.fold: nodes %s, bytes %s; %s",
+            effect["preprocess_nodes"],
+            effect["preprocess_bytes"],
+            effect["preprocess_operators"],
+        )
     for name, axis in record.moved.items():
         text = "%s: its axis %d counts the samples; in the quantized file, the first axis does"
         log_once(log, text, name, axis)

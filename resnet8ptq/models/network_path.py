@@ -58,14 +58,16 @@ def locate(config: ModelConfig, data_name: str) -> Path:
     return Path(downloaded)
 
 
-def digest(config: ModelConfig, source: Path) -> str:
+def hash_network(config: ModelConfig, source: Path) -> str:
     """Return a hexadecimal hash of all sources of the network.
 
     Args:
         source: the result of `locate`. The hash covers every file of a folder; for a module, also
             the code of its top-level package or file.
     """
-    more: list[Any] = [config.inputs, config.outputs] if config.inputs or config.outputs else []
+    more: list[Any] = []
+    if config.inputs or config.outputs:
+        more = [config.inputs, config.outputs]
     if config.module is not None:
         more += [config.module, config.module_args or {}, _hash_code(config.module)]
     content = files.hash_folder(source) if source.is_dir() else files.hash_with_data(source)
@@ -107,21 +109,24 @@ def _checked(path: Path, key: str) -> Path:
     if path.is_file() and not path.stat().st_size:
         raise ModelError(f"{key}: {path} is empty")
     if formats.find_format(path) is None:
-        weights = path.suffix.lower() in WEIGHTS and key == "model.path"
-        mend = (
-            "; weights alone: model.module=PACKAGE.CLASS model.state_dict=FILE" if weights else ""
-        )
-        if path.suffix.lower() in QUANTIZED:
+        suffix = path.suffix.lower()
+        mend = ""
+        if suffix in QUANTIZED:
             mend = f"; a file of another program is scored by: resnet8ptq judge FP32 {path.name}"
+        elif suffix in WEIGHTS and key == "model.path":
+            mend = "; weights alone: model.module=PACKAGE.CLASS model.state_dict=FILE"
         raise ModelError(f"{key}: {path} is not a model; {formats.EXPECTED}{mend}")
     return _check_size(path)
 
 
 def _check_size(path: Path) -> Path:
     """Return the path; refuse a size above the limit, because all of the file is hashed."""
-    inside = path.rglob("*") if path.is_dir() else [path]
-    size = sum(file.stat().st_size for file in inside if file.is_file())
-    most = MAX_FOLDER_BYTES if path.is_dir() else MAX_BYTES
+    if path.is_dir():
+        size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        most = MAX_FOLDER_BYTES
+    else:
+        size = path.stat().st_size
+        most = MAX_BYTES
     if size > most:
         raise ModelError(f"{path}: larger than {most / 2**30:.0f} GiB, the most that is read")
     return path

@@ -23,6 +23,7 @@ from resnet8ptq.graph.passes import (
     Writer,
     end_with,
     input_of,
+    nodes_of,
     producer_of,
     remove_unused,
     rename,
@@ -35,6 +36,7 @@ from resnet8ptq.graph.weights import read_bias, read_initializer, write_bias, wr
 from resnet8ptq.models.gates.onnx import LABELLERS, ONNX_DOMAINS, SCALER, graph_inputs
 
 Sizes = Mapping[str, Sequence[int]]  # the shape of each tensor; a free size is 0
+Role = tuple[str | int, ...]  # of a constant, see `_find_role`
 
 OPSET = 17
 MIN_OPSET = 13  # the first with a per-channel QuantizeLinear
@@ -44,7 +46,7 @@ MIN_IR_VERSION = 8  # of opset 17; since 4, initializers need not be inputs
 
 
 def opset(proto: onnx.ModelProto) -> int:
-    """Return the version of the ONNX operator set that the graph uses."""
+    """Return the version of the ONNX operator set that the graph uses, under either name."""
     return max(entry.version for entry in proto.opset_import if entry.domain in ONNX_DOMAINS)
 
 
@@ -89,8 +91,9 @@ def _write_coordinates(graph: onnx.GraphProto) -> None:
 
 def _changed_operators(proto: onnx.ModelProto, version: int) -> list[str]:
     """Return the graph's operators that an opset redefines or removes."""
+    names = {node.op_type for node in proto.graph.node if node.domain in ONNX_DOMAINS}
     changed = []
-    for name in sorted({node.op_type for node in proto.graph.node if node.domain in ONNX_DOMAINS}):
+    for name in sorted(names):
         try:
             if defs.get_schema(name, version).since_version == version:
                 changed.append(name)
@@ -110,9 +113,12 @@ def normalize(proto: onnx.ModelProto) -> onnx.ModelProto:
     graph.input.extend(inputs)
     del graph.value_info[:], graph.quantization_annotation[:]
     proto.ir_version = max(proto.ir_version, MIN_IR_VERSION)
+
+    # One name of ONNX's own domain, and the imports of used domains only
     nodes = list(find_all(proto, onnx.NodeProto))
     for entry in [*proto.opset_import, *nodes]:
-        entry.domain = "" if entry.domain == "ai.onnx" else entry.domain
+        if entry.domain == "ai.onnx":
+            entry.domain = ""
     used = {"", *(node.domain for node in nodes)}
     imports = [entry for entry in proto.opset_import if entry.domain in used]
     del proto.opset_import[:]
@@ -153,18 +159,24 @@ def _keep_pads(model: ir.Model) -> None:
     ONNX Runtime (1.31) makes zeros the pool's own padding, which never is the largest value. It
     compares the bytes of the value with 0, so it keeps this Pad. Behind a Relu both are the same.
     """
-    for node in [node for node in model.graph if node.op_type == "Pad"]:
+    for node in nodes_of(model, "Pad"):
         source = producer_of(node, 0)
         if source is not None and source.op_type == "Relu":
             continue
-        value = node.inputs[2] if len(node.inputs) > 2 else None
-        is_zero = value is None or (value.const_value is not None and not values_of(value).any())
         constant = node.attributes.get_string("mode", "constant") == "constant"
         pooled = any(use.node.op_type == "MaxPool" for use in node.outputs[0].uses())
-        if constant and is_zero and pooled:
+        if constant and pooled and _pads_with_zeros(node):
             node.resize_inputs(max(3, len(node.inputs)))
             zero = Writer(node).constant(f"{node.outputs[0].name}__zero", np.float32(-0.0))
             node.replace_input_with(2, zero)
+
+
+def _pads_with_zeros(pad: ir.Node) -> bool:
+    """Return whether the value of a Pad is known to be 0, which is its default."""
+    value = pad.inputs[2] if len(pad.inputs) > 2 else None
+    if value is None:
+        return True
+    return value.const_value is not None and not values_of(value).any()
 
 
 def keep_scores(graph: onnx.GraphProto) -> None:
@@ -207,23 +219,21 @@ def write_scalers(model: ir.Model) -> None:
 
     The input has any numeric type.
     """
-    for node in [node for node in model.graph if node.op_type == SCALER]:
+    for node in nodes_of(model, SCALER):
         write = Writer(node)
         name = str(node.outputs[0].name)
-        offset, scale = (
-            np.array(node.attributes.get_floats(key, (default,)), np.float32)
-            for key, default in (("offset", 0.0), ("scale", 1.0))
-        )
+        offsets = np.array(node.attributes.get_floats("offset", (0.0,)), np.float32)
+        scales = np.array(node.attributes.get_floats("scale", (1.0,)), np.float32)
         numbers = write("Cast", [node.inputs[0]], f"{name}__float", to=onnx.TensorProto.FLOAT)
-        shifted = write(
-            "Sub", [numbers, write.constant(f"{name}__offset", offset)], f"{name}__shifted"
-        )
-        replace_node(node, write("Mul", [shifted, write.constant(f"{name}__scale", scale)], name))
+        offset = write.constant(f"{name}__offset", offsets)
+        shifted = write("Sub", [numbers, offset], f"{name}__shifted")
+        scale = write.constant(f"{name}__scale", scales)
+        replace_node(node, write("Mul", [shifted, scale], name))
 
 
 def cast_constants(model: ir.Model) -> None:
     """Compute each Cast of a constant to float32: weights stored in 16 or 64 bits."""
-    for node in [node for node in model.graph if node.op_type == "Cast"]:
+    for node in nodes_of(model, "Cast"):
         source = input_of(node, 0)
         while (before := source.producer()) is not None and before.op_type == "Identity":
             source = input_of(before, 0)
@@ -241,17 +251,17 @@ def simplify_gemms(graph: onnx.GraphProto) -> None:
     ONNX Runtime's quantizer drops the beta of a bias that it rounds.
     """
     links = Links(graph)
-    for node in [node for node in graph.node if node.op_type == "Gemm"]:
-        factors = {1: attribute(node, "alpha", 1.0), 2: attribute(node, "beta", 1.0)}
-        if {*factors.values()} == {1}:
+    for node in graph.node:
+        if node.op_type != "Gemm":
             continue
-        if not links.constants.keys() >= {*filter(None, node.input[1:])}:
+        alpha = attribute(node, "alpha", 1.0)
+        beta = attribute(node, "beta", 1.0)
+        constants = [*filter(None, node.input[1:])]  # weights, and maybe a bias
+        if alpha == beta == 1 or not links.constants.keys() >= {*constants}:
             continue
-        for index, name in enumerate(node.input):
-            if index and name in links.constants:
-                write_input(
-                    links, node, index, read_initializer(links, name) * np.float32(factors[index])
-                )
+        for index, name, factor in zip((1, 2), constants, (alpha, beta), strict=False):
+            scaled = read_initializer(links, name) * np.float32(factor)
+            write_input(links, node, index, scaled)
         drop_attribute(node, "alpha")
         drop_attribute(node, "beta")
     _flatten_biases(graph)
@@ -265,28 +275,39 @@ def copy_shared_weights(graph: onnx.GraphProto) -> None:
     layer, so each layer has its own.
     """
     constants = Links(graph).constants
-    roles: dict[str, dict[tuple[Any, ...], str]] = {}  # of each constant: its name in each role
+    roles: dict[str, dict[Role, str]] = {}  # of each constant: its name in each role
     for node in graph.node:
         for name in constants.keys() & {*inputs_of(node)}.difference(node.input):
             roles[name] = {(): name}  # an inner graph reads it
     for node in graph.node:
+        if node.op_type == "Gather":  # tables of embeddings are large
+            continue
         for index, name in enumerate(node.input):
-            layer = index > 0 and node.op_type in (*LAYERS, "ConvTranspose")
-            if name not in constants or node.op_type == "Gather":  # tables of embeddings are large
+            if name not in constants:
                 continue
-            role: tuple[Any, ...] = ()
-            if layer:
-                role = (node.op_type, index, channel_axis(node))
-            if layer and index > 1:
-                role = (node.output[0],)
+            role = _find_role(node, index)
             names = roles.setdefault(name, {})
-            if role not in names:
-                names[role] = f"{name}__copy_{len(names)}" if names else name
-                if names[role] != name:
-                    copy = graph.initializer.add()
-                    copy.CopyFrom(constants[name])
-                    copy.name = names[role]
+            if not names:
+                names[role] = name  # the first role keeps the constant itself
+            elif role not in names:
+                copy = graph.initializer.add()
+                copy.CopyFrom(constants[name])
+                copy.name = f"{name}__copy_{len(names)}"
+                names[role] = copy.name
             node.input[index] = names[role]
+
+
+def _find_role(node: onnx.NodeProto, index: int) -> Role:
+    """Return the role of an input: constants of one role are rounded with the same scales.
+
+    Weights have the role of all layers with this operator and axis of channels, a bias that of its
+    own layer. All other inputs have one role.
+    """
+    if index == 0 or node.op_type not in (*LAYERS, "ConvTranspose"):
+        return ()
+    if index > 1:
+        return (node.output[0],)
+    return node.op_type, index, channel_axis(node)
 
 
 def _flatten_biases(graph: onnx.GraphProto) -> None:
@@ -296,23 +317,23 @@ def _flatten_biases(graph: onnx.GraphProto) -> None:
     first shape, torch's quantized linear on the second.
     """
     links = Links(graph)
-    constants = links.constants
-    wide = [
-        node
-        for node in graph.node
-        if node.op_type == "Gemm"
-        and constants.keys() >= set(node.input[1:]) > {node.input[1]}
-        and math.prod((dims := constants[node.input[2]].dims)[:-1]) == 1
-        and list(dims) != [constants[node.input[1]].dims[channel_axis(node)]]
-    ]
-    for node in wide:
-        write_bias(links, node, read_bias(links, node))
+    for node in graph.node:
+        if node.op_type != "Gemm" or len(node.input) < 3:
+            continue
+        weights = links.constants.get(node.input[1])
+        bias = links.constants.get(node.input[2])
+        if weights is None or bias is None:
+            continue
+        channels = weights.dims[channel_axis(node)]
+        if math.prod(bias.dims[:-1]) == 1 and list(bias.dims) != [channels]:
+            write_bias(links, node, read_bias(links, node))
 
 
 def drop_attribute(node: onnx.NodeProto, name: str) -> None:
     """Remove an attribute from a node, if present."""
-    for item in [item for item in node.attribute if item.name == name]:
-        node.attribute.remove(item)
+    for item in list(node.attribute):
+        if item.name == name:
+            node.attribute.remove(item)
 
 
 def write_explicitly(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -322,12 +343,17 @@ def write_explicitly(proto: onnx.ModelProto) -> onnx.ModelProto:
     """
     write_paddings(proto)
     write_ceil_mode(proto)
-    pads = [node for node in proto.graph.node if node.op_type == "Pad" and any(node.input[3:])]
-    if not pads and all(node.op_type != "GroupNormalization" for node in proto.graph.node):
+    needs_sizes = False
+    for node in proto.graph.node:
+        has_axes = node.op_type == "Pad" and any(node.input[3:])
+        if has_axes or node.op_type == "GroupNormalization":
+            needs_sizes = True
+    if not needs_sizes:
         return proto
     sizes = find_sizes(proto)
-    passes = [partial(change, sizes=sizes) for change in (write_pad_axes, write_group_norms)]
-    return rewrite(proto, [*passes, remove_unused])
+    write_axes = partial(write_pad_axes, sizes=sizes)
+    write_groups = partial(write_group_norms, sizes=sizes)
+    return rewrite(proto, [write_axes, write_groups, remove_unused])
 
 
 def write_paddings(proto: onnx.ModelProto) -> None:
@@ -343,14 +369,16 @@ def write_paddings(proto: onnx.ModelProto) -> None:
             continue
         sizes = sizes or find_sizes(proto)
         spatial = sizes.get(node.input[0], [])[2:]
-        weights = sizes.get(node.input[1], []) if len(node.input) > 1 else []
-        kernel = attribute(node, "kernel_shape", weights[2:])
+        kernel = attribute(node, "kernel_shape", [])
+        if not kernel and len(node.input) > 1:
+            kernel = sizes.get(node.input[1], [])[2:]  # of the weights
         if not spatial or len(kernel) != len(spatial) or 0 in spatial:
             continue
         is_transposed = node.op_type == "ConvTranspose"
-        sizing = [attribute(node, name, []) for name in ("output_shape", "output_padding")]
-        if is_transposed and any(sizing):
-            continue  # they have a part in the paddings
+        if is_transposed and attribute(node, "output_shape", []):
+            continue  # it has a part in the paddings, as has `output_padding`
+        if is_transposed and attribute(node, "output_padding", []):
+            continue
         ones = [1] * len(spatial)
         strides = attribute(node, "strides", ones)
         dilations = attribute(node, "dilations", ones)
@@ -471,7 +499,7 @@ def write_group_norms(model: ir.Model, sizes: Sizes) -> None:
     ONNX Runtime would replace it by twenty operators with computed shapes, which torch cannot
     trace.
     """
-    for node in [node for node in model.graph if node.op_type == "GroupNormalization"]:
+    for node in nodes_of(model, "GroupNormalization"):
         known = sizes.get(str(input_of(node, 0).name), [0])[1:]
         if 0 not in known:
             _normalize_groups(node, known)
@@ -483,19 +511,18 @@ def _normalize_groups(node: ir.Node, sizes: Sequence[int]) -> None:
     output = str(node.outputs[0].name)
     groups = node.attributes.get_int("num_groups", 1)
     epsilon = node.attributes.get_float("epsilon", 1e-5)
-    constants = {
-        "parts": np.array([0, groups, -1]),
-        "whole": np.array([0, *sizes]),
-        "by_channel": np.array([-1, *[1] * (len(sizes) - 1)]),
-        "ones": np.ones(groups, np.float32),
-        "zeros": np.zeros(groups, np.float32),
-    }
-    parts, whole, by_channel, ones, zeros = (
-        write.constant(f"{output}__{key}", values) for key, values in constants.items()
-    )
+
+    def constant(part: str, values: NDArray[Any]) -> ir.Value:
+        return write.constant(f"{output}__{part}", values)
 
     def add(kind: str, inputs: Sequence[ir.Value | None], part: str, **attributes: Any) -> ir.Value:
         return write(kind, inputs, f"{output}__{part}", f"{node.name}__{part}", **attributes)
+
+    parts = constant("parts", np.array([0, groups, -1]))
+    whole = constant("whole", np.array([0, *sizes]))
+    by_channel = constant("by_channel", np.array([-1, *[1] * (len(sizes) - 1)]))
+    ones = constant("ones", np.ones(groups, np.float32))
+    zeros = constant("zeros", np.zeros(groups, np.float32))
 
     # Each group is normalized as one channel
     values, scale, bias = node.inputs
@@ -518,9 +545,11 @@ def avoid_quantizer_names(model: ir.Model) -> None:
     The quantizer names a tensor's scale after the tensor, without checking that the name is free.
     Inputs and outputs keep their names.
     """
-    nodes = list(model.graph.all_nodes())
-    values = {value for node in nodes for value in (*node.inputs, *node.outputs) if value}
-    names = {value.name for value in values if value.name}
+    names: set[str] = set()
+    for node in model.graph.all_nodes():
+        for value in filter(None, (*node.inputs, *node.outputs)):
+            if value.name:
+                names.add(value.name)
     kept = {value.name for value in (*model.graph.inputs, *model.graph.outputs)}
     renamed = set()
     for name in names:

@@ -17,9 +17,13 @@ def remove(graph: onnx.GraphProto) -> list[str]:
 
     They stay if a node does more than join them to the present tokens or read their shape.
     """
-    inputs = graph_inputs(graph)
-    past = {value.name: value for value in inputs if value.name.startswith(PAST)}
-    others = [value.name for value in inputs if value.name not in past]
+    past = {}
+    others = []
+    for value in graph_inputs(graph):
+        if value.name.startswith(PAST):
+            past[value.name] = value
+        else:
+            others.append(value.name)
     readers = [node for node in graph.node if not past.keys().isdisjoint(inputs_of(node))]
     if not past or not others or not all(_can_do_without(node, past) for node in readers):
         return []
@@ -28,9 +32,7 @@ def remove(graph: onnx.GraphProto) -> list[str]:
     graph.initializer.append(first)
     for node in readers:
         if node.op_type == "Concat":
-            kept = [name for name in node.input if name not in past]
-            del node.input[:]
-            node.input.extend(kept)
+            node.input[:] = [name for name in node.input if name not in past]
         else:
             _write_shape(graph, node, past[node.input[0]], others[0], first.name)
     for value in past.values():
@@ -39,14 +41,18 @@ def remove(graph: onnx.GraphProto) -> list[str]:
 
 
 def _can_do_without(node: onnx.NodeProto, past: Mapping[str, onnx.ValueInfoProto]) -> bool:
-    """Whether a node joins earlier tokens to others, or returns the whole shape of its input."""
-    read = [past[name].type.tensor_type.shape.dim for name in node.input if name in past]
+    """Return whether a node joins earlier tokens to others, or returns their whole shape."""
+    read = [name for name in node.input if name in past]
     if not read:  # by an inner graph
         return False
-    free = [axis for axis, dim in enumerate(read[0]) if axis and not dim.dim_value]
+    dims = past[read[0]].type.tensor_type.shape.dim
+    free = []  # the axes of free size, after the batch
+    for axis in range(1, len(dims)):
+        if not dims[axis].dim_value:
+            free.append(axis)
     if node.op_type == "Concat":
-        axis = helper.get_node_attr_value(node, "axis") % max(len(read[0]), 1)
-        return axis in free and len(read) < len(node.input)
+        joined = helper.get_node_attr_value(node, "axis") % max(len(dims), 1)
+        return joined in free and len(read) < len(node.input)
     return node.op_type == "Shape" and not node.attribute and len(free) == 1
 
 

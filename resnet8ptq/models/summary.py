@@ -6,7 +6,7 @@ and the cache keeps the graph. Nothing is run or quantized.
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +26,7 @@ from resnet8ptq.models.batch_axis import static_tensors
 from resnet8ptq.models.contract import Contract, Tensor, ask_for_values, picture_size, read_contract
 from resnet8ptq.models.conversion import CRASHED
 from resnet8ptq.models.gates import onnx as gate
-from resnet8ptq.models.network_path import digest, locate
+from resnet8ptq.models.network_path import hash_network, locate
 from resnet8ptq.models.normalization import opset
 from resnet8ptq.models.sources import formats, read_network
 from resnet8ptq.models.sources.contract import Sample
@@ -104,19 +104,21 @@ def summarize(
     """
     config = config or ModelConfig()
     file_format = None if config.module else formats.find_format(path)
-    if file_format is None and config.module is None:
+    if file_format is not None:
+        format_name = file_format.name
+        words = file_format.takes.split(" ", 1)[1]  # without the article
+    elif config.module is not None:
+        format_name = ""
+        words = f"torch module {config.module}"
+    else:
         raise ModelError(f"model.path: {path} is not a model; {formats.EXPECTED}")
-    words = file_format.takes.split(" ", 1)[1] if file_format else f"torch module {config.module}"
     proto = _export(path, cache_root, config, sample)
     graph = proto.graph
-    static = static_tensors(proto.graph)
-    computing = [node.op_type for node in graph.node if not static.issuperset(node.output)]
     contract = read_contract(graph)
-    left = [n.op_type for n in left_by_attention(graph) if not static.issuperset(n.output)]
     final = Links(graph).producers.get(graph.output[0].name)
 
     # The backends that take the network
-    format_name = file_format.name if file_format else ""
+    static = static_tensors(graph)
     dtypes = [tensor.dtype for tensor in contract.inputs]
     converted = []
     quantized = {}
@@ -130,16 +132,25 @@ def summarize(
         format=words,
         contract=contract,
         opset=opset(proto),
-        operators=dict(Counter(computing).most_common()),
+        operators=dict(_count_operators(graph.node, static).most_common()),
         layers=sum(1 for _ in gate.find_weights(graph)),
         depthwise=sum(map(is_grouped, graph.node)),
         parameters=sum(math.prod(t.dims) for t in find_all(graph, onnx.TensorProto)),
         quantized=quantized,
         final="" if final is None else final.op_type,
         converted=tuple(converted),
-        left=dict(Counter(left)),
+        left=dict(_count_operators(left_by_attention(graph), static)),
         inner_layers=dict(Counter(gate.find_inner_layers(graph))),
     )
+
+
+def _count_operators(nodes: Iterable[onnx.NodeProto], static: set[str]) -> Counter[str]:
+    """Return the number of nodes by operator, without those that compute `static` tensors only."""
+    counts: Counter[str] = Counter()
+    for node in nodes:
+        if not static.issuperset(node.output):
+            counts[node.op_type] += 1
+    return counts
 
 
 def load_graph(path: Path, cache_root: Path, config: ModelConfig | None = None) -> onnx.GraphProto:
@@ -172,7 +183,7 @@ class NetworkFile:
     @cached_property
     def sha256(self) -> str:
         """The hash of all sources of the network."""
-        return digest(self.config, self.path)
+        return hash_network(self.config, self.path)
 
     @property
     def format(self) -> str:
@@ -198,17 +209,19 @@ class NetworkFile:
 def _export(path: Path, cache_root: Path, config: ModelConfig, sample: Sample) -> onnx.ModelProto:
     is_module = config.module is not None  # the user's own code, which may download
     name = formats.format_name(path, is_module)
+    if not is_module:
+        sample = None  # the file declares its inputs
     key: cache.Key = {
-        "model": digest(config, path),
+        "model": hash_network(config, path),
         "format": name,
-        "shape": "" if sample is None or not is_module else f"{sample.shape} {sample.dtype}",
+        "shape": "" if sample is None else f"{sample.shape} {sample.dtype}",
         "code": code.behind(__name__),
         **machine.versions(),
     }
 
     def make(folder: Path) -> None:
         crashed = ModelError(f"{path}: {CRASHED}")
-        arguments = path, name, sample if is_module else None, config
+        arguments = path, name, sample, config
         with waiting("Reading the network"):
             exported = isolation.call(
                 _read, *arguments, crashed=crashed, network=is_module, seconds=MAX_SECONDS
@@ -238,8 +251,9 @@ def with_known_operators() -> list[Backend]:
 
 def _takes(dtypes: Sequence[str], backend: Backend, converted: bool) -> bool:
     """Return whether a backend takes inputs of these dtypes; its own converter takes any dtype."""
-    single = dtypes == ["float32"] or (converted and len(dtypes) == 1)
-    return single or not backend.single_input
+    if not backend.single_input:
+        return True
+    return len(dtypes) == 1 and (converted or dtypes[0] == "float32")
 
 
 def requirements(summary: Summary) -> list[str]:
@@ -248,49 +262,58 @@ def requirements(summary: Summary) -> list[str]:
     lines = [f"samples that are {_describe(tensor)}" for tensor in contract.inputs]
     if len(contract.inputs) > 1:
         line = "an array for each input (data=arrays, or data=table with data.tokenizer)"
-        setting = ask_for_values(contract.inputs[1:])
-        same = f", or values that are the same for every sample: {setting}"
-        lines.append(line + same if formats.takes_values(summary.path) else line)
-    if [value.shape for value in contract.inputs] == [value.shape for value in contract.outputs]:
-        lines.append("no labels, or labels of anomalies: input and output have the same shape")
-    elif len(contract.outputs) == 1 and len(contract.outputs[0].shape) == 1:
-        kind = "probabilities" if summary.final == "Softmax" else "logits or values"
-        size = contract.outputs[0].shape[0] or "?"
-        lines.append(f"labels of {size} classes, if these are classes: {kind}")
-    else:
-        lines.append(
-            "no labels: its outputs are compared with FP32, value by value; or, if it is a "
-            "detector, boxes (data=coco)"
-        )
+        if formats.takes_values(summary.path):
+            setting = ask_for_values(contract.inputs[1:])
+            line += f", or values that are the same for every sample: {setting}"
+        lines.append(line)
+    lines.append(_require_labels(summary))
 
-    # What cannot be quantized everywhere
-    if recurrent := [name for name in RECURRENT if name in summary.operators]:
+    # Parts that not every backend quantizes
+    recurrent = [name for name in RECURRENT if name in summary.operators]
+    if recurrent:
         lines.append(f"method=dynamic with backend=onnx, to quantize {', '.join(recurrent)}")
     for name, count in summary.inner_layers.items():
         lines.append(f"an export without {name}, to quantize the {count} layers inside it")
     if contract.batch is not None:
         lines.append(f"batches of {contract.batch}, if this fixed size cannot be freed")
-    names = [backend.name for backend in with_known_operators()]
-    if missing := [name for name in names if name not in summary.quantized]:
-        lines.append(f"another backend than {missing[0]}, which takes one input of float32")
+    for backend in with_known_operators():
+        if backend.name not in summary.quantized:
+            lines.append(f"another backend than {backend.name}, which takes one input of float32")
+            break
     return lines
 
 
+def _require_labels(summary: Summary) -> str:
+    """Return the labels that fit the outputs of a network."""
+    inputs = summary.contract.inputs
+    outputs = summary.contract.outputs
+    if [tensor.shape for tensor in inputs] == [tensor.shape for tensor in outputs]:
+        return "no labels, or labels of anomalies: input and output have the same shape"
+    if len(outputs) == 1 and len(outputs[0].shape) == 1:
+        kind = "probabilities" if summary.final == "Softmax" else "logits or values"
+        size = outputs[0].shape[0] or "?"
+        return f"labels of {size} classes, if these are classes: {kind}"
+    return (
+        "no labels: its outputs are compared with FP32, value by value; or, if it is a detector, "
+        "boxes (data=coco)"
+    )
+
+
 def _describe(tensor: Tensor) -> str:
+    """Return shape and dtype of an input, and the kind of pictures that fit it."""
     sizes = ", ".join(map(str, tensor.shape)).replace("None", "any size")
     text = f"[{sizes}] {tensor.dtype}"
     if len(tensor.shape) != 3:
         return text
     colours = {1: "grey", 3: "RGB or BGR"}
     first, second, third = tensor.shape
-    for channels, *sides, layout in (
-        (first, second, third, "NCHW"),
-        (third, first, second, "NHWC"),
+    for layout, channels, height, width in (
+        ("NCHW", first, second, third),
+        ("NHWC", third, first, second),
     ):
         if channels in colours:
-            height, width = (size or "any size" for size in sides)
-            kind = f"{height} x {width} in {colours[channels]}"
-            return f"{text}, as pictures of {kind} are ({layout})"
+            size = f"{height or 'any size'} x {width or 'any size'}"
+            return f"{text}, as pictures of {size} in {colours[channels]} are ({layout})"
     return text
 
 
@@ -303,20 +326,23 @@ def print_summary(summary: Summary, settings: Sequence[str] = ()) -> None:
         f"{sum(summary.operators.values())} nodes, {summary.layers} layers with weights, "
         f"{summary.parameters:,} parameters",
     )
-    tensors = [
-        (kind[:-1], tensor.name, str(list(tensor.shape)).replace("None", "?"), tensor.dtype)
-        for kind in ("inputs", "outputs")
-        for tensor in getattr(summary.contract, kind)
-    ]
+    contract = summary.contract
+    tensors = [_describe_row("input", tensor) for tensor in contract.inputs]
+    tensors += [_describe_row("output", tensor) for tensor in contract.outputs]
     print_table(console, ("", "name", "shape (without batch)", "dtype"), tensors)
     backends = [backend.name for backend in with_known_operators()]
-    operators = [
-        (name, count, *(summary.treatment(name, backend) for backend in backends))
-        for name, count in summary.operators.items()
-    ]
+    operators = []
+    for name, count in summary.operators.items():
+        treatments = [summary.treatment(name, backend) for backend in backends]
+        operators.append((name, count, *treatments))
     print_table(console, ("operator", "nodes", *backends), operators)
     for title, lines in (("It takes:", requirements(summary)), ("With these settings:", settings)):
         if lines:
             say(console, title)
         for line in lines:
             say(console, f"  - {line}")
+
+
+def _describe_row(role: str, tensor: Tensor) -> tuple[str, str, str, str]:
+    shape = str(list(tensor.shape)).replace("None", "?")
+    return role, tensor.name, shape, tensor.dtype

@@ -23,11 +23,16 @@ class _Writer:
 
     def write(self, kind: str, *inputs: str | float, last: bool = False) -> str:
         """Write a node and return its output's name; with `last`, that of the replaced node."""
-        names = [item if isinstance(item, str) else self._constant(item) for item in inputs]
-        outputs = {"outputs": [self.output]} if last else {}
-        return str(self.ctx.make_node(kind, names, **outputs, **self.like).output[0])
+        settings = dict(self.like)
+        if last:
+            settings["outputs"] = [self.output]
+        node = self.ctx.make_node(kind, list(map(self._name, inputs)), **settings)
+        return str(node.output[0])
 
-    def _constant(self, value: float) -> str:
+    def _name(self, value: str | float) -> str:
+        """Return the name of a tensor, or of a new constant."""
+        if isinstance(value, str):
+            return value
         name = f"{self.name}__{value:.9g}"
         return str(self.ctx.make_const(name, np.array(value, np.float32)).output[0])
 
@@ -39,7 +44,8 @@ class Erfc:
     @classmethod
     def version_9(cls, ctx: Any, node: Any, **_: Any) -> None:
         """Write Erf and Sub."""
-        [values], graph = node.input, _Writer(ctx, node)
+        [values] = node.input
+        graph = _Writer(ctx, node)
         graph.write("Sub", 1.0, graph.write("Erf", values), last=True)
 
 
@@ -50,7 +56,8 @@ class Expm1:
     @classmethod
     def version_7(cls, ctx: Any, node: Any, **_: Any) -> None:
         """Write Exp and Sub."""
-        [values], graph = node.input, _Writer(ctx, node)
+        [values] = node.input
+        graph = _Writer(ctx, node)
         graph.write("Sub", graph.write("Exp", values), 1.0, last=True)
 
 
@@ -64,7 +71,8 @@ class Gelu:
     @classmethod
     def version_9(cls, ctx: Any, node: Any, **_: Any) -> None:
         """Write Erf or Tanh, and the arithmetic around it."""
-        [values], approximate = node.input, node.get_attr_value("approximate", False)
+        [values] = node.input
+        approximate = node.get_attr_value("approximate", False)
         graph = _Writer(ctx, node)
         if approximate:
             cubes = graph.write("Mul", graph.write("Mul", values, values), values)

@@ -14,7 +14,7 @@ from onnx import TensorProto, numpy_helper
 
 from resnet8ptq.graph.layers import LAYERS, RECURRENT
 from resnet8ptq.graph.links import find_all
-from resnet8ptq.graph.passes import input_of, replace_node, rewrite
+from resnet8ptq.graph.passes import input_of, nodes_of, replace_node, rewrite
 from resnet8ptq.graph.shapes import infer_shapes
 from resnet8ptq.models.gates.onnx import read_constant
 
@@ -25,12 +25,22 @@ _SETTINGS = ("to", "dtype", "output_datatype", "stash_type", "softmax_precision"
 
 
 def find_dtype(proto: onnx.ModelProto) -> int | None:
-    """Return the type of `DTYPES` in which a layer has its weights, inner graphs included."""
-    return next((dtype for dtype in DTYPES if _has_layers(proto, dtype)), None)
+    """Return the type of `DTYPES` in which a layer has its weights, inner graphs included.
+
+    None for a network that computes in float32, which `to_float32` need not change.
+    """
+    for dtype in DTYPES:
+        if _has_layers(proto, dtype):
+            return int(dtype)
+    return None
 
 
 def _has_layers(proto: onnx.ModelProto, dtype: int) -> bool:
-    narrow = {t.name for t in find_all(proto, TensorProto) if t.data_type == dtype}
+    """Return whether a layer has weights of a type, maybe behind a Transpose of the constant."""
+    narrow: set[str] = set()  # the tensors of this type, which depend on constants only
+    for tensor in find_all(proto, TensorProto):
+        if tensor.data_type == dtype:
+            narrow.add(tensor.name)
     for node in find_all(proto, onnx.NodeProto):
         if node.op_type in (*LAYERS, *RECURRENT):
             if narrow.intersection(node.input[1:2]):
@@ -39,7 +49,7 @@ def _has_layers(proto: onnx.ModelProto, dtype: int) -> bool:
             value = read_constant(node)
             if value is not None and value.data_type == dtype:
                 narrow.update(node.output)
-        elif node.op_type != "Cast" and narrow.issuperset(node.input[:1] or [""]):
+        elif node.op_type != "Cast" and node.input and node.input[0] in narrow:
             narrow.update(node.output)  # such as Transpose of a constant
     return False
 
@@ -61,8 +71,10 @@ def to_float32(proto: onnx.ModelProto, dtype: int) -> onnx.ModelProto:
         if setting.name in _SETTINGS and setting.i == dtype:
             setting.i = TensorProto.FLOAT
     inferred = infer_shapes(proto)
-    values = (*inferred.input, *inferred.value_info, *inferred.output)
-    floats = {v.name for v in values if v.type.tensor_type.elem_type == TensorProto.FLOAT}
+    floats = set()
+    for value in (*inferred.input, *inferred.value_info, *inferred.output):
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT:
+            floats.add(value.name)
     return rewrite(proto, [partial(_drop_casts, floats=floats)])
 
 
@@ -72,9 +84,12 @@ def _drop_casts(model: ir.Model, floats: Collection[str]) -> None:
     Args:
         floats: the names of the float32 tensors.
     """
-    for node in [node for node in model.graph if node.op_type == "Cast"]:
-        value, [output] = input_of(node, 0), node.outputs
-        to_float = node.attributes.get_int("to", 0) == TensorProto.FLOAT
+    for node in nodes_of(model, "Cast"):
+        value = input_of(node, 0)
+        [output] = node.outputs
+        if node.attributes.get_int("to", 0) != TensorProto.FLOAT or value.name not in floats:
+            continue
+        # An output would give its name to an input, a constant or another output
         keeps_name = value.producer() is None or value.is_graph_output()
-        if to_float and value.name in floats and not (output.is_graph_output() and keeps_name):
+        if not output.is_graph_output() or not keeps_name:
             replace_node(node, value)

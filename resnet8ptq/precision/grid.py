@@ -76,7 +76,9 @@ class WeightScheme:
     def levels(self) -> tuple[int, int]:
         """Lowest and highest level."""
         lowest, highest = _LEVELS[self.dtype, self.reduce_range and not self.clips]
-        return (-highest, highest) if lowest and self.symmetric else (lowest, highest)
+        if lowest and self.symmetric:
+            lowest = -highest
+        return lowest, highest
 
     def grid(self, weights: NDArray[np.float32], axis: int) -> "Grid":
         """Return the grid of a layer's weights; `axis` counts its output channels.

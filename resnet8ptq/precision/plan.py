@@ -1,7 +1,7 @@
 """The nodes of a graph that are quantized, and the bits of each layer's weights."""
 
 import difflib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import onnx
@@ -48,12 +48,16 @@ class Plan:
     @property
     def most_bits(self) -> int:
         """The largest number of bits of a layer's weights; 7 with a reduced range."""
-        bits = max(self.default.bits, *self.bits.values(), 8 * self.undecided)
+        bits = max([self.default.bits, *self.bits.values()])
+        if self.undecided:
+            bits = max(bits, 8)
         return 7 if bits == 8 and self.default.reduce_range else bits
 
     def describe(self) -> str:
         """Return the types of the weights, such as `int4, int8`."""
-        types = {self.default.dtype, *(self.scheme(name).dtype for name in self.bits)}
+        types = {self.default.dtype}
+        for name in self.bits:
+            types.add(self.scheme(name).dtype)
         return ", ".join(sorted(types))
 
     def to_params(
@@ -73,12 +77,14 @@ class Plan:
             if width != self.default.bits or name in products:
                 own.append(f"{name}: {width}")
 
-        # The dtypes and bits of the layers; a reduced range has 7 bits
-        schemes = [self.scheme(name) for name in layers]
-        dtypes = {scheme.dtype for scheme in schemes}
-        bits = {
-            7 if scheme.reduce_range and scheme.bits == 8 else scheme.bits for scheme in schemes
-        }
+        # The dtypes and bits of the layers
+        dtypes = set()
+        bits = set()
+        for name in layers:
+            scheme = self.scheme(name)
+            dtypes.add(scheme.dtype)
+            has_7_bits = scheme.reduce_range and scheme.bits == 8
+            bits.add(7 if has_7_bits else scheme.bits)
         return {
             "planned_bits": "{" + ", ".join(own) + "}",
             "weight_dtype": ", ".join(sorted(dtypes)),
@@ -103,8 +109,12 @@ class Plan:
             products: short names of the products of attention.
         """
         check_known("precision.plan", chosen=self.bits, names=[*layers, *products], kind="layers")
-        schemes = {name: self.scheme(name) for name in layers}
-        return {name: scheme for name, scheme in schemes.items() if scheme.bits < 8}
+        schemes = {}
+        for name in layers:
+            scheme = self.scheme(name)
+            if scheme.bits < 8:
+                schemes[name] = scheme
+        return schemes
 
 
 @dataclass(frozen=True)
@@ -166,13 +176,16 @@ def find_float_nodes(graph: onnx.GraphProto, selection: Selection) -> list[str]:
     """
     # The nodes that the settings choose
     names = [node.name for node in graph.node]
-    chosen = set(names) - {node.name for node in find_left_by_attention(graph, selection)}
+    chosen = set(names) - _names_of(find_left_by_attention(graph, selection))
     if selection.op_types is not None:
         # Any ONNX operator is allowed, so that one list can serve several networks.
-        present = {node.op_type for node in graph.node}
-        operators = sorted(present | {schema.name for schema in onnx.defs.get_all_schemas()})
-        check_known("op_types", chosen=selection.op_types, names=operators, kind="ONNX operators")
-        chosen = {node.name for node in graph.node if node.op_type in selection.op_types}
+        operators = {schema.name for schema in onnx.defs.get_all_schemas()}
+        chosen = set()
+        for node in graph.node:
+            operators.add(node.op_type)
+            if node.op_type in selection.op_types:
+                chosen.add(node.name)
+        check_known("op_types", selection.op_types, sorted(operators), kind="ONNX operators")
         chosen |= _activations_behind(graph, chosen)
     if selection.nodes_to_quantize is not None:
         check_known("nodes_to_quantize", selection.nodes_to_quantize, names)
@@ -187,7 +200,8 @@ def find_float_nodes(graph: onnx.GraphProto, selection: Selection) -> list[str]:
     check_known("precision.plan", chosen=selection.float_layers, names=[*layers], kind="layers")
     chosen -= {layers[name].name for name in selection.float_layers}
     if selection.float_tail:
-        chosen -= {node.name for node in find_tail(graph)[1]} - _activations_behind(graph, chosen)
+        _, tail = find_tail(graph)
+        chosen -= _names_of(tail) - _activations_behind(graph, chosen)
     if not chosen:
         raise QuantizationError(
             "op_types, nodes_to_quantize, nodes_to_exclude and precision.plan leave no node to "
@@ -203,42 +217,63 @@ def find_left_by_attention(graph: onnx.GraphProto, selection: Selection) -> list
         ConfigError: `precision.plan` gives a product of attention fewer than 8 bits.
     """
     products = attention_products(graph)
-    planned = {name: bits for name, bits in selection.bits.items() if name in products}
-    for name, bits in planned.items():
+    planned = set()  # the names of the products that the plan quantizes
+    for name, bits in selection.bits.items():
+        if name not in products:
+            continue
         if bits < 8:
             raise ConfigError(
                 f"precision.plan: got {bits} for {name}, expected 8 or {FLOAT_BITS}: a product of "
                 "attention has no weights"
             )
+        planned.add(products[name].name)
     named = selection.op_types is not None or selection.nodes_to_quantize is not None
     if named or selection.attention == "all":
         return []
     left = left_by_attention(graph, selection.attention == "products")
-    quantized = {products[name].name for name in planned}
-    return [node for node in left if node.name not in quantized]
+    return [node for node in left if node.name not in planned]
 
 
 def find_quantized_products(
     graph: onnx.GraphProto, selection: Selection
 ) -> dict[str, onnx.NodeProto]:
     """Return the quantized products of attention, by short name."""
-    in_float = set(find_float_nodes(graph, selection))
-    products = attention_products(graph).items()
-    return {name: node for name, node in products if node.name not in in_float}
+    return _without_float(attention_products(graph), graph, selection)
 
 
 def find_quantized_layers(
     graph: onnx.GraphProto, selection: Selection
 ) -> dict[str, onnx.NodeProto]:
-    """Return the quantized layers, by short name; see `find_float_nodes`."""
+    """Return the quantized layers, by short name; see `find_float_nodes`.
+
+    Steps of the preparation take their layers from here, so that they work on those alone that the
+    backend quantizes.
+    """
+    return _without_float(weight_layers(graph), graph, selection)
+
+
+def _without_float(
+    nodes: Mapping[str, onnx.NodeProto], graph: onnx.GraphProto, selection: Selection
+) -> dict[str, onnx.NodeProto]:
     in_float = set(find_float_nodes(graph, selection))
-    layers = weight_layers(graph)
-    return {name: node for name, node in layers.items() if node.name not in in_float}
+    return {name: node for name, node in nodes.items() if node.name not in in_float}
+
+
+def _names_of(nodes: Iterable[onnx.NodeProto]) -> set[str]:
+    return {node.name for node in nodes}
 
 
 def _activations_behind(graph: onnx.GraphProto, chosen: set[str]) -> set[str]:
-    outputs = {node.output[0] for node in graph.node if node.name in chosen}
-    return {node.name for node in fused_activations(graph) if node.input[0] in outputs}
+    """Return the names of the activations that are fused with a chosen node."""
+    outputs = set()
+    for node in graph.node:
+        if node.name in chosen:
+            outputs.add(node.output[0])
+    activations = set()
+    for node in fused_activations(graph):
+        if node.input[0] in outputs:
+            activations.add(node.name)
+    return activations
 
 
 def check_known(
@@ -250,8 +285,9 @@ def check_known(
     """Raise `ConfigError` for the first name that is not in `names`, with the nearest ones."""
     known = {*names}
     for name in chosen:
-        if name not in known:
-            nearest = difflib.get_close_matches(name, names, n=3, cutoff=0.2) or names[:3]
-            raise ConfigError(
-                f"{key}: got {name!r}, expected {kind}; nearest: {', '.join(nearest)}"
-            )
+        if name in known:
+            continue
+        nearest = difflib.get_close_matches(name, names, n=3, cutoff=0.2)
+        if not nearest:
+            nearest = names[:3]
+        raise ConfigError(f"{key}: got {name!r}, expected {kind}; nearest: {', '.join(nearest)}")

@@ -36,7 +36,7 @@ ROUNDING = 1e-4  # of logits of about 10
 def phrases(cache_root: Path) -> tuple[Dataset, model.Fp32Model]:
     config = make_config(*texts.settings(cache_root))
     data = registry.load("arrays", config.data.root, cache_root)
-    fp32 = model.load(config.model, data, cache_root)
+    fp32 = model.load_network(config.model, data, cache_root)
     return fit(data, fp32), fp32
 
 

@@ -228,7 +228,7 @@ def test_dynamic_leaves_small_layers_in_float_and_says_so(shapes, shapes_model, 
 @pytest.mark.usefixtures("real_files")
 def test_the_real_network(cache_root, tmp_path):
     real = registry.load("cifar10", os.environ["CIFAR10_DIR"])
-    network = model.load(make_config().model, real, cache_root)
+    network = model.load_network(make_config().model, real, cache_root)
     config, some = (
         make_config("backend=tflite", "per_channel=true"),
         real.test.take(np.arange(2000)),

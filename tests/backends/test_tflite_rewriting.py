@@ -288,7 +288,7 @@ def small(
     path = folder / "small.h5"
     isolation.call(save_small_network, path, crashed=QuantizationError("crashed"))
     config = make_config("data=shapes", "backend=tflite", "per_channel=true", f"model.path={path}")
-    network = model.load(config.model, shapes, cache_root)
+    network = model.load_network(config.model, shapes, cache_root)
     made = quantize_network(quantizer_of(config), network, calibration, folder)
     return network, made.path.read_bytes()
 

@@ -41,7 +41,7 @@ def load(path: Path, cache_root: Path, samples: NDArray) -> tuple[Fp32Model, Spl
     split = Split(samples, None, "made")
     data = Dataset("own", (), split, split)
     settings = make_config("data=arrays", f"model.path={path}").model
-    fp32 = model.load(settings, data, cache_root)
+    fp32 = model.load_network(settings, data, cache_root)
     return fp32, fit(data, fp32).test
 
 

@@ -505,7 +505,7 @@ def test_mse_and_moving_average_keep_more_of_the_logits_than_minmax(real_files, 
     config = make_run_config("dtype=u8s8", "per_channel=true", "calib.samples_per_class=20")
     data = locate.find_data(config.data)
     dataset = registry.load(data.name, data.root)
-    network = model.load(config.model, dataset, cache.folder(None))
+    network = model.load_network(config.model, dataset, cache.folder(None))
     drawn = draw_calibration(dataset, 20, config.seed)
     others = np.setdiff1d(np.arange(700), drawn.indices)[:500]
     images = dataset.train.stored[others].astype(np.float32)

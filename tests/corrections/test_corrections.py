@@ -489,7 +489,7 @@ def test_real_network(cache_root, tmp_path, caplog):
     config = make_config("threads=1", "corrections.adaround_iterations=50")
     config = replace(config, data=locate.find_data(config.data))
     dataset = registry.load(config.data.name, config.data.root)
-    fp32 = model.load(config.model, dataset, cache_root)
+    fp32 = model.load_network(config.model, dataset, cache_root)
     images = draw_calibration(dataset, 10, config.seed).split
     proto = onnx.load(fp32.onnx_path)
     setting = setting_of(config, images)

@@ -67,7 +67,7 @@ def quantized(tmp_path: Path, cache_root: Path) -> Callable[..., Quantized]:
         config = make_config("data=arrays", *overrides)
         data = data_of(samples)
         settings = replace(config.model, name="own", path=str(path), inputs=inputs)
-        fp32 = model.load(settings, data, cache_root)
+        fp32 = model.load_network(settings, data, cache_root)
         split = fit(data, fp32).test
         quantizer = quantizer_of(config)
         operators = {node.op_type for node in onnx.load(fp32.onnx_path).graph.node}
@@ -237,7 +237,7 @@ def test_torch_takes_integers(quantized, tmp_path, overrides, cache_root):
     path = write_table(tmp_path / "table.onnx", TensorProto.INT64)
     settings = replace(config.model, name="own", path=str(path))
     data = data_of(IDS)
-    fp32 = model.load(settings, data, cache_root)
+    fp32 = model.load_network(settings, data, cache_root)
     assert fp32.conversion.without_torch == {}
     split, quantizer = fit(data, fp32).test, quantizer_of(config)
     artifact = quantize_network(quantizer, fp32, split, tmp_path)
@@ -259,7 +259,7 @@ def test_what_are_no_integers_of_the_network_is_refused(
     path = write_table(tmp_path / "table.onnx", TensorProto.INT32)
     settings = replace(make_config("data=arrays").model, name="own", path=str(path))
     with pytest.raises(error, match=says):
-        model.load(settings, data_of(samples, preprocessing), cache_root)
+        model.load_network(settings, data_of(samples, preprocessing), cache_root)
 
 
 def test_integers_are_no_pictures_unless_the_network_takes_bytes():
@@ -276,7 +276,7 @@ def test_another_type_is_named_with_those_that_are_taken(tmp_path, cache_root, d
     settings = replace(make_config("data=arrays").model, name="own", path=str(path))
     says = rf"its input \w+ is {dtype}; expected float32, float16, int8, int32"
     with pytest.raises(ModelError, match=says):
-        model.load(settings, data_of(IDS), cache_root)
+        model.load_network(settings, data_of(IDS), cache_root)
 
 
 # Single numbers, and states that are the same for every sample

@@ -66,7 +66,7 @@ def test_option_keeps_the_accuracy(real_files, overrides, tmp_path):
     dataset = replace(
         whole, train=whole.train.take(np.arange(1000)), test=whole.test.take(np.arange(IMAGES))
     )
-    fp32 = model.load(config.model, whole, cache.folder(None))
+    fp32 = model.load_network(config.model, whole, cache.folder(None))
     samples = draw_to_analyse(config, dataset)
     quantizer_of(config).resolve()
     scratch = tmp_path / "scratch"

@@ -239,7 +239,7 @@ def cifar10() -> Dataset:
 
 @pytest.fixture(scope="module")
 def resnet8(cifar10: Dataset, cache_root: Path) -> Fp32Model:
-    return model.load(make_config().model, cifar10, cache_root)
+    return model.load_network(make_config().model, cifar10, cache_root)
 
 
 def score(config: RunConfig, network: Fp32Model, dataset: Dataset, folder: Path) -> ClassScores:

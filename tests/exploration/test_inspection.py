@@ -28,7 +28,7 @@ def found(tmp_path):
 def test_an_onnx_file_is_parsed_in_a_process_of_its_own_without_a_conversion(tmp_path, monkeypatch):
     path = tmp_path / "network.onnx"
     onnx.save(build(13, takes=[1, 32, 32, 3], gives=[1, 10]), path)
-    monkeypatch.setattr(summary.gate, "read", None)  # of this process
+    monkeypatch.setattr(summary.gate, "read_onnx", None)  # of this process
     monkeypatch.setattr(summary.onnx, "shape_inference", None)
     assert str(summarize(path, tmp_path).contract.outputs[0]) == "given [10] float32"
 

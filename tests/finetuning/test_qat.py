@@ -266,7 +266,7 @@ def test_student_computes_what_the_onnx_file_computes_on_the_real_model(
     config = make_config()
     settled = locate.find_data(config.data)
     dataset = registry.load(settled.name, settled.root)
-    fp32 = model.load(config.model, dataset, cache_root)
+    fp32 = model.load_network(config.model, dataset, cache_root)
     images = dataset.train.stored[:200].astype(np.float32)
     calibration = draw_calibration(dataset, 10, 42).split
     assert_same_as_onnx(fp32, calibration, images, tmp_path)

@@ -60,4 +60,4 @@ def test_reader_takes_a_large_network(network, read):
 def test_gate_takes_a_large_network(network, tmp_path):
     path = tmp_path / "network.onnx"
     onnx.save(network, path)
-    gate.check_layers(gate.read(path), path)
+    gate.check_layers(gate.read_onnx(path), path)

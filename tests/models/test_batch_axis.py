@@ -2,14 +2,20 @@
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
-from onnx import numpy_helper, parser
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper, parser
 
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.graph.torch_module import to_torch_module
-from resnet8ptq.models.batch_axis import fix_sizes
+from resnet8ptq.models import conversion
+from resnet8ptq.models.batch_axis import fix_sizes, in_full_batches
 from resnet8ptq.models.normalization import name_nodes, normalize
+from tests.helpers.onnx_networks import IMAGES, RANDOM, build
 
 LENGTH, WIDTH = 5, 4
 CONSTANTS = {
@@ -193,3 +199,87 @@ def test_the_output_stays_that_of_any_number_of_samples(nodes, kinds):
     for count in (1, 4):
         expected, made = (open_runner(p.SerializeToString())(x[:count]) for p in (proto, fixed))
         np.testing.assert_array_equal(expected[0], made[0])
+
+
+# A batch size that the file fixes
+
+
+def reshape(*shape: int) -> tuple[list[onnx.NodeProto], dict[str, NDArray]]:
+    nodes = [helper.make_node("Reshape", ["relu", "shape"], ["middle"])]
+    return nodes, {"shape": np.array(shape, np.int64)}
+
+
+def constant_reshape(batch: int) -> tuple[list[onnx.NodeProto], dict[str, NDArray]]:
+    return reshape(batch, 8, 32, 32)
+
+
+def computed_reshape(batch: int) -> tuple[list[onnx.NodeProto], dict[str, NDArray]]:
+    """As torch's older exporters wrote `x.view(x.size(0), -1, 32, 32)`."""
+    nodes = [
+        helper.make_node("Shape", ["relu"], ["shape of relu"]),
+        helper.make_node("Gather", ["shape of relu", "zero"], ["size"], axis=0),
+        helper.make_node("Unsqueeze", ["size"], ["sizes"], axes=[0]),
+        helper.make_node("Concat", ["sizes", "rest"], ["shape"], axis=0),
+        helper.make_node("Reshape", ["relu", "shape"], ["middle"]),
+    ]
+    return nodes, {"zero": np.array(0), "rest": np.array([-1, 32, 32])}
+
+
+def weights_behind_a_reshape(batch: int) -> tuple[list[onnx.NodeProto], dict[str, NDArray]]:
+    nodes = [
+        helper.make_node("Reshape", ["flat weights", "of weights"], ["weights"]),
+        helper.make_node("Conv", ["relu", "weights"], ["middle"]),
+    ]
+    return nodes, {
+        "flat weights": RANDOM.normal(0, 1, (1, 64)).astype(np.float32),
+        "of weights": np.array([8, 8, 1, 1]),
+    }
+
+
+@pytest.mark.parametrize("declared", ["fixed", "free"])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(
+    "middle",
+    [constant_reshape, computed_reshape, weights_behind_a_reshape],
+    ids=lambda f: f.__name__,
+)
+def test_a_fixed_batch_is_freed(take, tmp_path, middle, batch, declared):
+    if declared == "free" and batch != 1:
+        pytest.skip("a graph that says nothing is tried with 1")
+    nodes, constants = middle(batch)
+    size = batch if declared == "fixed" else "B"
+    proto = build(11, takes=[size, 32, 32, 3], middle=nodes, constants=constants)
+    record = take(proto)
+    assert record.contract.batch is record.why_fixed is None
+    assert not record.without_torch
+    session = onnxruntime.InferenceSession(tmp_path / "made" / conversion.UNFOLDED)
+    assert session.get_inputs()[0].shape[0] == session.get_outputs()[0].shape[0] == "N"
+    assert session.run(None, {"pixels:0": IMAGES[:7]})[0].shape == (7, 10)
+    graph = onnx.load(tmp_path / "made" / conversion.UNFOLDED).graph
+    constant = {tensor.name for tensor in graph.initializer}
+    assert not {"Shape", "Gather", "Concat"} & {node.op_type for node in graph.node}
+    assert all(n.input[1] in constant for n in graph.node if n.op_type in ("Reshape", "Conv"))
+
+
+def test_a_batch_that_cannot_be_freed_stays_fixed_and_is_reported(take, tmp_path):
+    nodes = [helper.make_node("Add", ["relu", "each"], ["middle"])]
+    weights = {"each": np.arange(4, dtype=np.float32).reshape(4, 1, 1, 1)}
+    record = take(build(takes=[4, 32, 32, 3], gives=[4, 10], middle=nodes, constants=weights))
+    assert record.contract.batch == 4
+    assert record.why_fixed
+    assert max(record.parity.values()) < 1e-5
+    [value] = onnx.load(tmp_path / "made" / conversion.FOLDED).graph.input
+    assert value.type.tensor_type.shape.dim[0].dim_value == 4
+
+
+@settings(max_examples=30)
+@given(count=st.integers(1, 9), size=st.integers(1, 5))
+def test_any_number_of_samples_fills_up_a_fixed_batch(count, size):
+    def run(samples: NDArray) -> list[NDArray]:
+        assert len(samples) == size
+        return [samples * 2, samples.sum(1)]
+
+    samples = np.arange(count * 3, dtype=np.float32).reshape(count, 3)
+    doubled, summed = in_full_batches(run, size)(samples)
+    assert np.array_equal(doubled, samples * 2)
+    assert np.array_equal(summed, samples.sum(1))

@@ -1,12 +1,20 @@
-"""Folding a constant factor into the layer before it: by channel only, and with one reader only."""
+"""Folding: batch normalization into layers, and its record."""
+
+from dataclasses import replace
 
 import numpy as np
 import onnx
 import pytest
-from onnx import parser
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import helper, parser
+from onnxruntime.quantization import shape_inference
 
+from resnet8ptq.core.errors import ModelError
 from resnet8ptq.graph.session import open_runner
+from resnet8ptq.models import conversion, folding, model
 from resnet8ptq.models.folding import fold_into_products
+from tests.helpers.assembling import assemble
 
 RANDOM = np.random.default_rng(0)
 
@@ -49,3 +57,87 @@ def test_layer_whose_output_is_returned_is_not_folded():
     proto = network("MatMul(x, w)", (4,), outputs="float[N, A, B] y, float[N, A, B] p")
     fold_into_products(proto.graph)
     assert [node.op_type for node in proto.graph.node] == ["MatMul", "Mul"]
+
+
+def test_the_effect_of_folding_is_reported(shapes_model, shapes, cache_root):
+    described = shapes_model.describe()
+    assert described["opset"] == "17"
+    assert described["preprocess_nodes"].endswith(" -> 24")
+    assert "Mul 7 -> 0" in described["preprocess_operators"]
+    before, after = map(int, described["preprocess_bytes"].split(" -> "))
+    assert after == shapes_model.onnx_path.stat().st_size != before
+    assert not set(described) & {"model", "fold", "dtype", "backend", "calib"}
+    assert replace(shapes_model, fold=False).describe() == {"opset": "17"}
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (shape_inference.onnx.shape_inference, "infer_shapes_path"),
+        (shape_inference.onnxruntime, "InferenceSession"),  # quant_pre_process only logs this one
+    ],
+)
+def test_a_graph_that_cannot_be_folded_can_be_taken_as_it_is(
+    shapes_model, tmp_path, monkeypatch, owner, name
+):
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("odd\ngraph")
+
+    unfolded, folded = (
+        shapes_model.onnx_path.with_name(conversion.UNFOLDED),
+        tmp_path / "folded.onnx",
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, fail)
+        result = folding.preprocess(unfolded, folded)
+    assert not folded.exists()
+    assert result.failure is not None
+    assert "odd graph" in result.failure
+    failed = replace(
+        shapes_model, conversion=replace(shapes_model.conversion, preprocessing=result)
+    )
+    with pytest.raises(ModelError, match=r"odd graph.*model\.fold=false"):
+        model._report(failed)
+    model._report(replace(failed, fold=False))
+
+
+@settings(max_examples=30)
+@given(
+    steps=st.lists(st.sampled_from(["Mul", "Add"]), min_size=1, max_size=3),
+    operator=st.sampled_from(["Gemm", "MatMul"]),
+    transposed=st.booleans(),
+    whole=st.booleans(),
+    branches=st.booleans(),
+)
+def test_what_follows_a_dense_layer_is_folded_into_it(steps, operator, transposed, whole, branches):
+    shape = (5, 4) if operator == "Gemm" and transposed else (4, 5)
+    constants = {"w": RANDOM.normal(size=shape).astype(np.float32)}
+    kind = {"transB": int(transposed)} if operator == "Gemm" else {}
+    nodes = [helper.make_node(operator, ["x", "w"], ["y0"], name="layer", **kind)]
+    for index, step in enumerate(steps):
+        constants[f"c{index}"] = RANDOM.normal(size=1 if whole else (1, 5)).astype(np.float32)
+        inputs = [f"y{index}", f"c{index}"]
+        inputs = inputs[::-1] if whole else inputs
+        nodes.append(helper.make_node(step, inputs, [f"y{index + 1}"]))
+    outputs = [f"y{len(steps)}", *(["y0"] if branches else [])]
+    proto = assemble(nodes, {"x": [3, 4]}, {name: [3, 5] for name in outputs}, constants)
+    samples = RANDOM.normal(size=(3, 4)).astype(np.float32)
+    expected = open_runner(proto)(samples)
+    foldable = len(steps) if operator == "Gemm" else [*steps, "Add"].index("Add")
+    foldable = 0 if branches else foldable
+    folding.fold_into_products(proto.graph)
+    assert len(proto.graph.node) == 1 + len(steps) - foldable
+    onnx.checker.check_model(proto, full_check=True)
+    for result, wanted in zip(open_runner(proto)(samples), expected, strict=True):
+        assert np.allclose(result, wanted, atol=1e-5)
+
+
+def test_a_graph_with_one_empty_optional_input_is_folded():
+    constants = {"low": np.float32(0), "c": RANDOM.normal(size=(1, 4)).astype(np.float32)}
+    nodes = [
+        helper.make_node("Clip", ["x", "low", ""], ["y0"]),
+        helper.make_node("Mul", ["y0", "c"], ["y1"]),
+    ]
+    graph = assemble(nodes, {"x": [3, 4]}, {"y1": [3, 4]}, constants).graph
+    folding.fold_into_products(graph)
+    assert [node.op_type for node in graph.node] == ["Clip", "Mul"]

@@ -5,7 +5,6 @@ TensorFlow is only imported by a process of its own, as in the package.
 
 import json
 import pickle
-import sys
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -22,11 +21,10 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from resnet8ptq.backends.tflite import contents
-from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core.errors import ModelError, UnsupportedError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.session import open_runner
-from resnet8ptq.models import conversion, network_path
+from resnet8ptq.models import conversion
 from resnet8ptq.models.gates import tflite as tflite_gate
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.models.sources import formats, torch_module
@@ -581,83 +579,12 @@ def test_a_module_that_does_not_fit_is_refused_by_its_key(
     assert str(caught.value).startswith("model.")
 
 
-@pytest.mark.parametrize("name", ["network.onnx", "network/saved_model.pb"])
-def test_a_file_with_holes_is_refused_before_it_is_hashed(tmp_path, monkeypatch, name):
-    path = tmp_path / name
-    path.parent.mkdir(exist_ok=True)
-    with path.open("wb") as file:
-        file.truncate(2**34)
-    monkeypatch.setattr(network_path.files, "sha256", None)
-    top = path if name.endswith(".onnx") else path.parent
-    with pytest.raises(ModelError, match=r"^\S+: larger than \d GiB"):
-        network_path.digest(
-            config := ModelConfig(path=str(top)), network_path.locate(config, "own")
-        )
-
-
 def test_pickled_code_in_weights_is_never_run(take, tmp_path):
     path, target = tmp_path / "weights.pt", tmp_path / "target"
     torch.save({"convolution.weight": Touches(target)}, path)
     with pytest.raises(ModelError, match=r"^model\.state_dict: "):
         take(path, f"{__name__}.Network")
     assert not target.exists()
-
-
-# Which format a file is of, and what it is known by
-
-
-def config_of(**settings: object) -> ModelConfig:
-    return ModelConfig(name="own", **settings)
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"module": "a.B"}, "model.state_dict: not set"),
-        ({"module": "a.B", "state_dict": "/gone.pt"}, "model.state_dict: got /gone.pt, no such"),
-        ({"module": "a.B", "state_dict": "w.pt", "path": "x"}, "model.path: set together with"),
-    ],
-)
-def test_a_module_is_named_with_its_weights_alone(settings, says):
-    with pytest.raises(ModelError) as caught:
-        network_path.locate(config_of(**settings), "cifar10")
-    assert str(caught.value).startswith(says)
-
-
-def test_weights_larger_than_any_network_are_not_hashed(tmp_path):
-    path = tmp_path / "weights.pt"
-    with path.open("wb") as file:
-        file.truncate(2**43)  # of holes
-    with pytest.raises(ModelError, match=r"weights\.pt: larger than 2 GiB"):
-        network_path.locate(config_of(module="a.B", state_dict=str(path)), "cifar10")
-
-
-def test_a_module_s_identity_is_its_code_arguments_and_weights(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    code, weights = tmp_path / "networks_of_mine.py", tmp_path / "weights.pt"
-    result = []
-    for text, content, arguments in [
-        ("x = 1", b"1", {}),
-        ("x = 2", b"1", {}),
-        ("x = 1", b"2", {}),
-        ("x = 1", b"1", {"classes": 2}),
-        ("x = 1", b"1", {}),
-    ]:
-        code.write_text(text)
-        weights.write_bytes(content)
-        config = config_of(module="networks_of_mine.Network", module_args=arguments)
-        result.append(network_path.digest(config, weights))
-    assert result[0] == result[-1]
-    assert len(set(result)) == 4
-    assert "networks_of_mine" not in sys.modules  # hashed, not run
-
-
-def test_a_folder_s_identity_is_every_file_in_it(tmp_path):
-    (tmp_path / "variables").mkdir()
-    (tmp_path / "saved_model.pb").write_bytes(b"1")
-    before = network_path.digest(config_of(), tmp_path)
-    (tmp_path / "variables" / "index").write_bytes(b"1")
-    assert network_path.digest(config_of(), tmp_path) != before
 
 
 def test_the_formats_are_distinguished_by_what_files_are(kept, program, tmp_path):
@@ -673,8 +600,3 @@ def test_the_formats_are_distinguished_by_what_files_are(kept, program, tmp_path
     ):
         result = formats.find_format(path)
         assert (result and result.name) == name
-
-
-def test_config_takes_a_module():
-    config = make_config("model.module=a.B", "model.state_dict=w.pt", "model.module_args={n: 3}")
-    assert (config.model.module, config.model.module_args) == ("a.B", {"n": 3})

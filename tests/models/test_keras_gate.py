@@ -366,7 +366,7 @@ def test_what_keras_loads_is_what_was_checked(tmp_path):
     assert zipfile.is_zipfile(both)
     folder = tmp_path / "copy"
     folder.mkdir()
-    copy = gate.read(both).write(folder)
+    copy = gate.read_keras(both).write(folder)
     assert copy.suffix == ".h5"
     with h5py.File(copy) as file:
         assert json.loads(file.attrs["model_config"]) == good()
@@ -379,7 +379,7 @@ def test_what_keras_loads_is_what_was_checked(tmp_path):
     both.write_bytes(padded + shown.read_bytes())
     assert h5py.is_hdf5(both)
     with pytest.raises(ModelError):
-        gate.read(both)
+        gate.read_keras(both)
 
 
 def test_of_an_archive_layers_and_weights_alone_reach_keras(tmp_path):
@@ -388,7 +388,7 @@ def test_of_an_archive_layers_and_weights_alone_reach_keras(tmp_path):
         archive.writestr("assets/layers/dense/vocabulary.txt", "x")
     folder = tmp_path / "copy"
     folder.mkdir()
-    with zipfile.ZipFile(gate.read(path).write(folder)) as archive:
+    with zipfile.ZipFile(gate.read_keras(path).write(folder)) as archive:
         assert set(archive.namelist()) == {"metadata.json", "config.json", "model.weights.h5"}
         assert json.loads(archive.read("config.json")) == good()
 
@@ -408,4 +408,4 @@ def test_an_archive_of_something_else_is_reported_by_its_kind(tmp_path, members,
         for name in members:
             archive.writestr(name, "x")
     with pytest.raises(ModelError, match=f"{kind}.*expected "):
-        gate.read(path)
+        gate.read_keras(path)

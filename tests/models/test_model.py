@@ -17,19 +17,16 @@ import onnxruntime
 import pooch
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core import files, isolation
-from resnet8ptq.core.errors import ModelError, ParityError
+from resnet8ptq.core.errors import ModelError
 from resnet8ptq.data import registry, shapes
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.graph import torch_module, torch_operators
 from resnet8ptq.graph.torch_module import load_torch_module
 from resnet8ptq.models import conversion, model, normalization
-from resnet8ptq.models.conversion import compare
 from resnet8ptq.models.network_path import SHA256, URL
 from resnet8ptq.tasks.scoring.outputs import PROBABILITIES
 from tests.helpers import probe
@@ -196,7 +193,7 @@ def report(kept: Path) -> Report:
 
 
 def load(shapes: Dataset, cache_root: Path, path: Path | str) -> model.Fp32Model:
-    return model.load(ModelConfig(name="resnet8", path=str(path)), shapes, cache_root)
+    return model.load_network(ModelConfig(name="resnet8", path=str(path)), shapes, cache_root)
 
 
 def test_a_conversion_is_announced(shapes, shapes_model, cache_root, tmp_path, monkeypatch, caplog):
@@ -266,14 +263,14 @@ def test_a_variable_that_names_no_file_is_refused_by_its_name(
 ):
     monkeypatch.setenv("RESNET8_H5", str(tmp_path / "gone.h5"))
     with pytest.raises(ModelError, match=r"^\$RESNET8_H5: got .*gone\.h5, no such file"):
-        model.load(ModelConfig(name="resnet8"), cifar10_of(shapes), cache_root)
+        model.load_network(ModelConfig(name="resnet8"), cifar10_of(shapes), cache_root)
 
 
 def test_the_setting_wins_over_the_variable(shapes, cache_root, tmp_path, monkeypatch):
     monkeypatch.setenv("RESNET8_H5", str(tmp_path / "variable.h5"))
     config = ModelConfig(name="resnet8", path=str(tmp_path / "setting.h5"))
     with pytest.raises(ModelError, match=r"setting\.h5"):
-        model.load(config, cifar10_of(shapes), cache_root)
+        model.load_network(config, cifar10_of(shapes), cache_root)
 
 
 def test_without_any_the_message_says_how_to_have_one(shapes, cache_root, monkeypatch):
@@ -283,7 +280,7 @@ def test_without_any_the_message_says_how_to_have_one(shapes, cache_root, monkey
     monkeypatch.delenv("RESNET8_H5", raising=False)
     monkeypatch.setattr(pooch, "retrieve", refuse)
     with pytest.raises(ModelError) as caught:
-        model.load(ModelConfig(name="resnet8"), cifar10_of(shapes), cache_root)
+        model.load_network(ModelConfig(name="resnet8"), cifar10_of(shapes), cache_root)
     message = one_line(caught)
     for part in ("model.path", "$RESNET8_H5", URL, "data=shapes"):
         assert part in message
@@ -411,7 +408,7 @@ def test_the_network_takes_and_gives_what_it_says(shapes_model):
 
 
 def test_folding_leaves_nothing_of_batch_normalization(shapes, shapes_model, cache_root):
-    unfolded = model.load(ModelConfig(name="resnet8", fold=False), shapes, cache_root)
+    unfolded = model.load_network(ModelConfig(name="resnet8", fold=False), shapes, cache_root)
     assert shapes_model.fold
     assert not unfolded.fold
     assert unfolded.onnx_path != shapes_model.onnx_path
@@ -441,10 +438,10 @@ def test_parity_was_found_for_each_framework_and_file(shapes_model):
 
 def test_torch_is_checked_only_where_it_is_needed(shapes_model, shapes, tmp_path):
     config = ModelConfig(name="own", path=str(shapes_model.onnx_path))
-    alone = model.load(config, shapes, tmp_path, torch=False)
+    alone = model.load_network(config, shapes, tmp_path, torch=False)
     assert set(alone.conversion.parity) == {"onnx, unfolded", "onnx, folded"}
     assert not (tmp_path / "torch_checks").exists()
-    both = model.load(config, shapes, tmp_path)
+    both = model.load_network(config, shapes, tmp_path)
     assert both.conversion.parity["torch, folded"] <= 1e-4
     assert both.onnx_path == alone.onnx_path  # one conversion
 
@@ -487,7 +484,7 @@ def test_a_conversion_is_done_once(shapes, shapes_model, cache_root, monkeypatch
 
     monkeypatch.setattr(isolation, "call", refuse)
     config = make_config("data=shapes").model
-    assert model.load(config, shapes, cache_root) == shapes_model
+    assert model.load_network(config, shapes, cache_root) == shapes_model
 
 
 def test_other_images_are_another_conversion(shapes, shapes_model, cache_root, monkeypatch):
@@ -530,100 +527,6 @@ def test_the_torch_module_is_set_to_evaluate_and_can_be_traced(shapes_model):
     assert not any(part.training for part in module.modules())
 
 
-# The gate
-
-
-SURE = np.array([[0.9, 0.1], [0.2, 0.8]], dtype=np.float32)
-
-
-def test_the_gate_returns_the_largest_difference():
-    shifted = SURE + np.array([[0, 0], [5e-5, 0]], dtype=np.float32)
-    assert compare([SURE], [SURE], PROBABILITIES, "x") == 0
-    assert compare([shifted], [SURE], PROBABILITIES, "x") == pytest.approx(5e-5, rel=1e-2)
-
-
-def test_the_gate_refuses_a_difference_and_says_how_large():
-    got = SURE + np.array([[0.01, 0], [0, 0]], dtype=np.float32)
-    with pytest.raises(ParityError, match=r"^torch, folded: .* 0 of 2 top-1 .* 1\.00e-02 "):
-        compare([got], [SURE], PROBABILITIES, "torch, folded")
-
-
-def test_the_gate_refuses_another_class_even_where_the_difference_is_small():
-    expected = np.array([[0.50001, 0.49999]], dtype=np.float32)
-    with pytest.raises(ParityError, match=r"differs from the original on 1 of 1 top-1"):
-        compare([expected[:, ::-1]], [expected], PROBABILITIES, "onnx")
-
-
-@pytest.mark.parametrize("wrong", [np.nan, np.inf])
-def test_the_gate_refuses_what_is_no_number(wrong):
-    got = SURE.copy()
-    got[1, 0] = wrong
-    with pytest.raises(ParityError):
-        compare([got], [SURE], PROBABILITIES, "onnx")
-
-
-def test_the_gate_refuses_what_is_no_number_on_either_side():
-    wrong = np.full_like(SURE, np.nan)
-    with pytest.raises(ParityError, match="the original returns NaN"):
-        compare([wrong], [wrong], PROBABILITIES, "onnx")
-
-
-@settings(max_examples=50)
-@given(scale=st.floats(1e-3, 1e6), error=st.floats(0, 1e-2))
-def test_logits_and_values_are_compared_with_the_largest(scale, error):
-    expected = (SURE * scale).astype(np.float32)
-    got = expected + np.float32(expected.max() * error)
-    for final, limit in (("logits", 1e-4), ("values", 1e-3)):
-        if error < 0.9 * limit:
-            assert compare([got], [expected], final, "x") == pytest.approx(error, abs=1e-6)
-        elif error > 1.1 * limit:
-            with pytest.raises(ParityError, match="relative to the largest"):
-                compare([got], [expected], final, "x")
-
-
-def test_the_top_1_class_of_values_is_nobodys():
-    swapped = SURE[:, ::-1] * np.float32(1e-6) + 1
-    assert compare([swapped], [SURE * np.float32(1e-6) + 1], "values", "x") < 1e-6
-
-
-@pytest.mark.parametrize(
-    ("outputs", "final"),
-    [
-        ([SURE], "probabilities"),
-        ([SURE * 3], "logits"),
-        ([SURE - 0.5], "logits"),
-        ([SURE, SURE], "values"),
-        ([np.ones((2, 10), np.float32)], "values"),
-        ([SURE[..., None]], "values"),
-        ([np.array([[1, 0]])], "values"),
-    ],
-)
-def test_what_the_output_holds_is_found(outputs, final):
-    assert conversion.find_final(outputs, np.zeros((2, 10))) == final
-
-
-@pytest.mark.parametrize(("batch", "expected"), [("N", [1, 1, 1, 1]), ("2", [2, 2])])
-def test_the_original_runs_in_batches_whose_tensors_all_fit(batch, expected, monkeypatch):
-    """Keras holds each tensor of a batch until its end; ONNX Runtime holds two of these."""
-    monkeypatch.setenv("RESNET8PTQ_MEMORY_GB", "1")
-    layers = "".join(f"t{i + 1} = Relu(t{i})\n" for i in range(7))
-    text = (
-        '<ir_version: 8, opset_import: ["" : 17]>\n'
-        f"deep (float[{batch}, 1024, 1024] t0) => (float[{batch}, 1024, 1024] t7) {{\n{layers}}}"
-    )
-    sizes = []
-
-    def predict(samples):
-        sizes.append(len(samples))
-        return [samples]
-
-    run = conversion._run_on(
-        np.zeros((4, 1024, 1024), np.float32), onnx.parser.parse_model(text), None
-    )
-    run(predict)
-    assert sizes == expected
-
-
 # The real network
 
 
@@ -631,7 +534,7 @@ def test_the_original_runs_in_batches_whose_tensors_all_fit(batch, expected, mon
 @pytest.mark.usefixtures("real_files")
 def test_the_real_network(cache_root):
     real = registry.load("cifar10", os.environ["CIFAR10_DIR"])
-    loaded = model.load(make_config().model, real, cache_root)
+    loaded = model.load_network(make_config().model, real, cache_root)
     assert loaded.sha256 == SHA256
     assert max(loaded.conversion.parity.values()) <= 1e-4
     [images] = real.test.take(np.arange(1000)).batches(1000)

@@ -1,7 +1,6 @@
 """An ONNX file as the network: what is taken, what it becomes, what is refused."""
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,17 +8,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper, parser
-from onnxruntime.quantization import (
-    CalibrationDataReader,
-    QuantFormat,
-    quantize_dynamic,
-    quantize_static,
-    shape_inference,
-)
 
 from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core import files
@@ -29,47 +20,13 @@ from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.graph.session import open_runner, open_session
 from resnet8ptq.graph.torch_module import load_torch_module
-from resnet8ptq.models import conversion, folding, model, network_path
-from resnet8ptq.models.batch_axis import in_full_batches
+from resnet8ptq.models import conversion, model, network_path
 from resnet8ptq.models.contract import Contract, Tensor
-from resnet8ptq.models.gates import onnx as gate
 from resnet8ptq.models.normalization import write_paddings
-from tests.helpers import converted
 from tests.helpers.assembling import assemble
 from tests.helpers.configs import make_config
 from tests.helpers.factories import THREADS, quantize_network, quantizer_of
-from tests.helpers.onnx_networks import DENSE, FILTERS, IMAGES, RANDOM, build
-
-Take = Callable[..., conversion.Conversion]
-
-
-@pytest.fixture
-def take(tmp_path: Path) -> Take:
-    """Convert here, not in a process of its own, into `tmp_path / "made"`."""
-
-    def run(
-        given: onnx.ModelProto | Path, samples: NDArray = IMAGES, outputs: list[str] | None = None
-    ) -> conversion.Conversion:
-        path = given if isinstance(given, Path) else tmp_path / "network.onnx"
-        if not isinstance(given, Path):
-            onnx.save(given, path)
-        return converted.convert(path, tmp_path / "made", samples, outputs=outputs)
-
-    return run
-
-
-@pytest.fixture
-def refused(take: Take) -> Callable[[onnx.ModelProto | Path], str]:
-    """Return the one line that a file is refused by."""
-
-    def run(given: onnx.ModelProto | Path) -> str:
-        with pytest.raises(ModelError) as caught:
-            take(given)
-        assert "\n" not in str(caught.value)
-        return str(caught.value)
-
-    return run
-
+from tests.helpers.onnx_networks import DENSE, IMAGES, RANDOM, build
 
 # What is taken
 
@@ -155,11 +112,11 @@ def test_weights_in_a_file_beside_the_network_are_taken_and_count(take, tmp_path
         len(w.raw_data) == 0 for w in onnx.load(path, load_external_data=False).graph.initializer
     )
     assert take(path).parity["onnx, folded"] < 1e-5
-    before = network_path.digest(ModelConfig(), path)
+    before = network_path.hash_network(ModelConfig(), path)
     assert before != files.sha256(path)
     weights = tmp_path / ("w" * 130)
     weights.write_bytes(bytes(weights.stat().st_size))
-    assert network_path.digest(ModelConfig(), path) != before
+    assert network_path.hash_network(ModelConfig(), path) != before
 
 
 def test_the_graph_keeps_the_names_of_its_inputs_and_outputs(take, tmp_path):
@@ -438,87 +395,6 @@ def test_an_opset_that_cannot_be_raised_is_refused_by_its_operators(refused):
     assert "Assertion" in message  # the converter's reason
 
 
-def reshape(*shape: int) -> tuple[list[onnx.NodeProto], dict[str, NDArray]]:
-    nodes = [helper.make_node("Reshape", ["relu", "shape"], ["middle"])]
-    return nodes, {"shape": np.array(shape, np.int64)}
-
-
-def constant_reshape(batch: int) -> tuple[list[onnx.NodeProto], dict[str, NDArray]]:
-    return reshape(batch, 8, 32, 32)
-
-
-def computed_reshape(batch: int) -> tuple[list[onnx.NodeProto], dict[str, NDArray]]:
-    """As torch's older exporters wrote `x.view(x.size(0), -1, 32, 32)`."""
-    nodes = [
-        helper.make_node("Shape", ["relu"], ["shape of relu"]),
-        helper.make_node("Gather", ["shape of relu", "zero"], ["size"], axis=0),
-        helper.make_node("Unsqueeze", ["size"], ["sizes"], axes=[0]),
-        helper.make_node("Concat", ["sizes", "rest"], ["shape"], axis=0),
-        helper.make_node("Reshape", ["relu", "shape"], ["middle"]),
-    ]
-    return nodes, {"zero": np.array(0), "rest": np.array([-1, 32, 32])}
-
-
-def weights_behind_a_reshape(batch: int) -> tuple[list[onnx.NodeProto], dict[str, NDArray]]:
-    nodes = [
-        helper.make_node("Reshape", ["flat weights", "of weights"], ["weights"]),
-        helper.make_node("Conv", ["relu", "weights"], ["middle"]),
-    ]
-    return nodes, {
-        "flat weights": RANDOM.normal(0, 1, (1, 64)).astype(np.float32),
-        "of weights": np.array([8, 8, 1, 1]),
-    }
-
-
-@pytest.mark.parametrize("declared", ["fixed", "free"])
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize(
-    "middle",
-    [constant_reshape, computed_reshape, weights_behind_a_reshape],
-    ids=lambda f: f.__name__,
-)
-def test_a_fixed_batch_is_freed(take, tmp_path, middle, batch, declared):
-    if declared == "free" and batch != 1:
-        pytest.skip("a graph that says nothing is tried with 1")
-    nodes, constants = middle(batch)
-    size = batch if declared == "fixed" else "B"
-    proto = build(11, takes=[size, 32, 32, 3], middle=nodes, constants=constants)
-    record = take(proto)
-    assert record.contract.batch is record.why_fixed is None
-    assert not record.without_torch
-    session = onnxruntime.InferenceSession(tmp_path / "made" / conversion.UNFOLDED)
-    assert session.get_inputs()[0].shape[0] == session.get_outputs()[0].shape[0] == "N"
-    assert session.run(None, {"pixels:0": IMAGES[:7]})[0].shape == (7, 10)
-    graph = onnx.load(tmp_path / "made" / conversion.UNFOLDED).graph
-    constant = {tensor.name for tensor in graph.initializer}
-    assert not {"Shape", "Gather", "Concat"} & {node.op_type for node in graph.node}
-    assert all(n.input[1] in constant for n in graph.node if n.op_type in ("Reshape", "Conv"))
-
-
-def test_a_batch_that_cannot_be_freed_stays_fixed_and_is_reported(take, tmp_path):
-    nodes = [helper.make_node("Add", ["relu", "each"], ["middle"])]
-    weights = {"each": np.arange(4, dtype=np.float32).reshape(4, 1, 1, 1)}
-    record = take(build(takes=[4, 32, 32, 3], gives=[4, 10], middle=nodes, constants=weights))
-    assert record.contract.batch == 4
-    assert record.why_fixed
-    assert max(record.parity.values()) < 1e-5
-    [value] = onnx.load(tmp_path / "made" / conversion.FOLDED).graph.input
-    assert value.type.tensor_type.shape.dim[0].dim_value == 4
-
-
-@settings(max_examples=30)
-@given(count=st.integers(1, 9), size=st.integers(1, 5))
-def test_any_number_of_samples_fills_up_a_fixed_batch(count, size):
-    def run(samples: NDArray) -> list[NDArray]:
-        assert len(samples) == size
-        return [samples * 2, samples.sum(1)]
-
-    samples = np.arange(count * 3, dtype=np.float32).reshape(count, 3)
-    doubled, summed = in_full_batches(run, size)(samples)
-    assert np.array_equal(doubled, samples * 2)
-    assert np.array_equal(summed, samples.sum(1))
-
-
 @settings(max_examples=30)
 @given(
     size=st.tuples(st.integers(3, 9), st.integers(3, 9)),
@@ -602,7 +478,7 @@ def test_what_onnx2torch_does_not_know_is_for_onnx_alone(take, tmp_path):
 def exported(shapes: Dataset, shapes_model: model.Fp32Model, cache_root: Path, tmp_path_factory):
     """The embedded set's network as tf2onnx exports it, under another name of its input."""
     config = make_config("data=shapes", "model.fold=false").model
-    proto = onnx.load(model.load(config, shapes, cache_root).onnx_path)
+    proto = onnx.load(model.load_network(config, shapes, cache_root).onnx_path)
     for node in proto.graph.node:
         node.input[:] = ["images" if name == "input" else name for name in node.input]
     proto.graph.input[0].name = "images"
@@ -617,7 +493,7 @@ def test_quantizes_like_the_keras_file_it_came_from(
     shapes, shapes_model, cache_root, exported, tmp_path, backend
 ):
     config = make_config("data=shapes", f"backend={backend}", f"model.path={exported}")
-    imported = model.load(config.model, shapes, cache_root)
+    imported = model.load_network(config.model, shapes, cache_root)
     assert imported.source == exported
     calibration = draw_calibration(shapes, 10, config.seed).split
     [batch] = shapes.test.take(np.arange(200)).batches(200)
@@ -632,325 +508,6 @@ def test_quantizes_like_the_keras_file_it_came_from(
     assert np.array_equal(*result)
 
 
-# What preprocessing does
-
-
-def test_the_effect_of_folding_is_reported(shapes_model, shapes, cache_root):
-    described = shapes_model.describe()
-    assert described["opset"] == "17"
-    assert described["preprocess_nodes"].endswith(" -> 24")
-    assert "Mul 7 -> 0" in described["preprocess_operators"]
-    before, after = map(int, described["preprocess_bytes"].split(" -> "))
-    assert after == shapes_model.onnx_path.stat().st_size != before
-    assert not set(described) & {"model", "fold", "dtype", "backend", "calib"}
-    assert replace(shapes_model, fold=False).describe() == {"opset": "17"}
-
-
-@pytest.mark.parametrize(
-    ("owner", "name"),
-    [
-        (shape_inference.onnx.shape_inference, "infer_shapes_path"),
-        (shape_inference.onnxruntime, "InferenceSession"),  # quant_pre_process only logs this one
-    ],
-)
-def test_a_graph_that_cannot_be_folded_can_be_taken_as_it_is(
-    shapes_model, tmp_path, monkeypatch, owner, name
-):
-    def fail(*_: object, **__: object) -> None:
-        raise RuntimeError("odd\ngraph")
-
-    unfolded, folded = (
-        shapes_model.onnx_path.with_name(conversion.UNFOLDED),
-        tmp_path / "folded.onnx",
-    )
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, name, fail)
-        result = folding.preprocess(unfolded, folded)
-    assert not folded.exists()
-    assert result.failure is not None
-    assert "odd graph" in result.failure
-    failed = replace(
-        shapes_model, conversion=replace(shapes_model.conversion, preprocessing=result)
-    )
-    with pytest.raises(ModelError, match=r"odd graph.*model\.fold=false"):
-        model._report(failed)
-    model._report(replace(failed, fold=False))
-
-
-@settings(max_examples=30)
-@given(
-    steps=st.lists(st.sampled_from(["Mul", "Add"]), min_size=1, max_size=3),
-    operator=st.sampled_from(["Gemm", "MatMul"]),
-    transposed=st.booleans(),
-    whole=st.booleans(),
-    branches=st.booleans(),
-)
-def test_what_follows_a_dense_layer_is_folded_into_it(steps, operator, transposed, whole, branches):
-    shape = (5, 4) if operator == "Gemm" and transposed else (4, 5)
-    constants = {"w": RANDOM.normal(size=shape).astype(np.float32)}
-    kind = {"transB": int(transposed)} if operator == "Gemm" else {}
-    nodes = [helper.make_node(operator, ["x", "w"], ["y0"], name="layer", **kind)]
-    for index, step in enumerate(steps):
-        constants[f"c{index}"] = RANDOM.normal(size=1 if whole else (1, 5)).astype(np.float32)
-        inputs = [f"y{index}", f"c{index}"]
-        inputs = inputs[::-1] if whole else inputs
-        nodes.append(helper.make_node(step, inputs, [f"y{index + 1}"]))
-    outputs = [f"y{len(steps)}", *(["y0"] if branches else [])]
-    proto = assemble(nodes, {"x": [3, 4]}, {name: [3, 5] for name in outputs}, constants)
-    samples = RANDOM.normal(size=(3, 4)).astype(np.float32)
-    expected = open_runner(proto)(samples)
-    foldable = len(steps) if operator == "Gemm" else [*steps, "Add"].index("Add")
-    foldable = 0 if branches else foldable
-    folding.fold_into_products(proto.graph)
-    assert len(proto.graph.node) == 1 + len(steps) - foldable
-    onnx.checker.check_model(proto, full_check=True)
-    for result, wanted in zip(open_runner(proto)(samples), expected, strict=True):
-        assert np.allclose(result, wanted, atol=1e-5)
-
-
-def test_a_graph_with_one_empty_optional_input_is_folded():
-    constants = {"low": np.float32(0), "c": RANDOM.normal(size=(1, 4)).astype(np.float32)}
-    nodes = [
-        helper.make_node("Clip", ["x", "low", ""], ["y0"]),
-        helper.make_node("Mul", ["y0", "c"], ["y1"]),
-    ]
-    graph = assemble(nodes, {"x": [3, 4]}, {"y1": [3, 4]}, constants).graph
-    folding.fold_into_products(graph)
-    assert [node.op_type for node in graph.node] == ["Clip", "Mul"]
-
-
-# What is refused: contract
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"takes": ["B", 28, 28, 3]}, "takes (28, 28, 3), the samples are (32, 32, 3)"),
-        ({"takes": ["B", 3, "H", 31]}, "takes (3, ?, 31), the samples are (32, 32, 3)"),
-        ({"constants": {"filters": np.full_like(FILTERS, np.nan)}}, "NaN or infinity in 'filters'"),
-    ],
-)
-def test_a_graph_that_does_not_fit_is_refused(refused, changes, says):
-    assert says in refused(build(gives=["B", "classes"], **changes))
-
-
-def test_two_inputs_are_refused_by_their_names(refused):
-    proto = build()
-    proto.graph.input.append(helper.make_tensor_value_info("more", TensorProto.FLOAT, ["B", 5]))
-    assert "has 2 inputs (pixels:0 [32, 32, 3] float32, more [5] float32)" in refused(proto)
-
-
-def test_sparse_weights_are_refused_by_their_name(refused):
-    proto = build()
-    values = numpy_helper.from_array(np.ones(1, np.float32), "few")
-    places = numpy_helper.from_array(np.zeros(1, np.int64), "places")
-    proto.graph.sparse_initializer.append(helper.make_sparse_tensor(values, places, [4, 4]))
-    assert "tensor 'few' is sparse" in refused(proto)
-
-
-def test_an_output_that_is_an_input_is_refused_by_its_name(refused):
-    proto = build(gives=["B", "classes"])
-    proto.graph.output.append(proto.graph.input[0])
-    assert "output 'pixels:0' is an input, unchanged" in refused(proto)
-
-
-def test_another_type_of_input_is_refused(refused):
-    proto = build(middle=[helper.make_node("Identity", ["relu"], ["middle"])])
-    proto.graph.input[0].type.tensor_type.elem_type = TensorProto.DOUBLE
-    proto.graph.node.insert(
-        0, helper.make_node("Cast", ["pixels:0"], ["floats"], to=TensorProto.FLOAT)
-    )
-    proto.graph.node[1].input[0] = "floats"
-    assert "its input pixels:0 is float64; expected float32, float16, int8, " in refused(proto)
-
-
-def test_an_output_without_a_batch_axis_is_refused(refused):
-    proto = build()
-    proto.graph.node.append(helper.make_node("ReduceMax", ["logits"], ["most"], keepdims=1))
-    proto.graph.output.append(helper.make_tensor_value_info("most", TensorProto.FLOAT, [1, 1]))
-    assert "output 'most' is [1, 1] for 2 samples" in refused(proto)
-
-
-# What is refused: nothing to quantize
-
-
-class Reader(CalibrationDataReader):
-    def __init__(self) -> None:
-        self.left = [{"pixels:0": IMAGES}]
-
-    def get_next(self) -> dict[str, NDArray[np.float32]] | None:
-        return self.left.pop() if self.left else None
-
-
-@pytest.mark.parametrize(
-    ("kind", "says"),
-    [("QDQ", "DequantizeLinear"), ("QOperator", "QLinearConv"), ("dynamic", "ConvInteger")],
-)
-def test_a_quantized_model_is_refused(refused, tmp_path, kind, says):
-    source, path = tmp_path / "source.onnx", tmp_path / "quantized.onnx"
-    onnx.save(build(), source)
-    if kind == "dynamic":
-        quantize_dynamic(source, path)
-    else:
-        quantize_static(source, path, Reader(), quant_format=QuantFormat[kind])
-    message = refused(path)
-    assert "already quantized (" in message
-    assert says in message
-    assert message.endswith("resnet8ptq judge FP32 FILE")
-
-
-def test_weights_of_8_bits_are_refused(refused):
-    nodes = [
-        helper.make_node("Cast", ["narrow"], ["wide"], to=TensorProto.FLOAT),
-        helper.make_node("Conv", ["relu", "wide"], ["middle"]),
-    ]
-    narrow = {"narrow": np.ones((8, 8, 1, 1), np.int8)}
-    message = refused(build(middle=nodes, constants=narrow))
-    assert "already quantized (int8 weights 'narrow')" in message
-
-
-@pytest.mark.parametrize("level", ["ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL"])
-def test_a_model_with_fused_layers_is_refused_by_their_operators(refused, tmp_path, level):
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # warns that the file is for this machine alone
-    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
-    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
-    proto = build(takes=[1, 32, 32, 3], gives=[1, 10])
-    del proto.graph.input[1:]  # weights that are inputs may change, and are not optimized
-    onnxruntime.InferenceSession(proto.SerializeToString(), options)
-    message = refused(tmp_path / "optimized.onnx")
-    assert "already optimized (" in message
-    assert "com.microsoft" in message
-    assert "Conv" in message
-    assert "without ONNX Runtime's extended or layout optimizations" in message
-
-
-def test_a_graph_without_layers_is_refused(refused):
-    proto = build()
-    del proto.graph.initializer[:]
-    del proto.graph.node[1:]
-    proto.graph.output[0].name = "nchw"
-    assert "quantization would find nothing" in refused(proto)
-
-
-# What is refused: hostile and damaged files
-
-
-@pytest.mark.parametrize("inside", ["initializer", "attribute"])
-@pytest.mark.parametrize(
-    ("location", "says"),
-    [
-        ("/etc/passwd", "expected files beside the model, named without a folder"),
-        ("../weights", "expected files beside the model, named without a folder"),
-        ("*/_ORT_MEM_ADDR_/*", "expected files beside the model, named without a folder"),
-        ("weights", "cannot be read"),
-    ],
-)
-def test_external_data_outside_of_the_folder_are_refused(refused, location, says, inside):
-    proto = build()
-    tensor = proto.graph.initializer[0]
-    if inside == "attribute":
-        node = helper.make_node("Constant", [], ["hidden"], value=numpy_helper.from_array(DENSE))
-        proto.graph.node.insert(0, node)
-        tensor = proto.graph.node[0].attribute[0].t
-    tensor.ClearField("raw_data")
-    tensor.data_location = TensorProto.EXTERNAL
-    tensor.external_data.add(key="location", value=location)
-    message = refused(proto)
-    assert says in message
-
-
-def test_operators_of_others_are_refused(refused):
-    proto = build(middle=[helper.make_node("Own", ["relu"], ["middle"], domain="evil.example")])
-    proto.opset_import.append(helper.make_opsetid("evil.example", 1))
-    assert "operator 'Own' of domain 'evil.example'" in refused(proto)
-
-
-@pytest.mark.parametrize("name", ["EPContext", "PythonOp", "Tokenizer", "BeamSearch"])
-def test_operators_of_onnx_runtime_that_do_more_than_compute_are_refused(refused, name):
-    domain = "com.microsoft"
-    proto = build(middle=[helper.make_node(name, ["relu"], ["middle"], domain=domain)])
-    proto.opset_import.append(helper.make_opsetid(domain, 1))
-    assert f"operator '{name}' of domain 'com.microsoft'" in refused(proto)
-
-
-def test_functions_of_another_opset_are_refused(refused):
-    proto = build()
-    node = helper.make_node("Relu", ["x"], ["y"])
-    imports = [helper.make_opsetid("", 18)]
-    function = helper.make_function("own", "Own", ["x"], ["y"], [node], imports)
-    proto.functions.append(function)
-    assert "holds functions" in refused(proto)
-
-
-def test_a_file_too_large_for_protobuf_is_not_read(refused, tmp_path):
-    path = tmp_path / "large.onnx"
-    with path.open("wb") as file:
-        file.truncate(2**31)  # a hole: takes no room
-    assert "larger than 2 GiB" in refused(path)
-
-
-def test_a_file_of_more_nodes_than_a_network_has(refused, monkeypatch):
-    monkeypatch.setattr(gate, "MAX_NODES", 3)
-    assert "nodes, expected at most 3" in refused(build())
-
-
-quick = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-SOUND = build().SerializeToString()
-
-
-def read_or_refuse(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
-    try:
-        gate.read(path)
-    except ModelError as error:
-        assert str(error).startswith(f"{path}: ")
-        assert "\n" not in str(error)
-
-
-@quick
-@given(content=st.binary(max_size=200))
-def test_random_bytes_are_refused_in_one_line(tmp_path, content):
-    path = tmp_path / "random.onnx"
-    path.write_bytes(content)
-    with pytest.raises(ModelError):
-        gate.read(path)
-    read_or_refuse(path, content)
-
-
-@quick
-@given(length=st.integers(0, len(SOUND) - 1))
-def test_what_is_cut_off_is_refused_in_one_line(tmp_path, length):
-    read_or_refuse(tmp_path / "cut.onnx", SOUND[:length])
-
-
-@quick
-@given(flips=st.lists(st.integers(0, len(SOUND) * 8 - 1), min_size=1, max_size=8))
-def test_flipped_bits_are_refused_in_one_line_or_harmless(tmp_path, flips):
-    content = bytearray(SOUND)
-    for bit in flips:
-        content[bit // 8] ^= 1 << bit % 8
-    read_or_refuse(tmp_path / "flipped.onnx", bytes(content))
-
-
-def test_a_damaged_file_is_refused_by_the_whole_path(shapes, cache_root, tmp_path):
-    path = tmp_path / "network.ONNX"
-    path.write_bytes(SOUND[:-100])
-    with pytest.raises(ModelError) as caught:
-        model.load(ModelConfig(name="own", path=str(path)), shapes, cache_root)
-    assert str(caught.value).startswith(f"{path}: ")
-    assert "\n" not in str(caught.value)
-
-
-def test_an_empty_file_is_refused_by_its_key(shapes, cache_root, tmp_path):
-    path = tmp_path / "network.onnx"
-    path.touch()
-    with pytest.raises(ModelError, match=r"^model\.path: .*is empty"):
-        model.load(ModelConfig(name="own", path=str(path)), shapes, cache_root)
-
-
 # The real network
 
 
@@ -959,32 +516,14 @@ def test_an_empty_file_is_refused_by_its_key(shapes, cache_root, tmp_path):
 def test_the_real_network_as_an_onnx_file(cache_root):
     real = registry.load("cifar10", os.environ["CIFAR10_DIR"])
     config = make_config("model.fold=false").model
-    exported = model.load(config, real, cache_root).onnx_path
-    imported = model.load(replace(config, path=str(exported), fold=True), real, cache_root)
+    exported = model.load_network(config, real, cache_root).onnx_path
+    imported = model.load_network(replace(config, path=str(exported), fold=True), real, cache_root)
     session = onnxruntime.InferenceSession(imported.onnx_path)
     right = 0
     for start, batch in zip(range(0, 9980, 499), real.test.batches(499), strict=True):
         result = session.run(None, {"input": batch})[0].argmax(1)
         right += int((result == real.test.labels[start : start + 499]).sum())
     assert right == 8703
-
-
-@pytest.mark.parametrize(
-    "layer",
-    [
-        "w = ConstantOfShape <value: tensor = float[1] {0.1}> (shape)  y = Conv (x, w)",
-        "ends = Range (zero, one, tenth)  w = Reshape (ends, two)  y = MatMul (x, w)",
-    ],
-)
-def test_computed_values_are_not_taken_for_weights(refused, layer):
-    proto = onnx.parser.parse_model(
-        f"""<ir_version: 8, opset_import: ["" : 17]>
-        computed (float[N, 3, 8, 8] x) => (float[N, a, b, c] y)
-            <int64[4] shape = {{4, 3, 3, 3}}, int64[2] two = {{8, -1}},
-             float zero = {{0}}, float one = {{1}}, float tenth = {{0.0625}}>
-        {{ {layer} }}"""
-    )
-    assert "quantization would find nothing" in refused(proto)
 
 
 def test_a_decoder_has_no_past(take, tmp_path):

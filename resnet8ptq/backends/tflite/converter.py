@@ -87,7 +87,7 @@ def _from_saved_model(source: Path) -> Any:
     import tensorflow as tf
 
     logging.getLogger("tensorflow").setLevel(logging.ERROR)  # it warns of deprecated functions
-    program = saved_model_gate.read(source)
+    program = saved_model_gate.read_program(source)
     frozen = saved_model.freeze(program, source)
     whole = tf.compat.v1.wrap_function(lambda: tf.import_graph_def(frozen, name=""), [])
     inputs, outputs = (

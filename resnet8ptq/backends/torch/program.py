@@ -73,7 +73,7 @@ def save(module: Any, example: Example, path: Path, *_: bool) -> None:
     with files.atomic(path) as temporary:
         copy_reproducibly(archive, temporary, compressed=(".json",))
         try:
-            exported_program.read(temporary)
+            exported_program.read_records(temporary)
         except QuantizationError as error:
             reason = str(error).removeprefix(f"{temporary}: ")
             why = f"a saved program may not hold the whole network ({reason}); try backend=torch"
@@ -87,7 +87,7 @@ def load(path: Path) -> Predictor:
 
 
 def _open(path: Path) -> Any:
-    packed = torch_archive.pack(exported_program.read(path))
+    packed = torch_archive.pack(exported_program.read_records(path))
     with errors_as(QuantizationError, f"{path}: torch cannot load it"), known_warnings():
         return torch.export.load(packed).module()
 

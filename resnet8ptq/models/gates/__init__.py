@@ -14,6 +14,10 @@ def check(source: Path, name: str, inputs: Any) -> None:
     """Call a format's check, see `sources.formats`; a library's error becomes a `ModelError`.
 
     It is here because the process for one file imports this module alone.
+
+    Args:
+        inputs: the setting `model.inputs`; only checks of formats that take it get it.
     """
+    values = [inputs] if inputs else []
     with errors_as(ModelError, f"{source}: cannot be read"):
-        resolve_name(name)(source, *((inputs,) if inputs else ()))
+        resolve_name(name)(source, *values)

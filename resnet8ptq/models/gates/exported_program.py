@@ -57,9 +57,9 @@ _TEXTS = {
 }
 
 
-def read(path: Path) -> dict[str, bytes]:
+def read_records(path: Path) -> dict[str, bytes]:
     """Return a saved program's records; raise `QuantizationError` if it holds anything else."""
-    return _checked(torch_archive.read(path, _RECORDS), path)
+    return _checked(torch_archive.read_archive(path, _RECORDS), path)
 
 
 def read_network(path: Path) -> dict[str, bytes]:
@@ -72,10 +72,15 @@ def read_network(path: Path) -> dict[str, bytes]:
         ModelError: it holds more than `torch.export.save` writes for a network; names the excess.
     """
     try:
-        content = torch_archive.read(path, _OWN_RECORDS)
-        if len({name.split("/")[0] for name in content}) > 1:
+        content = torch_archive.read_archive(path, _OWN_RECORDS)
+        folders = set()
+        records = {}
+        for name, record in content.items():
+            folder, _, inner = name.partition("/")
+            folders.add(folder)
+            records[f"archive/{inner}"] = record
+        if len(folders) > 1:
             raise torch_archive.refusal(path, "records of two programs")
-        records = {f"archive/{name.partition('/')[2]}": content[name] for name in content}
         if _SAMPLE in records:
             records[_SAMPLE] = b""
         return _checked(records, path, own=True)
@@ -84,19 +89,32 @@ def read_network(path: Path) -> dict[str, bytes]:
 
 
 def _checked(records: dict[str, bytes], path: Path, own: bool = False) -> dict[str, bytes]:
+    """Return the records if torch can load them safely; raise `QuantizationError` otherwise.
+
+    Args:
+        own: whether they are a user's, which then lose the origins of their operators.
+    """
     try:
         if own and _GRAPH in records:
-            graph = json.loads(records[_GRAPH])
-            for _, value in _items(graph):
-                if isinstance(value, dict):
-                    value |= {key: type(value[key])() for key in _ORIGINS if key in value}
-            records[_GRAPH] = json.dumps(graph).encode()
+            records[_GRAPH] = _drop_origins(records[_GRAPH])
         strange = next(_check(records), None)
     except (ValueError, RecursionError) as error:  # no JSON, or nested without end
         strange = one_line(error)
     if strange is not None:
         raise torch_archive.refusal(path, strange)
     return records
+
+
+def _drop_origins(content: bytes) -> bytes:
+    """Return a program's graph, in JSON, with empty values for `_ORIGINS`."""
+    graph = json.loads(content)
+    for _, value in _items(graph):
+        if not isinstance(value, dict):
+            continue
+        for key in _ORIGINS:
+            if key in value:
+                value[key] = type(value[key])()
+    return json.dumps(graph).encode()
 
 
 def _check(records: Mapping[str, bytes]) -> Iterator[str]:
@@ -116,6 +134,7 @@ def _check(records: Mapping[str, bytes]) -> Iterator[str]:
 
 
 def _is_plain(key: str, value: Any) -> bool:
+    """Return whether torch takes a value of the JSON as data, by the key's own grammar."""
     if key in ("use_pickle", "guards_code", "metadata"):
         return not value
     if not _NAME.fullmatch(key):
@@ -136,6 +155,7 @@ def _items(content: Any) -> Iterator[tuple[str, Any]]:
         key, value = waiting.pop()
         yield key, value
         if isinstance(value, list):
-            waiting += [(key if isinstance(item, str) else "", item) for item in value]
+            for item in value:
+                waiting.append((key if isinstance(item, str) else "", item))
         elif isinstance(value, dict):
             waiting += value.items()

@@ -86,7 +86,9 @@ channels_last area bicubic bilinear gaussian lanczos3 lanczos5 mitchellcubic nea
 symmetric wrap ave concat dot mul sum count int multi_hot one_hot horizontal horizontal_and_vertical
 vertical
 """
-LAYERS, FUNCTIONS, DTYPES = (frozenset(names.split()) for names in (_LAYERS, _FUNCTIONS, _NUMBERS))
+LAYERS = frozenset(_LAYERS.split())
+FUNCTIONS = frozenset(_FUNCTIONS.split())
+DTYPES = frozenset(_NUMBERS.split())
 CLASSES = LAYERS | {*_OPERATORS.split(), *_PARTS.split(), "DTypePolicy", "SeedGenerator"}
 WORDS = FUNCTIONS | DTYPES | {*_PARTS.split(), *_SETTINGS.split()}
 MODULES = (
@@ -139,20 +141,21 @@ class KerasFile:
     def write(self, folder: Path) -> Path:
         """Write the layers and weights as a file that Keras can load."""
         config = json.dumps(self.config)
-        path = folder / ("model.keras" if self.is_zip else "model.h5")
         if self.is_zip:
+            path = folder / "model.keras"
             with zipfile.ZipFile(path, "w") as archive:
                 archive.writestr("metadata.json", "{}")
                 archive.writestr(CONFIG, config)
                 archive.writestr(WEIGHTS, self.content)
         else:
+            path = folder / "model.h5"
             path.write_bytes(self.content)
             with h5py.File(path, "r+") as file:
                 file.attrs[LEGACY_CONFIG] = config
         return path
 
 
-def read(path: Path) -> KerasFile:
+def read_keras(path: Path) -> KerasFile:
     """Read a .h5 or .keras file, and check that it holds only allowed layers and weights.
 
     Raises:
@@ -164,10 +167,12 @@ def read(path: Path) -> KerasFile:
             raise ModelError(f"{path}: larger than 2 GiB; expected at most {MAX_BYTES} bytes")
         content = path.read_bytes()
         is_zip = not content.startswith(_HDF5)
-        config, content, reason = (_unpack if is_zip else _open)(content)
+        open_file = _open_zip if is_zip else _open_hdf5
+        config, content, reason = open_file(content)
         for value in find_objects(config):
             value.pop(_TRAINING, None)
-        reason = reason or next(_reasons_against(config, content), None)
+        if reason is None:
+            reason = next(_reasons_against(config, content), None)
     if reason is not None:
         raise ModelError(f"{path}: {reason}")
     return KerasFile(config, content, is_zip)
@@ -185,7 +190,8 @@ def find_objects(config: Any) -> Iterator[dict[str, Any]]:
             waiting += value
 
 
-def _open(content: bytes) -> tuple[Any, bytes, str | None]:
+def _open_hdf5(content: bytes) -> tuple[Any, bytes, str | None]:
+    """Return the config of a .h5 file, its content, and its fault, if any."""
     with h5py.File(io.BytesIO(content)) as file:
         config = file.attrs.get(LEGACY_CONFIG)
     if config is None:
@@ -193,17 +199,17 @@ def _open(content: bytes) -> tuple[Any, bytes, str | None]:
     return json.loads(config), content, None
 
 
-def _unpack(content: bytes) -> tuple[Any, bytes, str | None]:
-    """Return the config, the weights, and the archive's fault, if any."""
+def _open_zip(content: bytes) -> tuple[Any, bytes, str | None]:
+    """Return the config of a .keras file, its weights, and its fault, if any."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         sizes = {info.filename: info.file_size for info in archive.infolist()}
         if CONFIG not in sizes:
             return None, b"", torch_archive.describe(sizes)
         if len(sizes) < len(archive.infolist()):
             return None, b"", "two of its members have one name"
-        if sizes[CONFIG] > MAX_CONFIG_BYTES or sum(sizes.values()) > MAX_BYTES:
-            reason = f"unpacks to {sum(sizes.values())} bytes; expected at most {MAX_BYTES}"
-            return None, b"", reason
+        total = sum(sizes.values())
+        if sizes[CONFIG] > MAX_CONFIG_BYTES or total > MAX_BYTES:
+            return None, b"", f"unpacks to {total} bytes; expected at most {MAX_BYTES}"
         config = json.loads(archive.read(CONFIG))
         if WEIGHTS not in sizes:
             return config, b"", f"has no {WEIGHTS}; expected what `model.save` writes"
@@ -211,6 +217,7 @@ def _unpack(content: bytes) -> tuple[Any, bytes, str | None]:
 
 
 def _reasons_against(config: Any, content: bytes) -> Reasons:
+    """Yield why a file is refused: its layers, then its weights."""
     yield from _strange_config(config)
     with h5py.File(io.BytesIO(content)) as file:
         yield from _strange_weights(file)
@@ -225,7 +232,9 @@ def _strange_config(config: Any) -> Reasons:
 
 def _refusal(where: str, got: Any, expected: str) -> str:
     shown = repr(got)
-    return f"{where}: got {shown if len(shown) < 100 else shown[:100] + '...'}, expected {expected}"
+    if len(shown) >= 100:
+        shown = f"{shown[:100]}..."
+    return f"{where}: got {shown}, expected {expected}"
 
 
 def _is_one_of(value: Any, known: Collection[str]) -> bool:
@@ -239,8 +248,10 @@ def _strange_object(value: dict[str, Any], where: str) -> Reasons:
     if kind == "__tuple__" and value.keys() == {"class_name", "items"}:
         yield from _strange_value(value["items"], where)
         return
-    layer = config.get("name", value.get("name")) if isinstance(config, dict) else None
-    where = f"layer {layer!r:.100}" if isinstance(layer, str) else where
+    if isinstance(config, dict):
+        name = config.get("name", value.get("name"))
+        if isinstance(name, str):
+            where = f"layer {name!r:.100}"
     if kind == "function":
         if not _is_one_of(config, FUNCTIONS):
             yield _refusal(where, f"function {config}", "activation functions of Keras")
@@ -270,15 +281,19 @@ def _strange_origin(value: dict[str, Any], where: str) -> Reasons:
     for key in ("build_config", "shared_object_id", "__passive_serialization__"):
         yield from _strange_value(value.get(key), where)
     nodes = value.get("inbound_nodes", [])
-    for node in nodes if isinstance(nodes, list) else [nodes]:
+    if not isinstance(nodes, list):
+        nodes = [nodes]
+    for node in nodes:
         yield from _strange_node(node, where)
 
 
 def _strange_settings(config: dict[str, Any], where: str) -> Reasons:
+    """Yield reasons to refuse the settings of a layer, which differ in what they may hold."""
     for key, value in config.items():
         yield from _strange_key(key, where)
         if key == "name":
-            yield from () if value is None else _strange_name(value, where)
+            if value is not None:
+                yield from _strange_name(value, where)
         elif key in ("input_layers", "output_layers"):
             yield from _strange_tensors(value, where)
         elif key in ("equation", "subscripts"):
@@ -318,11 +333,13 @@ def _strange_tensors(value: Any, where: str) -> Reasons:
     """Yield reasons to refuse values other than nested lists of [layer's name, node, output]."""
     if _is_tensor(value):
         yield from _strange_name(value[0], where)
-    elif isinstance(value, list | dict):
-        if isinstance(value, dict):
-            for name in value:
-                yield from _strange_name(name, where)
-        for item in value if isinstance(value, list) else value.values():
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strange_tensors(item, where)
+    elif isinstance(value, dict):
+        for name in value:
+            yield from _strange_name(name, where)
+        for item in value.values():
             yield from _strange_tensors(item, where)
     else:
         yield _refusal(where, value, "outputs of layers")
@@ -357,9 +374,8 @@ def _strange_argument(value: Any, where: str) -> Reasons:
         for item in value:
             yield from _strange_argument(item, where)
     elif isinstance(value, dict) and _is_one_of(value.get("class_name"), _INDICES):
-        yield from _strange_argument(
-            [item for key, item in value.items() if key != "class_name"], where
-        )
+        parts = [item for key, item in value.items() if key != "class_name"]
+        yield from _strange_argument(parts, where)
     elif isinstance(value, dict) and "class_name" in value:
         yield from _strange_keras_tensor(value, where)
     elif isinstance(value, dict):
@@ -369,6 +385,7 @@ def _strange_argument(value: Any, where: str) -> Reasons:
 
 
 def _strange_keras_tensor(value: dict[str, Any], where: str) -> Reasons:
+    """Yield reasons to refuse an object other than the output of a layer, as Keras 3 writes it."""
     config = value.get("config")
     if (
         value.keys() == {"class_name", "config"}

@@ -46,6 +46,9 @@ SkipLayerNormalization SkipSimplifiedLayerNormalization SparseToDenseMatMul Torc
 TransposeMatMul Trilu UnfoldTensor Unique
 """
 CONTRIBUTED = frozenset(_CONTRIBUTED.split())
+# The operators of other domains that an FP32 file may have.
+_OTHERS = {("com.microsoft", name) for name in CONTRIBUTED}
+_OTHERS |= {("ai.onnx.ml", name) for name in (SCALER, *LABELLERS)}
 # Those of quantized and optimized files: they compute on numbers, too.
 _NARROWED = """
 DequantizeLinear DynamicQuantizeLSTM DynamicQuantizeMatMul FusedConv FusedGemm FusedMatMul
@@ -56,13 +59,17 @@ QLinearGlobalAveragePool QLinearLeakyRelu QLinearMul QLinearReduceMean QLinearSi
 QLinearWhere QuantizeLinear ReduceSumInteger
 """
 NARROWED = frozenset(_NARROWED.split())
-_NARROW = {
-    getattr(TensorProto, name)
-    for name in ("INT8", "UINT8", "INT4", "UINT4", "FLOAT8E4M3FN", "FLOAT8E5M2")
-}
+_NARROW = (
+    TensorProto.INT8,
+    TensorProto.UINT8,
+    TensorProto.INT4,
+    TensorProto.UINT4,
+    TensorProto.FLOAT8E4M3FN,
+    TensorProto.FLOAT8E5M2,
+)
 
 
-def read(path: Path) -> onnx.ModelProto:
+def read_onnx(path: Path) -> onnx.ModelProto:
     """Parse and check a file.
 
     Raises:
@@ -99,7 +106,7 @@ def _parse(content: bytes, path: Path) -> onnx.ModelProto:
 
 def _read_outside(proto: onnx.ModelProto, path: Path) -> bool:
     """Load external data from files beside `path` into the model; return whether it has any."""
-    outside = [t for t in find_all(proto, TensorProto) if t.external_data or _is_external(t)]
+    outside = [tensor for tensor in find_all(proto, TensorProto) if _is_external(tensor)]
     contents: dict[str, bytes] = {}  # of the files beside the model
     hashed = files.find_data_names(path) if outside else set()
     for tensor in outside:
@@ -119,8 +126,9 @@ def read_quantized(path: Path) -> bytes:
     """
     content = files.read_bytes(path, MAX_BYTES)
     proto = _parse(content, path)
+    computing = CONTRIBUTED | NARROWED
     for node in find_all(proto, onnx.NodeProto):
-        known = node.domain == "com.microsoft" and node.op_type in CONTRIBUTED | NARROWED
+        known = node.domain == "com.microsoft" and node.op_type in computing
         if not known and node.domain not in ONNX_DOMAINS:
             raise ModelError(
                 f"{path}: operator {node.op_type!r} of domain {node.domain!r}; expected ONNX's "
@@ -128,16 +136,22 @@ def read_quantized(path: Path) -> bytes:
             )
     if proto.functions:
         raise ModelError(f"{path}: holds functions; expected an export with those inlined")
+    sorter: TopologicalSorter[str] = TopologicalSorter()
+    for node in proto.graph.node:
+        for name in filter(None, node.output):
+            sorter.add(name, *filter(None, node.input))
     try:
-        inputs = {name: node.input for node in proto.graph.node for name in node.output}
-        TopologicalSorter(inputs).prepare()
+        sorter.prepare()
     except CycleError:
         raise ModelError(f"{path}: its graph has a cycle; expected one without") from None
-    return proto.SerializeToString() if _read_outside(proto, path) else content
+    if _read_outside(proto, path):
+        return proto.SerializeToString()
+    return content
 
 
 def _is_external(tensor: TensorProto) -> bool:
-    return bool(tensor.data_location == TensorProto.EXTERNAL)
+    """Return whether the data of a tensor lie in another file, or name one."""
+    return bool(tensor.external_data) or tensor.data_location == TensorProto.EXTERNAL
 
 
 def _read_inside(
@@ -195,9 +209,13 @@ def _check_inlined_size(proto: onnx.ModelProto) -> None:
         count = size = 0
         for node in find_all(proto.graph if key is None else functions[key], onnx.NodeProto):
             called = (node.domain, node.op_type, node.overload)
-            nodes, length = measure(called) if called in functions else (1, node.ByteSize())
-            count = count + nodes
-            size = size + length
+            if called in functions:
+                inner_count, inner_size = measure(called)
+                count += inner_count
+                size += inner_size
+            else:
+                count += 1
+                size += node.ByteSize()
         return count, size
 
     count, size = measure(None)
@@ -206,7 +224,7 @@ def _check_inlined_size(proto: onnx.ModelProto) -> None:
 
 
 def check(proto: onnx.ModelProto, path: Path) -> None:
-    """Check a graph as `read` and `check_layers` do; errors name `path`."""
+    """Check a graph as `read_onnx` and `check_layers` do; errors name `path`."""
     _check(proto, path)
     check_layers(proto, path)
 
@@ -221,7 +239,8 @@ def _name_domain(proto: onnx.ModelProto) -> None:
 
 def check_layers(proto: onnx.ModelProto, path: Path) -> None:
     """Check that a graph has layers to quantize; errors name `path`."""
-    if (reason := next(_reasons_not_to_quantize(proto), None)) is not None:
+    reason = next(_reasons_not_to_quantize(proto), None)
+    if reason is not None:
         raise ModelError(f"{path}: {reason}")
 
 
@@ -241,13 +260,15 @@ def _check_model(proto: onnx.ModelProto) -> None:
     such as behind a computed shape, the output gets one as the network runs.
     """
     missing = [v for v in proto.graph.output if not v.type.tensor_type.HasField("shape")]
-    inferred = {value.name: value.type for value in infer_shapes(proto).output} if missing else {}
-    for value in missing:
-        value.type.CopyFrom(inferred[value.name])
-    kinds = [value.type.tensor_type for value in missing]
-    unknown = [kind for kind in kinds if kind.elem_type and not kind.HasField("shape")]
-    for kind in unknown:
-        kind.shape.SetInParent()  # onnx asks for one
+    unknown = []
+    if missing:
+        inferred = {value.name: value.type for value in infer_shapes(proto).output}
+        for value in missing:
+            value.type.CopyFrom(inferred[value.name])
+            kind = value.type.tensor_type
+            if kind.elem_type and not kind.HasField("shape"):
+                kind.shape.SetInParent()  # onnx asks for one
+                unknown.append(kind)
     onnx.checker.check_model(proto)
     for kind in unknown:
         kind.ClearField("shape")
@@ -256,19 +277,21 @@ def _check_model(proto: onnx.ModelProto) -> None:
 def _reasons_against(proto: onnx.ModelProto) -> Iterator[str]:
     tensors = list(find_all(proto, TensorProto))
     for tensor in tensors:
-        if _is_external(tensor) or tensor.external_data:
+        if _is_external(tensor):
             yield f"tensor {tensor.name!r} is external data; expected one file with all data in it"
     for sparse in find_all(proto, onnx.SparseTensorProto):
         yield f"tensor {sparse.values.name!r} is sparse; expected dense weights"
     nodes = list(find_all(proto, onnx.NodeProto))
-    if quantized := [node.op_type for node in nodes if _QUANTIZED.fullmatch(node.op_type)]:
+    quantized = [node.op_type for node in nodes if _QUANTIZED.fullmatch(node.op_type)]
+    if quantized:
         yield f"already quantized ({_counted(quantized)}); {EXPECTS_FP32}"
     for tensor in tensors:
         if tensor.data_type in _NARROW and len(tensor.dims) >= 2:
             kind = type_name(tensor.data_type)
             yield f"already quantized ({kind} weights {tensor.name!r}); {EXPECTS_FP32}"
     operators = [f"{node.domain} {node.op_type}" for node in nodes]
-    if fused := [name for name in operators if _FUSED.fullmatch(name)]:
+    fused = list(filter(_FUSED.fullmatch, operators))
+    if fused:
         yield (
             f"already optimized ({_counted(fused)}), so that quantization would not find the "
             "layers; expected the model as exported, without ONNX Runtime's extended or layout "
@@ -281,36 +304,43 @@ def _reasons_against(proto: onnx.ModelProto) -> Iterator[str]:
         if kind not in ("tensor_type", None):
             yield f"input {value.name!r} is of type {kind.removesuffix('_type')}; expected a tensor"
     for node in nodes:
-        known = node.domain == "com.microsoft" and node.op_type in CONTRIBUTED
-        known |= node.domain == "ai.onnx.ml" and node.op_type in (SCALER, *LABELLERS)
-        if not known and node.domain not in ONNX_DOMAINS:
-            classical = "; trees and other classical models have no layers to quantize"
-            why = classical if node.domain == "ai.onnx.ml" else ""
-            yield f"operator {node.op_type!r} of domain {node.domain!r}; expected ONNX's own{why}"
+        if node.domain in ONNX_DOMAINS or (node.domain, node.op_type) in _OTHERS:
+            continue
+        why = ""
+        if node.domain == "ai.onnx.ml":
+            why = "; trees and other classical models have no layers to quantize"
+        yield f"operator {node.op_type!r} of domain {node.domain!r}; expected ONNX's own{why}"
 
 
 def _reasons_not_to_quantize(proto: onnx.ModelProto) -> Iterator[str]:
-    constants = find_weights(proto.graph)
-    weights = [(layer, tensor) for layer, tensor in constants if tensor.data_type not in _INDICES]
-    if not weights and (inner := find_inner_layers(proto.graph)):
+    weights = []
+    for layer, tensor in find_weights(proto.graph):
+        if tensor.data_type not in _INDICES:
+            weights.append((layer, tensor))
+    if not weights:
+        yield from _reasons_without_layers(proto)
+    for layer, tensor in weights:
+        if tensor.data_type != TensorProto.FLOAT:
+            kind = type_name(tensor.data_type)
+            yield f"weights {tensor.name!r} of {layer} are {kind}; expected the FP32 model"
+
+
+def _reasons_without_layers(proto: onnx.ModelProto) -> Iterator[str]:
+    """Yield why a graph has no layers to quantize, unless it has some of `STORED`."""
+    inner = find_inner_layers(proto.graph)
+    if inner:
         yield (
             "quantization would find nothing: its layers are inside "
             f"{', '.join(dict.fromkeys(inner))}, whose graphs are not quantized; expected an "
             "export without it (the branch that is used), or, if an input decides, its value: "
             "model.inputs={NAME: ...}"
         )
-    if not weights and not any(find_weights(proto.graph, STORED)):
-        products = "Einsum" in {node.op_type for node in find_all(proto, onnx.NodeProto)}
-        mend = ", and no backend quantizes Einsum; try an export with MatMul in its place"
+    if not any(find_weights(proto.graph, STORED)):
+        mend = ""
+        if any(node.op_type == "Einsum" for node in find_all(proto, onnx.NodeProto)):
+            mend = ", and no backend quantizes Einsum; try an export with MatMul in its place"
         layers = ", ".join((*LAYERS, *RECURRENT, *STORED))
-        yield (
-            f"quantization would find nothing: no {layers} with constant "
-            f"weights{mend if products else ''}"
-        )
-    for layer, tensor in weights:
-        if tensor.data_type != TensorProto.FLOAT:
-            kind = type_name(tensor.data_type)
-            yield f"weights {tensor.name!r} of {layer} are {kind}; expected the FP32 model"
+        yield f"quantization would find nothing: no {layers} with constant weights{mend}"
 
 
 _INDICES = (TensorProto.INT32, TensorProto.INT64)  # of products of positions or sizes, no layer
@@ -318,15 +348,20 @@ _INDICES = (TensorProto.INT32, TensorProto.INT64)  # of products of positions or
 
 def find_inner_layers(graph: onnx.GraphProto) -> list[str]:
     """Return, for each layer in an inner graph, the operator around it, such as If."""
-    return [
-        node.op_type
-        for node in graph.node
-        for inner in find_all(node, onnx.NodeProto)
-        if inner.op_type in (*LAYERS, *RECURRENT)
-    ]
+    around = []
+    for node in graph.node:
+        for inner in find_all(node, onnx.NodeProto):
+            if inner.op_type in (*LAYERS, *RECURRENT):
+                around.append(node.op_type)
+    return around
 
 
 def _counted(names: list[str]) -> str:
+    """Return the number of times that each name occurs.
+
+    >>> _counted(["QLinearConv", "QGemm", "QLinearConv"])
+    '2 QLinearConv, 1 QGemm'
+    """
     return ", ".join(f"{count} {name}" for name, count in Counter(names).items())
 
 
@@ -369,5 +404,6 @@ def graph_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
 
 def type_name(code: int) -> str:
     """Return the name of a tensor's type, or of an unknown code in an untrusted file."""
-    names = {value: name.lower() for name, value in TensorProto.DataType.items()}
-    return names.get(code, f"type {code}")
+    if code not in TensorProto.DataType.values():
+        return f"type {code}"
+    return str(TensorProto.DataType.Name(code)).lower()

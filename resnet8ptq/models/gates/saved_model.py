@@ -54,7 +54,7 @@ class Program:
     restore: tuple[str, str] | None
 
 
-def read(folder: Path) -> Program:
+def read_program(folder: Path) -> Program:
     """Parse a SavedModel, and check its inference part.
 
     Raises:
@@ -75,41 +75,64 @@ def _take(content: bytes, folder: Path) -> Program:
     from tensorflow.core.protobuf import saved_model_pb2
 
     metas = saved_model_pb2.SavedModel.FromString(content).meta_graphs
-    meta = next((meta for meta in metas if "serve" in meta.meta_info_def.tags), None)
-    if meta is None:
+    served = [meta for meta in metas if "serve" in meta.meta_info_def.tags]
+    if not served:
         raise ModelError(f"{folder}: has no graph tagged 'serve'; expected one made for inference")
-    signature = _signature(meta, folder)
+    whole = served[0].graph_def
+    saver = served[0].saver_def
+    signature = _signature(served[0], folder)
     inputs = _tensor_names(signature.inputs)
     outputs = _tensor_names(signature.outputs)
-    saver = meta.saver_def
-    ends = [name.split(":")[0] for name in outputs.values()]
-    restores = [saver.restore_op_name.split(":")[0]] if saver.restore_op_name else []
-    inference = _imported_ops()
     cut = tf.compat.v1.graph_util.extract_sub_graph
-    filename = saver.filename_tensor_name.split(":")[0]
-    if restores:
-        reader = next(_foreign_reads(cut(meta.graph_def, restores), filename), None)
+
+    # The nodes that compute the outputs, and those that restore the variables
+    ends = list(map(node_of, outputs.values()))
+    inference = _imported_ops()
+    restores = []
+    if saver.restore_op_name:
+        restores.append(node_of(saver.restore_op_name))
+        restoring = cut(whole, restores)
+        reader = next(_foreign_reads(restoring, node_of(saver.filename_tensor_name)), None)
         if reader is not None:
             raise ModelError(
                 f"{folder}: its operator {reader!r} restores variables from another path; "
                 "expected those that lie in the folder"
             )
-    for roots, allowed in ((ends, inference), (restores, _RESTORE)):
-        strange = next(_strange(cut(meta.graph_def, roots), allowed), None) if roots else None
-        if strange is not None:
-            trains = "; in training mode? try Keras's model.save('NAME.keras')"
-            raise ModelError(
-                f"{folder}: its operator {strange!r} is not an operator of inference; expected "
-                "operators that compute outputs from inputs and variables"
-                f"{trains * strange.startswith('Assign')}"
-            )
-    graph = cut(meta.graph_def, [*ends, *restores])
+    _check_operators(cut(whole, ends), inference, folder)
+    if restores:
+        _check_operators(restoring, _RESTORE, folder)
+
+    # TensorFlow imports these nodes only, with the functions that they call
+    graph = cut(whole, [*ends, *restores])
     functions = _reachable(graph)
     kept = [item for item in graph.library.function if item.signature.name in functions]
     del graph.library.function[:], graph.library.gradient[:]
     graph.library.function.extend(kept)
     restore = (saver.restore_op_name, saver.filename_tensor_name) if restores else None
     return Program(graph, inputs, outputs, restore)
+
+
+def _check_operators(graph: Any, allowed: Collection[str], folder: Path) -> None:
+    """Raise `ModelError` for the first operator of a graph that is not allowed."""
+    strange = next(_strange(graph, allowed), None)
+    if strange is None:
+        return
+    mend = ""
+    if strange.startswith("Assign"):
+        mend = "; in training mode? try Keras's model.save('NAME.keras')"
+    raise ModelError(
+        f"{folder}: its operator {strange!r} is not an operator of inference; expected "
+        f"operators that compute outputs from inputs and variables{mend}"
+    )
+
+
+def node_of(tensor: str) -> str:
+    """Return the name of the node that computes a tensor.
+
+    >>> node_of("serving_default_input_1:0")
+    'serving_default_input_1'
+    """
+    return tensor.split(":")[0]
 
 
 def _tensor_names(infos: Any) -> dict[str, str]:
@@ -119,9 +142,10 @@ def _tensor_names(infos: Any) -> dict[str, str]:
 
 def _signature(meta: Any, folder: Path) -> Any:
     """Return the signature `serving_default`, or the only one."""
-    signatures = {
-        name: item for name, item in meta.signature_def.items() if item.inputs and item.outputs
-    }
+    signatures = {}
+    for name, item in meta.signature_def.items():
+        if item.inputs and item.outputs:
+            signatures[name] = item
     if "serving_default" in signatures:
         return signatures["serving_default"]
     if len(signatures) != 1:
@@ -140,17 +164,22 @@ def _imported_ops() -> set[str]:
 
     from resnet8ptq.models import tensorflow_ops  # noqa: F401  adds to the table
 
-    known = {
-        name for versions in tf_op.get_opsets().values() for table in versions for name in table
-    }
-    operators = filter(None, map(op_def_registry.get, known))
-    stateless = {operator.name for operator in operators if not operator.is_stateful}
+    stateless = set()
+    for versions in tf_op.get_opsets().values():
+        for table in versions:
+            for name in table:
+                operator = op_def_registry.get(name)
+                if operator is not None and not operator.is_stateful:
+                    stateless.add(operator.name)
     return stateless | _CALLS | _CHECKS | _VARIABLES | {"If", "While"}
 
 
 def _strange(graph: Any, allowed: Collection[str]) -> Iterator[str]:
-    bodies = (function.node_def for function in _reachable(graph).values())
-    return (node.op for node in chain(graph.node, *bodies) if node.op not in allowed)
+    """Yield the operators of a graph, and of its functions, that are not allowed."""
+    bodies = [function.node_def for function in _reachable(graph).values()]
+    for node in chain(graph.node, *bodies):
+        if node.op not in allowed:
+            yield node.op
 
 
 def _foreign_reads(graph: Any, filename: str) -> Iterator[str]:
@@ -162,23 +191,30 @@ def _foreign_reads(graph: Any, filename: str) -> Iterator[str]:
     """
     from tensorflow import string
 
-    functions = _reachable(graph).values()
-    bodies = [(body.node_def, {arg.name for arg in body.signature.input_arg}) for body in functions]
-    for nodes, own in [(graph.node, {filename}), *bodies]:
+    bodies = [(graph.node, {filename})]  # nodes, and the origins of allowed paths
+    for function in _reachable(graph).values():
+        arguments = {argument.name for argument in function.signature.input_arg}
+        bodies.append((function.node_def, arguments))
+    for nodes, allowed in bodies:
         passed_on = {node.name: node.input[0] for node in nodes if node.op == "Identity"}
         for node in nodes:
-            kinds = node.attr["Tin"].list.type if node.op in _CALLS else ()
-            paths = [index for index, kind in enumerate(kinds) if kind == string.as_datatype_enum]
-            for index in [0] if node.op == "RestoreV2" else paths:
-                if _origin(node.input[index], passed_on) not in own:
+            paths = []  # indices of the inputs that are paths
+            if node.op == "RestoreV2":
+                paths.append(0)
+            elif node.op in _CALLS:
+                for index, kind in enumerate(node.attr["Tin"].list.type):
+                    if kind == string.as_datatype_enum:
+                        paths.append(index)
+            for index in paths:
+                if _origin(node.input[index], passed_on) not in allowed:
                     yield node.name
 
 
 def _origin(tensor: str, passed_on: Mapping[str, str]) -> str:
     """Return the origin of a tensor, a node or argument, before operators that pass it on."""
-    name = tensor.split(":")[0]
+    name = node_of(tensor)
     for _ in passed_on:
-        name = passed_on.get(name, name).split(":")[0]
+        name = node_of(passed_on.get(name, name))
     return name
 
 
@@ -186,7 +222,7 @@ def _reachable(graph: Any) -> dict[str, Any]:
     """Return the functions that the nodes of a graph call, directly or indirectly, by name."""
     library = {function.signature.name: function for function in graph.library.function}
     reachable: dict[str, Any] = {}
-    waiting = list(graph.node)
+    waiting = list(graph.node)  # nodes whose calls are still to be followed
     while waiting:
         node = waiting.pop()
         for value in node.attr.values():

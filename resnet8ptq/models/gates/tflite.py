@@ -23,6 +23,7 @@ def check(path: Path) -> None:
 
 
 def _reasons_against(model: Any) -> Iterator[str]:
+    """Yield why a file is refused: other operators than TFLite's own, or rounded tensors."""
     from ai_edge_litert.schema_py_generated import TensorType
 
     kinds = {value: name for name, value in vars(TensorType).items() if not name.startswith("_")}
@@ -42,6 +43,7 @@ def _reasons_against(model: Any) -> Iterator[str]:
             yield f"weights {name!r} are sparse; expected a file with dense weights"
         parameters = tensor.Quantization()
         scaled = parameters is not None and parameters.ScaleLength() > 0
+        # Plain integers without a scale are indices or sizes
         if kind in ("int8", "uint8", "int4", "int16") and (constant or scaled):
             role = "weights" if constant else "values"
             yield f"already quantized ({kind} {role} {name!r}); {EXPECTS_FP32}"

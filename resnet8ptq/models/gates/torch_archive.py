@@ -57,7 +57,7 @@ def is_allowed(namespace: str, name: str) -> bool:
     return name in known or (name.endswith("_") and name[:-1] in known)
 
 
-def read(path: Path, records: re.Pattern[str]) -> dict[str, bytes]:
+def read_archive(path: Path, records: re.Pattern[str]) -> dict[str, bytes]:
     """Return the content of each record by its name; memory is bounded by the file.
 
     Raises:
@@ -107,14 +107,25 @@ def describe(names: Collection[str]) -> str:
 
 
 def _strange(archive: zipfile.ZipFile, records: re.Pattern[str], file_bytes: int) -> Iterator[str]:
-    infos = archive.infolist()
-    yield from (info.filename for info in infos if not records.fullmatch(info.filename))
-    if len({info.filename.casefold() for info in infos}) < len(infos):
+    """Yield the records that `torch.export.save` does not write, or the fault of the archive."""
+    names = set()  # without case, as on some file systems
+    packed_bytes = 0
+    unpacked_bytes = 0  # of the compressed records
+    two_lengths = False
+    for info in archive.infolist():
+        if not records.fullmatch(info.filename):
+            yield info.filename
+        names.add(info.filename.casefold())
+        packed_bytes += info.compress_size
+        if info.compress_type != zipfile.ZIP_STORED:
+            unpacked_bytes += info.file_size
+        elif info.file_size != info.compress_size:
+            two_lengths = True
+    if len(names) < len(archive.infolist()):
         yield "two records of one name"
-    stored = zipfile.ZIP_STORED
-    if any(info.compress_type == stored and info.file_size != info.compress_size for info in infos):
+    if two_lengths:
         yield "a record with two lengths"
-    if sum(info.compress_size for info in infos) > file_bytes:
+    if packed_bytes > file_bytes:
         yield "records that overlap"
-    if sum(info.file_size for info in infos if info.compress_type != stored) > MAX_BYTES:
+    if unpacked_bytes > MAX_BYTES:
         yield "more data than an artifact has"

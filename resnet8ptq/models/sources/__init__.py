@@ -1,8 +1,8 @@
 """Readers of network file formats, one module for each.
 
 Each reader has `read(source, sample) -> Network`. It is imported only in the separate process that
-reads one file (see `model.load`), because some readers import TensorFlow, and a crash ends only
-that process.
+reads one file (see `model.load_network`), because some readers import TensorFlow, and a crash ends
+only that process.
 """
 
 import copy
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.text import no_such_name
+from resnet8ptq.graph.links import output_names
 from resnet8ptq.graph.passes import remove_unused, rewrite
 from resnet8ptq.models.sources.contract import Network, Sample
 from resnet8ptq.models.sources.formats import EXPECTED, find_format, takes_values
@@ -41,7 +42,8 @@ def read_network(source: Path, sample: Sample, config: ModelConfig) -> Network:
     if config.inputs and not takes_values(source):
         raise ModelError(f"model.inputs: got {source}, expected an .onnx file")
     reader = resolve_name(file_format.reader)
-    network: Network = reader(source, sample, *((config.inputs,) if config.inputs else ()))
+    values = [config.inputs] if config.inputs else []
+    network: Network = reader(source, sample, *values)
     return network
 
 
@@ -51,13 +53,15 @@ def select_outputs(network: Network, names: Collection[str]) -> Network:
     Raises:
         ModelError: an output does not exist.
     """
-    every = [value.name for value in network.proto.graph.output]
-    if unknown := [name for name in names if name not in every]:
-        raise ModelError(no_such_name("model.outputs", unknown[0], every))
+    every = output_names(network.proto.graph)
+    for name in names:
+        if name not in every:
+            raise ModelError(no_such_name("model.outputs", name, every))
     kept = [index for index, name in enumerate(every) if name in names]
     proto = copy.deepcopy(network.proto)
     del proto.graph.output[:]
-    proto.graph.output.extend(network.proto.graph.output[index] for index in kept)
+    for index in kept:
+        proto.graph.output.append(network.proto.graph.output[index])
     proto = rewrite(proto, [remove_unused])
 
     def predict(batch: NDArray[Any]) -> list[NDArray[Any]]:

@@ -58,16 +58,18 @@ def from_program(program: Any, source: Path, sample: Sample) -> Network:
 
 
 def _trains(node: Any) -> bool:
-    """Whether a node normalizes by the batch's own statistics, or drops values at random."""
-    name = getattr(getattr(node.target, "_schema", None), "name", "")
-    if name not in ("aten::batch_norm", "aten::dropout"):
+    """Return whether a node normalizes by the batch's own statistics, or drops random values."""
+    schema = getattr(node.target, "_schema", None)
+    switches = {"aten::batch_norm": "training", "aten::dropout": "train"}
+    switch = switches.get(getattr(schema, "name", ""))
+    if switch is None or schema is None:
         return False
-    names = [argument.name for argument in node.target._schema.arguments]
-    position = names.index("training" if name == "aten::batch_norm" else "train")
-    return bool(node.args[position])
+    names = [argument.name for argument in schema.arguments]
+    return bool(node.args[names.index(switch)])
 
 
 def _original(program: Any) -> Predict:
+    """Return a function that runs a program on any number of samples."""
     module = program.module()
 
     def predict(samples: SampleArray) -> Outputs:
@@ -75,12 +77,15 @@ def _original(program: Any) -> Predict:
             outputs = module(*as_tensors(samples))
         return [output.numpy() for output in torch.utils._pytree.tree_leaves(outputs)]
 
-    name = program.graph_signature.user_inputs[0]
-    [example] = [node.meta["val"] for node in program.graph.nodes if node.name == name]
+    first_input = program.graph_signature.user_inputs[0]
+    [example] = [node.meta["val"] for node in program.graph.nodes if node.name == first_input]
+
+    # A fixed batch size, any size, or a size between bounds
     batch = example.shape[0]
     if isinstance(batch, int):
         return in_full_batches(predict, batch)
     bounds = program.range_constraints.get(batch.node.expr)
     if bounds is None:
         return predict
-    return in_full_batches(predict, int(max(bounds.lower, min(bounds.upper, _BATCH))))
+    allowed = max(bounds.lower, min(bounds.upper, _BATCH))
+    return in_full_batches(predict, int(allowed))

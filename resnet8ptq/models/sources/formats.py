@@ -45,7 +45,7 @@ _KERAS = (
     "keras",
     "a Keras .h5 or .keras file",
     "resnet8ptq.models.sources.keras:read",
-    "resnet8ptq.models.gates.keras:read",
+    "resnet8ptq.models.gates.keras:read_keras",
 )
 FORMATS = (
     Format(
@@ -84,8 +84,14 @@ TFLITE_FORMATS = ("keras", "saved_model")  # that TensorFlow's converter takes
 
 
 def find_format(path: Path) -> Format | None:
-    """Return the format of a file or folder; None if it is unknown."""
-    return next((item for item in FORMATS if item.is_of(path)), None)
+    """Return the format of a file or folder by its first bytes or its name; None if unknown.
+
+    It reads a few bytes only: `check_file` and the readers decide whether the content is sound.
+    """
+    for file_format in FORMATS:
+        if file_format.is_of(path):
+            return file_format
+    return None
 
 
 def takes_values(path: Path) -> bool:
@@ -97,7 +103,9 @@ def takes_values(path: Path) -> bool:
 def format_name(path: Path, is_module: bool = False) -> str:
     """Return a network's format; `is_module`: the file has a torch module's weights."""
     file_format = None if is_module else find_format(path)
-    return file_format.name if file_format else "module"
+    if file_format is None:
+        return "module"
+    return file_format.name
 
 
 def is_tflites(name: str, is_float: bool) -> bool:

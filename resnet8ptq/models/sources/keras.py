@@ -12,6 +12,7 @@ from onnx import numpy_helper
 
 from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.core.records import feed, names_of
+from resnet8ptq.graph.links import Links, output_names
 from resnet8ptq.graph.passes import rename, rewrite
 from resnet8ptq.models.batch_axis import Outputs
 from resnet8ptq.models.contract import SampleArray, Tensor, arranged, find_layout
@@ -42,8 +43,9 @@ def read(source: Path, sample: Sample) -> Network:
     import keras
 
     def call(*values: Any) -> Any:
-        several = len(values) > 1  # a Sequential has no `input`
-        inputs = keras.tree.pack_sequence_as(model.input, values) if several else values[0]
+        inputs = values[0]
+        if len(values) > 1:  # a Sequential has one, and no `input`
+            inputs = keras.tree.pack_sequence_as(model.input, values)
         return model(inputs, training=False)
 
     names = [tensor.name for tensor in model.inputs]
@@ -57,12 +59,13 @@ def read(source: Path, sample: Sample) -> Network:
 
 def load_keras(source: Path) -> Any:
     """Load a Keras file; raise `ModelError` if it holds code, or Keras refuses it."""
-    file = gate.read(source)
+    file = gate.read_keras(source)
     for value in gate.find_objects(file.config):
-        layer = value.get("config")
-        name = str(value.get("class_name"))
-        if _UNGROUPED.fullmatch(name) and isinstance(layer, dict) and layer.get("groups") == 1:
-            del layer["groups"]
+        settings = value.get("config")
+        if not _UNGROUPED.fullmatch(str(value.get("class_name"))):
+            continue
+        if isinstance(settings, dict) and settings.get("groups") == 1:
+            del settings["groups"]
     import keras
 
     refused = errors_as(ModelError, f"{source}: Keras refuses it")
@@ -77,10 +80,12 @@ def _input_specs(model: Any, source: Path, sample: Sample) -> list[Any]:
     inputs = [Tensor(t.name, tuple(t.shape[1:]), t.dtype) for t in model.inputs]
     check_inputs(inputs, source, sample)
     specs = []
-    for index, (tensor, shown) in enumerate(zip(model.inputs, inputs, strict=True)):
-        batch, *sizes = tensor.shape
-        if (shape := _shape_of(sample, shown.name)) is not None:
-            sizes = list(arranged(shape, find_layout(shape, shown)))
+    for index, tensor in enumerate(inputs):
+        batch = model.inputs[index].shape[0]
+        sizes = tensor.shape
+        shape = _shape_of(sample, tensor.name)
+        if shape is not None:
+            sizes = arranged(shape, find_layout(shape, tensor))
         name = "input" if len(inputs) == 1 else f"input__{index}"
         specs.append(tf.TensorSpec((batch, *sizes), tensor.dtype, name))
     return specs
@@ -88,9 +93,13 @@ def _input_specs(model: Any, source: Path, sample: Sample) -> list[Any]:
 
 def _shape_of(sample: Sample, name: str) -> tuple[int, ...] | None:
     """Return the shape of an input's samples; None if there are none."""
-    if sample is None or (is_record(sample) and name not in names_of(sample.dtype)):
+    if sample is None:
         return None
-    return sample.dtype[name].shape if is_record(sample) else sample.shape[1:]
+    if not is_record(sample):
+        return sample.shape[1:]
+    if name not in names_of(sample.dtype):
+        return None
+    return sample.dtype[name].shape
 
 
 def _export(model: Any, call: Callable[..., Any], specs: Sequence[Any]) -> onnx.ModelProto:
@@ -112,15 +121,19 @@ def _export(model: Any, call: Callable[..., Any], specs: Sequence[Any]) -> onnx.
     tf.config.run_functions_eagerly(False)
     graph = proto.graph
     _keep_constants(graph, forward.get_concrete_function().graph.captures)
-    outputs = [value.name for value in graph.output]
+
+    # Keras's names for the outputs, and for the inputs if the user has chosen them
+    outputs = output_names(graph)
     keras_names = getattr(model, "output_names", [model.layers[-1].name])  # not in a Sequential
     names = dict(zip(outputs, keras_names, strict=True))
-    if [node.op_type for node in graph.node if outputs[0] in node.output] == ["Softmax"]:
-        names = {outputs[0]: "probabilities"} if len(outputs) == 1 else names
+    last = Links(graph).producers.get(outputs[0])
+    if len(outputs) == 1 and last is not None and last.op_type == "Softmax":
+        names = {outputs[0]: "probabilities"}
     inputs = [tensor.name for tensor in model.inputs]
     if len(inputs) == 1 and _GENERATED.fullmatch(inputs[0]):
         inputs = ["input"]
-    names |= {spec.name: name for spec, name in zip(specs, inputs, strict=True)}
+    for spec, name in zip(specs, inputs, strict=True):
+        names[spec.name] = name
     proto = rewrite(proto, [rename(names)])
     for value in (*proto.graph.input, *proto.graph.output):
         if specs[0].shape[0] is None and value.type.tensor_type.shape.dim:
@@ -132,7 +145,8 @@ def _export(model: Any, call: Callable[..., Any], specs: Sequence[Any]) -> onnx.
 def _keep_constants(graph: onnx.GraphProto, captures: Iterable[tuple[Any, Any]]) -> None:
     """Turn graph inputs that a layer holds, such as Normalization's mean, into constants."""
     values = {inner.name: outer for outer, inner in captures}
-    for value in [value for value in graph.input if value.name in values]:
-        array = values[value.name].numpy()
-        graph.initializer.append(numpy_helper.from_array(array, value.name))
-        graph.input.remove(value)
+    for value in list(graph.input):
+        if value.name in values:
+            array = values[value.name].numpy()
+            graph.initializer.append(numpy_helper.from_array(array, value.name))
+            graph.input.remove(value)

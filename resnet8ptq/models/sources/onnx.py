@@ -38,7 +38,7 @@ def read(source: Path, sample: Sample, inputs: Mapping[str, Any] | None = None) 
             axis.
 
     Raises:
-        ModelError: see `gates.onnx.read` and `to_supported`, or wrong `inputs`.
+        ModelError: see `gates.onnx.read_onnx` and `to_supported`, or wrong `inputs`.
     """
     graph = read_graph(source, inputs or {})
     converted = to_supported(graph.proto, source, sample)
@@ -83,9 +83,9 @@ def read_graph(source: Path, inputs: Mapping[str, Any]) -> ReadGraph:
     """Read the graph of a file.
 
     Raises:
-        ModelError: see `gates.onnx.read` and `check_layers`, or wrong `inputs`.
+        ModelError: see `gates.onnx.read_onnx` and `check_layers`, or wrong `inputs`.
     """
-    proto = gate.read(source)
+    proto = gate.read_onnx(source)
     if any(node.op_type in gate.LABELLERS for node in proto.graph.node):
         normalization.keep_scores(proto.graph)
         if not proto.graph.output:
@@ -100,21 +100,25 @@ def read_graph(source: Path, inputs: Mapping[str, Any]) -> ReadGraph:
     emptied = past_tokens.remove(proto.graph)
 
     # The original, with which the outputs are compared
+    operators = {node.op_type for node in proto.graph.node}
     original = proto.SerializeToString()
     axes = batch_first.find_inputs(proto.graph)
-    if any(node.op_type == "Cast" for node in proto.graph.node):
+    original_dtype = ""
+    if "Cast" in operators:
         proto = rewrite(proto, [normalization.cast_constants])
     dtype = widening.find_dtype(proto)
     if dtype is not None:
+        original_dtype = gate.type_name(dtype)
         proto = widening.to_float32(proto, dtype)
         original = proto.SerializeToString()
-    if any(node.op_type == gate.SCALER for node in proto.graph.node):
+
+    # The graph to quantize: basic operators, no branches, the batch axis first
+    if gate.SCALER in operators:
         proto = rewrite(proto, [normalization.write_scalers])
     proto = branches.take_branches(proto)
     gate.check_layers(proto, source)
     if axes:
         proto = rewrite(proto, [partial(batch_first.move_inputs, axes=axes)])
-    original_dtype = "" if dtype is None else gate.type_name(dtype)
     return ReadGraph(proto, original, axes, original_dtype, emptied)
 
 
@@ -124,9 +128,11 @@ def _open(original: bytes, axes: Mapping[str, int]) -> Runner:
     names = session_inputs(session)
 
     def run(batch: NDArray[Any]) -> list[NDArray[Any]]:
-        inputs = feed(batch, names)
-        moved = {name: np.moveaxis(inputs[name], 0, axis) for name, axis in axes.items()}
-        arrays = {name: np.ascontiguousarray(values) for name, values in (inputs | moved).items()}
+        arrays = {}
+        for name, values in feed(batch, names).items():
+            if name in axes:
+                values = np.moveaxis(values, 0, axes[name])
+            arrays[name] = np.ascontiguousarray(values)
         return list(session.run(None, arrays))
 
     return run
@@ -150,14 +156,16 @@ def _fix_input(graph: onnx.GraphProto, name: str, values: Any) -> None:
     missing = len(sizes) - constant.ndim
     if missing < 0:
         raise ModelError(f"model.inputs.{name}: got {values}, expected at most the axes of {name}")
-    shape = (1,) * missing + constant.shape
-    fits = all(size in (1, have) for size, have in zip(shape, sizes, strict=True))
-    constant = np.broadcast_to(constant, sizes) if fits else constant.reshape(shape)
+    constant = constant.reshape((1,) * missing + constant.shape)
+    if all(size in (1, have) for size, have in zip(constant.shape, sizes, strict=True)):
+        constant = np.broadcast_to(constant, sizes)
     graph.initializer.append(numpy_helper.from_array(constant, name))
 
 
 def to_supported(proto: onnx.ModelProto, source: Path, sample: Sample) -> onnx.ModelProto:
     """Return a normalized copy of a graph, converted to a supported opset.
+
+    Every reader ends with it, so that all formats meet the same graph in later steps.
 
     Raises:
         ModelError: NaN in weights, an unsupported opset, or an input without samples.
@@ -170,10 +178,12 @@ def to_supported(proto: onnx.ModelProto, source: Path, sample: Sample) -> onnx.M
     check_inputs(inputs, source, sample)
     for value, tensor in zip(converted.graph.input, inputs, strict=True):
         if is_scalar(value):
-            asked = f", or its value: {ask_for_values([tensor])}" if takes_values(source) else ""
+            mend = ""
+            if takes_values(source):
+                mend = f", or its value: {ask_for_values([tensor])}"
             raise ModelError(
                 f"{source}: its input {tensor.name} is a single number; expected one with a batch "
-                f"axis{asked}"
+                f"axis{mend}"
             )
     return converted
 
@@ -181,12 +191,12 @@ def to_supported(proto: onnx.ModelProto, source: Path, sample: Sample) -> onnx.M
 def check_inputs(inputs: Sequence[Tensor], source: Path, sample: Sample) -> None:
     """Raise `ModelError` for several inputs if samples are one array, or for an unknown dtype."""
     if len(inputs) != 1 and sample is not None and not is_record(sample):
-        asked = f", or one, and values for the others: {ask_for_values(inputs[1:])}"
+        mend = ask_for_values(inputs, "data.inputs")
+        if takes_values(source):
+            mend += f", or one, and values for the others: {ask_for_values(inputs[1:])}"
         raise ModelError(
             f"{source}: has {len(inputs)} inputs ({', '.join(map(str, inputs))}), and the samples "
-            "are one array; expected an array for each (data=arrays), "
-            f"{ask_for_values(inputs, 'data.inputs')}"
-            f"{asked if takes_values(source) else ''}"
+            f"are one array; expected an array for each (data=arrays), {mend}"
         )
     for tensor in inputs:
         if tensor.dtype not in INPUT_DTYPES:

@@ -33,7 +33,7 @@ def read(source: Path, sample: Sample) -> Network:
     import tf2onnx
 
     logging.getLogger("tensorflow").setLevel(logging.ERROR)  # it warns of deprecated functions
-    program = gate.read(source)
+    program = gate.read_program(source)
     frozen = freeze(program, source)
     graph = tf.Graph()
     with graph.as_default():
@@ -43,18 +43,18 @@ def read(source: Path, sample: Sample) -> Network:
     outputs = list(program.outputs.values())
 
     def predict(samples: SampleArray) -> Outputs:
-        values = feed(samples, list(inputs))
-        return list(session.run(outputs, {inputs[name]: values[name] for name in values}))
+        fed = feed(samples, list(inputs))
+        return list(session.run(outputs, {inputs[name]: values for name, values in fed.items()}))
 
     # Convert it, under the names of its signature
-    bodies = (function.node_def for function in frozen.library.function)
+    bodies = [function.node_def for function in frozen.library.function]
     for node in chain(frozen.node, *bodies):
         node.attr.pop("_lower_using_switch_merge", None)  # tf2onnx takes whole loops only
     proto, _ = tf2onnx.convert.from_graph_def(
         frozen, input_names=list(inputs.values()), output_names=outputs, opset=OPSET
     )
-    named = (program.outputs | inputs).items()
-    proto = rewrite(proto, [rename({tensor: name for name, tensor in named})])
+    tensors = program.outputs | inputs
+    proto = rewrite(proto, [rename(dict(zip(tensors.values(), tensors, strict=True)))])
     onnx_gate.check(proto, source)
     return Network(to_supported(proto, source, sample), predict, OPSET)
 
@@ -65,9 +65,9 @@ def freeze(program: gate.Program, source: Path) -> Any:
 
     graph = program.graph
     names = {node.name for node in graph.node}
-    for node in [node for node in graph.node if node.op == "VarHandleOp"]:
+    for node in list(graph.node):
         read = f"{node.name}/Read/ReadVariableOp"  # TensorFlow reads the value by this name
-        if read not in names:
+        if node.op == "VarHandleOp" and read not in names:
             added = graph.node.add(name=read, op="ReadVariableOp", input=[node.name])
             added.attr["dtype"].CopyFrom(node.attr["dtype"])
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
@@ -75,5 +75,5 @@ def freeze(program: gate.Program, source: Path) -> Any:
         if program.restore is not None:
             restore, filename = program.restore
             session.run(restore, {filename: str(source / "variables" / "variables")})
-        ends = [name.split(":")[0] for name in program.outputs.values()]
+        ends = list(map(gate.node_of, program.outputs.values()))
         return tf.compat.v1.graph_util.convert_variables_to_constants(session, graph, ends)

@@ -34,25 +34,32 @@ def read(source: Path, sample: Sample) -> Network:
     supported = to_supported(proto, source, sample)
     with errors_as(ModelError, f"{source}: LiteRT cannot run it"):
         interpreter = Interpreter(str(source), num_threads=1)
-        inputs = {detail["name"]: detail for detail in interpreter.get_input_details()}
-        sizes: dict[str, tuple[int, ...]] = {}  # of the inputs, after `allocate_tensors`
+        inputs = {}  # by name: the index of the tensor
+        shapes: dict[str, tuple[int, ...]] = {}
+        has_free_sizes = False
+        for detail in interpreter.get_input_details():
+            inputs[detail["name"]] = detail["index"]
+            shapes[detail["name"]] = tuple(detail["shape"])
+            has_free_sizes = has_free_sizes or -1 in detail["shape_signature"]
+        batch = int(next(iter(shapes.values()))[0])
         # The file has a 1 for each free size, which may be too small for the network.
-        if all(-1 not in detail["shape_signature"] for detail in inputs.values()):
+        if has_free_sizes:
+            shapes = {}  # that are allocated
+        else:
             interpreter.allocate_tensors()
-            sizes = {name: tuple(detail["shape"]) for name, detail in inputs.items()}
     outputs = interpreter.get_output_details()
 
     def predict(samples: SampleArray) -> Outputs:
         fed = feed(samples, list(inputs))
-        if sizes != (needed := {name: values.shape for name, values in fed.items()}):
+        needed = {name: values.shape for name, values in fed.items()}
+        if needed != shapes:
             for name, shape in needed.items():
-                interpreter.resize_tensor_input(inputs[name]["index"], shape, strict=True)
+                interpreter.resize_tensor_input(inputs[name], shape, strict=True)
             interpreter.allocate_tensors()
-            sizes.update(needed)
+            shapes.update(needed)
         for name, values in fed.items():
-            interpreter.set_tensor(inputs[name]["index"], values)
+            interpreter.set_tensor(inputs[name], values)
         interpreter.invoke()
         return [interpreter.get_tensor(output["index"]) for output in outputs]
 
-    [size, *_] = (int(detail["shape"][0]) for detail in inputs.values())
-    return Network(supported, in_full_batches(predict, size), OPSET)
+    return Network(supported, in_full_batches(predict, batch), OPSET)

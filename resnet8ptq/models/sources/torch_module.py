@@ -66,7 +66,8 @@ def export(network: torch.nn.Module, example: Any, samples: Mapping[str, NDArray
     """
     copied = copy.deepcopy(network).cpu().float().eval()
     parameters = list(signature(copied.forward).parameters)
-    inputs = {name: values for name, values in samples.items() if name != "labels"}
+    inputs = dict(samples)
+    inputs.pop("labels", None)
     if example is not None:
         tried = [_by_parameter(example, parameters)]
     elif not inputs:
@@ -98,13 +99,17 @@ def _flatten_outputs(program: Any) -> Any:
 
 
 def _by_parameter(example: Any, parameters: list[str]) -> dict[str, torch.Tensor]:
+    """Return an example of any form as tensors by parameter name, floats in float32."""
     if isinstance(example, Mapping):
         named = dict(example)
     else:
         values = example if isinstance(example, tuple | list) else (example,)
         named = dict(zip(parameters, values, strict=False))
-    tensors = {name: torch.as_tensor(value) for name, value in named.items()}
-    return {name: t.float() if t.is_floating_point() else t for name, t in tensors.items()}
+    tensors = {}
+    for name, value in named.items():
+        tensor = torch.as_tensor(value)
+        tensors[name] = tensor.float() if tensor.is_floating_point() else tensor
+    return tensors
 
 
 def _examples(network: torch.nn.Module, sample: NDArray[Any]) -> Iterator[dict[str, torch.Tensor]]:
@@ -118,12 +123,19 @@ def _examples(network: torch.nn.Module, sample: NDArray[Any]) -> Iterator[dict[s
             yield {parameters[0]: torch.from_numpy(np.zeros((2, *shape), sample.dtype))}
         return
     kinds = {n: sample.dtype[n] for n in parameters if n in names_of(sample.dtype)}
-    for channels_first in (True, False) if any(map(is_picture, kinds.values())) else (False,):
+    orders = [False]  # whether pictures have their channels first
+    if any(map(is_picture, kinds.values())):
+        orders = [True, False]
+    for channels_first in orders:
         inputs = {}
         for name, kind in kinds.items():
-            layout = likely_layouts(kind.shape)[0] if channels_first and is_picture(kind) else None
-            values = torch.from_numpy(np.zeros((2, *arranged(kind.shape, layout)), kind.base))
-            inputs[name] = values.float() if is_picture(kind) or kind.base.kind == "f" else values
+            shape = kind.shape
+            if channels_first and is_picture(kind):
+                shape = arranged(shape, likely_layouts(shape)[0])
+            values = torch.from_numpy(np.zeros((2, *shape), kind.base))
+            if is_picture(kind) or kind.base.kind == "f":
+                values = values.float()
+            inputs[name] = values
         yield inputs
 
 
@@ -131,14 +143,19 @@ def _export(network: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> Any
     """Export a module with a free batch size and a free length of texts, if torch can."""
     examples = tuple(inputs.values())
     kinds = np.dtype([(name, "i8", tuple(e.shape[1:])) for name, e in inputs.items()])
-    any_length = {*find_masked(kinds)}
+    texts = set(find_masked(kinds))  # the inputs whose length may be free
     with warnings.catch_warnings(action="ignore"):
         with torch.no_grad():
             network(*examples)
-        for free in [any_length, set()] if any_length else [set()]:
-            axes = [dict.fromkeys(range(1 + (n in free)), torch.export.Dim.DYNAMIC) for n in inputs]
+
+        # From the most general form to one sample of one length
+        for free in [texts, set()] if texts else [set()]:
+            shapes = []
+            for name in inputs:
+                axes = [0, 1] if name in free else [0]
+                shapes.append(dict.fromkeys(axes, torch.export.Dim.DYNAMIC))
             try:
-                return torch.export.export(network, examples, dynamic_shapes=tuple(axes))
+                return torch.export.export(network, examples, dynamic_shapes=tuple(shapes))
             except Exception:  # torch's own, dozens
                 continue
         return torch.export.export(network, tuple(example[:1] for example in examples))
