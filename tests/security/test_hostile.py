@@ -162,7 +162,7 @@ def test_a_layer_that_is_code_is_refused_before_keras_sees_it(tmp_path, name, su
     target = tmp_path / "target"
     path = write_keras(tmp_path / f"model{suffix}", [layer(), evil_layers(target)[name]])
     with pytest.raises(ModelError) as caught:
-        keras.read(path)
+        keras.read_keras(path)
     assert line(caught.value).startswith(f"{path}: ")
     assert "refuses" not in str(caught.value)
     assert not target.exists()
@@ -170,8 +170,8 @@ def test_a_layer_that_is_code_is_refused_before_keras_sees_it(tmp_path, name, su
 
 def test_layers_of_keras_are_taken(tmp_path):
     for suffix in (".h5", ".keras"):
-        keras.read(write_keras(tmp_path / f"model{suffix}", [layer()]))
-    keras.read(WEIGHTS)
+        keras.read_keras(write_keras(tmp_path / f"model{suffix}", [layer()]))
+    keras.read_keras(WEIGHTS)
 
 
 def test_as_the_model_it_is_refused_by_the_setting(tmp_path, shapes, cache_root):
@@ -218,17 +218,17 @@ def test_weights_outside_of_the_file_are_refused(tmp_path, plant):
     with h5py.File(path, "a") as file:
         plant(file.create_group("deep"))
     with pytest.raises(ModelError, match=r"stolen|claims"):
-        keras.read(path)
+        keras.read_keras(path)
     inside = write_keras(tmp_path / "model.keras", [layer()], path.read_bytes())
     with pytest.raises(ModelError, match=r"stolen|claims"):
-        keras.read(inside)
+        keras.read_keras(inside)
 
 
 def test_a_group_that_holds_itself_is_looked_through_once(tmp_path):
     path = write_keras(tmp_path / "model.h5", [layer()])
     with h5py.File(path, "a") as file:
         file["again"] = file["/"]
-    keras.read(path)
+    keras.read_keras(path)
 
 
 def test_a_bomb_is_refused_before_it_unpacks(tmp_path):
@@ -240,7 +240,7 @@ def test_a_bomb_is_refused_before_it_unpacks(tmp_path):
         for _ in range(17):
             config.write(b" " * 2**20)
     with pytest.raises(ModelError, match="unpacks to"):
-        keras.read(path)
+        keras.read_keras(path)
 
 
 # ONNX files that claim more than they hold
