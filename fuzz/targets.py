@@ -84,7 +84,7 @@ def onnx() -> Target:
     given = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 10])
     graph = helper.make_graph(nodes, "g", [taken], [given], [weights])
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return Target(proto.SerializeToString(), onnx.read, "model.onnx")
+    return Target(proto.SerializeToString(), onnx.read_onnx, "model.onnx")
 
 
 def quantized() -> Target:
@@ -121,7 +121,7 @@ def keras() -> Target:
     with zipfile.ZipFile(archive, "w") as whole:
         whole.writestr("config.json", json.dumps(network))
         whole.writestr("model.weights.h5", weights.getvalue())
-    return Target(archive.getvalue(), keras.read, "model.keras")
+    return Target(archive.getvalue(), keras.read_keras, "model.keras")
 
 
 def table() -> Target:

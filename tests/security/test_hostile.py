@@ -178,7 +178,7 @@ def test_as_the_model_it_is_refused_by_the_setting(tmp_path, shapes, cache_root)
     target = tmp_path / "target"
     path = write_keras(tmp_path / "model.keras", [evil_layers(target)["lambda"]])
     with pytest.raises(ModelError, match="class Lambda"):
-        model_module.load(ModelConfig("own", str(path)), shapes, cache_root)
+        model_module.load_network(ModelConfig("own", str(path)), shapes, cache_root)
     assert not target.exists()
 
 
@@ -187,7 +187,7 @@ def test_a_pickle_of_torch_is_no_model(tmp_path, shapes, cache_root):
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("archive/data.pkl", pickle.dumps(1))
     with pytest.raises(ModelError, match=r"model\.pt: pickled by torch\.save; expected a \.pt2"):
-        model_module.load(ModelConfig("own", str(path)), shapes, cache_root)
+        model_module.load_network(ModelConfig("own", str(path)), shapes, cache_root)
 
 
 def external(file: h5py.File) -> None:
@@ -265,7 +265,7 @@ def test_a_constant_larger_than_the_machine_is_refused(tmp_path, shapes, cache_r
     path = tmp_path / "model.onnx"
     onnx.save(build(middle=nodes, constants={"size": np.array([10**13], np.int64)}), path)
     with pytest.raises(ModelError) as caught:
-        model_module.load(ModelConfig("own", str(path)), shapes, cache_root)
+        model_module.load_network(ModelConfig("own", str(path)), shapes, cache_root)
     line(caught.value)
 
 
