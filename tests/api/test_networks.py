@@ -1,23 +1,29 @@
 """A network of a Python call as the file that a run reads."""
 
+from typing import Any
+
 import pytest
 from onnx import parser
 
 from resnet8ptq.api.networks import find_network, list_inputs
 from resnet8ptq.core.errors import ModelError
 
-keras = pytest.importorskip("keras")
+
+@pytest.fixture(scope="module")
+def keras() -> Any:
+    """Keras, which each process of the tests would take seconds to import at the top."""
+    return pytest.importorskip("keras")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Keras's own, on NumPy 2
-def test_a_keras_model_is_written_as_keras_writes_it(tmp_path):
+def test_a_keras_model_is_written_as_keras_writes_it(keras, tmp_path):
     inner = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
     model = keras.Sequential([keras.Input((4,)), inner, keras.layers.Dense(2)])
     [word] = find_network(model, None, {}, tmp_path)
     assert word.endswith("model.keras") and len(list_inputs(model)) == 1
 
 
-def test_a_keras_model_with_code_of_the_user_is_refused(tmp_path):
+def test_a_keras_model_with_code_of_the_user_is_refused(keras, tmp_path):
     class Twice(keras.layers.Layer):
         def call(self, x):
             return 2 * x
