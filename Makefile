@@ -38,7 +38,7 @@ setup: .venv/.run ## Make the virtual environment
 sweep: .venv/.run ## Quantize with both frameworks, int8 and uint8, and compare
 	$(BIN)/python run.py -m backend=onnx,torch dtype=int8,uint8
 
-test: .venv/.dev ## Run the short tests, a process for each core
+test: .venv/.dev ## Run the short tests, in several processes
 	$(PYTEST) -m "not slow"
 
 test-all: .venv/.dev ## Run every test, as CI does (CIFAR10_DIR and RESNET8_H5 name the real files)

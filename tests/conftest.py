@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, settings
 from resnet8ptq.backends.contract import Artifact
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache as work_cache
-from resnet8ptq.core import console, files, isolation
+from resnet8ptq.core import console, files, isolation, machine
 from resnet8ptq.core.errors import PtqError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.core.watch import LOOK_SECONDS
@@ -58,6 +58,7 @@ LONG = {  # tests of many processes, and of every backend
     *("test_run", "test_launchers", "test_server", "test_sync", "test_browser"),
     *("test_deploy", "test_backends"),
 }
+SLOW = 50  # quick tests take as long as a slow one
 
 
 @pytest.fixture(autouse=True)
@@ -70,8 +71,16 @@ def _skip_a_backend_that_is_not_installed(request: pytest.FixtureRequest) -> Non
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files first, so that no process is left alone with one at the end."""
-    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: (item.path.stem not in LONG, -slow[item.path]))
+    cost: Counter[Path] = Counter()
+    for item in items:
+        cost[item.path] += SLOW if item.get_closest_marker("slow") else 1
+    items.sort(key=lambda item: (item.path.stem not in LONG, -cost[item.path]))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than cores: some tests wait for others, such as Ray, Slurm and servers."""
+    return machine.threads(None) + 1
 
 
 def pytest_collection_finish() -> None:
