@@ -130,8 +130,9 @@ def judge(
     from resnet8ptq.judging import Arguments
 
     words = _find_inputs(model, data, example, settings)
-    given = [files] if isinstance(files, str | Path) else files
-    paths = [str(Path(file).expanduser().absolute()) for file in given]
+    if isinstance(files, str | Path):
+        files = [files]
+    paths = [str(Path(file).expanduser().absolute()) for file in files]
     asked = Arguments.parse([*paths, *words, *to_words(settings)])
     return _run_sweep(asked.to_sweep(), quiet)
 

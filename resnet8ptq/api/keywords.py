@@ -84,7 +84,9 @@ def _show(key: str, value: Any) -> str:
     if isinstance(value, str | Path):
         return _show_text(str(value))
     if isinstance(value, Mapping):
-        pairs = [f"{_escape(str(name))}: {_show(key, item)}" for name, item in value.items()]
+        pairs = []
+        for name, item in value.items():
+            pairs.append(f"{_escape(str(name))}: {_show(key, item)}")
         return "{" + ", ".join(pairs) + "}"
     if isinstance(value, Sequence):
         return "[" + ", ".join(_show(key, item) for item in value) + "]"

@@ -50,9 +50,11 @@ def list_inputs(model: Any) -> list[str]:
             parameters = signature(model.forward).parameters.values()
         except (TypeError, ValueError):  # of a ScriptModule; its export says what to do
             return []
-        return [one.name for one in parameters if one.kind is Parameter.POSITIONAL_OR_KEYWORD]
+        by_position = Parameter.POSITIONAL_OR_KEYWORD
+        return [parameter.name for parameter in parameters if parameter.kind is by_position]
     if is_of(model, "keras", "Model"):
-        return [tensor.name for tensor in getattr(model, "inputs", None) or ()]
+        tensors = getattr(model, "inputs", None) or ()
+        return [tensor.name for tensor in tensors]
     if hasattr(model, "SerializeToString"):
         from resnet8ptq.graph.links import Links, input_names
 
@@ -85,10 +87,10 @@ def _check_layers(model: Any) -> None:
     """Raise `ModelError` for a Keras model with code of the user, which its file does not hold."""
     import keras
 
-    kinds = {type(model), *map(type, model._flatten_layers(include_self=False))}
-    own = {kind for kind in kinds if not kind.__module__.startswith("keras.")}
-    if keras.layers.Lambda in kinds:
-        own.add(keras.layers.Lambda)
+    own = set()
+    for kind in (type(model), *map(type, model._flatten_layers(include_self=False))):
+        if kind is keras.layers.Lambda or not kind.__module__.startswith("keras."):
+            own.add(kind)
     if own:
         names = ", ".join(sorted(kind.__name__ for kind in own))
         raise ModelError(
@@ -138,8 +140,11 @@ def _hash_arrays(texts: Iterable[bytes], arrays: Iterable[NDArray[Any]]) -> str:
 
 
 def is_of(value: Any, package: str, name: str) -> bool:
-    """Return whether a value is of a library's class; a library that is not imported made none."""
-    found: Any = sys.modules.get(package)
+    """Return whether a value is of a library's class, without importing the library.
+
+    A library that is not imported has made no value.
+    """
+    kind: Any = sys.modules.get(package)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return found is not None and isinstance(value, found)
+        kind = getattr(kind, part, None)
+    return kind is not None and isinstance(value, kind)

@@ -54,27 +54,30 @@ def find_samples(data: Any, root: Path, takes: Sequence[str] = ()) -> tuple[list
         settings = find_settings(path)
         return [f"data={settings.pop('data')}", *to_words(settings)], {}
 
-    # Write the samples, then find their place by their hash
-    with tempfile.TemporaryDirectory(dir=_made(root)) as scratch:
+    # Write the samples, then move them to the entry of their hash
+    root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=root) as scratch:
         folder = Path(scratch)
-        sides = data if _is_split(data) else {"": data}
-        few: Arrays = {}
-        for side, samples in sides.items():
-            few = _write_samples(samples, folder, f"_{side}" if side else "", takes)
+        if _is_split(data):
+            for side in data:
+                few = _write_samples(data[side], folder, f"_{side}", takes)
+        else:
+            few = _write_samples(data, folder, "", takes)
         written = sorted(folder.iterdir())
         key = _hash_files(written)
         target = cache.entry(
             root, kind=KIND, key={"content": key}, make=lambda made: _move(written, made)
         )
 
-    # The keys that name them
-    inputs = [name for name in few if name != LABELS]
-    files = {name: _file_of(name, inputs) for name in inputs}
+    # The settings that name them
     named: dict[str, Any] = {"data.root": target}
-    if len(inputs) > 1:
-        named["data.inputs"] = files
-    if LABELS not in few:
+    files = _name_files(few)
+    if LABELS in files:
+        del files[LABELS]
+    else:
         named["data.labels"] = "none"
+    if len(files) > 1:
+        named["data.inputs"] = files
     return ["data=arrays", *to_words(named)], few
 
 
@@ -100,10 +103,8 @@ def _write_samples(data: Any, folder: Path, end: str, takes: Sequence[str]) -> A
             _check_counts(batch)
             if not few:  # the first batch names the files
                 few = {name: values[:2] for name, values in batch.items()}
-                inputs = [name for name in batch if name != LABELS]
-                for name in batch:
-                    path = LABELS if name == LABELS else _file_of(name, inputs)
-                    file = opened.enter_context((folder / f"{path}{end}.npy").open("wb"))
+                for name, stem in _name_files(batch).items():
+                    file = opened.enter_context((folder / f"{stem}{end}.npy").open("wb"))
                     writers[name] = _Writer(file, name)
             if {*batch} != {*few}:
                 raise DataError(
@@ -118,9 +119,18 @@ def _write_samples(data: Any, folder: Path, end: str, takes: Sequence[str]) -> A
     return few
 
 
-def _file_of(name: str, inputs: list[str]) -> str:
-    """Return the file of an input; a framework's name may hold signs that no file name has."""
-    return "x" if len(inputs) == 1 else f"input_{inputs.index(name)}"
+def _name_files(batch: Arrays) -> dict[str, str]:
+    """Return the stem of the file of each input, and of the labels.
+
+    Inputs are numbered: a framework's name may hold signs that no file name has.
+    """
+    inputs = [name for name in batch if name != LABELS]
+    stems = {name: f"input_{number}" for number, name in enumerate(inputs)}
+    if len(inputs) == 1:
+        stems[inputs[0]] = "x"
+    if LABELS in batch:
+        stems[LABELS] = LABELS
+    return stems
 
 
 class _Writer:
@@ -189,14 +199,18 @@ def _batches(data: Any, takes: Sequence[str]) -> Iterator[Arrays]:
         for batch in data:
             yield _named(batch, takes)
     elif is_of(data, "torch", "utils.data.Dataset"):
-        items = data if hasattr(data, "__iter__") else map(data.__getitem__, range(len(data)))
+        items = data
+        if not hasattr(data, "__iter__"):
+            items = map(data.__getitem__, range(len(data)))
         for item in items:
             yield _with_batch_axis(_named(item, takes))
     elif hasattr(data, "as_numpy_iterator"):  # tf.data.Dataset
         batched = _is_batched(data.element_spec)
         for item in data.as_numpy_iterator():
             arrays = _named(item, takes)
-            yield arrays if batched else _with_batch_axis(arrays)
+            if not batched:
+                arrays = _with_batch_axis(arrays)
+            yield arrays
     elif isinstance(data, tuple | Mapping) or hasattr(data, "__array__"):
         yield _named(data, takes)
     else:
@@ -229,8 +243,11 @@ def _named(item: Any, takes: Sequence[str]) -> Arrays:
     inputs = dict(item) if isinstance(item, Mapping) else {"x": item}
     if labels is None and LABELS not in inputs:
         usual = [name for name in inputs if name in USUAL_LABELS and name not in takes]
-        labels = inputs.pop(usual[0]) if len(usual) == 1 and len(inputs) > 1 else None
-    arrays = {str(name): _to_array(values, str(name)) for name, values in inputs.items()}
+        if len(usual) == 1 and len(inputs) > 1:
+            labels = inputs.pop(usual[0])
+    arrays = {}
+    for name, values in inputs.items():
+        arrays[str(name)] = _to_array(values, str(name))
     if labels is not None:
         arrays[LABELS] = _to_array(labels, LABELS)
     return arrays
@@ -238,8 +255,8 @@ def _named(item: Any, takes: Sequence[str]) -> Arrays:
 
 def _check_counts(batch: Arrays) -> None:
     """Raise `DataError` if the arrays of a batch have different numbers of samples."""
-    counts = [values.shape[:1] for values in batch.values()]
-    if len({*counts}) > 1 or () in counts:
+    counts = {values.shape[:1] for values in batch.values()}
+    if len(counts) > 1 or () in counts:
         sizes = ", ".join(f"{name} {[*values.shape]}" for name, values in batch.items())
         raise DataError(f"data: got different numbers of samples ({sizes}), expected equal ones")
 
@@ -267,9 +284,12 @@ def _to_array(values: Any, name: str) -> NDArray[Any]:
         raise DataError(
             f"data: {name}: got samples of several shapes, expected one shape; pad them"
         ) from error
-    if name == LABELS and array.dtype.kind == "O" and all(isinstance(v, str) for v in array.flat):
-        array = array.astype(str)  # a column of pandas
-    if array.dtype.kind not in ("biufU" if name == LABELS else "biuf"):
+    accepted = "biuf"
+    if name == LABELS:
+        accepted = "biufU"
+        if array.dtype.kind == "O" and all(isinstance(label, str) for label in array.flat):
+            array = array.astype(str)  # a column of pandas
+    if array.dtype.kind not in accepted:
         raise ConfigError(f"data: {name}: got values of {array.dtype}, expected numbers")
     return array
 
@@ -285,12 +305,14 @@ def _is_batched(spec: Any) -> bool:
     """
     import tensorflow as tf
 
-    shapes = [part.shape for part in tf.nest.flatten(spec)]
-    if any(shape.rank == 0 for shape in shapes):
-        return False
-    known = [shape for shape in shapes if shape.rank is not None]
-    sizes = {shape[0] for shape in known}
-    return sizes <= {None} or (len(sizes) == 1 and len(known) > 1)
+    sizes = []  # of the first axis
+    for part in tf.nest.flatten(spec):
+        if part.shape.rank == 0:
+            return False
+        if part.shape.rank is not None:
+            sizes.append(part.shape[0])
+    different = set(sizes)
+    return different <= {None} or (len(different) == 1 and len(sizes) > 1)
 
 
 def _hash_files(paths: Iterable[Path]) -> str:
@@ -301,8 +323,3 @@ def _hash_files(paths: Iterable[Path]) -> str:
 def _move(paths: Iterable[Path], folder: Path) -> None:
     for path in paths:
         shutil.move(path, folder / path.name)
-
-
-def _made(root: Path) -> Path:
-    root.mkdir(parents=True, exist_ok=True)
-    return root

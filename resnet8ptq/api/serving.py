@@ -50,11 +50,10 @@ def _deploy(words: Words) -> dict[str, Any]:
 
 def _describe(ending: command.Ending) -> dict[str, Any]:
     error = ending.error
-    return {
-        "code": ending.code,
-        "error": None if error is None else command.explain(error),
-        "error_type": type(error).__name__,
-    }
+    explained = None
+    if error is not None:
+        explained = command.explain(error)
+    return {"code": ending.code, "error": explained, "error_type": type(error).__name__}
 
 
 COMMANDS: dict[str, Callable[[Words], dict[str, Any]]] = {"run": _run, "deploy": _deploy}

@@ -10,11 +10,12 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import chain, repeat
 from pathlib import Path
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 
 from resnet8ptq.calibration.methods import (
     describe_method,
@@ -79,16 +80,24 @@ class Activations:
         ranges = dict(self.preset)
         if find_method(self.calib.name).choose and not ranges.keys() >= set(names):
             ranges = {**self._load_ranges(), **ranges}
-        chosen = {name: ranges[name] for name in names if name in ranges}
-        for name, ends in chosen.items():
-            if not np.isfinite(ends).all():
-                outliers = [outlier.describe(self.calibration) for outlier in self.outliers()]
-                why = "".join(f"; {outlier}" for outlier in outliers)
-                raise QuantizationError(
-                    f"an activation of the calibration samples is NaN or infinite: {name}; "
-                    f"expected finite values around quantized nodes; try nodes_to_exclude{why}"
-                )
+        chosen = {}
+        for name in names:
+            if name not in ranges:
+                continue
+            if not np.isfinite(ranges[name]).all():
+                raise self._not_finite(name)
+            chosen[name] = ranges[name]
         return chosen
+
+    def _not_finite(self, name: str) -> QuantizationError:
+        """Return the error for a tensor; it names the samples that stand out."""
+        why = ""
+        for outlier in self.outliers():
+            why += f"; {outlier.describe(self.calibration)}"
+        return QuantizationError(
+            f"an activation of the calibration samples is NaN or infinite: {name}; "
+            f"expected finite values around quantized nodes; try nodes_to_exclude{why}"
+        )
 
     def find_around(self, skipped: Collection[str]) -> dict[str, Range]:
         """Return the ranges of the input and of each float tensor around nodes not in `skipped`.
@@ -127,12 +136,15 @@ class Activations:
 
         NaN and infinite values count as infinite.
         """
-        ranges = self._load_ranges()
-        peaks = {name: float(np.abs(ends).max()) for name, ends in ranges.items()}
+        peaks = {}
+        for name, ends in self._load_ranges().items():
+            is_finite = np.isfinite(ends).all()
+            peaks[name] = float(np.abs(ends).max()) if is_finite else np.inf
+
         beyond = {}
         for node in weight_layers(onnx.load(self.onnx_path).graph).values():
-            around = [peaks[name] for name in (*node.input, *node.output) if name in peaks]
-            peak = max(around, default=0.0) if np.isfinite(around).all() else np.inf
+            tensors = (*node.input, *node.output)
+            peak = max(peaks.get(name, 0.0) for name in tensors)  # weights have no range here
             if peak > largest:
                 beyond[node.name] = peak
         return beyond
@@ -143,8 +155,11 @@ class Activations:
         folder = cache.find(self.runtime.cache_root, kind, self._key(key))
         if folder is None:
             return []
-        rows = json.loads((folder / _OUTLIERS).read_text())
-        return [Outliers(**{**row, "samples": tuple(row["samples"])}) for row in rows]
+        outliers = []
+        for row in json.loads((folder / _OUTLIERS).read_text()):
+            row["samples"] = tuple(row["samples"])
+            outliers.append(Outliers(**row))
+        return outliers
 
     def _load_ranges(self) -> dict[str, Range]:
         calib = self.calib
@@ -170,8 +185,10 @@ class Activations:
         folder = self._entry(kind, key, self._write_statistics)
         stats = {}
         with np.load(folder / _STATISTICS) as kept:
-            columns = [kept[name] for name in ("names", "batches", "counts", "zeros")]
-        for name, batches, counts, zeros in zip(*columns, strict=True):
+            tensors = zip(
+                kept["names"], kept["batches"], kept["counts"], kept["zeros"], strict=True
+            )
+        for name, batches, counts, zeros in tensors:
             stat = TensorStats.of_batches(batches)
             stat.counts = counts
             stat.zeros = int(zeros)
@@ -195,35 +212,43 @@ class Activations:
         # Observe all but the copies of others
         every = find_copies(proto.graph)
         copies = {}
+        originals = []
         for name in names:
             if name in every and every[name][0] in names:
                 copies[name] = every[name]
-        observers = self._observe(proto, [name for name in names if name not in copies])
+            else:
+                originals.append(name)
+        observers = self._observe(proto, originals)
+
+        # A copy has the values of its source, unless clipping leaves it too few fine bins
+        coarse = []
         for name, (source, low, high) in copies.items():
             observers[name] = observers[source].clipped(low, high)
-        coarse = [name for name in copies if observers[name].is_coarse(num_bins)]
+            if observers[name].is_coarse(num_bins):
+                coarse.append(name)
         if coarse:
             observers |= self._observe(proto, coarse)
 
         # Write the statistics, and the samples that stand out
-        stats = {name: observers[name].stats(num_bins) for name in names}
+        stats = [observers[name].stats(num_bins) for name in names]
         masked = stretched_by_masks(proto.graph)
         compared = {name: observers[name] for name in names if name not in masked}
-        outliers = [vars(outlier) for outlier in self._compare_samples(compared)]
+        outliers = list(map(vars, self._compare_samples(compared)))
         (folder / _OUTLIERS).write_text(json.dumps(outliers))
         np.savez(
             folder / _STATISTICS,
             names=np.array(names),
-            batches=np.array([stat.batches for stat in stats.values()]),  # [T, batches, 2]
-            counts=np.array([stat.counts for stat in stats.values()]),  # [T, bins]
-            zeros=np.array([stat.zeros for stat in stats.values()]),  # [T]
+            batches=np.array([stat.batches for stat in stats]),  # [T, batches, 2]
+            counts=np.array([stat.counts for stat in stats]),  # [T, bins]
+            zeros=np.array([stat.zeros for stat in stats]),  # [T]
         )
 
     def _compare_samples(self, observers: Mapping[str, TensorObserver]) -> Iterator[Outliers]:
         """Yield the samples that stand out, each in the first of its tensors."""
         calibration = self.calibration
         every = np.arange(len(calibration))
-        order = np.concatenate([every[part] for part in calibration.parts(1, padded=False)])
+        batches = calibration.parts(1, padded=False)
+        order = np.concatenate([every[batch] for batch in batches])  # as the samples ran
         named: set[int] = set()
         for name, observer in observers.items():
             peaks = np.concatenate(observer.peaks)
@@ -238,29 +263,30 @@ class Activations:
         """Run all samples, and observe the tensors `names`."""
         observers = {name: make_observer(self.calib) for name in names}
         inputs = [value.name for value in proto.graph.input if value.name in observers]
-        parts = group(proto, [name for name in names if name not in inputs])
+        computed = [name for name in names if name not in inputs]
+        parts = group(proto, computed)
         runs, at_once = self._open(proto, parts)
-        masked = stretched_by_masks(proto.graph)  # by minus infinity, which has no range
-        alone = at_once == 1 or self.calibration.at_once == 1
-        batched = () if alone else self._find_batched(runs[0], parts[0])
+        masked = stretched_by_masks(proto.graph)
+        batched: Collection[str] = ()
+        if at_once > 1 and self.calibration.at_once != 1:
+            batched = self._find_batched(runs[0], parts[0])
+
+        def observe(name: str, values: NDArray[np.float32], is_first: bool, samples: int) -> None:
+            if name in masked:  # by minus infinity, which has no range
+                values = np.maximum(values, _LOWEST)
+            is_batched = name in batched and len(values) == samples
+            observers[name].observe(values, is_first, samples if is_batched else 1)
 
         # Batch by batch, the tensors of a batch in parallel
         with ThreadPoolExecutor(self.runtime.threads) as pool:  # numpy releases the GIL
             for samples, first in run_pass(self.calibration, self.calib, at_once):
+                count = len(samples)
                 for name, values in feed(samples, inputs).items():
-                    observers[name].observe(values, first, len(samples))
+                    observers[name].observe(values, first, count)
                 for run, part in zip(runs, parts, strict=True):
-                    # Parts of a network return the sizes of their tensors, too.
-                    tensors = dict(zip(part, run(samples), strict=False))
-                    outputs = (
-                        np.maximum(tensor, _LOWEST) if name in masked else tensor
-                        for name, tensor in tensors.items()
-                    )
-                    whole = {n for n in batched if len(tensors[n]) == len(samples)}
-                    counts = [len(samples) if name in whole else 1 for name in part]
-                    observed = [observers[name] for name in part]
-                    observe = TensorObserver.observe
-                    list(pool.map(observe, observed, outputs, repeat(first), counts))
+                    # Parts of a network return the sizes of their tensors, too; map drops these.
+                    outputs = run(samples)
+                    list(pool.map(observe, part, outputs, repeat(first), repeat(count)))
         return observers
 
     def _find_batched(self, run: Runner, names: Sequence[str]) -> set[str]:
@@ -286,9 +312,12 @@ class Activations:
         # The tensors of one sample exceed the memory budget.
         memory.return_large_blocks()
         source = proto.graph.input[0].name
-        names = [name for part in parts for name in part]
-        graphs = [keep_apart(between(proto, source, part), names) for part in parts]
-        return [open_runner(graph, threads, arena=False) for graph in graphs], 1
+        names = list(chain.from_iterable(parts))
+        runners = []
+        for part in parts:
+            graph = keep_apart(between(proto, source, part), names)
+            runners.append(open_runner(graph, threads, arena=False))
+        return runners, 1
 
     def _entry(self, kind: str, more: cache.Key, make: Callable[[Path], None]) -> Path:
         return cache.entry(self.runtime.cache_root, kind, key=self._key(more), make=make)

@@ -80,7 +80,9 @@ class CocoReader(CalibrationDataReader):  # type: ignore[misc]
 
         # The pictures, of the annotations or of the folder
         folder = Path(images)
-        chosen = slice(start_index, start_index + size_limit if size_limit else None)
+        chosen = slice(start_index, None)
+        if size_limit:
+            chosen = slice(start_index, start_index + size_limit)
         self.annotations: Annotations | None = None
         self.records: NDArray[Any] | None = None
         if annotations is not None:
@@ -143,7 +145,10 @@ class CocoReader(CalibrationDataReader):  # type: ignore[misc]
             except Exception as error:  # Pillow's own, a dozen
                 raise DataError(f"{path}: cannot be read ({error})") from error
         stored = np.stack(decoded)
-        values = make_preprocessing(
+        preprocessing = make_preprocessing(
             self.preprocess, shape=stored.shape[1:], offset=0.0, step=1.0
-        ).apply(stored)
-        return np.ascontiguousarray(arrange(values, (2, 0, 1) if self.channels_first else None))
+        )
+        values = preprocessing.apply(stored)
+        if self.channels_first:
+            values = arrange(values, (2, 0, 1))
+        return np.ascontiguousarray(values)

@@ -26,6 +26,7 @@ TAKES = (
     "encodings"
 )
 _BITS = {"int4": 4, "uint4": 4, "int8": 8, "uint8": 8, "int16": 16, "uint16": 16}
+_WITHOUT_Q = {"quint8": "uint8", "qint8": "int8", "quint16": "uint16", "qint16": "int16"}
 
 
 def read(parsed: object, path: Path) -> dict[str, Range]:
@@ -59,9 +60,16 @@ def match(ranges: Mapping[str, Range], graph: onnx.GraphProto, path: str) -> dic
     known = set(input_names(graph))
     for node in graph.node:
         known.update(node.output)
-    matched = {name: ends for name, ends in ranges.items() if name in known}
-    unmatched = [name for name in ranges if name not in known]
-    listed = ", ".join(unmatched[:NAMED]) + (", ..." if unmatched[NAMED:] else "")
+    matched = {}
+    unmatched = []
+    for name, ends in ranges.items():
+        if name in known:
+            matched[name] = ends
+        else:
+            unmatched.append(name)
+    listed = ", ".join(unmatched[:NAMED])
+    if len(unmatched) > NAMED:
+        listed += ", ..."
     if not matched:
         raise ConfigError(
             f"calib.table: got {listed}, expected tensors of the network, such as "
@@ -86,12 +94,10 @@ def _entries(parsed: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     encodings = parsed.get("activation_encodings", parsed.get("encodings"))
     if isinstance(encodings, list):  # AIMET 1.0 and 2.0
         for entry in encodings:
-            name = entry.get("name") if isinstance(entry, dict) else None
-            if not isinstance(name, str):
-                name = "(no name)"
-                entry = None
-            if not _is_by_channel(entry):
-                yield name, entry
+            if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+                yield "(no name)", None
+            elif not _is_by_channel(entry):
+                yield entry["name"], entry
         return
     if isinstance(encodings, dict):  # AIMET 0.6
         yield from encodings.items()
@@ -101,25 +107,26 @@ def _entries(parsed: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, entry
 
 
-def _is_by_channel(entry: Any) -> bool:
+def _is_by_channel(entry: Mapping[str, Any]) -> bool:
     """Return whether AIMET's encoding is of weights: with an axis, or several scales."""
-    if not isinstance(entry, dict):
-        return False
     scales = entry.get("y_scale", entry.get("scale"))
     return "axis" in entry or (isinstance(scales, list) and len(scales) > 1)
 
 
 def _find_range(entry: Any) -> Range | None:
     """Return both ends of a range, given by themselves or by levels; None if there is none."""
-    if isinstance(entry, list):
-        entry = entry[0] if len(entry) == 1 else None
+    if isinstance(entry, list) and len(entry) == 1:
+        entry = entry[0]
     if not isinstance(entry, dict):
         return None
     for low, high in (("lowest", "highest"), ("rmin", "rmax"), ("min", "max")):
-        if low in entry and high in entry:
-            least = as_finite(entry[low])
-            most = as_finite(entry[high])
-            return None if least is None or most is None else (least, most)
+        if low not in entry or high not in entry:
+            continue
+        least = as_finite(entry[low])
+        most = as_finite(entry[high])
+        if least is None or most is None:
+            return None
+        return least, most
     return _from_levels(entry)
 
 
@@ -141,9 +148,7 @@ def _from_levels(entry: Mapping[str, Any]) -> Range | None:
 
     # AIMET 2.0 and ONNX
     dtype = str(entry.get("output_dtype", entry.get("quant_type", "uint8"))).lower()
-    dtype = {"quint8": "uint8", "qint8": "int8", "quint16": "uint16", "qint16": "int16"}.get(
-        dtype, dtype
-    )
+    dtype = _WITHOUT_Q.get(dtype, dtype)
     zero_point = as_finite(entry.get("zero_point", entry.get("y_zero_point", 0)))
     if dtype not in _BITS or zero_point is None:
         return None

@@ -91,15 +91,22 @@ def _divergence(counts: NDArray[np.int64], middle: int, half: int, levels: int) 
     quantized[:whole] = np.repeat(spread, merged)
     p = _smooth(clipped)
     q = _smooth(quantized)
-    return np.inf if p is None or q is None else float(rel_entr(p / p.sum(), q / q.sum()).sum())
+    if p is None or q is None:
+        return np.inf
+    return float(rel_entr(p / p.sum(), q / q.sum()).sum())
 
 
 def _smooth(counts: NDArray[np.int64]) -> NDArray[np.float64] | None:
-    """Move a small count to empty bins, so that the divergence stays finite."""
+    """Move a small count to empty bins, so that the divergence stays finite.
+
+    None if the other bins hold too little for it.
+    """
     tiny = 0.0001
     empty = counts == 0
     filled = len(counts) - int(empty.sum())
-    removed = tiny * float(empty.sum()) / filled if filled else np.inf
+    if not filled:
+        return None
+    removed = tiny * float(empty.sum()) / filled
     if removed >= 1.0:
         return None
     return counts.astype(np.float64) + np.where(empty, tiny, -removed)
@@ -197,8 +204,10 @@ def find_method(name: str) -> Method:
 
 def describe_method(config: CalibConfig) -> dict[str, str | int | float]:
     """Return the method's name and the parameters that it reads."""
-    parameters = find_method(config.name).parameters
-    return {"name": config.name, **{key: getattr(config, key) for key in parameters}}
+    description: dict[str, str | int | float] = {"name": config.name}
+    for key in find_method(config.name).parameters:
+        description[key] = getattr(config, key)
+    return description
 
 
 def make_observer(config: CalibConfig) -> TensorObserver:

@@ -123,7 +123,9 @@ class TensorObserver:
     def _widen(self, magnitude: float) -> None:
         if not self.counts.size:
             self.counts = np.zeros(2 * HALF, np.int64)
-        exponent = max(_LEAST, math.frexp(magnitude)[1]) if magnitude else _LEAST
+        exponent = _LEAST
+        if magnitude:
+            exponent = max(_LEAST, math.frexp(magnitude)[1])
         grown = exponent - self.exponent
         if grown > 0:
             bins = (np.arange(-HALF, HALF) >> min(grown, 16)) + HALF

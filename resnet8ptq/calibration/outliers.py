@@ -70,10 +70,12 @@ class Outliers:
 
     def mend(self, calib: CalibConfig) -> str:
         """Return the mend as text: without them, or with a range that leaves them out."""
-        clip = self.clip(calib)
         which = "this sample" if len(self.samples) == 1 else "these samples"
-        other = f", or try {clip}" if clip else ""
-        return f"remove {which} if damaged{other}"
+        mend = f"remove {which} if damaged"
+        clip = self.clip(calib)
+        if clip:
+            mend += f", or try {clip}"
+        return mend
 
     def warn(self, samples: Split, calib: CalibConfig) -> None:
         """Warn about these samples, once a process."""

@@ -70,10 +70,11 @@ def write(folder: Path, ranges: Mapping[str, Range], provenance: Provenance) -> 
 
 def as_tensors_data(ranges: Mapping[str, Range]) -> TensorsData:
     """Return ranges as ONNX Runtime's calibration type, in float32."""
-    tensors = {
-        name: TensorData(lowest=np.array(low, np.float32), highest=np.array(high, np.float32))
-        for name, (low, high) in ranges.items()
-    }
+    tensors = {}
+    for name, (low, high) in ranges.items():
+        lowest = np.array(low, np.float32)
+        highest = np.array(high, np.float32)
+        tensors[name] = TensorData(lowest=lowest, highest=highest)
     return TensorsData(CalibrationMethod.MinMax, tensors)
 
 
@@ -95,7 +96,8 @@ def load(path: str | Path, provenance: Provenance | None) -> dict[str, Range]:
             f"calib.table: got {path}, which holds one number per tensor; expected the "
             f"{TABLE_FILE} beside it, which has both ends"
         )
-    table = table / TABLE_FILE if table.is_dir() else table
+    if table.is_dir():
+        table = table / TABLE_FILE
     content = _read(table, f"a {TABLE_FILE} of an earlier run, or its folder")
     if provenance is None:
         return foreign_table.read(_decode(content, table), table)
@@ -110,12 +112,16 @@ def load(path: str | Path, provenance: Provenance | None) -> dict[str, Range]:
     expected = hashes.get(TABLE_FILE) if isinstance(hashes, dict) else None
     if hashlib.sha256(content).hexdigest() != expected:
         raise ConfigError(f"calib.table: {table} was edited or damaged: not what its run wrote")
-    differing = [key for key in provenance if made_from.get(key) != provenance[key]]
-    if differing:
-        theirs = ", ".join(_describe(key, made_from.get(key)) for key in differing)
-        ours = ", ".join(_describe(key, provenance[key]) for key in differing)
+    theirs = []
+    ours = []
+    for key, value in provenance.items():
+        if made_from.get(key) != value:
+            theirs.append(_describe(key, made_from.get(key)))
+            ours.append(_describe(key, value))
+    if theirs:
         raise ConfigError(
-            f"calib.table: made from {theirs}; this run has {ours}; calib.trust=true takes it"
+            f"calib.table: made from {', '.join(theirs)}; this run has {', '.join(ours)}; "
+            "calib.trust=true takes it"
         )
     return foreign_table.read(_decode(content, table), table)
 
@@ -126,12 +132,15 @@ def _is_other(record: logging.LogRecord) -> bool:
 
 def _describe(key: str, value: object) -> str:
     """Return `model 0123456789ab`, or `method percentile (num_bins=2048, percentile=99.9)`."""
-    if isinstance(value, dict):
-        name = value.get("name", "?")
-        others = sorted(value.keys() - {"name"})
-        rest = ", ".join(f"{other}={value[other]}" for other in others)
-        return f"{key} {name} ({rest})" if rest else f"{key} {name}"
-    return f"{key} {value[:12]}" if isinstance(value, str) else f"{key} unknown"
+    if isinstance(value, str):
+        return f"{key} {value[:12]}"
+    if not isinstance(value, dict):
+        return f"{key} unknown"
+    described = f"{key} {value.get('name', '?')}"
+    parameters = sorted(value.keys() - {"name"})
+    if parameters:
+        described += f" ({', '.join(f'{name}={value[name]}' for name in parameters)})"
+    return described
 
 
 def _read(path: Path, takes: str) -> bytes:

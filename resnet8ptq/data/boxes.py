@@ -58,11 +58,14 @@ def pack(pictures: Sequence[Annotated], keypoints: int = 0) -> NDArray[Any]:
     Args:
         keypoints: number of keypoints of each object.
     """
+    box = BOX
+    if keypoints:
+        box = np.dtype([*BOX.descr, ("keypoints", "f8", 3 * keypoints)])
     most = max((len(picture.boxes) for picture in pictures), default=0)
-    box = np.dtype([*BOX.descr, ("keypoints", "f8", 3 * keypoints)]) if keypoints else BOX
     fields = [*_PICTURE, ("boxes", box, (most,))]
     texts = [masks.join(picture.masks) for picture in pictures]
-    if longest := max(map(len, texts), default=0):
+    longest = max(map(len, texts), default=0)
+    if longest:
         fields.append(("masks", f"S{longest}"))
     packed = np.zeros(len(pictures), fields)
     for record, picture, text in zip(packed, pictures, texts, strict=True):

@@ -71,8 +71,10 @@ class Split:
         """
         samples = self.stored
         described = str(self.stored.shape)
-        if samples.dtype != np.uint8:
-            described += str(samples.dtype.descr) if self.has_records else samples.dtype.str
+        if self.has_records:
+            described += str(samples.dtype.descr)
+        elif samples.dtype != np.uint8:
+            described += samples.dtype.str
         if self.preprocessing != RAW:
             described += repr(self.preprocessing)
         digest = hashlib.sha256(described.encode())
@@ -86,7 +88,9 @@ class Split:
     @cached_property
     def pixel_hashes(self) -> NDArray[np.bytes_]:
         """A 16-byte hash of each stored sample, [N]."""
-        return hash_samples(self.stored) if self.hashes is None else self.hashes
+        if self.hashes is not None:
+            return self.hashes
+        return hash_samples(self.stored)
 
     @property
     def sample_ids(self) -> NDArray[np.uint64]:
@@ -101,17 +105,19 @@ class Split:
     @cached_property
     def lengths(self) -> NDArray[np.int64] | None:
         """The length of each sample, [N]; None if the network takes one fixed length."""
-        takes_any = self.fields is not None and self.fields.length_mask is not None
-        return self.masked_lengths if takes_any else None
+        if self.fields is None or self.fields.length_mask is None:
+            return None
+        return self.masked_lengths
 
     @cached_property
     def masked_lengths(self) -> NDArray[np.int64] | None:
         """The length of each sample by its mask, [N]; None without a mask."""
-        mask = None if self.fields is None else self.fields.mask
-        if mask is None:
+        if self.fields is None or self.fields.mask is None:
             return None
-        parts = [fields.lengths(part[mask]) for part in in_parts(self.stored)]
-        return np.concatenate([np.zeros(0, np.int64), *parts])
+        parts = [np.zeros(0, np.int64)]
+        for part in in_parts(self.stored):
+            parts.append(fields.lengths(part[self.fields.mask]))
+        return np.concatenate(parts)
 
     @property
     def whole_length(self) -> int | None:
@@ -139,8 +145,9 @@ class Split:
     def zeros(self) -> NDArray[Any]:
         """One network input [1, ...] of zeros, for tracing networks."""
         stored = np.zeros((1, *self.stored.shape[1:]), self.stored.dtype)
-        whole = self.prepare if self.fields is None else self.fields.whole
-        return np.zeros_like(whole(stored))
+        if self.fields is not None:  # not cut to its length, which is 0
+            return np.zeros_like(self.fields.whole(stored))
+        return np.zeros_like(self.prepare(stored))
 
     def is_of(self, other: "Split") -> bool:
         """Return whether both were taken from the same samples, whose groups have one numbering."""
@@ -148,8 +155,9 @@ class Split:
 
     @property
     def _whole(self) -> NDArray[Any]:
-        samples = self.stored
-        return samples.whole if isinstance(samples, LazySamples) else samples
+        if isinstance(self.stored, LazySamples):
+            return self.stored.whole
+        return self.stored
 
     @property
     def has_pictures(self) -> bool:
@@ -171,13 +179,15 @@ class Split:
         def pick(array: NDArray[Any] | None) -> NDArray[Any] | None:
             return None if array is None else array[indices]
 
-        is_hashed = self.hashes is not None or "pixel_hashes" in vars(self)
+        hashes = self.hashes
+        if "pixel_hashes" in vars(self):  # they were computed, and are kept
+            hashes = self.pixel_hashes
         return replace(
             self,
             stored=taken,
             labels=pick(self.labels),
             groups=pick(self.groups),
-            hashes=self.pixel_hashes[indices] if is_hashed else None,
+            hashes=pick(hashes),
             names=pick(self.names),
             texts=pick(self.texts),
         )
@@ -186,9 +196,9 @@ class Split:
         """Return a sample's name for messages, or its index in the stored array."""
         if self.names is not None:
             return str(self.names[index])
-        samples = self.stored
-        stored = samples.indices[index] if isinstance(samples, LazySamples) else index
-        return f"sample {stored} of {self.source}"
+        if isinstance(self.stored, LazySamples):
+            index = int(self.stored.indices[index])
+        return f"sample {index} of {self.source}"
 
     def spaced(self, most: int) -> "Split":
         """Return `most` evenly spaced samples; all samples if there are fewer."""
@@ -227,7 +237,9 @@ class Split:
     def batches(self, size: int, padded: bool = True) -> Batches:
         """Return batches of network inputs [<=size, ...] of `dtype`; see `limit` and `parts`."""
         parts = self.parts(self.limit(size), padded)
-        order = None if self.lengths is None else np.concatenate([*map(np.asarray, parts)])
+        order = None
+        if self.lengths is not None:  # the parts are sorted by length
+            order = np.concatenate(list(map(np.asarray, parts)))
         return Batches(self.stored, parts, self.prepare, order)
 
     def parts(self, size: int, padded: bool = True) -> Sequence[slice | NDArray[np.int64]]:
@@ -242,7 +254,7 @@ class Split:
         """
         lengths = self.lengths
         if lengths is None:
-            return [slice(i, i + size) for i in range(0, len(self), size)]
+            return [slice(start, start + size) for start in range(0, len(self), size)]
         order = np.argsort(-lengths, kind="stable")
         mixable = [order]
         if not padded:
@@ -288,10 +300,10 @@ class Dataset:
 
     def with_splits(self, change: Callable[[Split], Split]) -> "Dataset":
         """Return the data set with `change` applied to every split."""
-        calibration = None if self.calibration is None else change(self.calibration)
-        return replace(
-            self, train=change(self.train), test=change(self.test), calibration=calibration
-        )
+        changed = replace(self, train=change(self.train), test=change(self.test))
+        if self.calibration is not None:
+            changed = replace(changed, calibration=change(self.calibration))
+        return changed
 
     @cached_property
     def unseen(self) -> NDArray[np.bool_]:
@@ -342,7 +354,8 @@ def keep(
 
         folder = cache.entry(cache_root, name, {**keys[side], "code": code.behind(module)}, make)
         samples = np.asarray(np.load(folder / "images.npy", mmap_mode="r"))
-        labels, hashes = (np.load(folder / f"{name}.npy") for name in ("labels", "hashes"))
+        labels = np.load(folder / "labels.npy")
+        hashes = np.load(folder / "hashes.npy")
         return Split(samples, labels, source, hashes=hashes)
 
     return Dataset(name, class_names, open_split("train"), open_split("test"))

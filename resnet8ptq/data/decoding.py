@@ -33,6 +33,7 @@ Read = Callable[[Path | io.BytesIO, PreprocessConfig], NDArray[np.uint8]]
 DECODED_AT_ONCE = 64  # pictures in memory
 HEADERS_AT_ONCE = 1024  # pictures whose sizes are compared
 LISTED = 10  # unreadable pictures that a warning names
+_SHAPING = {"size", "resize", "crop_fraction", "filter", "pad"}  # settings, not of arithmetic
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,9 @@ def decode(
     threads = machine.threads(None)
     with ThreadPoolExecutor(threads) as pool:
         hashes = list(pool.map(_hash, packed))
-    shaping = ("size", "resize", "crop_fraction", "filter", "pad")
-    settings = {key: value for key, value in asdict(preprocess).items() if key in shaping}
+    settings = asdict(preprocess)
+    for name in settings.keys() - _SHAPING:
+        del settings[name]
     key: cache.Key = {
         "pictures": json.dumps(hashes),
         "settings": json.dumps([settings, preprocess.channels == "grey", read.__name__]),
@@ -89,11 +91,17 @@ def decode(
     entry = cache.entry(cache_root, "pictures", key, make)
 
     # Leave out those that cannot be read
-    bad = json.loads((entry / "bad.json").read_text())
-    _report([(packed[int(i)].name, reason) for i, reason in bad.items()], on_bad, len(packed))
+    is_good = np.ones(len(packed), np.bool_)
+    bad = []
+    for index, reason in json.loads((entry / "bad.json").read_text()).items():
+        is_good[int(index)] = False
+        bad.append((packed[int(index)].name, reason))
+    _report(bad, on_bad, len(packed))
     whole = np.load(entry / "images.npy", mmap_mode="r")
-    good = np.array([i for i in range(len(packed)) if str(i) not in bad], np.int64)
-    return (LazySamples(whole, good) if bad else whole), good
+    good = np.flatnonzero(is_good)
+    if not bad:
+        return whole, good
+    return LazySamples(whole, good), good
 
 
 def differ_in_size(packed: Sequence[Picture]) -> bool:
@@ -105,8 +113,9 @@ def differ_in_size(packed: Sequence[Picture]) -> bool:
     sizes: set[tuple[int, int]] = set()
     with pictures.bombs_refused(), ThreadPoolExecutor(threads) as pool:
         for start in range(0, len(packed), HEADERS_AT_ONCE):
-            read = pool.map(_read_size, packed[start : start + HEADERS_AT_ONCE])
-            sizes.update(size for size in read if size is not None)
+            for size in pool.map(_read_size, packed[start : start + HEADERS_AT_ONCE]):
+                if size is not None:
+                    sizes.add(size)
             if len(sizes) > 1:
                 return True
     return False
@@ -117,7 +126,8 @@ def _read_size(picture: Picture) -> tuple[int, int] | None:
     with suppress(Exception):  # Pillow raises a dozen types
         if not isinstance(content, Path):
             return pictures.read_size(io.BytesIO(content()))
-        return pictures.read_size(content) if content.is_file() else None
+        if content.is_file():
+            return pictures.read_size(content)
     return None
 
 
@@ -129,11 +139,10 @@ def _hash(picture: Picture) -> str:
     """Return the SHA-256 of a picture's content; empty for a missing file."""
     if not isinstance(picture.content, Path):
         return hashlib.sha256(picture.content()).hexdigest()
-    try:
-        is_read = picture.content.is_file() and not _is_too_large(picture.content)
-        return files.sha256(picture.content) if is_read else ""
-    except OSError:
-        return ""
+    with suppress(OSError):
+        if picture.content.is_file() and not _is_too_large(picture.content):
+            return files.sha256(picture.content)
+    return ""
 
 
 def _is_too_large(path: Path) -> bool:
@@ -151,8 +160,9 @@ def _write(
     bad: dict[str, str] = {}
     whole: NDArray[np.uint8] | None = None
     first = ""
-    # Without a size, each picture may have 90 million pixels.
-    at_once = threads if preprocess.size is None else DECODED_AT_ONCE
+    at_once = DECODED_AT_ONCE
+    if preprocess.size is None:  # each picture may have 90 million pixels
+        at_once = threads
     with pictures.bombs_refused(), ThreadPoolExecutor(threads) as pool:
         for start in track(range(0, len(packed), at_once), f"Decoding {len(packed)} pictures"):
             some = packed[start : start + at_once]
@@ -166,17 +176,21 @@ def _write(
                     whole = np.lib.format.open_memmap(to, "w+", np.uint8, shape)
                     first = packed[index].name
                 if image.shape != whole.shape[1:]:
-                    sizes = [f"{high}x{wide}" for high, wide, _ in (whole[0].shape, image.shape)]
                     raise ConfigError(
                         f"preprocess.size: got null, but the pictures differ in size ({first} is "
-                        f"{sizes[0]}, {packed[index].name} {sizes[1]}); expected [height, width], "
-                        "or one number for both"
+                        f"{_show_size(whole[0])}, {packed[index].name} {_show_size(image)}); "
+                        "expected [height, width], or one number for both"
                     )
                 whole[index] = image
     if whole is None:
         raise DataError(f"{packed[0].name}: cannot be read ({bad['0']}), and neither can any other")
     whole.flush()  # type: ignore[attr-defined]
     return bad
+
+
+def _show_size(image: NDArray[np.uint8]) -> str:
+    height, width, _ = image.shape
+    return f"{height}x{width}"
 
 
 def _check_room(shape: tuple[int, ...], size: object, folder: Path) -> None:
@@ -205,7 +219,9 @@ def _try_decode(
                 return f"it is larger than {pictures.MAX_BYTES:,} bytes"
             return read(content, preprocess)
         packed = content()
-        return read(io.BytesIO(packed), preprocess) if packed else "it is empty"
+        if not packed:
+            return "it is empty"
+        return read(io.BytesIO(packed), preprocess)
     except Exception as error:  # Pillow raises a dozen types
         return one_line(error).replace(f" {str(content)!r}", "")
 
@@ -214,11 +230,15 @@ def _report(bad: Sequence[tuple[str, str]], on_bad: str, total: int) -> None:
     if not bad:
         return
     if on_bad == "error":
-        (name, reason), more = bad[0], f", and {len(bad) - 1} others" if len(bad) > 1 else ""
-        raise DataError(f"{name}: cannot be read ({reason}){more}; data.on_bad=skip leaves it out")
-    listed = "; ".join(f"{name} ({reason})" for name, reason in bad[:LISTED])
-    more = "; ..." if len(bad) > LISTED else ""
-    log.warning("%d of %d pictures cannot be read: %s%s", len(bad), total, listed, more)
+        name, reason = bad[0]
+        others = f", and {len(bad) - 1} others" if len(bad) > 1 else ""
+        raise DataError(
+            f"{name}: cannot be read ({reason}){others}; data.on_bad=skip leaves it out"
+        )
+    listed = [f"{name} ({reason})" for name, reason in bad[:LISTED]]
+    if len(bad) > LISTED:
+        listed.append("...")
+    log.warning("%d of %d pictures cannot be read: %s", len(bad), total, "; ".join(listed))
 
 
 def resize_all(data: Dataset, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
@@ -228,13 +248,15 @@ def resize_all(data: Dataset, preprocess: PreprocessConfig, cache_root: Path) ->
         ConfigError: the samples are not pictures.
     """
     if not data.test.has_pictures or data.image_shape[2] not in (1, 3):
-        sized = preprocess.size is not None
-        key, got = ("size", preprocess.size) if sized else ("channels", preprocess.channels)
+        setting = f"size: got {preprocess.size}"
+        if preprocess.size is None:
+            setting = f"channels: got {preprocess.channels}"
         raise ConfigError(
-            f"preprocess.{key}: got {got}, expected pictures [N, height, width, 1 or 3] of uint8; "
+            f"preprocess.{setting}, expected pictures [N, height, width, 1 or 3] of uint8; "
             f"the samples are {data.test.stored.dtype} {data.image_shape}"
         )
-    train, test = (resize(split, preprocess, cache_root) for split in (data.train, data.test))
+    train = resize(data.train, preprocess, cache_root)
+    test = resize(data.test, preprocess, cache_root)
     return replace(data, train=train, test=test)
 
 
@@ -246,8 +268,9 @@ def resize(split: Split, preprocess: PreprocessConfig, cache_root: Path) -> Spli
         preprocess = replace(preprocess, channels="grey")
 
     def resize_one(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        squeezed = image[..., 0] if image.shape[2] == 1 else image
-        return pictures.to_array(pictures.fit(Image.fromarray(squeezed), preprocess))
+        if image.shape[2] == 1:  # Pillow takes grey pictures without a channel axis
+            image = image[..., 0]
+        return pictures.to_array(pictures.fit(Image.fromarray(image), preprocess))
 
     def make(folder: Path) -> None:
         shape = (len(split), *resize_one(split.stored[0]).shape)
@@ -261,8 +284,10 @@ def resize(split: Split, preprocess: PreprocessConfig, cache_root: Path) -> Spli
 
     folder = cache.entry(cache_root, "pictures", key, make)
     labels = split.labels
-    if labels is not None and labels.dtype == np.uint8:  # masks, or pictures
-        fit = partial(pictures.fit_mask, preprocess=preprocess) if labels.ndim == 3 else resize_one
-        labels = np.stack([fit(label) for label in labels])
+    if labels is not None and labels.dtype == np.uint8:
+        if labels.ndim == 3:
+            labels = np.stack([pictures.fit_mask(mask, preprocess) for mask in labels])
+        else:
+            labels = np.stack([resize_one(picture) for picture in labels])
     images = np.load(folder / "images.npy", mmap_mode="r")
     return replace(split, stored=images, labels=labels, hashes=None)

@@ -60,7 +60,9 @@ class Fields:
 
     def longest(self, stored: np.dtype[Any]) -> int | None:
         """Return the length of stored records; None if the network takes one length."""
-        return None if self.length_mask is None else stored[self.length_mask].shape[0]
+        if self.length_mask is None:
+            return None
+        return int(stored[self.length_mask].shape[0])
 
     def whole(self, stored: NDArray[Any]) -> NDArray[Any]:
         """Return stored records [n] as records of network inputs, with their stored length."""
@@ -81,7 +83,10 @@ class Fields:
         if self.length_mask is None:
             return inputs
         length = int(lengths(inputs[self.length_mask]).max(initial=1))
-        return {n: v[:, : max(length, 1)] if n in self.any_length else v for n, v in inputs.items()}
+        shortened = dict(inputs)
+        for name in self.any_length:
+            shortened[name] = inputs[name][:, :length]
+        return shortened
 
 
 def lengths(mask: NDArray[Any]) -> NDArray[np.int64]:
@@ -97,13 +102,18 @@ def lengths(mask: NDArray[Any]) -> NDArray[np.int64]:
 def find_masked(dtype: np.dtype[Any]) -> tuple[str, ...]:
     """Return the mask and the fields of the same length; () without a mask."""
     mask = find_mask(dtype)
-    length = None if mask is None else dtype[mask].shape
+    if mask is None:
+        return ()
+    length = dtype[mask].shape
     return tuple(name for name in names_of(dtype) if dtype[name].shape[:1] == length)
 
 
 def picture_shape(dtype: np.dtype[Any]) -> Layout:
     """Return the shape of the first field that holds pictures; () without one."""
-    return next((dtype[n].shape for n in names_of(dtype) if is_picture(dtype[n])), ())
+    for name in names_of(dtype):
+        if is_picture(dtype[name]):
+            return dtype[name].shape
+    return ()
 
 
 def steps_of(dtype: np.dtype[Any], steps: Preprocessing) -> Preprocessing:

@@ -46,11 +46,12 @@ def find_data(config: DataConfig, own_network: bool = False) -> DataConfig:
     root = Path(name or "").expanduser().absolute()
     fits = (source.file and root.is_file()) or (source.folder and root.is_dir())
     if name is None or not fits:
-        missing = "" if root.exists() else " (not there)"
-        near = files.name_nearest(name) if missing else mend_archive(root)
-        raise ConfigError(
-            f"data.{source.key}: got {name or 'null'}{missing}, expected {source.takes}{near}"
-        )
+        got = name or "null"
+        mend = mend_archive(root)
+        if not root.exists():
+            got += " (not there)"
+            mend = files.name_nearest(name)
+        raise ConfigError(f"data.{source.key}: got {got}, expected {source.takes}{mend}")
     config = replace(config, **{source.key: str(root)})
     if isinstance(config, TableConfig):
         config = replace(config, test=_file(config, "test"), tokenizer=_file(config, "tokenizer"))
@@ -89,11 +90,12 @@ def _find_cifar10_data(config: DataConfig, own_network: bool) -> DataConfig:
 @functools.cache  # one search, and at most one download, per process
 def _find_cifar10() -> tuple[Path | None, str]:
     """Return the folder of CIFAR-10, or None and the folders that were tried."""
-    if named := os.environ.get("CIFAR10_DIR"):
-        path = Path(named).expanduser().absolute()
+    folder = os.environ.get("CIFAR10_DIR")
+    if folder:
+        path = Path(folder).expanduser().absolute()
         if not path.is_dir():
             raise ConfigError(
-                f"$CIFAR10_DIR: got {named} (not there), expected a folder with data_batch_1..5; "
+                f"$CIFAR10_DIR: got {folder} (not there), expected a folder with data_batch_1..5; "
                 "try data=shapes, or unset it to look elsewhere"
             )
         return path, ""

@@ -122,8 +122,9 @@ def read_size(file: Path | BinaryIO) -> tuple[int, int]:
 def turn_upright(size: tuple[int, int], exif: Image.Exif) -> tuple[int, int]:
     """Return the width and height of a picture that is rotated according to its EXIF data."""
     width, height = size
-    on_its_side = exif.get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
-    return (height, width) if on_its_side else (width, height)
+    if exif.get(ExifTags.Base.Orientation) in (5, 6, 7, 8):  # on its side
+        return height, width
+    return width, height
 
 
 def fit(picture: Image.Image, preprocess: PreprocessConfig) -> Image.Image:
@@ -158,7 +159,9 @@ def fit(picture: Image.Image, preprocess: PreprocessConfig) -> Image.Image:
 
 def _sides(size: int | list[int]) -> tuple[int, int]:
     """Return height and width."""
-    height, width = size if isinstance(size, list) else (size, size)
+    if isinstance(size, int):
+        return size, size
+    height, width = size
     return height, width
 
 

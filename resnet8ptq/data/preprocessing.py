@@ -73,7 +73,11 @@ def to_integers(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
     """
     wanted = np.dtype(dtype)
     if stored.size and not np.can_cast(stored.dtype, wanted):
-        low, high = (0, 1) if wanted.kind == "b" else (np.iinfo(wanted).min, np.iinfo(wanted).max)
+        low = 0
+        high = 1
+        if wanted.kind != "b":
+            low = np.iinfo(wanted).min
+            high = np.iinfo(wanted).max
         least = int(stored.min())
         most = int(stored.max())
         if least < low or most > high:
@@ -95,8 +99,9 @@ def make_preprocessing(
     Raises:
         ConfigError: the settings do not fit samples of that shape.
     """
-    numbers = {"mean": listed(config.mean), "std": listed(config.std)}
-    for key, values in numbers.items():
+    mean = listed(config.mean)
+    std = listed(config.std)
+    for key, values in (("mean", mean), ("std", std)):
         if len(values) not in (1, *shape[-1:]):
             raise ConfigError(
                 f"preprocess.{key}: got {len(values)} numbers, expected one, or one for each "
@@ -107,8 +112,14 @@ def make_preprocessing(
         raise ConfigError(
             f"preprocess.channels: got 'bgr', expected pictures [H, W, 3]; the samples are {shape}"
         )
-    mean, std = (tuple(map(float, values)) for values in numbers.values())
-    return Preprocessing(offset, step, bgr, config.scale, mean, std)
+    return Preprocessing(
+        offset,
+        step,
+        bgr,
+        config.scale,
+        mean=tuple(map(float, mean)),
+        std=tuple(map(float, std)),
+    )
 
 
 def arrange(samples: NDArray[T], layout: Sequence[int] | None) -> NDArray[T]:

@@ -112,8 +112,12 @@ def _read(settings: str, cache_root: Path) -> Dataset:
         from resnet8ptq.data import decoding  # imports Pillow
 
         dataset = decoding.resize_all(dataset, preprocess, cache_root)
-    stored = (config.offset, config.scale) if isinstance(config, ArraysConfig) else (0.0, 1.0)
-    steps = preprocessing.make_preprocessing(preprocess, dataset.image_shape, *stored)
+    offset = 0.0
+    step = 1.0
+    if isinstance(config, ArraysConfig):
+        offset = config.offset
+        step = config.scale
+    steps = preprocessing.make_preprocessing(preprocess, dataset.image_shape, offset, step)
     if calibrating is not None:
         with _damage_as_data_error("calib.images", calibrating):
             images = _read_calibration(calibrating, dataset, preprocess, cache_root)
@@ -151,7 +155,8 @@ def _read_calibration(
     if not data.test.has_pictures:
         raise ConfigError(f"calib.images: got {name}, but {data.name} has no pictures")
     height, width, channels = data.image_shape
-    sized = preprocess if preprocess.size is not None else replace(preprocess, size=[height, width])
+    if preprocess.size is None:
+        preprocess = replace(preprocess, size=[height, width])
     if channels == 1:
-        sized = replace(sized, channels="grey")
-    return folder.read_unlabelled(path, sized, cache_root)
+        preprocess = replace(preprocess, channels="grey")
+    return folder.read_unlabelled(path, preprocess, cache_root)

@@ -45,19 +45,21 @@ def draw_calibration(
     """
     pool = data.calibrating
     strata = pool.strata(len(data.class_names))
-    shared = max(1, min(_PER_CLASS, _OF_ALL_CLASSES // max(len(strata), 1)))
-    default = shared if len(strata) > 1 else _WITHOUT_CLASSES
+    default = _WITHOUT_CLASSES
+    if len(strata) > 1:
+        default = max(1, min(_PER_CLASS, _OF_ALL_CLASSES // len(strata)))
     if samples_per_class is None and not held_out and data.calibration is None:
         most = sum(min(default, len(stratum)) for stratum in strata)
         if 2 * most > len(pool) and count_units(pool) >= 2 * LEAST_TO_CHOOSE:
             held_out = [draw_held_out(data, None)]
 
     # The samples that may calibrate
-    free = _is_in_none(pool, held_out) if held_out else np.ones(len(pool), np.bool_)
-    unseen = data.unseen if data.calibration is None else _is_in_none(pool, [data.test])
+    unseen = data.unseen
+    if data.calibration is not None:
+        unseen = _is_in_none(pool, [data.test])
     if len(pool) and not unseen.any():
         raise DataError(f"{data.name}: {len(pool)} calibration samples are test samples too")
-    free &= unseen
+    free = unseen & _is_in_none(pool, held_out)
     if not free.any():
         if not held_out:
             raise ConfigError(
@@ -72,15 +74,16 @@ def draw_calibration(
     # Draw from each stratum
     random = np.random.default_rng(seed)
     sizes = _size_units(pool, free)
-    members = [stratum[sizes[stratum] > 0] for stratum in strata]
-    wanted = default if samples_per_class is None else samples_per_class
+    wanted = default
     if samples_per_class is not None:
-        counts = [int(sizes[some].sum()) for some in members]
-        _check_wanted(samples_per_class, counts, data, bool(held_out))
+        wanted = samples_per_class
+        counts = [int(sizes[stratum].sum()) for stratum in strata]
+        _check_wanted(wanted, counts, data, bool(held_out))
     drawn = []
-    for some in members:
-        if len(some):
-            chosen = random.choice(some, min(wanted, len(some)), replace=False)
+    for stratum in strata:
+        members = stratum[sizes[stratum] > 0]
+        if len(members):
+            chosen = random.choice(members, min(wanted, len(members)), replace=False)
             drawn.append(_join_units(pool, _fit(chosen, sizes, wanted), free))
     indices = np.sort(np.concatenate(drawn)).astype(np.int64)
     if len(indices) == free.sum():
@@ -131,7 +134,7 @@ def draw_held_out(data: Dataset, samples: int | None, taken: Sequence[Split] = (
     Raises:
         ConfigError: fewer than `samples` are free, or fewer than two groups.
     """
-    free = data.unseen & _is_in_none(data.train, taken) if taken else data.unseen
+    free = data.unseen & _is_in_none(data.train, taken)
     sizes = _size_units(data.train, free)
     groups = np.count_nonzero(sizes)
     if data.train.groups is not None and data.calibration is None and groups < 2:
@@ -155,21 +158,26 @@ def draw_held_out(data: Dataset, samples: int | None, taken: Sequence[Split] = (
             f"held_out_images: got {samples}, expected at most {free.sum()}: the training samples "
             f"of {data.name} that are neither test samples nor held out for something else"
         )
-    random = np.random.default_rng(_HELD_OUT_SEED)
-    classes = [
-        random.permutation(stratum[sizes[stratum] > 0])
-        for stratum in data.train.strata(len(data.class_names))
-    ]
+
     # Take a sample (or group) of each class, then another of each, and so on: the sort is stable.
-    turns = np.concatenate([np.cumsum(sizes[members]) - sizes[members] for members in classes])
-    ordered = np.concatenate(classes)[np.argsort(turns, kind="stable")]
+    random = np.random.default_rng(_HELD_OUT_SEED)
+    classes = []
+    turns = []  # the number of samples of its class before each
+    for stratum in data.train.strata(len(data.class_names)):
+        members = random.permutation(stratum[sizes[stratum] > 0])
+        classes.append(members)
+        turns.append(np.cumsum(sizes[members]) - sizes[members])
+    order = np.argsort(np.concatenate(turns), kind="stable")
+    ordered = np.concatenate(classes)[order]
     drawn = _join_units(data.train, _fit(ordered, sizes, samples), free)
     return data.train.take(np.sort(drawn).astype(np.int64))
 
 
 def count_units(split: Split) -> int:
     """Return the number of groups; without groups, of samples."""
-    return len(split) if split.groups is None else len(np.unique(split.groups))
+    if split.groups is None:
+        return len(split)
+    return len(np.unique(split.groups))
 
 
 def _size_units(split: Split, free: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -217,7 +225,9 @@ def draw_selection(data: Dataset, samples: int | None, calibration: Split) -> Sp
     if not labelled or count_units(data.train) < 2 * LEAST_TO_CHOOSE:
         return None
     chosen = leave_out(draw_held_out(data, samples), [calibration])
-    return chosen if count_units(chosen) >= LEAST_TO_CHOOSE else None
+    if count_units(chosen) < LEAST_TO_CHOOSE:
+        return None
+    return chosen
 
 
 def halve(split: Split, classes: int) -> tuple[Split, Split] | None:
@@ -228,7 +238,9 @@ def halve(split: Split, classes: int) -> tuple[Split, Split] | None:
     Returns:
         The halves; None if one of them would have fewer than `LEAST_TO_CHOOSE`.
     """
-    groups = np.arange(len(split)) if split.groups is None else split.groups
+    groups = split.groups
+    if groups is None:
+        groups = np.arange(len(split))
     _, first, group_of = np.unique(groups, return_index=True, return_inverse=True)
     if len(first) < 2 * LEAST_TO_CHOOSE:
         return None
@@ -237,8 +249,8 @@ def halve(split: Split, classes: int) -> tuple[Split, Split] | None:
     for stratum in join_lone(split.take(first).strata(classes)):
         members = random.permutation(stratum)
         chosen[members[: len(members) // 2]] = True
-    selection, rest = (split.take(np.flatnonzero(half[group_of])) for half in (chosen, ~chosen))
-    return selection, rest
+    is_chosen = chosen[group_of]
+    return split.take(np.flatnonzero(is_chosen)), split.take(np.flatnonzero(~is_chosen))
 
 
 def shuffle(split: Split) -> Split:
@@ -260,9 +272,9 @@ def _is_in_none(split: Split, others: Sequence[Split]) -> NDArray[np.bool_]:
     Samples are compared by pixels. If both were taken from the same samples, a sample is also in
     the other one if its group is.
     """
-    seen = np.concatenate([other.pixel_hashes for other in others])
-    free = np.isin(split.pixel_hashes, seen, invert=True)
+    free = np.ones(len(split), np.bool_)
     for other in others:
+        free &= np.isin(split.pixel_hashes, other.pixel_hashes, invert=True)
         if split.groups is not None and other.groups is not None and split.is_of(other):
             free &= np.isin(split.groups, other.groups, invert=True)
     return free

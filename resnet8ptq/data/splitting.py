@@ -56,8 +56,13 @@ def join_lone(strata: Sequence[Indices]) -> list[Indices]:
 
     Otherwise all of them would be on the same side of a split.
     """
-    several = [members for members in strata if len(members) > 1]
-    lone = [members for members in strata if len(members) == 1]
+    several = []
+    lone = []
+    for members in strata:
+        if len(members) > 1:
+            several.append(members)
+        elif len(members) == 1:
+            lone.append(members)
     if lone:
         several.append(np.concatenate(lone))
     return several
@@ -90,8 +95,11 @@ def split_one(
     Raises:
         DataError: there are fewer than two different samples or groups.
     """
-    units = whole.pixel_hashes if whole.groups is None else whole.groups
-    kind = "samples" if whole.groups is None else "groups"
+    units: NDArray[Any] = whole.pixel_hashes
+    kind = "samples"
+    if whole.groups is not None:
+        units = whole.groups
+        kind = "groups"
     strata = np.zeros(len(whole), np.int64)  # without classes, all samples are one stratum
     for label, members in enumerate(whole.strata(len(class_names))):
         strata[members] = label
@@ -105,8 +113,9 @@ def split_one(
         _warn_rare(np.bincount(different, minlength=len(class_names)), class_names, root, kind)
 
     # Draw, and describe the split
-    drawn = stratify(strata, units, config.test_fraction, config.split_seed)
-    train, test = (whole.take(indices) for indices in drawn)
+    trained, tested = stratify(strata, units, config.test_fraction, config.split_seed)
+    train = whole.take(trained)
+    test = whole.take(tested)
     _warn_repeated(test, root)
     log.info(
         "%s: has no split of its own: %d samples to train, %d to test%s, by data.split_seed=%d and "
@@ -160,7 +169,9 @@ def _warn_rare(
 def _describe_equal(samples: int, different: int, kind: str) -> str:
     if kind == "groups":
         return f"; {different} groups, each on one side"
-    return f"; {different} of {samples} are different" if different < samples else ""
+    if different < samples:
+        return f"; {different} of {samples} are different"
+    return ""
 
 
 def keep_split(
@@ -178,16 +189,17 @@ def keep_split(
         ConfigError: training and test pictures differ in size, and `preprocess.size` is null.
     """
     sides = (train.split, test.split)
-    shapes = [side.stored.shape[1:] for side in sides]
-    if shapes[0] != shapes[1]:
-        if all(side.has_pictures for side in sides):
+    trained = train.split.stored.shape[1:]
+    tested = test.split.stored.shape[1:]
+    if trained != tested:
+        if train.split.has_pictures and test.split.has_pictures:
             raise ConfigError(
-                f"preprocess.size: got null, but {root} has training pictures {shapes[0]} and test "
-                f"pictures {shapes[1]}; expected [height, width], or one number for both"
+                f"preprocess.size: got null, but {root} has training pictures {trained} and test "
+                f"pictures {tested}; expected [height, width], or one number for both"
             )
         raise DataError(
-            f"{root}: training and test samples are {shapes[0]} and {shapes[1]}; expected one "
-            "shape for both"
+            f"{root}: training and test samples are {trained} and {tested}; expected one shape for "
+            "both"
         )
     _warn_untrained(sides, class_names, root, named)
     _warn_shared(train, test, root)
@@ -199,9 +211,13 @@ def _warn_untrained(
     sides: tuple[Split, Split], class_names: Sequence[str], root: Path, named: bool
 ) -> None:
     """Warn about classes without training samples; unnamed ones only if they are tested."""
-    trained, tested = (side.strata(len(class_names)) for side in sides)
-    classes = zip(class_names, trained, tested, strict=False)
-    missing = [name for name, ours, theirs in classes if not len(ours) and (named or len(theirs))]
+    train, test = sides
+    trained = train.strata(len(class_names))
+    tested = test.strata(len(class_names))
+    missing = []
+    for name, training, testing in zip(class_names, trained, tested, strict=False):
+        if not len(training) and (named or len(testing)):
+            missing.append(name)
     if missing:
         log.warning(
             "%s: %d of %d classes have no training samples, such as %r: none calibrates",
@@ -235,14 +251,16 @@ def _warn_shared(train: NamedSplit, test: NamedSplit, root: Path) -> None:
         return
     order = np.argsort(trained)
     twins = order[np.searchsorted(trained, tested[shared[:LISTED]], sorter=order)]
-    pairs = zip(shared.tolist(), twins.tolist(), strict=False)
-    listed = "; ".join(f"{test.names[one]} is {train.names[other]}" for one, other in pairs)
+    listed = []
+    for index, twin in zip(shared.tolist(), twins.tolist(), strict=False):
+        listed.append(f"{test.names[index]} is {train.names[twin]}")
+    if len(shared) > LISTED:
+        listed.append("...")
     log.warning(
         "%s: %d of %d test samples are training samples too (equal in every value): results on "
-        "them do not apply to new samples: %s%s",
+        "them do not apply to new samples: %s",
         root,
         len(shared),
         len(tested),
-        listed,
-        "; ..." if len(shared) > LISTED else "",
+        "; ".join(listed),
     )

@@ -92,17 +92,22 @@ def find_batching(
         batch_size: the set batch size; None: the fastest.
         about: the cache's key for the artifact: network, framework, dtype.
     """
-    sizes = [batch_size] if batch_size else list(BATCH_SIZES)
+    sizes = list(BATCH_SIZES)
     if split.at_once is not None:
         sizes = [split.at_once]
+    elif batch_size:
+        sizes = [batch_size]
     threads = runtime.threads
-    ways = {(1, threads), (threads, 1)}  # threads of one batch, batches at once
-    if not runtime.threads_fixed and threads > 2:
-        ways.add((1, threads // 2))
     most = split.within_memory or max(sizes) * threads
-    ways = {(used, at_once) for used, at_once in ways if at_once <= most}
-    widest = max(ways, key=lambda way: way[1])
-    sizes = sorted({min(size, most // widest[1]) for size in sizes})
+
+    # The ways within memory: threads of one batch, batches at once
+    ways = {(threads, 1)}
+    if threads <= most:
+        ways.add((1, threads))
+    if not runtime.threads_fixed and threads > 2 and threads // 2 <= most:
+        ways.add((1, threads // 2))
+    widest = max(ways, key=_at_once)
+    sizes = sorted({min(size, most // _at_once(widest)) for size in sizes})
     if batch_size and sizes[0] < min(batch_size, split.at_once or batch_size):
         log.warning(
             "evaluate.batch_size: %d samples at once exceed the memory budget of %.1f GB; using %d",
@@ -115,7 +120,7 @@ def find_batching(
     if len(sizes) == len(ways) == 1:
         return Batching(sizes[0], *widest)
     if batch_size is None and len(split) <= BATCH_SIZES[-1]:  # measuring would take longer
-        return Batching(sizes[0], *min(ways, key=lambda way: way[1]))
+        return Batching(sizes[0], *min(ways, key=_at_once))
     key: cache.Key = {
         **about,
         "shape": str(split.input_shape or split.stored.dtype),
@@ -138,26 +143,41 @@ def _find_fastest(
     load: Load, split: Split, sizes: Sequence[int], ways: Sequence[tuple[int, int]]
 ) -> Batching:
     """Return the fastest batch size, with its fastest parallelism; see `find_batching`."""
-    widest = max(ways, key=lambda way: way[1])
+    # The fastest batch size, run the widest way
+    widest = max(ways, key=_at_once)
     times: dict[Batching, float] = {}
-    for batching in (Batching(size, *widest) for size in sizes):
-        times[batching] = measure(load, split, batching)
-        if times[batching] * batching.batch_size > ENOUGH_SECONDS:
+    for size in sizes:
+        batching = Batching(size, *widest)
+        times[batching] = measure_pace(load, split, batching)
+        if times[batching] * size > ENOUGH_SECONDS:
             break
-    size = min(times, key=lambda batching: times[batching]).batch_size
-    paces = [Batching(size, *way) for way in ways]
+    fastest = min(times, key=times.__getitem__)
+
+    # Its fastest way, in turns; a slow network is not measured again
+    paces = [Batching(fastest.batch_size, *way) for way in ways]
     if len(paces) == 1:
         return paces[0]
     begin = time.perf_counter()
     turns: list[list[float]] = []
     while not turns or (len(turns) < TURNS and time.perf_counter() - begin < TRIAL_SECONDS):
-        # A slow network is not measured again.
-        turns.append([times.pop(pace, 0) or measure(load, split, pace) for pace in paces])
-    margins = [1 if batching.threads > 1 else MARGIN for batching in paces]
+        turn = []
+        for pace in paces:
+            known = times.pop(pace, None)
+            turn.append(known or measure_pace(load, split, pace))
+        turns.append(turn)
+    margins = np.ones(len(paces))
+    for index, pace in enumerate(paces):
+        if pace.threads == 1:
+            margins[index] = MARGIN
     return paces[int((np.median(turns, axis=0) * margins).argmin())]
 
 
-def measure(load: Load, split: Split, batching: Batching) -> float:
+def _at_once(way: tuple[int, int]) -> int:
+    """Return the number of batches that run at once: a way is (threads of a batch, batches)."""
+    return way[1]
+
+
+def measure_pace(load: Load, split: Split, batching: Batching) -> float:
     """Return the seconds per sample, measured on the first samples."""
     copies = [load(batching.threads).predict for _ in range(batching.at_once)]
     most = max(TRIAL_IMAGES, 4 * batching.at_once * batching.batch_size)

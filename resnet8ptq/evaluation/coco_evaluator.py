@@ -65,12 +65,13 @@ class CocoEvaluator:
         reader = reader or self.reader
         if reader.annotations is None or reader.records is None or not reader.is_evaluation:
             raise ValueError("reader: expected annotations and is_evaluation=True")
-        while (step := reader.get_next()) is not None:
+        class_ids = reader.annotations.class_ids
+        for step in iter(reader.get_next, None):
             records = reader.records[step.pop(IMAGE_ID)]
             ids = set(records["image_id"].tolist())
-            if self._run & ids:
-                raise ValueError(f"picture {min(self._run & ids)} was run before")
-            class_ids = reader.annotations.class_ids
+            repeated = self._run & ids
+            if repeated:
+                raise ValueError(f"picture {min(repeated)} was run before")
             if self._decoder is None:
                 self._decoder = self._find_decoder(step, reader.input_name, class_ids)
             detections = Outputs(self._decoder(self._run_on(step)))
@@ -94,17 +95,17 @@ class CocoEvaluator:
         whole = annotations
         if not isinstance(whole, Mapping):
             whole = json.loads(Path(whole).read_bytes())
-        scored = {
-            "images": [image for image in whole["images"] if image["id"] in self._run],
-            "annotations": [box for box in whole["annotations"] if box["image_id"] in self._run],
-            "categories": whole["categories"],
-        }
+        images = [image for image in whole["images"] if image["id"] in self._run]
+        boxes = [box for box in whole["annotations"] if box["image_id"] in self._run]
+        scored = {"images": images, "annotations": boxes, "categories": whole["categories"]}
         return average_precision.evaluate(results, scored).metrics
 
     def _run_on(self, step: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
         """Return the outputs [n, ...]."""
-        outputs = self.session.run(None, dict(step))
-        return [o[np.newaxis] if n in self._unbatched else o for n, o in enumerate(outputs)]
+        outputs: list[NDArray[Any]] = self.session.run(None, dict(step))
+        for index in self._unbatched:
+            outputs[index] = outputs[index][np.newaxis]
+        return outputs
 
     def _find_decoder(
         self, step: Mapping[str, NDArray[Any]], input_name: str, class_ids: tuple[int, ...]
@@ -115,7 +116,7 @@ class CocoEvaluator:
         if len(pictures) == 1:
             outputs = self.session.run(None, blank)
             self._unbatched = [n for n, values in enumerate(outputs) if values.shape[:1] != (1,)]
-        names = [output.name for output in self.session.get_outputs()]
-        shapes = [values.shape[1:] for values in self._run_on(blank)]
-        by_name = dict(zip(names, shapes, strict=True))
-        return make_decoder(self.config, pictures.shape[1:], by_name, class_ids)
+        shapes = {}
+        for output, values in zip(self.session.get_outputs(), self._run_on(blank), strict=True):
+            shapes[output.name] = values.shape[1:]
+        return make_decoder(self.config, pictures.shape[1:], shapes, class_ids)

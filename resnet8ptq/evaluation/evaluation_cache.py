@@ -18,7 +18,9 @@ MAX_BYTES = 2**26  # of outputs; an evaluation with more is repeated, so that th
 def find(root: Path, key: cache.Key, final: str) -> Evaluation | None:
     """Return the evaluation under `key`; None if the cache lacks it."""
     folder = cache.find(root, KIND, key)
-    return None if folder is None else replace(load(folder, final), cached=True)
+    if folder is None:
+        return None
+    return replace(load(folder, final), cached=True)
 
 
 def keep(root: Path, key: cache.Key, evaluation: Evaluation) -> None:
@@ -43,14 +45,20 @@ def save(evaluation: Evaluation, folder: Path) -> None:
 
 def load(folder: Path, final: str) -> Evaluation:
     """Return the evaluation that `save` wrote; its arrays are mapped."""
-    values, raw = (_load_all(folder, name) for name in ("output", "raw"))
     path = folder / "logits.npy"
-    outputs = Outputs(values, np.load(path) if path.exists() else None, final, raw)
+    outputs = Outputs(
+        values=_map_arrays(folder, "output"),
+        logits=np.load(path) if path.exists() else None,
+        final=final,
+        raw=_map_arrays(folder, "raw"),
+    )
     times = json.loads((folder / "evaluation.json").read_text())
     return Evaluation(outputs, times["seconds"], Batching(*times["batching"]))
 
 
-def _load_all(folder: Path, name: str) -> tuple[Array, ...]:
+def _map_arrays(folder: Path, name: str) -> tuple[Array, ...]:
     """Map the arrays `name0`, `name1`, ... in a folder."""
-    count = len(list(folder.glob(f"{name}*.npy")))
-    return tuple(np.load(folder / f"{name}{number}.npy", mmap_mode="r") for number in range(count))
+    arrays = []
+    for number in range(len(list(folder.glob(f"{name}*.npy")))):
+        arrays.append(np.load(folder / f"{name}{number}.npy", mmap_mode="r"))
+    return tuple(arrays)

@@ -140,7 +140,7 @@ class Evaluator:
 
     @cached_property
     def fp32(self) -> Quantizer:
-        """What writes and loads the FP32 network, in the same framework."""
+        """The quantizer that writes and loads the FP32 network, in the same framework."""
         return make_quantizer(baseline_config(self.quantizer.config), self.runtime)
 
     @property
@@ -195,7 +195,7 @@ class Evaluator:
             self.fp32.quantize(network, Decisions(), samples, folder)
 
         folder = cache.entry(self.runtime.cache_root, "fp32", key, make)
-        [path] = (path for path in folder.iterdir() if path.name != cache.RECORD)
+        [path] = [path for path in folder.iterdir() if path.name != cache.RECORD]
         return path
 
     def compare(
@@ -230,7 +230,8 @@ class Evaluator:
         evaluation = None
         start = 0
         for end in plan.ends:
-            block, seen = (samples.take(np.arange(*ends)) for ends in ((start, end), (end,)))
+            block = samples.take(np.arange(start, end))
+            seen = samples.take(np.arange(end))
             label = f"Evaluating, to {end:,} of {plan.total:,}"
             part = inference.infer(
                 copies, block, batching, label, self.network.final, self.task.scope.reduction
@@ -243,7 +244,8 @@ class Evaluator:
             if outcome in (PASS, FAIL) or (outcome and not search):
                 break
         assert evaluation is not None  # a plan has an analysis
-        evaluation = evaluation if search else inference.with_logits(evaluation, copies, seen)
+        if not search:
+            evaluation = inference.with_logits(evaluation, copies, seen)
         scores = self._score(evaluation.outputs, seen)
         return Compared(evaluation, stop(self.task.compare(scores, reference), plan))
 
@@ -288,10 +290,12 @@ class Evaluator:
         logits: bool = False,
     ) -> Evaluation:
         copies, batching = self._open(quantizer, path, samples, batch_size)
-        run = inference.infer(
+        evaluation = inference.infer(
             copies, samples, batching, label, self.network.final, self.task.scope.reduction
         )
-        return inference.with_logits(run, copies, samples) if logits else run
+        if logits:
+            evaluation = inference.with_logits(evaluation, copies, samples)
+        return evaluation
 
     def _evaluation_key(self, quantizer: Quantizer, samples: Split) -> cache.Key:
         """Return an evaluation's cache key without the file: framework, samples and code."""
@@ -323,8 +327,10 @@ class Evaluator:
         }
         load = self.loader(quantizer, path)
         if self.target is not None:  # no measurement: it takes many runs
-            cores = self.runtime.threads if self.runtime.threads_fixed else self.target.cores
-            return [load(cores)], Batching(samples.limit(size or REMOTE_BATCH_SIZE), cores)
+            threads = self.target.cores
+            if self.runtime.threads_fixed:
+                threads = self.runtime.threads
+            return [load(threads)], Batching(samples.limit(size or REMOTE_BATCH_SIZE), threads)
         batching = find_batching(load, samples, size, self.runtime, about)
         return [load(batching.threads) for _ in range(batching.at_once)], batching
 

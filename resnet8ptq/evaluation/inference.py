@@ -50,11 +50,13 @@ def infer(
     start = time.perf_counter()
     kept: list[Sequence[Array]] = []
     raw: list[Sequence[Array]] = []
+    raw_bytes = 0
     batches = split.batches(batching.batch_size)
     runs = [partial(_run, copy, reduction) for copy in copies]
     for reduced, outputs in run_all(runs, track(batches, label)):
-        if reduction and sum(values.nbytes for batch in raw for values in batch) < RAW_BYTES:
+        if reduction and raw_bytes < RAW_BYTES:
             raw.append(outputs)
+            raw_bytes += sum(values.nbytes for values in outputs)
         kept.append(reduced)
     seconds = time.perf_counter() - start
     if split.lengths is not None:
@@ -70,14 +72,16 @@ def _run(
 ) -> tuple[Sequence[Array], Sequence[Array]]:
     """Return the reduced outputs of a batch, and the outputs of the network."""
     outputs = copy.predict(batch)
-    return outputs if reduction is None else reduction(outputs, batch), outputs
+    if reduction is None:
+        return outputs, outputs
+    return reduction(outputs, batch), outputs
 
 
 def extend(before: Evaluation | None, after: Evaluation) -> Evaluation:
     """Return two evaluations of one artifact as one evaluation of all their samples."""
     if before is None:
         return after
-    joined = _join([part.outputs.values for part in (before, after)])
+    joined = _join([before.outputs.values, after.outputs.values])
     whole = replace(after.outputs, values=joined)  # hits have no raw outputs
     return replace(after, outputs=whole, seconds=before.seconds + after.seconds)
 
@@ -87,13 +91,16 @@ def _pad(batches: Sequence[Sequence[Array]]) -> list[Sequence[Array]]:
 
     Outputs without an axis of the length, such as classes, stay as they are.
     """
-    longest = [
-        max(len(v[0]) if v.ndim > 1 else 0 for v in each) for each in zip(*batches, strict=True)
-    ]
-    return [
-        [_pad_to(values, most) for values, most in zip(batch, longest, strict=True)]
-        for batch in batches
-    ]
+    padded = []
+    for of_all_batches in zip(*batches, strict=True):  # one output
+        longest = max(map(_length, of_all_batches))
+        padded.append([_pad_to(values, longest) for values in of_all_batches])
+    return list(zip(*padded, strict=True))
+
+
+def _length(values: Array) -> int:
+    """Return the length of an output [n, length, ...]; 0 without such an axis."""
+    return values.shape[1] if values.ndim > 1 else 0
 
 
 def _pad_to(values: Array, length: int) -> Array:
@@ -105,20 +112,25 @@ def _pad_to(values: Array, length: int) -> Array:
 
 def _join(batches: Sequence[Sequence[Array]]) -> tuple[Array, ...]:
     """Return the outputs of all batches; none if their shapes differ."""
-    shapes = {tuple(values.shape[1:] for values in batch) for batch in batches}
-    if len(shapes) != 1:
-        return ()
-    return tuple(map(np.concatenate, zip(*batches, strict=True)))
+    joined = []
+    for of_all_batches in zip(*batches, strict=True):  # one output
+        if len({values.shape[1:] for values in of_all_batches}) > 1:
+            return ()
+        joined.append(np.concatenate(of_all_batches))
+    return tuple(joined)
 
 
 def targets_of(split: Split) -> Targets:
     """Return the targets of a split: labels, groups, inputs, pictures, lengths."""
-    pictures = (lambda indices: split.stored[indices]) if split.has_pictures else None
+
+    def pick_pictures(indices: NDArray[np.int64]) -> NDArray[np.uint8]:
+        return split.stored[indices]
+
     return Targets(
         labels=split.labels,
         groups=split.groups,
         inputs=split.inputs,
-        pictures=pictures,
+        pictures=pick_pictures if split.has_pictures else None,
         lengths=split.masked_lengths,
         whole_length=split.whole_length,
     )
@@ -142,6 +154,10 @@ def collect_logits(
     """
     first = split.take(np.arange(min(LOGIT_SAMPLES, len(split))))
     batches = first.batches(batch_size)
-    outputs = run_all([copy.logits for copy in copies], batches)
-    arrays = [logits for logits in outputs if logits is not None]
-    return batches.restore(np.concatenate(arrays)) if arrays else None
+    arrays = []
+    for logits in run_all([copy.logits for copy in copies], batches):
+        if logits is not None:
+            arrays.append(logits)
+    if not arrays:
+        return None
+    return batches.restore(np.concatenate(arrays))

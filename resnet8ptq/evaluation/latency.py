@@ -42,18 +42,21 @@ class Timings:
 
     def medians(self) -> list[float]:
         """Return the median of each timed batch size, in milliseconds."""
-        timed = [times for times in (self.single_ms, self.batch_ms) if times is not None]
-        return [float(np.median(times)) for times in timed]
+        medians = [float(np.median(self.single_ms))]
+        if self.batch_ms is not None:
+            medians.append(float(np.median(self.batch_ms)))
+        return medians
 
     def to_metrics(self, prefix: str = "") -> dict[str, float]:
         """Return median and 95th percentile, at batch 1 and in batches, in ms by MLflow name."""
-        times = {"latency": self.single_ms, "latency_batch": self.batch_ms}
-        return {
-            f"{prefix}{name}_p{percent}_ms": float(np.percentile(values, percent))
-            for name, values in times.items()
-            if values is not None
-            for percent in (50, 95)
-        }
+        times = {"latency": self.single_ms}
+        if self.batch_ms is not None:
+            times["latency_batch"] = self.batch_ms
+        metrics = {}
+        for name, values in times.items():
+            for percent in (50, 95):
+                metrics[f"{prefix}{name}_p{percent}_ms"] = float(np.percentile(values, percent))
+        return metrics
 
 
 @dataclass(frozen=True)
@@ -73,10 +76,13 @@ class ModelLatency:
         metrics = self.model.to_metrics()
         if self.baseline is None:
             return metrics
-        medians = zip(self.baseline.medians(), self.model.medians(), strict=True)
-        ratios = [baseline / model for baseline, model in medians]
-        speedups = dict(zip(("speedup", "speedup_batch"), ratios, strict=False))
-        return metrics | self.baseline.to_metrics(BASELINE) | speedups
+        metrics |= self.baseline.to_metrics(BASELINE)
+        model = self.model.medians()
+        baseline = self.baseline.medians()
+        metrics["speedup"] = baseline[0] / model[0]
+        if len(model) > 1:
+            metrics["speedup_batch"] = baseline[1] / model[1]
+        return metrics
 
 
 def measure(
@@ -110,7 +116,9 @@ def measure_operators(
     Args:
         profiles: load the artifacts, see `contract.Quantizer.profile`.
     """
-    repeats = timing.repeats if batch_size == 1 else timing.batch_repeats
+    repeats = timing.batch_repeats
+    if batch_size == 1:
+        repeats = timing.repeats
     with torch_threads_kept(), ExitStack() as stack:
         profilers = [stack.enter_context(profile) for profile in profiles]
         times = time_in_turns(profilers, split, batch_size, repeats, timing.max_seconds)
@@ -144,12 +152,14 @@ def time_in_turns(
     """
     warm_up = max(LEAST_WARM_UP, repeats // 10)
     times: list[list[float]] = [[] for _ in predictors]
+    order = list(range(len(predictors)))
     begin = time.perf_counter()
     for turn in range(warm_up + repeats):
         first = turn * batch_size
         batch = split.inputs(np.arange(first, first + batch_size) % len(split))
-        for index in range(len(predictors))[:: 1 if turn % 2 == 0 else -1]:
+        for index in order:
             times[index].append(_time_ms(predictors[index], batch))
+        order.reverse()
         spent = time.perf_counter() - begin
         if LEAST_WARM_UP <= turn + 1 < warm_up and spent > limit / 2:
             warm_up = turn + 1

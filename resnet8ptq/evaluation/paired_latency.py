@@ -65,13 +65,23 @@ class PairedLatency:
         Raises:
             KeyError, TypeError, ValueError: the document has another form.
         """
-        single, batch = (
-            {str(name): [float(time) for time in blocks] for name, blocks in kept[key].items()}
-            for key in ("single", "batch")
+        return cls(
+            single=_read_blocks(kept["single"]),
+            batch=_read_blocks(kept["batch"]),
+            batch_size=int(kept["batch_size"]),
+            threads=int(kept["threads"]),
         )
-        if any(not (blocks and min(blocks) > 0) for blocks in (*single.values(), *batch.values())):
+
+
+def _read_blocks(kept: Any) -> dict[str, Blocks]:
+    """Return the latencies of each model; raise ValueError if one is not above 0."""
+    by_name = {}
+    for name, times in kept.items():
+        blocks = [float(time) for time in times]
+        if not blocks or not min(blocks) > 0:  # also of NaN
             raise ValueError("expected latencies above 0")
-        return cls(single, batch, int(kept["batch_size"]), int(kept["threads"]))
+        by_name[str(name)] = blocks
+    return by_name
 
 
 def run(loads: Mapping[str, "Load"], split: Split, timing: LatencyConfig) -> PairedLatency:
@@ -101,10 +111,10 @@ def run(loads: Mapping[str, "Load"], split: Split, timing: LatencyConfig) -> Pai
         names = random.permutation(list(loads)).tolist()  # the first to be loaded is the slowest
         timed = latency.measure([loads[name] for name in names], split, share, least=1)
         for name, times in zip(names, timed, strict=True):
-            for blocks, median in zip(
-                (latencies.single, latencies.batch), times.medians(), strict=False
-            ):
-                blocks.setdefault(name, []).append(median)
+            single, *batch = times.medians()
+            latencies.single.setdefault(name, []).append(single)
+            if batch:
+                latencies.batch.setdefault(name, []).extend(batch)
     return latencies
 
 

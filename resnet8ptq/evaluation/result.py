@@ -68,7 +68,9 @@ class RunResult:
             metric = task.metric
             criterion = task.criterion
             names = [metric.name, metric.ranked_by, f"{BASELINE}{metric.name}", "drop", TOTAL]
-            names += [criterion.name] if criterion else []
-            metrics |= {f"{CHOICE}{name}": values.get(name) for name in names}
+            if criterion:
+                names.append(criterion.name)
+            for name in names:
+                metrics[f"{CHOICE}{name}"] = values.get(name)
         metrics = task.metrics(measured.comparison) | metrics
         return {key: float(value) for key, value in metrics.items() if value is not None}

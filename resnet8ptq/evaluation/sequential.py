@@ -75,7 +75,10 @@ def _solve(paths: "_Paths", fraction: float, share: float) -> float:
     for _ in range(60):
         middle = (low + high) / 2
         crossing = paths.above(fraction, middle * root)
-        low, high = (middle, high) if crossing > share else (low, middle)
+        if crossing > share:
+            low = middle
+        else:
+            high = middle
     return high
 
 
@@ -155,7 +158,9 @@ class StoppingPlan:
             return PASS
         if margin.p_beyond <= level:
             return FAIL
-        return FUTILE if seen == self.total or self._hope(margin.z, seen) < HOPE else ""
+        if seen == self.total or self._hope(margin.z, seen) < HOPE:
+            return FUTILE
+        return ""
 
     def _hope(self, z: float, seen: int) -> float:
         """Return the predicted probability of a decision after all planned samples.
@@ -174,7 +179,8 @@ class StoppingPlan:
 
     def margin(self, lost: int, won: int, seen: int, loss: float) -> Margin:
         """Return the margin of `tango` for a loss, corrected for the interim analyses."""
-        now, at_limit = (tango(lost, won, seen, value) for value in (loss, self.limit))
+        now = tango(lost, won, seen, loss)
+        at_limit = tango(lost, won, seen, self.limit)
         if UNKNOWN in (now, at_limit):
             return UNKNOWN
         # The standard error of a loss is 0.5 / correction samples.
@@ -183,9 +189,9 @@ class StoppingPlan:
         within = beyond = 0.0
         paths = _Paths.start()
         for end, bound in zip(self.ends, self.bounds, strict=True):
-            time = end / seen
             if end == seen:
                 break
+            time = end / seen
             shift = (self.limit - loss) * seen / error * time
             width = bound * scale * math.sqrt(time)
             within += paths.below(time, shift - width)
@@ -206,8 +212,11 @@ class StoppingPlan:
 
 def _margin_of(p_within: float, p_beyond: float) -> Margin:
     """Return the margin with these p-values."""
-    within, beyond = (
-        float(ndtri(min(max(p, sys.float_info.min), 1 - sys.float_info.epsilon)))
-        for p in (p_within, p_beyond)
-    )
+    within = _to_z(p_within)
+    beyond = _to_z(p_beyond)
     return Margin((within - beyond) / 2, (within + beyond) / 2)
+
+
+def _to_z(p_value: float) -> float:
+    """Return the normal quantile of a p-value; a finite one for 0 and 1, too."""
+    return float(ndtri(min(max(p_value, sys.float_info.min), 1 - sys.float_info.epsilon)))

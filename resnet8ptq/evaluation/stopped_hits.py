@@ -107,7 +107,8 @@ def read_pair(test: PairedTest, arrays: Arrays) -> Paired:
     Raises:
         KeyError, ValueError: the arrays are those of another task, or damaged.
     """
-    model, baseline = (test.read_values(arrays, prefix) for prefix in ("", "baseline_"))
+    model = test.read_values(arrays, "")
+    baseline = test.read_values(arrays, "baseline_")
     samples = arrays.get(SAMPLES)
     if samples is not None:
         check_columns([samples], "u")

@@ -96,12 +96,15 @@ def _draw(comparison: Comparison, title: str) -> "dict[str, Figure]":
 
 def _make(config: AnomalyConfig, setting: TaskContext) -> Task:
     labels = setting.labels
-    values = None if labels is None else np.unique(labels).tolist()
-    more = ", …" if values and len(values) > 10 else ""
+    values = []
+    if labels is not None:
+        values = np.unique(labels).tolist()
     if labels is None or labels.ndim > 1 or values != [0, 1]:
+        got = "None" if labels is None else ", ".join(map(str, values[:10]))
+        if len(values) > 10:
+            got += ", …"
         raise ConfigError(
-            f"task=anomaly: the labels of {setting.data} are "
-            f"{values and ', '.join(map(str, values[:10]))}{more}; expected 0 (normal) and 1 (an "
+            f"task=anomaly: the labels of {setting.data} are {got}; expected 0 (normal) and 1 (an "
             "anomaly), one for each sample"
         )
     if list(setting.outputs.values()) not in ([setting.input_shape], [(1,)], [()]):

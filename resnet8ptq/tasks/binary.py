@@ -85,8 +85,9 @@ def _score(threshold: float, outputs: Outputs, targets: Targets) -> BinaryScores
 
 
 def _to_probabilities(outputs: Outputs, targets: Targets) -> Outputs:
-    two = _as_two(outputs) if outputs.values[0].shape[1] == 1 else outputs
-    return classification.to_probabilities(two)
+    if outputs.values[0].shape[1] == 1:
+        outputs = _as_two(outputs)
+    return classification.to_probabilities(outputs)
 
 
 def _vote(threshold: float, probabilities: Array) -> Array:
@@ -97,7 +98,9 @@ def _vote(threshold: float, probabilities: Array) -> Array:
 def _as_two(outputs: Outputs) -> Outputs:
     """Return one output value [n, 1] as values of two classes."""
     [second] = outputs.values
-    first = np.zeros_like(second) if outputs.final == LOGITS else 1 - second
+    first = 1 - second
+    if outputs.final == LOGITS:  # a sigmoid is the softmax of zero and the value
+        first = np.zeros_like(second)
     return Outputs((np.concatenate([first, second], axis=1),), None, outputs.final)
 
 
@@ -133,8 +136,9 @@ def _draw(names: Sequence[str], comparison: Comparison, title: str) -> "dict[str
 
 
 def _make(config: BinaryConfig, setting: TaskContext) -> Task:
-    single = setting.classes == 1
-    names = setting.class_names if single else classification.check_classes("binary", setting)
+    names = setting.class_names
+    if setting.classes != 1:
+        names = classification.check_classes("binary", setting)
     check_labels("binary", setting, "iu", "two classes, 0 and 1")
     labels = np.unique(np.asarray(setting.labels))
     if len(names) != 2 or labels.tolist() != [0, 1]:

@@ -1,6 +1,5 @@
 """`task=classification`: the top-1 class of each sample."""
 
-import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -62,8 +61,12 @@ def metric_names(class_names: Sequence[str]) -> tuple[str, ...]:
     names: list[str] = []
     for name in class_names:
         clean = re.sub(r"^\.{0,2}$|[^\w.\- :]", "_", name)[:MAX_NAME]
-        numbered = (f"{clean}_{number}" for number in itertools.count(2))
-        names.append(next(name for name in itertools.chain([clean], numbered) if name not in names))
+        unique = clean
+        number = 2
+        while unique in names:
+            unique = f"{clean}_{number}"
+            number += 1
+        names.append(unique)
     return tuple(names)
 
 
@@ -136,8 +139,10 @@ class ClassScores(Scores):
 
     def more(self) -> Metrics:
         """Return hits, macro F1, and with more than 5 classes top-5 accuracy."""
-        top5 = {"top5_accuracy": self.top5_accuracy} if self.probabilities.shape[1] > TOP else {}
-        return {"macro_f1": self.macro_f1, **top5}
+        metrics: Metrics = {"macro_f1": self.macro_f1}
+        if self.probabilities.shape[1] > TOP:
+            metrics["top5_accuracy"] = self.top5_accuracy
+        return metrics
 
     @cached_property
     def _at_top(self) -> NDArray[np.bool_]:
@@ -160,7 +165,9 @@ class ClassScores(Scores):
     def class_accuracy(self, label: int) -> float | None:
         """Return the accuracy on the samples of one class; None without samples."""
         members = self.labels == label
-        return float(self.per_sample.right[members].mean()) if members.any() else None
+        if not members.any():
+            return None
+        return float(self.per_sample.right[members].mean())
 
     def confusion(self) -> NDArray[np.int64]:
         """Count samples by [true class, predicted class]."""
@@ -190,7 +197,9 @@ class ClassScores(Scores):
         """Return the accuracy on one class minus the baseline's; None without samples."""
         ours = self.class_accuracy(label)
         theirs = baseline.class_accuracy(label)
-        return None if ours is None or theirs is None else ours - theirs
+        if ours is None or theirs is None:
+            return None
+        return ours - theirs
 
 
 @dataclass(frozen=True)
@@ -262,8 +271,11 @@ def class_metrics(names: Sequence[str], comparison: Comparison) -> Metrics:
     metrics: Metrics = {}
     for label, name in enumerate(metric_names(names)):
         change = model.class_change(baseline, label)
+        drop = None
+        if change is not None:
+            drop = round(-change, DIGITS) + 0.0  # 0 in place of -0
         metrics[f"class/{name}/accuracy"] = model.class_accuracy(label)
-        metrics[f"class/{name}/drop"] = None if change is None else round(-change, DIGITS) + 0.0
+        metrics[f"class/{name}/drop"] = drop
     return metrics
 
 
@@ -272,10 +284,12 @@ def class_tables(names: Sequence[str], comparison: Comparison) -> dict[str, Tabl
     model, baseline = _classes(comparison)
     rows: list[list[object]] = [["class", "accuracy", "baseline_accuracy", "delta"]]
     for label, name in enumerate(names):
-        accuracies = (scores.class_accuracy(label) for scores in (model, baseline))
-        rows.append([name, *accuracies, model.class_change(baseline, label)])
-    counts = zip(names, model.confusion().tolist(), strict=True)
-    matrix = [["true \\ predicted", *names], *([name, *row] for name, row in counts)]
+        accuracy = model.class_accuracy(label)
+        of_baseline = baseline.class_accuracy(label)
+        rows.append([name, accuracy, of_baseline, model.class_change(baseline, label)])
+    matrix: list[list[object]] = [["true \\ predicted", *names]]
+    for name, counts in zip(names, model.confusion().tolist(), strict=True):
+        matrix.append([name, *counts])
     return {"per_class.csv": rows, "confusion.csv": matrix}
 
 
@@ -358,8 +372,10 @@ def check_classes(task: str, setting: TaskContext) -> tuple[str, ...]:
     returned = setting.classes
     named = len(setting.class_names)
     if returned is None:
+        name = "NAME"
         fitting = [name for name, shape in setting.outputs.items() if _may_be_classes(shape)]
-        name = fitting[0] if len(fitting) == 1 and len(setting.outputs) > 1 else "NAME"
+        if len(fitting) == 1 and len(setting.outputs) > 1:
+            [name] = fitting
         raise ModelError(
             f"returns {describe(setting.outputs)}; expected one output with a value for each "
             f"class; model.outputs=[{name}] keeps one of several, and task=deviation and "
@@ -382,8 +398,9 @@ def _may_be_classes(shape: Sequence[int | None]) -> bool:
 
 def _count_from_zero(setting: TaskContext) -> str:
     """Return the advice for labels that seem to start at 1; empty for others."""
-    lowest = 0 if setting.named or setting.labels is None else setting.labels.min()
-    return "; the labels start at 1: subtract 1" if lowest == 1 else ""
+    if setting.named or setting.labels is None or setting.labels.min() != 1:
+        return ""
+    return "; the labels start at 1: subtract 1"
 
 
 CLASSIFICATION = TaskType(

@@ -18,7 +18,7 @@ from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError, ModelError, errors_as
 from resnet8ptq.tasks.scoring.bootstrap import BOOTSTRAP, ReducedScores, of_sums, ratio
 from resnet8ptq.tasks.scoring.comparison import Comparison
-from resnet8ptq.tasks.scoring.metric import Metric
+from resnet8ptq.tasks.scoring.metric import Metric, Metrics
 from resnet8ptq.tasks.scoring.outputs import (
     Array,
     Outputs,
@@ -69,7 +69,9 @@ class Alphabet:
 
     def decode(self, classes: NDArray[np.int32]) -> str:
         """Return the text of one line's frames [frames], see `__call__`, without spaces around."""
-        starts = np.append(True, classes[1:] != classes[:-1]) if len(classes) else classes
+        if not len(classes):
+            return ""
+        starts = np.append(True, classes[1:] != classes[:-1])  # equal neighbours are one symbol
         symbols = [*self.symbols[self.blank :], *self.symbols[: self.blank]]
         return "".join(symbols[number] for number in classes[starts]).strip()
 
@@ -91,7 +93,7 @@ class LineScores(ReducedScores):
     def errors_of_others(self) -> Counts:
         """Wrong characters of each line, if the true text is that of the next line."""
         others = [*self.labels[1:], *self.labels[:1]]
-        return np.array([count_errors(*pair) for pair in zip(self.texts, others, strict=True)])
+        return np.array(list(map(count_errors, self.texts, others)))
 
 
 def count_errors(said: Sequence[str], true: Sequence[str]) -> float:
@@ -139,28 +141,39 @@ def _score(
     if targets.lengths is not None and targets.whole_length:
         share = targets.lengths / targets.whole_length
         ends = np.ceil(frames.shape[1] * share).astype(np.int64)
-    texts = [alphabet.decode(line[:end]) for line, end in zip(frames, ends, strict=True)]
-    labels = [label.strip() for label in np.asarray(targets.labels).tolist()]  # as jiwer does
-
-    # Errors and length of each line, in characters and in words
-    characters = []
+    texts = []
+    labels = []
+    characters = []  # errors and length of each line
     words = []
-    for said, true in zip(texts, labels, strict=True):
+    for line, end, label in zip(frames, ends, np.asarray(targets.labels).tolist(), strict=True):
+        said = alphabet.decode(line[:end])
+        true = label.strip()  # as jiwer does
         true_words = true.split()
+        texts.append(said)
+        labels.append(true)
         characters.append((count_errors(said, true), len(true)))
         words.append((count_errors(said.split(), true_words), len(true_words)))
-    counts = {"cer": np.array(characters, np.float64), "wer": np.array(words, np.float64)}
-    rates = {name: of_sums(ratio, pairs) for name, pairs in counts.items()}
-    statistic = rates.pop(primary)
+
+    # The error rates, of any lines
+    by_character = np.array(characters, np.float64)
+    cer = of_sums(ratio, by_character)
+    wer = of_sums(ratio, np.array(words, np.float64))
     every = np.arange(len(texts))
+    others: Metrics
+    if primary == "cer":
+        statistic = cer
+        others = {"wer": wer(every)}
+    else:
+        statistic = wer
+        others = {"cer": cer(every)}
     return LineScores(
         outputs,
         statistic,
         resamples,
-        others={name: rate(every) for name, rate in rates.items()},
+        others=others,
         texts=texts,
         labels=labels,
-        errors=counts["cer"][:, 0],
+        errors=by_character[:, 0],
     )
 
 
@@ -168,13 +181,14 @@ def _list_lines(comparison: Comparison) -> dict[str, Table]:
     """Return the lines whose text changed, those with the most further errors first."""
     model = comparison.model
     fp32 = comparison.baseline
-    changed = [n for n, text in enumerate(model.texts) if text != fp32.texts[n]]
     more = model.errors - fp32.errors
-    rows = [
-        [n, model.labels[n], fp32.texts[n], model.texts[n], int(more[n])]
-        for n in sorted(changed, key=lambda n: -more[n])
-    ]
-    return {"changed_lines.csv": [["line", "true", "fp32", "quantized", "more_errors"], *rows]}
+    rows: list[list[object]] = [["line", "true", "fp32", "quantized", "more_errors"]]
+    for line in np.argsort(-more, kind="stable").tolist():
+        before = fp32.texts[line]
+        after = model.texts[line]
+        if after != before:
+            rows.append([line, model.labels[line], before, after, int(more[line])])
+    return {"changed_lines.csv": rows}
 
 
 def _doubt(metric: Metric, baseline: LineScores, expected: float | None) -> str | None:
@@ -208,11 +222,14 @@ def _read_vocabulary(numbers: Mapping[str, int]) -> list[str]:
         raise ValueError("no mapping from symbols to numbers")
     if sorted(numbers.values()) != list(range(len(numbers))):
         raise ValueError("its numbers are not 0, 1, ...")
-    is_special = {symbol for symbol in numbers if len(symbol) > 1 and symbol[0] in "<["}
-    names = {symbol: "" if symbol in is_special else symbol for symbol in numbers}
-    if " " not in numbers and "|" in numbers:
-        names["|"] = " "
-    return [names[symbol] for symbol in sorted(numbers, key=numbers.__getitem__)]
+    symbols = []
+    for symbol in sorted(numbers, key=numbers.__getitem__):
+        if len(symbol) > 1 and symbol[0] in "<[":  # a special token
+            symbol = ""
+        elif symbol == "|" and " " not in numbers:
+            symbol = " "
+        symbols.append(symbol)
+    return symbols
 
 
 def _fit(config: CtcConfig, outputs: Mapping[str, tuple[int | None, ...]]) -> Alphabet:

@@ -48,9 +48,10 @@ def build(config: CustomConfig, call: UserMetric | None, outputs: Sequence[str] 
 
 def _pair_metrics(names: Sequence[str], comparison: Comparison) -> Metrics:
     """Return the SQNR of the worst output, and of each if there are several."""
-    outputs = comparison.baseline.outputs.returned, comparison.model.outputs.returned
-    each = distortion.sqnr_of_each(metric_names(names), *outputs)
-    return {"sqnr_db": comparison.sqnr_db, **each}
+    fp32 = comparison.baseline.outputs.returned
+    quantized = comparison.model.outputs.returned
+    of_outputs = distortion.sqnr_of_each(metric_names(names), fp32, quantized)
+    return {"sqnr_db": comparison.sqnr_db, **of_outputs}
 
 
 def _score(
@@ -66,9 +67,11 @@ def _score(
         labels = labels.astype(np.float32)
 
     def measure(call: UserMetric, chosen: NDArray[np.int64] | slice) -> NDArray[np.float64]:
-        values = [array[chosen] for array in outputs.values]
+        values: Any = [array[chosen] for array in outputs.values]
+        if len(values) == 1:
+            [values] = values
         exact = None if labels is None else labels[chosen]
-        return np.asarray(call(values[0] if len(values) == 1 else values, exact), np.float64)
+        return np.asarray(call(values, exact), np.float64)
 
     assert call is not None  # finished runs are not scored
     try:
@@ -101,8 +104,10 @@ def _load(settings: Any) -> UserMetric:
     if not target:
         raise ConfigError(f"task.metric._target_: got null, {EXPECTED}")
     try:
-        arguments = {} if isinstance(get_object(target), type) else {"_partial_": True}
-        call = instantiate({**settings, **arguments})
+        settings = dict(settings)
+        if not isinstance(get_object(target), type):
+            settings["_partial_"] = True  # the function itself, not its result
+        call = instantiate(settings)
     except (HydraException, OmegaConfBaseException, ImportError, ValueError) as error:
         raise ConfigError(
             f"task.metric._target_: got {target} ({one_line(error)}), {EXPECTED}"

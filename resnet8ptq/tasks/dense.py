@@ -6,7 +6,7 @@ ratio of less than 1.25 to the true depth: Eigen et al., "Depth map prediction f
 using a multi-scale deep network", 2014.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
@@ -105,17 +105,17 @@ def _score(
     exact = np.asarray(targets.labels)
     scale = peak / 255 if exact.dtype == np.uint8 else 1.0
     exact = _arrange(exact, values.shape)
-    found = {name: np.empty(len(values)) for name in pair}
+    measured = {name: np.empty(len(values)) for name in pair}
     for index, (said, true) in enumerate(zip(values, exact, strict=True)):
         for name in pair:
-            found[name][index] = _measure(name, said.astype(np.float64), true * scale, peak)
-    per_item = found[primary]
+            measured[name][index] = _measure(name, said.astype(np.float64), true * scale, peak)
+    per_item = measured.pop(primary)
     return DenseScores(
         outputs,
         mean_of(per_item),
         resamples,
         per_item,
-        {name: float(found[name].mean()) for name in pair if name != primary},
+        others={name: float(values.mean()) for name, values in measured.items()},
         targets=exact,
         scale=scale,
         measure=partial(_measure, primary, peak=peak),
@@ -126,7 +126,7 @@ def _arrange(targets: Array, shape: tuple[int, ...]) -> Array:
     """Return targets with the axes of the outputs; a channel may be first, last or left out."""
     if targets.ndim == 4 and len(shape) == 4 and targets.shape != shape:
         targets = np.moveaxis(targets, 3, 1)
-    return targets if targets.shape == shape else targets.reshape(shape)
+    return targets.reshape(shape)
 
 
 def _measure(name: str, said: Maps, true: Maps, peak: float) -> float:
@@ -135,7 +135,9 @@ def _measure(name: str, said: Maps, true: Maps, peak: float) -> float:
         return ssim(said.clip(0, peak) / peak, true / peak)
     if name == "psnr":
         error = float(((said.clip(0, peak) - true) ** 2).mean()) / peak**2
-        return min(MOST_DB, -10 * float(np.log10(error))) if error else MOST_DB
+        if error == 0:
+            return MOST_DB
+        return min(MOST_DB, -10 * float(np.log10(error)))
     known = true > 0
     if not known.any():
         raise DataError("task=dense: a target has no depth above 0; expected one in each picture")
@@ -165,19 +167,24 @@ def ssim(one: Maps, other: Maps) -> float:
             values = correlate1d(values, weights, axis=axis)
         return values[tuple(inside)]
 
-    means = blur(one), blur(other)
-    variances = (blur(v * v) - m * m for v, m in zip((one, other), means, strict=True))
-    both = blur(one * other) - means[0] * means[1]
-    first, second = 0.01**2, 0.03**2
-    above = (2 * means[0] * means[1] + first) * (2 * both + second)
-    below = (means[0] ** 2 + means[1] ** 2 + first) * (sum(variances) + second)
+    # Means, variances and covariance in the window around each pixel
+    mean = blur(one)
+    other_mean = blur(other)
+    variance = blur(one * one) - mean * mean
+    other_variance = blur(other * other) - other_mean * other_mean
+    covariance = blur(one * other) - mean * other_mean
+    first = 0.01**2
+    second = 0.03**2
+    above = (2 * mean * other_mean + first) * (2 * covariance + second)
+    below = (mean**2 + other_mean**2 + first) * (variance + other_variance + second)
     return float((above / below).mean())
 
 
 def _doubt(metric: Metric, baseline: DenseScores, expected: float | None) -> str | None:
     """Return a doubt if FP32 is not significantly better than the mean of the targets."""
-    values, of_mean = baseline.per_item, baseline.of_mean_target
+    values = baseline.per_item
     assert values is not None  # `_score` sets it
+    of_mean = baseline.of_mean_target
     worse: Values = np.asarray([metric.cost(value) for value in values - of_mean])
     if not worse.any() or Margin.of_mean(worse).p_within <= SIGNIFICANCE:
         return None
@@ -199,12 +206,7 @@ def _make(config: DenseConfig, setting: TaskContext) -> Task:
     accepted = {true, (*true, 1), (1, *true), (*true[2:], *true[:2])}
     if true[2:] == (1,):
         accepted.add(true[:2])
-    fits = len(shapes) == 1 and any(
-        len(shape) == len(shapes[0])
-        and all(a in (None, b) for a, b in zip(shapes[0], shape, strict=True))
-        for shape in accepted
-    )
-    if not fits or len(true) < 2:
+    if len(true) < 2 or len(shapes) != 1 or not _may_be(shapes[0], accepted):
         raise ModelError(
             f"returns {describe(setting.outputs)}, and {setting.data} has targets {list(true)}; "
             "task=dense expects one output of their size"
@@ -212,6 +214,16 @@ def _make(config: DenseConfig, setting: TaskContext) -> Task:
     if min(sorted(true)[-2:]) <= 2 * RADIUS and config.primary in PAIRS[0]:
         raise ModelError(f"returns {describe(setting.outputs)}; SSIM needs more than 10 pixels")
     return build(config.primary, config.peak, config.resamples)
+
+
+def _may_be(shape: Sequence[int | None], accepted: Iterable[Sequence[int]]) -> bool:
+    """Return whether an output has one of these shapes; the size of a free axis is None."""
+    for sizes in accepted:
+        if len(sizes) != len(shape):
+            continue
+        if all(size in (None, other) for size, other in zip(shape, sizes, strict=True)):
+            return True
+    return False
 
 
 DENSE = TaskType(

@@ -1,6 +1,7 @@
 """The figure of values for each pixel: the pictures that changed most."""
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure  # no pyplot: figures need no screen and no global state
 from numpy.typing import NDArray
 
@@ -21,18 +22,18 @@ def draw(comparison: Comparison, title: str) -> Figure:
     figure = Figure(figsize=(10, 1.0 + 3.2 * len(shown)), layout="constrained")
     grid = figure.subplots(len(shown), 3, squeeze=False)
     for row, index in zip(grid, shown, strict=True):
-        heads = ["target"] + [
-            f"{name}: {metric.title} {metric.show(scores.per_item[index])}"
-            for name, scores in (("FP32", baseline), ("quantized", model))
-        ]
-        maps = [model.targets, *(scores.outputs.values[0] for scores in (baseline, model))]
-        drawn = [_colour(values[index]) for values in maps]
-        for axes, head, pixels in zip(row, heads, drawn, strict=True):
-            axes.imshow(pixels, cmap="gray")
-            axes.set_title(head, fontsize=10)
-            axes.set_axis_off()
+        _draw_map(row[0], "target", model.targets[index])
+        for axes, name, scores in ((row[1], "FP32", baseline), (row[2], "quantized", model)):
+            head = f"{name}: {metric.title} {metric.show(scores.per_item[index])}"
+            _draw_map(axes, head, scores.outputs.values[0][index])
     figure.suptitle(f"{plain(title)}\nthe pictures that changed most", fontsize=11)
     return figure
+
+
+def _draw_map(axes: Axes, head: str, values: Array) -> None:
+    axes.imshow(_colour(values), cmap="gray")
+    axes.set_title(head, fontsize=10)
+    axes.set_axis_off()
 
 
 def _colour(values: Array) -> NDArray[np.float64]:
@@ -40,5 +41,6 @@ def _colour(values: Array) -> NDArray[np.float64]:
     pixels = np.asarray(values, np.float64)
     if pixels.ndim == 3 and pixels.shape[0] in (1, 3):
         pixels = np.moveaxis(pixels, 0, 2)
-    low, high = pixels.min(), pixels.max()
-    return ((pixels - low) / (high - low or 1)).squeeze()
+    low = pixels.min()
+    span = pixels.max() - low
+    return ((pixels - low) / (span or 1)).squeeze()

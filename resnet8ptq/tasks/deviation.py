@@ -37,7 +37,8 @@ def powers(values: Array, reference: Array) -> tuple[Values, Values]:
     for part in distortion.parts(reference):
         exact = reference[part].reshape(len(reference[part]), -1).astype(np.float64)
         error = values[part].reshape(exact.shape) - exact
-        noise[part], signal[part] = ((terms**2).sum(axis=1) for terms in (error, exact))
+        noise[part] = (error**2).sum(axis=1)
+        signal[part] = (exact**2).sum(axis=1)
     mean = signal.mean() or 1.0
     return noise / mean, signal / mean
 
@@ -67,7 +68,9 @@ class RelativeError(Metric):
 
     def state_loss(self, loss: float) -> str:
         """Return a loss with its name: as the SQNR, in the unit of the limit."""
-        return f"SQNR {-10 * math.log10(loss):.1f} dB" if loss > 0 else "equal outputs"
+        if not loss > 0:
+            return "equal outputs"
+        return f"SQNR {-10 * math.log10(loss):.1f} dB"
 
     @property
     def loss_title(self) -> str:
@@ -120,8 +123,12 @@ class DeviationScores(OutputScores):
 
     @cached_property
     def _powers(self) -> tuple[Values, Values, Values]:
-        pairs = zip(self.outputs.values, self.reference.values, strict=True)
-        noises, signals = zip(*(powers(*pair) for pair in pairs), strict=True)
+        noises = []
+        signals = []
+        for values, reference in zip(self.outputs.values, self.reference.values, strict=True):
+            noise, signal = powers(values, reference)
+            noises.append(noise)
+            signals.append(signal)
         errors = np.mean(np.sqrt(noises), axis=0)
         return errors, noises[self.worst], signals[self.worst]
 
@@ -170,7 +177,9 @@ def summarize(comparison: Comparison) -> str:
     metric = comparison.metric
     sqnr_db = comparison.sqnr_db
     shown = f"{metric.title} {metric.show(comparison.model.value)}"
-    return shown if sqnr_db is None else f"{shown}, SQNR {sqnr_db:.1f} dB"
+    if sqnr_db is not None:
+        shown += f", SQNR {sqnr_db:.1f} dB"
+    return shown
 
 
 def _pair_metrics(names: Sequence[str], comparison: Comparison) -> Metrics:
@@ -187,9 +196,10 @@ def _pair_metrics(names: Sequence[str], comparison: Comparison) -> Metrics:
 
 
 def _tables(names: Sequence[str], comparison: Comparison) -> dict[str, Table]:
-    ratios = zip(names, comparison.model.ratios, strict=True)
-    rows = [[name, distortion.to_db(ratio)] for name, ratio in ratios]
-    return {"outputs.csv": [["output", "sqnr_db"], *rows]}
+    rows: list[list[object]] = [["output", "sqnr_db"]]
+    for name, ratio in zip(names, comparison.model.ratios, strict=True):
+        rows.append([name, distortion.to_db(ratio)])
+    return {"outputs.csv": rows}
 
 
 def _score(outputs: Outputs, targets: Targets) -> DeviationScores:

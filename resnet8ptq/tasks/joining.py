@@ -81,7 +81,9 @@ def _score_groups(
     if targets.groups is None:
         return score(outputs, targets)
     groups = Groups.of(targets.groups)
-    labels = None if targets.labels is None else groups.common(np.asarray(targets.labels))
+    labels = None
+    if targets.labels is not None:
+        labels = groups.common(np.asarray(targets.labels))
     samples = joining.values(outputs, targets)
     values = samples.values
     if how == VOTE:

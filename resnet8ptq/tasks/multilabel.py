@@ -161,9 +161,9 @@ def _doubt(baseline: MultilabelScores, expected: float | None) -> str | None:
     chance = float(shares[shares > 0].mean())
     interval = baseline.per_sample.interval
     shown = f"mAP {MAP.show(baseline.value)} (of scores in random order {MAP.show(chance)})"
-    return (
-        f"NEAR CHANCE, {shown}" if interval[0] <= chance else doubt_below(shown, interval, expected)
-    )
+    if interval[0] <= chance:
+        return f"NEAR CHANCE, {shown}"
+    return doubt_below(shown, interval, expected)
 
 
 def _make(config: MultilabelConfig, setting: TaskContext) -> Task:

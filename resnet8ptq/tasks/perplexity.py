@@ -65,14 +65,9 @@ class NextToken:
     def _read(self, inputs: Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return the tokens of the network's inputs, and which of them are no padding."""
         tokens = inputs
-        if names := names_of(inputs.dtype):
-            others = [name for name in names if not name.lower().endswith("mask")]
-            if TOKENS not in names and len(others) != 1:
-                raise DataError(
-                    f"task=perplexity: the inputs are {', '.join(names)}; expected one named "
-                    f"{TOKENS}, or a single one beside masks"
-                )
-            tokens = inputs[TOKENS if TOKENS in names else others[0]]
+        names = names_of(inputs.dtype)
+        if names:
+            tokens = inputs[_find_tokens(names)]
         if tokens.dtype.kind not in "iu" or tokens.ndim != 2 or tokens.shape[1] < 2:
             raise DataError(
                 f"task=perplexity: the samples are {tokens.dtype} {list(tokens.shape[1:])}; "
@@ -83,9 +78,24 @@ class NextToken:
                 f"task=perplexity: the tokens are {tokens.min()} to {tokens.max()}; expected 0 to "
                 f"{self.vocabulary - 1}, as the network's outputs"
             )
+        is_text = np.ones(tokens.shape, np.bool_)
         mask = find_mask(inputs.dtype)
-        is_text = np.ones(tokens.shape, np.bool_) if mask is None else inputs[mask] != 0
+        if mask is not None:
+            is_text = inputs[mask] != 0
         return tokens.astype(np.int64), is_text
+
+
+def _find_tokens(names: Sequence[str]) -> str:
+    """Return the input with the tokens: `TOKENS`, or the only one beside masks."""
+    if TOKENS in names:
+        return TOKENS
+    others = [name for name in names if not name.lower().endswith("mask")]
+    if len(others) != 1:
+        raise DataError(
+            f"task=perplexity: the inputs are {', '.join(names)}; expected one named {TOKENS}, or "
+            "a single one beside masks"
+        )
+    return others[0]
 
 
 @dataclass(frozen=True)
@@ -164,10 +174,11 @@ def _list_windows(comparison: Comparison) -> dict[str, Table]:
     """Return -ln p of each window, the largest loss first."""
     model = comparison.model
     fp32 = comparison.baseline
-    order = np.argsort(fp32.surprise - model.surprise, kind="stable")
-    columns = (model.tokens.astype(int), fp32.surprise, model.surprise)
-    rows = [[int(n), *(column[n].item() for column in columns)] for n in order]
-    return {"windows.csv": [["window", "tokens", "fp32_nll", "nll"], *rows]}
+    rows: list[list[object]] = [["window", "tokens", "fp32_nll", "nll"]]
+    for window in np.argsort(fp32.surprise - model.surprise, kind="stable").tolist():
+        tokens = int(model.tokens[window])
+        rows.append([window, tokens, float(fp32.surprise[window]), float(model.surprise[window])])
+    return {"windows.csv": rows}
 
 
 def _doubt(baseline: WindowScores, expected: float | None) -> str | None:
@@ -183,18 +194,17 @@ def _doubt(baseline: WindowScores, expected: float | None) -> str | None:
 
 
 def _make(config: PerplexityConfig, setting: TaskContext) -> Task:
-    fitting = [
-        (number, shape[1])
-        for number, shape in enumerate(setting.outputs.values())
-        if len(shape) == 2 and (shape[1] or 0) > 1
-    ]
+    fitting = []
+    for output, shape in enumerate(setting.outputs.values()):
+        vocabulary = shape[1] if len(shape) == 2 else None
+        if vocabulary is not None and vocabulary > 1:
+            fitting.append(NextToken(output, vocabulary))
     if len(fitting) != 1:
         raise ModelError(
             f"returns {describe(setting.outputs)}; task=perplexity takes one output [tokens, "
             "vocabulary] with the logits of each next token"
         )
-    [(output, vocabulary)] = fitting
-    return build(NextToken(output, int(vocabulary or 0)), config.resamples)
+    return build(fitting[0], config.resamples)
 
 
 PERPLEXITY = TaskType(

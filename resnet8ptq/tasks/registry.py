@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import fields
+from itertools import chain
 from pkgutil import resolve_name
 from typing import Any
 
@@ -76,12 +77,12 @@ def make(config: TaskConfig, setting: TaskContext) -> Task:
             where `task.join` joins them.
         ModelError: the outputs of the network do not fit.
     """
-    name = choose(setting) if config.name == AUTO else config.name
-    kind = _find(name)
     if config.name == AUTO:
+        name = choose(setting)
         log_once(log, "task=auto took %s: %s", name, BECAUSE[name])
-        config = kind.schema(name, join=config.join)
-    elif not isinstance(config, kind.schema):
+        config = _find(name).schema(name, join=config.join)
+    kind = _find(config.name)
+    if not isinstance(config, kind.schema):
         raise ConfigError(f"task.name: got {config.name!r} alone; try task={config.name}")
     task = kind.make(config, setting)
     if config.join is None:
@@ -108,7 +109,9 @@ def fingerprint(config: TaskConfig) -> str:
     Raises:
         ConfigError: an unknown task, or code that cannot be found.
     """
-    return "" if config.name == AUTO else _find(config.name).fingerprint(config)
+    if config.name == AUTO:
+        return ""
+    return _find(config.name).fingerprint(config)
 
 
 def choose(setting: TaskContext) -> str:
@@ -118,30 +121,38 @@ def choose(setting: TaskContext) -> str:
     meaningful for both, the top-1 class only for logits.
     """
     if setting.labels is None:
-        several = (setting.classes or 0) > 1
-        return "agreement" if several and setting.final == PROBABILITIES else "deviation"
-    if setting.labels.dtype.kind == "U":
-        return _choose_by_text(setting)
-    if setting.labels.dtype.kind == "V":
-        return _choose_by_boxes(setting)
+        if setting.final == PROBABILITIES and (setting.classes or 0) > 1:
+            return "agreement"
+        return "deviation"
     if setting.of_tokens:
         return "tokens"
-    single = (setting.classes, len(setting.class_names)) == (1, 2)
-    pixels = "segmentation" if setting.labels.ndim == 3 else "dense"
-    by_kind = {"f": "regression", "u": pixels, "b": "multilabel"}
-    return by_kind.get(setting.labels.dtype.kind, "binary" if single else "classification")
+    match setting.labels.dtype.kind:
+        case "U":
+            return _choose_by_text(setting)
+        case "V":
+            return _choose_by_boxes(setting)
+        case "f":
+            return "regression"
+        case "u":
+            return "segmentation" if setting.labels.ndim == 3 else "dense"
+        case "b":
+            return "multilabel"
+    if (setting.classes, len(setting.class_names)) == (1, 2):
+        return "binary"
+    return "classification"
 
 
 def _choose_by_boxes(setting: TaskContext) -> str:
     """Return the task for labels that are boxes, whose keypoints or masks the outputs may have."""
     points = 3 * setting.keypoints
     classes = len(setting.class_names)
-    values = {before + points for before in (6, 4 + classes, 5 + classes)}
-    sizes = {size for shape in setting.outputs.values() for size in shape}
-    if points and values & sizes:
+    sizes = set(chain.from_iterable(setting.outputs.values()))
+    # The values of a box: its label and score, or scores of all classes with or without its own
+    if points and not sizes.isdisjoint({6 + points, 4 + classes + points, 5 + classes + points}):
         return "keypoints"
-    masks = setting.has_masks and has_prototypes(setting.outputs)
-    return "instance_segmentation" if masks else "detection"
+    if setting.has_masks and has_prototypes(setting.outputs):
+        return "instance_segmentation"
+    return "detection"
 
 
 def _choose_by_text(setting: TaskContext) -> str:
@@ -150,9 +161,13 @@ def _choose_by_text(setting: TaskContext) -> str:
     if any(len(shape) == 2 for shape in shapes):
         return "ctc"
     different = len(set(np.asarray(setting.labels).tolist()))
-    length = (shapes[0][0] or 0) if len(shapes) == 1 and len(shapes[0]) == 1 else 0
+    length = 0
+    if len(shapes) == 1 and len(shapes[0]) == 1:
+        length = shapes[0][0] or 0
     embeds = length >= EMBEDDING or different > length > 1
-    return "verification" if embeds and length != different else "classification"
+    if embeds and length != different:
+        return "verification"
+    return "classification"
 
 
 def recall(params: Mapping[str, str], class_names: tuple[str, ...] = ()) -> Task:
@@ -167,10 +182,11 @@ def recall(params: Mapping[str, str], class_names: tuple[str, ...] = ()) -> Task
         scored_as = params.get("scored_as", "classification")
         kind = _find(scored_as)
         settings: dict[str, Any] = {"name": scored_as}
-        for name in (field.name for field in fields(kind.schema)):
-            if name != "name" and f"task.{name}" in params:
-                settings[name] = _parse(params[f"task.{name}"])
-        if target := params.get("task.metric._target_"):
+        for field in fields(kind.schema):
+            if field.name != "name" and f"task.{field.name}" in params:
+                settings[field.name] = _parse(params[f"task.{field.name}"])
+        target = params.get("task.metric._target_")
+        if target:
             settings["metric"] = {"_target_": target}
         config = kind.schema(**settings)
         check(config, prefix="task.")

@@ -47,9 +47,10 @@ def _error_metric(name: str) -> Metric:
 def _score(primary: str, resamples: int, outputs: Outputs, targets: Targets) -> BootstrapScores:
     exact = _flat(np.asarray(targets.labels))
     predicted = _flat(outputs.values[0])
-    errors = np.abs(predicted - exact), np.abs(exact.mean(axis=0) - exact)
-    absolute, absolute_of_mean = (error.mean(axis=1) for error in errors)
-    squared, squared_of_mean = ((error**2).mean(axis=1) for error in errors)
+    error = np.abs(predicted - exact)
+    of_mean = np.abs(exact.mean(axis=0) - exact)  # of predicting the mean of the targets
+    absolute = error.mean(axis=1)
+    squared = (error**2).mean(axis=1)
     mae = mean_of(absolute)
 
     def rmse(chosen: NDArray[np.int64]) -> float:
@@ -57,10 +58,10 @@ def _score(primary: str, resamples: int, outputs: Outputs, targets: Targets) -> 
 
     every = np.arange(len(predicted))
     if primary == "mae":
-        other: Metrics = {"rmse": rmse(every)}
-        return BootstrapScores(outputs, mae, resamples, absolute, other, absolute_of_mean)
-    other = {"mae": mae(every)}
-    return BootstrapScores(outputs, rmse, resamples, squared, other, squared_of_mean)
+        others: Metrics = {"rmse": rmse(every)}
+        return BootstrapScores(outputs, mae, resamples, absolute, others, of_mean.mean(axis=1))
+    others = {"mae": mae(every)}
+    return BootstrapScores(outputs, rmse, resamples, squared, others, (of_mean**2).mean(axis=1))
 
 
 def _flat(values: Array) -> NDArray[np.float64]:
@@ -74,7 +75,9 @@ def _doubt(primary: str, baseline: BootstrapScores, expected: float | None) -> s
     assert errors is not None and of_mean is not None  # `_score` sets both
     if not of_mean.any() or Margin.of_mean(errors - of_mean).p_within <= SIGNIFICANCE:
         return None
-    trivial = of_mean.mean() if primary == "mae" else math.sqrt(of_mean.mean())
+    trivial = float(of_mean.mean())
+    if primary == "rmse":
+        trivial = math.sqrt(trivial)
     show = _error_metric(primary).show
     return f"NO BETTER THAN THE MEAN, {show(baseline.value)} (of the mean {show(trivial)})"
 
@@ -88,11 +91,12 @@ def _make(config: RegressionConfig, setting: TaskContext) -> Task:
     labels = np.asarray(setting.labels)
     shapes = list(setting.outputs.values())
     if len(shapes) != 1 or math.prod(size or 0 for size in shapes[0]) != labels[:1].size:
-        classes = labels.ndim == 1 and (labels == labels.round()).all()
+        mend = ""
+        if labels.ndim == 1 and (labels == labels.round()).all():
+            mend = "; labels that are classes must be integers, not floats"
         raise ModelError(
             f"returns {describe(setting.outputs)}, but {setting.data} has {labels[:1].size} values "
-            "to predict; expected one output with as many"
-            f"{'; labels that are classes must be integers, not floats' if classes else ''}"
+            f"to predict; expected one output with as many{mend}"
         )
     return build(config.primary, config.resamples)
 

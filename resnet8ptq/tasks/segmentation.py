@@ -61,19 +61,23 @@ class MaskDecoder:
     def __call__(self, outputs: Sequence[Array], inputs: Array | None = None) -> tuple[Masks]:
         """Return the classes [n, *size]."""
         values = outputs[self.output]
-        wide = values[:, np.newaxis] if self.axis is None else np.moveaxis(values, self.axis + 1, 1)
-        rows, columns = (
-            _resize(old, new) for old, new in zip(wide.shape[2:], self.size, strict=True)
-        )
+        wide = values[:, np.newaxis]
+        if self.axis is not None:
+            wide = np.moveaxis(values, self.axis + 1, 1)
+        height, width = wide.shape[2:]
+        rows = _resize(height, self.size[0])
+        columns = _resize(width, self.size[1])
         if wide.shape[1] == 1 and (wide.dtype.kind in "iu" or self.classes > 2):  # of an ArgMax
             nearest = wide[:, 0, rows.argmax(1)[:, np.newaxis], columns.argmax(1)]
             return (nearest.round().clip(0, 255).astype(np.uint8),)
         classes = np.empty((len(wide), *self.size), np.uint8)
         for picture, scores in zip(classes, wide, strict=True):  # one at a time, to save memory
-            same = scores.shape[1:] == self.size
-            resized = scores if same else rows @ scores @ columns.T
-            single = len(resized) == 1
-            picture[:] = resized[0] > self.threshold if single else resized.argmax(axis=0)
+            if (height, width) != self.size:
+                scores = rows @ scores @ columns.T
+            if len(scores) == 1:
+                picture[:] = scores[0] > self.threshold
+            else:
+                picture[:] = scores.argmax(axis=0)
         return (classes,)
 
 
@@ -234,7 +238,9 @@ def _make(config: SegmentationConfig, setting: TaskContext) -> Task:
             "data.masks=FOLDER, or labels as integers [N, height, width]"
         )
     output, axis = _find_output(setting)
-    channels = 1 if axis is None else [*setting.outputs.values()][output][axis]
+    channels: int | None = 1
+    if axis is not None:
+        channels = list(setting.outputs.values())[output][axis]
     scored = np.setdiff1d(np.unique(masks), config.ignored)
     if len(scored) < 2:
         raise ConfigError(
@@ -243,15 +249,14 @@ def _make(config: SegmentationConfig, setting: TaskContext) -> Task:
         )
     needed = int(scored[-1]) + 1
     names = setting.class_names or tuple(map(str, range(max(channels or 0, needed))))
-    classes = len(names) if channels == 1 else channels
-    if classes != len(names) or needed > len(names):
+    if channels not in (1, len(names)) or needed > len(names):
         raise ModelError(
             f"returns {describe(setting.outputs)}, and {setting.data} has {len(names)} classes and "
             f"labels up to {needed - 1}; expected a value of each class for each pixel; "
             "task.ignored= for labels of no class"
         )
     size = (masks.shape[1], masks.shape[2])
-    decoder = MaskDecoder(output, axis, classes, size, config.threshold)
+    decoder = MaskDecoder(output, axis, len(names), size, config.threshold)
     return build(names, decoder, config.ignored, config.resamples)
 
 

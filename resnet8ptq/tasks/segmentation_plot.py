@@ -37,9 +37,10 @@ def draw(comparison: Comparison, class_names: Sequence[str], title: str) -> Figu
             coloured = np.where(scored[index], classes[index] % NAMED, np.nan)
             axes.imshow(coloured, cmap="tab20", vmin=0, vmax=NAMED - 1, interpolation="nearest")
     colours = colormaps["tab20"].colors  # type: ignore[attr-defined]
-    few = class_names[:NAMED] if len(class_names) <= NAMED else ()
-    patches = [Patch(color=colours[n], label=plain(name)) for n, name in enumerate(few)]
-    if patches:
+    if 0 < len(class_names) <= NAMED:
+        patches = []
+        for name, colour in zip(class_names, colours, strict=False):
+            patches.append(Patch(color=colour, label=plain(name)))
         figure.legend(handles=patches, loc="outside lower center", ncols=min(10, len(patches)))
     figure.suptitle(f"{plain(title)}\nthe pictures that changed most", fontsize=11)
     return figure

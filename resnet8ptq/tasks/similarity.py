@@ -99,9 +99,12 @@ def cosine(one: Array, other: Array) -> NDArray[np.float64]:
 
 def correlate(one: Array, other: Array) -> float:
     """Return Pearson's correlation of two arrays [n]; 0 if one of them is constant."""
-    left, right = (values - values.mean() for values in (one, other))
+    left = one - one.mean()
+    right = other - other.mean()
     spread = math.sqrt((left @ left) * (right @ right))
-    return float(left @ right) / spread if spread else 0.0
+    if not spread:
+        return 0.0
+    return float(left @ right) / spread
 
 
 def _correlate_ranks(one: Values, other: Values) -> Callable[[NDArray[np.int64]], float]:
@@ -109,20 +112,28 @@ def _correlate_ranks(one: Values, other: Values) -> Callable[[NDArray[np.int64]]
 
     Values are sorted only once, so a bootstrap sample needs only counts.
     """
-    ranks = [np.unique(values, return_inverse=True)[1] for values in (one, other)]
+    ranks = np.unique(one, return_inverse=True)[1]
+    other_ranks = np.unique(other, return_inverse=True)[1]
 
-    def ranked(rank: NDArray[np.int64], chosen: NDArray[np.int64]) -> Values:
-        counts = np.bincount(rank[chosen])
-        return (np.cumsum(counts) - (counts - 1) / 2)[rank[chosen]]
+    def correlate_chosen(chosen: NDArray[np.int64]) -> float:
+        return correlate(_rank_again(ranks[chosen]), _rank_again(other_ranks[chosen]))
 
-    return lambda chosen: correlate(*(ranked(rank, chosen) for rank in ranks))
+    return correlate_chosen
+
+
+def _rank_again(ranks: NDArray[np.int64]) -> Values:
+    """Return the ranks among some items, of their ranks among all; ties share the mean rank."""
+    counts = np.bincount(ranks)
+    return (np.cumsum(counts) - (counts - 1) / 2)[ranks]
 
 
 def _doubt(baseline: Scores, expected: float | None) -> str | None:
     """Doubt a correlation that is not significantly above 0, or is below `expected`."""
     shown = f"Spearman {baseline.value:.4f}"
     interval = baseline.per_sample.interval
-    return f"NEAR ZERO, {shown}" if interval[0] <= 0 else doubt_below(shown, interval, expected)
+    if interval[0] <= 0:
+        return f"NEAR ZERO, {shown}"
+    return doubt_below(shown, interval, expected)
 
 
 def _make(config: SimilarityConfig, setting: TaskContext) -> Task:
@@ -139,8 +150,9 @@ def _make(config: SimilarityConfig, setting: TaskContext) -> Task:
             f"returns {describe(setting.outputs)}; task=similarity takes one output with a score "
             "[1] of each pair, or the embedding [width] of each text"
         )
-    shape = [*setting.outputs.values()][flat[0]]
-    return build(config.resamples, flat[0], embeds=shape not in ((), (1,)))
+    [output] = flat
+    shape = list(setting.outputs.values())[output]
+    return build(config.resamples, output, embeds=shape not in ((), (1,)))
 
 
 SIMILARITY = TaskType(_make, lambda config, class_names: build(config.resamples), SimilarityConfig)

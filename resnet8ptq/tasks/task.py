@@ -83,7 +83,9 @@ class Scope:
         """
         for number, (values, exact) in enumerate(zip(outputs.values, baseline.values, strict=True)):
             if self.output in (None, number) and is_silent(exact, values):
-                name = f"output {names[number]}" if len(names) == len(outputs.values) else "output"
+                name = "output"
+                if len(names) == len(outputs.values):
+                    name += f" {names[number]}"
                 state = "the same" if values[:1].any() else "zero"
                 return f"{name} is {state} for every sample"
         return ""
@@ -179,7 +181,9 @@ class Task:
     @property
     def few_names(self) -> tuple[str, ...]:
         """The names of the classes; empty with more than `MANY_CLASSES`."""
-        return self.class_names if len(self.class_names) <= MANY_CLASSES else ()
+        if len(self.class_names) > MANY_CLASSES:
+            return ()
+        return self.class_names
 
     def compare(self, model: Any, baseline: Any) -> Comparison:
         """Compare the scores of a model with those of its baseline on the same samples."""
@@ -202,14 +206,14 @@ class Task:
             **name_ends("ci95/value", model.per_sample.interval),
             **name_ends("ci95/delta", comparison.interval),
             **model.more(),
-            **{f"{BASELINE}{key}": value for key, value in baseline.more().items()},
-            **self.pair_metrics(comparison),
-            **comparison.paired.metrics(),
         }
-        if self.reference is None:
-            return metrics
-        # The reference was not measured itself.
-        return {k: v for k, v in metrics.items() if not k.startswith(BASELINE)}
+        for key, value in baseline.more().items():
+            metrics[f"{BASELINE}{key}"] = value
+        metrics |= self.pair_metrics(comparison)
+        metrics |= comparison.paired.metrics()
+        if self.reference is not None:  # which was not measured itself
+            metrics = {k: v for k, v in metrics.items() if not k.startswith(BASELINE)}
+        return metrics
 
     def describe(self) -> dict[str, str]:
         """Return the task as MLflow params."""
@@ -237,4 +241,6 @@ class TaskType:
 def hash_file(key: str, config: Any) -> str:
     """Return a hash of the file that a setting of the task names; empty if there is none."""
     path = getattr(config, key)
-    return files.sha256(Path(path)) if path is not None and Path(path).is_file() else ""
+    if path is None or not Path(path).is_file():
+        return ""
+    return files.sha256(Path(path))

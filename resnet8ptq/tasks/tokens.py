@@ -64,8 +64,9 @@ def find_entities(tags: Tags) -> Spans:
     """
     spans: Spans = set()
     start = 0
-    before, kind_before = "O", "_"
-    for place, tag in enumerate([*tags, "O"]):
+    before = "O"
+    kind_before = "_"
+    for index, tag in enumerate([*tags, "O"]):
         now, kind = _part(tag)
         changed = kind != kind_before
         if before in ("E", "S") or (before in ("B", "I") and now in ("B", "S", "O")):
@@ -73,11 +74,12 @@ def find_entities(tags: Tags) -> Spans:
         else:
             ends = before not in ("O", ".") and changed
         if ends:
-            spans.add((kind_before, start, place - 1))
+            spans.add((kind_before, start, index - 1))
         resumes = before in ("E", "S", "O") and now in ("E", "I")
         if now in ("B", "S") or resumes or (now not in ("O", ".") and changed):
-            start = place
-        before, kind_before = now, kind
+            start = index
+        before = now
+        kind_before = kind
     return spans
 
 
@@ -92,25 +94,29 @@ def find_strict_entities(tags: Tags, closed: bool = False) -> Spans:
     """
     parts = [_part(tag) for tag in tags]
     spans: Spans = set()
-    place = 0
-    while place < len(parts):
-        prefix, kind = parts[place]
-        end = place
-        if prefix == "B":
-            while end + 1 < len(parts) and parts[end + 1] in [(inner, kind) for inner in "IEL"]:
-                end += 1
-                if parts[end][0] != "I":
-                    break
-        is_whole = prefix == "B" and (not closed or parts[end][0] in "EL")
+    start = 0
+    while start < len(parts):
+        prefix, kind = parts[start]
+        last = prefix
+        end = start
+        while prefix == "B" and end + 1 < len(parts):
+            inner, inner_kind = parts[end + 1]
+            if inner not in "IEL" or inner_kind != kind:
+                break
+            end += 1
+            last = inner
+            if inner != "I":  # it ends the entity
+                break
+        is_whole = prefix == "B" and (not closed or last in "EL")
         if is_whole or prefix in "SU":
-            spans.add((kind, place, end))
-        place = end + 1
+            spans.add((kind, start, end))
+        start = end + 1
     return spans
 
 
 def find_words(tags: Tags) -> Spans:
     """Return each word as a span."""
-    return {(tag, place, place) for place, tag in enumerate(tags)}
+    return {(tag, index, index) for index, tag in enumerate(tags)}
 
 
 def _part(tag: str) -> tuple[str, str]:
@@ -232,10 +238,9 @@ class TokenScores(ClasswiseScores):
         """The metric with the labels of other sentences: chance, for such tags and places."""
         half = self.total // 2
         others = [*self.true[half:], *self.true[:half]]
-        pairs = (
-            (true[: len(said)], said[: len(true)])
-            for true, said in zip(others, self.said, strict=True)
-        )
+        pairs = []  # cut to the shorter of the two
+        for true, said in zip(others, self.said, strict=True):
+            pairs.append((true[: len(said)], said[: len(true)]))
         return float(_f1(self._count(self.metric, pairs).sum(axis=(0, 2))))
 
     def more(self) -> Metrics:
@@ -247,16 +252,19 @@ class TokenScores(ClasswiseScores):
 
     def sqnr_db(self, baseline: "TokenScores") -> float | None:
         """Return the SQNR in dB of the outputs for the labelled tokens."""
-        ours, theirs = (
-            [scores.outputs.values[self.decoder.output][:, : self.scored.shape[1]][self.scored]]
-            for scores in (self, baseline)
-        )
-        return distortion.sqnr_db(theirs, ours)
+        return distortion.sqnr_db([self._pick_scored(baseline)], [self._pick_scored(self)])
+
+    def _pick_scored(self, scores: "TokenScores") -> Array:
+        """Return the output of a model for the labelled tokens [labelled tokens, classes]."""
+        output = scores.outputs.values[self.decoder.output]
+        return output[:, : self.scored.shape[1]][self.scored]
 
 
 def _f1(counts: Array) -> Values:
     """Return F1 [..., kinds] of counts [..., 3, kinds], or of [3]; NaN without any span."""
-    right, true, said = np.moveaxis(counts, -2, 0) if counts.ndim > 1 else counts
+    if counts.ndim > 1:
+        counts = np.moveaxis(counts, -2, 0)
+    right, true, said = counts
     total = true + said
     return np.divide(2 * right, total, out=np.full(np.shape(total), np.nan), where=total > 0)
 
@@ -270,16 +278,22 @@ def build(
         primary: a key of `METRICS`.
         decoder: decodes the outputs; None for a finished run.
     """
-    kinds = () if decoder is None else decoder.list_kinds(primary)
+    kinds: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
+    scope = Scope()
+    if decoder is not None:
+        kinds = decoder.list_kinds(primary)
+        class_names = decoder.tags
+        scope = Scope(output=decoder.output)
     return Task(
         "tokens",
         METRICS[primary],
         partial(_score, primary, decoder, resamples),
         replace(BOOTSTRAP, intervals=f"{BOOTSTRAP.intervals} over the sentences"),
         beside=(METRICS["token_accuracy"],) if primary == "entity_f1" else (),
-        class_names=() if decoder is None else decoder.tags,
+        class_names=class_names,
         pair_metrics=count_lost,
-        scope=Scope(output=None if decoder is None else decoder.output),
+        scope=scope,
         files=TaskFiles(
             arrays=partial(keep_values, attrgetter("counts")),
             tables=partial(list_classes, "f1", kinds),
@@ -331,7 +345,9 @@ def read_tags(path: Path) -> tuple[str, ...]:
     with errors_as(ConfigError, f"task.classes: got {path}", EXPECTED):
         text = files.read_bytes(path, MAX_BYTES).decode("utf-8")
         if path.suffix == ".json":
-            by_number = {int(key): str(tag) for key, tag in json.loads(text)["id2label"].items()}
+            by_number = {}
+            for number, tag in json.loads(text)["id2label"].items():
+                by_number[int(number)] = str(tag)
             tags = tuple(by_number[number] for number in range(len(by_number)))
         else:
             tags = tuple(text.split())
@@ -356,11 +372,16 @@ def _make(config: TokensConfig, setting: TaskContext) -> Task:
     used = used[used >= 0]
     if not len(used):
         raise ConfigError(f"task=tokens: no token of {setting.data} has a label")
-    if unknown := [n for n in used.tolist() if n >= len(of_labels) or of_labels[n] not in tags]:
-        got = repr(of_labels[unknown[0]]) if unknown[0] < len(of_labels) else unknown[0]
+    for number in used.tolist():
+        if number >= len(of_labels):
+            unknown = str(number)
+        elif of_labels[number] not in tags:
+            unknown = repr(of_labels[number])
+        else:
+            continue
         raise ConfigError(
             f"task.classes: got {config.classes} with {len(tags)} tags, and {setting.data} has the "
-            f"label {got}; expected every label"
+            f"label {unknown}; expected every label"
         )
 
     # Entities need tags of their schemes

@@ -106,7 +106,9 @@ def _by_pairs(pairs: Pairs, items: int, measure: Callable[[Values, Values], floa
     def metric(chosen: Indices) -> float:
         with np.errstate(invalid="ignore"):
             rates = pairs.rates(np.bincount(chosen, minlength=items))
-        return measure(*rates) if np.isfinite(rates).all() else np.nan
+        if not np.isfinite(rates).all():
+            return np.nan
+        return measure(*rates)
 
     return metric
 
@@ -214,12 +216,16 @@ def _find_recall(values: Values, identities: Indices, k: int) -> tuple[Chosen, f
     hits = find_hits(values, identities, k)
     right = np.bincount(identities, hits & queries)
     asked = np.bincount(identities, queries)
-    share = (counts[identities] - 1)[queries] / max(len(values) - 1, 1)
-    chance = float((1 - (1 - share) ** k).mean()) if queries.any() else 0.0
+    chance = 0.0
+    if queries.any():
+        share = (counts[identities] - 1)[queries] / max(len(values) - 1, 1)
+        chance = float((1 - (1 - share) ** k).mean())
 
     def metric(chosen: Indices) -> float:
         total = asked[chosen].sum()
-        return float(right[chosen].sum() / total) if total else np.nan
+        if not total:
+            return np.nan
+        return float(right[chosen].sum() / total)
 
     return metric, chance
 
@@ -231,7 +237,9 @@ def _doubt(metric: Metric, baseline: VerificationScores, expected: float | None)
     worst = interval[0] if metric.maximize else interval[1]
     if metric.cost(worst) >= metric.cost(baseline.chance):
         return f"NEAR CHANCE, {shown} (chance {metric.show(baseline.chance)})"
-    return doubt_below(shown, interval, expected) if metric.maximize else None
+    if not metric.maximize:
+        return None
+    return doubt_below(shown, interval, expected)
 
 
 def _make(config: VerificationConfig, setting: TaskContext) -> Task:

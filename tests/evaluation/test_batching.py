@@ -40,7 +40,7 @@ class Counting:
         self.measured: list[Batching] = []
         self.cost = cost
         monkeypatch.setattr(OnnxQuantizer, "load", staticmethod(self.load))
-        monkeypatch.setattr(batching, "measure", self.measure)
+        monkeypatch.setattr(batching, "measure_pace", self.measure)
         monkeypatch.setattr(machine, "threads", lambda setting: setting or 4)
 
     def measure(self, load: batching.Load, split: Split, tried: Batching) -> float:
@@ -218,7 +218,7 @@ def test_a_pace_is_the_seconds_of_one_image(monkeypatch):
     monkeypatch.setattr(batching, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(batching, "TRIAL_SECONDS", 2.5)
     copy = SimpleNamespace(predict=predict)
-    seconds = batching.measure(lambda threads: copy, images(64), Batching(16, 1))
+    seconds = batching.measure_pace(lambda threads: copy, images(64), Batching(16, 1))
     assert seconds == pytest.approx(3 / 48)
 
 

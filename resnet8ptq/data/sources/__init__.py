@@ -115,8 +115,10 @@ def find_settings(path: Path, annotated: bool = False) -> dict[str, str]:
     name = name_file(path) if path.is_file() else _name_folder(path)
     if name is not None:
         return {"data": name, "data.root": str(path)}
-    if path.is_dir() and any(child.suffix.lower() in _PICTURES for child in path.iterdir()):
-        return {"data": "folder", "data.root": str(path), "data.labels": "none"}
+    if path.is_dir():
+        suffixes = {child.suffix.lower() for child in path.iterdir()}
+        if not suffixes.isdisjoint(_PICTURES):
+            return {"data": "folder", "data.root": str(path), "data.labels": "none"}
     takes = "; ".join(f"{source.takes} (data={key})" for key, source in _OWN.items())
     raise ConfigError(f"data.root: got {path}, expected {takes}{mend_archive(path)}")
 
@@ -133,15 +135,19 @@ def mend_archive(path: Path) -> str:
 
 def name_file(path: Path) -> str | None:
     """Return the source of a file by its name; None if no source reads such files."""
-    return "arrays" if "-ubyte" in path.name else _BY_SUFFIX.get(path.suffix.lower())
+    if "-ubyte" in path.name:
+        return "arrays"
+    return _BY_SUFFIX.get(path.suffix.lower())
 
 
 def _name_folder(path: Path) -> str | None:
     for pattern, name in _BY_CONTENT.items():
         if any(path.glob(pattern)):
             return name
-    has_folders = any(child.is_dir() and child.name[0] != "." for child in path.iterdir())
-    return "folder" if has_folders else None
+    for child in path.iterdir():
+        if child.is_dir() and child.name[0] != ".":
+            return "folder"
+    return None
 
 
 _OWN = {name: SOURCES[name] for name in ("arrays", "folder", "table", "huggingface")}

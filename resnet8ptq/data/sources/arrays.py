@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +40,6 @@ GROUPS = ("groups", "clips")
 CLASSES = ("classes", "class_names")
 STEPS = {"scale": "data.scale", "zero_point": "data.offset", "offset": "data.offset"}
 KEYS = ("data.inputs", "data.labels", "data.groups")
-USUAL = (INPUTS, LABELS, GROUPS)  # the usual names for each of `KEYS`
 NO_LABELS = "none"
 IGNORED = -100  # the label of tokens that are not scored, as in PyTorch
 MAX_CLASSES = 1000
@@ -57,8 +56,14 @@ PACKED_RATIO = 100
 
 Array = NDArray[Any]
 Arrays = Mapping[str, Callable[[], Array]]  # by name; none is read before its function is called
-# The names of inputs, labels and groups; several inputs are a dict, by the network's names.
-Chosen = list[Any]
+
+
+class Chosen(NamedTuple):
+    """The names of the arrays for `KEYS`; several inputs are a dict, by the network's names."""
+
+    inputs: Any
+    labels: str | None
+    groups: str | None
 
 
 def load(config: ArraysConfig, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
@@ -74,12 +79,14 @@ def load(config: ArraysConfig, preprocess: PreprocessConfig, cache_root: Path) -
         name = getattr(config, key.removeprefix("data."))
         if isinstance(name, str) and name != NO_LABELS:
             _check_name(key, name, root, arrays)
-    find = partial(_find_array, root=root, arrays=arrays, cache_root=cache_root)
     chosen = _find_split(arrays, config, root) or [_find_one(arrays, config, root)]
-    sides = [
-        _read(str(root), _find_inputs(find, inputs, cache_root), *map(find, KEYS[1:], others))
-        for inputs, *others in chosen
-    ]
+    find = partial(_find_array, root=root, arrays=arrays, cache_root=cache_root)
+    sides = []
+    for names in chosen:
+        inputs = _find_inputs(find, names.inputs, cache_root)
+        labels = find("data.labels", names.labels)
+        groups = find("data.groups", names.groups)
+        sides.append(_read_split(str(root), inputs, labels, groups))
     for split in sides:
         if split.stored.dtype.kind not in "biu" and (config.offset, config.scale) != (0, 1):
             raise ConfigError(
@@ -91,19 +98,25 @@ def load(config: ArraysConfig, preprocess: PreprocessConfig, cache_root: Path) -
         _warn_unused(arrays, root)
 
     # The classes, then the split
-    labels = [split.labels for split in sides if split.labels is not None]
-    highest = [_find_highest(numbers) for numbers in labels if numbers.dtype.kind in "ib"]
-    names, named = _find_classes(arrays, config, root, max(highest)) if highest else ((), True)
+    highest = []
+    for split in sides:
+        if split.labels is not None and split.labels.dtype.kind in "ib":
+            highest.append(_find_highest(split.labels))
+    class_names: tuple[str, ...] = ()
+    named = True
+    if highest:
+        class_names, named = _find_classes(arrays, config, root, max(highest))
     title = root.name.partition(".")[0] or root.name
     if len(sides) == 1:
         mend = "arrays x_train, y_train, x_test and y_test"
-        return split_one(title, names, sides[0], root, config, named, mend)
+        return split_one(title, class_names, sides[0], root, config, named, mend)
     shown = []
-    for split, (inputs, *_) in zip(sides, chosen, strict=True):
-        source = ", ".join(_named(inputs))
-        shown.append(NamedSplit(split, [f"{source}: sample {n}" for n in range(len(split))]))
+    for split, names in zip(sides, chosen, strict=True):
+        source = ", ".join(_list_keys(names.inputs)) or names.inputs
+        samples = [f"{source}: sample {number}" for number in range(len(split))]
+        shown.append(NamedSplit(split, samples))
     train, test = shown
-    return keep_split(title, names, train, test, root, named)
+    return keep_split(title, class_names, train, test, root, named)
 
 
 @dataclass(frozen=True)
@@ -128,15 +141,19 @@ def _open(root: Path, cache_root: Path) -> Arrays:
         return {"inputs": _opener(root, cache_root)}
     members = _find_members(root)
     digest = files.sha256(root)
-    return {
-        name.removesuffix(".npy"): partial(_unpacked, root, digest, name, _copy_member, cache_root)
-        for name in members
-    }
+    arrays = {}
+    for member in members:
+        name = member.removesuffix(".npy")
+        arrays[name] = partial(_unpack, root, digest, member, _copy_member, cache_root)
+    return arrays
 
 
 def _find_files(folder: Path) -> list[Path]:
-    inside = sorted(path for path in folder.iterdir() if path.is_file())
-    return [path for path in inside if path.suffix == ".npy" or _is_idx(path)]
+    arrays = []
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and (path.suffix == ".npy" or _is_idx(path)):
+            arrays.append(path)
+    return arrays
 
 
 def _find_members(root: Path) -> list[str]:
@@ -183,12 +200,14 @@ def _match_names(root: Path, find_takes: Callable[[], Sequence[str]]) -> Any:
     if is_clear or (len(candidates) < 2 and candidates <= {*INPUTS}):
         return None
     takes = sorted(find_takes())
-    train, test = (_of_own_names(names, side, ()) for side in SIDES)
+    train = _of_own_names(names, "train", ())
+    test = _of_own_names(names, "test", ())
     split = train.keys() & test.keys()
     if not takes or not (split.issuperset(takes) or {*names}.issuperset(takes)):
         return None
-    alone = len(takes) == 1 and takes[0] not in split
-    return takes[0] if alone else {name: name for name in takes}
+    if len(takes) == 1 and takes[0] not in split:
+        return takes[0]
+    return {name: name for name in takes}
 
 
 def _opener(path: Path, cache_root: Path) -> Callable[[], Array]:
@@ -196,10 +215,10 @@ def _opener(path: Path, cache_root: Path) -> Callable[[], Array]:
         return partial(_map, path, path)
     if not _is_idx(path):
         raise DataError(f"{path}: is not an array; {EXPECTED}")
-    return lambda: _unpacked(path, files.sha256(path), "", _copy_idx, cache_root)
+    return lambda: _unpack(path, files.sha256(path), "", _copy_idx, cache_root)
 
 
-def _unpacked(
+def _unpack(
     path: Path, digest: str, member: str, copy: Callable[[Path, str, Path], None], cache_root: Path
 ) -> Array:
     """Return an array of a packed file, mapped from the cache."""
@@ -210,7 +229,8 @@ def _unpacked(
         _map(folder / "array.npy", path, member)
 
     key: cache.Key = {"sha256": digest, "member": member, "code": code.behind(__name__)}
-    return _map(cache.entry(cache_root, "arrays", key, make) / "array.npy", path, member)
+    folder = cache.entry(cache_root, "arrays", key, make)
+    return _map(folder / "array.npy", path, member)
 
 
 def _copy_member(path: Path, member: str, to: Path) -> None:
@@ -273,7 +293,9 @@ def _is_idx(path: Path) -> bool:
 def _open_idx(path: Path) -> BinaryIO:
     with path.open("rb") as file:
         packed = file.read(2) == GZIP
-    return cast(BinaryIO, gzip.open(path)) if packed else path.open("rb")
+    if packed:
+        return cast(BinaryIO, gzip.open(path))
+    return path.open("rb")
 
 
 def _read_idx_header(file: BinaryIO) -> tuple[np.dtype[Any], tuple[int, ...]]:
@@ -287,11 +309,12 @@ def _read_idx_header(file: BinaryIO) -> tuple[np.dtype[Any], tuple[int, ...]]:
 def _exactly(file: BinaryIO, size: int) -> Iterator[bytes]:
     """Yield `size` bytes in parts, because a header may claim more than fits into memory."""
     missing = size
-    while missing and (part := file.read(min(missing, 2**24))):
+    while missing:
+        part = file.read(min(missing, 2**24))
+        if not part:
+            raise ValueError(f"it lacks the last {missing} bytes that its header promises")
         yield part
         missing -= len(part)
-    if missing:
-        raise ValueError(f"it lacks the last {missing} bytes that its header promises")
 
 
 def _map(path: Path, source: Path, member: str = "") -> Array:
@@ -306,7 +329,9 @@ def _map(path: Path, source: Path, member: str = "") -> Array:
 @contextmanager
 def _reading(path: Path, member: str = "") -> Iterator[None]:
     """Turn any error into a `DataError` that names the file and its array."""
-    name = f"{path}: {member.removesuffix('.npy')}" if member else str(path)
+    name = str(path)
+    if member:
+        name += f": {member.removesuffix('.npy')}"
     try:
         yield
     except PtqError:
@@ -327,16 +352,15 @@ def _find_split(arrays: Arrays, config: ArraysConfig, root: Path) -> list[Chosen
     if isinstance(config.inputs, str) or config.labels not in (None, NO_LABELS):
         return None
     sides: list[Chosen] = []
-    keys = set()
     for side in SIDES:
         chosen = _find_side(arrays, config, root, side)
         if chosen is None:
             return None
         sides.append(chosen)
-        keys.add(tuple(chosen[0]) if isinstance(chosen[0], dict) else ())
-    if len(keys) > 1:
+    train, test = sides
+    if _list_keys(train.inputs) != _list_keys(test.inputs):
         return None
-    if config.labels is None and sides[-1][1] is None:
+    if config.labels is None and test.labels is None:
         _ask_for_labels_of_split(arrays, config, root, sides)
     if config.groups is not None:
         raise ConfigError(
@@ -346,42 +370,61 @@ def _find_split(arrays: Arrays, config: ArraysConfig, root: Path) -> list[Chosen
     return sides
 
 
+def _list_keys(inputs: Any) -> list[str]:
+    """Return the network's names of several inputs; empty for a single one."""
+    return list(inputs) if isinstance(inputs, dict) else []
+
+
 def _find_side(arrays: Arrays, config: ArraysConfig, root: Path, side: str) -> Chosen | None:
     """Return the names for `KEYS` on one side of a split; None if it lacks an input."""
     left = _find_left(arrays, config)
-    usual, labels, groups = (pick(left, names, root) for names in _of_side(side))
+    usual = _list_usual(side)
+    single = pick(left, usual.inputs, root)
+    labels = pick(left, usual.labels, root)
+    groups = pick(left, usual.groups, root)
     own = _of_own_names(arrays, side, {labels, groups})
     if config.labels is not None:
         labels = None
-    if config.inputs is None and usual is not None:
-        return [usual, labels, groups]
+    if config.inputs is None and single is not None:
+        return Chosen(single, labels, groups)
+    inputs = own
     if config.inputs is not None:
-        own = {key: own[base] for key, base in config.inputs.items() if base in own}
-        if len(own) < len(config.inputs):
-            return None
-    if not own:
+        inputs = {}
+        for key, base in config.inputs.items():
+            if base not in own:
+                return None
+            inputs[key] = own[base]
+    if not inputs:
         return None
-    inputs = own if len(own) > 1 else next(iter(own.values()))
-    return [inputs, labels, groups]
+    if len(inputs) == 1:
+        [single] = inputs.values()
+        return Chosen(single, labels, groups)
+    return Chosen(inputs, labels, groups)
 
 
 def _ask_for_labels_of_split(
     arrays: Arrays, config: ArraysConfig, root: Path, sides: Sequence[Chosen]
 ) -> None:
     """Raise `ConfigError` if an array may hold the labels, also one that was taken for an input."""
-    is_guessed = config.inputs is None and isinstance(sides[-1][0], dict)
+    is_guessed = config.inputs is None and isinstance(sides[-1].inputs, dict)
     used = {config.groups}
-    for inputs, _, groups in sides:
-        used.add(groups)
+    for side in sides:
+        used.add(side.groups)
         if not is_guessed:
-            used.update(_named(inputs, values=True))
+            used.update(_list_arrays(side.inputs))
     _ask_for_labels(arrays, used, root, " | ".join(f"{name}_test" for name in LABELS))
 
 
 def _find_left(arrays: Arrays, config: ArraysConfig) -> list[str]:
     """Return the names of the arrays that are no inputs by `data.inputs`."""
-    inputs = () if config.inputs is None else _named(config.inputs, values=True)
-    return [name for name in arrays if not {name, _without_side(name)}.intersection(inputs)]
+    inputs: list[str] = []
+    if config.inputs is not None:
+        inputs = _list_arrays(config.inputs)
+    left = []
+    for name in arrays:
+        if name not in inputs and _without_side(name) not in inputs:
+            left.append(name)
+    return left
 
 
 def _without_side(name: str) -> str:
@@ -394,36 +437,51 @@ def _of_own_names(
     arrays: Iterable[str], side: str, others: Collection[str | None]
 ) -> dict[str, str]:
     """Return the names of one side's arrays, by their names without `train` or `test`."""
-    known = {n: n.removesuffix(f"_{side}").removeprefix(f"{side}_") for n in arrays}
-    own = {base: name for name, base in known.items() if base != name and name not in others}
+    own = {}
+    for name in arrays:
+        base = name.removesuffix(f"_{side}").removeprefix(f"{side}_")
+        if base != name and name not in others:
+            own[base] = name
     return dict(sorted(own.items()))
 
 
-def _of_side(side: str) -> list[list[str]]:
-    """Return the usual names for `KEYS` on one side of a split."""
-    names = []
-    for usual in USUAL:
-        own = []
-        for base in usual:
-            own += [f"{base}_{side}", f"{side}_{base}"]
-        names.append(own)
-    return names
+class _Usual(NamedTuple):
+    """The usual names of arrays for each of `KEYS`."""
+
+    inputs: Sequence[str] = INPUTS
+    labels: Sequence[str] = LABELS
+    groups: Sequence[str] = GROUPS
+
+
+def _list_usual(side: str) -> _Usual:
+    """Return the usual names on one side of a split."""
+    usual = []
+    for names in _Usual():
+        of_side = []
+        for name in names:
+            of_side += [f"{name}_{side}", f"{side}_{name}"]
+        usual.append(of_side)
+    return _Usual(*usual)
 
 
 def _find_one(arrays: Arrays, config: ArraysConfig, root: Path) -> Chosen:
     """Return the names for `KEYS` without a split; None for missing labels and groups."""
-    usual: Sequence[Sequence[str]] = USUAL
-    alone = [names for names in map(_of_side, SIDES) if pick(arrays, names[0], root)]
+    usual = _Usual()
+    alone = []  # a file may hold one side only
+    for side in SIDES:
+        of_side = _list_usual(side)
+        if pick(arrays, of_side.inputs, root):
+            alone.append(of_side)
     if config.inputs is None and pick(arrays, INPUTS, root) is None and len(alone) == 1:
         [usual] = alone
-    held = list_names(arrays) or "nothing"
     left = _find_left(arrays, config)
-    groups = config.groups or pick(left, usual[2], root)
-    labels = config.labels or pick(left, usual[1], root)
-    inputs = config.inputs or pick(left, usual[0], root)
+    groups = config.groups or pick(left, usual.groups, root)
+    labels = config.labels or pick(left, usual.labels, root)
+    inputs = config.inputs or pick(left, usual.inputs, root)
     if inputs is None and labels is not None:
         inputs = _find_unnamed(arrays, (labels, groups))
     if inputs is None:
+        held = list_names(arrays) or "nothing"
         raise ConfigError(
             f"data.inputs: got null, and {root} holds {held}; expected the name of one, or one "
             "named "
@@ -433,46 +491,56 @@ def _find_one(arrays: Arrays, config: ArraysConfig, root: Path) -> Chosen:
         )
     if labels is None:
         named = f"the name of one, or one named {' | '.join(LABELS)}, or an .npy or idx file"
-        _ask_for_labels(arrays, {*_named(inputs, values=True), groups}, root, named)
-    return [inputs, None if labels == NO_LABELS else labels, groups]
+        _ask_for_labels(arrays, {*_list_arrays(inputs), groups}, root, named)
+    if labels == NO_LABELS:
+        labels = None
+    return Chosen(inputs, labels, groups)
 
 
 def _find_unnamed(arrays: Arrays, used: Collection[str | None]) -> Any:
     """Return the arrays without a usual name, as inputs; None if there are none, or sides."""
-    if any(_of_own_names(arrays, side, ()) for side in SIDES):
+    if _of_own_names(arrays, "train", ()) or _of_own_names(arrays, "test", ()):
         return None
-    unnamed = []
-    for name in sorted(arrays):
+    unnamed = _list_unused(arrays, used)
+    if not unnamed:
+        return None
+    if len(unnamed) == 1:
+        return unnamed[0]
+    return {name: name for name in sorted(unnamed)}
+
+
+def _list_unused(arrays: Arrays, used: Collection[str | None]) -> list[str]:
+    """Return the arrays that are not used and hold neither class names nor scales."""
+    unused = []
+    for name in arrays:
         if name.lower() not in (*CLASSES, *STEPS) and name not in used:
-            unnamed.append(name)
-    if len(unnamed) > 1:
-        return {name: name for name in unnamed}
-    return unnamed[0] if unnamed else None
+            unused.append(name)
+    return unused
 
 
 def _ask_for_labels(
     arrays: Arrays, used: Collection[str | None], root: Path, expected: str
 ) -> None:
     """Raise `ConfigError` if an array without a usual name may hold the labels."""
-    if any(name.lower() not in (*CLASSES, *STEPS) for name in arrays if name not in used):
+    if _list_unused(arrays, used):
         raise ConfigError(
             f"data.labels: got null, and {root} holds {list_names(arrays)}; expected {expected}, "
             f"or data.labels={NO_LABELS}"
         )
 
 
-def _named(inputs: Any, values: bool = False) -> list[str]:
-    """Return the names of one or several inputs, or with `values` those of their arrays."""
-    if isinstance(inputs, dict):
-        return list(inputs.values() if values else inputs)
-    return [str(inputs)]
+def _list_arrays(inputs: Any) -> list[str]:
+    """Return the names of the arrays of one or several inputs."""
+    return list(inputs.values()) if isinstance(inputs, dict) else [str(inputs)]
 
 
 def list_names(names: Iterable[str], separator: str = ", ") -> str:
     """Return names for a message, at most 20 of them."""
     listed = list(names)
-    more = f"{separator}... ({len(listed)} in all)" if len(listed) > 20 else ""
-    return printable(separator.join(listed[:20]))[:300] + more
+    shown = printable(separator.join(listed[:20]))[:300]
+    if len(listed) > 20:
+        shown += f"{separator}... ({len(listed)} in all)"
+    return shown
 
 
 def pick(names: Iterable[str], usual: Collection[str], source: object) -> str | None:
@@ -492,8 +560,11 @@ def pick(names: Iterable[str], usual: Collection[str], source: object) -> str | 
 
 def _simple(name: str) -> str:
     """Return a name in lower case; names of MNIST's files become `train_images` and so on."""
-    mnist = _MNIST.fullmatch(name.lower())
-    return f"{mnist[1]}_{mnist[2]}".replace("t10k", "test") if mnist else name.lower()
+    name = name.lower()
+    mnist = _MNIST.fullmatch(name)
+    if mnist:
+        return f"{mnist[1]}_{mnist[2]}".replace("t10k", "test")
+    return name
 
 
 def _find_array(
@@ -504,7 +575,8 @@ def _find_array(
         return None
     _check_name(key, name, root, arrays)
     if name in arrays:
-        return _Sourced(f"{root}: {name}" if len(arrays) > 1 else str(root), arrays[name]())
+        source = f"{root}: {name}" if len(arrays) > 1 else str(root)
+        return _Sourced(source, arrays[name]())
     path = Path(name).expanduser()
     return _Sourced(str(path), _opener(path, cache_root)())
 
@@ -521,11 +593,16 @@ def _find_inputs(
 ) -> _Sourced:
     """Return the array of the inputs; several arrays are packed into records in the cache."""
     if not isinstance(inputs, dict):
-        array = find(KEYS[0], inputs)
+        array = find("data.inputs", inputs)
         assert array is not None  # its name is never None
         return array
-    arrays = {name: find(f"{KEYS[0]}.{name}", array) for name, array in inputs.items()}
-    sourced = {name: array for name, array in arrays.items() if array is not None}
+    sourced = {}
+    for name, array_name in inputs.items():
+        array = find(f"data.inputs.{name}", array_name)
+        if array is not None:
+            sourced[name] = array
+
+    # Check the arrays, before they become records
     first = next(iter(sourced.values()))
     for name, array in sourced.items():
         values = array.values
@@ -539,14 +616,16 @@ def _find_inputs(
         _check_finite(array)
 
     def make(folder: Path) -> None:
-        pack({n: array.values for n, array in sourced.items()}, folder / "records.npy")
+        fields = {name: array.values for name, array in sourced.items()}
+        pack(fields, folder / "records.npy")
 
-    key: cache.Key = {
-        **{f"input {name}": _hash(array.values) for name, array in sourced.items()},
-        "code": code.behind(__name__),
-    }
-    path = cache.entry(cache_root, "records", key, make) / "records.npy"
-    return _Sourced(", ".join(map(str, sourced.values())), np.load(path, mmap_mode="r"))
+    key = {}
+    for name, array in sourced.items():
+        key[f"input {name}"] = _hash(array.values)
+    key["code"] = code.behind(__name__)
+    folder = cache.entry(cache_root, "records", key, make)
+    records = np.load(folder / "records.npy", mmap_mode="r")
+    return _Sourced(", ".join(map(str, sourced.values())), records)
 
 
 def _hash(values: Array) -> str:
@@ -556,8 +635,10 @@ def _hash(values: Array) -> str:
     return digest.hexdigest()
 
 
-def _read(source: str, inputs: _Sourced, labels: _Sourced | None, groups: _Sourced | None) -> Split:
-    """Check inputs [N, ...], labels [N, ...] and groups [N]."""
+def _read_split(
+    source: str, inputs: _Sourced, labels: _Sourced | None, groups: _Sourced | None
+) -> Split:
+    """Return checked inputs [N, ...], labels [N, ...] and groups [N] as samples."""
     images = inputs.values
     kind: str = images.dtype.kind
     if kind != "V" and (kind not in "biuf" or images.ndim < 2 or 0 in images.shape):
@@ -571,22 +652,32 @@ def _read(source: str, inputs: _Sourced, labels: _Sourced | None, groups: _Sourc
                 f"{inputs} has {len(images)} samples, {other} is {_shape(other.values)}; "
                 f"expected {len(images)} {kind}"
             )
-    classes = None if labels is None else _read_labels(labels)
-    return Split(images, classes, source, groups=None if groups is None else _read_groups(groups))
+    split = Split(images, None, source)
+    if labels is not None:
+        split = replace(split, labels=_read_labels(labels))
+    if groups is not None:
+        split = replace(split, groups=_read_groups(groups))
+    return split
 
 
 def _warn_unused(arrays: Arrays, root: Path) -> None:
     """Warn if the file holds a scale and an offset for its integers that are not applied."""
-    numbers = {}
+    held = []
+    settings = []
     for name in arrays:
         if name.lower() in STEPS:
             array = arrays[name]()
             if array.dtype.kind in "iuf" and array.size == 1:
-                numbers[name] = array.item()
-    if numbers:
-        held = ", ".join(f"{name} {number:.7g}" for name, number in numbers.items())
-        keys = " ".join(f"{STEPS[n.lower()]}={number:.7g}" for n, number in numbers.items())
-        log.warning("%s: holds %s, which are not used; %s applies them", root, held, keys)
+                number = f"{array.item():.7g}"
+                held.append(f"{name} {number}")
+                settings.append(f"{STEPS[name.lower()]}={number}")
+    if held:
+        log.warning(
+            "%s: holds %s, which are not used; %s applies them",
+            root,
+            ", ".join(held),
+            " ".join(settings),
+        )
 
 
 def _check_finite(array: _Sourced) -> None:
@@ -601,7 +692,9 @@ def _check_finite(array: _Sourced) -> None:
 
 def _find_highest(labels: Array) -> int:
     """Return the highest class of labels, [N] or [N, classes]."""
-    return labels.shape[1] - 1 if labels.dtype.kind == "b" else int(labels.max())
+    if labels.dtype.kind == "b":
+        return labels.shape[1] - 1
+    return int(labels.max())
 
 
 def _read_labels(labels: _Sourced) -> Array:

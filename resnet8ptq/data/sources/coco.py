@@ -110,17 +110,22 @@ def list_pictures(config: CocoConfig, cache_root: Path) -> list[Picture]:
 
 
 def _list(annotations: Annotations, config: CocoConfig) -> list[Picture]:
-    folder = Path(str(config.images))
-    names = [name for name, _, _ in annotations.images.values()]
-    return [Picture(str(folder / name), folder / name) for name in names]
+    listed = []
+    for name, _, _ in annotations.images.values():
+        path = Path(str(config.images)) / name
+        listed.append(Picture(str(path), path))
+    return listed
 
 
 def _find_annotations(config: CocoConfig) -> Path:
     name = config.annotations
-    if name is None or not Path(name).expanduser().is_file():
-        got = "null" if name is None else f"{name} (not there)"
-        raise ConfigError(f"data.annotations: got {got}, expected a .json file in COCO's format")
-    return Path(name).expanduser()
+    expected = "expected a .json file in COCO's format"
+    if name is None:
+        raise ConfigError(f"data.annotations: got null, {expected}")
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise ConfigError(f"data.annotations: got {name} (not there), {expected}")
+    return path
 
 
 def _read_large(path: Path, classes: Sequence[str] | None) -> Annotations:
@@ -159,11 +164,11 @@ def read_annotations(path: Path, classes: Sequence[str] | None = None) -> Annota
             raise ValueError(f"image_id {image_id} is in none of `images`")
         if category not in labels:
             raise ValueError(f"category_id {category} is in none of `categories`")
-        bbox = [_number(value) for value in entry["bbox"]]
+        bbox = list(map(_number, entry["bbox"]))
         if len(bbox) != 4 or bbox[2] < 0 or bbox[3] < 0:
             raise ValueError(f"bbox: got {bbox}, expected left, top, width and height")
         area = _number(entry.get("area", bbox[2] * bbox[3]))
-        points = [_number(value) for value in entry.get("keypoints") or ()]
+        points = list(map(_number, entry.get("keypoints") or ()))
         if len(points) % 3:
             raise ValueError(
                 f"keypoints: got {len(points)} numbers, expected x, y, visibility, ..."
@@ -182,20 +187,22 @@ def read_annotations(path: Path, classes: Sequence[str] | None = None) -> Annota
     entries = _read_list(path, content, "annotations", read_box)
 
     # The number of keypoints, the same in all
-    lengths = sorted({len(points) for _, _, points, _ in entries} - {0})
+    lengths = {len(points) for _, _, points, _ in entries}
+    lengths.discard(0)  # an object without keypoints
     if len(lengths) > 1:
-        few, *_, many = lengths
         raise DataError(
-            f"{path}: annotations have {few // 3} and {many // 3} keypoints, expected the same "
-            "number in all"
+            f"{path}: annotations have {min(lengths) // 3} and {max(lengths) // 3} keypoints, "
+            "expected the same number in all"
         )
-    [length] = lengths or [0]
+    length = max(lengths, default=0)
 
     # Boxes and masks, by picture
     masks_by_image: dict[int, list[bytes]] = {image_id: [] for image_id in images}
     for image_id, box, points, mask in entries:
+        if length:
+            box = (*box, points or [0.0] * length)
         masks_by_image[image_id].append(mask)
-        by_image[image_id].append((*box[:4], points or [0.0] * length) if length else box)
+        by_image[image_id].append(box)
         if len(by_image[image_id]) > MAX_BOXES:
             raise DataError(f"{path}: picture {image_id} has more than {MAX_BOXES:,} annotations")
     most = max(map(len, by_image.values()))
@@ -231,20 +238,24 @@ def _read_list(path: Path, content: Any, key: str, read: Callable[[Entry], Any])
     for index, entry in enumerate(entries):
         try:
             values.append(read(entry))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            why = str(error) if isinstance(error, ValueError) else one_line(error)
-            why = f"has no {error}" if isinstance(error, KeyError) else why
-            raise DataError(f"{path}: {key}[{index}]: {why}") from None
+        except KeyError as error:
+            raise DataError(f"{path}: {key}[{index}]: has no {error}") from None
+        except ValueError as error:
+            raise DataError(f"{path}: {key}[{index}]: {error}") from None
+        except (TypeError, AttributeError) as error:
+            raise DataError(f"{path}: {key}[{index}]: {one_line(error)}") from None
     return values
 
 
 def _read_by_id(path: Path, content: Any, key: str, read: Callable[[Entry], Any]) -> dict[int, Any]:
     """Return the entries of a list by their ids, which must differ."""
     pairs = _read_list(path, content, key, lambda entry: (_integer(entry["id"]), read(entry)))
-    if len(dict(pairs)) < len(pairs) or not pairs:
-        problem = "two have the same id" if pairs else "there are none"
-        raise DataError(f"{path}: {key}: {problem}")
-    return dict(pairs)
+    by_id = dict(pairs)
+    if not by_id:
+        raise DataError(f"{path}: {key}: there are none")
+    if len(by_id) < len(pairs):
+        raise DataError(f"{path}: {key}: two have the same id")
+    return by_id
 
 
 def _integer(value: Any) -> int:
@@ -298,43 +309,51 @@ def _order(
         ids = sorted(categories)
         return tuple(printable(categories[class_id]) for class_id in ids), tuple(ids)
     known = {name: class_id for class_id, name in categories.items()}
-    if missing := sorted(set(known) - set(classes)):
+    missing = sorted(set(known) - set(classes))
+    if missing:
         raise ConfigError(
             f"data.classes: got {len(classes)} names without {missing[0]!r}; expected every "
             "category of the annotations, in the order of the network's outputs"
         )
-    return tuple(classes), tuple(known.get(name, -1 - n) for n, name in enumerate(classes))
+    ids = []
+    for label, name in enumerate(classes):
+        ids.append(known.get(name, -1 - label))
+    return tuple(classes), tuple(ids)
 
 
 def _check_pictures(annotations: Annotations, folder: Path, path: Path, on_bad: str) -> None:
     """Raise `DataError` for a picture that is missing, outside of the folder or of another size."""
     root = folder.resolve()
     paths = {image_id: folder / name for image_id, (name, _, _) in annotations.images.items()}
-    resolved = {picture: _resolve(picture) for picture in paths.values()}
-    for picture, file in resolved.items():
+    missing = []
+    for picture in dict.fromkeys(paths.values()):
+        file = _resolve(picture)
         if file is not None and not file.is_relative_to(root):
             raise DataError(f"{path}: {picture} is outside of data.images={folder}")
-    missing = [picture for picture, file in resolved.items() if file is None or not file.is_file()]
+        if file is None or not file.is_file():
+            missing.append(picture)
     if missing and (on_bad == "error" or len(missing) == len(paths)):
         raise DataError(
             f"{path}: {len(missing)} of {len(paths)} pictures are not in data.images={folder}, the "
             f"first {missing[0].name}; data.on_bad=skip leaves them out"
         )
 
-    def differs(image_id: int) -> str | None:
-        _, *expected = annotations.images[image_id]
+    def describe_difference(image_id: int) -> str:
+        _, width, height = annotations.images[image_id]
         try:
             with Image.open(paths[image_id], formats=pictures.FORMATS) as picture:
-                size = list(pictures.turn_upright(picture.size, picture.getexif()))
+                wide, high = pictures.turn_upright(picture.size, picture.getexif())
         except Exception:  # Pillow raises a dozen types; `decode` reports them
-            return None
-        shown = [f"{wide} x {high}" for wide, high in (size, expected)]
-        return None if size == expected else f"is {shown[0]}, the annotations say {shown[1]}"
+            return ""
+        if (wide, high) == (width, height):
+            return ""
+        return f"is {wide} x {high}, the annotations say {width} x {height}"
 
     with pictures.bombs_refused(), ThreadPoolExecutor() as pool:
-        for image_id, wrong in zip(paths, pool.map(differs, paths), strict=True):
-            if wrong:
-                raise DataError(f"{paths[image_id]}: {wrong} pixels, width x height")
+        differences = pool.map(describe_difference, paths)
+        for image_id, difference in zip(paths, differences, strict=True):
+            if difference:
+                raise DataError(f"{paths[image_id]}: {difference} pixels, width x height")
 
 
 def _resolve(picture: Path) -> Path | None:

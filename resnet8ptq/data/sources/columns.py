@@ -152,12 +152,12 @@ def pictures_at(table: DataTable, name: str, folder: Path) -> list[Picture]:
         cell = f"{table.source}: column {name!r}, row {row}"
         if not text:
             raise DataError(f"{cell}: holds nothing; expected the path of a picture")
-        path = Path("/") if "\0" in text else top / text
+        path = top / text
         try:
-            inside = path.resolve().is_relative_to(top)
+            is_inside = "\0" not in text and path.resolve().is_relative_to(top)
         except (OSError, RuntimeError):  # a circle of links
-            inside = False
-        if not inside:
+            is_inside = False
+        if not is_inside:
             raise DataError(
                 f"{cell}: got {text}, outside of {top}; expected paths below it; data.folder= sets "
                 "another folder"
@@ -174,13 +174,15 @@ def packed_pictures(table: DataTable, name: str, folder: Path) -> list[Picture]:
     """
     content = table.column("data.inputs", name)
     if pa.types.is_struct(content.type):
-        paths, content = (pc.struct_field(content, part) for part in ("path", "bytes"))
+        paths = pc.struct_field(content, "path")
+        content = pc.struct_field(content, "bytes")
         if content.null_count == len(content):
             return pictures_at(replace(table, columns=pa.table({name: paths})), name, folder)
     check_filled(content, f"{table.source}: column {name!r}")
-    return [
-        Picture(f"{table.source}: row {row}", packed.as_py) for row, packed in enumerate(content, 1)
-    ]
+    pictures = []
+    for row, packed in enumerate(content, 1):
+        pictures.append(Picture(f"{table.source}: row {row}", packed.as_py))
+    return pictures
 
 
 def write_numbers(
@@ -198,26 +200,28 @@ def write_numbers(
         ConfigError: the numbers of a row do not fit this shape.
         DataError: a cell is not a finite number; names the row and the column.
     """
-    parts = [_numbers(table, name) for name in names]
-    if len(parts) > 1 and any(part.ndim > 1 for part in parts):
+    parts = [_read_numbers(table, name) for name in names]
+    has_lists = any(part.ndim > 1 for part in parts)
+    if has_lists and len(parts) > 1:
         raise ConfigError(
             f"data.inputs: got {list_names(names)}, and a column of lists among them; expected "
             "that one alone, or columns of numbers"
         )
-    stored = (len(parts),) if parts[0].ndim == 1 else parts[0].shape[1:]
-    if shape is not None and math.prod(shape) != math.prod(stored):
+    stored: tuple[int, ...] = (len(parts),)
+    if has_lists:
+        stored = parts[0].shape[1:]
+    if shape is None:
+        shape = stored
+    if math.prod(shape) != math.prod(stored):
         raise ConfigError(
             f"data.shape: got {list(shape)}, expected sizes that make {math.prod(stored)} numbers, "
             f"which each row of {table.source} has"
         )
     count = len(parts[0])
-    whole = np.lib.format.open_memmap(
-        to, "w+", _common_dtype(parts), (count, *(stored if shape is None else shape))
-    )
+    whole = np.lib.format.open_memmap(to, "w+", _common_dtype(parts), (count, *shape))
     for start in range(0, count, AT_ONCE):
         rows = [part[start : start + AT_ONCE] for part in parts]
-        some = rows[0] if parts[0].ndim > 1 else np.stack(rows, axis=1)
-        whole[start : start + AT_ONCE] = some.reshape(-1, *whole.shape[1:])
+        whole[start : start + AT_ONCE] = np.stack(rows, axis=1).reshape(-1, *shape)
     whole.flush()
 
 
@@ -229,7 +233,7 @@ def _common_dtype(parts: Sequence[NDArray[Any]]) -> np.dtype[Any]:
     return dtype
 
 
-def _numbers(table: DataTable, name: str) -> NDArray[Any]:
+def _read_numbers(table: DataTable, name: str) -> NDArray[Any]:
     """Return a column of numbers [N], or of lists of them [N, ...]."""
     column = table.column("data.inputs", name)
     source = f"{table.source}: column {name!r}"
@@ -251,7 +255,8 @@ def _numbers(table: DataTable, name: str) -> NDArray[Any]:
         column = pc.list_flatten(column)
     check_filled(column, source, math.prod(shape[1:]))
     values = column.to_numpy().reshape(shape)
-    values = values.astype(np.uint8) if values.dtype.kind == "b" else values
+    if values.dtype.kind == "b":
+        return values.astype(np.uint8)
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         first = int(np.argwhere(~np.isfinite(values))[0, 0])
         raise DataError(f"{source}, row {first + 1}: NaN or infinity; expected finite numbers")
@@ -315,14 +320,17 @@ def labels(
     if is_text(column) and classes is None and name.lower() in TRANSCRIPTS:
         return np.array(column.to_pylist(), np.str_), (), True
     if is_text(column) and pc.any(pc.match_substring(column, SEPARATOR)).as_py():
-        parts = [map(str.strip, text.split(SEPARATOR)) for text in column.to_pylist()]
-        return _several([list(filter(None, names)) for names in parts], source, classes)
+        rows = []
+        for text in column.to_pylist():
+            parts = map(str.strip, text.split(SEPARATOR))
+            rows.append(list(filter(None, parts)))
+        return _several(rows, source, classes)
     if is_text(column):
         return _by_name(column, source, classes)
     if _is_list(column.type) and not pa.types.is_floating(column.type.value_type):
         return _several(column.to_pylist(), source, classes)
     if pa.types.is_floating(column.type):
-        return _numbers(table, name), (), True
+        return _read_numbers(table, name), (), True
     if not pa.types.is_integer(column.type):
         raise DataError(
             f"{source}: got {column.type}, expected labels as integers from 0 or as text, or "
@@ -353,9 +361,11 @@ def word_labels(
     of_text = table.column("data.text", words)
     check_filled(of_text, f"{table.source}: column {words!r}")
     expected = pc.list_value_length(of_text).to_numpy()
-    if odd := np.flatnonzero(sizes != expected).tolist():
+    odd = np.flatnonzero(sizes != expected)
+    if odd.size:
+        first = odd[0]
         raise DataError(
-            f"{source}, row {odd[0] + 1}: has {sizes[odd[0]]} labels and {expected[odd[0]]} words; "
+            f"{source}, row {first + 1}: has {sizes[first]} labels and {expected[first]} words; "
             "expected one for each"
         )
 
@@ -377,7 +387,7 @@ def _of_columns(
     table: DataTable, names: Sequence[str], classes: Sequence[str] | None
 ) -> tuple[NDArray[np.bool_], tuple[str, ...], bool]:
     """Return several columns of 0 and 1, one for each class; `classes` gives them other names."""
-    rows = np.stack([_numbers(table, name) for name in names], axis=1)
+    rows = np.stack([_read_numbers(table, name) for name in names], axis=1)
     if not np.isin(rows, (0, 1)).all():
         raise DataError(
             f"{table.source}: columns {list_names(names)}: got other values than 0 and 1; expected "
@@ -398,19 +408,28 @@ def _several(
     Raises:
         DataError: a label is no class; names the row.
     """
-    if not all(isinstance(label, int | str) for row in rows for label in row):
-        raise DataError(f"{source}: got lists of other values; expected integers from 0 or texts")
-    different = {label for row in rows for label in row}
-    repeated = any(len({*row}) < len(row) for row in rows)
-    if repeated and different <= {0, 1} and len({*map(len, rows)}) == 1:
+    different: set[Any] = set()
+    is_repeated = False
+    for row in rows:
+        if not all(isinstance(label, int | str) for label in row):
+            raise DataError(
+                f"{source}: got lists of other values; expected integers from 0 or texts"
+            )
+        different.update(row)
+        if len(set(row)) < len(row):
+            is_repeated = True
+    if is_repeated and different <= {0, 1} and len({*map(len, rows)}) == 1:
         named_classes = arrays.name_classes(source, len(rows[0]) - 1, classes)
         return np.array(rows, np.bool_), *named_classes
+
+    # The classes, and the number of each label
+    known: dict[Any, int]
     if all(isinstance(label, int) for label in different):
         numbers = arrays.check_labels(np.array([*different] or [0]), source)
         names, named = arrays.name_classes(source, int(numbers.max()), classes)
-        known: dict[Any, int] = {number: number for number in range(len(names))}
+        known = {number: number for number in range(len(names))}
     else:
-        names = tuple(sorted(map(str, different)) if classes is None else classes)
+        names = tuple(classes) if classes is not None else tuple(sorted(map(str, different)))
         named = True
         known = {name: number for number, name in enumerate(names)}
     if not 2 <= len(names) <= MAX_CLASSES:
@@ -440,21 +459,23 @@ def _by_name(
     texts = [printable(text) for text in column.to_pylist()]
     if "" in texts:
         raise _empty(source, texts.index(""))
-    different = sorted(set(texts))
-    names = tuple(different if classes is None else classes)
     if classes is None:
+        classes = sorted(set(texts))
         log.info(
             "%s: classes in the order of the alphabet: %s; data.classes= sets the network's own",
             source,
-            list_names(names),
+            list_names(classes),
         )
-    if unknown := sorted(set(different) - set(names)):
-        raise DataError(f"{source}: class {unknown[0]!r} is none of data.classes={list(names)}")
-    if not 2 <= len(names) <= MAX_CLASSES:
-        commas = all(_DECIMAL_COMMA.fullmatch(text) for text in names)
+    unknown = sorted(set(texts) - set(classes))
+    if unknown:
+        raise DataError(f"{source}: class {unknown[0]!r} is none of data.classes={list(classes)}")
+    if not 2 <= len(classes) <= MAX_CLASSES:
+        mend = ""
+        if all(map(_DECIMAL_COMMA.fullmatch, classes)):
+            mend = ", or numbers with a decimal point, not a comma"
         raise DataError(
-            f"{source}: has {len(names)} different labels; expected 2 to {MAX_CLASSES} classes"
-            f"{', or numbers with a decimal point, not a comma' if commas else ''}"
+            f"{source}: has {len(classes)} different labels; expected 2 to {MAX_CLASSES} classes"
+            f"{mend}"
         )
-    numbers = {text: label for label, text in enumerate(names)}
-    return np.array([numbers[text] for text in texts], np.int64), names, True
+    numbers = {text: label for label, text in enumerate(classes)}
+    return np.array([numbers[text] for text in texts], np.int64), tuple(classes), True

@@ -1,9 +1,9 @@
 """`data=folder`: pictures in class folders, with masks or target pictures, or without labels."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +50,7 @@ def load(config: FolderConfig, preprocess: PreprocessConfig, cache_root: Path) -
     unknown = sorted(set(_find_classes(sides[1], replace(config, classes=None))) - set(names))
     if unknown:
         raise DataError(f"{sides[1]}: class {unknown[0]!r} has no folder in {sides[0]}")
-    train, test = (_decode(side, names, config, preprocess, cache_root) for side in sides)
+    train, test = [_decode(side, names, config, preprocess, cache_root) for side in sides]
     return keep_split(root.name, names, train, test, root)
 
 
@@ -67,13 +67,16 @@ def _load_paired(
     if config.masks and config.targets:
         raise ConfigError(f"data.targets: got {config.targets} with data.masks, expected one")
     if not beside.is_dir():
-        found = "a file" if beside.exists() else "not there"
-        raise ConfigError(f"{key}: got {beside} ({found}), expected a folder of pictures")
-    label_sides = _find_sides(beside) if len(sides) > 1 else [beside]
+        state = "a file" if beside.exists() else "not there"
+        raise ConfigError(f"{key}: got {beside} ({state}), expected a folder of pictures")
+    label_sides = [beside]
+    if len(sides) > 1:
+        label_sides = _find_sides(beside)
     if len(label_sides) != len(sides):
         raise ConfigError(f"{key}: got {beside}, expected {TRAIN}/ and test/ as in {root}")
-    read = partial(_read_paired, config=config, preprocess=preprocess, cache_root=cache_root)
-    splits = [read(*pair) for pair in zip(sides, label_sides, strict=True)]
+    splits = []
+    for folder, other in zip(sides, label_sides, strict=True):
+        splits.append(_read_paired(folder, other, config, preprocess, cache_root))
     if len(splits) == 1:
         mend = f"{TRAIN}/ and test/ in data.root and {key}"
         data = split_one(root.name, (), splits[0].split, root, config, mend=mend)
@@ -150,7 +153,8 @@ def _check_shape(path: Path, beside: Path) -> None:
     The size may be another one: a side may differ from the picture's shape by a pixel.
     """
     try:
-        (width, height), (wide, high) = pictures.read_size(path), pictures.read_size(beside)
+        width, height = pictures.read_size(path)
+        wide, high = pictures.read_size(beside)
     except Exception:  # `decode` reports unreadable pictures; Pillow raises a dozen types
         return
     if abs(width * high - height * wide) > max(width, height, wide, high):
@@ -179,9 +183,19 @@ def list_pictures(config: FolderConfig, cache_root: Path) -> list[Picture]:
 def _find_sides(root: Path) -> list[Path]:
     """Return the folders for training and for testing; the root alone if it has none."""
     named = {path.name.lower(): path for path in root.iterdir() if path.is_dir()}
-    trains = [named[name] for name in TRAIN_NAMES if name in named]
-    tests = [named[name] for names in TEST_NAMES for name in names if name in named]
-    return [trains[0], tests[0]] if trains and tests else [root]
+    train = _find_first(named, TRAIN_NAMES)
+    test = _find_first(named, chain.from_iterable(TEST_NAMES))
+    if train is None or test is None:
+        return [root]
+    return [train, test]
+
+
+def _find_first(named: Mapping[str, Path], names: Iterable[str]) -> Path | None:
+    """Return the folder of the first name that has one; None if no name has."""
+    for name in names:
+        if name in named:
+            return named[name]
+    return None
 
 
 def read_unlabelled(root: Path, preprocess: PreprocessConfig, cache_root: Path) -> Split:
@@ -197,7 +211,11 @@ def _find_classes(folder: Path, config: FolderConfig) -> tuple[str, ...]:
     """Return the class folders in the order of `data.classes`; empty without labels."""
     if config.labels == NO_LABELS or config.masks or config.targets:
         return ()
-    names = sorted(p.name for p in folder.iterdir() if p.is_dir() and not _is_hidden(p.name))
+    names = []
+    for path in folder.iterdir():
+        if path.is_dir() and not _is_hidden(path.name):
+            names.append(path.name)
+    names.sort()
     if not 2 <= len(names) <= MAX_CLASSES:
         raise DataError(
             f"{folder}: has {len(names)} class folders; expected 2 to {MAX_CLASSES}, each with the "
@@ -230,13 +248,18 @@ def _decode(
     cache_root: Path,
 ) -> NamedSplit:
     """Return the readable pictures of all classes; without classes, all pictures in the folder."""
-    paths = [find_pictures(folder / name) for name in names or [""]]
-    labels = np.repeat(np.arange(len(paths)), list(map(len, paths)))
-    every = [Picture(str(path), path) for members in paths for path in members]
+    every = []
+    labels = []
+    for label, name in enumerate(names or [""]):
+        for path in find_pictures(folder / name):
+            every.append(Picture(str(path), path))
+            labels.append(label)
     images, kept = decode(every, preprocess, config.on_bad, cache_root)
-    shown = np.array([every[index].name for index in kept], np.object_)
-    split = Split(images, labels[kept] if names else None, str(folder), names=shown)
-    return NamedSplit(split, shown.tolist())
+    shown = [every[index].name for index in kept]
+    split = Split(images, None, str(folder), names=np.array(shown, np.object_))
+    if names:
+        split = replace(split, labels=np.array(labels, np.int64)[kept])
+    return NamedSplit(split, shown)
 
 
 def find_pictures(folder: Path) -> list[Path]:
@@ -256,12 +279,16 @@ def find_pictures(folder: Path) -> list[Path]:
 
 def _list_by_name(folder: Path) -> tuple[list[Path], int]:
     """Return the files with names of pictures in a folder, and the number of others."""
-    inside = []
+    by_name = []
+    others = 0
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and not any(map(_is_hidden, path.relative_to(folder).parts)):
-            inside.append(path)
-    by_name = [path for path in inside if path.suffix.lower() in pictures.SUFFIXES]
-    return by_name, len(inside) - len(by_name)
+        if not path.is_file() or any(map(_is_hidden, path.relative_to(folder).parts)):
+            continue
+        if path.suffix.lower() in pictures.SUFFIXES:
+            by_name.append(path)
+        else:
+            others += 1
+    return by_name, others
 
 
 def _is_hidden(name: str) -> bool:

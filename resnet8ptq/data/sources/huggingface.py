@@ -52,7 +52,7 @@ def _open(config: TableConfig, cache_root: Path) -> tuple[DataTable, TableConfig
         )
     root = Path(str(config.root))
     sha256 = files.hash_folder(root)
-    rows = unpacking.unpack(root, _read, sha256, EXPECTED, cache_root)
+    rows = unpacking.unpack(root, _read_batches, sha256, EXPECTED, cache_root)
     notes = json.loads(rows.schema.metadata[_NOTES])
     if notes["sides"] > 1:
         config = replace(config, split=table.SIDE)
@@ -65,7 +65,7 @@ def _open(config: TableConfig, cache_root: Path) -> tuple[DataTable, TableConfig
     return whole, config
 
 
-def _read(root: Path, limits: Limits) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+def _read_batches(root: Path, limits: Limits) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """Return the rows of all splits, with the class names in the metadata of the schema."""
     logging.getLogger("datasets").setLevel(logging.WARNING)  # it logs the installed frameworks
     import datasets
@@ -76,9 +76,12 @@ def _read(root: Path, limits: Limits) -> tuple[pa.Schema, Iterator[pa.RecordBatc
     for side in sides.values():
         limits.check(root, len(side.features), sum(map(len, sides.values())))
     [first, *_] = sides.values()
-    features = {name: getattr(kind, "feature", kind) for name, kind in first.features.items()}
-    kinds = {n: kind for n, kind in features.items() if isinstance(kind, datasets.ClassLabel)}
-    notes = {"sides": len(sides), "classes": {name: kind.names for name, kind in kinds.items()}}
+    classes = {}
+    for name, kind in first.features.items():
+        kind = getattr(kind, "feature", kind)  # of a list
+        if isinstance(kind, datasets.ClassLabel):
+            classes[name] = kind.names
+    notes = {"sides": len(sides), "classes": classes}
     schema = first.features.arrow_schema.append(pa.field(table.SIDE, pa.string()))
     return schema.with_metadata({_NOTES: json.dumps(notes)}), _rows(sides, schema)
 
@@ -93,9 +96,15 @@ def _rows(sides: Mapping[str, Any], schema: pa.Schema) -> Iterator[pa.RecordBatc
 def _check_paths(root: Path) -> None:
     """Raise `DataError` for a path in the data set's JSON files that leads out of `root`."""
     described = root / "dataset_dict.json"
-    splits = json.loads(described.read_bytes())["splits"] if described.is_file() else [""]
-    for folder in (root / name for name in splits):
+    splits = [""]
+    if described.is_file():
+        splits = json.loads(described.read_bytes())["splits"]
+    for name in splits:
+        folder = root / name
         stored = json.loads((folder / "state.json").read_bytes())["_data_files"]
-        for path in (folder, *(folder / file["filename"] for file in stored)):
+        paths = [folder]
+        for file in stored:
+            paths.append(folder / file["filename"])
+        for path in paths:
             if not path.resolve().is_relative_to(root.resolve()):
                 raise DataError(f"{root}: names {path}, which lies elsewhere; {EXPECTED}")

@@ -82,13 +82,14 @@ def _join(train: pa.Table, test: pa.Table, config: TableConfig) -> pa.Table:
         raise ConfigError(
             f"data.split: got {config.split} with data.test={config.test}; expected one of the two"
         )
-    sides = [
-        rows.append_column(SIDE, pa.array([side] * len(rows), pa.string()))
-        for side, rows in (("train", train), ("test", test))
-    ]
+    sides = [_append_side(train, "train"), _append_side(test, "test")]
     unlike = f"{config.test}: its columns do not fit those of {config.root}"
     with errors_as(DataError, unlike, "expected the same names and types"):
         return pa.concat_tables(sides, promote_options="permissive")
+
+
+def _append_side(rows: pa.Table, side: str) -> pa.Table:
+    return rows.append_column(SIDE, pa.array([side] * len(rows), pa.string()))
 
 
 def build(
@@ -110,7 +111,9 @@ def build(
     side_column = config.split or table.pick(SPLITS)
     group_column = config.groups or table.pick(arrays.GROUPS)
     label_columns = _find_labels(table, config)
-    text_columns = [] if config.tokenizer is None else texts.find(table, config, others)
+    text_columns = []
+    if config.tokenizer is not None:
+        text_columns = texts.find_columns(table, config, others)
 
     # Labels and groups
     labels: NDArray[Any] | None
@@ -120,7 +123,9 @@ def build(
         )
     else:
         labels, names, named = columns.labels(table, label_columns, config.classes)
-    groups = None if group_column is None else columns.groups(table, group_column)
+    groups = None
+    if group_column is not None:
+        groups = columns.groups(table, group_column)
     if config.pairs == "apart" and groups is not None:
         raise ConfigError(
             f"data.pairs: got apart with groups ({group_column}); expected together: the texts of "
@@ -134,16 +139,21 @@ def build(
         samples = _read_inputs(table, others, folder, config, preprocess, cache_root)
     if config.pairs == "apart":
         groups = np.arange(len(table.columns))
-    rows = samples.rows
-    shown = samples.names
-    groups = None if groups is None else groups[rows]
-    if labels is not None:
-        labels = labels[rows] if samples.words is None else texts.align(samples.words, labels)
-    named_rows = np.array(shown, np.object_)
-    read_texts = None if samples.texts is None else np.array(samples.texts, np.object_)
+    if groups is not None:
+        groups = groups[samples.rows]
+    if labels is not None and samples.words is not None:
+        labels = texts.align(samples.words, labels)
+    elif labels is not None:
+        labels = labels[samples.rows]
     split = Split(
-        samples.stored, labels, str(root), groups=groups, names=named_rows, texts=read_texts
+        samples.stored,
+        labels,
+        str(root),
+        groups=groups,
+        names=np.array(samples.names, np.object_),
     )
+    if samples.texts is not None:
+        split = replace(split, texts=np.array(samples.texts, np.object_))
 
     # Split them
     title = root.name.partition(".")[0] or root.name
@@ -151,13 +161,16 @@ def build(
         mend = "data.split=COLUMN with train and test"
         data = split_one(title, names, split, root, config, named, mend)
     else:
-        train, test = (
-            NamedSplit(split.take(indices), [shown[index] for index in indices])
-            for indices in _sides(table, side_column, rows)
-        )
+        sides = []
+        for indices in _find_sides(table, side_column, samples.rows):
+            shown = [samples.names[index] for index in indices]
+            sides.append(NamedSplit(split.take(indices), shown))
+        train, test = sides
         data = keep_split(title, names, train, test, root, named)
-    sized = preprocess.size is not None or preprocess.channels == "grey"
-    return resize_all(data, preprocess, cache_root) if sized and not samples.decoded else data
+    is_changed = preprocess.size is not None or preprocess.channels == "grey"
+    if is_changed and not samples.decoded:
+        data = resize_all(data, preprocess, cache_root)
+    return data
 
 
 @dataclass(frozen=True)
@@ -216,19 +229,26 @@ def find_pictures(table: DataTable, folder: Path, config: TableConfig) -> list[P
     if config.tokenizer is not None:
         return []
     inputs = _find_named(config, _list_inputs(table, config))
-    return (_find_pictures(table, inputs, folder, config) or []) if inputs else []
+    if not inputs:
+        return []
+    return _find_pictures(table, inputs, folder, config) or []
 
 
 def _find_pictures(
     table: DataTable, inputs: Sequence[str], folder: Path, config: TableConfig
 ) -> list[Picture] | None:
     """Return the pictures in the column of inputs; None if it holds numbers."""
-    first = table.column("data.inputs", inputs[0])
-    if len(inputs) > 1 or not (columns.is_text(first) or columns.is_packed(first)):
+    [name, *others] = inputs
+    column = table.column("data.inputs", name)
+    if others:
         return None
-    top = folder if config.folder is None else Path(config.folder).expanduser()
-    find = columns.pictures_at if columns.is_text(first) else columns.packed_pictures
-    return find(table, inputs[0], top)
+    if config.folder is not None:
+        folder = Path(config.folder).expanduser()
+    if columns.is_text(column):
+        return columns.pictures_at(table, name, folder)
+    if columns.is_packed(column):
+        return columns.packed_pictures(table, name, folder)
+    return None
 
 
 def _read_texts(
@@ -262,7 +282,9 @@ def read(path: Path, sha256: str, cache_root: Path) -> pa.Table:
             return unpacking.unpack(path, _read_parquet, sha256, EXPECTED, cache_root)
         if suffix in (".jsonl", ".ndjson"):
             return unpacking.unpack(path, _read_json, sha256, EXPECTED, cache_root)
-        return read_tagged(path) if suffix in TAGGED else _read_csv(path)
+        if suffix in TAGGED:
+            return read_tagged(path)
+        return _read_csv(path)
 
 
 def read_tagged(path: Path) -> pa.Table:
@@ -282,7 +304,9 @@ def read_tagged(path: Path) -> pa.Table:
     tags: list[list[str]] = [[]]
     width = 0
     for number, line in enumerate(path.read_text("utf-8-sig").split("\n"), 1):
-        cells = line.split("\t") if "\t" in line else line.split()
+        cells = line.split()
+        if "\t" in line:
+            cells = line.split("\t")
         if not line.strip():
             words.append([])
             tags.append([])
@@ -295,8 +319,10 @@ def read_tagged(path: Path) -> pa.Table:
                 )
             words[-1].append(cells[0])
             tags[-1].append(cells[-1].strip())
-    rows = pa.array([*filter(None, words)], pa.list_(pa.string()))
-    return pa.table({"tokens": rows, "labels": pa.array([*filter(None, tags)], rows.type)})
+    of_texts = pa.list_(pa.string())
+    tokens = pa.array(list(filter(None, words)), of_texts)  # without empty sentences
+    labels = pa.array(list(filter(None, tags)), of_texts)
+    return pa.table({"tokens": tokens, "labels": labels})
 
 
 def _read_parquet(path: Path, limits: Limits) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
@@ -354,15 +380,25 @@ def _find_labels(table: DataTable, config: TableConfig) -> list[str]:
     if isinstance(config.labels, list):
         return config.labels
     name = config.labels or table.pick(LABELS)
-    if name is None:
-        name = table.pick(columns.TRANSCRIPTS if config.tokenizer is None else texts.LABELS)
+    if name is None and config.tokenizer is None:
+        name = table.pick(columns.TRANSCRIPTS)
+    elif name is None:
+        name = table.pick(texts.LABELS)
     if name is not None:
         return [name]
-    pairs = zip(table.names, table.columns.columns, strict=True)
-    text_first = [column for column, _ in sorted(pairs, key=lambda p: columns.is_numbers(p[1]))]
+
+    # Columns of texts are the likelier ones: they are listed first
+    text_columns = []
+    numbers = []
+    for column_name, column in zip(table.names, table.columns.columns, strict=True):
+        if columns.is_numbers(column):
+            numbers.append(column_name)
+        else:
+            text_columns.append(column_name)
     raise ConfigError(
-        f"data.labels: got null, and {table.source} has the columns {list_names(text_first)}; "
-        f"expected the name of one, or one named {' | '.join(LABELS)}, or {NO_LABELS}"
+        f"data.labels: got null, and {table.source} has the columns "
+        f"{list_names(text_columns + numbers)}; expected the name of one, or one named "
+        f"{' | '.join(LABELS)}, or {NO_LABELS}"
     )
 
 
@@ -374,8 +410,12 @@ def _find_inputs(table: DataTable, config: TableConfig, others: Sequence[str]) -
     named = _find_named(config, others)
     if config.inputs is not None or len(named) == 1:
         return named
-    measured = [name for name in others if name.lower() not in NUMBERING]
-    numeric = [name for name in measured if columns.is_numbers(table.column("data.inputs", name))]
+    numeric = []
+    for name in others:
+        if name.lower() in NUMBERING:
+            continue
+        if columns.is_numbers(table.column("data.inputs", name)):
+            numeric.append(name)
     if named or not numeric:
         raise ConfigError(
             f"data.inputs: got null, and {table.source} has the columns {list_names(table.names)}; "
@@ -393,12 +433,14 @@ def _find_inputs(table: DataTable, config: TableConfig, others: Sequence[str]) -
 
 def _find_named(config: TableConfig, others: Sequence[str]) -> list[str]:
     """Return the columns of `data.inputs`; null: those with a usual name."""
+    if isinstance(config.inputs, list):
+        return config.inputs
     if config.inputs is not None:
-        return config.inputs if isinstance(config.inputs, list) else [config.inputs]
+        return [config.inputs]
     return [name for name in others if name.lower() in (*PICTURES, *arrays.INPUTS)]
 
 
-def _sides(table: DataTable, name: str, rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+def _find_sides(table: DataTable, name: str, rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
     """Return the indices in `rows` for training and for testing (`test`, or else `val`)."""
     column = table.column("data.split", name).to_pylist()
     cells = [str(column[row]).strip().lower() for row in rows]
@@ -409,12 +451,14 @@ def _sides(table: DataTable, name: str, rows: NDArray[np.int64]) -> list[NDArray
                 f"{table.source}: column {name!r}, row {row + 1}: got {printable(cell)[:80]!r}, "
                 f"expected {' | '.join(takes)}"
             )
-    names = (TRAIN_NAMES, *TEST_NAMES)
-    train, test, validation = (np.flatnonzero(np.isin(cells, side)) for side in names)
-    sides = [train, test if len(test) else validation]
-    if not all(map(len, sides)):
+    train = np.flatnonzero(np.isin(cells, TRAIN_NAMES))
+    for names in TEST_NAMES:
+        test = np.flatnonzero(np.isin(cells, names))
+        if len(test):
+            break
+    if not len(train) or not len(test):
         raise DataError(
-            f"{table.source}: column {name!r} has {len(sides[0])} rows to train and "
-            f"{len(sides[1])} to test; expected both"
+            f"{table.source}: column {name!r} has {len(train)} rows to train and {len(test)} to "
+            "test; expected both"
         )
-    return sides
+    return [train, test]

@@ -11,7 +11,9 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +45,7 @@ Texts = list[str]
 Words = list[list[str]]
 
 
-def find(table: DataTable, config: TableConfig, others: Sequence[str]) -> list[str]:
+def find_columns(table: DataTable, config: TableConfig, others: Sequence[str]) -> list[str]:
     """Return the column of texts, or the two columns of pairs: `data.text`, or usual names.
 
     Raises:
@@ -58,9 +60,12 @@ def find(table: DataTable, config: TableConfig, others: Sequence[str]) -> list[s
         return [str(name) for name in limits.listed(config.text)]
     by_lower = {name.lower(): name for name in others}
     usual = []
-    for names in (*PAIRS, *((name,) for name in TEXTS)):
-        if by_lower.keys() >= {*names}:
-            usual.append([by_lower[name] for name in names])
+    for one, other in PAIRS:
+        if one in by_lower and other in by_lower:
+            usual.append([by_lower[one], by_lower[other]])
+    for name in TEXTS:
+        if name in by_lower:
+            usual.append([by_lower[name]])
     if len(usual) != 1:
         pairs = " | ".join(f"[{one}, {other}]" for one, other in PAIRS)
         raise ConfigError(
@@ -111,7 +116,7 @@ def encode(
     path = Path(str(config.tokenizer))
     if path.stat().st_size > MAX_BYTES:  # a file with holes can be larger than the disk
         raise DataError(f"{path}: larger than {MAX_BYTES:,} bytes; {EXPECTED}")
-    texts = [_read(table, name) for name in names]
+    texts = [_read_texts(table, name) for name in names]
     apart = config.pairs == "apart"
     if apart and len(names) != 2:
         raise ConfigError(f"data.pairs: got apart with data.text={names[0]}, expected two columns")
@@ -134,7 +139,9 @@ def encode(
     # Read them back
     noted = json.loads((entry / "notes.json").read_text())
     records = np.load(entry / "records.npy", mmap_mode="r")
-    words = np.load(entry / "words.npy") if are_words(table, names) else None
+    words = None
+    if are_words(table, names):
+        words = np.load(entry / "words.npy")
     if noted["truncated"]:
         log.warning(
             "%s: %d of %d texts have more than %d tokens and are truncated; "
@@ -144,11 +151,14 @@ def encode(
             len(records),
             noted["most"],
         )
-    shown = [[" ".join(listed(text)) for text in column] for column in texts]
-    rows = list(zip(*shown, strict=True))
-    if apart:
-        return Encoded(records, [text for row in rows for text in row], words)
-    return Encoded(records, [" / ".join(row) for row in rows], words)
+    shown = []
+    for row in zip(*texts, strict=True):
+        of_row = [" ".join(listed(text)) for text in row]
+        if apart:
+            shown.extend(of_row)
+        else:
+            shown.append(" / ".join(of_row))
+    return Encoded(records, shown, words)
 
 
 def are_words(table: DataTable, names: Sequence[str]) -> bool:
@@ -164,13 +174,13 @@ def align(words: NDArray[np.int64], labels: NDArray[np.object_]) -> NDArray[np.i
         labels: those of the words of each row [N].
     """
     aligned = np.full(words.shape, IGNORED, np.int64)
-    for row, numbers, given in zip(aligned, words, labels, strict=True):
+    for row, numbers, of_words in zip(aligned, words, labels, strict=True):
         begins = numbers >= 0
-        row[begins] = given[numbers[begins]]
+        row[begins] = of_words[numbers[begins]]
     return aligned
 
 
-def _read(table: DataTable, name: str) -> Texts | Words:
+def _read_texts(table: DataTable, name: str) -> Texts | Words:
     column = table.column("data.text", name)
     if not (columns.is_text(column) or columns.are_words(column)):
         raise DataError(
@@ -199,14 +209,17 @@ def _write(
             )
         tokenizer.enable_truncation(**{**cut, "max_length": most, "stride": 0})
         tokenizer.no_padding()
-        rows = list(zip(*texts, strict=True))
-        samples = [text for row in rows for text in row] if apart else rows
+        samples: list[Any] = list(zip(*texts, strict=True))  # a text or a pair for each row
+        if len(texts) == 1 or apart:
+            samples = list(chain.from_iterable(samples))
         ids, types, words, truncated = _tokenize(tokenizer, samples)
-    if empty := [number for number, row in enumerate(ids) if not len(row)]:
-        row = empty[0] // (len(texts) if apart else 1) + 1
-        raise DataError(f"{source}: row {row}: has no tokens; expected text in each row")
+    per_row = len(texts) if apart else 1
+    for number, tokens in enumerate(ids):
+        if not len(tokens):
+            row = number // per_row + 1
+            raise DataError(f"{source}: row {row}: has no tokens; expected text in each row")
     _save(ids, types, to / "records.npy")
-    if any(map(len, words)):  # the texts are lists of words
+    if words:
         np.save(to / "words.npy", _pad(words, max(map(len, ids))))
     files.write_text(to / "notes.json", json.dumps({"truncated": truncated, "most": most}))
 
@@ -215,18 +228,22 @@ Rows = list[NDArray[np.integer]]
 
 
 def _tokenize(tokenizer, samples) -> tuple[Rows, Rows, Rows, int]:  # type: ignore[no-untyped-def]  # noqa: ANN001
-    """Return token ids, types and words of each sample, and the number of truncated samples."""
+    """Return token ids and types of each sample, its words, and the number of truncated samples.
+
+    A sample is a text, a pair of texts, or a list of words; only these have words.
+    """
     ids: Rows = []
     types: Rows = []
     words: Rows = []
     truncated = 0
+    are_words = isinstance(samples[0], list)
     for start in range(0, len(samples), AT_ONCE):
-        some = [s[0] if len(s) == 1 else s for s in samples[start : start + AT_ONCE]]
-        are_words = isinstance(some[0], list)
+        some = samples[start : start + AT_ONCE]
         for encoded in tokenizer.encode_batch(some, is_pretokenized=are_words):
             ids.append(np.array(encoded.ids, np.int32))
             types.append(np.array(encoded.type_ids, np.uint8))
-            words.append(_find_begins(encoded.word_ids if are_words else []))
+            if are_words:
+                words.append(_find_begins(encoded.word_ids))
             truncated += bool(encoded.overflowing)
     return ids, types, words, truncated
 
@@ -237,9 +254,13 @@ def _find_begins(numbers: Sequence[int | None]) -> NDArray[np.int64]:
     >>> _find_begins([None, 0, 0, 1, None]).tolist()
     [-1, 0, -1, 1, -1]
     """
-    before = (None, *numbers)
-    pairs = zip(numbers, before, strict=False)
-    return np.array([-1 if now in (None, last) else now for now, last in pairs], np.int64)
+    begins = []
+    last = None
+    for number in numbers:
+        is_begin = number is not None and number != last
+        begins.append(number if is_begin else -1)
+        last = number
+    return np.array(begins, np.int64)
 
 
 def _pad(rows: Rows, length: int) -> NDArray[np.int64]:
@@ -257,6 +278,7 @@ def _save(ids: Rows, types: Rows, to: Path) -> None:
     records = np.lib.format.open_memmap(to, "w+", dtype, (len(ids),))
     for record, tokens, kinds in zip(records, ids, types, strict=True):
         length = len(tokens)
-        record["input_ids"][:length], record["token_type_ids"][:length] = tokens, kinds
+        record["input_ids"][:length] = tokens
+        record["token_type_ids"][:length] = kinds
         record["attention_mask"][:length] = 1
     records.flush()

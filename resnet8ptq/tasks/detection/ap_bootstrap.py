@@ -21,8 +21,10 @@ def by_class(matches: Sequence[Matches], weights: NDArray[np.int32]) -> Values:
     """Return the AP of each class on each sample [times, classes]; NaN without its objects."""
     classes = np.full((len(weights), len(matches)), np.nan)
     for label, match in enumerate(matches):
+        if not match.objects.any():
+            continue
         rows = max(1, _AT_ONCE // max(1, len(match.picture)))
-        for start in range(0, len(weights) if match.objects.any() else 0, rows):
+        for start in range(0, len(weights), rows):
             part = slice(start, start + rows)
             classes[part, label] = _average_precision(match, weights[part])
     return classes
@@ -41,7 +43,9 @@ def _average_precision(match: Matches, weights: NDArray[np.int32]) -> Values:
     with np.errstate(invalid="ignore", divide="ignore"):
         for right, ignored in zip(match.right, match.ignored, strict=True):
             hit = np.flatnonzero(right & ~ignored)
-            counted = np.cumsum(drawn * ~ignored, axis=1) if ignored.any() else whole
+            counted = whole
+            if ignored.any():
+                counted = np.cumsum(drawn * ~ignored, axis=1)
             hits = np.cumsum(drawn[:, hit], axis=1)  # [times, K]
             precision = hits / (counted[:, hit] + np.spacing(1))
             highest = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]

@@ -59,15 +59,18 @@ class CocoResult:
     @cached_property
     def metrics(self) -> dict[str, float]:
         """AP and related metrics by name: those of pycocotools with the most detections."""
-        areas = self.areas[1:]
-        return {
+        areas = list(enumerate(self.areas[1:], 1))
+        metrics = {
             "ap": _mean(self.precision[..., 0]),
             "ap50": _mean(self.precision[0, ..., 0]),
             "ap75": _mean(self.precision[5, ..., 0]),
-            **{f"ap_{a}": _mean(self.precision[..., n]) for n, a in enumerate(areas, 1)},
-            "ar": _mean(self.recall[..., 0]),
-            **{f"ar_{a}": _mean(self.recall[..., n]) for n, a in enumerate(areas, 1)},
         }
+        for index, area in areas:
+            metrics[f"ap_{area}"] = _mean(self.precision[..., index])
+        metrics["ar"] = _mean(self.recall[..., 0])
+        for index, area in areas:
+            metrics[f"ar_{area}"] = _mean(self.recall[..., index])
+        return metrics
 
     @cached_property
     def by_class(self) -> Values:
@@ -78,7 +81,9 @@ class CocoResult:
 
 def _mean(values: Values) -> float:
     defined = values[values > -1]
-    return float(defined.mean()) if defined.size else float("nan")
+    if not defined.size:
+        return float("nan")
+    return float(defined.mean())
 
 
 def evaluate(
@@ -103,14 +108,19 @@ def evaluate(
     from pycocotools.cocoeval import COCOeval
 
     ids = [image["id"] for image in annotations["images"]]
-    if unknown := {result["image_id"] for result in results} - set(ids):
+    unknown = {result["image_id"] for result in results}.difference(ids)
+    if unknown:
         raise ValueError(f"image_id {min(unknown)} is in none of the annotations' images")
+    numbered = []  # pycocotools needs an id of each
+    for number, annotation in enumerate(annotations["annotations"], 1):
+        numbered.append({"id": number, **annotation})
     with contextlib.redirect_stdout(io.StringIO()):  # it prints its progress
         truth = COCO()
-        truth.dataset = {key: annotations[key] for key in ("images", "annotations", "categories")}
-        truth.dataset["annotations"] = [
-            {"id": number, **row} for number, row in enumerate(annotations["annotations"], 1)
-        ]
+        truth.dataset = {
+            "images": annotations["images"],
+            "annotations": numbered,
+            "categories": annotations["categories"],
+        }
         truth.createIndex()
         detected = truth.loadRes(list(map(dict, results))) if len(results) else _empty(truth)
         evaluation = COCOeval(truth, detected, kind)
@@ -152,7 +162,9 @@ def _matches(evaluation: Any) -> list[Matches]:
         first = index * areas * pictures  # its lists run over classes, areas and pictures
         picture = []
         scores = []
-        right, ignored = ([np.zeros((thresholds, 0), np.bool_)] for _ in range(2))
+        none = np.zeros((thresholds, 0), np.bool_)  # a class may have no detection
+        right = [none]
+        ignored = [none]
         objects = np.zeros(pictures, np.int64)
         for number, match in enumerate(evaluation.evalImgs[first : first + pictures]):
             if match is None:  # neither objects nor detections

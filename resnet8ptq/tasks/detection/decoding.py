@@ -44,8 +44,9 @@ def make_decoder(
     Raises:
         ModelError: no head fits, or the network returns no prototypes of masks.
     """
-    first = input_shape[0] in (1, 3)
-    height, width = input_shape[1:] if first else input_shape[:2]
+    height, width = input_shape[:2]
+    if input_shape[0] in (1, 3):  # channels first
+        height, width = input_shape[1:]
     frame = Frame(height, width, len(class_ids), outputs, config, keypoints)
     frame, prototypes = _split_prototypes(frame)
     if with_masks and prototypes is None:
@@ -64,12 +65,9 @@ def _split_prototypes(frame: Frame) -> "tuple[Frame, Prototypes | None]":
     """
     if not has_prototypes(frame.outputs):
         return frame, None
-    [(index, name, shape)] = [
-        (index, name, shape)
-        for index, (name, shape) in enumerate(frame.outputs.items())
-        if len(shape) == 3
-    ]
-    rows = {key: shape for key, shape in frame.outputs.items() if key != name}
+    index = [len(shape) for shape in frame.outputs.values()].index(3)
+    shape = list(frame.outputs.values())[index]
+    rows = {name: sizes for name, sizes in frame.outputs.items() if len(sizes) == 2}
     for first, coefficients, (high, wide) in (
         (True, shape[0], shape[1:]),
         (False, shape[2], shape[:2]),
@@ -106,25 +104,31 @@ class Prototypes:
             maps: the output for this picture.
             rows: left, top, right, bottom and coefficients [D, 4 + F].
         """
-        maps = maps if self.channels_first else np.moveaxis(maps, 2, 0)
+        if not self.channels_first:
+            maps = np.moveaxis(maps, 2, 0)
         high, wide = maps.shape[1:]
-        size = (frame.width, frame.height)
+        size = np.array([frame.width, frame.height] * 2)
         texts = []
         for row in rows:
-            left, top, right, bottom = (
-                int(np.ceil(edge).clip(0, size[number % 2]))
-                for number, edge in enumerate(np.nan_to_num(row[:4]))
-            )
+            edges = np.ceil(np.nan_to_num(row[:4])).clip(0, size)
+            left, top, right, bottom = edges.astype(int).tolist()
             y = (np.arange(top, bottom) + 0.5) * high / frame.height - 0.5
             x = (np.arange(left, right) + 0.5) * wide / frame.width - 0.5
             # Only the part of the maps that the box needs.
-            above, before = (max(0, math.floor(min(p, default=0))) for p in (y, x))
-            below, behind = (math.ceil(max(p, default=0)) + 1 for p in (y, x))
+            above, below = _find_ends(y)
+            before, behind = _find_ends(x)
             part = maps[:, above:below, before:behind].astype(np.float32)
             logits = np.tensordot(row[4:], part, 1)
             inside = masks.sample(logits, y - above, x - before) > 0
             texts.append(masks.encode(inside, top, left, frame.height, frame.width))
         return masks.join(texts)
+
+
+def _find_ends(places: NDArray[np.floating]) -> tuple[int, int]:
+    """Return the rows of a map that ascending places between its rows need: start and stop."""
+    if not places.size:
+        return 0, 1
+    return max(0, math.floor(places[0])), math.ceil(places[-1]) + 1
 
 
 @dataclass(frozen=True)
@@ -154,12 +158,14 @@ class Decoder:
         """
         config = self.frame.config
         pictures = len(outputs[0])
-        skipped = None if self.prototypes is None else self.prototypes.index
-        rows = [values for index, values in enumerate(outputs) if index != skipped]
+        rows = list(outputs)
+        if self.prototypes is not None:
+            del rows[self.prototypes.index]
         decoded = HEADS[self.head].decode(rows, self.frame)
-        if isinstance(decoded, Candidates):
-            choose = _above_threshold if config.nms is False else suppress
-            detections = choose(decoded, config)
+        if isinstance(decoded, Candidates) and config.nms is False:
+            detections = _above_threshold(decoded, config)
+        elif isinstance(decoded, Candidates):
+            detections = suppress(decoded, config)
         else:
             detections = self._select_classes(decoded)
             if config.nms:
@@ -171,12 +177,12 @@ class Decoder:
         alone = best[..., :6]
         if not self.with_masks:
             return (alone,)
-        texts = [
-            self.prototypes.masks(maps, np.delete(found[:number], (4, 5), axis=1), self.frame)
-            for maps, found, number in zip(
-                outputs[self.prototypes.index], best, count(best), strict=True
-            )
-        ]
+        texts = []
+        counts = count(best)
+        for picture, maps in enumerate(outputs[self.prototypes.index]):
+            detected = best[picture, : counts[picture]]
+            without_class = np.delete(detected, (4, 5), axis=1)  # boxes and coefficients
+            texts.append(self.prototypes.masks(maps, without_class, self.frame))
         return alone, np.array(texts, np.bytes_)
 
     def _select_classes(self, detections: Detections) -> Detections:
@@ -219,7 +225,8 @@ def _keep_best(detections: Detections, pictures: int, config: DetectionConfig) -
     row = _number(kept.picture)
     kept = kept.select(row < most)
     row = row[row < most]
-    boxes, points = kept.boxes[:, :4], kept.boxes[:, 4:]
+    boxes = kept.boxes[:, :4]
+    points = kept.boxes[:, 4:]
     best = np.zeros((pictures, most, 6 + points.shape[1]), np.float32)
     best[..., 5] = NOTHING
     best[kept.picture, row] = np.column_stack([boxes, kept.scores, kept.labels, points])

@@ -68,7 +68,7 @@ class Frame:
     @property
     def maps(self) -> list[tuple[int, int]]:
         """Rows and columns of the feature map of each stride."""
-        return [(self.height // s, self.width // s) for s in self.config.strides]
+        return [(self.height // stride, self.width // stride) for stride in self.config.strides]
 
     @property
     def anchors(self) -> NDArray[np.float64] | None:
@@ -145,20 +145,26 @@ def find_head(frame: Frame) -> str:
     name = frame.config.head
     if name == "auto" and (len(fitting) == 1 or fitting == ["yolox", "yolov5"]):
         return fitting[0]  # a box for every cell: usually not decoded
-    counts = [(frame.keypoints, "keypoints"), (frame.coefficients, "mask coefficients")]
-    further = "".join(f", {number} {kind}" for number, kind in counts if number)
-    context = f"{frame.classes} classes{further} and an input of {frame.height} x {frame.width}"
-    returned = f"returns {describe(frame.outputs)}, with {context}"
-    if name == "auto":
-        why = "several heads fit" if fitting else "no head fits"
-        taken = fitting or [f"{key} ({head.takes})" for key, head in _possible_heads(frame).items()]
-        raise ModelError(f"{returned}: {why}; task.head takes {' | '.join(taken)}")
-    if name not in HEADS:
+    if name in fitting:
+        return name
+    if name not in ("auto", *HEADS):
         raise ConfigError(no_such_name("task.head", name, ["auto", *HEADS]))
-    if name not in fitting:
-        would = f"; task.head={' or '.join(fitting)} fits" if fitting else "; no other head fits"
-        raise ModelError(f"{returned}: task.head={name} takes {HEADS[name].takes}{would}")
-    return name
+
+    # No head, or several
+    context = f"{frame.classes} classes"
+    if frame.keypoints:
+        context += f", {frame.keypoints} keypoints"
+    if frame.coefficients:
+        context += f", {frame.coefficients} mask coefficients"
+    context += f" and an input of {frame.height} x {frame.width}"
+    returned = f"returns {describe(frame.outputs)}, with {context}"
+    if name != "auto":
+        mend = f"task.head={' or '.join(fitting)} fits" if fitting else "no other head fits"
+        raise ModelError(f"{returned}: task.head={name} takes {HEADS[name].takes}; {mend}")
+    if fitting:
+        raise ModelError(f"{returned}: several heads fit; task.head takes {' | '.join(fitting)}")
+    possible = [f"{key} ({head.takes})" for key, head in _possible_heads(frame).items()]
+    raise ModelError(f"{returned}: no head fits; task.head takes {' | '.join(possible)}")
 
 
 def corners(boxes: Array, written: str, frame: Frame) -> Floats:
@@ -212,20 +218,26 @@ def _sigmoid(values: Floats) -> Floats:
 
 def _single(frame: Frame) -> Shape:
     """Return the shape of a single output of rows; empty for any other outputs."""
-    shapes = frame.shapes
-    return shapes[0] if len(shapes) == 1 and len(shapes[0]) == 2 else ()
+    if len(frame.shapes) != 1 or len(frame.shapes[0]) != 2:
+        return ()
+    return frame.shapes[0]
 
 
 def _is_yolox(frame: Frame) -> bool:
-    return _single(frame) == (sum(r * c for r, c in frame.maps), 5 + frame.classes)
+    cells = sum(rows * columns for rows, columns in frame.maps)
+    return _single(frame) == (cells, 5 + frame.classes)
 
 
 def _decode_yolox(outputs: Sequence[Array], frame: Frame) -> Candidates:
     """Decode as Ge et al., "YOLOX: Exceeding YOLO Series in 2021", in `decode_outputs`."""
     values = outputs[0].astype(np.float32)
-    maps = list(zip(frame.config.strides, frame.maps, strict=True))
-    cells = np.concatenate([_grid(*size).reshape(-1, 2) for _, size in maps])
-    steps = np.concatenate([np.full((r * c, 1), s, np.float32) for s, (r, c) in maps])
+    grids = []  # the cells of all maps, [cells, 2]
+    strides = []  # [cells, 1]
+    for stride, (rows, columns) in zip(frame.config.strides, frame.maps, strict=True):
+        grids.append(_grid(rows, columns).reshape(-1, 2))
+        strides.append(np.full((rows * columns, 1), stride, np.float32))
+    cells = np.concatenate(grids)
+    steps = np.concatenate(strides)
     boxes = _around((values[..., :2] + cells) * steps, np.exp(values[..., 2:4]) * steps)
     return Candidates(boxes, values[..., 4:5] * values[..., 5:])
 
@@ -297,7 +309,9 @@ def _match(frame: Frame, *kinds: Callable[[Shape], bool]) -> list[int]:
         if len(fitting) != 1:
             return []
         indices += fitting
-    return indices if len(set(indices)) == len(indices) else []
+    if len(set(indices)) < len(indices):
+        return []
+    return indices
 
 
 def _is_boxes(shape: Shape) -> bool:
@@ -314,8 +328,9 @@ def _find_ssd(frame: Frame) -> list[int]:
 
 
 def _decode_ssd(outputs: Sequence[Array], frame: Frame) -> Candidates:
-    boxes, scores = (outputs[index] for index in _find_ssd(frame))
-    scores = scores.astype(np.float32)
+    box_index, score_index = _find_ssd(frame)
+    boxes = outputs[box_index]
+    scores = outputs[score_index].astype(np.float32)
     if frame.config.background is not None:
         scores = np.delete(scores, frame.config.background, axis=-1)
     return Candidates(corners(boxes, "xyxy", frame), scores)
@@ -332,7 +347,7 @@ def _find_selected(frame: Frame) -> list[int]:
 
 def _decode_selected(outputs: Sequence[Array], frame: Frame) -> Detections:
     """Decode the output of ONNX's NonMaxSuppression: rows of picture, class and box index."""
-    boxes, scores, selected = (outputs[index] for index in _find_selected(frame))
+    boxes, scores, selected = [outputs[index] for index in _find_selected(frame)]
     rows = selected.reshape(-1, 3).astype(np.int64)
     picture, label, box = rows[(rows >= 0).all(axis=1)].T
     selected_boxes = corners(boxes[picture, box], "yxyx", frame)
@@ -362,9 +377,9 @@ def _find_detections(frame: Frame) -> list[int]:
     scores = _find_named(frame, flat, "score|conf|prob")
     labels = _find_named(frame, flat, "label|class|cls|categ")
     if len(scores) == 1:
-        labels = [index for index in flat if index not in scores]
+        labels = list(set(flat).difference(scores))
     elif len(labels) == 1:
-        scores = [index for index in flat if index not in labels]
+        scores = list(set(flat).difference(labels))
     else:
         return []
     return [*boxes, *scores, *labels, *counts]
@@ -391,7 +406,7 @@ def _decode_detections(outputs: Sequence[Array], frame: Frame) -> Detections:
         labels = rows[..., 5]
         further = rows[..., 6:]
     else:
-        boxes, scores, labels, *counts = (outputs[index] for index in _find_detections(frame))
+        boxes, scores, labels, *counts = [outputs[index] for index in _find_detections(frame)]
         further = boxes[..., 4:]  # none
     filled = np.ones(scores.shape, np.bool_)
     for count in counts:

@@ -97,11 +97,11 @@ def box_changes(model: DetectionScores, baseline: DetectionScores) -> NDArray[np
     """
     change = np.zeros(model.total)
     for index in range(model.total):
-        ours, theirs = (_detected(scores, index) for scores in (model, baseline))
-        change[index] = sum(
-            objects.rows[_unmatched(objects, others, model.sigmas), 4].sum()
-            for objects, others in ((ours, theirs), (theirs, ours))
-        )
+        ours = _detected(model, index)
+        theirs = _detected(baseline, index)
+        gained = ours.rows[_unmatched(ours, theirs, model.sigmas), 4]
+        lost = theirs.rows[_unmatched(theirs, ours, model.sigmas), 4]
+        change[index] = gained.sum() + lost.sum()
     return change
 
 
@@ -150,10 +150,10 @@ def _annotated(scores: DetectionScores, index: int) -> _Objects:
     if scores.kind == "segm":
         size = (int(record["height"]), int(record["width"]))
         texts = np.array(masks.of_record(record), np.object_)[single]
-        moved = [
-            masks.move(text, size, 1 / scale, -offset / scale, scores.input_size) for text in texts
-        ]
-        outlines = [masks.to_coco(text, *scores.input_size) for text in moved]
+        outlines = []
+        for text in texts:
+            moved = masks.move(text, size, 1 / scale, -offset / scale, scores.input_size)
+            outlines.append(masks.to_coco(moved, *scores.input_size))
     return _Objects(np.column_stack(columns), outlines)
 
 
@@ -165,8 +165,10 @@ def _unmatched(objects: _Objects, others: _Objects, sigmas: Sequence[float]) -> 
     second = others.rows[np.newaxis]
     if objects.masks is not None:
         alike = masks.iou(objects.masks, others.masks or [])
+    elif sigmas:
+        alike = _oks(first, second, sigmas)
     else:
-        alike = _oks(first, second, sigmas) if sigmas else _iou(first, second)
+        alike = _iou(first, second)
     same = first[..., 5] == second[..., 5]
     return np.asarray(~((alike >= OVERLAP) & same).any(axis=1))
 
@@ -217,10 +219,12 @@ def _draw(
             Rectangle((left, top), right - left, bottom - top, fill=False, color=colour, lw=1.3)
         )
         name = plain(class_names[int(label)])
+        if not math.isinf(score):  # an annotation has none
+            name += f" {score:.2f}"
         axes.text(
             left,
             top - 2,
-            name if math.isinf(score) else f"{name} {score:.2f}",
+            name,
             fontsize=7,
             color="black",
             bbox={"facecolor": colour, "alpha": 0.7, "pad": 0.6, "linewidth": 0},

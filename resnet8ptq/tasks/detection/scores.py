@@ -17,8 +17,6 @@ from resnet8ptq.tasks.scoring.metric import Metrics
 from resnet8ptq.tasks.scoring.outputs import Array, Outputs
 from resnet8ptq.tasks.scoring.statistics import Values
 
-_IMAGE = {"id": "image_id", "height": "height", "width": "width"}  # COCO's keys, and the records'
-
 
 @dataclass(frozen=True)
 class DetectionScores(ClasswiseScores):
@@ -46,7 +44,9 @@ class DetectionScores(ClasswiseScores):
         """The kind of COCO's evaluation: keypoints, segm or bbox."""
         if self.sigmas:
             return "keypoints"
-        return "segm" if len(self.outputs.values) > 1 else "bbox"
+        if len(self.outputs.values) > 1:
+            return "segm"
+        return "bbox"
 
     @property
     def similarity(self) -> str:
@@ -63,28 +63,30 @@ class DetectionScores(ClasswiseScores):
         """The detections in COCO's results format, in pixels of the pictures."""
         detections = self.outputs.values[0].astype(np.float64)
         key = {"keypoints": "keypoints", "segm": "segmentation", "bbox": "bbox"}[self.kind]
+        positions: list[Any]  # of the detections of each picture
         if self.kind == "segm":
-            found = [self._masks(picture) for picture in range(self.total)]
+            positions = [self._masks(picture) for picture in range(self.total)]
         else:
-            found = self._positions(detections).tolist()
-        return [
-            {
-                "image_id": int(self.pictures["image_id"][picture]),
-                "category_id": self.class_ids[int(label)],
-                key: values,
-                "score": score,
-            }
-            for picture, count in enumerate(decoding.count(detections))
-            for (score, label), values in zip(
-                detections[picture, :count, 4:6].tolist(), found[picture][:count], strict=True
-            )
-        ]
+            positions = self._positions(detections).tolist()
+        results = []
+        for picture, count in enumerate(decoding.count(detections)):
+            image_id = int(self.pictures["image_id"][picture])
+            scores = detections[picture, :count, 4:6].tolist()
+            for (score, label), values in zip(scores, positions[picture][:count], strict=True):
+                results.append(
+                    {
+                        "image_id": image_id,
+                        "category_id": self.class_ids[int(label)],
+                        key: values,
+                        "score": score,
+                    }
+                )
+        return results
 
     def _positions(self, detections: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the keypoints, or the boxes as left, top, width and height [n, most, values]."""
-        scale, offset = (
-            self.pictures[name][:, np.newaxis, np.newaxis] for name in ("scale", "offset")
-        )
+        scale = self.pictures["scale"][:, np.newaxis, np.newaxis]
+        offset = self.pictures["offset"][:, np.newaxis, np.newaxis]
         shape = detections.shape[:2]
         if self.sigmas:
             points = detections[..., 6:].reshape(*shape, len(self.sigmas), 3)
@@ -104,12 +106,11 @@ class DetectionScores(ClasswiseScores):
         """Return the masks of a picture's detections in the picture, in COCO's format."""
         record = self.pictures[picture]
         size = (int(record["height"]), int(record["width"]))
-        return [
-            masks.to_coco(
-                masks.move(text, self.input_size, record["scale"], record["offset"], size), *size
-            )
-            for text in self.masks_in_input(picture)
-        ]
+        moved = []
+        for text in self.masks_in_input(picture):
+            mask = masks.move(text, self.input_size, record["scale"], record["offset"], size)
+            moved.append(masks.to_coco(mask, *size))
+        return moved
 
     @cached_property
     def evaluation(self) -> average_precision.CocoResult:
@@ -155,13 +156,17 @@ def to_coco(pictures: Array, class_ids: Sequence[int], with_masks: bool = False)
     With masks, an object without one counts as a crowd in its box: neither it nor detections in it
     are right or wrong.
     """
+    images = []
     annotations = []
     for record in pictures:
+        image_id = int(record["image_id"])
+        size = (int(record["height"]), int(record["width"]))
+        images.append({"id": image_id, "height": size[0], "width": size[1]})
         count = int(record["count"])
         texts = masks.of_record(record) if with_masks else []
         for number, box in enumerate(record["boxes"][:count]):
             annotation: dict[str, Any] = {
-                "image_id": int(record["image_id"]),
+                "image_id": image_id,
                 "category_id": class_ids[box["category"]],
                 "bbox": box["bbox"].tolist(),
                 "area": float(box["area"]),
@@ -170,12 +175,10 @@ def to_coco(pictures: Array, class_ids: Sequence[int], with_masks: bool = False)
             if "keypoints" in box.dtype.names:
                 annotation |= _keypoints(box["keypoints"])
             if texts:
-                size = (int(record["height"]), int(record["width"]))
                 mask = texts[number] or masks.of_box(box["bbox"], *size)
                 annotation["segmentation"] = masks.to_coco(mask, *size)
                 annotation["iscrowd"] |= not texts[number]
             annotations.append(annotation)
-    images = [{key: int(record[name]) for key, name in _IMAGE.items()} for record in pictures]
     categories = [{"id": class_id} for class_id in class_ids]
     return {"images": images, "annotations": annotations, "categories": categories}
 

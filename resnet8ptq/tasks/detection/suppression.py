@@ -27,9 +27,12 @@ def _suppression(most: int, iou: float, score: float) -> onnxruntime.InferenceSe
     boxes = helper.make_tensor_value_info("boxes", TensorProto.FLOAT, [None, None, 4])
     scores = helper.make_tensor_value_info("scores", TensorProto.FLOAT, [None, None, None])
     selected = helper.make_tensor_value_info("selected", TensorProto.INT64, [None, 3])
-    settings = (("most", TensorProto.INT64, most), ("iou", 1, iou), ("score", 1, score))
-    constants = [helper.make_tensor(name, kind, [1], [value]) for name, kind, value in settings]
-    names = ["boxes", "scores", *(name for name, _, _ in settings)]
+    constants = [
+        helper.make_tensor("most", TensorProto.INT64, [1], [most]),
+        helper.make_tensor("iou", TensorProto.FLOAT, [1], [iou]),
+        helper.make_tensor("score", TensorProto.FLOAT, [1], [score]),
+    ]
+    names = ["boxes", "scores", "most", "iou", "score"]
     node = helper.make_node("NonMaxSuppression", names, ["selected"])
     graph = helper.make_graph([node], "suppression", [boxes, scores], [selected], constants)
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)

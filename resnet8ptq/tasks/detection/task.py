@@ -108,7 +108,7 @@ def _pair_metrics(names: Sequence[str], comparison: Comparison) -> Metrics:
     model = comparison.model
     baseline = comparison.baseline
     metrics = count_lost(comparison)
-    if model.is_comparable(baseline):
+    if model.outputs.has_raw_of(baseline.outputs):
         outputs = baseline.outputs.raw, model.outputs.raw
         metrics |= distortion.sqnr_of_each(metric_names(names), *outputs)
     return metrics
@@ -188,10 +188,11 @@ def _check_masks(setting: TaskContext) -> None:
             "boxes alone"
         )
     assert setting.labels is not None
-    bare = {
-        int(record["image_id"]): masks.of_record(record).count(b"") for record in setting.labels
-    }
-    bare = {image_id: number for image_id, number in bare.items() if number}
+    bare = {}  # number of objects without a mask, by picture
+    for record in setting.labels:
+        number = masks.of_record(record).count(b"")
+        if number:
+            bare[int(record["image_id"])] = number
     if bare:
         warn_once(
             log,
@@ -211,9 +212,12 @@ def _find_sigmas(config: KeypointsConfig, setting: TaskContext) -> tuple[float, 
             f"task=keypoints: the objects of {setting.data} have no keypoints; expected them in "
             "data.annotations, such as person_keypoints_val2017.json"
         )
-    sigmas = COCO_SIGMAS if config.sigmas is None else tuple(config.sigmas)
+    sigmas: tuple[float, ...] = COCO_SIGMAS
+    got = "null, which is COCO's 17"
+    if config.sigmas is not None:
+        sigmas = tuple(config.sigmas)
+        got = f"{len(sigmas)} numbers"
     if len(sigmas) != count:
-        got = "null, which is COCO's 17" if config.sigmas is None else f"{len(sigmas)} numbers"
         raise ConfigError(
             f"task.sigmas: got {got}, expected one for each of the {count} keypoints of "
             f"{setting.data}; try task=keypoints task.sigmas={[round(1 / count, 3)] * count}"

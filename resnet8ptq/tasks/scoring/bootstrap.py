@@ -66,14 +66,18 @@ class Replicates(SampleValues):
         """
         before = baseline.replicates
         losses = metric.cost(1.0) * (self.replicates - before)
-        counts = np.array([items]) if self.class_counts is None else self.class_counts
+        counts = np.array([items])
+        if self.class_counts is not None:
+            counts = self.class_counts
         counts = counts[counts > 0]
         known = statistics.drop_undefined(losses)
         unchanged = len(known) and not known.any()
         if metric.bounded and unchanged:
             return Margin.unchanged(limit, min(len(counts) * int(counts.min()), items))
-        # A limit that is a fraction of the baseline's value is as uncertain as that value.
-        excess = losses - (limit if metric.bounded else limit * np.abs(before))
+        allowed: float | Values = limit
+        if not metric.bounded:  # a fraction of the baseline's value is as uncertain as that value
+            allowed = limit * np.abs(before)
+        excess = losses - allowed
         if metric.geometric and not unchanged:
             excess = excess / before  # hard items multiply both values
         return statistics.bootstrap_margin(excess, items, counts)
@@ -81,7 +85,9 @@ class Replicates(SampleValues):
     def metrics(self, baseline: Self) -> Metrics:
         """Return the share of bootstrap samples on which one of both has no value, if any."""
         share = float((~np.isfinite(self.replicates - baseline.replicates)).mean())
-        return {UNDEFINED: share} if share else {}
+        if not share:
+            return {}
+        return {UNDEFINED: share}
 
     def arrays(self) -> dict[str, Array]:
         """Return all arrays by name."""
@@ -113,7 +119,9 @@ class BootstrapScores(OutputScores):
     @property
     def total(self) -> int:
         """Number of items."""
-        return len(self.outputs) if self.items is None else self.items
+        if self.items is not None:
+            return self.items
+        return len(self.outputs)
 
     @cached_property
     def value(self) -> float:
@@ -123,9 +131,8 @@ class BootstrapScores(OutputScores):
     @cached_property
     def per_sample(self) -> Replicates:
         """The metric of each bootstrap sample, and the values of the items."""
-        return Replicates(
-            statistics.bootstrap(self.statistic, self.total, self.resamples), self.per_item
-        )
+        replicates = statistics.bootstrap(self.statistic, self.total, self.resamples)
+        return Replicates(replicates, self.per_item)
 
     def more(self) -> Metrics:
         """Return the metrics besides the primary one."""
@@ -138,10 +145,9 @@ class ReducedScores(BootstrapScores):
 
     def sqnr_db(self, baseline: Self) -> float | None:
         """Return the SQNR in dB, of the samples whose raw outputs were kept."""
-        ours = self.outputs.raw
-        theirs = baseline.outputs.raw
-        same = [values.shape for values in ours] == [values.shape for values in theirs]
-        return distortion.sqnr_db(theirs, ours) if ours and same else None
+        if not self.outputs.has_raw_of(baseline.outputs):
+            return None
+        return distortion.sqnr_db(baseline.outputs.raw, self.outputs.raw)
 
 
 def mean_of(per_item: Values) -> Callable[[NDArray[np.int64]], float]:
@@ -158,4 +164,6 @@ def of_sums(
 
 def ratio(sums: NDArray[np.float64]) -> float:
     """Return the first of two sums divided by the second; NaN for a second of 0."""
-    return float(sums[0] / sums[1]) if sums[1] else float("nan")
+    if not sums[1]:
+        return float("nan")
+    return float(sums[0] / sums[1])

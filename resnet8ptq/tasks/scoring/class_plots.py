@@ -23,12 +23,16 @@ def classes(model: Hits, baseline: Hits, class_names: Sequence[str], title: str)
     shown = _changed_most(model, baseline, len(class_names))
     positions = np.flatnonzero(np.isin(shown, model.labels))  # of classes with samples
     labels = shown[positions]
-    totals = [int((model.labels == label).sum()) for label in labels]
     series = (("FP32", baseline, "0.65", -0.2), ("quantized", model, "C0", 0.2))
     for name, hits, colour, offset in series:
-        right = [int(hits.right[hits.labels == label].sum()) for label in labels]
-        accuracy = np.divide(right, totals)
-        low, high = np.transpose([wilson(*counts) for counts in zip(right, totals, strict=True)])
+        accuracies = []
+        intervals = []
+        for label in labels:
+            right = hits.right[hits.labels == label]
+            accuracies.append(int(right.sum()) / len(right))
+            intervals.append(wilson(int(right.sum()), len(right)))
+        accuracy = np.array(accuracies)
+        low, high = np.transpose(intervals)
         axes.bar(
             positions + offset,
             100 * accuracy,
@@ -40,9 +44,8 @@ def classes(model: Hits, baseline: Hits, class_names: Sequence[str], title: str)
         )
 
     # Names and titles
-    axes.set_xticks(
-        range(len(shown)), [plain(class_names[n]) for n in shown], rotation=30, ha="right"
-    )
+    names = [plain(class_names[label]) for label in shown]
+    axes.set_xticks(range(len(shown)), names, rotation=30, ha="right")
     axes.set_ylim(max(0.0, axes.dataLim.y0), 100)
     axes.set(title=_title(title, shown, class_names), ylabel="accuracy, %  (bars: 95% interval)")
     axes.grid(axis="y", alpha=0.3)

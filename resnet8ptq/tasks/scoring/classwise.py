@@ -61,15 +61,9 @@ class ClasswiseScores(OutputScores):
 
     def sqnr_db(self, baseline: Self) -> float | None:
         """Return the SQNR of the network's outputs on the first pictures, in dB."""
-        if not self.is_comparable(baseline):
+        if not self.outputs.has_raw_of(baseline.outputs):
             return None
         return distortion.sqnr_db(baseline.outputs.raw, self.outputs.raw)
-
-    def is_comparable(self, baseline: Self) -> bool:
-        """Return whether the network's outputs were kept, for the same pictures."""
-        ours = self.outputs.raw
-        shapes = [values.shape for values in ours]
-        return bool(ours) and shapes == [values.shape for values in baseline.outputs.raw]
 
 
 def mean_of(classes: Values) -> Values:
@@ -145,12 +139,17 @@ def list_classes(metric: str, names: Sequence[str], comparison: Comparison) -> d
         changes.deltas,
         changes.p_values,
     )
-    rows = [
-        [name, *("" if math.isnan(value) else value for value in values)]
-        for name, *values in zip(*columns, strict=True)
+    rows: list[list[object]] = [
+        ["class", "pictures", metric, f"baseline_{metric}", "delta", "p_value_holm"]
     ]
-    head = ["class", "pictures", metric, f"baseline_{metric}", "delta", "p_value_holm"]
-    return {"per_class.csv": [head, *rows]}
+    for name, *values in zip(*columns, strict=True):
+        rows.append([name, *map(_as_cell, values)])
+    return {"per_class.csv": rows}
+
+
+def _as_cell(value: float) -> object:
+    """Return a number for a table; an empty text for NaN."""
+    return "" if math.isnan(value) else value
 
 
 def draw_classes(names: Sequence[str], comparison: Comparison, title: str) -> "dict[str, Figure]":

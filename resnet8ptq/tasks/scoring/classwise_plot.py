@@ -42,14 +42,18 @@ def draw(comparison: Comparison, class_names: Sequence[str], title: str) -> Figu
 
     # Names and titles
     counts = baseline.pictures_of_class[shown]
-    names = [f"{plain(class_names[label])} ({n})" for label, n in zip(shown, counts, strict=True)]
+    names = []
+    for label, count in zip(shown, counts, strict=True):
+        names.append(f"{plain(class_names[label])} ({count})")
     left.set_yticks(rows, names)
     left.set(xlabel=f"{metric}  (in brackets: pictures)", xlim=(0, None))
     right.set(xlabel=f"{metric} minus FP32's, 95% bootstrap interval\n(red: significant, by Holm)")
     for axes in (left, right):
         axes.grid(axis="x", alpha=0.3)
         axes.set_axisbelow(True)
-    more = f", the {len(shown)} that changed most" if len(shown) < len(class_names) else ""
-    figure.suptitle(f"{plain(title)}\nclasses{more}", fontsize=11)
+    head = f"{plain(title)}\nclasses"
+    if len(shown) < len(class_names):
+        head += f", the {len(shown)} that changed most"
+    figure.suptitle(head, fontsize=11)
     figure.legend(loc="outside upper right", ncols=2)
     return figure

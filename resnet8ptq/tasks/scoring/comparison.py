@@ -130,5 +130,6 @@ def summarize(comparison: Comparison) -> str:
 
 def doubt_below(shown: str, interval: Interval, expected: float | None) -> str | None:
     """Return a doubt if FP32 is significantly worse than expected; else None."""
-    below = expected is not None and interval[1] < expected
-    return f"BELOW report.expected_accuracy={expected:g}, {shown}" if below else None
+    if expected is None or interval[1] >= expected:
+        return None
+    return f"BELOW report.expected_accuracy={expected:g}, {shown}"

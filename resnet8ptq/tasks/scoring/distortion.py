@@ -31,13 +31,16 @@ def noise_ratio(signal: Array, values: Array, transform: Transform | None = None
     """
     power = noise = 0.0
     for part in parts(signal):
-        exact, noisy = (array[part].astype(np.float64) for array in (signal, values))
+        exact = signal[part].astype(np.float64)
+        noisy = values[part].astype(np.float64)
         if transform is not None:
             exact = transform(exact)
             noisy = transform(noisy)
         power += float((exact**2).sum())
         noise += float(((exact - noisy) ** 2).sum())
-    return noise / power if power else math.nan
+    if not power:
+        return math.nan
+    return noise / power
 
 
 def is_silent(signal: Array, values: Array) -> bool:
@@ -50,8 +53,9 @@ def is_silent(signal: Array, values: Array) -> bool:
         signal, values: an output [n, ...] of the baseline and of the model.
     """
     first = values[:1]
-    if not all((values[part] == first).all() for part in parts(values)):
-        return False
+    for part in parts(values):
+        if not (values[part] == first).all():
+            return False
     if not first.any():
         return any(signal[part].any() for part in parts(signal))
     mean = signal.mean(axis=0, dtype=np.float64)
@@ -64,12 +68,14 @@ def to_db(ratio: float) -> float | None:
     -10 * log10(noise / signal) (Jayant and Noll, Digital Coding of Waveforms, 1984: signal variance
     over error variance). None if it is not finite: without noise, or with a signal of zero.
     """
-    return -10 * math.log10(ratio) if 0 < ratio < math.inf else None
+    if not 0 < ratio < math.inf:  # also NaN
+        return None
+    return -10 * math.log10(ratio)
 
 
 def noise_ratios(signal: Sequence[Array], values: Sequence[Array]) -> list[float]:
     """Return the noise ratio of each output."""
-    return [noise_ratio(*pair) for pair in zip(signal, values, strict=True)]
+    return [noise_ratio(exact, noisy) for exact, noisy in zip(signal, values, strict=True)]
 
 
 def has_fractions(output: Array) -> bool:
@@ -96,8 +102,8 @@ def worst_output(signal: Sequence[Array], ratios: Sequence[float]) -> int:
     if len(ratios) == 1:
         return 0
     every = range(len(ratios))
-    candidates = [index for index in every if has_fractions(signal[index])] or every
-    return max(candidates, key=lambda index: (math.isnan(ratios[index]), ratios[index]))
+    candidates = [index for index in every if has_fractions(signal[index])]
+    return max(candidates or every, key=lambda index: (math.isnan(ratios[index]), ratios[index]))
 
 
 def sqnr_db(signal: Sequence[Array], values: Sequence[Array]) -> float | None:
@@ -136,7 +142,8 @@ def kl_divergence(
             normalized, because an 8-bit softmax has exact zeros, and rows that do not sum to 1. The
             result is 0 for equal probabilities and never negative.
     """
-    p, q = (raise_to(rows, smallest) for rows in (baseline, probabilities))
+    p = raise_to(baseline, smallest)
+    q = raise_to(probabilities, smallest)
     return float((p * np.log(p / q)).sum(axis=1).mean())
 
 

@@ -71,8 +71,9 @@ class Metric:
 
         It is rounded, because the difference of two fractions has a float64 error.
         """
-        worse = self.cost(change)
-        loss = worse / abs(baseline) if not self.bounded and baseline else worse
+        loss = self.cost(change)
+        if not self.bounded and baseline:
+            loss /= abs(baseline)
         return round(loss, DIGITS) + 0.0  # no -0.0
 
     def loss(self, model: "Scores", baseline: "Scores", fair: bool = False) -> float:
@@ -89,7 +90,9 @@ class Metric:
 
     def allowed(self, loss: float, baseline: float) -> float:
         """Return a loss converted to the metric's unit."""
-        return loss if self.bounded or not baseline else loss * abs(baseline)
+        if self.bounded or not baseline:
+            return loss
+        return loss * abs(baseline)
 
     def limit(self, limits: ReportConfig) -> float:
         """Return the largest loss that passes."""
@@ -115,11 +118,15 @@ class Metric:
 
     def show(self, value: float) -> str:
         """Return a value as text for a table."""
-        return f"{value:.2%}" if self.percent else f"{value:{self._digits}}"
+        if self.percent:
+            return f"{value:.2%}"
+        return f"{value:{self._digits}}"
 
     def show_change(self, change: float) -> str:
         """Return a difference of two values as text for a table; in points if they are percent."""
-        return f"{100 * change:+z.2f}" if self.percent else f"{change:+z{self._digits}}"
+        if self.percent:
+            return f"{100 * change:+z.2f}"
+        return f"{change:+z{self._digits}}"
 
     @property
     def _digits(self) -> str:
@@ -127,17 +134,23 @@ class Metric:
 
     def say_change(self, change: float) -> str:
         """Return a difference as text for a sentence."""
-        return self.show_change(change) + (" points" if self.percent else "")
+        unit = " points" if self.percent else ""
+        return f"{self.show_change(change)}{unit}"
 
     def show_loss(self, loss: float) -> str:
         """Return a loss as text for a table."""
-        return f"{loss:+z.4f}" if self.bounded and not self.percent else f"{loss:+z.2%}"
+        if self.bounded and not self.percent:
+            return f"{loss:+z.4f}"
+        return f"{loss:+z.2%}"
 
     def say_loss(self, loss: float) -> str:
         """Return a loss as text: in points, in percent of the baseline's value, or as a number."""
         if self.percent:
-            return f"{100 * loss:.4g} point{'' if loss == 0.01 else 's'}"
-        return f"{loss:.4g}" if self.bounded else f"{100 * loss:.4g}%"
+            unit = "point" if loss == 0.01 else "points"
+            return f"{100 * loss:.4g} {unit}"
+        if self.bounded:
+            return f"{loss:.4g}"
+        return f"{100 * loss:.4g}%"
 
     def state_loss(self, loss: float) -> str:
         """Return a loss with its name, as text for a sentence."""

@@ -62,8 +62,15 @@ class Outputs:
 
     def first(self, count: int) -> "Outputs":
         """Return the outputs for the first `count` samples."""
-        logits = None if self.logits is None else self.logits[:count]
-        return replace(self, values=tuple(v[:count] for v in self.values), logits=logits)
+        first = replace(self, values=tuple(values[:count] for values in self.values))
+        if self.logits is not None:
+            first = replace(first, logits=self.logits[:count])
+        return first
+
+    def has_raw_of(self, other: "Outputs") -> bool:
+        """Return whether both keep the network's outputs, for the same samples."""
+        shapes = [values.shape for values in self.raw]
+        return bool(shapes) and shapes == [values.shape for values in other.raw]
 
 
 @dataclass(frozen=True)
@@ -113,9 +120,12 @@ class TaskContext:
     @property
     def classes(self) -> int | None:
         """Number of classes of the network; None for other outputs."""
-        shapes = list(self.outputs.values())
-        single = len(shapes) == 1 and len(shapes[0]) == 1 and self.final != VALUES
-        return shapes[0][0] if single else None
+        if len(self.outputs) != 1 or self.final == VALUES:
+            return None
+        [shape] = self.outputs.values()
+        if len(shape) != 1:
+            return None
+        return shape[0]
 
     @property
     def of_tokens(self) -> bool:
@@ -128,7 +138,9 @@ class TaskContext:
         if self.labels is None or "boxes" not in (self.labels.dtype.names or ()):
             return 0
         box = self.labels["boxes"].dtype
-        return int(box["keypoints"].shape[0] // 3) if "keypoints" in (box.names or ()) else 0
+        if "keypoints" not in (box.names or ()):
+            return 0
+        return int(box["keypoints"].shape[0] // 3)
 
     @property
     def has_masks(self) -> bool:
@@ -139,13 +151,17 @@ class TaskContext:
 def check_labels(task: str, setting: TaskContext, kinds: str, expected: str) -> None:
     """Raise `ConfigError` if the labels are missing, or not of these NumPy kinds."""
     labels = setting.labels
-    if labels is None or labels.dtype.kind not in kinds:
-        got = "none" if labels is None else f"{labels.dtype} {list(labels.shape)}"
-        is_text = labels is not None and labels.dtype.kind == "U" and "i" in kinds
-        mend = "; try numpy.unique(labels, return_inverse=True)[1]" if is_text else ""
-        raise ConfigError(
-            f"task={task}: the labels of {setting.data} are {got}, expected {expected}{mend}"
-        )
+    if labels is not None and labels.dtype.kind in kinds:
+        return
+    got = "none"
+    mend = ""
+    if labels is not None:
+        got = f"{labels.dtype} {list(labels.shape)}"
+        if labels.dtype.kind == "U" and "i" in kinds:
+            mend = "; try numpy.unique(labels, return_inverse=True)[1]"
+    raise ConfigError(
+        f"task={task}: the labels of {setting.data} are {got}, expected {expected}{mend}"
+    )
 
 
 def has_prototypes(outputs: Mapping[str, tuple[int | None, ...]]) -> bool:

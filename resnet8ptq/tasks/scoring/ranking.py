@@ -64,11 +64,12 @@ class Ranking(SampleValues):
         The variance is 0 if every positive is above the same negatives as before. Then the
         disjoint pairs of a positive and a negative count, as many as the rarer label has.
         """
-        excess = baseline.auc.value - self.auc.value - limit
         rarer = min(len(self.auc.of_positives), len(self.auc.of_negatives))
         error = delong_error(self.auc, baseline.auc)
-        unchanged = error == 0 and self.auc.value == baseline.auc.value
-        return Margin.unchanged(limit, rarer) if unchanged else Margin.student(excess, error, rarer)
+        if error == 0 and self.auc.value == baseline.auc.value:
+            return Margin.unchanged(limit, rarer)
+        excess = baseline.auc.value - self.auc.value - limit
+        return Margin.student(excess, error, rarer)
 
     def select(self, rows: NDArray[np.bool_]) -> Self | None:
         """Return the scores of some samples; None unless both labels are among them."""
@@ -84,8 +85,10 @@ class Ranking(SampleValues):
 
     def arrays(self) -> dict[str, Array]:
         """Return scores and labels, and predictions if there are any."""
-        predictions = {} if self.hits is None else self.hits.arrays()
-        return {**predictions, "scores": self.scores, "labels": self.labels}
+        arrays: dict[str, Array] = {}
+        if self.hits is not None:
+            arrays = self.hits.arrays()
+        return {**arrays, "scores": self.scores, "labels": self.labels}
 
 
 DELONG = PairedTest("DeLong's test (1988)", "95%, by DeLong's variance", Ranking.read)

@@ -43,9 +43,14 @@ def wilson(correct: int, total: int) -> Interval:
     scale = 2 * (total + z**2)
     centre = (2 * total * p + z**2) / scale
     half_width = z / scale * math.sqrt(4 * total * p * (1 - p) + z**2)
+    low = centre - half_width
+    high = centre + half_width
     # At the ends exactly: rounding would leave 1e-17.
-    low = centre - half_width if correct > 0 else 0.0
-    return low, centre + half_width if correct < total else 1.0
+    if correct <= 0:
+        low = 0.0
+    if correct >= total:
+        high = 1.0
+    return low, high
 
 
 def mcnemar(ours: int, theirs: int) -> float:
@@ -127,7 +132,9 @@ class Margin:
         """Return the sample size at which z exceeds the correction by `needed`."""
         # The z grows, and the correction shrinks, with the root of the sample size.
         z = abs(self.z)
-        correction = self.correction if math.isfinite(self.correction) else 0.0
+        correction = 0.0
+        if math.isfinite(self.correction):
+            correction = self.correction
         return items * ((needed + math.sqrt(needed**2 + 4 * z * correction)) / (2 * z)) ** 2
 
     @classmethod
@@ -154,7 +161,9 @@ class Margin:
             least = LEAST_SKEWNESS / math.sqrt(max(items, 50))
             low = _to_z(correct_skewness(t, of_mean), items)
             high = _to_z(correct_skewness(t, max(of_mean, least)), items)
-        return cls((low + high) / 2, math.inf if items < FEWEST else (high - low) / 2)
+        if items < FEWEST:
+            return cls((low + high) / 2, math.inf)
+        return cls((low + high) / 2, (high - low) / 2)
 
     @classmethod
     def of_mean(cls, excess: Values, skewed: bool = False) -> Self:
@@ -164,7 +173,9 @@ class Margin:
             skewed: whether to correct for the items' skewness.
         """
         items = len(excess)
-        error = float(excess.std(ddof=1)) / math.sqrt(items) if items > 1 else 0.0
+        error = 0.0
+        if items > 1:
+            error = float(excess.std(ddof=1)) / math.sqrt(items)
         skewness = find_skewness(excess) if skewed else None
         return cls.student(float(excess.mean()), error, items, skewness)
 
@@ -194,7 +205,9 @@ def _to_z(t: float, items: float) -> float:
 def find_skewness(values: Values) -> float:
     """Return the skewness of a sample [n]; 0 without spread."""
     spread = float(values.std())
-    return float((((values - values.mean()) / spread) ** 3).mean()) if spread else 0.0
+    if not spread:
+        return 0.0
+    return float((((values - values.mean()) / spread) ** 3).mean())
 
 
 def correct_skewness(t: float, skewness: float) -> float:
@@ -259,7 +272,10 @@ def find_edge(above: Callable[[float], bool]) -> float:
     high = 1.0
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (low, middle) if above(middle) else (middle, high)
+        if above(middle):
+            high = middle
+        else:
+            low = middle
     return high
 
 
@@ -294,7 +310,9 @@ class CrossedMean:
         small error.
         """
         margin = Margin.student(self.mean - limit, self.error, self.freedom + 1)
-        half = 0.5 / self.samples / self.error if self.error else math.inf
+        half = math.inf
+        if self.error:
+            half = 0.5 / self.samples / self.error
         return replace(margin, correction=max(margin.correction, half))
 
 
@@ -312,18 +330,25 @@ def crossed_mean(values: Values) -> CrossedMean:
     by_sample = values.mean(axis=0)
     by_draw = values.mean(axis=1)
     rest = values - by_sample - by_draw[:, np.newaxis] + mean
-    freedoms = samples - 1, draws - 1, (samples - 1) * (draws - 1)
-    parts = (
-        float(by_sample.var(ddof=1)) / samples,
-        float(by_draw.var(ddof=1)) / draws,
-        float((rest**2).sum()) / freedoms[2] / (samples * draws),
-    )
-    of_samples, of_draws, shared = parts
+    rest_freedom = (samples - 1) * (draws - 1)
+    of_samples = float(by_sample.var(ddof=1)) / samples
+    of_draws = float(by_draw.var(ddof=1)) / draws
+    shared = float((rest**2).sum()) / rest_freedom / (samples * draws)
     variance = max(of_samples + of_draws - shared, of_samples, of_draws)
-    weights = sum(part**2 / freedom for part, freedom in zip(parts, freedoms, strict=True))
-    freedom = variance**2 / weights if weights > 0 else float(freedoms[1])
-    error, sample_error, draw_error = map(math.sqrt, (variance, of_samples, of_draws))
-    return CrossedMean(mean, error, sample_error, draw_error, freedom, samples)
+
+    # Satterthwaite's degrees of freedom
+    weights = of_samples**2 / (samples - 1) + of_draws**2 / (draws - 1) + shared**2 / rest_freedom
+    freedom = float(draws - 1)
+    if weights > 0:
+        freedom = variance**2 / weights
+    return CrossedMean(
+        mean,
+        error=math.sqrt(variance),
+        sample_error=math.sqrt(of_samples),
+        draw_error=math.sqrt(of_draws),
+        freedom=freedom,
+        samples=samples,
+    )
 
 
 @dataclass(frozen=True)
@@ -380,7 +405,9 @@ def _midranks(values: NDArray[np.floating]) -> Values:
 
 def _variance(components: Values) -> float:
     """Return the variance of the mean of some values; 0 for a single value."""
-    return float(components.var(ddof=1)) / len(components) if len(components) > 1 else 0.0
+    if len(components) < 2:
+        return 0.0
+    return float(components.var(ddof=1)) / len(components)
 
 
 def delong(ours: Auc, theirs: Auc) -> tuple[Interval, float]:
@@ -432,9 +459,11 @@ def resample(items: int, times: int) -> Iterator[NDArray[np.int64]]:
 
 def bootstrap(metric: Callable[[NDArray[np.int64]], float], items: int, times: int) -> Values:
     """Return a metric on every bootstrap sample [times] (Efron, 1979)."""
-    numbers = track(range(times), "Scoring bootstrap samples", "samples")
-    draws = zip(numbers, resample(items, times), strict=True)
-    return np.fromiter((metric(chosen) for _, chosen in draws), np.float64, times)
+    draws = resample(items, times)
+    replicates = np.empty(times)
+    for number in track(range(times), "Scoring bootstrap samples", "samples"):
+        replicates[number] = metric(next(draws))
+    return replicates
 
 
 def drop_undefined(replicates: Values) -> Values:
@@ -443,7 +472,9 @@ def drop_undefined(replicates: Values) -> Values:
     Interval, p-value and margin of a bootstrap use the same replicates.
     """
     defined = replicates[np.isfinite(replicates)]
-    return defined if len(defined) >= KNOWN * len(replicates) else defined[:0]
+    if len(defined) < KNOWN * len(replicates):
+        return defined[:0]
+    return defined
 
 
 def bootstrap_interval(replicates: Values) -> Interval:
@@ -470,7 +501,9 @@ def bootstrap_margin(excess: Values, items: int, class_counts: Counts | None = N
             classes.
     """
     finite = drop_undefined(excess)
-    counts = np.array([items]) if class_counts is None else class_counts
+    counts = np.array([items])
+    if class_counts is not None:
+        counts = class_counts
     variance = float((1 / counts).sum())
     resampled = float(((counts - 1) / counts**2).sum())
     if not len(finite) or not resampled:
@@ -501,11 +534,17 @@ def bootstrap_p(differences: Values) -> float:
     above = int((finite >= 0).sum())
     beyond = min(below, above)
     counted = len(finite) + 1
-    counts = beyond >= COUNTABLE or len(finite) <= 2 * COUNTABLE
-    error = 0.0 if counts else float(finite.std(ddof=1))
+    by_count = min(1.0, 2 * (beyond + 1) / counted)
+    if beyond >= COUNTABLE or len(finite) <= 2 * COUNTABLE:
+        return by_count
+    error = float(finite.std(ddof=1))
     if not error > 0:
-        return min(1.0, 2 * (beyond + 1) / counted)
-    tail = finite if below <= above else -finite  # nearly all of it lies above 0
+        return by_count
+
+    # The normal tail, from the replicate of that rank on
+    tail = finite
+    if below > above:
+        tail = -finite  # nearly all of it lies above 0
     edge = float(np.partition(tail, COUNTABLE - 1)[COUNTABLE - 1])
     return 2 * float(ndtr(ndtri((COUNTABLE + 1) / counted) - edge / error))
 
@@ -535,7 +574,8 @@ def above_chance(labels: NDArray[np.int64], predictions: NDArray[np.int64], clas
     """
     total = len(labels)
     hits = int((labels == predictions).sum())
-    true, said = (np.bincount(c, minlength=classes) / 1.0 for c in (labels, predictions))
+    true = np.bincount(labels, minlength=classes).astype(np.float64)
+    said = np.bincount(predictions, minlength=classes).astype(np.float64)
     if true.max() == total:
         return binomial_tail(hits, total, 1 / classes)
     both = true * said
@@ -555,11 +595,15 @@ def kappa(labels: NDArray[np.int64], predictions: NDArray[np.int64], classes: in
     1 if chance makes none.
     """
     total = len(labels)
-    true, said = (np.bincount(c, minlength=classes) / total for c in (labels, predictions))
-    one_class = true.max() == 1  # chance is guessing, see `above_chance`
-    by_chance = 1 / classes if one_class else float(true @ said)
+    true = np.bincount(labels, minlength=classes) / total
+    said = np.bincount(predictions, minlength=classes) / total
+    by_chance = float(true @ said)
+    if true.max() == 1:  # chance is guessing, see `above_chance`
+        by_chance = 1 / classes
+    if by_chance == 1:
+        return 1.0
     hits = float((labels == predictions).mean())
-    return 1.0 if by_chance == 1 else (hits - by_chance) / (1 - by_chance)
+    return (hits - by_chance) / (1 - by_chance)
 
 
 def binomial_tail(hits: int, total: int, chance: float) -> float:
@@ -568,7 +612,9 @@ def binomial_tail(hits: int, total: int, chance: float) -> float:
     P(X >= k) of a binomial distribution is I_p(k, n - k + 1) (Abramowitz and Stegun, 1964,
     26.5.24).
     """
-    return float(betainc(hits, total - hits + 1, chance)) if hits else 1.0
+    if not hits:
+        return 1.0
+    return float(betainc(hits, total - hits + 1, chance))
 
 
 def round_size(count: float) -> int:

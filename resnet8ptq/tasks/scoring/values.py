@@ -83,14 +83,17 @@ class Paired:
         """Return the values of some samples; None if they are not kept by sample."""
         model = self.model.select(rows)
         baseline = self.baseline.select(rows)
-        return None if model is None or baseline is None else Paired(model, baseline)
+        if model is None or baseline is None:
+            return None
+        return Paired(model, baseline)
 
     def arrays(self) -> dict[str, Array]:
         """Return the arrays of the model, and those of the baseline as `baseline_{name}`."""
-        baseline = self.baseline.arrays().items()
-        shared = self.baseline.shared
-        named = {f"baseline_{name}": array for name, array in baseline if name not in shared}
-        return self.model.arrays() | named
+        arrays = dict(self.model.arrays())
+        for name, array in self.baseline.arrays().items():
+            if name not in self.baseline.shared:
+                arrays[f"baseline_{name}"] = array
+        return arrays
 
     def same_samples(self, other: Self) -> bool:
         """Return whether another run has the same samples, by the arrays that models share."""
@@ -145,5 +148,6 @@ class PairedTest:
 def check_columns(columns: Sequence[Array], kind: str) -> None:
     """Raise `ValueError` unless all arrays are 1-d, of equal length and of this NumPy kind."""
     shape = columns[0].shape
-    if any(c.ndim != 1 or c.shape != shape or c.dtype.kind != kind for c in columns):
-        raise ValueError("not one number for each item")
+    for column in columns:
+        if column.ndim != 1 or column.shape != shape or column.dtype.kind != kind:
+            raise ValueError("not one number for each item")

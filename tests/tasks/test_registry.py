@@ -1,0 +1,123 @@
+"""The task that fits the data, and data that fit no task."""
+
+import numpy as np
+import pytest
+
+from resnet8ptq.config.schema import TaskConfig
+from resnet8ptq.core import console
+from resnet8ptq.core.errors import ConfigError, ModelError
+from resnet8ptq.tasks import registry
+from resnet8ptq.tasks.scoring.outputs import LOGITS, VALUES
+from tests.helpers.task_cases import (
+    CLASSES,
+    LINES,
+    MASKS,
+    NAMES,
+    PICTURES,
+    SENTENCES,
+    SEVERAL,
+    TAGS,
+    TARGETS,
+    TWO,
+    setting,
+)
+
+CHOSEN = [  # labels and outputs, and the task that `auto` takes
+    (setting(TWO), "classification"),
+    (setting(TWO, {"out": (1,)}), "binary"),
+    (setting(TARGETS), "regression"),
+    (setting(PICTURES, {"out": (3, 12, 12)}, VALUES), "dense"),
+    (setting(MASKS, {"out": (7, 8, 8)}, VALUES, NAMES), "segmentation"),
+    (setting(SENTENCES, {"out": (None, 5)}, VALUES, TAGS), "tokens"),
+    (setting(SEVERAL, {"out": (7,)}, LOGITS, NAMES), "multilabel"),
+    (setting(np.repeat(LINES[:9], 2), {"out": (5,)}, LOGITS), "verification"),
+    (setting(np.repeat(LINES[:9], 2), {"out": (64,)}, VALUES), "verification"),
+    (setting(None), "agreement"),
+    (setting(None, {"out": (4,)}, VALUES), "deviation"),  # a reconstruction
+    (setting(None, {"out": (1,)}, LOGITS), "deviation"),
+    (setting(None, {"out": (3,)}, LOGITS), "deviation"),  # logits, or three values
+    (setting(TARGETS, {"out": (2,)}, LOGITS), "regression"),
+    (setting(None, {"scores": (7, 2), "boxes": (7, 4)}, VALUES), "deviation"),
+]
+
+
+@pytest.mark.parametrize(("data", "name"), CHOSEN)
+def test_the_task_that_fits(data, name, caplog):
+    caplog.set_level("INFO")
+    console.log_once.cache_clear()
+    for _ in range(2):
+        assert registry.make(TaskConfig(), data).name == name
+    [line] = [line for line in caplog.messages if line.startswith("task=auto took ")]
+    assert line.startswith(f"task=auto took {name}: ")  # once, with the reason
+
+
+def test_every_task_that_auto_takes_has_its_reason():
+    chosen = {name for _, name in CHOSEN}
+    # Detectors' labels and alphabets have tests of their own.
+    assert set(registry.BECAUSE) == chosen | {
+        *("detection", "keypoints", "instance_segmentation", "ctc")
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "error", "message"),
+    [
+        ("classification", setting(None), ConfigError, "labels of pets are none, expected classes"),
+        ("classification", setting(LINES), ConfigError, "try numpy.unique(labels, "),
+        ("classification", setting(TARGETS), ConfigError, "float32 [120, 2], expected classes"),
+        ("classification", setting(TWO, {"out": (3,)}), ModelError, "returns 3 values; pets"),
+        (
+            "classification",
+            setting(TWO + 1, names=("0", "1", "2"), named=False),
+            ModelError,
+            "the labels start at 1: subtract 1",
+        ),
+        (
+            "classification",
+            setting(TWO, {"a": (7, 2)}, VALUES),
+            ModelError,
+            "returns a [7, 2]; exp",
+        ),
+        ("binary", setting(TWO * 0), ConfigError, "expected two, with samples of both"),
+        ("anomaly", setting(CLASSES), ConfigError, "expected 0 (normal) and 1 (an anomaly)"),
+        ("anomaly", setting(None), ConfigError, "labels of pets are None; expected 0 (normal)"),
+        ("anomaly", setting(TWO), ModelError, "the reconstructed input [4], or a score"),
+        ("regression", setting(None), ConfigError, "are none, expected values [N, ...]"),
+        (
+            "regression",
+            setting(TARGETS, {"out": (3,)}),
+            ModelError,
+            "2 values to predict; expected on",
+        ),
+        ("segmentation", setting(TWO), ConfigError, "pets has no masks; expected a folder of"),
+        ("segmentation", setting(MASKS, {"out": (3,)}), ModelError, "takes values [classes, "),
+        (
+            "segmentation",
+            setting(MASKS, {"out": (5, 8, 8)}, VALUES, ()),
+            ModelError,
+            "returns out [5, 8, 8], and pets has 7 classes and labels up to 6",
+        ),
+        (
+            "dense",
+            setting(PICTURES, {"out": (3, 24, 24)}),
+            ModelError,
+            "pets has targets [12, 12, 3]; task=dense expects one output of their size",
+        ),
+        ("agreement", setting(None, {"out": (1,)}), ModelError, "task=deviation compares values"),
+    ],
+)
+def test_data_that_do_not_fit_are_refused_in_one_line(name, data, error, message):
+    with pytest.raises(error) as caught:
+        registry.make(registry._find(name).schema(name=name), data)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_options_need_their_group():
+    with pytest.raises(ConfigError, match="try task=binary"):
+        registry.make(TaskConfig("binary"), setting(TWO))
+
+
+def test_a_network_may_know_more_classes_than_unnamed_samples_show():
+    data = setting(TWO, {"out": (5,)}, named=False)
+    assert registry.make(TaskConfig(), data).class_names == ("0", "1", "2", "3", "4")
