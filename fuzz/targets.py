@@ -135,7 +135,7 @@ def table() -> Target:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         record = json.dumps({"sha256": {"calibration.json": digest}, "model": "m"})
         path.with_name(table.PROVENANCE_FILE).write_text(record)
-        for low, high in table.load(path, {"model": "m"}).values():
+        for low, high in table.load_ranges(path, {"model": "m"}).values():
             assert -(2**128) < low <= high < 2**128
 
     return Target(json.dumps({"data": {"input": tensor}}).encode(), read, "calibration.json")

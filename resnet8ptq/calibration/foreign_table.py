@@ -29,7 +29,7 @@ _BITS = {"int4": 4, "uint4": 4, "int8": 8, "uint8": 8, "int16": 16, "uint16": 16
 _WITHOUT_Q = {"quint8": "uint8", "qint8": "int8", "quint16": "uint16", "qint16": "int16"}
 
 
-def read(parsed: object, path: Path) -> dict[str, Range]:
+def read_ranges(parsed: object, path: Path) -> dict[str, Range]:
     """Return the range of each activation by tensor name.
 
     Raises:
@@ -51,7 +51,9 @@ def read(parsed: object, path: Path) -> dict[str, Range]:
     return ranges
 
 
-def match(ranges: Mapping[str, Range], graph: onnx.GraphProto, path: str) -> dict[str, Range]:
+def match_tensors(
+    ranges: Mapping[str, Range], graph: onnx.GraphProto, path: str
+) -> dict[str, Range]:
     """Return the ranges of tensors that the network has; warn about the others.
 
     Raises:

@@ -48,7 +48,7 @@ def provenance(calib: CalibConfig, fp32_onnx_path: Path, calibration: Split) -> 
     }
 
 
-def write(folder: Path, ranges: Mapping[str, Range], provenance: Provenance) -> None:
+def write_tables(folder: Path, ranges: Mapping[str, Range], provenance: Provenance) -> None:
     """Write `ranges` into `folder` in ONNX Runtime's formats, with their provenance.
 
     Each file is written atomically. The hashes are written last and detect files of two writers.
@@ -78,7 +78,7 @@ def as_tensors_data(ranges: Mapping[str, Range]) -> TensorsData:
     return TensorsData(CalibrationMethod.MinMax, tensors)
 
 
-def load(path: str | Path, provenance: Provenance | None) -> dict[str, Range]:
+def load_ranges(path: str | Path, provenance: Provenance | None) -> dict[str, Range]:
     """Read the ranges of an earlier run, by ONNX tensor name; float32 values.
 
     Args:
@@ -100,7 +100,7 @@ def load(path: str | Path, provenance: Provenance | None) -> dict[str, Range]:
         table = table / TABLE_FILE
     content = _read(table, f"a {TABLE_FILE} of an earlier run, or its folder")
     if provenance is None:
-        return foreign_table.read(_decode(content, table), table)
+        return foreign_table.read_ranges(_decode(content, table), table)
 
     # A table of ours must be whole, and of the same origin
     beside = table.with_name(PROVENANCE_FILE)
@@ -123,7 +123,7 @@ def load(path: str | Path, provenance: Provenance | None) -> dict[str, Range]:
             f"calib.table: made from {', '.join(theirs)}; this run has {', '.join(ours)}; "
             "calib.trust=true takes it"
         )
-    return foreign_table.read(_decode(content, table), table)
+    return foreign_table.read_ranges(_decode(content, table), table)
 
 
 def _is_other(record: logging.LogRecord) -> bool:

@@ -329,7 +329,7 @@ class CalibrationSet:
         return hashlib.sha256(self.indices.astype("<i8").tobytes()).hexdigest()
 
 
-def keep(
+def load_cached(
     name: str,
     class_names: tuple[str, ...],
     source: str,

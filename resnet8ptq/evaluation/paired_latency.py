@@ -84,7 +84,9 @@ def _read_blocks(kept: Any) -> dict[str, Blocks]:
     return by_name
 
 
-def run(loads: Mapping[str, "Load"], split: Split, timing: LatencyConfig) -> PairedLatency:
+def time_in_blocks(
+    loads: Mapping[str, "Load"], split: Split, timing: LatencyConfig
+) -> PairedLatency:
     """Time models in turns, in `BLOCKS` blocks; each block loads all models again.
 
     The speed of a model changes by some percent each time it is loaded. With one loading, a model

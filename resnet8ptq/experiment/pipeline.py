@@ -103,7 +103,7 @@ def run_experiment(
                 calib, network=path, samples=calibrating, runtime=settings.runtime
             )
         if artifact.ranges:
-            table.write(folder, artifact.ranges, work.provenance(prepared.network))
+            table.write_tables(folder, artifact.ranges, work.provenance(prepared.network))
 
     # Reload the artifact, and measure it
     if settings.target is not None:

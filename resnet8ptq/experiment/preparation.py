@@ -126,10 +126,11 @@ def read_table(work: Workspace, prepared: Prepared) -> Prepared:
     if calib.table is None:
         return prepared
     if not calib.trust:
-        return prepared.decide(ranges=table.load(calib.table, work.provenance(prepared.network)))
-    ranges = table.load(calib.table, provenance=None)
+        provenance = work.provenance(prepared.network)
+        return prepared.decide(ranges=table.load_ranges(calib.table, provenance))
+    ranges = table.load_ranges(calib.table, provenance=None)
     graph = onnx.load(prepared.network.onnx_path, load_external_data=False).graph
-    return prepared.decide(ranges=foreign_table.match(ranges, graph, calib.table))
+    return prepared.decide(ranges=foreign_table.match_tensors(ranges, graph, calib.table))
 
 
 def leave_in_float(work: Workspace, prepared: Prepared) -> Prepared:

@@ -111,4 +111,4 @@ def _run(models: Mapping[str, Path], baselines: Mapping[str, Path]) -> PairedLat
             quantizer = make_quantizer(baseline_config(configs[folder]), runtime)
             made = quantizer.quantize(fp32, Decisions(), data.test, scratch)
             loads[name] = loader(quantizer, made.path, find_target(configs[folder]))
-        return paired_latency.run(loads, data.test, settings.config.latency)
+        return paired_latency.time_in_blocks(loads, data.test, settings.config.latency)

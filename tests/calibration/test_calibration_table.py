@@ -17,7 +17,7 @@ from onnxruntime.quantization.CalTableFlatBuffers.TrtTable import TrtTable
 
 from resnet8ptq.backends.onnx.dynamic import INTEGERS
 from resnet8ptq.calibration import methods, table
-from resnet8ptq.calibration.table import FILES, PROVENANCE_FILE, load, write
+from resnet8ptq.calibration.table import FILES, PROVENANCE_FILE, load_ranges, write_tables
 from resnet8ptq.config.schema import CalibConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError
@@ -35,7 +35,7 @@ MADE_FROM = {"model": "0" * 64, "method": {"name": "mse", "num_bins": 2048}, "im
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    write(tmp_path, RANGES, MADE_FROM)
+    write_tables(tmp_path, RANGES, MADE_FROM)
     return tmp_path
 
 
@@ -50,8 +50,8 @@ def forge(folder: Path, content: bytes) -> None:
 
 
 def test_a_table_reads_back_as_float32(folder):
-    assert load(folder, MADE_FROM) == AS_FLOAT32
-    assert load(str(folder / "calibration.json"), MADE_FROM) == AS_FLOAT32
+    assert load_ranges(folder, MADE_FROM) == AS_FLOAT32
+    assert load_ranges(str(folder / "calibration.json"), MADE_FROM) == AS_FLOAT32
     assert {path.name for path in folder.iterdir()} == {*FILES, PROVENANCE_FILE}
 
 
@@ -66,7 +66,7 @@ def test_the_other_formats_have_one_number_per_tensor(folder):
 
 def test_files_are_the_same_each_time_and_match_their_hashes(folder, tmp_path):
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    write(folder, RANGES, MADE_FROM)
+    write_tables(folder, RANGES, MADE_FROM)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     record = json.loads(before[PROVENANCE_FILE])
     assert record["sha256"] == {name: files.sha256(folder / name) for name in FILES}
@@ -74,7 +74,7 @@ def test_files_are_the_same_each_time_and_match_their_hashes(folder, tmp_path):
 
 def test_the_table_stays_out_of_the_log(tmp_path, caplog):
     with caplog.at_level(logging.INFO):
-        write(tmp_path, RANGES, MADE_FROM)
+        write_tables(tmp_path, RANGES, MADE_FROM)
     assert not caplog.records
     assert not logging.getLogger().filters
 
@@ -120,7 +120,7 @@ def test_provenance_has_what_ranges_depend_on_and_no_more(tmp_path, shapes):
 )
 def test_a_table_of_something_else_is_refused(folder, changed, message):
     with pytest.raises(ConfigError, match=f"^calib.table: {message}"):
-        load(folder, {**MADE_FROM, **changed})
+        load_ranges(folder, {**MADE_FROM, **changed})
 
 
 TABLE = "calibration.json"
@@ -145,13 +145,13 @@ def test_a_damaged_table_is_refused(folder, name, damage, message):
     else:
         path.write_text(damage(path.read_text()))
     with pytest.raises(ConfigError, match=f"^calib.table: .*{message}"):
-        load(folder, MADE_FROM)
+        load_ranges(folder, MADE_FROM)
 
 
 @pytest.mark.parametrize("name", FILES[1:])
 def test_formats_with_one_number_per_tensor_are_refused(folder, name):
     with pytest.raises(ConfigError, match=r"one number per tensor; expected the calibration\.json"):
-        load(folder / name, MADE_FROM)
+        load_ranges(folder / name, MADE_FROM)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_formats_with_one_number_per_tensor_are_refused(folder, name):
 def test_ranges_that_are_none_are_refused(folder, ends):
     forge(folder, f'{{"data": {{"good": {{"lowest": 0, "highest": 1}}, "x": {ends}}}}}'.encode())
     with pytest.raises(ConfigError, match="'x': no valid range"):
-        load(folder, MADE_FROM)
+        load_ranges(folder, MADE_FROM)
 
 
 json_value = st.recursive(
@@ -192,11 +192,11 @@ def test_any_content_is_read_or_refused(table, tmp_path_factory):
     folder = tmp_path_factory.mktemp("table")
     forge(folder, table)
     with contextlib.suppress(ConfigError):
-        ranges = load(folder, MADE_FROM)
+        ranges = load_ranges(folder, MADE_FROM)
         assert all(np.isfinite([low, high]).all() and low <= high for low, high in ranges.values())
     (folder / PROVENANCE_FILE).write_bytes(table)
     with pytest.raises(ConfigError):
-        load(folder, MADE_FROM)
+        load_ranges(folder, MADE_FROM)
 
 
 # In runs
@@ -232,7 +232,7 @@ def test_a_run_from_a_table_is_the_run_that_wrote_it(tmp_path):
 def test_a_table_is_what_onnxruntime_takes_as_its_calibration_cache(tmp_path, shapes, shapes_model):
     split = draw_calibration(shapes, 5, 42).split
     ours = quantize_network(quantizer_of(make_config("dtype=u8s8")), shapes_model, split, tmp_path)
-    write(tmp_path, ours.ranges, MADE_FROM)
+    write_tables(tmp_path, ours.ranges, MADE_FROM)
     theirs = tmp_path / "theirs.onnx"
     activations, weights = INTEGERS["uint8"], INTEGERS["int8"]
     quantize_static(

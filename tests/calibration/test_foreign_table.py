@@ -40,7 +40,7 @@ FORMATS = {
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_each_format_gives_the_range(name):
-    ranges = foreign_table.read(FORMATS[name], PATH)
+    ranges = foreign_table.read_ranges(FORMATS[name], PATH)
     assert list(ranges) == ["relu"]
     assert ranges["relu"] == pytest.approx((-1.28, 1.27))
 
@@ -63,7 +63,7 @@ JSON = st.recursive(
 @given(parsed=JSON)
 def test_any_content_is_read_or_refused(parsed):
     try:
-        ranges = foreign_table.read(parsed, PATH)
+        ranges = foreign_table.read_ranges(parsed, PATH)
     except ConfigError as error:
         assert str(error).startswith("calib.table: ")
         return
@@ -76,14 +76,14 @@ def test_tensors_of_another_network_are_named(caplog):
     { relu = Relu(x) }"""
     graph = onnx.parser.parse_model(network).graph
     ranges = {"relu": (0.0, 1.0), "another": (0.0, 2.0)}
-    assert foreign_table.match(ranges, graph, "ranges.json") == {"relu": (0.0, 1.0)}
+    assert foreign_table.match_tensors(ranges, graph, "ranges.json") == {"relu": (0.0, 1.0)}
     assert "another" in caplog.text
     with pytest.raises(ConfigError, match="another"):
-        foreign_table.match({"another": (0.0, 2.0)}, graph, "ranges.json")
+        foreign_table.match_tensors({"another": (0.0, 2.0)}, graph, "ranges.json")
 
 
 def test_the_origin_is_still_checked_without_trust(tmp_path):
     path = tmp_path / "ranges.json"
     path.write_text(json.dumps(FORMATS["AIMET 0.6"]))
     with pytest.raises(ConfigError, match=r"calib\.trust=true"):
-        table.load(path, {"model": "", "method": "", "images": ""})
+        table.load_ranges(path, {"model": "", "method": "", "images": ""})

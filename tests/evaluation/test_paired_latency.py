@@ -20,7 +20,7 @@ from resnet8ptq.evaluation.paired_latency import (
     FILE,
     PairedLatency,
     ratio,
-    run,
+    time_in_blocks,
     typical,
 )
 from resnet8ptq.report.pages import page
@@ -71,7 +71,7 @@ def test_a_race_loads_every_model_again_for_each_block(monkeypatch):
 
     monkeypatch.setattr(latency, "measure", measure)
     settings = LatencyConfig(batch_size=64, repeats=20 * BLOCKS, batch_repeats=BLOCKS)
-    race = run({"a": "a", "b": "b"}, None, settings)
+    race = time_in_blocks({"a": "a", "b": "b"}, None, settings)
     assert race.single["a"] == [3 + n for n in range(BLOCKS)]  # medians
     assert race.batch == {"a": race.single["a"]}
     assert race.single["b"] == [13 + n for n in range(BLOCKS)]
@@ -86,7 +86,7 @@ def test_slow_models_race_in_fewer_blocks(monkeypatch):
     monkeypatch.setattr(latency, "measure", lambda loads, *_, least: [one] * len(loads))
     for seconds, blocks in ((0.1, LEAST), (4.3, 7), (1000, BLOCKS)):
         settings = LatencyConfig(batch_size=64, max_seconds=seconds)
-        result = run({"a": "a", "b": "b"}, None, settings)
+        result = time_in_blocks({"a": "a", "b": "b"}, None, settings)
         assert len(result.single["a"]) == blocks
 
 

@@ -91,7 +91,7 @@ def choose(
         return PairedLatency({name: [milliseconds[names[name]]] * 5 for name in loads}, {}, 1, 1)
 
     monkeypatch.setattr(latency, "measure", measure)
-    monkeypatch.setattr(paired_latency, "run", run)
+    monkeypatch.setattr(paired_latency, "time_in_blocks", run)
     work = prepare(make_config(*SMALL), shapes, shapes_model, tmp_path)
     return placement.choose(work, work.unprepared)
 

@@ -101,7 +101,7 @@ def test_what_is_no_regular_file_is_not_waited_for(tmp_path, kind):
         cifar10.read_split(tmp_path, "test")
     path.rename(tmp_path / "calibration.json")
     with pytest.raises(ConfigError, match=r"calib\.table"):
-        table.load(str(tmp_path / "calibration.json"), {})
+        table.load_ranges(str(tmp_path / "calibration.json"), {})
 
 
 def test_a_deeply_nested_pickle_is_one_error(tmp_path):
@@ -294,7 +294,7 @@ def forge_table(folder: Path, text: str) -> None:
 def test_a_table_that_holds_no_ranges_is_refused_in_one_line(tmp_path, text):
     forge_table(tmp_path, text)
     with pytest.raises(ConfigError, match=r"calib\.table: ") as caught:
-        table.load(str(tmp_path), {})
+        table.load_ranges(str(tmp_path), {})
     assert len(line(caught.value)) < 1000
 
 
@@ -304,7 +304,7 @@ def test_provenance_is_quoted_without_control_characters(tmp_path):
     record = json.loads(path.read_text())
     path.write_text(json.dumps({**record, "model": NASTY, "method": {"name": NASTY, NASTY: 1}}))
     with pytest.raises(ConfigError, match="made from") as caught:
-        table.load(str(tmp_path), {"model": "0" * 64, "method": {"name": "mse"}})
+        table.load_ranges(str(tmp_path), {"model": "0" * 64, "method": {"name": "mse"}})
     line(caught.value)
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import DataConfig, PreprocessConfig
 from resnet8ptq.core import cache
-from resnet8ptq.data.dataset import SIDES, Dataset, Side, keep
+from resnet8ptq.data.dataset import SIDES, Dataset, Side, load_cached
 
 Floats = NDArray[np.floating[Any]]  # always float32
 Field = Callable[[Floats, Floats, Floats], Floats]
@@ -123,7 +123,9 @@ CLASS_NAMES: tuple[str, ...] = tuple(_FIELDS)
 def load(config: DataConfig, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
     """Return the data set, which is drawn once into the cache."""
     keys: dict[Side, cache.Key] = {side: {"split": side} for side in SIDES}
-    return keep("shapes", CLASS_NAMES, "resnet8ptq.data.shapes", draw, keys, __name__, cache_root)
+    return load_cached(
+        "shapes", CLASS_NAMES, "resnet8ptq.data.shapes", draw, keys, __name__, cache_root
+    )
 
 
 def draw(split: Side) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

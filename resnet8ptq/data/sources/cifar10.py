@@ -17,7 +17,7 @@ from resnet8ptq.config.schema import DataConfig, PreprocessConfig
 from resnet8ptq.core import cache, files
 from resnet8ptq.core.errors import DataError
 from resnet8ptq.core.text import one_line
-from resnet8ptq.data.dataset import SIDES, Dataset, Side, keep
+from resnet8ptq.data.dataset import SIDES, Dataset, Side, load_cached
 from resnet8ptq.data.sources import array_pickle
 from resnet8ptq.data.sources.array_pickle import Array
 
@@ -54,7 +54,7 @@ def load(config: DataConfig, preprocess: PreprocessConfig, cache_root: Path) -> 
     keys: dict[Side, cache.Key] = {side: digests(folder, side, cache_root) for side in SIDES}
     names = read_class_names(folder)
     read = partial(read_split, folder)
-    return keep("cifar10", names, str(folder), read, keys, __name__, cache_root)
+    return load_cached("cifar10", names, str(folder), read, keys, __name__, cache_root)
 
 
 def fetch(folder: Path) -> Path:

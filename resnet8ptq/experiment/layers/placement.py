@@ -300,7 +300,7 @@ class _Variants:
         if not all(chosen):
             loads[PLACED] = self._load(chosen)
         samples = self.work.samples.calibrating.split
-        return paired_latency.run(loads, samples, self._timing).single
+        return paired_latency.time_in_blocks(loads, samples, self._timing).single
 
     @property
     def _timing(self) -> LatencyConfig:

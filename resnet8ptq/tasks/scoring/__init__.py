@@ -1,1 +1,1 @@
-"""What tasks share: metrics, scores, intervals and paired tests, and the figures of classes."""
+"""Shared by the tasks: metrics, scores, intervals and paired tests, and the figures of classes."""
