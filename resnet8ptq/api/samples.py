@@ -71,13 +71,13 @@ def find_samples(data: Any, root: Path, takes: Sequence[str] = ()) -> tuple[list
 
     # The settings that name them
     named: dict[str, Any] = {"data.root": target}
-    files = _name_files(few)
-    if LABELS in files:
-        del files[LABELS]
+    stems = _name_files(few)
+    if LABELS in stems:
+        del stems[LABELS]
     else:
         named["data.labels"] = "none"
-    if len(files) > 1:
-        named["data.inputs"] = files
+    if len(stems) > 1:
+        named["data.inputs"] = stems
     return ["data=arrays", *to_words(named)], few
 
 
