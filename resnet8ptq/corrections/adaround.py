@@ -281,9 +281,11 @@ def _pose(
     drawn: list[Array] = []  # rows of both networks [n, groups, width], large: filled in place
     done = 0
     label = f"{label}: inputs"
+    batches = []
     for walk in walks:
         walk.to(node, label)
-    batches = (walk.run([node.input[0]], label if walk is walks[0] else None) for walk in walks)
+        shown = label if walk is walks[0] else None  # one progress bar for both
+        batches.append(walk.run([node.input[0]], shown))
     for tensors in zip(*batches, strict=True):
         samples = tensors[0][0]
         keys = random.random((len(samples), count_positions(samples, node, weights)))

@@ -55,7 +55,10 @@ def find_plain_layers(graph: onnx.GraphProto, selection: Selection) -> dict[str,
     """
     quantized = find_quantized_layers(graph, selection)
     links = Links(graph)
-    chosen = {name: node for name, node in quantized.items() if _is_plain(links, node)}
+    chosen = {}
+    for name, node in quantized.items():
+        if _is_plain(links, node):
+            chosen[name] = node
     if not chosen:
         raise QuantizationError("corrections: no layer with weights is left to quantize")
     return chosen

@@ -90,15 +90,18 @@ def correct(
 
 def _log(name: str, before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
     changes = []
+    larger = 0
     for layer, error in before.items():
         if error > 0:
-            changes.append(after[layer] / error - 1)
+            change = after[layer] / error - 1
+            changes.append(change)
+            larger += round(change, 3) > 0
     log.info(
         "corrections.%s: squared error of a layer's output %+.1f%% in the median, larger in %d of "
         "%d layers",
         name,
         100 * statistics.median(changes or [0.0]),
-        sum(round(change, 3) > 0 for change in changes),
+        larger,
         len(changes),
     )
     for layer in before:

@@ -98,7 +98,7 @@ class Walk:
         """Yield tensors after the walk's position, batch by batch; a label shows a progress bar."""
         computed = [name for name in names if name not in (*self._inputs, self._source)]
         part = between(self._proto, self._source, computed)
-        taken = {value.name for value in part.graph.input}
+        taken = {*input_names(part.graph)}
         compute = self._open(part) if computed else lambda _: ()
         batches: Iterable[dict[str, Array]] = self._batches(taken.union(names))
         if label:

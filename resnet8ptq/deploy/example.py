@@ -99,7 +99,8 @@ def _class_names(source: SourceRun, vectors: Vectors) -> list[str]:
 
 def _listed(names: Sequence[str]) -> str:
     """Return names of tensors for a docstring, escaped so that they cannot end it."""
-    return ", ".join(printable(name).replace('"', "'").replace("\\", "/") for name in names)
+    listed = ", ".join(map(printable, names))
+    return listed.replace('"', "'").replace("\\", "/")
 
 
 def check_engine(engine: str) -> str:

@@ -209,7 +209,8 @@ def _replace_result(store: Store, run: SourceRun, scored: Scored, result: RunRes
             journal.save(own)
     # The record reads the plain names first, which a sweep has logged here.
     shown = journal_metrics.show_latencies(values)
-    points = [(key, value, int(1000 * time.time()), 0) for key, value in shown.items()]
+    now_ms = int(1000 * time.time())
+    points = [(key, value, now_ms, 0) for key, value in shown.items()]
     points += journal_metrics.select(journal)
     upload.log_batch(store, record.run_id, points, tags=carried)
 

@@ -111,8 +111,8 @@ def least_arena(model: Any) -> int:
     the planner may not reach the bound.
     """
     graph = model.subgraphs[0]
-    first = {int(index): 0 for index in graph.inputs}
-    last = {int(index): len(graph.operators) for index in graph.outputs}
+    first = dict.fromkeys(map(int, graph.inputs), 0)
+    last = dict.fromkeys(map(int, graph.outputs), len(graph.operators))
     for step, operator in enumerate(graph.operators):
         for index in map(int, operator.outputs):
             first.setdefault(index, step)

@@ -31,8 +31,11 @@ def run_inspection(path: Path, cache_root: Path) -> None:
     say(console, f"{_say_dtypes(contents)}; execution: {contents.execution}")
 
     # Inputs and outputs
-    ports = [_row("input", port) for port in contents.inputs]
-    ports += [_row("output", port) for port in contents.outputs]
+    ports = []
+    for port in contents.inputs:
+        ports.append(_row("input", port))
+    for port in contents.outputs:
+        ports.append(_row("output", port))
     print_table(console, ("", "name", "shape (without batch)", "dtype", "values"), ports)
 
     # Layers with weights, then the other operators

@@ -114,8 +114,10 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> PowerAnalysis:
     rows = tuple(plan(share, total, limit) for share in changed)
     result = PowerAnalysis("ok", metric=task.metric, total=total, limit=limit, rows=rows)
     save_config(config, folder / CONFIG_FILE)
-    shown = [(row.changed, row.passes, row.fails, row.needed) for row in rows]
-    files.write_text(folder / "test_plan.csv", files.to_csv([HEADS, *shown]))
+    lines: list[tuple[object, ...]] = [HEADS]
+    for row in rows:
+        lines.append((row.changed, row.passes, row.fails, row.needed))
+    files.write_text(folder / "test_plan.csv", files.to_csv(lines))
     figures.save(_draw(result), folder / FILE)
     _print(result, samples.data.name)
     return result

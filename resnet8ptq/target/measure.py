@@ -306,7 +306,10 @@ def answer(
             check_provider(request["provider"])
         return describe(), []
     if request["do"] == "load":
-        options = {key: request[key] for key in ("provider", "precision") if key in request}
+        options = {}
+        for key in ("provider", "precision"):
+            if key in request:
+                options[key] = request[key]
         network = RUNTIMES[request["runtime"]](payload, request["threads"], **options)
         loaded[request["key"]] = network
         return {"names": network.names}, []

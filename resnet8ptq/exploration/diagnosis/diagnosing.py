@@ -204,7 +204,11 @@ def _halve(
         reference: the artifact, compared with FP32.
     """
     weights = [weight.rounded for weight in measured.weights]
-    activations = [tensor.rounded for tensor in measured.tensors if tensor.rounded is not None]
+    activations = []
+    for tensor in measured.tensors:
+        rounded = tensor.rounded
+        if rounded is not None:
+            activations.append(rounded)
     if not weights:
         return None
 

@@ -58,6 +58,10 @@ class Breakdown:
             return sum_ms(self.model)
         return sum_ms(node for node in self.model if node.kind in kinds)
 
+    def count(self, kind: str) -> int:
+        """Return the number of the model's nodes of a kind."""
+        return sum(node.kind == kind for node in self.model)
+
     @property
     def conversions_ms(self) -> float:
         """Time of conversions to 8 bits, from 8 bits and between float types."""
@@ -137,7 +141,7 @@ class ProfileResult(RunResult):
         metrics = self.latency.to_metrics()
         for infix, breakdown in zip(("", "_batch"), self.breakdowns, strict=False):
             metrics |= breakdown.to_metrics(infix)
-        metrics["unfused_nodes"] = sum(node.kind == "unfused" for node in self.breakdowns[0].model)
+        metrics["unfused_nodes"] = self.breakdowns[0].count("unfused")
         return {f"profile/{key}": float(value) for key, value in metrics.items()}
 
 

@@ -79,8 +79,8 @@ def _rows(breakdown: Breakdown) -> list[list[object]]:
 
 
 def _notes(breakdown: Breakdown) -> list[str]:
-    converting = sum(node.kind == "conversion" for node in breakdown.model)
-    notes = [f"conversions: {breakdown.conversions_ms:.3f} ms in {converting} nodes"]
+    number = breakdown.count("conversion")
+    notes = [f"conversions: {breakdown.conversions_ms:.3f} ms in {number} nodes"]
     for kind in ("unfused", "float"):
         left = [node for node in breakdown.model if node.kind == kind]
         left.sort(key=lambda node: -node.ms)

@@ -103,7 +103,9 @@ def print_advice(
         layers = f"{network.layers} layers with weights, {network.depthwise} of them depthwise"
         say(console, f"{network.path}: {network.format}, {layers}")
     advices = candidates.advise(flags, network)
-    rows = [(entry.settings, entry.verdict, entry.why, entry.source) for entry in advices]
+    rows = []
+    for entry in advices:
+        rows.append((entry.settings, entry.verdict, entry.why, entry.source))
     print_table(console, ("configuration", "verdict", "why", "known from"), rows)
     say(console, "Nothing was run. These commands measure the configurations to try:")
     if _PATH in settings:

@@ -48,9 +48,9 @@ class Fingerprint:
     @classmethod
     def of(cls, name: str, samples: Sequence[Array]) -> "Fingerprint":
         """Return the fingerprint of a tensor's values, one array [1, ...] for each sample."""
-        sizes = tuple(sorted(size for size in samples[0].shape[1:] if size > 1))
         if not samples[0].size:
             return cls(name, (0,), np.zeros((len(samples), len(QUANTILES))))
+        sizes = tuple(sorted(size for size in samples[0].shape[1:] if size > 1))
         quantiles = [np.quantile(np.nan_to_num(values), QUANTILES) for values in samples]
         return cls(name, sizes, np.asarray(quantiles, np.float64))
 

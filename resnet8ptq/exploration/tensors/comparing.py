@@ -468,8 +468,11 @@ def _match(
     exact: "_Fp32", inner: Sequence[Inner], run: Run, batches: Sequence[NDArray[Any]]
 ) -> list[tuple[str, int, tuple[int, ...]]]:
     """Return the names of FP32's matched tensors, their index in the file, and their axes there."""
-    theirs = [run(batch) for batch in batches]
-    ours = [exact.run(batch) for batch in batches]
+    theirs = []
+    ours = []
+    for batch in batches:
+        theirs.append(run(batch))
+        ours.append(exact.run(batch))
 
     # Fingerprints over all samples; what they leave open, the values of the first sample decide
     names = [tensor.name for tensor in inner]
@@ -490,6 +493,11 @@ def _match(
         if axes is not None:
             matched.append((exact.names[row], column, axes))
     return matched
+
+
+def _number(names: Sequence[str]) -> dict[str, int]:
+    """Return the index of each name."""
+    return {name: index for index, name in enumerate(names)}
 
 
 def _float_names(values: Sequence[Any]) -> list[str]:
@@ -516,7 +524,7 @@ class _Fp32:
         floats = _float_names(session.get_outputs())
         self.operators = {name: made[name].op_type for name in floats}
         self.names = [*_float_names(session.get_inputs()), *floats]
-        self._index = {name: index for index, name in enumerate(self.names)}
+        self._index = _number(self.names)
         self._made = floats
         self._session = session
         self._alone = session  # until `keep` cuts the graph
@@ -587,16 +595,15 @@ class _Fp32:
 
     def find_joins(self) -> dict[int, list[int]]:
         """Return the outputs of Concat and Add with their inputs, as indices into `names`."""
-        indices = {name: index for index, name in enumerate(self.names)}
         joins = {}
-        for name, index in indices.items():
+        for name, index in self._index.items():
             node = self._layer_of(name)
             if node is None or node.op_type not in JOINING:
                 continue
             parts = []
             for part in dict.fromkeys(node.input):  # x + x has one part
-                if part in indices:
-                    parts.append(indices[part])
+                if part in self._index:
+                    parts.append(self._index[part])
             if len(parts) > 1:
                 joins[index] = parts
         return joins
@@ -604,6 +611,7 @@ class _Fp32:
     def keep(self, names: Sequence[str]) -> None:
         """Return only these tensors from now on, and open the layers between them."""
         self.names = [*names]
+        self._index = _number(names)
         self._made = [name for name in names if name not in self._inputs]
         self._alone = self._open(cut_at(self._proto, self._made))
 

@@ -126,7 +126,8 @@ class Box:
         """All its tensors and faults, to be shown on hovering."""
         operators = dict.fromkeys(node.op_type for node in self.nodes)
         lines = [f"{self.name}: {', '.join(operators)}"]
-        lines += [f"fault: {fault}" for fault in self.faults]
+        for fault in self.faults:
+            lines.append(f"fault: {fault}")
         for tensor in self.tensors:
             own = _show(tensor.own_db)
             so_far = _show(tensor.sqnr_db)
