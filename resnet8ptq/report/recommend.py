@@ -329,23 +329,32 @@ def why_none(selected: ModelSelection) -> list[str]:
         if least is not None and metric.cost(value) > metric.cost(least):
             lines.append(f"FP32 itself has {metric.show(value)}, less than report.{metric.least}.")
 
-    # Settings that may help a model of ours
+    remedy = _say_remedy(measured)
+    if remedy:
+        lines.append(remedy)
+    return lines
+
+
+def _say_remedy(measured: Sequence[Cell]) -> str:
+    """Return the settings that may reduce the loss.
+
+    Empty if a model does not lose too much, and for files of other programs alone.
+    """
     losses = set()
-    is_ours = False
+    has_settings = False
     finer = "per_channel=true, "
     for cell in measured:
         losses.add(cell.record.loss_verdict)
         if not cell.record.combination.path:
-            is_ours = True
+            has_settings = True
         if cell.record.combination.per_channel:  # tried already
             finer = ""
-    if is_ours and losses <= {FAIL, VOID}:
-        lines.append(
-            f"To reduce the loss, try {finer}another calibration (calib=), or "
-            "nodes_to_exclude=auto, which keeps layers in float. To find the cause, run "
-            "+analysis=diagnose."
-        )
-    return lines
+    if not has_settings or not losses <= {FAIL, VOID}:
+        return ""
+    return (
+        f"To reduce the loss, try {finer}another calibration (calib=), or nodes_to_exclude=auto, "
+        "which keeps layers in float. To find the cause, run +analysis=diagnose."
+    )
 
 
 def recommend(selected: ModelSelection) -> list[Recommendation]:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -356,7 +356,7 @@ def _start(
     config: DictConfig, folder: Path, parallel: "ParallelJobs | None", command_line: Sequence[str]
 ) -> RunningSweep:
     """Check the settings before the first job, and start opening the store."""
-    from resnet8ptq.sweeps import budget, delivery, identity, search
+    from resnet8ptq.sweeps import identity, search
     from resnet8ptq.tracking.mlflow_store import sender
     from resnet8ptq.tracking.sweep_file import SharedSweep
 
@@ -374,11 +374,6 @@ def _start(
         search.check(config.hydra.sweeper, typed)
     swept = _find_swept(config.hydra.sweeper)
     count = _count_jobs(config.hydra.sweeper, [*swept, *typed])
-    varied = []
-    for override in (*swept, *typed):
-        if override.is_sweep_override():
-            varied.append(override.key_or_group)
-
     # No log is set up yet. The imports that follow take a second, or several from a cold disk.
     console.say(console.stderr(), f"{_say_jobs(config.hydra.sweeper, count)}: {folder}")
     for line in words.find_idle(config, typed, swept):
@@ -410,28 +405,43 @@ def _start(
             parallel=parallel,
             resume=config.sweep.resume,
             jobs=count,
-            varied=tuple(varied),
+            varied=_find_varied([*swept, *typed]),
         )
 
-    goal = None
-    kept = None
-    time_limit = None
-    if is_search(config.hydra.sweeper):
-        goal = config.hydra.sweeper.goal
-        kept = delivery.Delivery(folder)
-        limit_s = 60 * config.hydra.sweeper.minutes
-        time_limit = budget.Budget(limit_s, time.monotonic() - clock.begun_s())
-    return RunningSweep(
+    running = RunningSweep(
         open=open_begun,
         parallel=parallel,
         limits=limits,
         lock=held,
         jobs=count,
-        goal=goal,
-        delivery=kept,
-        budget=time_limit,
         words=command_line,
     )
+    if is_search(config.hydra.sweeper):
+        return _as_search(running, config.hydra.sweeper, folder)
+    return running
+
+
+def _as_search(running: RunningSweep, sweeper: DictConfig, folder: Path) -> RunningSweep:
+    """Return a sweep with the goal, the file and the time limit of a search."""
+    from resnet8ptq.sweeps.budget import Budget
+    from resnet8ptq.sweeps.delivery import Delivery
+
+    limit_s = 60 * sweeper.minutes
+    return replace(
+        running,
+        goal=sweeper.goal,
+        delivery=Delivery(folder),
+        budget=Budget(limit_s, loading_s=time.monotonic() - clock.begun_s()),
+    )
+
+
+def _find_varied(overrides: Sequence[Override]) -> tuple[str, ...]:
+    """Return the keys with several values, which differ between the jobs."""
+    varied = []
+    for override in overrides:
+        if override.is_sweep_override():
+            varied.append(override.key_or_group)
+    return tuple(varied)
 
 
 def _say_jobs(sweeper: DictConfig, count: int | None) -> str:

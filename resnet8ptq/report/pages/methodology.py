@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from resnet8ptq.report.comparison import Family
 from resnet8ptq.report.facts import samples_of
+from resnet8ptq.tasks.task import Task
 from resnet8ptq.tracking.record import RunRecord
 
 NAMED = 10  # values of one setting
@@ -21,67 +22,71 @@ def describe(family: Family) -> list[tuple[str, str]]:
 
     The notes below the table describe tests, intervals and verdicts; see `notes`.
     """
-    runs = []
-    scored = []
-    tags: set[str] = set()
-    for record in family.records:
-        if record.samples is not None:
-            runs.append(record)
-            scored.append(f"{record.samples:,.0f}")
-            tags.update(record.tags)
+    runs = [record for record in family.records if record.samples is not None]
     if not runs:
         return [("runs", "none was measured")]
+    pairs = _describe_samples(family.task, runs)
+    if family.stopped:
+        pairs.append(("stopping", STOPPING))
+    return pairs + _describe_machine(runs)
 
-    def param(name: str) -> str:
-        return _join(record.params.get(name) for record in runs)
 
-    def tag(name: str) -> str:
-        return _join(record.tags.get(name) for record in runs)
-
-    task = family.task
+def _describe_samples(task: Task, runs: Sequence[RunRecord]) -> list[tuple[str, str]]:
+    """Return the texts about network, samples and task."""
     kind = samples_of(runs)
-    samples = _join(scored)
-    pairs = [
-        ("model", f"{param('model')}, batch normalization folded: {param('model.fold')}"),
+    scored = _join(f"{record.samples:,.0f}" for record in runs)
+    test_digest = _join_tags(runs, "test_digest")[:16]
+    calibration_digest = _join_tags(runs, "calibration_digest")[:16]
+    folded = _join_params(runs, "model.fold")
+    drawn = _join_params(runs, "calibration_samples")
+    seed = _join_params(runs, "seed")
+    return [
+        ("model", f"{_join_params(runs, 'model')}, batch normalization folded: {folded}"),
         (
             "data",
-            f"{param('data.name')}; {samples} {kind} samples, digest {tag('test_digest')[:16]}…",
+            f"{_join_params(runs, 'data.name')}; {scored} {kind} samples, digest {test_digest}…",
         ),
         (
             "calibration",
-            f"{param('calibration_samples')} samples, none of them among the {kind} samples, seed "
-            f"{param('seed')}, digest of the sample indices {tag('calibration_digest')[:16]}…",
+            f"{drawn} samples, none of them among the {kind} samples, seed {seed}, digest of the "
+            f"sample indices {calibration_digest}…",
         ),
         ("task", f"{task.name}, metric {task.metric.title}"),
         ("evaluated artifact", "the written file, reloaded from disk"),
     ]
-    if family.stopped:
-        pairs.append(("stopping", STOPPING))
 
-    # The machine and its software
-    flags = [flag for flag in tag("cpu_flags").split() if flag in FLAGS]
-    latency, threads = _describe_timing(runs, param("latency.threads"), param("threads"))
+
+def _describe_machine(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:
+    """Return the texts about latency, CPU and software."""
+    latency, threads = _describe_timing(runs)
+    cpu = _join_tags(runs, "cpu")
+    flags = [flag for flag in _join_tags(runs, "cpu_flags").split() if flag in FLAGS]
+    tags: set[str] = set()
+    for run in runs:
+        tags.update(run.tags)
     versions = []
-    for key in sorted(tags):
-        if key.startswith(_VERSION):
-            versions.append(f"{key.removeprefix(_VERSION)} {tag(key)}")
-    pairs += [
+    for tag in sorted(tags):
+        if tag.startswith(_VERSION):
+            versions.append(f"{tag.removeprefix(_VERSION)} {_join_tags(runs, tag)}")
+    pairs = [
         ("latency", latency),
-        ("CPU", f"{tag('cpu')} ({' '.join(flags) or 'no vector flags known'})"),
+        ("CPU", f"{cpu} ({' '.join(flags) or 'no vector flags known'})"),
         ("threads", threads),
         ("versions", ", ".join(versions)),
     ]
     if "project_commit" in tags:
-        pairs.append(("commit of the project", tag("project_commit")))
+        pairs.append(("commit of the project", _join_tags(runs, "project_commit")))
     return pairs
 
 
-def _describe_timing(runs: Sequence[RunRecord], timed_on: str, threads: str) -> tuple[str, str]:
+def _describe_timing(runs: Sequence[RunRecord]) -> tuple[str, str]:
     """Return the texts about latency, threads and parallel jobs, which lengthen latencies."""
     latency = "not measured"
+    threads = _join_params(runs, "threads")
     at_once = max(int(run.jobs_at_once) for run in runs)
     timed = any(run.latency_ms is not None for run in runs)
     if timed:
+        timed_on = _join_params(runs, "latency.threads")
         latency = f"{timed_on} thread(s), quantized and FP32 model measured in turns in one "
         latency += "process, medians"
     if at_once > 1:
@@ -90,6 +95,14 @@ def _describe_timing(runs: Sequence[RunRecord], timed_on: str, threads: str) -> 
             latency += f"; up to {at_once - 1} other job(s) ran at the same time, which lengthens "
             latency += "times: a ratio of two models is more reliable than a latency"
     return latency, threads
+
+
+def _join_params(runs: Sequence[RunRecord], key: str) -> str:
+    return _join(run.params.get(key) for run in runs)
+
+
+def _join_tags(runs: Sequence[RunRecord], key: str) -> str:
+    return _join(run.tags.get(key) for run in runs)
 
 
 def _join(values: Iterable[str | None]) -> str:

@@ -6,7 +6,7 @@ not this package.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -28,6 +28,7 @@ from resnet8ptq.tracking.mlflow_store.store import Store, in_one_line
 
 if TYPE_CHECKING:  # most commands do without MLflow
     from mlflow.entities import LoggedModel
+    from mlflow.models import ModelSignature
 
 EXAMPLE = "example.npz"  # in the run's folder: `inputs` [1, ...], as the network takes them
 _REFUSED = re.compile("[/:.%\"']")  # by MLflow, in the name of a model
@@ -112,8 +113,7 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
     if described is None or find_model(store, run_id) is not None:
         return
     import mlflow
-    from mlflow.models import Model, ModelSignature
-    from mlflow.types import Schema, TensorSpec
+    from mlflow.models import Model
 
     path = folder / described.file
     for file in (path, folder / EXAMPLE):
@@ -134,21 +134,12 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
     else:
         shapes, outputs, settings = _onnx(path, journal.params.get(params.PROVIDER, CPU))
         values = feed(example, list(shapes))
-    takes = []
-    for name, shape in shapes.items():
-        takes.append(TensorSpec(values[name].dtype, shape, name))
-    gives = []
-    for name, sizes in outputs.items():
-        gives.append(TensorSpec(np.dtype(np.float32), (-1, *sizes), name))
+    signature = _sign(values, shapes, outputs)
+    pinned = _pin(backend)
 
-    # The versions that were measured
-    needed = [backend.runtime, "numpy"]
-    if backend.serving == _ONNX:
-        needed.insert(0, "onnx")
-    pinned = [machine.pin(package) for package in needed]
-
+    # Into the run's experiment, whose folder for models is checked first
     experiment = store.client.get_experiment(store.experiment_id)
-    store.locate(f"{experiment.artifact_location}/models")  # MLflow's folder for them
+    store.locate(f"{experiment.artifact_location}/models")
     config = settings.pop("model_config", None)
     with in_one_line(store):
         # `Model.log` has no argument for the store and the experiment.
@@ -159,13 +150,45 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
             run_id=run_id,
             name=_REFUSED.sub("_", journal.name),
             params={"file": path.name, **params.select(journal)},
-            signature=ModelSignature(Schema(takes), Schema(gives)),
+            signature=signature,
             input_example=values,
             pip_requirements=pinned,
             flavor_name=settings["flavor"].__name__,
             validate_serving_input=False,
             **{**settings, "flavor": _Unchecked(settings["flavor"], config)},
         )
+
+
+def _sign(
+    values: Mapping[str, NDArray[Any]],
+    shapes: Mapping[str, Sequence[int]],
+    outputs: Mapping[str, Sequence[int]],
+) -> "ModelSignature":
+    """Return the signature of a model, by which a server checks requests.
+
+    Args:
+        values: an example of each input.
+        shapes: the shape of each input, with the batch.
+        outputs: the shape of each output, without the batch.
+    """
+    from mlflow.models import ModelSignature
+    from mlflow.types import Schema, TensorSpec
+
+    takes = []
+    for name, shape in shapes.items():
+        takes.append(TensorSpec(values[name].dtype, tuple(shape), name))
+    gives = []
+    for name, shape in outputs.items():
+        gives.append(TensorSpec(np.dtype(np.float32), (-1, *shape), name))
+    return ModelSignature(Schema(takes), Schema(gives))
+
+
+def _pin(backend: Backend) -> list[str]:
+    """Return the packages that a server needs, in the versions that were measured."""
+    needed = [backend.runtime, "numpy"]
+    if backend.serving == _ONNX:
+        needed.insert(0, "onnx")
+    return [machine.pin(package) for package in needed]
 
 
 def _find_backend(journal: Journal, path: Path) -> Backend:
