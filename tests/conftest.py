@@ -24,6 +24,7 @@ from resnet8ptq.backends.contract import Artifact
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache as work_cache
 from resnet8ptq.core import console, files, isolation, machine
+from resnet8ptq.core.descriptor import find_backends
 from resnet8ptq.core.errors import PtqError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.core.watch import LOOK_SECONDS
@@ -65,8 +66,10 @@ SLOW = 50  # quick tests take as long as a slow one
 def _skip_a_backend_that_is_not_installed(request: pytest.FixtureRequest) -> None:
     """Skip what a test does with the backend of an extra that is not installed."""
     callspec = getattr(request.node, "callspec", None)
-    if callspec is not None and callspec.params.get("backend") == "executorch":
-        pytest.importorskip("executorch", reason="needs the extra executorch")
+    name = callspec.params.get("backend") if callspec is not None else None
+    backend = find_backends().get(name) if isinstance(name, str) else None
+    if backend is not None and not backend.is_installed:
+        pytest.skip(f"needs the extra {backend.extra}")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

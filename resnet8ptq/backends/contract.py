@@ -1,5 +1,6 @@
 """The interface between the pipeline and a framework: `Quantizer`, its artifact and predictor."""
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -22,6 +23,7 @@ from resnet8ptq.config.schema import (
     BackendConfig,
     QuantizationConfig,
 )
+from resnet8ptq.core.descriptor import find_backends
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_as
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
@@ -37,14 +39,27 @@ Options = TypeVar("Options", bound=BackendConfig)
 Run = Callable[[NDArray[np.float32]], Sequence[NDArray[np.float32]]]
 Nodes = Mapping[str, Mapping[str, int]]  # by provider and operator
 Takes = Mapping[str, tuple[Sequence[object], str]]  # by key: allowed values, and why no others
+
+
+def _backends_with(step: str) -> str:
+    """Return the backends whose search has this step (`descriptor.Search`), as typed."""
+    names = [name for name, backend in find_backends().items() if getattr(backend.search, step)]
+    return f"backend={' | '.join(names)}"
+
+
+def without_corrections(reason: str) -> Takes:
+    """Return the settings of a flow that takes no correction, for `refuse_others`."""
+    return {f"corrections.{name}": ([False], reason) for name in CORRECTIONS}
+
+
 _ALONE = (
-    "weights alone are quantized by backend=onnx | openvino | torch | tflite method=weight_only "
+    f"weights alone are quantized by {_backends_with('weights_alone')} method=weight_only "
     "dtype=w8 weight_only.block_size=null"
 )
 _DTYPES = ("int8", "uint8", "u8s8", "w4a8", "w8a16")  # a new dtype joins by name
 # The settings of a framework or a method that quantizes weights and activations.
 WITH_ACTIVATIONS: Takes = {
-    "method": (["static", "dynamic", "qat"], f"mixed is of backend=onnx; {_ALONE}"),
+    "method": (["static", "dynamic", "qat"], f"mixed is of {_backends_with('mixed')}; {_ALONE}"),
     "dtype.name": (
         ["fp32", *_DTYPES],
         f"expected {' | '.join(_DTYPES)}; {_ALONE}",
@@ -73,17 +88,15 @@ WEIGHTS_ALONE: Takes = {
     "format": ([None], f"has no meaning: {_FLOAT}"),
     "symmetric.activations": ([None], f"has no meaning: {_FLOAT}"),
     "float_output": ([False], f"has no meaning: {_FLOAT}"),
-    **{
-        f"corrections.{name}": ([False], "a correction has other scales than method=weight_only")
-        for name in CORRECTIONS
-    },
+    **without_corrections("a correction has other scales than method=weight_only"),
 }
 # Those with one scale for each output channel.
 _BY_CHANNEL: Takes = {
     "dtype.name": (["w8"], "weights below 8 bits alone take blocks; try dtype=w8"),
     "weight_only.block_size": (
         [None],
-        "only backend=onnx has scales for blocks; try weight_only.block_size=null",
+        f"only {_backends_with('weights_in_blocks')} has scales for blocks; try "
+        "weight_only.block_size=null",
     ),
     "weight_only.algorithm": (["rtn"], "weight_only.block_size=null rounds to nearest"),
     "weight_only.int8_products": ([False], "weight_only.block_size=null computes in float"),
@@ -168,7 +181,9 @@ class Predictor:
 
         Logarithms of quantized probabilities are too coarse: those have steps of about 1/256.
         """
-        return None if self._to_logits is None else self._to_logits(batch)[0]
+        if self._to_logits is None:
+            return None
+        return self._to_logits(batch)[0]
 
     @cached_property
     def _to_logits(self) -> Run | None:
@@ -207,8 +222,9 @@ Key = tuple[str, str, str]  # of a node: name, operator, kind
 
 def to_nodes(times: Sequence[Mapping[Key, float]]) -> list[NodeTime]:
     """Return the nodes in execution order, each with its mean time in ms over the middle runs."""
-    keys = list(dict.fromkeys(key for run in times for key in run))
-    table = np.sort([[run.get(key, 0.0) for key in keys] for run in times], axis=0)  # [runs, nodes]
+    keys = [*dict.fromkeys(itertools.chain.from_iterable(times))]
+    table = np.array([[run.get(key, 0.0) for key in keys] for run in times])  # [runs, nodes]
+    table.sort(axis=0)
     cut = len(times) // 4
     middle = table[cut : len(times) - cut].mean(axis=0)
     return [NodeTime(*key, ms) for key, ms in zip(keys, middle.tolist(), strict=True)]

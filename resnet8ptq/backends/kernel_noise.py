@@ -44,8 +44,9 @@ class KernelNoise:
             run_fp32: returns FP32's outputs; called only if the kernels' SQNR is below `limit_db`.
         """
         kernels_db = _sqnr_db(defined, computed)
-        near = kernels_db >= limit_db
-        return cls(kernels_db, None if near else _sqnr_db(run_fp32(), defined))
+        if kernels_db >= limit_db:
+            return cls(kernels_db, quantization_db=None)
+        return cls(kernels_db, quantization_db=_sqnr_db(run_fp32(), defined))
 
     @property
     def exceeds(self) -> bool:
@@ -61,8 +62,9 @@ class KernelNoise:
 
     def to_params(self) -> dict[str, str]:
         """Return the kernels' SQNR as a param; empty if they are exact."""
-        exact = math.isinf(self.kernels_db)
-        return {} if exact else {"kernels_sqnr_db": f"{self.kernels_db:.1f}"}
+        if math.isinf(self.kernels_db):
+            return {}
+        return {"kernels_sqnr_db": f"{self.kernels_db:.1f}"}
 
 
 def _sqnr_db(signal: Sequence[Array], values: Sequence[Array]) -> float:

@@ -7,6 +7,7 @@ classes and modules are named, as `module:name`, and imported when they are need
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from pkgutil import iter_modules, resolve_name
 from typing import Any
 
@@ -52,6 +53,7 @@ class Backend:
     Attributes:
         name: the value of `backend=`.
         rank: its place in lists and tables.
+        other_names: names that other tools have for it, for messages about a wrong `backend=`.
         quantizer: the class of `backends.contract.Quantizer`.
         options: the dataclass of its settings, below `schema.BackendConfig`.
         complete: a function of the options, the network's format, `model.outputs` and whether the
@@ -59,11 +61,15 @@ class Backend:
         quantizes: False: it scores files of other programs.
         runtime: the package that runs its files; its name on PyPI.
         packages: all packages that its results depend on, for cache keys and tags.
+        extra: the extra of this package that installs it, by the name of the module that is
+            imported; empty: it is always installed.
         suffixes: suffixes of its files.
         runs_code: whether loading its files can run code.
         operators: a set of the operators with integer kernels, by ONNX name, or a function that
             returns it; empty: the framework chooses them itself, network by network.
         dynamic_operators: operators that only `method=dynamic` quantizes.
+        has_ranges: whether its artifacts have the ranges of activations that a plain run
+            calibrates; not if the framework calibrates itself, or computes activations in float.
         single_input: whether it takes one input of float32 only.
         converts: formats of networks that its own converter quantizes as a whole.
         search: where `experiment=auto` starts, and its steps.
@@ -78,15 +84,18 @@ class Backend:
     name: str
     quantizer: str
     rank: int = 100
+    other_names: tuple[str, ...] = ()
     options: str = f"{_PACKAGE}.config.schema:BackendConfig"
     complete: str = ""
     quantizes: bool = True
     runtime: str = ""
     packages: tuple[str, ...] = ()
+    extra: str = ""
     suffixes: tuple[str, ...] = ()
     runs_code: bool = False
     operators: str = ""
     dynamic_operators: frozenset[str] = frozenset()
+    has_ranges: bool = True
     single_input: bool = False
     converts: tuple[str, ...] = ()
     search: Search = Search()
@@ -102,6 +111,11 @@ class Backend:
         """The dataclass of its settings."""
         kind: type[Any] = resolve_name(self.options)
         return kind
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether the extra that it needs is installed."""
+        return not self.extra or find_spec(self.extra) is not None
 
     def find_operators(self) -> frozenset[str]:
         """Return the operators with integer kernels, by ONNX name."""

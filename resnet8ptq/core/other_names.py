@@ -1,5 +1,7 @@
 """Names that other tools have for settings of this one, for messages about wrong settings."""
 
+from resnet8ptq.core.descriptor import find_backends
+
 KEYS = {
     "model": "model.path",
     "network": "model.path",
@@ -41,20 +43,23 @@ ABSENT = {  # keys without a counterpart
     "server": "start MLflow's own server for a team: docs/server.md",
     "report.reference": "results of other tools on ResNet8 are in studies/tools.md",
 }
+
+
+def _names_of_backends() -> dict[str, str]:
+    """Return the names of backends by the names that other tools have for them."""
+    names: dict[str, str] = {}
+    for backend in find_backends().values():
+        names |= dict.fromkeys(backend.other_names, backend.name)
+    return names
+
+
 PATHS = {"data": "data.root", "model": "model.path"}  # groups for which a path may be typed
 _TENSORRT = "onnx: TensorRT reads its QDQ files"
 OPTIONS = {
     "backend": {
         "tensorrt": _TENSORRT,
         "trt": _TENSORRT,
-        "onnxruntime": "onnx",
-        "ort": "onnx",
-        "pytorch": "torch",
-        "tensorflow": "tflite",
-        "tf": "tflite",
-        "keras": "tflite",
-        "litert": "tflite",
-        "nncf": "openvino_nncf",
+        **_names_of_backends(),
     },
     "dtype": {
         "int4": "w4a8",

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 from resnet8ptq.core import invocation, machine
+from resnet8ptq.core.descriptor import find_backends
 from resnet8ptq.tracking import origin
 from resnet8ptq.tracking.record import RunRecord
 
-_FAST = ("onnx", "torch", "tflite")  # backends that need no extra
 # Of the words to repeat; those of a backend or a method fit no other.
 _DROPPED = (
     "experiment",
@@ -36,11 +36,12 @@ def find_untried(records: Sequence[RunRecord]) -> str:
     if repeated is None:
         return ""
 
-    # The first that is fast and new
+    # The first that is fast, new, and installed without an extra
+    without_extra = [backend.name for backend in find_backends().values() if not backend.extra]
     for candidate in candidates.advise(flags):
         words = candidate.settings.split()
         wanted = _parse(words)
-        is_fast = candidate.verdict == TRY and wanted.get("backend") in _FAST
+        is_fast = candidate.verdict == TRY and wanted.get("backend") in without_extra
         if is_fast and not any(_has(record, wanted) for record in measured):
             kept = [word for word in repeated if not _is_left_out(word, wanted)]
             return invocation.command("run", *kept, *words)

@@ -4,11 +4,12 @@ A folder is read without the store if it holds all runs of the sweep.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
 from resnet8ptq.config.schema import TrackingConfig
+from resnet8ptq.core.descriptor import find_backends
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import no_such_name, printable, redact
 from resnet8ptq.report import comparison, facts, terminal
@@ -22,7 +23,6 @@ from resnet8ptq.tracking.mlflow_store.store import Store, open_store
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.sweep_file import SharedSweep
 
-_MODEL = re.compile(r"model\.(onnx|tflite|pt|pt2|pte|zip)")  # the quantized file of a run
 _NO_STORE = Store("", "", "")  # of records whose files lie in their own folders
 # the settings that name one
 SWEEP = "sweep"
@@ -74,7 +74,7 @@ class Runs:
         assert self.parent is not None
         selections = self.select(asked)
         artifacts = {r.run_id: _find_artifact(self.store, r) for r in self.records}
-        report = _find_file(self.store, self.parent, re.compile(re.escape(terminal.REPORT)))
+        report = _find_file(self.store, self.parent, {terminal.REPORT})
         return summarize_sweep(self.parent, selections, artifacts, report)
 
 
@@ -291,18 +291,22 @@ def _filter(tags: Mapping[str, str]) -> str:
 
 
 def _find_artifact(store: Store, record: RunRecord) -> str | None:
-    return _find_file(store, record, _MODEL) if record.status == "ok" else None
+    """Return where the quantized file of a run is."""
+    if record.status != "ok":
+        return None
+    suffixes = [suffix for backend in find_backends().values() for suffix in backend.suffixes]
+    return _find_file(store, record, {f"model{suffix}" for suffix in suffixes})
 
 
-def _find_file(store: Store, record: RunRecord, name: re.Pattern[str]) -> str | None:
+def _find_file(store: Store, record: RunRecord, possible: Set[str]) -> str | None:
     """Return the path of a run's file in its folder, or else its path or address in the store."""
     own = origin.own_folder(record)
     if own is not None:
-        names = list(filter(name.fullmatch, sorted(path.name for path in own.glob("*"))))
-        if names:
-            return printable(str(own / names[0]))
-    names = list(filter(name.fullmatch, history.list_artifacts(store, record)))
-    if not names:
-        return None
-    folder = history.locate(store, record)
-    return printable(redact(f"{folder or record.artifact_uri}/{names[0]}"))
+        for path in sorted(own.glob("*")):
+            if path.name in possible:
+                return printable(str(path))
+    for name in history.list_artifacts(store, record):
+        if name in possible:
+            folder = history.locate(store, record)
+            return printable(redact(f"{folder or record.artifact_uri}/{name}"))
+    return None

@@ -25,7 +25,7 @@ def test_an_onnx_file_holds_uint16_activations_in_onnx_own_operators(quantize):
 
 def test_a_tflite_file_holds_symmetric_int16_activations(quantize):
     cell = quantize("backend=tflite", WIDE)
-    model = contents.read(cell.artifact.path.read_bytes())
+    model = contents.read_model(cell.artifact.path.read_bytes())
     tensors = [t for t in model.subgraphs[0].tensors if not contents.is_constant(model, t)]
     tensors = [t for t in tensors if t.type != TensorType.INT32]  # shapes
     assert {tensor.type for tensor in tensors} == {TensorType.INT16}

@@ -4,9 +4,8 @@ import numpy as np
 import onnx
 import pytest
 
-from resnet8ptq.backends.openvino import library
-from resnet8ptq.backends.openvino_nncf import quantizer as nncf_quantizer
 from resnet8ptq.backends.registry import BACKENDS
+from resnet8ptq.config.limits import FLOAT_BITS
 from resnet8ptq.config.schema import DTYPES, WEIGHT_ONLY
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.data.dataset import Dataset
@@ -16,9 +15,15 @@ from resnet8ptq.precision.decisions import Decisions
 from resnet8ptq.tasks.scoring.distortion import softmax
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantize_network, quantizer_of
+from tests.helpers.frameworks import QUANTIZING, skip_without_float_layers
 from tests.helpers.quantized import TESTED, Probabilities, Quantize
 
-# What the table of dtypes promises: (weights, activations), or None where it is unsupported.
+FILE = "file"  # of another program: here that of backend=onnx
+SHIPPED = (
+    *("onnx", "torch", "torch_pt2e", "tflite", "executorch", "openvino", "openvino_nncf", FILE),
+)
+# The dtypes in docs/settings.md: (weights, activations), or None where it is unsupported. A backend
+# without rows here is held to resolve or refuse each dtype, and to quantize from its own start.
 DTYPE_TABLE = {
     ("onnx", "fp32"): ("float32", "float32"),
     ("onnx", "int8"): ("int8", "int8"),
@@ -65,27 +70,28 @@ DTYPE_TABLE = {
     **{("file", dtype): None for dtype in DTYPES},  # the file has its own dtype, and int8 means it
     ("file", "int8"): ("int8", "int8"),
     # Weights alone: method=weight_only, see test_weight_only.py.
-    **{(backend, dtype): None for backend in BACKENDS for dtype in WEIGHT_ONLY},
-    **{("torch_pt2e", dtype): None for dtype in WEIGHT_ONLY},
+    **{(backend, dtype): None for backend in SHIPPED for dtype in WEIGHT_ONLY},
 }
-_REASONS = (
-    r"qint8 weights|int8 kernels|int8 or int16|simulates 8 bits|below 8 bits|weights alone|"
-    r"has its own dtype"
-)
-FILE = "file"  # of another program: here that of backend=onnx
+
+
+def start_dtype(backend: str) -> str:
+    """Return the dtype from which the search starts with a backend."""
+    [dtype] = [word for word in BACKENDS[backend].search.start if word.startswith("dtype=")]
+    return dtype.removeprefix("dtype=")
+
+
 NNCF = "openvino_nncf"
-EXTRAS = {"openvino": library.is_installed(), NNCF: nncf_quantizer.is_installed()}
-MAKING = [b for b in BACKENDS if b != FILE and EXTRAS.get(b, True)]
-INSTALLED = (*MAKING, "torch_pt2e")
+FRAMEWORKS = (*QUANTIZING, "torch_pt2e")  # the fixture in conftest.py skips those not installed
 # ExecuTorch lowers ResNet8 for many seconds: test_executorch.py has these for a smaller network.
-FAST = [backend for backend in INSTALLED if backend != "executorch"]
-# TFLite and NNCF choose the operators themselves.
-CHOOSING = [backend for backend in FAST if backend not in ("tflite", NNCF)]
-CELLS = [(backend, dtype) for backend in (*INSTALLED, FILE) for dtype in DTYPES]
+FAST = [backend for backend in FRAMEWORKS if backend != "executorch"]
+CELLS = [(backend, dtype) for backend in (*FRAMEWORKS, FILE) for dtype in DTYPES]
 SUPPORTED = [cell for cell in CELLS if DTYPE_TABLE.get(cell)]
+for new in set(QUANTIZING).difference(SHIPPED):
+    SUPPORTED += [(new, "fp32"), (new, start_dtype(new))]
 QUANTIZED = [cell for cell in SUPPORTED if cell[1] != "fp32"]
-# TFLite and NNCF calibrate by themselves; ExecuTorch's ranges are PT2E's (test_executorch.py).
-CALIBRATED = [b for b in INSTALLED if b not in ("tflite", "executorch", NNCF)]
+# ExecuTorch's ranges are PT2E's (test_executorch.py).
+WITHOUT_RANGES = {name for name, backend in BACKENDS.items() if not backend.has_ranges}
+CALIBRATED = [backend for backend in FAST if backend not in WITHOUT_RANGES]
 LATER = ("executorch", "tflite", "torch_pt2e", NNCF)  # they quantize for seconds: marked slow
 WEIGHT_LAYERS = 10  # ResNet8: nine convolutions, one dense layer
 
@@ -106,19 +112,24 @@ def accuracy(probabilities: Probabilities, data: Dataset) -> float:
     return float((probabilities.argmax(1) == data.test.labels[: len(probabilities)]).mean())
 
 
+def test_the_dtype_table_has_all_dtypes_of_all_its_backends():
+    assert {(backend, dtype) for backend in SHIPPED for dtype in DTYPES} == set(DTYPE_TABLE)
+
+
 @pytest.mark.parametrize(("backend", "dtype"), CELLS)
 def test_resolves_as_the_dtype_table_says(quantize, backend, dtype):
     config = make_config(f"backend={backend}", f"dtype={dtype}")
     if (backend, dtype) == (FILE, "int8"):
         config = quantize("backend=file").config
     quantizer = quantizer_of(config)
-    promised = DTYPE_TABLE[backend, dtype]
-    if promised is None:
-        with pytest.raises(UnsupportedError, match=_REASONS):
-            quantizer.resolve()
-    else:
+    try:
         resolved = quantizer.resolve()
-        assert (resolved.weight_dtype, resolved.activation_dtype) == promised
+    except UnsupportedError as error:
+        assert not DTYPE_TABLE.get((backend, dtype)), error
+        assert f"dtype={dtype}: " in str(error) or "below 8 bits" in str(error)
+    else:
+        dtypes = (resolved.weight_dtype, resolved.activation_dtype)
+        assert dtypes == DTYPE_TABLE.get((backend, dtype), dtypes)
 
 
 @pytest.mark.parametrize(("backend", "dtype"), params(SUPPORTED))
@@ -154,7 +165,7 @@ def test_batch_size_does_not_change_predictions(quantize, backend, dtype):
         assert (split.argmax(1) != whole.argmax(1)).sum() <= most
 
 
-@pytest.mark.parametrize("backend", params(INSTALLED))
+@pytest.mark.parametrize("backend", params(FRAMEWORKS))
 def test_fp32_predicts_the_same_in_every_framework(quantize, fp32, backend):
     probabilities = quantize(f"backend={backend}", "dtype=fp32").predict()
     np.testing.assert_allclose(probabilities, fp32, atol=1e-4)
@@ -205,16 +216,27 @@ def test_calibration_methods_differ(quantize, backend):
 def test_methods_never_widen_the_range(quantize, backend):
     widest = quantize(f"backend={backend}", "dtype=int8").artifact.ranges
     cut = quantize(f"backend={backend}", "dtype=int8", "calib=percentile").artifact.ranges
-    assert widest
+    assert widest, f"backend={backend}: no ranges; expected them, or has_ranges=False in BACKEND"
     for name, (low, high) in widest.items():
         assert low <= cut[name][0] <= cut[name][1] <= high
 
 
-@pytest.mark.parametrize("backend", params(CHOOSING))
+@pytest.mark.parametrize("backend", params(FRAMEWORKS))
+def test_a_layer_can_stay_in_float_or_the_choice_is_refused(backend):
+    asked = quantizer_of(make_config(f"backend={backend}", "dtype=int8", "nodes_to_exclude=[a]"))
+    if FLOAT_BITS in asked.widths:
+        assert asked.resolve().weight_dtype == "int8"
+    else:
+        with pytest.raises(UnsupportedError, match=r"^nodes_to_exclude="):
+            asked.resolve()
+
+
+@pytest.mark.parametrize("backend", params(FAST))
 def test_decisions_of_a_step_have_the_effect_of_settings(
     quantize, shapes, shapes_model, tmp_path, backend
 ):
     node = next(iter(weight_layers(onnx.load(shapes_model.onnx_path).graph).values())).name
+    skip_without_float_layers(make_config(f"backend={backend}"))
     whole = quantize(f"backend={backend}", "dtype=int8")
     split = draw_calibration(shapes, 20, whole.config.seed).split
     excluded = make_config("data=shapes", f"backend={backend}", f"nodes_to_exclude=['{node}']")

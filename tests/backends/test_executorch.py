@@ -1,6 +1,5 @@
 """What is special to ExecuTorch: what XNNPACK runs, its threads, and the batches it takes."""
 
-import importlib.util
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from resnet8ptq.backends.contract import Artifact, Predictor
 from resnet8ptq.backends.executorch import contents, lowering
 from resnet8ptq.backends.executorch import quantizer as executorch_quantizer
 from resnet8ptq.backends.torch.torchscript import Example
+from resnet8ptq.core.descriptor import Backend
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.session import open_runner
@@ -22,11 +22,10 @@ from resnet8ptq.precision.decisions import Decisions
 from tests.helpers import product_networks
 from tests.helpers.configs import make_config
 from tests.helpers.factories import THREADS, quantize_network, quantizer_of
+from tests.helpers.frameworks import needs
 
 WEIGHT_LAYERS = 10
-needs_executorch = pytest.mark.skipif(
-    importlib.util.find_spec("executorch") is None, reason="needs the extra executorch"
-)
+needs_executorch = needs("executorch")
 PICTURES = np.random.default_rng(0).normal(size=(20, 3, 8, 6)).astype(np.float32)
 
 
@@ -313,6 +312,6 @@ def test_a_padding_that_crops_or_that_a_pool_takes_runs(shapes_model, tmp_path, 
 
 
 def test_says_how_to_install_it(monkeypatch):
-    monkeypatch.setattr(lowering, "find_spec", lambda name: None)
+    monkeypatch.setattr(Backend, "is_installed", False)
     with pytest.raises(UnsupportedError, match=r"not installed; try .*install .*executorch"):
         quantizer_of(make_config("backend=executorch")).resolve()

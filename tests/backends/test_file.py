@@ -16,7 +16,7 @@ from resnet8ptq.backends.file.contents import Contents, Port, rounded
 from resnet8ptq.backends.file.matching import match_inputs, match_outputs
 from resnet8ptq.backends.onnx.options import OnnxConfig
 from resnet8ptq.backends.openvino import archive
-from resnet8ptq.backends.openvino.library import core, is_installed, library
+from resnet8ptq.backends.openvino.library import core, library
 from resnet8ptq.backends.tflite.options import TfliteConfig
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import code, files
@@ -30,6 +30,7 @@ from resnet8ptq.models.gates.onnx import read_quantized
 from resnet8ptq.models.model import Fp32Model
 from tests.helpers.configs import make_config
 from tests.helpers.factories import THREADS, quantize_network, quantizer_of
+from tests.helpers.frameworks import needs
 from tests.helpers.quantized import Probabilities, Quantize
 
 IMAGES = 50
@@ -83,7 +84,7 @@ def test_predicts_what_its_framework_predicts(
         ("backend=onnx", "dtype=u8s8"),
         ("backend=onnx", "dtype=int8", "format=qoperator"),
         ("backend=tflite", "dtype=int8"),
-        ("backend=openvino_nncf", "dtype=int8"),
+        pytest.param(("backend=openvino_nncf", "dtype=int8"), marks=needs("openvino_nncf")),
         ("backend=torch_pt2e", "dtype=int8"),
         ("backend=onnx", "dtype=fp16"),
         ("backend=onnx", "method=weight_only", "dtype=w8", "weight_only.block_size=null"),
@@ -91,8 +92,6 @@ def test_predicts_what_its_framework_predicts(
 )
 def test_the_tensors_of_a_file_are_those_of_the_network(quantize, shapes_model, cache_root, words):
     """Each format gives its tensors in an order and layout of its own."""
-    if "backend=openvino_nncf" in words and not is_installed():
-        pytest.skip("OpenVINO is not installed")
     cell = quantize(*words)
     admitted = reading.admit(cell.artifact.path, cache_root)
     ports = shapes_model.contract.inputs, admitted.contents.inputs
@@ -134,7 +133,7 @@ def test_logits_behind_an_integer_softmax_are_floats(quantize, shapes_model, tmp
     np.testing.assert_allclose(got, cell.predictor.logits(batch), atol=1e-5)
 
 
-@pytest.mark.skipif(not is_installed(), reason="needs the extra openvino")
+@needs("openvino")
 def test_openvinos_two_files_become_one(quantize, shapes_model, tmp_path, cache_root):
     cell = quantize("backend=onnx", "dtype=u8s8")
     graph, path = core().read_model(str(cell.artifact.path)), tmp_path / "own.xml"
@@ -226,7 +225,7 @@ def test_data_that_the_hash_of_the_file_misses_is_not_read(tmp_path, cache_root)
         reading.admit(path, cache_root)
 
 
-@pytest.mark.skipif(not is_installed(), reason="needs the extra openvino")
+@needs("openvino")
 @pytest.mark.parametrize("suffix", [".xml", ".zip"])
 def test_an_onnx_file_under_openvinos_name_is_refused(tmp_path, cache_root, suffix):
     """Its operators and external data would pass by the gate of ONNX files."""

@@ -7,11 +7,12 @@ from onnx import TensorProto, helper
 
 from resnet8ptq.backends.contract import LARGEST_HALF
 from resnet8ptq.backends.onnx import weight_storage
+from resnet8ptq.core.descriptor import find_backends
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.precision.decisions import Decisions
 from resnet8ptq.tasks.scoring.distortion import sqnr_db
-from tests.backends.test_backends import MAKING, params
+from tests.backends.test_backends import params
 from tests.backends.test_weight_only import load
 from tests.backends.test_weight_storage import CASES
 from tests.helpers.configs import make_config
@@ -20,7 +21,11 @@ from tests.helpers.product_networks import write
 
 HALF = "dtype=fp16"
 EIGHT = ("method=weight_only", "dtype=w8", "weight_only.block_size=null")
-TAKING = [name for name in MAKING if name not in ("executorch", "openvino_nncf")]
+TAKING = [
+    name
+    for name, backend in find_backends().items()
+    if backend.search.float16_weights and backend.search.weights_alone
+]
 RANDOM = np.random.default_rng(0)
 
 

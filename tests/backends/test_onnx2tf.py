@@ -145,8 +145,8 @@ def test_prepared_graphs_compute_the_same():
 
 
 def test_tensors_are_matched_by_their_values(content, shapes_model, batch):
-    names = correspondence.find(content, shapes_model.onnx_path, batch[:2])
-    model, graph = contents.read(content), onnx.load(shapes_model.onnx_path).graph
+    names = correspondence.find_onnx_names(content, shapes_model.onnx_path, batch[:2])
+    model, graph = contents.read_model(content), onnx.load(shapes_model.onnx_path).graph
     [taken], [value] = model.subgraphs[0].inputs, model.subgraphs[0].outputs
     assert (names[taken][0], names[value][-1]) == (graph.input[0].name, graph.output[0].name)
     made = [int(operator.outputs[0]) for code, operator in contents.operators(model)]
@@ -155,7 +155,7 @@ def test_tensors_are_matched_by_their_values(content, shapes_model, batch):
     for index, (code, _) in zip(made, contents.operators(model), strict=True):
         if code in codes:
             assert kinds[names[index][-1]] in codes[code]
-    other = correspondence.find(content, shapes_model.onnx_path, batch[:1] * 0 + 7)
+    other = correspondence.find_onnx_names(content, shapes_model.onnx_path, batch[:1] * 0 + 7)
     assert other.keys() == names.keys()  # whatever the samples
 
 
@@ -163,8 +163,8 @@ def quantize_all(
     content: bytes, model: Fp32Model, batch: np.ndarray, skipped: list[str], **options: object
 ) -> bytes:
     """Quantize with ranges from -1 to 3 everywhere."""
-    file, graph = contents.read(content), onnx.load(model.onnx_path).graph
-    names = correspondence.find(content, model.onnx_path, batch[:2])
+    file, graph = contents.read_model(content), onnx.load(model.onnx_path).graph
+    names = correspondence.find_onnx_names(content, model.onnx_path, batch[:2])
     operators = edge_quantizer.find_quantized(file, names, graph, skipped)
     ranges = dict.fromkeys(names, (-1.0, 3.0))
     scheme = edge_quantizer.Scheme(per_channel=True, **options)
@@ -173,7 +173,7 @@ def quantize_all(
 
 def test_ranges_and_float_layers_are_those_asked_for(content, shapes_model, batch):
     nodes = [n.name for n in onnx.load(shapes_model.onnx_path).graph.node if n.op_type == "Conv"]
-    written = contents.read(quantize_all(content, shapes_model, batch, nodes[:1]))
+    written = contents.read_model(quantize_all(content, shapes_model, batch, nodes[:1]))
     layers = list(contents.layers(written))
     assert [layer.weights.quantization.scale is not None for layer in layers[:2]] == [False, True]
     for layer in layers[1:]:
@@ -191,7 +191,7 @@ def test_its_inputs_and_outputs_are_as_asked(integer, content, shapes_model, bat
 
 def test_16_bits_have_no_zero_point(content, shapes_model, batch):
     written = quantize_all(content, shapes_model, batch, [], symmetric=True, wide=True)
-    for layer in contents.layers(contents.read(written)):
+    for layer in contents.layers(contents.read_model(written)):
         assert (layer.weights.type, layer.output.type) == (TensorType.INT8, TensorType.INT16)
         assert layer.output.quantization.zeroPoint == [0]
     interpreter = predictor.open_interpreter(written, 1)
@@ -221,13 +221,13 @@ def test_operators_whose_integers_fail_stay_in_float(kind, content, shapes_model
 
     TFLite's division of integers fails if a divisor rounds to 0.
     """
-    names = correspondence.find(content, shapes_model.onnx_path, batch[:2])
-    model, graph = contents.read(content), onnx.load(shapes_model.onnx_path).graph
+    names = correspondence.find_onnx_names(content, shapes_model.onnx_path, batch[:2])
+    model, graph = contents.read_model(content), onnx.load(shapes_model.onnx_path).graph
     builtin = getattr(schema.BuiltinOperator, kind)
     changed = replace_addition(model, builtin, number=kind == "MAXIMUM")
     operators = edge_quantizer.find_quantized(model, names, graph, [])
     settings = dict.fromkeys(names, (-1.0, 3.0)), edge_quantizer.Scheme(per_channel=True)
-    written = contents.read(edge_quantizer.quantize(model, operators, *settings))
+    written = contents.read_model(edge_quantizer.quantize(model, operators, *settings))
     assert all(layer.weights.type == TensorType.INT8 for layer in contents.layers(written))
     outputs = {code: operator.outputs[0] for code, operator in contents.operators(written)}
     assert written.subgraphs[0].tensors[outputs[kind]].type == TensorType.FLOAT32
@@ -243,17 +243,17 @@ def test_nothing_to_quantize_is_an_error(content, shapes_model, batch):
 
 
 def test_a_file_of_one_sample_takes_batches(content, batch):
-    model = contents.read(content)
+    model = contents.read_model(content)
     for tensor in model.subgraphs[0].tensors:
         tensor.shapeSignature = None
-    free, fixed = (predictor.open_run(file, 1) for file in (content, contents.write(model)))
+    free, fixed = (predictor.open_run(file, 1) for file in (content, contents.write_model(model)))
     np.testing.assert_allclose(fixed(batch)[0], free(batch)[0], atol=1e-6)
 
 
 def test_an_output_is_transposed(content, batch):
-    model = contents.read(content)
+    model = contents.read_model(content)
     contents.transpose_output(model, 0, [1, 0])
-    plain, turned = (predictor.open_run(f, 1) for f in (content, contents.write(model)))
+    plain, turned = (predictor.open_run(f, 1) for f in (content, contents.write_model(model)))
     np.testing.assert_array_equal(turned(batch[:1])[0], plain(batch[:1])[0].T)
 
 

@@ -15,6 +15,7 @@ from onnx import parser
 
 from resnet8ptq.backends.contract import Resolved
 from resnet8ptq.backends.openvino import (
+    BACKEND,
     archive,
     library,
     predictor,
@@ -25,9 +26,9 @@ from resnet8ptq.backends.openvino.predictor import make_network
 from resnet8ptq.backends.openvino.profiler import count_kernels
 from resnet8ptq.backends.openvino.quantizer import OpenvinoQuantizer
 from resnet8ptq.backends.openvino.rewriting import rewrite
-from resnet8ptq.backends.openvino_nncf import quantizer as nncf_quantizer
 from resnet8ptq.config.schema import RunConfig, find_fields
 from resnet8ptq.core import isolation
+from resnet8ptq.core.descriptor import Backend
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.data.sampling import draw_calibration
@@ -45,15 +46,15 @@ from resnet8ptq.tasks.scoring.distortion import KERNELS_DB, sqnr_db
 from tests.helpers import converted, transformers
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantize_network, quantizer_of, runtime_of
+from tests.helpers.frameworks import needs
 from tests.helpers.originals import start_isolated
 
-needs_openvino = pytest.mark.skipif(not library.is_installed(), reason="needs the extra openvino")
-
-needs_nncf = pytest.mark.skipif(not nncf_quantizer.is_installed(), reason="needs the extra nncf")
+needs_openvino = needs("openvino")
+needs_nncf = needs("openvino_nncf")
 
 
 def test_its_absence_is_one_line(monkeypatch):
-    monkeypatch.setattr(library, "is_installed", lambda: False)
+    monkeypatch.setattr(Backend, "is_installed", False)
     library.library.cache_clear()
     with pytest.raises(UnsupportedError, match=r"pip install 'resnet8ptq\[openvino\]'"):
         quantizer_of(make_config("backend=openvino")).resolve()
@@ -62,7 +63,7 @@ def test_its_absence_is_one_line(monkeypatch):
 
 @needs_openvino
 def test_without_the_extra_nncf_a_run_is_unsupported(monkeypatch):
-    monkeypatch.setattr(nncf_quantizer, "is_installed", lambda: False)
+    monkeypatch.setattr(Backend, "is_installed", False)
     with pytest.raises(UnsupportedError, match=r"pip install 'resnet8ptq\[nncf\]'"):
         quantizer_of(make_config("backend=openvino_nncf", "dtype=int8")).resolve()
 
@@ -111,7 +112,7 @@ BF16 = ("backend=openvino", "dtype=fp16", "backend.inference_precision=bf16")
 
 
 def capabilities() -> list[str]:
-    if not library.is_installed():
+    if not BACKEND.is_installed:
         return []
     return list(library.core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
 

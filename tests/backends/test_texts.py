@@ -1,7 +1,6 @@
 """Networks with several inputs and of any length, in every backend that takes them."""
 
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from resnet8ptq.backends.openvino.library import is_installed
+from resnet8ptq.core.descriptor import find_backends
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.core.records import pack
 from resnet8ptq.data import registry
@@ -25,10 +24,15 @@ from resnet8ptq.tasks.scoring.distortion import sqnr_db
 from tests.helpers import phrases as texts
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantize_network, quantizer_of
+from tests.helpers.frameworks import QUANTIZING
 from tests.helpers.text_networks import MASKED, write, write_bag_of_words
 
-INSTALLED = {"openvino": is_installed(), "executorch": find_spec("executorch") is not None}
-BACKENDS = ("onnx", "torch", "torch_pt2e", *(name for name, there in INSTALLED.items() if there))
+UNTRIED = ("openvino_nncf",)  # a reference; tests/zoo has its networks
+BACKENDS = [
+    name
+    for name in (*QUANTIZING, "torch_pt2e")
+    if name not in UNTRIED and (name == "torch_pt2e" or not find_backends()[name].single_input)
+]
 ROUNDING = 1e-4  # of logits of about 10
 
 

@@ -53,8 +53,8 @@ def test_data_behind_the_graph_is_read(file_of):
     data, at = bytes(buffer.data), 2 * len(content)
     buffer.data, buffer.offset, buffer.size = None, at, len(data)
     moved = flatbuffer_utils.convert_object_to_bytearray(model)
-    read = contents.read(moved.ljust(at, b"\0") + data)
-    assert contents.write(read) == contents.write(contents.read(content))
+    read = contents.read_model(moved.ljust(at, b"\0") + data)
+    assert contents.write_model(read) == contents.write_model(contents.read_model(content))
 
 
 @pytest.mark.parametrize(

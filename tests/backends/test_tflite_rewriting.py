@@ -98,7 +98,7 @@ def test_the_uncorrected_network_comes_back_as_the_converter_made_it(
     converted, graph, shapes, per_channel
 ):
     content = converted(per_channel)
-    before = contents.read(content)
+    before = contents.read_model(content)
     names = rewriting.match(before, graph)
     tensors = before.subgraphs[0].tensors
     theirs = {}  # the converter's own ranges, by ONNX name
@@ -108,7 +108,7 @@ def test_the_uncorrected_network_comes_back_as_the_converter_made_it(
         theirs[name] = (scale * (-128 - zero_point), scale * (127 - zero_point))
     plan = Plan(WeightScheme("int8", per_channel))
     written = rewriting.rewrite(content, graph, graph, plan, theirs)
-    pairs = zip(contents.layers(before), contents.layers(contents.read(written)), strict=True)
+    pairs = zip(contents.layers(before), contents.layers(contents.read_model(written)), strict=True)
     for was, layer in pairs:
         # The two formats are folded by different programs, in another order of float32.
         np.testing.assert_allclose(
@@ -116,7 +116,7 @@ def test_the_uncorrected_network_comes_back_as_the_converter_made_it(
         )
         for tensors in ((was.weights, layer.weights), (was.bias, layer.bias)):
             old = contents.read_levels(before, tensors[0])
-            new = contents.read_levels(contents.read(written), tensors[1])
+            new = contents.read_levels(contents.read_model(written), tensors[1])
             assert (old != new).mean() < 0.02
             assert np.abs(old - new).max() <= max(1, 1e-4 * np.abs(old).max())
     [batch] = shapes.test.take(np.arange(200)).batches(200)
@@ -131,8 +131,8 @@ def test_the_file_holds_the_levels_of_the_corrected_network(converted, graph, ra
     plan = Plan(WeightScheme("int8", per_channel), {first: 4, second: 2, third: 3})
     content = converted(per_channel)
     written = rewriting.rewrite(content, graph, other, plan, ranges)
-    read = contents.read(written)
-    names = rewriting.match(contents.read(content), graph)
+    read = contents.read_model(written)
+    names = rewriting.match(contents.read_model(content), graph)
     for layer, name in zip(contents.layers(read), names, strict=True):
         narrow = name in plan.bits
         assert layer.weights.type == (TensorType.INT4 if narrow else TensorType.INT8)
@@ -171,9 +171,9 @@ def empty_tensor(shape: list[int]) -> object:
 
 def test_activations_have_the_true_ranges(converted, graph, ranges):
     content = converted(True)
-    read = contents.read(rewriting.rewrite(content, graph, graph, INT8, ranges))
+    read = contents.read_model(rewriting.rewrite(content, graph, graph, INT8, ranges))
     tensors, seen, ratios = read.subgraphs[0].tensors, [], []
-    theirs = contents.read(content).subgraphs[0].tensors
+    theirs = contents.read_model(content).subgraphs[0].tensors
     names = rewriting.match(read, graph)
     for index, name in rewriting._name_activations(read, names, graph).items():
         if "Reshape" in name:  # of the pooled sum, whose range it keeps
@@ -201,7 +201,7 @@ def test_activations_have_the_true_ranges(converted, graph, ranges):
 def find_pool(content: bytes, graph: onnx.GraphProto) -> tuple[str, float, str]:
     """Return what pools the last maps, the scale of its output, and its ONNX name."""
     (name,) = [n.output[0] for n in graph.node if n.op_type == "AveragePool"]
-    read = contents.read(content)
+    read = contents.read_model(content)
     ((code, operator),) = [
         result for result in contents.operators(read) if result[0] in ("AVERAGE_POOL_2D", "MEAN")
     ]
@@ -231,7 +231,7 @@ def test_a_pool_over_whole_maps_has_a_range_of_its_own(converted, shapes_model, 
 
 
 def test_a_pool_over_parts_of_maps_stays(converted):
-    read = contents.read(converted(True))
+    read = contents.read_model(converted(True))
     operators = contents.operators(read)
     ((_, pool),) = [pair for pair in operators if pair[0] == "AVERAGE_POOL_2D"]
     pool.builtinOptions.filterWidth -= 1
@@ -299,7 +299,7 @@ def test_layers_of_every_kind_are_matched_and_run_in_4_bits(small, shapes, calib
     graph = onnx.load(network.onnx_path).graph
     ranges = find_ranges(network.onnx_path, calibration)
     written = rewriting.rewrite(content, graph, graph, INT4, ranges)
-    read = contents.read(written)
+    read = contents.read_model(written)
     codes = [layer.code for layer in contents.layers(read)]
     assert codes == [
         *("CONV_2D", "DEPTHWISE_CONV_2D", "DEPTHWISE_CONV_2D", "CONV_2D"),
@@ -313,7 +313,7 @@ def test_layers_of_every_kind_are_matched_and_run_in_4_bits(small, shapes, calib
         contents.write_levels(read, layer.weights, levels, scale)
     [batch] = shapes.test.take(np.arange(50)).batches(50)
     result = run_without_xnnpack(written, batch)
-    np.testing.assert_array_equal(result, run_without_xnnpack(contents.write(read), batch))
+    np.testing.assert_array_equal(result, run_without_xnnpack(contents.write_model(read), batch))
     assert len(np.unique(result, axis=0)) > 10
     simulated = onnx.load(network.onnx_path)
     for node in weight_layers(simulated.graph).values():
@@ -331,7 +331,7 @@ def test_the_quantizer_writes_the_corrected_network(shapes_model, calibration, t
     assert network.with_weights_of(path).uncorrected == shapes_model.onnx_path
     config = make_config("data=shapes", "backend=tflite", "per_channel=true")
     made = quantize_network(quantizer_of(config), network, calibration, tmp_path)
-    read = contents.read(made.path.read_bytes())
+    read = contents.read_model(made.path.read_bytes())
     node = next(iter(weight_layers(proto.graph).values()))
     weights = graph_weights.read_weights(proto.graph, node)
     rounded = INT8.default.grid(weights, 0).round(weights)
@@ -349,7 +349,7 @@ def test_given_ranges_win(shapes_model, ranges, calibration, tmp_path):
     config = make_config("data=shapes", "backend=tflite", "per_channel=true")
     doubled = {name: (2 * low, 2 * high) for name, (low, high) in ranges.items()}
     made = quantize_network(quantizer_of(config), shapes_model, calibration, tmp_path, doubled)
-    first = next(contents.layers(contents.read(made.path.read_bytes())))
+    first = next(contents.layers(contents.read_model(made.path.read_bytes())))
     assert first.input.quantization.scale[0] == 2
 
 
@@ -357,7 +357,7 @@ def test_given_ranges_win(shapes_model, ranges, calibration, tmp_path):
 def test_floats_in_and_out_leave_the_levels_as_they_are(quantize, shapes):
     settings = ("backend=tflite", "dtype=w4a8", "per_channel=true")
     integers, floats = quantize(*settings), quantize(*settings, "backend.integer_io=false")
-    read = contents.read(floats.artifact.path.read_bytes())
+    read = contents.read_model(floats.artifact.path.read_bytes())
     ends = (*read.subgraphs[0].inputs, *read.subgraphs[0].outputs)
     assert {read.subgraphs[0].tensors[i].type for i in ends} == {TensorType.FLOAT32}
     np.testing.assert_array_equal(floats.predict(), integers.predict())
@@ -371,7 +371,7 @@ def test_a_channel_of_zeros_and_one_of_tiny_weights_keep_their_biases(converted,
     bias[:2] = 1.5
     graph_weights.write_weights(other, node, weights)
     graph_weights.write_bias(other, node, bias)
-    read = contents.read(rewriting.rewrite(converted(True), graph, other, INT8, ranges))
+    read = contents.read_model(rewriting.rewrite(converted(True), graph, other, INT8, ranges))
     layer = next(contents.layers(read))
     values = contents.read_values(read, layer.bias)
     np.testing.assert_allclose(values[:2], 1.5, atol=contents.scales(layer.bias).max() / 2)
@@ -408,7 +408,7 @@ def test_a_layer_that_the_plan_misspells_is_an_error(converted, graph, ranges):
 
 def test_what_is_written_is_read_back(converted, graph, ranges):
     content = converted(True)
-    read = contents.read(content)
+    read = contents.read_model(content)
     names = rewriting.match(read, graph)
     held = {
         name: rewriting.Rounded(
@@ -435,7 +435,7 @@ def test_a_slim_file_predicts_the_same_bits(quantize, shapes, dtype):
     assert small.artifact.size_bytes < whole.artifact.size_bytes - 10_000
     assert small.artifact.ranges == whole.artifact.ranges
     np.testing.assert_array_equal(small.predict(), whole.predict())
-    read = contents.read(small.artifact.path.read_bytes())
+    read = contents.read_model(small.artifact.path.read_bytes())
     graph = read.subgraphs[0]
     named = {index for index, tensor in enumerate(graph.tensors) if tensor.name}
     assert named == {*graph.inputs, *graph.outputs}
@@ -446,7 +446,7 @@ def test_a_slim_file_predicts_the_same_bits(quantize, shapes, dtype):
 
 def test_the_data_of_buffers_is_aligned(converted):
     content = slim.slim(converted(True))
-    read = contents.read(content)
+    read = contents.read_model(content)
     for buffer in read.buffers[1:]:
         data = bytes(buffer.data)
         if len(data) >= 64:  # long enough to be there once

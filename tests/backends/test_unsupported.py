@@ -2,7 +2,6 @@
 
 import pytest
 
-from resnet8ptq.backends.openvino_nncf import quantizer as nncf_quantizer
 from resnet8ptq.core.errors import UnsupportedError
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantizer_of
@@ -106,7 +105,5 @@ CASES = [
 
 @pytest.mark.parametrize(("backend", "settings", "reason"), CASES)
 def test_what_a_backend_does_not_support_is_named(backend, settings, reason):
-    if backend == "openvino_nncf" and not nncf_quantizer.is_installed():
-        pytest.skip("needs the extra nncf")
     with pytest.raises(UnsupportedError, match=reason):
         quantizer_of(make_config(f"backend={backend}", *settings.split())).resolve()

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,8 +24,7 @@ from PIL import Image
 from requests.adapters import HTTPAdapter
 from urllib3 import Retry
 
-from resnet8ptq.backends.openvino.library import is_installed
-from resnet8ptq.backends.openvino_nncf import quantizer as nncf_quantizer
+from resnet8ptq.core.descriptor import find_backends
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data.shapes import drawing
 from resnet8ptq.deploy import example, microcontroller, reproducing
@@ -34,18 +32,11 @@ from tests.helpers import mlflow_server
 from tests.helpers.calling import QUICK, Called, call, call_beside, clean_environment
 from tests.helpers.sharing import call_once
 
-BACKENDS = {"onnx": "model.onnx", "torch": "model.pt", "tflite": "model.tflite"}
-if find_spec("executorch") is not None:
-    BACKENDS["executorch"] = "model.pte"
-if is_installed():
-    BACKENDS["openvino"] = "model.onnx"
-if nncf_quantizer.is_installed():
-    BACKENDS["openvino_nncf"] = "model.zip"
-FRAMEWORKS = {
-    "onnx": "onnxruntime",
-    "tflite": "ai-edge-litert",
-    "openvino_nncf": "openvino",
-}  # others: the backend's name
+BACKENDS = {
+    name: f"model{backend.suffixes[0]}"
+    for name, backend in find_backends().items()
+    if backend.serving and backend.is_installed
+}
 
 
 @pytest.fixture(scope="module")
@@ -433,8 +424,7 @@ def test_registered_model_is_whole(backend, runs, deployed):
     assert described["signature"] and (home / "input_example.json").exists()
     pinned = (home / "requirements.txt").read_text().split()
     assert all("==" in item and "+" not in item for item in pinned)
-    framework = FRAMEWORKS.get(backend, backend)
-    assert any(item.startswith(f"{framework}==") for item in pinned)
+    assert any(item.startswith(f"{find_backends()[backend].runtime}==") for item in pinned)
 
 
 # ONNX Runtime of a machine whose integer kernels give the probability of another class.

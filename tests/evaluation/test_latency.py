@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.config.schema import LatencyConfig
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data.dataset import Split
@@ -17,6 +16,7 @@ from resnet8ptq.evaluation.latency import ModelLatency, Timings
 from resnet8ptq.models.model import Fp32Model
 from tests.helpers.configs import make_config
 from tests.helpers.factories import evaluator_of, quantizer_of
+from tests.helpers.frameworks import QUANTIZING
 from tests.helpers.quantized import Cell
 
 OWN = {f"latency{size}_p{percent}_ms" for size in ("", "_batch") for percent in (50, 95)}
@@ -57,7 +57,7 @@ def measure(fp32: Fp32Model, cell: Cell, *overrides: str) -> dict[str, float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", [b for b in BACKENDS if b != "file"])  # it needs one
+@pytest.mark.parametrize("backend", QUANTIZING)
 def test_a_quantized_model_and_its_baseline(backend, shapes_model, quantize):
     result = measure(shapes_model, quantize(f"backend={backend}"), f"backend={backend}")
     baseline = {f"baseline/{name}" for name in OWN}

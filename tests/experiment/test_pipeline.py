@@ -39,6 +39,7 @@ from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.run import start_run
 from tests.helpers.configs import make_config
 from tests.helpers.factories import evaluator_of
+from tests.helpers.frameworks import QUANTIZING
 from tests.helpers.stores import new_store
 
 Ranges = Mapping[str, Range] | None
@@ -219,7 +220,7 @@ def test_too_many_calibration_images_are_refused(store, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", [b for b in BACKENDS if b != "file"])  # it has no FP32 run
+@pytest.mark.parametrize("backend", QUANTIZING)
 def test_fp32_run_equals_its_baseline(store, tmp_path, backend):
     result, record = run(store, tmp_path, f"backend={backend}", "dtype=fp32")
     assert result.measurement is not None

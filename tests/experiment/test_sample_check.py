@@ -7,12 +7,12 @@ import onnx
 import pytest
 from onnx import parser
 
-from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.calibration.outliers import Outliers
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.experiment import run_warnings
 from resnet8ptq.experiment.sample_check import calibrates, check_inputs
 from tests.helpers.configs import make_config
+from tests.helpers.frameworks import QUANTIZING
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def damaged() -> Split:
     return Split(samples, None, "own.npz")
 
 
-@pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "file"])
+@pytest.mark.parametrize("backend", QUANTIZING)
 @pytest.mark.parametrize("calib", ["minmax", "histogram"])
 def test_a_damaged_sample_is_named_in_every_framework(graph, damaged, caplog, backend, calib):
     config = make_config("data=shapes", f"backend={backend}", f"calib={calib}")

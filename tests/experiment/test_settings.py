@@ -12,11 +12,11 @@ import pytest
 from onnx import helper
 
 import resnet8ptq
-from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.experiment.settings import fill_defaults, resolve
 from resnet8ptq.sweeps import identity
 from tests.helpers.assembling import assemble
 from tests.helpers.configs import make_config
+from tests.helpers.frameworks import QUANTIZING
 
 
 def test_arrays_with_the_names_of_the_networks_inputs_fill_them(tmp_path):
@@ -38,7 +38,7 @@ def test_arrays_with_the_names_of_the_networks_inputs_fill_them(tmp_path):
 OF_SHAPES = ("data=shapes", "evaluate.stop=decided")
 
 
-@pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "file"])
+@pytest.mark.parametrize("backend", QUANTIZING)
 def test_decided_settings_stay_as_they_are(backend, tmp_path):
     asked = make_config(*OF_SHAPES, f"backend={backend}", f"cache_dir={tmp_path}")
     before = deepcopy(asked)

@@ -12,7 +12,6 @@ from onnx import helper
 
 from resnet8ptq import dispatch
 from resnet8ptq.backends.file import onnx_file
-from resnet8ptq.backends.openvino.library import is_installed
 from resnet8ptq.core import machine
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data.dataset import Split
@@ -323,8 +322,6 @@ def test_what_has_no_tensors_or_ranges_is_unsupported(diagnose, override, hint):
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["torch_pt2e", "openvino"])
 def test_the_files_of_other_backends_are_diagnosed(diagnose, backend):
-    if backend == "openvino" and not is_installed():
-        pytest.skip("OpenVINO is not installed")
     result = diagnose(unlike_inputs(), f"backend={backend}", "dtype=int8")
     assert isinstance(result, DiagnosisResult), result.reason
     assert "joined inputs of very different scale" in [one.name for one in result.findings]

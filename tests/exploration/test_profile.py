@@ -15,7 +15,6 @@ from rich.console import Console
 from resnet8ptq.backends.contract import NodeTime, describe_execution, to_nodes
 from resnet8ptq.backends.onnx import profiler
 from resnet8ptq.backends.onnx.profiler import find_unfused, read_trace
-from resnet8ptq.backends.openvino.library import is_installed
 from resnet8ptq.backends.torch.profiler import read_events
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.evaluation.latency import ModelLatency, Timings
@@ -173,7 +172,6 @@ def test_wrong_settings_are_refused(override, message):
         make_config("+analysis=profile", override)
 
 
-needs_openvino = pytest.mark.skipif(not is_installed(), reason="needs the extra openvino")
 SHORT_RUN = (
     *("data=shapes", "+analysis=profile", "dtype=u8s8", "calib.samples_per_class=5"),
     *("latency.repeats=2", "latency.batch_repeats=2", "latency.batch_size=4"),
@@ -187,7 +185,7 @@ SHORT_RUN = (
     [
         ("onnx", "Conv", "QLinearConv", "QuantizeLinear"),
         ("torch", "aten::_convolution", "quantized::conv2d_relu", "aten::dequantize"),
-        pytest.param("openvino", "Convolution", "Convolution", "Reorder", marks=needs_openvino),
+        ("openvino", "Convolution", "Convolution", "Reorder"),
     ],
 )
 def test_a_run_profiles_both_models(tmp_path, backend, fp32, integer, conversion):
@@ -215,9 +213,7 @@ def test_a_run_profiles_both_models(tmp_path, backend, fp32, integer, conversion
     } <= set(metrics)
 
 
-@pytest.mark.parametrize(
-    "backend", ["onnx", "torch", "tflite", pytest.param("openvino", marks=needs_openvino)]
-)
+@pytest.mark.parametrize("backend", ["onnx", "torch", "tflite", "openvino"])
 def test_kernels_are_counted_where_they_run(quantize, backend):
     """As a profile has it, of all layers of the network; ONNX Runtime leaves some in float."""
     cell = quantize(f"backend={backend}", "dtype=int8")

@@ -21,6 +21,7 @@ from resnet8ptq.exploration.search.searching import DIAGNOSIS, FEWER_BITS, Asked
 from resnet8ptq.sweeps import search as sweep_search
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantizer_of
+from tests.helpers.frameworks import QUANTIZING
 
 NARROWER = [name for name, one in BACKENDS.items() if one.search.fewer_bits is not None]
 ASKED = Asked("fastest", ("onnx",), limit=0.01)
@@ -245,7 +246,7 @@ def test_every_search_ends_and_tries_nothing_twice(goal, results):
 
 
 @pytest.mark.parametrize("goal", step_table.GOALS)
-@pytest.mark.parametrize("backend", [name for name, one in BACKENDS.items() if one.quantizes])
+@pytest.mark.parametrize("backend", QUANTIZING)
 def test_every_step_is_a_valid_configuration(goal, backend):
     known = (properties.ATTENTION, properties.DEPTHWISE, properties.POOLS)
     asked = replace(ASKED, goal=goal, backends=(backend,))
@@ -288,8 +289,7 @@ def searches_steps():
         lambda: Improving(properties=known, findings=json.dumps(reported)),
         lambda: narrowing,
     )
-    backends = [name for name, one in BACKENDS.items() if one.quantizes]
-    for goal, backend, job in product(step_table.GOALS, backends, jobs):
+    for goal, backend, job in product(step_table.GOALS, QUANTIZING, jobs):
         yield replace(ASKED, goal=goal, backends=(backend,)), job()
 
 

@@ -382,10 +382,10 @@ def test_a_module_may_return_its_outputs_by_name(tmp_path, kind):
 
 @pytest.mark.slow
 def test_sparse_weights_of_a_tflite_file_are_refused_as_such(kept, tmp_path):
-    network = contents.read((kept / "float16.tflite").read_bytes())
+    network = contents.read_model((kept / "float16.tflite").read_bytes())
     weights = next(t for t in network.subgraphs[0].tensors if t.type == schema.TensorType.FLOAT16)
     weights.sparsity = schema.SparsityParametersT()
-    (tmp_path / "sparse.tflite").write_bytes(contents.write(network))
+    (tmp_path / "sparse.tflite").write_bytes(contents.write_model(network))
     with pytest.raises(ModelError, match="are sparse; expected a file with dense"):
         tflite_gate.check(tmp_path / "sparse.tflite")
 

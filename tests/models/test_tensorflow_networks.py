@@ -150,7 +150,7 @@ def test_tflite_does_not_take_several_inputs(kept, report):
 
 def test_tflite_runs_recurrent_layers_in_8_bits(kept):
     content, kept_values = (kept / "loops.tflite").read_bytes(), np.load(kept / "loops.npz")
-    layers = [*contents.layers(contents.read(content))]
+    layers = [*contents.layers(contents.read_model(content))]
     assert {layer.output.type for layer in layers} == {TensorType.INT8}
     computed = predictor.open_run(content, 1)(kept_values["samples"])
     assert sqnr_db([kept_values["outputs"]], computed) > 20

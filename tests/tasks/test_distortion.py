@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.evaluation import inference
 from resnet8ptq.tasks.classification import KL_EPSILON, ClassScores
 from resnet8ptq.tasks.detection.scores import DetectionScores
@@ -23,6 +22,7 @@ from resnet8ptq.tasks.scoring.metric import Metric
 from resnet8ptq.tasks.scoring.outputs import Outputs
 from tests.helpers.configs import make_config
 from tests.helpers.factories import THREADS, evaluator_of, quantizer_of
+from tests.helpers.frameworks import QUANTIZING
 
 CASES = [
     ("onnx", "int8"),
@@ -167,13 +167,13 @@ def test_kl_divergence_is_zero_for_equals_and_has_a_direction():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", [b for b in BACKENDS if b not in ("executorch", "file")])
+@pytest.mark.parametrize("backend", [b for b in QUANTIZING if b != "executorch"])
 def test_softmax_of_the_logits_is_the_probabilities(backend, fitted, shapes_model):
     config = make_config("data=shapes", f"backend={backend}")
     images = fitted.test.take(np.arange(inference.LOGIT_SAMPLES + 50))
     baseline = evaluator_of(config, shapes_model).baseline(images)
     logits = baseline.outputs.logits
-    assert logits is not None
+    assert logits is not None, f"backend={backend}: open_logits of its Predictor returned None"
     assert logits.shape == (inference.LOGIT_SAMPLES, 10)
     powers = np.exp(logits - logits.max(axis=1, keepdims=True))
     softmax = powers / powers.sum(axis=1, keepdims=True)

@@ -24,6 +24,7 @@ BACKEND = Backend(
     quantizer="resnet8ptq.backends.executorch.quantizer:ExecutorchQuantizer",
     runtime="executorch",
     packages=("executorch", "torch", "torchao"),
+    extra="executorch",
     suffixes=(".pte",),
     operators="resnet8ptq.backends.executorch:OPERATORS",
     advice="resnet8ptq.backends.executorch.advice",

@@ -38,7 +38,7 @@ class Operator:
         return _LAYERS.fullmatch(self.kind) is not None
 
 
-def read(content: bytes) -> list[Operator]:
+def read_operators(content: bytes) -> list[Operator]:
     """Return the operators of a program, except conversions between float and 8 bits."""
     with silenced():
         from executorch.exir._serialize._program import deserialize_pte_binary
@@ -60,19 +60,22 @@ def read(content: bytes) -> list[Operator]:
 def _read_delegate(payload: bytes) -> Iterator[Operator]:
     """Yield the operators of a graph that XNNPACK runs, by the types of their tensors."""
     graph = _decode(payload)
-    unions = [value["xvalue_union"] for value in graph["xvalues"]]
-    tensors = [union.get("tensor_value", union) for union in unions]
-    types = {tensor["id_out"]: tensor["datatype"] for tensor in tensors}
+    types = {}
+    for value in graph["xvalues"]:
+        union = value["xvalue_union"]
+        tensor = union.get("tensor_value", union)
+        types[tensor["id_out"]] = tensor["datatype"]
     for node in graph["xnodes"]:
-        arguments = node["xnode_union"].items()
-        taken = [value for key, value in arguments if re.fullmatch(_TENSOR, key)]
-        known = {types[value] for value in taken if value in types}
+        known = set()
+        for key, number in node["xnode_union"].items():
+            if _TENSOR.fullmatch(key) and number in types:
+                known.add(types[number])
         integer = bool(known) and known <= _INTEGERS
         yield Operator(node["xnode_union_type"], True, integer)
 
 
-_TENSOR = r"(input\d*|output)_id"
-_INTEGERS = {f"xnn_datatype_{name}" for name in ("qint8", "qcint8")}
+_TENSOR = re.compile(r"(input\d*|output)_id")
+_INTEGERS = {"xnn_datatype_qint8", "xnn_datatype_qcint8"}
 
 
 def _decode(payload: bytes) -> Any:

@@ -1,10 +1,10 @@
 """Lowers a torch network to an ExecuTorch program (.pte) whose operators XNNPACK runs."""
 
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 
+from resnet8ptq.backends.executorch import BACKEND
 from resnet8ptq.backends.torch.program import export
 from resnet8ptq.backends.torch.torchscript import Example
 from resnet8ptq.core import invocation
@@ -26,7 +26,7 @@ _REFUSED = {
 
 def check_installed() -> None:
     """Raise `UnsupportedError` without the extra `executorch`."""
-    if find_spec("executorch") is None:
+    if not BACKEND.is_installed:
         mend = invocation.install("executorch")
         raise UnsupportedError(f"backend=executorch: ExecuTorch is not installed; try {mend}")
 
@@ -72,7 +72,9 @@ def _copy_dequantized(module: Any) -> Any:
     """
     from torch.fx.passes.infra.pass_base import PassResult
 
-    for node in [node for node in module.graph.nodes if "dequantize" in str(node.target)]:
+    for node in list(module.graph.nodes):
+        if "dequantize" not in str(node.target):
+            continue
         for user in list(node.users)[1:]:
             with module.graph.inserting_after(node):
                 user.replace_input_with(node, module.graph.node_copy(node))
@@ -101,14 +103,17 @@ def _make_partitioner() -> Any:
         def check_constraints(self, node: Any, ep: Any) -> bool:
             around = [*node.args[0], *node.users]
             grids = [n.args[1:3] for n in around if "quantize_per_tensor" in str(n.target)]
-            one = not grids or (len(grids) == len(around) and grids.count(grids[0]) == len(grids))
-            return one and bool(super().check_constraints(node, ep))
+            if grids and grids != [grids[0]] * len(around):
+                return False
+            return bool(super().check_constraints(node, ep))
 
     class SameTypePad(ConstantPadConfig):  # type: ignore[misc]
         def check_constraints(self, node: Any, ep: Any) -> bool:
-            rounded = "dequantize" in str(node.args[0].target)
-            same = rounded == any("quantize_per_tensor" in str(n.target) for n in node.users)
-            return same and bool(super().check_constraints(node, ep))
+            takes_levels = "dequantize" in str(node.args[0].target)
+            gives_levels = any("quantize_per_tensor" in str(user.target) for user in node.users)
+            if takes_levels != gives_levels:
+                return False
+            return bool(super().check_constraints(node, ep))
 
     # It takes a softmax over the last axis, but after a convolution its own last axis is another.
     ChannelsLastTaggedReshapePass.memory_sensitive_ops_nchw.add(exir_ops.edge.aten._softmax.default)

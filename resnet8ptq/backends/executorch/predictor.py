@@ -76,10 +76,8 @@ class LoadedProgram:
         return self._method.metadata
 
     def _run(self, batch: NDArray[Any]) -> list[NDArray[np.float32]]:
-        return [
-            output.numpy()
-            for output in self._method.execute(as_tensors(np.ascontiguousarray(batch)))
-        ]
+        outputs = self._method.execute(as_tensors(np.ascontiguousarray(batch)))
+        return [output.numpy() for output in outputs]
 
     def _load(self) -> None:
         _POOL.resize(self.threads)

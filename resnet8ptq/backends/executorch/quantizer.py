@@ -5,6 +5,7 @@ lowered to XNNPACK, which runs its operators on 8-bit kernels. The result is one
 """
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -113,8 +114,9 @@ class ExecutorchQuantizer(Quantizer):
 
         # A missing kernel shows only when the program runs: try it before it is saved
         limits = (MOST_AT_ONCE, calibration.at_once, calibration.within_memory)
-        content = lowering.lower(module, example, min(n for n in limits if n))
-        if missing := predictor.find_missing(content):
+        content = lowering.lower(module, example, min(filter(None, limits)))
+        missing = predictor.find_missing(content)
+        if missing:
             raise UnsupportedError(
                 "backend=executorch: the published runtime lacks a kernel for "
                 f"{', '.join(missing)}; try backend=onnx"
@@ -125,8 +127,8 @@ class ExecutorchQuantizer(Quantizer):
             return Artifact(path)
 
         # Only the file says which operators XNNPACK has taken
-        operators = contents.read(content)
-        layers = sum(operator.is_layer and operator.integer for operator in operators)
+        operators = contents.read_operators(content)
+        layers, _ = _count_layers(operators)
         if layers == 0:
             graph = onnx.load(model.onnx_path).graph
             refuse_empty("XNNPACK", graph, ": it runs no layer in 8 bits")
@@ -144,9 +146,7 @@ class ExecutorchQuantizer(Quantizer):
 
     def count_kernels(self, path: Path) -> tuple[int, int]:
         """Count in XNNPACK's graph and among the portable kernels."""
-        layers = [operator for operator in contents.read(path.read_bytes()) if operator.is_layer]
-        integer = sum(layer.integer for layer in layers)
-        return integer, len(layers) - integer
+        return _count_layers(contents.read_operators(path.read_bytes()))
 
     def profile(self, path: Path, threads: int) -> NoReturn:
         """Raise `UnsupportedError`: the published runtime records no times of operators."""
@@ -154,6 +154,17 @@ class ExecutorchQuantizer(Quantizer):
             "backend=executorch: the published runtime records no times of operators; a build with "
             "EXECUTORCH_ENABLE_EVENT_TRACER=ON does"
         )
+
+
+def _count_layers(operators: Sequence[contents.Operator]) -> tuple[int, int]:
+    """Return the numbers of layers in 8 bits and in float."""
+    integer = 0
+    in_float = 0
+    for operator in operators:
+        if operator.is_layer:
+            integer += operator.integer
+            in_float += not operator.integer
+    return integer, in_float
 
 
 def _check_run(content: bytes, module: Any, calibration: Split) -> None:

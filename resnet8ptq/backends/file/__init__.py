@@ -8,5 +8,6 @@ BACKEND = Backend(
     quantizer="resnet8ptq.backends.file.quantizer:FileQuantizer",
     options="resnet8ptq.backends.file.options:FileConfig",
     quantizes=False,
+    has_ranges=False,
     not_served="the inputs of such a file are its own, not those of the network",
 )

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -38,14 +39,19 @@ class Port:
         return f"{self.name} [{sizes}] {self.dtype}"
 
 
+def _ends(scale: float, zero_point: int, levels: str) -> tuple[float, float]:
+    """Return the ends of the range that an integer dtype can hold."""
+    limits = np.iinfo(levels)
+    return scale * (limits.min - zero_point), scale * (limits.max - zero_point)
+
+
 def rounded(port: Port, scale: float, zero_point: int, levels: str) -> Port:
     """Return a port that is quantized to this dtype.
 
     >>> rounded(Port("x", (2,), "uint8"), 0.5, 0, "uint8").high
     127.5
     """
-    limits = np.iinfo(levels)
-    low, high = (scale * (level - zero_point) for level in (limits.min, limits.max))
+    low, high = _ends(scale, zero_point, levels)
     if port.dtype in FLOATS:
         return replace(port, low=low, high=high)
     return replace(port, scale=scale, zero_point=zero_point, low=low, high=high)
@@ -75,8 +81,7 @@ class Inner:
     @classmethod
     def rounded(cls, name: str, scale: float, zero_point: int, levels: str) -> "Inner":
         """Return a tensor with one scale, rounded to an integer dtype."""
-        limits = np.iinfo(levels)
-        low, high = (scale * (level - zero_point) for level in (limits.min, limits.max))
+        low, high = _ends(scale, zero_point, levels)
         return cls(name, low, high, step=scale, dtype=levels)
 
 
@@ -145,19 +150,19 @@ class Contents:
     @property
     def narrowed(self) -> list[Layer]:
         """The quantized layers; if there are none, those in float16 or bfloat16."""
-        return self.quantized or [
-            layer for layer in self.layers if layer.weights in ("float16", "bfloat16")
-        ]
+        if self.quantized:
+            return self.quantized
+        return [layer for layer in self.layers if layer.weights in ("float16", "bfloat16")]
 
     @property
     def weight_dtype(self) -> str:
         """The dtypes of the weights of `narrowed`."""
-        return _listed(layer.weights for layer in self.narrowed)
+        return _listed(map(attrgetter("weights"), self.narrowed))
 
     @property
     def activation_dtype(self) -> str:
         """The dtypes of the activations of `narrowed`."""
-        return _listed(layer.activations for layer in self.narrowed)
+        return _listed(map(attrgetter("activations"), self.narrowed))
 
     @property
     def execution(self) -> str:
@@ -172,18 +177,17 @@ class Contents:
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> "Contents":
         """Return the contents from a JSON document made with `asdict`."""
+        typed = dict(values)
+        typed["inputs"] = _read_ports(values["inputs"])
+        typed["outputs"] = _read_ports(values["outputs"])
+        typed["layers"] = tuple(Layer(**layer) for layer in values["layers"])
+        return cls(**typed)
 
-        def read_ports(key: str) -> tuple[Port, ...]:
-            listed = values[key]
-            return tuple(Port(**{**port, "shape": tuple(port["shape"])}) for port in listed)
 
-        read = {
-            "inputs": read_ports("inputs"),
-            "outputs": read_ports("outputs"),
-            "layers": tuple(Layer(**layer) for layer in values["layers"]),
-        }
-        return cls(**{**values, **read})
+def _read_ports(ports: Iterable[Mapping[str, Any]]) -> tuple[Port, ...]:
+    return tuple(Port(**{**port, "shape": tuple(port["shape"])}) for port in ports)
 
 
 def _listed(dtypes: Iterable[str]) -> str:
-    return ", ".join(name for name, _ in Counter(dtypes).most_common())
+    """Return the dtypes as text, the most frequent first."""
+    return ", ".join(dict(Counter(dtypes).most_common()))

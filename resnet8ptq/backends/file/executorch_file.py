@@ -36,21 +36,26 @@ def read(content: bytes, path: Path) -> Contents:
         ModelError: damaged, or with operators that are neither torch's nor XNNPACK's.
     """
     with errors_as(ModelError, f"{path}: not an ExecuTorch program for XNNPACK"):
-        operators = executorch.read(content)
+        operators = executorch.read_operators(content)
     for operator in operators:
         if not _KNOWN.fullmatch(operator.kind):
             raise ModelError(f"{path}: operator {operator.kind!r}; expected torch's and XNNPACK's")
 
     # The program names no tensor of its ends, so their numbers name them
     meta = LoadedProgram(content, 1).metadata
-    inputs = [meta.input_tensor_meta(number) for number in range(meta.num_inputs())]
-    outputs = [meta.output_tensor_meta(number) for number in range(meta.num_outputs())]
+    inputs = []
+    for number in range(meta.num_inputs()):
+        inputs.append(_port(f"input_{number}", meta.input_tensor_meta(number)))
+    outputs = []
+    for number in range(meta.num_outputs()):
+        outputs.append(_port(f"output_{number}", meta.output_tensor_meta(number)))
+    layers = [_layer(operator) for operator in operators if operator.is_layer]
     return Contents(
         format="ExecuTorch",
         producer="",
-        inputs=tuple(_port(f"input_{number}", value) for number, value in enumerate(inputs)),
-        outputs=tuple(_port(f"output_{number}", value) for number, value in enumerate(outputs)),
-        layers=tuple(_layer(operator) for operator in operators if operator.is_layer),
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        layers=tuple(layers),
         operators=dict(Counter(operator.kind for operator in operators).most_common()),
     )
 
@@ -60,8 +65,9 @@ def open_run(content: bytes, threads: int) -> RawRun:
     network = LoadedProgram(content, threads)
 
     def run(values: Any) -> Any:
-        named = {str(number): array for number, array in enumerate(values)}
-        return network(values[0] if len(values) == 1 else pack_records(named))
+        if len(values) == 1:
+            return network(values[0])
+        return network(pack_records({str(index): array for index, array in enumerate(values)}))
 
     return run
 

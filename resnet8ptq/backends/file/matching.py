@@ -5,7 +5,6 @@ config holds it, and the user can resolve an ambiguous match.
 """
 
 import itertools
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -27,9 +26,10 @@ def match_inputs(tensors: Sequence[Tensor], ports: Sequence[Port], asked: Any, p
         ConfigError: a name, a layout or a scale is ambiguous; names the setting.
     """
     matched = _pair("backend.inputs", tensors, ports, asked=asked)
-    taken = {one["name"] for one in matched.values()}
-    if missing := [port for port in ports if port.name not in taken]:
-        raise _open("backend.inputs", tensors, ports, path=path, why=f"nothing fills {missing[0]}")
+    taken = _taken_ports(matched)
+    for port in ports:
+        if port.name not in taken:
+            raise _open("backend.inputs", tensors, ports, path=path, why=f"nothing fills {port}")
     for tensor in tensors:
         if tensor.name in matched:
             _complete(matched[tensor.name], tensor, ports, is_input=True, path=path)
@@ -39,8 +39,9 @@ def match_inputs(tensors: Sequence[Tensor], ports: Sequence[Port], asked: Any, p
 def match_outputs(tensors: Sequence[Tensor], ports: Sequence[Port], asked: Any, path: Any) -> Match:
     """Return the output of the file for each output of the FP32 network; see `match_inputs`."""
     matched = _pair("backend.outputs", tensors, ports, asked=asked)
-    if missing := [tensor for tensor in tensors if tensor.name not in matched]:
-        raise _open("backend.outputs", tensors, ports, path=path, why=f"nothing is {missing[0]}")
+    for tensor in tensors:
+        if tensor.name not in matched:
+            raise _open("backend.outputs", tensors, ports, path=path, why=f"nothing is {tensor}")
     for tensor in tensors:
         _complete(matched[tensor.name], tensor, ports, is_input=False, path=path)
     return matched
@@ -57,12 +58,23 @@ def _pair(key: str, tensors: Sequence[Tensor], ports: Sequence[Port], asked: Any
         lambda tensor, port: len(tensors) == len(ports) == 1,
     )
     for fits in ways:
-        taken = {one.get("name") for one in matched.values()}
+        taken = _taken_ports(matched)
         free = [port for port in ports if port.name not in taken]
         left = [tensor for tensor in tensors if _port_of(matched, tensor.name) is None]
         for tensor, port in _find_unique(left, free, fits):
             matched.setdefault(tensor.name, {})["name"] = port.name
-    return {name: matched[name] for name in names if _port_of(matched, name) is not None}
+
+    # In the network's order, without the tensors that the file lacks
+    ordered = {}
+    for name in names:
+        if _port_of(matched, name) is not None:
+            ordered[name] = matched[name]
+    return ordered
+
+
+def _taken_ports(matched: Match) -> set[Any]:
+    """Return the names of the ports that belong to a tensor; None is among them for one without."""
+    return {pair.get("name") for pair in matched.values()}
 
 
 def _port_of(matched: Match, name: str) -> Any:
@@ -78,13 +90,15 @@ def _read_all(
     Raises:
         ConfigError: a tensor, or the port of one, does not exist.
     """
-    matched = {name: _read(key, name, value) for name, value in (asked or {}).items()}
+    matched = {}
+    for name, value in (asked or {}).items():
+        matched[name] = _read(key, name, value)
     known = [port.name for port in ports]
-    for name, one in matched.items():
+    for name, pair in matched.items():
         if name not in names:
             raise ConfigError(no_such_name(key, name, names))
-        if one.get("name") is not None and one["name"] not in known:
-            raise ConfigError(no_such_name(f"{key}.{name}", one["name"], known))
+        if pair.get("name") is not None and pair["name"] not in known:
+            raise ConfigError(no_such_name(f"{key}.{name}", pair["name"], known))
     return matched
 
 
@@ -92,8 +106,10 @@ def _find_unique(
     tensors: Sequence[Tensor], ports: Sequence[Port], fits: Callable[[Tensor, Port], bool]
 ) -> list[tuple[Tensor, Port]]:
     """Return the pairs that fit, of which neither part fits another one."""
-    every = itertools.product(tensors, ports)
-    pairs = [(tensor, port) for tensor, port in every if fits(tensor, port)]
+    pairs = []
+    for tensor, port in itertools.product(tensors, ports):
+        if fits(tensor, port):
+            pairs.append((tensor, port))
     unique = []
     for tensor, port in pairs:
         rivals = [pair for pair in pairs if pair[0] is tensor or pair[1] is port]
@@ -117,11 +133,14 @@ def _read(key: str, name: str, value: Any) -> dict[str, Any]:
 def _is_plain(value: Mapping[str, Any]) -> bool:
     """Return whether `axes` is a permutation of all axes, and the scale a positive number."""
     axes = value.get("axes")
+    if axes is not None:
+        if not isinstance(axes, list):
+            return False
+        distinct = {*axes}
+        if distinct != {*range(len(axes))} or len(distinct) != len(axes):
+            return False
     scale = value.get("scale")
-    ordered = axes is None or (
-        isinstance(axes, list) and {*axes} == {*range(len(axes))} and len({*axes}) == len(axes)
-    )
-    return ordered and (scale is None or (isinstance(scale, int | float) and scale > 0))
+    return scale is None or (isinstance(scale, int | float) and scale > 0)
 
 
 def _plain(name: str) -> str:
@@ -129,17 +148,21 @@ def _plain(name: str) -> str:
 
 
 def _complete(
-    one: dict[str, Any], tensor: Tensor, ports: Sequence[Port], is_input: bool, path: Any
+    pair: dict[str, Any], tensor: Tensor, ports: Sequence[Port], is_input: bool, path: Any
 ) -> None:
     """Add layout and scale of a pair, in place."""
     network = tensor.shape
-    key = f"backend.{'inputs' if is_input else 'outputs'}.{tensor.name}"
-    [port] = [port for port in ports if port.name == one["name"]]
-    if "axes" not in one:
-        ways = _ways(network, port.shape) if is_input else _ways(port.shape, network)
-        if not ways and not is_input and _same_values(port.shape, network):
-            one["shape"] = list(network)
-            ways = [None]
+    side = "inputs" if is_input else "outputs"
+    key = f"backend.{side}.{tensor.name}"
+    [port] = [port for port in ports if port.name == pair["name"]]
+    if "axes" not in pair:
+        if is_input:
+            ways = _ways(network, port.shape)
+        else:
+            ways = _ways(port.shape, network)
+            if not ways and _same_values(port.shape, network):
+                pair["shape"] = list(network)
+                ways = [None]
         if not ways:
             raise ConfigError(
                 f"{key}: {path} has {port}, the network {tensor}; expected the same sizes in any "
@@ -150,17 +173,18 @@ def _complete(
                 f"{key}: {port} of {path} may be {tensor} in {len(ways)} orders of its axes; try "
                 f"{key}={{name: {port.name}, axes: {[*range(len(network))]}}}"
             )
-        one["axes"] = None if ways[0] is None else list(ways[0])
+        axes = ways[0]
+        pair["axes"] = None if axes is None else list(axes)
     rounded = port.dtype in ("int8", "uint8", "int16", "uint16") and not tensor.is_integer
-    if rounded and one.get("scale") is None:
+    if rounded and pair.get("scale") is None:
         if port.scale is None and not is_input:
             raise ConfigError(
                 f"{key}: {path} returns {port.dtype} and no scale; try "
                 f"{key}={{name: {port.name}, scale: ..., zero_point: ...}}"
             )
         # An input without a scale takes whole numbers, such as pixels; see `predictor`.
-        one["scale"] = port.scale
-        one["zero_point"] = port.zero_point
+        pair["scale"] = port.scale
+        pair["zero_point"] = port.zero_point
 
 
 def _ways(have: Shape, takes: Shape) -> list[tuple[int, ...] | None]:
@@ -182,10 +206,15 @@ def _ways(have: Shape, takes: Shape) -> list[tuple[int, ...] | None]:
 
 
 def _fits(have: Shape, axes: tuple[int, ...] | None, takes: Shape, exactly: bool = False) -> bool:
-    moved = have if axes is None else tuple(have[axis] for axis in axes)
-    pairs = list(zip(moved, takes, strict=False))
-    same = all(a == b or (not exactly and None in (a, b)) for a, b in pairs)
-    return len(moved) == len(takes) and same
+    """Return whether a permutation of the axes turns one shape into another."""
+    if len(have) != len(takes):
+        return False
+    order = range(len(have)) if axes is None else axes
+    for axis, size in zip(order, takes, strict=True):
+        is_free = have[axis] is None or size is None
+        if have[axis] != size and (exactly or not is_free):
+            return False
+    return True
 
 
 def _same_values(have: Shape, takes: Shape) -> bool:
@@ -195,13 +224,14 @@ def _same_values(have: Shape, takes: Shape) -> bool:
     """
     if None in have or None in takes:
         return False
-    long = [[size for size in shape if size != 1] for shape in (have, takes)]
-    return long[0] == long[1] or math.prod(map(int, filter(None, have))) == 1
+    long = [size for size in have if size != 1]
+    return long == [size for size in takes if size != 1] or not long
 
 
 def _open(
     key: str, tensors: Sequence[Tensor], ports: Sequence[Port], path: Any, why: str
 ) -> ConfigError:
+    """Return the error of a missing pair, with the setting that would name all."""
     listed = ", ".join(map(str, ports))
     pairs = ", ".join(f"{tensor.name}: ..." for tensor in tensors)
     return ConfigError(f"{key}: {why}; {path} has {listed}; try '{key}={{{pairs}}}'")

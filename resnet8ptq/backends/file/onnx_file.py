@@ -62,10 +62,10 @@ def read(content: bytes, path: Path) -> Contents:
     """Return the description of a file's content."""
     proto = onnx.ModelProto.FromString(content)
     graph = _Graph.of(proto.graph)
-    main = max((o.version for o in proto.opset_import if o.domain in gate.ONNX_DOMAINS), default=0)
+    versions = [opset.version for opset in proto.opset_import if opset.domain in gate.ONNX_DOMAINS]
     operators = Counter(node.op_type for node in find_all(proto.graph, onnx.NodeProto))
     return Contents(
-        format=f"ONNX opset {main}",
+        format=f"ONNX opset {max(versions, default=0)}",
         producer=f"{proto.producer_name} {proto.producer_version}".strip().removesuffix(" None"),
         inputs=tuple(map(graph.input, gate.graph_inputs(proto.graph))),
         outputs=tuple(map(graph.output, proto.graph.output)),
@@ -95,13 +95,15 @@ def open_tensors(content: bytes, threads: int) -> Tensors:
     inner = dict(graph.inner(proto))
     exposed = expose(proto, [*inner]).SerializeToString()
     defined = open_session(exposed, threads, optimized=False, arena=False)
-    floats = {value.name for value in defined.get_outputs() if value.type == "tensor(float)"}
-    integers = {value.name for value in defined.get_outputs() if value.type in _INTEGERS}
-    kept = {
-        name: tensor
-        for name, tensor in inner.items()
-        if name in floats or (name in integers and tensor.step is not None)
-    }
+
+    # Those with float values, or integers with a scale
+    types = {value.name: value.type for value in defined.get_outputs()}
+    kept = {}
+    for name, tensor in inner.items():
+        has_scale = types.get(name) in _INTEGERS and tensor.step is not None
+        if types.get(name) == "tensor(float)" or has_scale:
+            kept[name] = tensor
+
     # Exposing the tensors behind DequantizeLinear keeps the integer kernels, except some with int8
     # activations.
     kernels = open_session(exposed, threads, arena=False)
@@ -113,9 +115,7 @@ def _run(
 ) -> list[NDArray[Any]]:
     names = session_inputs(session)
     outputs = session.run([*kept], dict(zip(names, values, strict=True)))
-    return [
-        _dequantize(output, tensor) for output, tensor in zip(outputs, kept.values(), strict=True)
-    ]
+    return [*map(_dequantize, outputs, kept.values())]
 
 
 def _dequantize(values: NDArray[Any], tensor: Inner) -> NDArray[Any]:
@@ -128,12 +128,18 @@ def _dequantize(values: NDArray[Any], tensor: Inner) -> NDArray[Any]:
 def open_logits(content: bytes, threads: int) -> RawRun | None:
     """Load a copy that ends before its softmax; None if it has no softmax."""
     proto = onnx.ModelProto.FromString(content)
-    return open_run(proto.SerializeToString(), threads) if end_at_logits(proto) else None
+    if not end_at_logits(proto):
+        return None
+    return open_run(proto.SerializeToString(), threads)
 
 
 def _batch(inputs: list[onnx.ValueInfoProto]) -> int | None:
-    sizes = {v.type.tensor_type.shape.dim[0].dim_value for v in inputs if _dims(v)} - {0}
-    return max(sizes) if sizes else None
+    """Return the largest fixed size of a first axis; None if all are free."""
+    most = 0
+    for value in inputs:
+        if _dims(value):
+            most = max(most, _dims(value)[0].dim_value)
+    return most or None
 
 
 def _dims(value: onnx.ValueInfoProto) -> Any:
@@ -149,13 +155,17 @@ class _Graph:
     @classmethod
     def of(cls, graph: onnx.GraphProto) -> "_Graph":
         """Link the nodes of a graph and of its inner graphs, such as the branches of an If."""
-        graphs = [graph, *find_all(graph, onnx.GraphProto)]
-        constants = {tensor.name: tensor for one in graphs for tensor in one.initializer}
+        constants: dict[str, onnx.TensorProto] = {}
+        for part in (graph, *find_all(graph, onnx.GraphProto)):
+            for tensor in part.initializer:
+                constants[tensor.name] = tensor
         producers: dict[str, onnx.NodeProto] = {}
         consumers: dict[str, list[onnx.NodeProto]] = {}
         for node in find_all(graph, onnx.NodeProto):
-            if node.op_type == "Constant" and (value := gate.read_constant(node)) is not None:
-                constants[node.output[0]] = value
+            if node.op_type == "Constant":
+                value = gate.read_constant(node)
+                if value is not None:
+                    constants[node.output[0]] = value
             producers |= dict.fromkeys(node.output, node)
             for name in node.input:
                 consumers.setdefault(name, []).append(node)
@@ -163,16 +173,19 @@ class _Graph:
 
     def input(self, value: onnx.ValueInfoProto) -> Port:
         """Return an input, with the scale that its consumers give it, if all are of one kind."""
-        around = self._takers(value.name)
-        triples = {self._scale(node, _SCALES.get(node.op_type)) for node in around}
+        triples = set()
+        for node in self._takers(value.name):
+            triples.add(self._scale(node, _SCALES.get(node.op_type)))
         return _port(value, triples.pop() if len(triples) == 1 else None)
 
     def _takers(self, name: str) -> list[onnx.NodeProto]:
         """Return the consumers of a tensor, including those of its transpositions."""
         takers: list[onnx.NodeProto] = []
         for node in self.consumers.get(name, []):
-            moved = node.op_type in _MOVES and node.op_type != "Cast"
-            takers += self._takers(node.output[0]) if moved else [node]
+            if node.op_type in _MOVES and node.op_type != "Cast":
+                takers += self._takers(node.output[0])
+            else:
+                takers.append(node)
         return takers
 
     def output(self, value: onnx.ValueInfoProto) -> Port:
@@ -201,29 +214,43 @@ class _Graph:
                 continue
             for index, name in enumerate(node.output):
                 takers = {taker.op_type for taker in self.consumers.get(name, [])}
-                if name and takers != {"QuantizeLinear"}:
-                    named = name.removesuffix("_quantized")
-                    inner = self._inner(named, node) if index == 0 else Inner(named)
-                    yield name, replace(inner, **stored.get(self._layer(node), {}))
+                if not name or takers == {"QuantizeLinear"}:
+                    continue
+                named = name.removesuffix("_quantized")
+                inner = Inner(named)
+                if index == 0:  # others have no scale
+                    inner = self._inner(named, node)
+                yield name, replace(inner, **stored.get(self._layer(node), {}))
 
     def stored_weights(self, proto: onnx.ModelProto) -> dict[str, dict[str, Any]]:
         """Return the attributes of `Inner` for stored weights and biases, by a layer's output."""
         computed = find_computed(proto.graph)
-        layers = {}
+        layers: dict[str, tuple[str, str, str]] = {}  # dtype, weights and bias, by output
+        names: set[str] = set()
         for node in proto.graph.node:
-            if node.op_type in _PRODUCTS and node.input[1] not in computed:
-                stored = self._stored(node.input[1])
-                if stored not in ("", "float32"):
-                    layers[node.output[0]] = (stored, *node.input[1:3])
-        names = {name for _, *names in layers.values() for name in names} - computed - {""}
-        part = between(proto, "", [*names]).SerializeToString()
-        arrays = open_session(part, 1, optimized=False).run([*names], {}) if names else []
-        values = {name: array.astype(np.float32) for name, array in zip(names, arrays, strict=True)}
+            if node.op_type not in _PRODUCTS or node.input[1] in computed:
+                continue
+            stored = self._stored(node.input[1])
+            if stored not in ("", "float32"):
+                bias = node.input[2] if len(node.input) > 2 else ""
+                layers[node.output[0]] = (stored, node.input[1], bias)
+                names |= {node.input[1], bias}
+
+        # Float operators take dequantized weights, which the graph computes
+        names -= computed | {""}
+        values = {}
+        if names:
+            part = between(proto, "", [*names]).SerializeToString()
+            arrays = open_session(part, 1, optimized=False).run([*names], {})
+            for name, array in zip(names, arrays, strict=True):
+                values[name] = array.astype(np.float32)
         attributes: dict[str, dict[str, Any]] = {}
-        for output, (dtype, weights, *bias) in layers.items():
+        for output, (dtype, weights, bias) in layers.items():
             attributes[output] = {"weights": values[weights], "weight_dtype": dtype}
-            if bias and bias[0] in values:
-                attributes[output]["bias"] = values[bias[0]].reshape(-1)
+            if bias in values:
+                attributes[output]["bias"] = values[bias].reshape(-1)
+
+        # Integer operators have constants
         for node in proto.graph.node:
             if node.op_type in _ON_INTEGERS and self.constants.keys() >= {*node.input[3:6]}:
                 attributes[node.output[0]] = self._dequantized(node)
@@ -231,9 +258,9 @@ class _Graph:
 
     def _dequantized(self, node: onnx.NodeProto) -> dict[str, Any]:
         """Return the attributes of `Inner` for the weights and the bias of an integer operator."""
-        biases = [name for name in node.input[8:9] if name in self.constants]
-        names = (*node.input[3:6], *biases)
-        levels, scale, zero, *bias = (numpy_helper.to_array(self.constants[n]) for n in names)
+        levels = self._constant(node.input[3])
+        scale = self._constant(node.input[4])
+        zero = self._constant(node.input[5])
         shape = [1] * levels.ndim
         shape[_ON_INTEGERS[node.op_type]] = -1
         centred = levels.astype(np.float32) - zero.astype(np.float32).reshape(shape)
@@ -242,16 +269,21 @@ class _Graph:
             "weight_dtype": str(levels.dtype),
         }
         data_scale = self._scalar(node.input[1])
-        if bias and data_scale:
-            attributes["bias"] = (bias[0] * data_scale * scale.reshape(-1)).astype(np.float32)
+        if data_scale and len(node.input) > 8 and node.input[8] in self.constants:
+            bias = self._constant(node.input[8])
+            attributes["bias"] = (bias * data_scale * scale.reshape(-1)).astype(np.float32)
         return attributes
+
+    def _constant(self, name: str) -> NDArray[Any]:
+        return numpy_helper.to_array(self.constants[name])
 
     def _layer(self, node: onnx.NodeProto | None) -> str:
         """Return the output of a layer, also of a fused activation; empty if it is no layer."""
         if node is not None and node.op_type in FUSED:
             node = self.producers.get(node.input[0])
-        is_layer = node is not None and node.op_type in (*_PRODUCTS, *_ON_INTEGERS)
-        return node.output[0] if node is not None and is_layer else ""
+        if node is None or node.op_type not in (*_PRODUCTS, *_ON_INTEGERS):
+            return ""
+        return node.output[0]
 
     def _inner(self, name: str, maker: onnx.NodeProto) -> Inner:
         triple = self._scale(maker, _OUTPUT_SCALES.get(maker.op_type))
@@ -264,17 +296,14 @@ class _Graph:
             if node.op_type not in _LAYERS:
                 continue
             weights, zero = _LAYERS[node.op_type]
-            stored = self._stored(node.input[weights]) if len(node.input) > weights else ""
+            stored = ""
             if node.op_type == "MatMulNBits":
                 stored = f"int{attribute(node, 'bits', 4)}"
+            elif len(node.input) > weights:
+                stored = self._stored(node.input[weights])
             if stored:
-                name = node.name or node.output[0]
-                yield Layer(
-                    node.op_type,
-                    name,
-                    weights=stored,
-                    activations=self._computed(node, zero, stored),
-                )
+                activations = self._computed(node, zero, stored)
+                yield Layer(node.op_type, node.name or node.output[0], stored, activations)
 
     def _stored(self, name: str) -> str:
         """Return the stored dtype of weights; empty if they are computed."""
@@ -307,8 +336,9 @@ class _Graph:
 
     def _zero_dtype(self, node: onnx.NodeProto, index: int) -> str:
         """Return the dtype of a zero point; without one it is uint8, by ONNX's default."""
-        tensor = self.constants.get(node.input[index]) if len(node.input) > index else None
-        return "uint8" if tensor is None else _dtype(tensor.data_type)
+        if len(node.input) <= index or node.input[index] not in self.constants:
+            return "uint8"
+        return _dtype(self.constants[node.input[index]].data_type)
 
     def _scale(
         self, node: onnx.NodeProto, places: tuple[int, int] | None
@@ -317,7 +347,9 @@ class _Graph:
         if places is None or len(node.input) <= places[0]:
             return None
         scale = self._scalar(node.input[places[0]])
-        zero = self._scalar(node.input[places[1]]) if len(node.input) > places[1] else 0
+        zero = 0
+        if len(node.input) > places[1]:
+            zero = self._scalar(node.input[places[1]])
         if scale is None or zero is None:
             return None
         return float(scale), int(zero), self._zero_dtype(node, places[1])
@@ -337,9 +369,9 @@ def _dtype(code: int) -> str:
 
 
 def _port(value: onnx.ValueInfoProto, triple: tuple[float, int, str] | None) -> Port:
-    shape = tuple(dim.dim_value if dim.dim_value > 0 else None for dim in _dims(value))[1:]
+    shape = [dim.dim_value if dim.dim_value > 0 else None for dim in _dims(value)]
     dtype = _dtype(value.type.tensor_type.elem_type)
-    port = Port(value.name, shape, dtype)
+    port = Port(value.name, tuple(shape[1:]), dtype)
     if triple is None or triple[2] not in _ROUNDED:
         return port
     scale, zero_point, levels = triple

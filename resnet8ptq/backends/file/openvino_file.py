@@ -24,8 +24,9 @@ _MAX_BYTES = 2**31 - 1
 _LAYERS = ("Convolution", "GroupConvolution", "ConvolutionBackpropData", "MatMul")
 _MOVES = ("Convert", "Multiply", "Subtract", "Reshape", "Transpose", "Unsqueeze", "Squeeze")
 _NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "boolean": "bool"}
-_NAMES |= {f"{sign}{bits}": f"{word}{bits}" for sign, word in (("i", "int"), ("u", "uint"))
-           for bits in (1, 2, 3, 4, 8, 16, 32, 64)}  # fmt: skip
+for _bits in (1, 2, 3, 4, 8, 16, 32, 64):
+    _NAMES[f"i{_bits}"] = f"int{_bits}"
+    _NAMES[f"u{_bits}"] = f"uint{_bits}"
 
 
 def fetch(path: Path) -> bytes:
@@ -39,7 +40,7 @@ def fetch(path: Path) -> bytes:
     weights = path.with_suffix(".bin")
     if not weights.is_file() or weights.is_symlink():
         raise ModelError(f"{path}: its weights are not in {weights.name} beside it")
-    return archive.pack(*(files.read_bytes(file, _MAX_BYTES) for file in (path, weights)))
+    return archive.pack(files.read_bytes(path, _MAX_BYTES), files.read_bytes(weights, _MAX_BYTES))
 
 
 def read(content: bytes, path: Path) -> Contents:
@@ -50,21 +51,22 @@ def read(content: bytes, path: Path) -> Contents:
     """
     with errors_as(ModelError, f"{path}: OpenVINO cannot read it"):
         graph = archive.read(content)
-    others = {operator.get_type_info().version_id for operator in graph.get_ops()}
-    for name in others:
+    for operator in graph.get_ops():
+        name = operator.get_type_info().version_id
         if not name.startswith("opset"):
             raise ModelError(f"{path}: operators of {name!r}; expected those of OpenVINO's opsets")
 
     # The count leaves out constants, inputs and outputs
     operators = Counter(operator.get_type_name() for operator in graph.get_ordered_ops())
-    unseen = {"Constant", "Parameter", "Result"}
+    for unseen in ("Constant", "Parameter", "Result"):
+        operators.pop(unseen, None)
     return Contents(
         format="OpenVINO IR",
         producer="OpenVINO, NNCF" if graph.has_rt_info(["nncf"]) else "OpenVINO",
         inputs=tuple(map(_port, graph.inputs)),
         outputs=tuple(map(_port, graph.outputs)),
         layers=tuple(_layers(graph)),
-        operators={name: n for name, n in operators.most_common() if name not in unseen},
+        operators=dict(operators.most_common()),
         batch=_batch(graph.inputs),
     )
 
@@ -80,17 +82,20 @@ def open_tensors(content: bytes, threads: int) -> Tensors:
     Of a tensor that is rounded, only the rounded values are returned, under its own name.
     """
     graph = archive.read(content)
-    rounded_from: set[str] = set()  # names of operators, as `varying`
+
+    # Names of the operators that depend on an input, and of those whose output is rounded
     varying: set[str] = set()
-    inner = []
-    values = []
+    rounded_from: set[str] = set()
     for operator in graph.get_ordered_ops():
-        sources = [value.get_node() for value in operator.input_values()]
-        names = [source.get_friendly_name() for source in sources]
+        names = [value.get_node().get_friendly_name() for value in operator.input_values()]
         if operator.get_type_name() == "Parameter" or varying.intersection(names):
             varying.add(operator.get_friendly_name())
             if operator.get_type_name() == "FakeQuantize":
                 rounded_from.add(names[0])
+
+    # The float tensors among them
+    inner = []
+    values = []
     for operator in graph.get_ordered_ops():
         name = operator.get_friendly_name()
         left_out = operator.get_type_name() in ("Parameter", "Result") or name in rounded_from
@@ -169,26 +174,32 @@ def _compute(layers: list[_Layer]) -> list[NDArray[np.float32]]:
         return []
     values = [layer.weights for layer in layers]
     made = core().compile_model(library().Model(values, []), "CPU")({})
-    arrays = [made[number].astype(np.float32) for number in range(len(values))]
-    return [
-        array.reshape(-1, *array.shape[2:]) if layer.grouped else array
-        for array, layer in zip(arrays, layers, strict=True)
-    ]
+    arrays = []
+    for number, layer in enumerate(layers):
+        array = made[number].astype(np.float32)
+        arrays.append(array.reshape(-1, *array.shape[2:]) if layer.grouped else array)
+    return arrays
 
 
 def _inner(name: str, operator: Any) -> Inner:
     """Return a tensor with the range of its FakeQuantize, if it has one range."""
     if operator.get_type_name() != "FakeQuantize":
         return Inner(name)
-    nodes = [operator.input_value(index).get_node() for index in (3, 4)]
-    if any(node.get_type_name() != "Constant" for node in nodes):
+    least = _read_scalar(operator.input_value(3))
+    most = _read_scalar(operator.input_value(4))
+    if least is None or most is None:
         return Inner(name)
-    ends = [node.get_data() for node in nodes]
-    if any(end.size != 1 for end in ends):
-        return Inner(name)
-    least, most = (float(end.reshape(-1)[0]) for end in ends)
     steps = operator.get_attributes()["levels"] - 1
     return Inner(name, low=least, high=most, step=(most - least) / steps, dtype=_levels(operator))
+
+
+def _read_scalar(value: Any) -> float | None:
+    """Return the single number of a constant; None for other values."""
+    node = value.get_node()
+    if node.get_type_name() != "Constant":
+        return None
+    numbers = node.get_data()
+    return float(numbers.reshape(-1)[0]) if numbers.size == 1 else None
 
 
 def open_logits(content: bytes, threads: int) -> RawRun | None:
@@ -209,27 +220,33 @@ def _as_raw(network: CompiledNetwork) -> RawRun:
 
 
 def _batch(inputs: Any) -> int | None:
-    shapes = [value.get_partial_shape() for value in inputs]
-    first = [shape[0] for shape in shapes if len(shape)]
-    sizes = [size.get_length() for size in first if not size.is_dynamic]
-    return max(sizes) if sizes else None
+    """Return the largest fixed size of a first axis; None if all are free."""
+    sizes = []
+    for value in inputs:
+        shape = value.get_partial_shape()
+        if len(shape) and not shape[0].is_dynamic:
+            sizes.append(shape[0].get_length())
+    return max(sizes, default=None)
 
 
 def _port(value: Any) -> Port:
     sizes = [None if size.is_dynamic else size.get_length() for size in value.get_partial_shape()]
     kind = value.get_element_type().get_type_name()
-    name = value.get_any_name() if value.get_names() else value.get_node().get_friendly_name()
+    name = value.get_node().get_friendly_name()
+    if value.get_names():
+        name = value.get_any_name()
     return Port(name, tuple(sizes[1:]), _NAMES.get(kind, kind))
 
 
 def _layers(graph: Any) -> Iterator[Layer]:
     for operator in graph.get_ordered_ops():
         kind = operator.get_type_name()
-        if kind in _LAYERS and (stored := _stored(operator.input_value(1))):
-            name = operator.get_friendly_name()
-            yield Layer(
-                kind, name, weights=stored, activations=_computed(operator.input_value(0), stored)
-            )
+        if kind not in _LAYERS:
+            continue
+        stored = _stored(operator.input_value(1))
+        if stored:
+            activations = _computed(operator.input_value(0), stored)
+            yield Layer(kind, operator.get_friendly_name(), stored, activations)
 
 
 def _stored(value: Any) -> str:

@@ -23,7 +23,9 @@ def load(admitted: Admitted, inputs: Match, outputs: Match, threads: int) -> Pre
 
     def open_logits() -> Run | None:
         run = admitted.open_logits(threads)
-        return None if run is None else MatchedNetwork(run, contents, inputs, outputs={})
+        if run is None:
+            return None
+        return MatchedNetwork(run, contents, inputs, outputs={})
 
     return Predictor(whole, open_logits)
 
@@ -63,19 +65,21 @@ class MatchedNetwork:
         """Return the values of the file's inputs, in its order."""
         names = list(names_of(batch.dtype)) or list(self.inputs)
         values = feed(batch, names)
-        by_port = {one["name"]: (name, one) for name, one in self.inputs.items()}
+        name_of = {pair["name"]: name for name, pair in self.inputs.items()}
         arrays = []
         for port in self.contents.inputs:
-            name, one = by_port[port.name]
-            arrays.append(_to_dtype(arrange(values[name], one["axes"]), port, one))
+            name = name_of[port.name]
+            pair = self.inputs[name]
+            arrays.append(_to_dtype(arrange(values[name], pair["axes"]), port, pair))
         return arrays
 
     def _select(self, outputs: Sequence[NDArray[Any]]) -> list[NDArray[np.float32]]:
         """Return the network's outputs, in its order and layout, as floats."""
         if not self.outputs:
             return [np.asarray(output, np.float32) for output in outputs]
-        places = {port.name: index for index, port in enumerate(self.contents.outputs)}
-        return [_to_network(outputs[places[one["name"]]], one) for one in self.outputs.values()]
+        names = [port.name for port in self.contents.outputs]
+        by_name = dict(zip(names, outputs, strict=True))
+        return [_to_network(by_name[pair["name"]], pair) for pair in self.outputs.values()]
 
 
 def _fill_up(rows: NDArray[Any], count: int) -> NDArray[Any]:
@@ -84,15 +88,15 @@ def _fill_up(rows: NDArray[Any], count: int) -> NDArray[Any]:
     return np.concatenate([rows, missing])
 
 
-def _to_dtype(values: NDArray[Any], port: Port, one: dict[str, Any]) -> NDArray[Any]:
+def _to_dtype(values: NDArray[Any], port: Port, pair: dict[str, Any]) -> NDArray[Any]:
     """Return values in the dtype of an input; floats are rounded to its levels."""
     if values.dtype == port.dtype:
         return np.ascontiguousarray(values)
     wanted = np.dtype(port.dtype)
     if wanted.kind not in "iu" or values.dtype.kind != "f":
         return np.ascontiguousarray(values.astype(wanted))
-    scale = one.get("scale")
-    zero_point = one.get("zero_point") or 0
+    scale = pair.get("scale")
+    zero_point = pair.get("zero_point") or 0
     if scale is None:
         levels = values
         if not np.array_equal(np.rint(values), values):
@@ -107,10 +111,11 @@ def _to_dtype(values: NDArray[Any], port: Port, one: dict[str, Any]) -> NDArray[
     return np.clip(levels, limits.min, limits.max).astype(wanted)
 
 
-def _to_network(values: NDArray[Any], one: dict[str, Any]) -> NDArray[np.float32]:
-    if one.get("scale") is not None:
-        shifted = values.astype(np.float32) - np.float32(one.get("zero_point") or 0)
-        values = shifted * np.float32(one["scale"])
-    if one.get("shape") is not None:
-        values = values.reshape(len(values), *one["shape"])
-    return np.asarray(arrange(values, one["axes"]), np.float32)
+def _to_network(values: NDArray[Any], pair: dict[str, Any]) -> NDArray[np.float32]:
+    """Return an output of the file in the layout of the network, as floats."""
+    if pair.get("scale") is not None:
+        shifted = values.astype(np.float32) - np.float32(pair.get("zero_point") or 0)
+        values = shifted * np.float32(pair["scale"])
+    if pair.get("shape") is not None:
+        values = values.reshape(len(values), *pair["shape"])
+    return np.asarray(arrange(values, pair["axes"]), np.float32)

@@ -18,6 +18,9 @@ from resnet8ptq.backends.torch.torchscript import known_warnings
 from resnet8ptq.models.gates import exported_program as gate
 from resnet8ptq.models.gates import torch_archive
 
+_QUANTIZE = ROUNDED[:1]
+_DEQUANTIZE = ROUNDED[1:]
+
 
 def fetch(path: Path) -> bytes:
     """Return the checked records of a program; torch reads only these."""
@@ -30,18 +33,25 @@ def read(content: bytes, path: Path) -> Contents:
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     signature = program.graph_signature
     nodes = program.module().graph.nodes
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        version = [name for name in archive.namelist() if name.endswith("archive_version")]
-        text = archive.read(version[0]).decode().strip() if version else "?"
+    operators = Counter(str(node.target) for node in nodes if node.op == "call_function")
     return Contents(
-        format=f"exported program of torch, version {text}",
+        format=f"exported program of torch, version {_read_version(content)}",
         producer="torch.export",
         inputs=tuple(_port(name, values[name]) for name in signature.user_inputs),
         outputs=tuple(_port(name, values[name]) for name in signature.user_outputs),
         layers=tuple(_layers(nodes)),
-        operators=dict(Counter(str(n.target) for n in nodes if n.op == "call_function")),
+        operators=dict(operators),
         simulated=True,
     )
+
+
+def _read_version(content: bytes) -> str:
+    """Return the version of the archive's format; `?` if it has none."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        for name in archive.namelist():
+            if name.endswith("archive_version"):
+                return archive.read(name).decode().strip()
+    return "?"
 
 
 def open_run(content: bytes, threads: int) -> RawRun:
@@ -63,15 +73,16 @@ def open_tensors(content: bytes, threads: int) -> Tensors:
     """
     module = _load(content).module()
     nodes = [node for node in module.graph.nodes if node.op == "call_function"]
-    rounded_from = {node.args[0].name for node in nodes if node.target in ROUNDED[:1]}
+    rounded_from = {node.args[0].name for node in nodes if node.target in _QUANTIZE}
     kept = {}
     for node in nodes:
-        if node.target in ROUNDED[:1] or node.name in rounded_from or not _is_float(node):
+        if node.target in _QUANTIZE or node.name in rounded_from or not _is_float(node):
             continue
-        source = node.args[0] if node.target in ROUNDED[1:] else None
-        if source is None:
+        if node.target not in _DEQUANTIZE:
             kept[node] = replace(Inner(node.name), **_weights(module, node))
-        elif source.target in ROUNDED[:1]:  # not the weights, which are stored as integers
+            continue
+        source = node.args[0]
+        if source.target in _QUANTIZE:  # not the weights, which are stored as integers
             kept[node] = replace(_rounded(source), **_weights(module, source.args[0]))
 
     def run(values: Any) -> list[Any]:
@@ -87,15 +98,17 @@ def _weights(module: Any, node: Any) -> dict[str, Any]:
     """Return the attributes of `Inner` for a layer's stored weights; empty if it has none."""
     if node.target in ACTIVATIONS:
         node = node.args[0]
-    if node.target not in LAYERS or node.args[1].target not in ROUNDED[1:]:
+    if node.target not in LAYERS or node.args[1].target not in _DEQUANTIZE:
         return {}
     dequantize = node.args[1]
     values = []
     for value in dequantize.args:
-        stored = getattr(value, "op", "") == "get_attr"
-        values.append(operator.attrgetter(value.target)(module) if stored else value)
-    if any(isinstance(value, torch.fx.Node) for value in values):
-        return {}  # computed
+        if getattr(value, "op", "") == "get_attr":
+            values.append(operator.attrgetter(value.target)(module))
+        elif isinstance(value, torch.fx.Node):  # computed
+            return {}
+        else:
+            values.append(value)
     weights = dequantize.target(*values).detach().numpy()
     return {"weights": weights, "weight_dtype": _dtype(dequantize)}
 
@@ -124,7 +137,8 @@ def _is_float(node: Any) -> bool:
 def _rounded(quantize: Any) -> Inner:
     """Return what a node of quantize_per_tensor rounds."""
     source, scale, zero_point, least, most = quantize.args[:5]
-    low, high = (scale * (level - zero_point) for level in (least, most))
+    low = scale * (least - zero_point)
+    high = scale * (most - zero_point)
     return Inner(source.name, low, high, step=scale, dtype=_dtype(quantize))
 
 
@@ -138,15 +152,15 @@ def _load(content: bytes) -> Any:
 
 
 def _port(name: str, value: Any) -> Port:
-    sizes = tuple(size if isinstance(size, int) else None for size in value.shape)[1:]
-    return Port(name, sizes, str(value.dtype).removeprefix("torch."))
+    sizes = [size if isinstance(size, int) else None for size in value.shape[1:]]
+    return Port(name, tuple(sizes), str(value.dtype).removeprefix("torch."))
 
 
 def _layers(nodes: Any) -> Iterator[Layer]:
     for node in nodes:
         if node.target in LAYERS:
-            data, weights = (_dtype(value) for value in node.args[:2])
-            yield Layer(str(node.target), node.name, weights, activations=data)
+            data, weights = node.args[:2]
+            yield Layer(str(node.target), node.name, _dtype(weights), activations=_dtype(data))
 
 
 def _dtype(value: Any) -> str:

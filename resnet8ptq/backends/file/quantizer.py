@@ -22,6 +22,7 @@ from resnet8ptq.backends.contract import (
     Takes,
     options_of,
     refuse_others,
+    without_corrections,
 )
 from resnet8ptq.backends.file import predictor, reading
 from resnet8ptq.backends.file.contents import RawRun
@@ -30,7 +31,6 @@ from resnet8ptq.backends.file.options import FileConfig
 from resnet8ptq.backends.file.reading import Admitted, find_suffix
 from resnet8ptq.backends.onnx import checking as onnx_checking
 from resnet8ptq.backends.tflite import checking as tflite_checking
-from resnet8ptq.config.schema import CORRECTIONS
 from resnet8ptq.core import files
 from resnet8ptq.core.descriptor import find_readers
 from resnet8ptq.core.errors import UnsupportedError
@@ -48,7 +48,7 @@ _TAKES: Takes = {
     "method": (["static", "dynamic", "weight_only"], _UNCHANGED),
     "precision.plan": ([None], _UNCHANGED),
     "nodes_to_exclude": ([[]], _UNCHANGED),
-    **{f"corrections.{name}": ([False], _UNCHANGED) for name in CORRECTIONS},
+    **without_corrections(_UNCHANGED),
     "slim": ([False], _UNCHANGED),
 }
 
@@ -163,7 +163,8 @@ class FileQuantizer(Quantizer):
 
     def count_kernels(self, path: Path) -> tuple[int, int]:
         """Count kernels in ONNX Runtime and OpenVINO; elsewhere, layers stored as integers."""
-        if counter := _COUNTERS.get(self._engine):
+        counter = _COUNTERS.get(self._engine)
+        if counter is not None:
             counts: tuple[int, int] = resolve_name(counter)(path)
             return counts
         contents = self._admitted.contents

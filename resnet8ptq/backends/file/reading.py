@@ -92,7 +92,7 @@ def admit(path: Path, cache_root: Path) -> Admitted:
         UnsupportedError: the library that runs it is not installed.
     """
     suffix = find_suffix(path)
-    name = f"model{'.zip' if suffix == '.xml' else suffix}"  # of the single file
+    name = "model.zip" if suffix == ".xml" else f"model{suffix}"  # of the single file
     module = find_readers()[suffix].reader
     about = {"suffix": suffix, "reader": code.behind(module)}
     key: cache.Key = {"files": digest(path), **about, **cache.made_with(__name__)}
@@ -123,8 +123,10 @@ def digest(path: Path) -> str:
     if not path.is_file():
         raise ConfigError(f"backend.path: got {path} (not there), expected a file that exists")
     weights = path.with_suffix(".bin")
-    of_weights = path.suffix.lower() == ".xml" and weights.is_file()
-    return f"{files.hash_with_data(path)} {files.sha256(weights) if of_weights else ''}"
+    of_weights = ""
+    if path.suffix.lower() == ".xml" and weights.is_file():
+        of_weights = files.sha256(weights)
+    return f"{files.hash_with_data(path)} {of_weights}"
 
 
 def reader_of(path: Path) -> Any:
@@ -156,7 +158,9 @@ def _read(path: Path, module: str) -> tuple[bytes, dict[str, Any]]:
 def _try(contents: Contents, opened: Any) -> Contents:
     """Run the file on zeros; add the measured batch size and output shapes to the description."""
     free = any(None in port.shape for port in contents.inputs)
-    sizes = (2, 1) if contents.batch in (None, 1) else (contents.batch,)
+    sizes: tuple[int, ...] = (2, 1)
+    if contents.batch is not None and contents.batch != 1:
+        sizes = (contents.batch,)
     failure: Exception | None = None
     for size in sizes:
         zeros = [_zeros(port, size) for port in contents.inputs]
@@ -180,4 +184,7 @@ def _try(contents: Contents, opened: Any) -> Contents:
 
 
 def _zeros(port: Port, size: int) -> NDArray[Any]:
-    return np.zeros((size, *(_FREE if n is None else n for n in port.shape)), port.dtype)
+    shape = [size]
+    for length in port.shape:
+        shape.append(_FREE if length is None else length)
+    return np.zeros(shape, port.dtype)

@@ -30,8 +30,10 @@ from resnet8ptq.core import files
 from resnet8ptq.core.errors import ModelError, errors_as
 
 _MAX_BYTES = 2**31 - 1  # FlatBuffers' limit
-_CODES = {name: code for name, code in vars(TensorType).items() if not name.startswith("_")}
-_NAMES = {code: name.lower() for name, code in _CODES.items()}
+_NAMES = {}
+for _name, _code in vars(TensorType).items():
+    if not _name.startswith("_"):
+        _NAMES[_code] = _name.lower()
 
 
 def fetch(path: Path) -> bytes:
@@ -44,17 +46,18 @@ def fetch(path: Path) -> bytes:
     with errors_as(ModelError, f"{path}: not a TFLite model"):
         if content[4:8] != b"TFL3":
             raise ValueError("without TFLite's identifier")
-        custom = [code.customCode for code in tflite.read(content).operatorCodes or []]
-    if any(custom):
-        raise ModelError(f"{path}: operator {next(filter(None, custom))!r}; expected TFLite's own")
+        operators = tflite.read_model(content).operatorCodes or []
+    for operator in operators:
+        if operator.customCode:
+            raise ModelError(f"{path}: operator {operator.customCode!r}; expected TFLite's own")
     return content
 
 
 def read(content: bytes, path: Path) -> Contents:
     """Return the description of a file's content."""
-    model = tflite.read(content)
+    model = tflite.read_model(content)
     graph = model.subgraphs[0]
-    names = [name for name, _ in tflite.operators(model)]
+    operators = Counter(name for name, _ in tflite.operators(model))
     stored = tuple(map(_layer, tflite.layers(model)))
     layers = tuple(map(_at_inference, stored))
     return Contents(
@@ -63,7 +66,7 @@ def read(content: bytes, path: Path) -> Contents:
         inputs=_ports(model, graph.inputs, "inputs"),
         outputs=_ports(model, graph.outputs, "outputs"),
         layers=layers,
-        operators=dict(Counter(names).most_common()),
+        operators=dict(operators.most_common()),
         dynamic=layers != stored,
     )
 
@@ -76,7 +79,7 @@ def open_run(content: bytes, threads: int, reference: bool = False) -> RawRun:
 
 def open_tensors(content: bytes, threads: int) -> Tensors:
     """Load the file with an interpreter that keeps every tensor; integers are dequantized."""
-    model = tflite.read(content)
+    model = tflite.read_model(content)
     tensors = model.subgraphs[0].tensors
     made: list[int] = []
     for name, operator in tflite.operators(model):
@@ -99,10 +102,12 @@ def open_tensors(content: bytes, threads: int) -> Tensors:
 
     def run(values: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         network.run(values)
-        details = {one["index"]: one for one in network.interpreter.get_tensor_details()}
+        details = {detail["index"]: detail for detail in network.interpreter.get_tensor_details()}
         return [read_output(network.interpreter, details[index]) for index in kept]
 
-    inner = [replace(_inner(tensors[i]), **weights.get(i, {})) for i in kept]
+    inner = []
+    for index in kept:
+        inner.append(replace(_inner(tensors[index]), **weights.get(index, {})))
     return Tensors(tuple(inner), run)
 
 
@@ -133,19 +138,24 @@ def _inner(tensor: Any) -> Inner:
 def open_logits(content: bytes, threads: int) -> RawRun | None:
     """Load a copy that ends before its softmax; None if it has no softmax."""
     cut = end_at_logits(content)
-    return None if cut is None else LoadedFile(open_interpreter(cut, threads), read_output).run
+    if cut is None:
+        return None
+    return LoadedFile(open_interpreter(cut, threads), read_output).run
 
 
 def _ports(model: Any, indices: Any, kind: str) -> tuple[Port, ...]:
     """Return inputs or outputs, with the names in the first signature, if any."""
-    signed = getattr(model.signatureDefs[0], kind) if model.signatureDefs else None
-    names = {item.tensorIndex: item.name.decode() for item in signed or []}
-    return tuple(_port(model.subgraphs[0].tensors[i], names.get(i, "")) for i in map(int, indices))
+    names = {}
+    if model.signatureDefs:
+        for item in getattr(model.signatureDefs[0], kind) or []:
+            names[item.tensorIndex] = item.name.decode()
+    tensors = model.subgraphs[0].tensors
+    return tuple(_port(tensors[index], names.get(index, "")) for index in map(int, indices))
 
 
 def _port(tensor: Any, name: str) -> Port:
-    shape = tensor.shapeSignature if tensor.shapeSignature is not None else tensor.shape
-    sizes = tuple(None if size < 0 else int(size) for size in shape)[1:]
+    shape = tensor.shape if tensor.shapeSignature is None else tensor.shapeSignature
+    sizes = tuple(None if size < 0 else int(size) for size in shape[1:])
     name = name or tflite.name_of(tensor)
     dtype = _NAMES[tensor.type]
     parameters = tensor.quantization
@@ -164,5 +174,6 @@ def _layer(layer: tflite.TfliteLayer) -> Layer:
 
 def _at_inference(layer: Layer) -> Layer:
     """Return a layer as LiteRT runs it: with integer weights, it rounds float inputs to int8."""
-    hybrid = layer.is_quantized and layer.activations == "float32"
-    return replace(layer, activations="int8") if hybrid else layer
+    if layer.is_quantized and layer.activations == "float32":
+        return replace(layer, activations="int8")
+    return layer

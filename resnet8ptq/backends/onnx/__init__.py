@@ -5,6 +5,7 @@ from resnet8ptq.core.descriptor import Backend, Search
 BACKEND = Backend(
     name="onnx",
     rank=1,
+    other_names=("onnxruntime", "ort"),
     quantizer="resnet8ptq.backends.onnx.quantizer:OnnxQuantizer",
     options="resnet8ptq.backends.onnx.options:OnnxConfig",
     runtime="onnxruntime",

@@ -42,12 +42,13 @@ def quantize(
     The kernels of products of several matrices have no scales by channel: these stay in float.
     """
     proto = onnx.load(onnx_path)
-    stacks: list[str] = []
+    stacks = []
     if config.per_channel:
         constants = Links(proto.graph).constants
         several = find_stacks(proto.graph)
-        nodes = [node for node in proto.graph.node if node.name in several]
-        stacks = [node.name for node in nodes if node.input[1] in constants]
+        for node in proto.graph.node:
+            if node.name in several and node.input[1] in constants:
+                stacks.append(node.name)
     if stacks:
         log.info("per_channel: left in float: %s", ", ".join(stacks)[:200])
     onnx.save(rewrite(proto, [transpose_weights, remove_unused]), onnx_path)

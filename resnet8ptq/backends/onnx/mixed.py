@@ -18,11 +18,13 @@ _PRODUCTS = ("MatMul", "Gemm")
 def check(graph: onnx.GraphProto, skipped: Collection[str]) -> None:
     """Raise `UnsupportedError` if the nodes to quantize are of one kind only."""
     products = find_dynamic(graph, skipped)
-    convolutions = [n.name for n in graph.node if n.op_type == "Conv" and n.name not in skipped]
+    convolutions = 0
+    for node in graph.node:
+        convolutions += node.op_type == "Conv" and node.name not in skipped
     if not (products and convolutions):
         raise UnsupportedError(
             f"method=mixed: got {len(products)} matrix products and LSTMs to quantize, and "
-            f"{len(convolutions)} convolutions, expected both; try method=static | dynamic"
+            f"{convolutions} convolutions, expected both; try method=static | dynamic"
         )
 
 

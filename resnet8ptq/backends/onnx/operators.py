@@ -14,9 +14,16 @@ def count_kernels(operators: Mapping[str, int]) -> tuple[int, int]:
     Args:
         operators: the number of its nodes, by operator.
     """
-    layers = {name: count for name, count in operators.items() if LAYER.search(name)}
-    on_integers = sum(count for name, count in layers.items() if INTEGER.search(name))
-    return on_integers, sum(layers.values()) - on_integers
+    on_integers = 0
+    in_float = 0
+    for name, count in operators.items():
+        if not LAYER.search(name):
+            continue
+        if INTEGER.search(name):
+            on_integers += count
+        else:
+            in_float += count
+    return on_integers, in_float
 
 
 def find_quantized() -> frozenset[str]:

@@ -63,7 +63,10 @@ def read_trace(events: Sequence[Event], unfused: Collection[str], runs: int) -> 
         unfused: names of nodes, see `find_unfused`.
         runs: only the last `runs` runs count.
     """
-    selected = [e for e in events if e["name"] == "model_run" or e["name"].endswith(_KERNEL)]
+    selected = []
+    for event in events:
+        if event["name"] == "model_run" or event["name"].endswith(_KERNEL):
+            selected.append(event)
     # A run and its first node may begin in the same microsecond.
     selected.sort(key=lambda event: (event["ts"], event["cat"] != "Session"))
     times: list[dict[tuple[str, str, str], float]] = []
@@ -82,7 +85,7 @@ def _kind(args: Mapping[str, Any]) -> str:
         return "conversion"
     if args["op_name"] == weight_only.OPERATOR:  # its 8-bit tensor holds weights alone
         return "float"
-    dtypes = {dtype for tensor in args.get("input_type_shape", ()) for dtype in tensor}
+    dtypes = set[str]().union(*args.get("input_type_shape", ()))  # of each tensor: dtype to shape
     if dtypes & {"int8", "uint8"}:
         return "integer"
     return "float" if dtypes & {"float", "float16", "double"} else "other"
@@ -93,9 +96,10 @@ def find_unfused(graph: onnx.GraphProto) -> set[str]:
 
     The quantizer meant them for integer kernels, but ONNX Runtime's optimizer did not fuse them.
     """
-    producers = {name: node.op_type for node in graph.node for name in node.output}
+    producers: dict[str, str] = {}
     consumers: dict[str, set[str]] = defaultdict(set)
     for node in graph.node:
+        producers |= dict.fromkeys(node.output, node.op_type)
         for name in node.input:
             consumers[name].add(node.op_type)
     unfused = set()

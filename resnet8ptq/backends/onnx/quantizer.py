@@ -120,15 +120,15 @@ class OnnxQuantizer(Quantizer):
         refuse_others(config, {**WITH_ACTIVATIONS, "method": (_METHODS, "")})
         weights = WeightScheme.of(config, bool(config.reduce_range))
         dtype = DTYPES[config.dtype.name][0]
-        symmetric = config.symmetric.activations
         # `fit` replaces `auto`, which depends on the network.
         file_format = {"qdq": "QDQ", "qoperator": "QOperator"}.get(config.format or "qdq")
         plan = Plan.of(decisions or self.asked, weights)
 
         # Each method and width takes some of the settings
+        wide = dtype == "uint16"
         if plan.is_narrow:
             refuse_others(config, _NARROW_TAKES)
-        if wide := dtype == "uint16":
+        if wide:
             refuse_others(config, _16_BITS_TAKES)
         if config.method == "dynamic":
             dynamic.check(config)
@@ -139,6 +139,7 @@ class OnnxQuantizer(Quantizer):
                 dtype = f"{dtype}, uint8 (dynamic)"
             own = f"torch's own observer; onnx takes {' | '.join(SHARED)}"
             refuse_others(config, {"calib.name": (SHARED, own)})
+        symmetric = config.symmetric.activations
         return Resolved(
             weight_dtype=plan.describe(),
             weight_scheme="symmetric" if weights.symmetric else "affine",
@@ -187,8 +188,11 @@ class OnnxQuantizer(Quantizer):
         if asked != "auto" or self.config.method == "dynamic":
             return asked
         why = self._why_qdq(graph, decisions, skipped)
-        log.info("format=auto: %s", f"qdq ({why})" if why else "qoperator")
-        return "qdq" if why else "qoperator"
+        if why:
+            log.info("format=auto: qdq (%s)", why)
+            return "qdq"
+        log.info("format=auto: qoperator")
+        return "qoperator"
 
     def _why_qdq(
         self, graph: onnx.GraphProto, decisions: Decisions, skipped: Collection[str]
@@ -201,8 +205,9 @@ class OnnxQuantizer(Quantizer):
         if self._leaves_outputs_in_float(graph):
             return "matrix products return float before the float operators of attention"
         kinds = {node.op_type for node in graph.node if node.name not in skipped}
-        if without := sorted(kinds & QDQRegistry.keys() - QLinearOpsRegistry.keys()):
-            return f"qoperator has no integer operator for {', '.join(without)}"
+        without = kinds & QDQRegistry.keys() - QLinearOpsRegistry.keys()
+        if without:
+            return f"qoperator has no integer operator for {', '.join(sorted(without))}"
         try:
             if self.config.float_output:
                 rewriting.check_float_output(graph, skipped)
@@ -239,8 +244,10 @@ class OnnxQuantizer(Quantizer):
             # ONNX Runtime writes files next to its input, which must not be in the cache.
             source = Path(scratch, model.onnx_path.name)
             least = min((scheme.bits for scheme in narrow.values()), default=8)
-            raised = narrow or config.dtype.name == "w8a16"
-            onnx.save(rewriting.raise_opset(proto, least) if raised else proto, source)
+            if narrow or config.dtype.name == "w8a16":
+                onnx.save(rewriting.raise_opset(proto, least), source)
+            else:
+                onnx.save(proto, source)
             if config.method == "dynamic":
                 dynamic.quantize(source, path=temporary, skipped=skipped, config=config)
             elif config.method == "weight_only":
@@ -248,7 +255,8 @@ class OnnxQuantizer(Quantizer):
                 details = weight_only.describe_left(proto.graph, skipped, config)
             else:
                 if dynamic_nodes:
-                    others = [n.name for n in proto.graph.node if n.name not in dynamic_nodes]
+                    names = [node.name for node in proto.graph.node]
+                    others = [name for name in names if name not in dynamic_nodes]
                     dynamic.quantize(source, path=source, skipped=others, config=config)
                 activations = self.activations(model, decisions, calibration)
                 calibrated = self._quantize_static(
@@ -274,11 +282,10 @@ class OnnxQuantizer(Quantizer):
             predictor.check(path)
         # Optimized, a network of 96 convolutions rounded differently once it was slim.
         batches = calibration.batches(self.config.calib.batch_size)
+        threads = self.runtime.threads
         with running(self.config.backend.name):
-            whole, small = (
-                open_runner(model, self.runtime.threads, optimized=False)
-                for model in (written, str(path))
-            )
+            whole = open_runner(written, threads, optimized=False)
+            small = open_runner(str(path), threads, optimized=False)
             check_same(whole, small, itertools.islice(batches, 1))  # shows a lost constant
 
     def _find_skipped(
@@ -294,33 +301,41 @@ class OnnxQuantizer(Quantizer):
     def _count(self, written: onnx.ModelProto, network: onnx.GraphProto, file_format: str) -> int:
         """Return the number of quantized layers; refuse a file without any."""
         count = count_quantized_layers(written)
-        if count == 0:
-            stacks = self.config.per_channel and find_stacks(network)
-            if stacks and (self.config.method == "dynamic" or file_format == "qoperator"):
+        if count > 0:
+            return count
+
+        # A reason that the settings mend: products of several matrices, or an LSTM
+        on_operators = self.config.method == "dynamic" or file_format == "qoperator"
+        if self.config.per_channel and on_operators:
+            stacks = find_stacks(network)
+            if stacks:
                 raise UnsupportedError(
                     f"per_channel=true: the integer operators have no scales by channel for "
                     f"products of several matrices ({', '.join(stacks)[:100]}); try "
                     "per_channel=false, or method=static format=qdq"
                 )
-            recurrent = any(node.op_type in RECURRENT for node in network.node)
-            advice = "; method=dynamic quantizes its LSTM" if recurrent else ""
-            refuse_empty("ONNX Runtime", network, advice)
-        return count
+        if any(node.op_type in RECURRENT for node in network.node):
+            refuse_empty("ONNX Runtime", network, "; method=dynamic quantizes its LSTM")
+        refuse_empty("ONNX Runtime", network)
 
     def _passes(
         self, network: onnx.GraphProto, narrow: dict[str, WeightScheme], tables: Sequence[str]
     ) -> list[Pass]:
         """Return the passes over the file that ONNX Runtime's quantizer has written, in order."""
-        return [
+        passes: list[Pass] = [
             rewriting.restore_outputs([value.name for value in network.output]),
             sort,  # the quantizer ignores the tensors that inner graphs use
             rewriting.write_narrow_weights(network, narrow),
-            *([rewriting.leave_output_in_float] if self.config.float_output else []),
+        ]
+        if self.config.float_output:
+            passes.append(rewriting.leave_output_in_float)
+        passes += [
             rewriting.quantize_tables(tables),
             remove_unused,
             rewriting.protect_float_layers,
             rewriting.keep_sums_apart,
         ]
+        return passes
 
     def verify(self, artifact: Artifact, model: Fp32Model, calibration: Split) -> dict[str, str]:
         """Run one sample, then compare the kernels with the file; see `contract.Quantizer`."""
@@ -345,21 +360,23 @@ class OnnxQuantizer(Quantizer):
         if self.config.method == "weight_only":
             return {}
         layers = weight_layers(graph)
-        products = attention_products(graph)
-        schemes = self.plan(decisions).narrow(layers, products).items()
-        return {name: scheme for name, scheme in schemes if layers[name].name not in skipped}
+        schemes = {}
+        for name, scheme in self.plan(decisions).narrow(layers, attention_products(graph)).items():
+            if layers[name].name not in skipped:
+                schemes[name] = scheme
+        return schemes
 
     def _find_tables(
         self, graph: onnx.GraphProto, decisions: Decisions, skipped: Collection[str]
     ) -> list[str]:
         """Return the nodes whose embedding tables are stored in 8 bits, with a scale for each row.
 
-        With `method=weight_only` and `Gather` in `op_types`, the tables have 4 bits in blocks.
+        None with `method=weight_only` and `Gather` in `op_types`: they have 4 bits in blocks.
         """
-        if self.config.method == "weight_only":
-            in_blocks = "Gather" in weight_only.find_operators(self.config)
-            skipped = [n.name for n in graph.node] if in_blocks else decisions.in_float
-        elif self.config.method == "mixed":  # no static layer reads them
+        method = self.config.method
+        if method == "weight_only" and "Gather" in weight_only.find_operators(self.config):
+            return []
+        if method in ("weight_only", "mixed"):  # no static layer reads them
             skipped = decisions.in_float
         return [node.name for node in find_tables(graph) if node.name not in skipped]
 
@@ -404,20 +421,20 @@ class OnnxQuantizer(Quantizer):
     ) -> dict[str, Range]:
         """Quantize `source` into `path`; return the ranges around the quantized nodes."""
         config = self.config
-        left = [*skipped]
+        in_float = dict.fromkeys(skipped)  # names, in order
         if config.float_output:
-            left += [name for name in rewriting.find_output_nodes(graph) if name not in left]
-        left += self._find_unbounded(activations, left)
+            in_float |= dict.fromkeys(rewriting.find_output_nodes(graph))
+        in_float |= dict.fromkeys(self._find_unbounded(activations, in_float))
         kept = rewriting.find_not_fused(graph, config.format == "qoperator")
-        left += [name for name in kept if name not in left]
+        in_float |= dict.fromkeys(kept)
 
         # Layers that keep one scale for all channels, or none at all
-        ranges = activations.find_around(left)
+        ranges = activations.find_around([*in_float])
         whole: dict[str, list[dict[str, str]]] = {}  # weights with one scale, and no other options
         if config.per_channel and file_format == "qoperator":  # which takes no such option
-            left += [name for name in find_stacks(graph) if name not in left]
+            in_float |= dict.fromkeys(find_stacks(graph))
         elif config.per_channel:
-            whole = self._find_unsplit(graph, left)
+            whole = self._find_unsplit(graph, in_float)
         inputs = dynamic.INTEGERS[DTYPES[config.dtype.name][0]]
         # Weights below 8 bits are written afterwards.
         weights = dynamic.INTEGERS.get(DTYPES[config.dtype.name][1], QuantType.QInt8)
@@ -428,7 +445,8 @@ class OnnxQuantizer(Quantizer):
         float_outputs = self._leaves_outputs_in_float(graph)
         proto = rewrite(onnx.load(source), [rewriting.add_readers])
         known = {node.name for node in graph.node}
-        left += [node.name for node in proto.graph.node if node.name not in known]
+        added = [node.name for node in proto.graph.node if node.name not in known]
+        in_float |= dict.fromkeys(added)
         onnx.save(proto, source)
         with _lines_counted():
             quantize_static(
@@ -439,7 +457,7 @@ class OnnxQuantizer(Quantizer):
                 weight_type=weights,
                 per_channel=config.per_channel,
                 reduce_range=bool(config.reduce_range),
-                nodes_to_exclude=left,
+                nodes_to_exclude=[*in_float],
                 calibrate_method=CalibrationMethod.MinMax,
                 calibration_cache_path=cache,
                 extra_options={
@@ -480,8 +498,8 @@ def _lines_counted() -> Iterator[None]:
         message = record.getMessage()
         raises = message.startswith(("Increased scale", "Increasing scale"))
         cuts = message.startswith("Quantized bias") and "exceeds the range" in message
-        raised = raised + raises
-        cut = cut + cuts
+        raised += raises
+        cut += cuts
         # Scales of a normalization, which are per tensor: they have no second axis.
         vector = message.startswith("Axis ") and message.endswith("with rank 1")
         integers = message.startswith("Inference failed or unsupported type")  # such as a shape
@@ -517,7 +535,9 @@ def count_quantized_layers(proto: onnx.ModelProto) -> int:
     stored = weight_storage.count_layers(proto.graph)
     dequantized = {node.output[0] for node in nodes if node.op_type == "DequantizeLinear"}
     integer = (*_INTEGER_LAYERS, *dynamic.LAYERS, weight_only.OPERATOR)
-    return stored + sum(
-        node.op_type in integer or (node.op_type in LAYERS and set(node.input[:2]) <= dequantized)
-        for node in nodes
-    )
+    count = stored
+    for node in nodes:
+        in_qdq = node.op_type in LAYERS and dequantized.issuperset(node.input[:2])
+        if node.op_type in integer or in_qdq:
+            count += 1
+    return count

@@ -93,8 +93,9 @@ def write_narrow_weights(network: onnx.GraphProto, schemes: Mapping[str, WeightS
             grid = scheme.grid(weights, 0)
             levels = np.moveaxis(grid.quantize(weights), 0, channel_axis(layer))
             # ONNX Runtime 1.31 fuses 2-bit weights of a Gemm, and computes wrong values.
-            kind = _TYPES[2 if scheme.bits == 2 and layer.op_type == "Conv" else 4][0]
-            scales = grid.scale.reshape(-1) if scheme.per_channel else grid.scale.reshape(())
+            bits = 2 if scheme.bits == 2 and layer.op_type == "Conv" else 4
+            kind, _, _ = _TYPES[bits]
+            scales = grid.scale.reshape(-1 if scheme.per_channel else ())
             dequantize = producer_of(node, 1)
             assert dequantize is not None
             stored = helper.make_tensor("", kind, levels.shape, levels.ravel())
@@ -125,6 +126,8 @@ def add_readers(model: ir.Model) -> None:
                 copy = _copy_after(node, value, f"{value.name}__read_inside")
                 for use in inside:
                     use.node.replace_input_with(use.idx, copy)
+
+    # Outputs of the graph, before a Relu that would clip them
     for index, value in enumerate(graph.outputs):
         producer = value.producer()
         if producer is not None and any(use.node.op_type in FUSED for use in value.uses()):
@@ -145,9 +148,13 @@ def restore_outputs(names: Sequence[str]) -> Pass:
     """Return a pass that gives the outputs their own names, which `add_readers` changed."""
 
     def restore(model: ir.Model) -> None:
-        pairs = zip(names, model.graph.outputs, strict=True)
-        renamed = {name: value for name, value in pairs if value.name != name}
-        for node in model.graph if renamed else ():
+        renamed = {}
+        for name, value in zip(names, model.graph.outputs, strict=True):
+            if value.name != name:
+                renamed[name] = value
+        if not renamed:
+            return
+        for node in model.graph:
             for value in node.outputs:
                 if value.name in renamed:
                     value.name += AT_OUTPUT
@@ -176,7 +183,10 @@ def find_not_fused(graph: onnx.GraphProto, qoperator: bool) -> list[str]:
         moved = maker is not None and maker.op_type in _SAME_SCALE
         if moved or links.only_reader(node.input[0]) is not node:
             names.append(node.name)
-    return names + [node.name for node, is_zero in constant_pads(graph) if not is_zero]
+    for node, is_zero in constant_pads(graph):
+        if not is_zero:
+            names.append(node.name)
+    return names
 
 
 def find_output_nodes(graph: onnx.GraphProto) -> list[str]:
@@ -185,12 +195,14 @@ def find_output_nodes(graph: onnx.GraphProto) -> list[str]:
     Raises:
         UnsupportedError: a last layer has an activation, which is fused into its kernel.
     """
+    wrong = "float_output: got {} before the output, expected a layer"
     last, behind = find_tail(graph)
     outputs = {layer.output[0] for layer in last}
-    fused = [node for node in behind if node.op_type in FUSED and node.input[0] in outputs]
-    if fused or not last:
-        kind = fused[0].op_type if fused else "nothing"
-        raise UnsupportedError(f"float_output: got {kind} before the output, expected a layer")
+    for node in behind:
+        if node.op_type in FUSED and node.input[0] in outputs:
+            raise UnsupportedError(wrong.format(node.op_type))
+    if not last:
+        raise UnsupportedError(wrong.format("nothing"))
     return [node.name for node in behind]
 
 
@@ -215,16 +227,19 @@ def leave_output_in_float(model: ir.Model) -> None:
         if layer.op_type in dynamic.LAYERS:  # they return float
             continue
         output = layer.outputs[0]
-        behind = [use.node for use in output.uses()]
+        rounded = []  # the output, after quantization
         if layer.op_type in LAYERS:  # QDQ, or a float layer
-            quantizes = [node for node in behind if node.op_type == "QuantizeLinear"]
-            behind = [use.node for node in quantizes for use in node.outputs[0].uses()]
+            for node in output.consumers():
+                if node.op_type == "QuantizeLinear":
+                    rounded.append(node.outputs[0])
         elif layer.op_type == "QGemm":
             layer.resize_inputs(7)  # without y_scale and y_zero_point, QGemm returns float
+            rounded.append(output)
         else:
             raise UnsupportedError(_EIGHT_BITS.format(layer.op_type))
-        for dequantize in behind:
-            replace(dequantize.outputs[0], output)
+        for value in rounded:
+            for dequantize in value.consumers():
+                replace(dequantize.outputs[0], output)
 
 
 def _find_last(graph: ir.Graph) -> list[ir.Node]:
@@ -259,10 +274,14 @@ def protect_float_layers(model: ir.Model) -> None:
             continue
         weights = input_of(node, 1)
         source = producer_of(node, 1)
-        narrow = source is not None and {value.dtype for value in source.inputs if value} & _NARROW
+        narrow = source is not None and _has_narrow_input(source)
         if narrow or (weights.is_initializer() and _is_quantized(node.outputs[0])):
             name = f"{node.outputs[0].name}_float_input"
             node.replace_input_with(0, Writer(node)("Sum", [node.inputs[0]], name))
+
+
+def _has_narrow_input(node: ir.Node) -> bool:
+    return any(value is not None and value.dtype in _NARROW for value in node.inputs)
 
 
 def keep_sums_apart(model: ir.Model) -> None:
@@ -296,7 +315,9 @@ def quantize_tables(names: Collection[str]) -> Pass:
 
     def quantize(model: ir.Model) -> None:
         stored: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
-        for node in [node for node in model.graph if node.name in names]:
+        for node in list(model.graph):
+            if node.name not in names:
+                continue
             write = Writer(node)
             [table, indices] = node.inputs
             [output] = node.outputs

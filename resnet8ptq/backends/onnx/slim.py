@@ -19,10 +19,13 @@ def slim(proto: onnx.ModelProto) -> onnx.ModelProto:
 
     Inputs and outputs keep their names. `contract.check_same` checks that the results are the same.
     """
-    parts = {
-        name: getattr(proto.graph, name) for name in ("node", "initializer", "input", "output")
-    }
-    graph = onnx.GraphProto(name="g", **parts)
+    graph = onnx.GraphProto(
+        name="g",
+        node=proto.graph.node,
+        initializer=proto.graph.initializer,
+        input=proto.graph.input,
+        output=proto.graph.output,
+    )
     versions = {opset.domain: opset.version for opset in proto.opset_import}
     nodes = list(find_all(graph, onnx.NodeProto))
     for node in nodes:
@@ -99,27 +102,39 @@ def _rename(graph: onnx_ir.Graph) -> None:
     """Give every tensor a short name; inputs and outputs of the graph keep theirs."""
     fixed = [*graph.inputs, *graph.outputs]
     kept = {value.name for value in fixed}
-    lengths = (itertools.product(string.ascii_letters, repeat=n) for n in itertools.count(1))
-    short = map("".join, itertools.chain.from_iterable(lengths))  # a, b, .. Z, aa, ab, ..
-    free = filter(lambda name: name not in kept, short)
     constants = [*graph.initializers.values()]
     values = [value for value in dict.fromkeys(_values(graph)) if value not in fixed]
     for number, value in enumerate(values):  # a short name may still be another constant's
         value.name = f"renamed {number}"
+    names = _short_names()
     for value in values:
-        value.name = next(free)
+        name = next(names)
+        while name in kept:
+            name = next(names)
+        value.name = name
     for value in constants:  # a new name moves a constant to the end
         assert value.name is not None
         graph.initializers.add(graph.initializers.pop(value.name))
+
+
+def _short_names() -> Iterator[str]:
+    """Yield a, b, .. Z, aa, ab, .."""
+    for length in itertools.count(1):
+        for letters in itertools.product(string.ascii_letters, repeat=length):
+            yield "".join(letters)
 
 
 def _values(graph: onnx_ir.Graph) -> Iterator[onnx_ir.Value]:
     """Yield the tensors of a graph and of its inner graphs, in the order of the nodes."""
     yield from graph.inputs
     for node in graph:
-        yield from (value for value in node.inputs if value is not None)
+        for value in node.inputs:
+            if value is not None:
+                yield value
         for inner in node.attributes.values():
             if inner.type == onnx_ir.AttributeType.GRAPH:
                 yield from _values(inner.as_graph())
-        yield from (value for value in node.outputs if value.name)
+        for value in node.outputs:
+            if value.name:
+                yield value
     yield from [*graph.initializers.values()]

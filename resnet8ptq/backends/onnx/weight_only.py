@@ -11,6 +11,7 @@ import logging
 import warnings
 from collections import Counter
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,26 +63,31 @@ def resolve(config: QuantizationConfig) -> Resolved:
         refuse_others(config, _HQQ_TAKES)
     if _EMBEDDING in find_operators(config):
         refuse_others(config, _EMBEDDING_TAKES)
-    symmetric = _is_symmetric(config)
-    in_int8 = config.weight_only.int8_products
     bits = _bits(config)
-    return Resolved(
-        weight_dtype=f"int{bits}" if symmetric else f"uint{bits}",
-        weight_scheme="symmetric" if symmetric else "affine",
+    resolved = Resolved(
+        weight_dtype=f"uint{bits}",
+        weight_scheme="affine",
         weight_bits=bits,
-        activation_dtype="int8 (dynamic)" if in_int8 else "float32",
-        execution=f"weights only, {'int8 products' if in_int8 else 'float activations'}",
+        execution="weights only, float activations",
         file_format=OPERATOR,
     )
+    if _is_symmetric(config):
+        resolved = replace(resolved, weight_dtype=f"int{bits}", weight_scheme="symmetric")
+    if config.weight_only.int8_products:
+        resolved = replace(
+            resolved, activation_dtype="int8 (dynamic)", execution="weights only, int8 products"
+        )
+    return resolved
 
 
 def find_operators(config: QuantizationConfig) -> list[str]:
     """Return the operators that the settings quantize; Gather only if `op_types` names it."""
+    possible: Sequence[str] = (*LAYERS, _EMBEDDING)
     if by_channel(config):
-        named = config.op_types or weight_storage.OPERATORS
-        return [name for name in weight_storage.OPERATORS if name in named]
-    taken = LAYERS if config.op_types is None else (*LAYERS, _EMBEDDING)
-    return [name for name in taken if name in (config.op_types or taken)]
+        possible = weight_storage.OPERATORS
+    if config.op_types is None:
+        return [name for name in possible if name != _EMBEDDING]
+    return [name for name in possible if name in (config.op_types or possible)]
 
 
 def by_channel(config: QuantizationConfig) -> bool:
@@ -92,16 +98,16 @@ def by_channel(config: QuantizationConfig) -> bool:
 def find_layers(graph: onnx.GraphProto, skipped: Collection[str] = ()) -> list[onnx.NodeProto]:
     """Return the matrix products of an FP32 network that `quantize` can quantize."""
     ranks = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
-
-    def is_matrix_product(node: onnx.NodeProto) -> bool:
-        if ranks[node.input[1]] != 2 or attribute(node, "transA", 0):
-            return False
+    layers = []
+    for node in weight_layers(graph).values():
+        if node.op_type not in LAYERS or node.name in skipped:
+            continue
+        is_plain = ranks[node.input[1]] == 2 and not attribute(node, "transA", 0)
         # beta becomes part of the bias, which is then a constant
-        return attribute(node, "beta", 1.0) == 1 or {*node.input[2:]} <= ranks.keys()
-
-    layers = [node for node in weight_layers(graph).values() if node.op_type in LAYERS]
-    wanted = [node for node in layers if node.name not in skipped]
-    return [node for node in wanted if is_matrix_product(node)]
+        has_bias = attribute(node, "beta", 1.0) == 1 or {*node.input[2:]} <= ranks.keys()
+        if is_plain and has_bias:
+            layers.append(node)
+    return layers
 
 
 def find_embeddings(graph: onnx.GraphProto, skipped: Collection[str] = ()) -> list[onnx.NodeProto]:
@@ -135,7 +141,9 @@ def check(graph: onnx.GraphProto, skipped: Collection[str], config: Quantization
         return weight_storage.check(graph, skipped)
     left = count_left(graph, skipped)
     if not find_layers(graph, skipped):
-        listed = f": {_list(left)} stay in float" if left else ""
+        listed = ""
+        if left:
+            listed = f": {_list(left)} stay in float"
         raise UnsupportedError(
             "method=weight_only: ONNX Runtime quantizes MatMul and Gemm with constant weights, and "
             f"the network has none to quantize{listed}"
@@ -148,16 +156,18 @@ def describe_left(
     graph: onnx.GraphProto, skipped: Collection[str], config: QuantizationConfig
 ) -> dict[str, str]:
     """Return the number of float layers by operator, as a param; empty if there are none."""
-    count = weight_storage.count_left if by_channel(config) else count_left
-    left = count(graph, skipped)
+    if by_channel(config):
+        left = weight_storage.count_left(graph, skipped)
+    else:
+        left = count_left(graph, skipped)
     return {"float_operators": _list(left)} if left else {}
 
 
 def count_left(graph: onnx.GraphProto, skipped: Collection[str]) -> Counter[str]:
     """Count the convolutions and matrix products that stay in float, by operator."""
-    layers = weight_layers(graph).values()
-    taken = find_layers(graph, skipped)
-    return Counter(n.op_type for n in layers) - Counter(n.op_type for n in taken)
+    layers = Counter(node.op_type for node in weight_layers(graph).values())
+    layers.subtract(node.op_type for node in find_layers(graph, skipped))
+    return +layers
 
 
 def quantize(source: Path, path: Path, skipped: Sequence[str], config: QuantizationConfig) -> None:
@@ -169,8 +179,9 @@ def quantize(source: Path, path: Path, skipped: Sequence[str], config: Quantizat
 
     proto = onnx.load(source)
     chosen = {node.name for node in find_layers(proto.graph, skipped)}
-    named = _EMBEDDING in find_operators(config)
-    embeddings = {n.name for n in find_embeddings(proto.graph, skipped)} if named else set()
+    embeddings: set[str] = set()
+    if _EMBEDDING in find_operators(config):
+        embeddings = {node.name for node in find_embeddings(proto.graph, skipped)}
     if embeddings:  # the library changes the number of the opset, and no operator
         proto = rewriting.raise_opset(proto, 4)
     chosen |= embeddings
@@ -210,10 +221,13 @@ def _split(gemm: ir.Node) -> None:
     write = Writer(gemm)
     name = str(gemm.name)
     output = str(gemm.outputs[0].name)
-    alpha, beta = (np.float32(gemm.attributes.get_float(key, 1.0)) for key in ("alpha", "beta"))
+    alpha = np.float32(gemm.attributes.get_float("alpha", 1.0))
+    beta = np.float32(gemm.attributes.get_float("beta", 1.0))
     values = values_of(input_of(gemm, 1))
-    values = np.ascontiguousarray(values.T if gemm.attributes.get_int("transB", 0) else values)
-    factors = [gemm.inputs[0], write.constant(f"{name}__weights", values * alpha)]
+    if gemm.attributes.get_int("transB", 0):
+        values = values.T
+    weights = np.ascontiguousarray(values) * alpha
+    factors = [gemm.inputs[0], write.constant(f"{name}__weights", weights)]
     bias = gemm.inputs[2] if len(gemm.inputs) > 2 else None
     if bias is None:
         replace_node(gemm, write("MatMul", factors, output, name))

@@ -31,11 +31,12 @@ _EMBEDDING = "Gather"
 
 def check(graph: onnx.GraphProto, skipped: Collection[str], half: bool = False) -> None:
     """Raise `UnsupportedError` if no layer has constant weights to store."""
-    if not any(find_weights(graph, skipped, half)):
-        asked, bits = ("dtype=fp16", 16) if half else ("method=weight_only", 8)
-        raise UnsupportedError(
-            f"{asked}: no layer has constant float weights that {bits} bits would make smaller"
-        )
+    if any(find_weights(graph, skipped, half)):
+        return
+    why = "no layer has constant float weights that {} bits would make smaller"
+    if half:
+        raise UnsupportedError(f"dtype=fp16: {why.format(16)}")
+    raise UnsupportedError(f"method=weight_only: {why.format(8)}")
 
 
 def find_weights(
@@ -47,7 +48,9 @@ def find_weights(
         half: weights in float16, which tables of embeddings take too; 8 bits have other means.
     """
     constants = Links(graph).constants
-    operators = (*OPERATORS, _EMBEDDING) if half else OPERATORS
+    operators: tuple[str, ...] = OPERATORS
+    if half:
+        operators = (*OPERATORS, _EMBEDDING)
     for node in graph.node:
         if node.op_type not in operators or node.name in skipped:
             continue
@@ -66,12 +69,14 @@ def _shared_axes(node: onnx.NodeProto, index: int, rank: int) -> tuple[int, ...]
     """Return the axes of a weight that share a scale; empty for an input without weights."""
     if node.op_type in _RECURRENT:  # W and R [directions, gates, inputs]
         return (2,) if index in (1, 2) and rank == 3 else ()
-    if node.op_type == "MatMul":  # [..., inputs, outputs], or the transposed on the left
-        return (rank - 2 if index == 1 else rank - 1,) if rank > 1 and index < 2 else ()
     if node.op_type == _EMBEDDING:  # [words, values]
         return tuple(range(1, rank)) if index == 0 else ()
+    if node.op_type == "MatMul" and index == 0 and rank > 1:  # [..., outputs, inputs]
+        return (rank - 1,)
     if index != 1 or rank < 2:
         return ()
+    if node.op_type == "MatMul":  # [..., inputs, outputs]
+        return (rank - 2,)
     if node.op_type == "Gemm":
         return (1,) if attribute(node, "transB", 0) else (0,)
     if node.op_type == "ConvTranspose" and attribute(node, "group", 1) == 1:
@@ -117,7 +122,8 @@ def quantize(
                 tensors = {stored: levels, scaled: scale}
                 mul = helper.make_node("Mul", [cast, scaled], [made[name]], f"{name}__Mul")
                 nodes.append(mul)
-            graph.initializer.extend(numpy_helper.from_array(v, n) for n, v in tensors.items())
+            for tensor_name, array in tensors.items():
+                graph.initializer.append(numpy_helper.from_array(array, tensor_name))
         node.input[index] = made[name]
     others = list(graph.node)
     del graph.node[:]

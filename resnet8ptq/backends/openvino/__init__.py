@@ -9,6 +9,7 @@ BACKEND = Backend(
     options="resnet8ptq.backends.openvino.options:OpenvinoConfig",
     runtime="openvino",
     packages=("openvino", "onnx", "onnxruntime"),
+    extra="openvino",
     suffixes=(".onnx",),
     operators="resnet8ptq.backends.onnx.operators:find_in_qdq",
     search=Search(

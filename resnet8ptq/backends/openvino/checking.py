@@ -49,8 +49,8 @@ def check(
 
     # One by one, in float: what the file's numbers define
     exact = open_network(artifact.path, threads, on_integers=False)
-    singles = zip(*(exact(samples[n : n + 1]) for n in range(len(samples))), strict=True)
-    defined = [np.concatenate(outputs) for outputs in singles]
+    singles = [exact(samples[number : number + 1]) for number in range(len(samples))]
+    defined = [np.concatenate(outputs) for outputs in zip(*singles, strict=True)]
     fp32 = open_runner(str(model.onnx_path), threads)(samples)
     _check_shapes(name, fp32, defined)
 
@@ -74,7 +74,8 @@ def check(
 
 
 def _check_shapes(name: str, fp32: Sequence[Array], outputs: Sequence[Array]) -> None:
-    shapes, expected = ([list(output.shape) for output in side] for side in (outputs, fp32))
+    shapes = [list(output.shape) for output in outputs]
+    expected = [list(output.shape) for output in fp32]
     if shapes != expected:
         raise UnsupportedError(
             f"backend={name}: OpenVINO returns {shapes} for this network, ONNX Runtime {expected}; "

@@ -2,19 +2,14 @@
 
 import sys
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from resnet8ptq.backends.openvino import BACKEND
 from resnet8ptq.core.errors import UnsupportedError, errors_as
 from resnet8ptq.target.measure import F32, RefusalError, check_precision
 
 _MISSING = "backend=openvino: got no package openvino; try pip install 'resnet8ptq[openvino]'"
-
-
-def is_installed() -> bool:
-    """Return whether the extra `openvino` is installed."""
-    return find_spec("openvino") is not None
 
 
 @cache
@@ -27,7 +22,7 @@ def library() -> Any:
     Raises:
         UnsupportedError: it is not installed.
     """
-    if not is_installed():
+    if not BACKEND.is_installed:
         raise UnsupportedError(_MISSING)
     sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
     import openvino

@@ -28,8 +28,9 @@ def load(path: Path, threads: int, precision: str = F32) -> Predictor:
 
 def open_network(path: Path, threads: int, **options: Any) -> "CompiledNetwork":
     """Compile an ONNX file or an archive; for options see `compile_graph`."""
-    graph = archive.read(path.read_bytes()) if path.suffix == archive.SUFFIX else read_graph(path)
-    return make_network(graph, threads, **options)
+    if path.suffix == archive.SUFFIX:
+        return make_network(archive.read(path.read_bytes()), threads, **options)
+    return make_network(read_graph(path), threads, **options)
 
 
 def make_network(graph: Any, threads: int, **options: Any) -> "CompiledNetwork":
@@ -43,7 +44,9 @@ def make_network(graph: Any, threads: int, **options: Any) -> "CompiledNetwork":
 def _open_logits(path: Path, threads: int, precision: str) -> Run | None:
     if path.suffix == archive.SUFFIX:
         graph = archive.end_at_logits(archive.read(path.read_bytes()))
-        return None if graph is None else make_network(graph, threads, precision=precision)
+        if graph is None:
+            return None
+        return make_network(graph, threads, precision=precision)
     proto = onnx.load(path)
     if not end_at_logits(proto):
         return None
@@ -88,7 +91,8 @@ class CompiledNetwork:
 
     def run(self, request: Any, batch: NDArray[Any]) -> list[NDArray[Any]]:
         """Run a batch in a compiled graph."""
-        if memory := self._memory.get(len(batch) if self.by_size else None):
+        memory = self._memory.get(len(batch) if self.by_size else None)
+        if memory is not None:
             inputs, outputs = memory
             for name, values in feed(batch, self.names).items():
                 inputs[name][...] = values
@@ -99,8 +103,12 @@ class CompiledNetwork:
             tensor.shape = values.shape
             tensor.data[...] = values  # faster than memory of another address in each run
         request.infer()
+        return [values.copy() for values in self._read_outputs(request)]
+
+    def _read_outputs(self, request: Any) -> list[NDArray[Any]]:
+        """Return the memory of a request's outputs."""
         numbers = range(len(self.graph.outputs))
-        return [request.get_output_tensor(number).data.copy() for number in numbers]
+        return [request.get_output_tensor(number).data for number in numbers]
 
     def compile(self, size: int | None) -> None:
         """Compile the graph for a batch size; None: for every size."""
@@ -119,8 +127,7 @@ class CompiledNetwork:
         ports = [*compiled.inputs, *compiled.outputs]
         if all(port.get_partial_shape().is_static for port in ports):
             inputs = {name: request.get_tensor(name).data for name in self.names}
-            outputs = [request.get_output_tensor(n).data for n in range(len(compiled.outputs))]
-            self._memory[size] = inputs, outputs
+            self._memory[size] = inputs, self._read_outputs(request)
         if len(self._requests) > _KEPT:
             oldest, _ = self._requests.popitem(last=False)
             self._memory.pop(oldest, None)
@@ -128,6 +135,8 @@ class CompiledNetwork:
 
 def only_batch_is_free(graph: Any) -> bool:
     """Return whether the first axis of each input is free, and no other."""
-    shapes = [value.get_partial_shape() for value in graph.inputs]
-    free = [[size.is_dynamic for size in shape] for shape in shapes]
-    return all(axes[:1] == [True] and not any(axes[1:]) for axes in free)
+    for value in graph.inputs:
+        free = [size.is_dynamic for size in value.get_partial_shape()]
+        if free[:1] != [True] or any(free[1:]):
+            return False
+    return True

@@ -36,7 +36,7 @@ def count_kernels(path: Path) -> tuple[int, int]:
     """
     network = open_network(path, 1)
     compiled = network.request(1).get_compiled_model()
-    kernels = []
+    kernels: list[str] = []
     for node in compiled.get_runtime_model().get_ops():
         about = node.get_rt_info()
         if _LAYER.search(about["layerType"].astype(str)):
@@ -54,14 +54,12 @@ class _Profiler:
     def predict(self, batch: NDArray[Any]) -> Sequence[NDArray[Any]]:
         request = self.network.request(len(batch))
         outputs = self.network.run(request, batch)
-        executed = [n for n in request.get_profiling_info() if n.status == n.Status.EXECUTED]
-        self.runs.append(
-            {
-                (node.node_name, node.node_type, _kind(node)): node.real_time
-                / timedelta(milliseconds=1)
-                for node in executed
-            }
-        )
+        times: dict[Key, float] = {}
+        for node in request.get_profiling_info():
+            if node.status == node.Status.EXECUTED:
+                key = (node.node_name, node.node_type, _kind(node))
+                times[key] = node.real_time / timedelta(milliseconds=1)
+        self.runs.append(times)
         return outputs
 
     def nodes(self, runs: int) -> list[NodeTime]:

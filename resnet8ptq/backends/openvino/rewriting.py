@@ -29,8 +29,9 @@ def rewrite(proto: onnx.ModelProto) -> onnx.ModelProto:
 
     `proto` must not be used afterwards.
     """
-    has_means = any(node.op_type in (_POOL, "ReduceMean") for node in proto.graph.node)
-    sizes = find_sizes(proto) if has_means else {}
+    sizes: Mapping[str, Sequence[int]] = {}
+    if any(node.op_type in (_POOL, "ReduceMean") for node in proto.graph.node):
+        sizes = find_sizes(proto)
     return passes.rewrite(
         proto,
         [
@@ -92,9 +93,11 @@ def _sum_signals(model: ir.Model, sizes: Mapping[str, Sequence[int]]) -> None:
             continue
         shape = sizes.get(str(input_of(node, 0).name), [])
         axes = [2] if node.op_type == _POOL else _find_axes(node)
-        if len(shape) != 3 or not axes or not all(shape[axis] for axis in axes):
+        if len(shape) != 3 or not axes:
             continue
         count = math.prod(shape[axis] for axis in axes)
+        if count == 0:  # a size is unknown
+            continue
         steps: list[Step] = [("ReduceSum", axes), ("Squeeze", axes), ("Mul", np.float32(1 / count))]
         keeps_axes = node.attributes.get_int("keepdims", 1)
         if node.op_type == _POOL or keeps_axes:
@@ -126,7 +129,9 @@ def _find_axes(node: ir.Node) -> list[int]:
     """Return the axes of a reduction; none if they are not constant, or if all axes are reduced."""
     if len(node.inputs) > 1:  # since opset 18, of ReduceSum since 13
         axes = node.inputs[1]
-        return list(values_of(axes)) if axes is not None and axes.is_initializer() else []
+        if axes is None or not axes.is_initializer():
+            return []
+        return list(values_of(axes))
     return list(node.attributes.get_ints("axes", ()))
 
 
@@ -144,13 +149,7 @@ def _pad_with_zeros(model: ir.Model) -> None:
     the constant of their scale.
     """
 
-    def can_rewrite(node: ir.Node) -> bool:
-        if node.attributes.get_string("mode", "constant") != "constant" or not _is_rounded(node):
-            return False
-        return input_of(node, 1).is_initializer() and len(node.inputs) < 4  # without axes
-
-    pads = [node for node in model.graph if node.op_type == "Pad"]
-    padding = [node for node in pads if can_rewrite(node)]
+    padding = [node for node in model.graph if node.op_type == "Pad" and _pads_levels(node)]
     if padding:
         _copy_scales(model.graph)
     for node in padding:
@@ -171,9 +170,18 @@ def _pad_with_zeros(model: ir.Model) -> None:
             replace_node(node, _chain(write, value=padded, steps=[("Squeeze", [1])], output=name))
 
 
+def _pads_levels(node: ir.Node) -> bool:
+    """Return whether a Pad adds constant values to a rounded tensor, without naming axes."""
+    if node.attributes.get_string("mode", "constant") != "constant" or not _is_rounded(node):
+        return False
+    return input_of(node, 1).is_initializer() and len(node.inputs) < 4
+
+
 def _copy_scales(graph: ir.Graph) -> None:
     """Give each rounded tensor its own constants for scale and zero point."""
-    for quantize in [node for node in graph if node.op_type == "QuantizeLinear"]:
+    for quantize in list(graph):
+        if quantize.op_type != "QuantizeLinear":
+            continue
         [output] = quantize.outputs
         for index, shared in enumerate(quantize.inputs[1:], 1):
             assert shared is not None

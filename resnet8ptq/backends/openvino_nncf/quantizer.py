@@ -9,7 +9,6 @@ import os
 import re
 import tempfile
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,12 +23,13 @@ from resnet8ptq.backends.contract import (
     Takes,
     options_of,
     refuse_others,
+    without_corrections,
 )
 from resnet8ptq.backends.openvino import archive, profiler
 from resnet8ptq.backends.openvino.library import library, read_graph
 from resnet8ptq.backends.openvino.quantizer import OpenvinoQuantizer, RunsInOpenvino
+from resnet8ptq.backends.openvino_nncf import BACKEND
 from resnet8ptq.backends.openvino_nncf.options import NncfConfig
-from resnet8ptq.config.schema import CORRECTIONS
 from resnet8ptq.core import files, isolation
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_as
 from resnet8ptq.core.records import feed
@@ -60,16 +60,8 @@ _TAKES: Takes = {
     "float_tail": ([False], f"{_OWN}; expected float_tail=false"),
     "precision.plan": ([None], _OWN),
     "slim": ([False], "only for ONNX and TFLite files"),
-    **{
-        f"corrections.{name}": ([False], "NNCF corrects by itself: backend.bias_correction")
-        for name in CORRECTIONS
-    },
+    **without_corrections("NNCF corrects by itself: backend.bias_correction"),
 }
-
-
-def is_installed() -> bool:
-    """Return whether the extra `nncf` is installed."""
-    return find_spec("nncf") is not None and find_spec("openvino") is not None
 
 
 class NncfQuantizer(RunsInOpenvino):
@@ -81,7 +73,7 @@ class NncfQuantizer(RunsInOpenvino):
         """Return the dtypes of OpenVINO's integer kernels."""
         if self.config.dtype.is_fp32:
             return self.with_engine(Resolved())
-        if not is_installed():
+        if not BACKEND.is_installed:
             raise UnsupportedError(_MISSING)
         refuse_others(self.config, _TAKES)
         options = self._options

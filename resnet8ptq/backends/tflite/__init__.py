@@ -29,6 +29,7 @@ OPERATORS = SHARED | {  # of TensorFlow's converter
 BACKEND = Backend(
     name="tflite",
     rank=3,
+    other_names=("tensorflow", "tf", "keras", "litert"),
     quantizer="resnet8ptq.backends.tflite.quantizer:TfliteQuantizer",
     options="resnet8ptq.backends.tflite.options:TfliteConfig",
     complete="resnet8ptq.backends.tflite.options:choose_flow",
@@ -36,6 +37,7 @@ BACKEND = Backend(
     packages=("ai-edge-litert", "ai-edge-quantizer", "tensorflow-cpu", "tensorflow"),
     suffixes=(".tflite",),
     operators="resnet8ptq.backends.tflite:OPERATORS",
+    has_ranges=False,  # the converter calibrates
     single_input=True,
     converts=("keras", "saved_model"),
     search=Search(fewer_bits=(), weights_alone=True, wide_activations=True, float16_weights=True),

@@ -1,6 +1,7 @@
 """Reads a .tflite file as an object, returns its layers and tensors, and writes it."""
 
 import copy
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,7 +54,7 @@ class TfliteLayer:
         return name_of(self.output)
 
 
-def read(content: bytes) -> Any:
+def read_model(content: bytes) -> Any:
     """Return the `ModelT` of a file's content; only its first graph is used.
 
     ai-edge-quantizer may write the data of large buffers after the graph, by offset and size.
@@ -67,7 +68,7 @@ def read(content: bytes) -> Any:
     return model
 
 
-def write(model: Any, share: bool = False) -> bytes:
+def write_model(model: Any, share: bool = False) -> bytes:
     """Return the file's content, without unused buffers.
 
     Args:
@@ -93,9 +94,8 @@ def layers(model: Any) -> Iterator[TfliteLayer]:
         if code in LAYERS:
             # The first input of TRANSPOSE_CONV is the output's shape.
             order = [2, 1, 3] if code == "TRANSPOSE_CONV" else [0, 1, 2]
-            indices = [*operator.inputs, -1][: max(order) + 1]
-            inputs = [None if indices[i] < 0 else tensors[indices[i]] for i in order]
-            data, weights, bias = inputs
+            indices = [*operator.inputs, -1]  # without a bias
+            data, weights, bias = (_tensor_at(tensors, indices[number]) for number in order)
             yield TfliteLayer(
                 operator,
                 code,
@@ -106,6 +106,11 @@ def layers(model: Any) -> Iterator[TfliteLayer]:
             )
 
 
+def _tensor_at(tensors: Any, index: int) -> Any:
+    """Return a tensor by its index; None below 0, for an input that an operator leaves out."""
+    return None if index < 0 else tensors[index]
+
+
 def is_integer(model: Any, operator: Any) -> bool:
     """Return whether an operator returns integers."""
     return model.subgraphs[0].tensors[operator.outputs[0]].type in ACTIVATIONS
@@ -113,10 +118,13 @@ def is_integer(model: Any, operator: Any) -> bool:
 
 def count_integer(model: Any) -> str:
     """Return the number of integer operators, such as `20 of 31`, without conversions."""
-    known = operators(model)
-    working = [operator for code, operator in known if code not in ("QUANTIZE", "DEQUANTIZE")]
-    kinds = [is_integer(model, operator) for operator in working]
-    return f"{sum(kinds)} of {len(kinds)}"
+    integer = 0
+    whole = 0
+    for code, operator in operators(model):
+        if code not in ("QUANTIZE", "DEQUANTIZE"):
+            whole += 1
+            integer += is_integer(model, operator)
+    return f"{integer} of {whole}"
 
 
 def name_of(tensor: Any) -> str:
@@ -212,7 +220,8 @@ def transpose_output(model: Any, number: int, axes: Sequence[int]) -> None:
     graph.outputs = [new if index == old else int(index) for index in graph.outputs]
     for signature in model.signatureDefs or ():
         for output in signature.outputs:
-            output.tensorIndex = new if output.tensorIndex == old else output.tensorIndex
+            if output.tensorIndex == old:
+                output.tensorIndex = new
 
 
 def add_code(model: Any, builtin: int, version: int) -> int:
@@ -252,8 +261,8 @@ def _drop_unused_buffers(model: Any, merge: bool) -> None:
     """Drop unused buffers and renumber the rest; the first is empty, as TFLite requires."""
     kept = [schema.BufferT()]
     numbers: dict[object, int] = {}
-    holders = [tensor for graph in model.subgraphs for tensor in graph.tensors]
-    for holder in [*holders, *(model.metadata or [])]:
+    tensors = itertools.chain.from_iterable(graph.tensors for graph in model.subgraphs)
+    for holder in itertools.chain(tensors, model.metadata or []):
         data = model.buffers[holder.buffer].data
         if data is None:
             holder.buffer = 0

@@ -90,10 +90,8 @@ def _from_saved_model(source: Path) -> Any:
     program = saved_model_gate.read_program(source)
     frozen = saved_model.freeze(program, source)
     whole = tf.compat.v1.wrap_function(lambda: tf.import_graph_def(frozen, name=""), [])
-    inputs, outputs = (
-        list(map(whole.graph.as_graph_element, names.values()))
-        for names in (program.inputs, program.outputs)
-    )
+    inputs = list(map(whole.graph.as_graph_element, program.inputs.values()))
+    outputs = list(map(whole.graph.as_graph_element, program.outputs.values()))
     return tf.lite.TFLiteConverter.from_concrete_functions([whole.prune(inputs, outputs)])
 
 

@@ -4,7 +4,6 @@ Converters rename, transpose, reshape and fuse. The range of a tensor does not d
 of its values, so tensors with the same values in any order count as the same.
 """
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ _TIE = 1e-6  # of the largest value
 Sketches = dict[Any, list[NDArray[np.float64]]]
 
 
-def find(content: bytes, onnx_path: Path, batch: NDArray[Any]) -> dict[int, list[str]]:
+def find_onnx_names(content: bytes, onnx_path: Path, batch: NDArray[Any]) -> dict[int, list[str]]:
     """Return the ONNX names of a file's float activations, by their index in the file.
 
     An activation has several names if several ONNX tensors have its values, such as before and
@@ -37,20 +36,23 @@ def find(content: bytes, onnx_path: Path, batch: NDArray[Any]) -> dict[int, list
         batch: network inputs [n, ...]; more samples distinguish more tensors.
     """
     graph = _of_graph(onnx_path, batch)
-    file = _of_file(content, batch)
-    found = {index: _nearest(sketch, graph) for index, sketch in file.items()}
-    return {index: names for index, names in found.items() if names}
+    names_of = {}
+    for index, sketch in _of_file(content, batch).items():
+        names = _nearest(sketch, graph)
+        if names:
+            names_of[index] = names
+    return names_of
 
 
 def _nearest(sketch: list[NDArray[np.float64]], known: Sketches) -> list[str]:
     """Return the names of the nearest tensors, ties included."""
     wanted = np.stack(sketch)
     scale = np.abs(wanted[:, 1:]).max() or 1.0
-    distances = {
-        name: float(np.abs(np.stack(other)[:, 1:] - wanted[:, 1:]).max() / scale)
-        for name, other in known.items()
-        if other[0][0] == wanted[0, 0]
-    }
+    distances = {}
+    for name, other in known.items():
+        if other[0][0] == wanted[0, 0]:  # of the same size
+            difference = np.abs(np.stack(other)[:, 1:] - wanted[:, 1:]).max()
+            distances[name] = float(difference / scale)
     nearest = min(distances.values(), default=np.inf)
     if not nearest <= TOLERANCE:
         return []
@@ -62,33 +64,33 @@ def _of_graph(onnx_path: Path, batch: NDArray[Any]) -> Sketches:
     inputs = float_inputs(proto.graph)
     names = float_tensors(proto)
     run = open_runner(expose(proto, names), 1)
-    samples = (batch[n : n + 1] for n in range(len(batch)))
-    return _sketch(
-        zip([*inputs, *names], [sample, *run(sample)], strict=True) for sample in samples
-    )
+    sketches: Sketches = {}
+    for number in range(len(batch)):
+        sample = batch[number : number + 1]
+        for name, values in zip([*inputs, *names], [sample, *run(sample)], strict=True):
+            _add(sketches, name, values)
+    return sketches
 
 
 def _of_file(content: bytes, batch: NDArray[Any]) -> Sketches:
     interpreter = open_interpreter(content, 1, keeps_all=True)
     [input_] = interpreter.get_input_details()
-    floats = [t for t in interpreter.get_tensor_details() if t["dtype"] == np.float32]
-
-    def values(sample: NDArray[Any]) -> Iterable[tuple[int, NDArray[Any]]]:
-        interpreter.set_tensor(input_["index"], sample)
-        interpreter.invoke()
-        for tensor in floats:
-            yield tensor["index"], interpreter.get_tensor(tensor["index"])
-
-    return _sketch(values(batch[n : n + 1]) for n in range(len(batch)))
-
-
-def _sketch(samples: Iterable[Iterable[tuple[Any, NDArray[Any]]]]) -> Sketches:
+    floats = []
+    for tensor in interpreter.get_tensor_details():
+        if tensor["dtype"] == np.float32:
+            floats.append(tensor["index"])
     sketches: Sketches = {}
-    for sample in samples:
-        for name, values in sample:
-            if values.size:
-                points = np.sort(values, axis=None)[
-                    np.rint(_POINTS * (values.size - 1)).astype(int)
-                ]
-                sketches.setdefault(name, []).append(np.array([values.size, *points], np.float64))
+    for number in range(len(batch)):
+        interpreter.set_tensor(input_["index"], batch[number : number + 1])
+        interpreter.invoke()
+        for index in floats:
+            _add(sketches, index, interpreter.get_tensor(index))
     return sketches
+
+
+def _add(sketches: Sketches, name: Any, values: NDArray[Any]) -> None:
+    """Add the sketch of a tensor's values on a sample; an empty tensor has none."""
+    if values.size:
+        positions = np.rint(_POINTS * (values.size - 1)).astype(int)
+        points = np.sort(values, axis=None)[positions]
+        sketches.setdefault(name, []).append(np.array([values.size, *points], np.float64))

@@ -73,17 +73,18 @@ def find_quantized(
     """Return the file's operators that correspond to quantized nodes of the graph.
 
     Args:
-        names: see `correspondence.find`.
+        names: see `correspondence.find_onnx_names`.
     """
     producers = Links(graph).producers
     integer = {*model.subgraphs[0].inputs}  # tensors
     chosen = []
     for code, operator in contents.operators(model):
         output = int(operator.outputs[0])
+        alike = names.get(output, [""])
         if code in contents.LAYERS:
-            node = _layer_before(names.get(output, [""])[-1], producers)
+            node = _layer_before(alike[-1], producers)
         else:
-            node = producers.get(names.get(output, [""])[0])
+            node = producers.get(alike[0])
         quantized = node is not None and node.name not in skipped
         if node is None and code in MOVES:
             quantized = not integer.isdisjoint(operator.inputs)
@@ -98,9 +99,12 @@ def _has_scalar(model: Any, operator: Any) -> bool:
     """Return whether an operator has a float constant of fewer axes than its output."""
     tensors = model.subgraphs[0].tensors
     axes = len(tensors[int(operator.outputs[0])].shape)
-    values = [tensors[int(index)] for index in operator.inputs]
-    floats = [tensor for tensor in values if tensor.type == TensorType.FLOAT32]
-    return any(contents.is_constant(model, t) and len(t.shape) < axes for t in floats)
+    for index in operator.inputs:
+        tensor = tensors[int(index)]
+        is_float = tensor.type == TensorType.FLOAT32
+        if is_float and contents.is_constant(model, tensor) and len(tensor.shape) < axes:
+            return True
+    return False
 
 
 def _layer_before(name: str, producers: Mapping[str, onnx.NodeProto]) -> onnx.NodeProto | None:
@@ -114,7 +118,9 @@ def _layer_before(name: str, producers: Mapping[str, onnx.NodeProto]) -> onnx.No
 
 def tensors_around(model: Any, operators: Iterable[Any]) -> set[int]:
     """Return the indices of the tensors whose ranges these operators need."""
-    around = {int(i) for operator in operators for i in (*operator.inputs, *operator.outputs)}
+    around: set[int] = set()
+    for operator in operators:
+        around.update(map(int, (*operator.inputs, *operator.outputs)))
     for code, operator in reversed([*contents.operators(model)]):
         if code in MOVES and not around.isdisjoint(operator.outputs):
             around.add(int(operator.inputs[0]))  # `_spread` hands its range on
@@ -125,9 +131,12 @@ def _spread(model: Any, ranges: Mapping[int, Range]) -> dict[int, Range]:
     """Return the ranges, extended to tensors after operators that only move values."""
     known = dict(ranges)
     for code, operator in contents.operators(model):
-        if code in MOVES and int(operator.inputs[0]) in known:
-            for index in map(int, operator.outputs):
-                known.setdefault(index, known[int(operator.inputs[0])])
+        if code not in MOVES:
+            continue
+        source = int(operator.inputs[0])
+        if source in known:
+            for index in operator.outputs:
+                known.setdefault(int(index), known[source])
     return known
 
 
@@ -159,12 +168,14 @@ def quantize(
     if not scheme.wide:  # its biases have 64 bits
         _fit_biases(model, ranges, scheme.per_channel)
     config = _config(scheme)
-    recipe = [_rule([_scope(model, operator.outputs) for operator in chosen], "*", config)]
+    scopes = [_scope(model, operator.outputs) for operator in chosen]
+    recipe = [_rule(scopes, operation="*", config=config)]
     ends = _integer_ends(model, chosen, scheme.integer_io)
     for kind, (indices, integer) in zip(("INPUT", "OUTPUT"), ends, strict=True):
-        recipe.append(_rule([_scope(model, indices)], kind, config if integer else None))
+        rule = _rule([_scope(model, indices)], kind, config if integer else None)
+        recipe.append(rule)
     crashed = QuantizationError("backend=tflite: ai-edge-quantizer crashed")
-    content = contents.write(model)
+    content = contents.write_model(model)
     return isolation.call(_run, content, recipe, _statistics(model, ranges), crashed=crashed)
 
 
@@ -173,23 +184,25 @@ def _fit_biases(model: Any, ranges: Mapping[int, Range], per_channel: bool) -> N
     tensors = model.subgraphs[0].tensors
     known = {id(tensors[index]): limits for index, limits in ranges.items()}
     for layer in contents.layers(model):
-        constants = [layer.weights, layer.bias]
         if layer.bias is None or id(layer.input) not in known:
             continue
-        floats = [t for t in constants if t.type == TensorType.FLOAT32]
-        if len(floats) < 2 or not all(contents.is_constant(model, t) for t in floats):
+        if not (_is_float_constant(model, layer.weights) and _is_float_constant(model, layer.bias)):
             continue
-        weights, bias = (contents.read_floats(model, tensor) for tensor in constants)
         low, high = known[id(layer.input)]
         scale = (max(high, 0) - min(low, 0)) / 255
         if not scale:
             continue
+        weights = contents.read_floats(model, layer.weights)
+        bias = contents.read_floats(model, layer.bias)
         by_channel = np.moveaxis(weights, layer.axis, 0)
-        fitted = np.moveaxis(
-            fit_bias(by_channel, bias, scale, per_channel=per_channel), 0, layer.axis
-        )
+        fitted = fit_bias(by_channel, bias, scale, per_channel=per_channel)
+        fitted = np.moveaxis(fitted, 0, layer.axis)
         if not np.array_equal(fitted, weights):
             contents.write_floats(model, layer.weights, fitted)
+
+
+def _is_float_constant(model: Any, tensor: Any) -> bool:
+    return tensor.type == TensorType.FLOAT32 and contents.is_constant(model, tensor)
 
 
 def _run(content: bytes, recipe: Recipe, statistics: dict[str, Any]) -> bytes:
@@ -205,19 +218,20 @@ def _run(content: bytes, recipe: Recipe, statistics: dict[str, Any]) -> bytes:
 
 
 def _config(scheme: Scheme) -> dict[str, Any]:
-    weights = "CHANNELWISE" if scheme.per_channel else "TENSORWISE"
-    activations = (16 if scheme.wide else 8, scheme.symmetric, "TENSORWISE")
-    tensors = {"activation": activations, "weight": (8, True, weights)}
+    """Return ai-edge-quantizer's configuration of an operator on integers."""
     return {
         "compute_precision": "INTEGER",
-        **{
-            f"{kind}_tensor_config": {
-                "num_bits": bits,
-                "symmetric": symmetric,
-                "granularity": granularity,
-                "dtype": "INT",
-            }
-            for kind, (bits, symmetric, granularity) in tensors.items()
+        "activation_tensor_config": {
+            "num_bits": 16 if scheme.wide else 8,
+            "symmetric": scheme.symmetric,
+            "granularity": "TENSORWISE",
+            "dtype": "INT",
+        },
+        "weight_tensor_config": {
+            "num_bits": 8,
+            "symmetric": True,
+            "granularity": "CHANNELWISE" if scheme.per_channel else "TENSORWISE",
+            "dtype": "INT",
         },
     }
 
@@ -235,13 +249,13 @@ def _rule(scopes: Iterable[str], operation: str, config: dict[str, Any] | None) 
 def _is_known(model: Any, operator: Any, ranges: Mapping[int, Range]) -> bool:
     """Return whether every float activation around an operator has a range."""
     tensors = model.subgraphs[0].tensors
-    around = [int(index) for index in (*operator.inputs, *operator.outputs) if index >= 0]
-    return all(
-        index in ranges
-        or tensors[index].type != TensorType.FLOAT32
-        or contents.is_constant(model, tensors[index])
-        for index in around
-    )
+    for index in map(int, (*operator.inputs, *operator.outputs)):
+        if index < 0 or index in ranges:  # below 0: an input that the operator leaves out
+            continue
+        tensor = tensors[index]
+        if tensor.type == TensorType.FLOAT32 and not contents.is_constant(model, tensor):
+            return False
+    return True
 
 
 def _integer_ends(
@@ -249,12 +263,15 @@ def _integer_ends(
 ) -> list[tuple[list[int], bool]]:
     """Return the tensors of inputs and of outputs, each with whether they are integers."""
     graph = model.subgraphs[0]
-    made = {int(index) for operator in operators for index in operator.outputs}
-    taken = {int(index) for operator in operators for index in operator.inputs}
     inputs = [*map(int, graph.inputs)]
     outputs = [*map(int, graph.outputs)]
     if asked is not None:
         return [(inputs, asked), (outputs, asked)]
+    made: set[int] = set()
+    taken: set[int] = set()
+    for operator in operators:
+        made.update(map(int, operator.outputs))
+        taken.update(map(int, operator.inputs))
     return [(inputs, taken.issuperset(inputs)), (outputs, made.issuperset(outputs))]
 
 

@@ -123,7 +123,8 @@ def _ways() -> Iterator[tuple[Sequence[str], Sequence[str]]]:
     for python in _interpreters():
         pip = (made, "-I", "-m", "pip", "install", "-q", "--disable-pip-version-check", *wheels)
         yield (python, "-I", "-m", "venv", "{}"), pip
-    if uv := shutil.which("uv"):
+    uv = shutil.which("uv")
+    if uv is not None:
         newest = (uv, "venv", "-q", "--python", VERSIONS[0], "{}")
         yield newest, (uv, "pip", "install", "-q", "--python", made, *wheels)
 

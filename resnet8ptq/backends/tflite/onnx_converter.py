@@ -66,7 +66,9 @@ def check(model: Fp32Model) -> None:
             "backend=onnx"
         )
     if tensor.dtype != "float32" or contract.batch not in (None, 1):
-        got = f"{contract.batch} samples" if tensor.dtype == "float32" else tensor.dtype
+        got = tensor.dtype
+        if tensor.dtype == "float32":
+            got = f"{contract.batch} samples"
         raise UnsupportedError(
             f"backend=tflite: got {got} for input {tensor.name}, expected one sample of float32; "
             "try backend=onnx"
@@ -126,18 +128,19 @@ def _to_dense_layers(model: ir.Model) -> None:
     TFLite's matrix product has one scale for all channels and no bias. A Gemm becomes TFLite's
     dense layer, which has a scale for each channel and a bias.
     """
-    for node in [node for node in model.graph if node.op_type == "MatMul"]:
+    for node in list(model.graph):
+        if node.op_type != "MatMul":
+            continue
         weights = input_of(node, 1)
-        last = node
-        bias = list[ir.Value]()
         if not weights.is_initializer() or values_of(weights).ndim != 2:
             continue
         channels, length = values_of(weights).shape
-        readers = [] if node.outputs[0].is_graph_output() else node.outputs[0].consumers()
-        if len(readers) == 1 and readers[0].op_type == "Add" and readers[0].graph is model.graph:
-            constants = [v for v in readers[0].inputs if v is not None and v.is_initializer()]
-            bias = [value for value in constants if values_of(value).shape == (length,)]
-            last = readers[0] if bias else node
+        last = node
+        bias = list[ir.Value]()
+        add = _only_reader(node)
+        if add is not None and add.op_type == "Add" and add.graph is model.graph:
+            bias = _find_vectors(add, length)
+            last = add if bias else node
         [output] = last.outputs
         # Behind a loop, the batch is not inferred.
         shape = [size if isinstance(size, int) else -1 for size in output.shape or ()]
@@ -150,6 +153,23 @@ def _to_dense_layers(model: ir.Model) -> None:
         made = write("Gemm", [matrix, weights, *bias], product)
         name = str(output.name)
         replace_node(last, write("Reshape", [made, whole], name, f"{name}__shape"))
+
+
+def _only_reader(node: ir.Node) -> ir.Node | None:
+    """Return the only node that reads a node's output; None if others do, or the caller does."""
+    readers = node.outputs[0].consumers()
+    if node.outputs[0].is_graph_output() or len(readers) != 1:
+        return None
+    return readers[0]
+
+
+def _find_vectors(node: ir.Node, length: int) -> list[ir.Value]:
+    """Return the constant inputs of a node that are vectors of this length."""
+    vectors = []
+    for value in node.inputs:
+        if value is not None and value.is_initializer() and values_of(value).shape == (length,):
+            vectors.append(value)
+    return vectors
 
 
 def _call(proto: onnx.ModelProto, cache_root: Path) -> bytes:
@@ -202,12 +222,12 @@ def _check(
     some = run(batch[:1])
     if len(some) != len(expected):
         raise ParityError(f"{label}: returns {len(some)} outputs, the network {len(expected)}")
-    model = contents.read(content)
+    model = contents.read_model(content)
     for number, (output, wanted) in enumerate(zip(some, expected, strict=True)):
         axes = _find_axes(output, wanted[:1])
         if axes is not None and axes != tuple(range(output.ndim)):
             contents.transpose_output(model, number, axes)
-    aligned = contents.write(model)
+    aligned = contents.write_model(model)
     outputs = list(predictor.open_run(aligned, 1)(batch))
     compare(outputs, expected=list(expected), final=final, label=label)
     return aligned
@@ -215,7 +235,14 @@ def _check(
 
 def _find_axes(output: NDArray[Any], wanted: NDArray[Any]) -> tuple[int, ...] | None:
     """Return the permutation of axes that brings an output closest to `wanted`, if any fits."""
-    orders = itertools.permutations(range(output.ndim))
-    fitting = [axes for axes in orders if output.transpose(axes).shape == wanted.shape]
-    distances = [float(np.abs(output.transpose(axes) - wanted).max(initial=0)) for axes in fitting]
-    return fitting[int(np.argmin(distances))] if fitting else None
+    nearest: tuple[int, ...] | None = None
+    least = np.inf
+    for axes in itertools.permutations(range(output.ndim)):
+        moved = output.transpose(axes)
+        if moved.shape != wanted.shape:
+            continue
+        distance = np.abs(moved - wanted).max(initial=0)
+        if nearest is None or distance < least:
+            nearest = axes
+            least = distance
+    return nearest

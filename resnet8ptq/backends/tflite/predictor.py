@@ -118,7 +118,7 @@ def read_output(interpreter: Any, details: dict[str, Any]) -> NDArray[np.float32
 
 def end_at_logits(content: bytes) -> bytes | None:
     """Make the final softmax's input the only output; return None without a final softmax."""
-    model = contents.read(content)
+    model = contents.read_model(content)
     graph = model.subgraphs[0]
     code, last = list(contents.operators(model))[-1]
     if code != "SOFTMAX" or list(last.outputs) != list(graph.outputs):
@@ -126,4 +126,4 @@ def end_at_logits(content: bytes) -> bytes | None:
     graph.operators.pop()
     graph.outputs = [last.inputs[0]]
     model.signatureDefs = None  # they name the old output
-    return contents.write(model)
+    return contents.write_model(model)

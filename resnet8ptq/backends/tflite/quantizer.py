@@ -36,6 +36,7 @@ from resnet8ptq.backends.contract import (
     refuse_others,
     resolve_stored,
     run_once,
+    without_corrections,
 )
 from resnet8ptq.backends.tflite import (
     checking,
@@ -53,7 +54,6 @@ from resnet8ptq.backends.tflite.options import TfliteConfig
 from resnet8ptq.calibration.methods import SHARED
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.limits import FLOAT_BITS
-from resnet8ptq.config.schema import CORRECTIONS
 from resnet8ptq.core import files, isolation
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Split
@@ -105,7 +105,7 @@ _DYNAMIC = "with method=dynamic the converter's weights stay unchanged"
 _DYNAMIC_TAKES: Takes = {
     "dtype.name": (["int8"], _DYNAMIC),
     "precision.plan": ([None], _DYNAMIC),
-    **{f"corrections.{name}": ([False], _DYNAMIC) for name in CORRECTIONS},
+    **without_corrections(_DYNAMIC),
 }
 _WIDE = "16-bit activations of TFLite are symmetric"
 _ONLY_CONVERTED = f"dtype=w8a16 with TensorFlow's converter is as it calibrates; try {_ONNX2TF}"
@@ -115,7 +115,7 @@ _WIDE_TAKES = {
         "calib.name": (["minmax"], _ONLY_CONVERTED),
         "calib.table": ([None], _ONLY_CONVERTED),
         "precision.plan": ([None], _ONLY_CONVERTED),
-        **{f"corrections.{name}": ([False], _ONLY_CONVERTED) for name in CORRECTIONS},
+        **without_corrections(_ONLY_CONVERTED),
     },
     "onnx2tf": {**WITH_16_BITS, "symmetric.activations": ([None, True], _WIDE)},
 }
@@ -207,10 +207,11 @@ class TfliteQuantizer(Quantizer):
         elif self.config.computes_in_float:
             half = self.config.dtype.is_float
             if decisions.in_float:
+                asked = "dtype=fp16" if half else "method=weight_only"
                 listed = ", ".join(decisions.in_float)
                 raise UnsupportedError(
-                    f"{'dtype=fp16' if half else 'method=weight_only'}: backend=tflite leaves no "
-                    f"single layer in float32, such as {listed}; try backend=onnx"
+                    f"{asked}: backend=tflite leaves no single layer in float32, such as {listed}; "
+                    "try backend=onnx"
                 )
             content = self._make_float(model, calibration)
             content, layers = weight_storage.store(content, half)
@@ -224,8 +225,8 @@ class TfliteQuantizer(Quantizer):
             artifact = self._read(content, path)
         if self.config.slim and not self.config.dtype.is_fp32:
             slimmed = slim.slim(content)
-            threads = self.runtime.threads
-            whole, small = (predictor.open_run(file, threads) for file in (content, slimmed))
+            whole = predictor.open_run(content, self.runtime.threads)
+            small = predictor.open_run(slimmed, self.runtime.threads)
             check_same(whole, small, calibration.batches(self.config.calib.batch_size))
             content = slimmed
         files.write_bytes(path, content)
@@ -233,7 +234,9 @@ class TfliteQuantizer(Quantizer):
 
     def verify(self, artifact: Artifact, model: Fp32Model, calibration: Split) -> dict[str, str]:
         """Run one sample, then compare the kernels with the reference; see `contract.Quantizer`."""
-        params = run_once(self, artifact, calibration, read=lambda p: contents.read(p.read_bytes()))
+        params = run_once(
+            self, artifact, calibration, read=lambda p: contents.read_model(p.read_bytes())
+        )
         if self.config.computes_in_float:
             return params
         path = artifact.path
@@ -246,21 +249,34 @@ class TfliteQuantizer(Quantizer):
 
     def count_kernels(self, path: Path) -> tuple[int, int]:
         """Count in the file, which LiteRT runs unchanged; include products of computed tensors."""
-        model = contents.read(path.read_bytes())
+        model = contents.read_model(path.read_bytes())
         quantized, in_float = self._split(model)
-        operators = contents.operators(model)
-        matrices = [operator for code, operator in operators if code == "BATCH_MATMUL"]
-        products = [contents.is_integer(model, operator) for operator in matrices]
-        return len(quantized) + sum(products), in_float + len(products) - sum(products)
+        on_integers = len(quantized)
+        for code, operator in contents.operators(model):
+            if code != "BATCH_MATMUL":
+                continue
+            if contents.is_integer(model, operator):
+                on_integers += 1
+            else:
+                in_float += 1
+        return on_integers, in_float
 
     def _split(self, model: Any) -> tuple[list[Any], int]:
         """Return the weights of a file's quantized layers, and the number of other layers."""
-        layers = list(contents.layers(model))
-        integer = TensorType.INT16 if self._is_wide else TensorType.INT8
-        output = TensorType.FLOAT32 if self.config.method == "dynamic" else integer
-        weights = [layer.weights for layer in layers if layer.output.type == output]
-        quantized = [w for w in weights if w.type in (TensorType.INT8, TensorType.INT4)]
-        return quantized, len(layers) - len(quantized)
+        output = TensorType.INT8
+        if self.config.method == "dynamic":
+            output = TensorType.FLOAT32
+        elif self._is_wide:
+            output = TensorType.INT16
+        quantized = []
+        in_float = 0
+        for layer in contents.layers(model):
+            is_narrow = layer.weights.type in (TensorType.INT8, TensorType.INT4)
+            if is_narrow and layer.output.type == output:
+                quantized.append(layer.weights)
+            else:
+                in_float += 1
+        return quantized, in_float
 
     def profile(self, path: Path, threads: int) -> NoReturn:
         """Raise `UnsupportedError`: the interpreter times no operators."""
@@ -298,11 +314,11 @@ class TfliteQuantizer(Quantizer):
         content = onnx_converter.convert(model, calibration, self.runtime)
         count = min(correspondence.SAMPLES, len(calibration))
         some = np.concatenate([*calibration.take(np.arange(count)).batches(count)])
-        by_index = correspondence.find(content, network, some)
+        by_index = correspondence.find_onnx_names(content, network, some)
         graph = onnx.load(network).graph
 
         # The operators that the settings ask for, and that have integer kernels
-        file = contents.read(content)
+        file = contents.read_model(content)
         rewriting.pools_to_means(file)
         skipped = find_float_nodes(graph, self.select(decisions))
         if config.per_channel:  # a product of several matrices has no such kernel
@@ -333,8 +349,10 @@ class TfliteQuantizer(Quantizer):
     def _convert(self, source: Path, calibration: Split) -> bytes:
         quantized = not self.config.computes_in_float
         calibrated = quantized and self.config.method != "dynamic"
-        # The other process gets only these samples, not the file that holds them.
-        samples = replace(calibration, stored=calibration.stored[:]) if calibrated else None
+        samples = None
+        if calibrated:
+            # The other process gets only these samples, not the file that holds them.
+            samples = replace(calibration, stored=calibration.stored[:])
         settings = (
             quantized,
             self.config.per_channel,
@@ -355,16 +373,16 @@ class TfliteQuantizer(Quantizer):
         changed = decisions.ranges or config.calib.name != "minmax" or model.uncorrected
         if not (changed or plan.is_narrow or plan.bits):
             return content
-        network = model.onnx_path
         activations = self.activations(model, decisions, calibration)
-        fp32, corrected = (onnx.load(p).graph for p in (model.uncorrected or network, network))
+        fp32 = onnx.load(model.uncorrected or model.onnx_path).graph
+        corrected = onnx.load(model.onnx_path).graph
         return rewriting.rewrite(
             content, fp32, corrected, plan=plan, ranges=activations.find_around([])
         )
 
     def _read(self, content: bytes, path: Path) -> Artifact:
         """Return the artifact with the facts read from the file."""
-        model = contents.read(content)
+        model = contents.read_model(content)
         quantized, in_float = self._split(model)
         if not quantized:
             raise QuantizationError(f"backend.flow={self._flow} quantized nothing")
@@ -372,16 +390,16 @@ class TfliteQuantizer(Quantizer):
         for weights in quantized:
             scales = len(weights.quantization.scale)
             channels = int(weights.shape[weights.quantization.quantizedDimension])
-            if scales != (channels if per_channel else 1):
+            expected = channels if per_channel else 1
+            if scales != expected:
                 raise UnsupportedError(
                     f"per_channel={str(per_channel).lower()}: backend.flow={self._flow} gave "
                     f"{contents.name_of(weights)} {scales} scales for {channels} channels"
                 )
         details = {"float_layers": str(in_float)}
         if self._flow == "onnx2tf":
-            details[f"operators_in_{16 if self._is_wide else 8}_bits"] = contents.count_integer(
-                model
-            )
+            bits = 16 if self._is_wide else 8
+            details[f"operators_in_{bits}_bits"] = contents.count_integer(model)
         elif in_float:  # dynamic-range quantization skips weights of less than 1,024 values
             count = in_float + len(quantized)
             log.warning("TFLite's converter left %d of %d layers in float", in_float, count)
@@ -399,10 +417,10 @@ def _activation_ranges(model: Any) -> dict[str, Range]:
     for tensor in model.subgraphs[0].tensors:
         if tensor.type in contents.ACTIVATIONS and not contents.is_constant(model, tensor):
             ends = np.iinfo(contents.ACTIVATIONS[tensor.type])
-            scale = tensor.quantization.scale[0]
-            zero_point = tensor.quantization.zeroPoint[0]
-            low, high = (float(scale) * (level - int(zero_point)) for level in (ends.min, ends.max))
+            scale = float(tensor.quantization.scale[0])
+            zero_point = int(tensor.quantization.zeroPoint[0])
             whole = contents.name_of(tensor)
             first = whole.partition(";")[0]
-            ranges[whole if first in ranges else first] = (low, high)
+            name = whole if first in ranges else first
+            ranges[name] = (scale * (ends.min - zero_point), scale * (ends.max - zero_point))
     return ranges

@@ -76,7 +76,7 @@ def rewrite(
         UnsupportedError: file and graph cannot be matched, see `match` and `scale_activations`.
         QuantizationError: the written file does not hold the chosen integers.
     """
-    model = contents.read(content)
+    model = contents.read_model(content)
     nodes = weight_layers(corrected)
     narrow = plan.narrow(nodes)
     names = match(model, fp32)
@@ -97,7 +97,7 @@ def rewrite(
                 model, tensor=layer.bias, levels=rounded.bias, scale=rounded.bias_scale
             )
         chosen[name] = rounded
-    written = contents.write(model)
+    written = contents.write_model(model)
     check(written, chosen)
     return written
 
@@ -113,7 +113,9 @@ def match(model: Any, fp32: onnx.GraphProto) -> list[str]:
     names: list[str] = []
     seen: set[int] = set()
     for layer in contents.layers(model):
-        errors = {name: _difference(model, layer, read_weights(fp32, nodes[name])) for name in left}
+        errors = {}
+        for name in left:
+            errors[name] = _difference(model, layer, read_weights(fp32, nodes[name]))
         nearest = min(errors, key=errors.__getitem__, default="")
         if not nearest or errors[nearest] > _SAME_NETWORK:
             raise _unmatched(
@@ -121,11 +123,13 @@ def match(model: Any, fp32: onnx.GraphProto) -> list[str]:
                 "no layer of the ONNX graph has its weights, as behind a Rescaling that TensorFlow "
                 "folds into them; if dtype=int8, try backend.flow=onnx2tf",
             )
-        if {id(layer.weights), id(layer.bias)} & seen:
+        if id(layer.weights) in seen or id(layer.bias) in seen:
             raise _unmatched(layer, "it shares weights with another layer")
         if not _same_bias(model, layer, graph=fp32, node=nodes[nearest]):
             raise _unmatched(layer, f"its bias is not that of {nearest} in the ONNX graph")
-        seen |= {id(layer.weights)} | ({id(layer.bias)} if layer.bias is not None else set())
+        seen.add(id(layer.weights))
+        if layer.bias is not None:
+            seen.add(id(layer.bias))
         left.remove(nearest)
         names.append(nearest)
     return names
@@ -143,22 +147,23 @@ def scale_activations(model: Any, names: list[str], graph: onnx.GraphProto, rang
     tensors = model.subgraphs[0].tensors
     activations = _name_activations(model, names, graph)
     _pools_to_means(model, activations, graph, ranges)
-    outputs: list[tuple[int, str, Any]] = [(index, "", ()) for index in model.subgraphs[0].inputs]
+    for index in model.subgraphs[0].inputs:
+        if tensors[index].type == TensorType.INT8:
+            _scale(tensors[index], ranges.get(activations.get(index, "")))
     for code, operator in contents.operators(model):
-        outputs += [(index, code, operator.inputs) for index in operator.outputs]
-    for index, code, inputs in outputs:
-        tensor = tensors[index]
-        if tensor.type != TensorType.INT8 or code in _FIXED_RANGE:
-            continue
-        if code in _KEEP_RANGE:
-            tensor.quantization = tensors[inputs[0]].quantization
-        else:
-            _scale(tensor, ranges.get(activations.get(index, "")))
+        for index in operator.outputs:
+            tensor = tensors[index]
+            if tensor.type != TensorType.INT8 or code in _FIXED_RANGE:
+                continue
+            if code in _KEEP_RANGE:
+                tensor.quantization = tensors[operator.inputs[0]].quantization
+            else:
+                _scale(tensor, ranges.get(activations.get(index, "")))
 
 
 def check(content: bytes, chosen: Mapping[str, Rounded]) -> None:
     """Raise `QuantizationError` unless a file's layers hold the chosen integers and scales."""
-    model = contents.read(content)
+    model = contents.read_model(content)
     for layer, (name, rounded) in zip(contents.layers(model), chosen.items(), strict=True):
         pairs = [(layer.weights, rounded.weights, rounded.scale)]
         if rounded.bias is not None:
@@ -187,8 +192,8 @@ def _difference(model: Any, layer: TfliteLayer, weights: Array) -> float:
 
 def _to_layout(layer: TfliteLayer, weights: NDArray[Any]) -> NDArray[Any]:
     """Turn [output channels, input channels, ...] into the operator's layout."""
-    depthwise = layer.code == "DEPTHWISE_CONV_2D"
-    moved = np.moveaxis(weights, 0, -1) if depthwise else np.moveaxis(weights, 1, -1)
+    axis = 0 if layer.code == "DEPTHWISE_CONV_2D" else 1
+    moved = np.moveaxis(weights, axis, -1)
     return moved.reshape(layer.weights.shape)  # with a height of 1 in one dimension
 
 
@@ -224,11 +229,11 @@ def _round(
     grid = _with_room(scheme.grid(weights, 0), weights, bias, input_scale=input_scale)
     scale = grid.scale.reshape(-1)
     bias_scale = (input_scale * scale.astype(np.float64)).astype(np.float32)
-    levels = np.round(bias / bias_scale).astype(np.int64)
+    levels = None
+    if layer.bias is not None:
+        levels = np.round(bias / bias_scale).astype(np.int64)
     arranged = _to_layout(layer, grid.quantize(weights) - grid.zero_point)
-    return Rounded(
-        arranged, scale, bias=None if layer.bias is None else levels, bias_scale=bias_scale
-    )
+    return Rounded(arranged, scale, bias=levels, bias_scale=bias_scale)
 
 
 def _with_room(grid: Grid, weights: Array, bias: NDArray[np.float64], input_scale: float) -> Grid:
@@ -251,25 +256,35 @@ def _name_activations(model: Any, names: list[str], graph: onnx.GraphProto) -> d
     nodes = weight_layers(graph)
     activations = dict.fromkeys(model.subgraphs[0].inputs, graph.input[0].name)
     fused = {node.input[0]: node.output[0] for node in fused_activations(graph)}
-    operators = list(contents.operators(model))
-    layers = [operator for code, operator in operators if code in contents.LAYERS]
-    matched = {id(layer): nodes[name] for layer, name in zip(layers, names, strict=True)}
-    for operator in layers:
-        activations[operator.inputs[0]] = matched[id(operator)].input[0]
-    for code, operator in operators:
+    matched = {}  # nodes, by operator
+    for layer, name in zip(contents.layers(model), names, strict=True):
+        matched[id(layer.operator)] = nodes[name]
+        activations[layer.operator.inputs[0]] = nodes[name].input[0]
+    for code, operator in contents.operators(model):
         node = matched.get(id(operator))
         if code == "QUANTIZE" and operator.inputs[0] in activations:  # a float input, or rescaling
             activations.setdefault(operator.outputs[0], activations[operator.inputs[0]])
         if code in _ARITHMETIC:
-            inputs = sorted(activations.get(index, "") for index in operator.inputs)
-            alike = [n for n in graph.node if n.op_type == _ARITHMETIC[code]]
-            node = next((n for n in alike if sorted(n.input) == inputs), None)
-        if node is not None:
-            activation = operator.builtinOptions.fusedActivationFunction
-            plain = activation == ActivationFunctionType.NONE
-            if name := node.output[0] if plain else fused.get(node.output[0]):
-                activations.setdefault(operator.outputs[0], name)
+            names_in = [activations.get(index, "") for index in operator.inputs]
+            node = _find_node(graph, _ARITHMETIC[code], names_in)
+        if node is None:
+            continue
+
+        # With a fused activation, the output is that of the activation
+        output: str | None = node.output[0]
+        if operator.builtinOptions.fusedActivationFunction != ActivationFunctionType.NONE:
+            output = fused.get(node.output[0])
+        if output:
+            activations.setdefault(operator.outputs[0], output)
     return activations
+
+
+def _find_node(graph: onnx.GraphProto, kind: str, inputs: list[str]) -> onnx.NodeProto | None:
+    """Return the first node of an operator with these inputs, in any order."""
+    for node in graph.node:
+        if node.op_type == kind and sorted(node.input) == sorted(inputs):
+            return node
+    return None
 
 
 def _pools_to_means(
@@ -298,9 +313,16 @@ def pools_to_means(model: Any) -> None:
 
 
 def _whole_pools(model: Any) -> list[Any]:
+    """Return the average pools over whole maps."""
     tensors = model.subgraphs[0].tensors
-    pools = [operator for code, operator in contents.operators(model) if code == "AVERAGE_POOL_2D"]
-    return [p for p in pools if _covers(p, tensors[p.inputs[0]], tensors[p.outputs[0]])]
+    pools = []
+    for code, operator in contents.operators(model):
+        if code == "AVERAGE_POOL_2D":
+            taken = tensors[operator.inputs[0]]
+            made = tensors[operator.outputs[0]]
+            if _covers(operator, taken, made):
+                pools.append(operator)
+    return pools
 
 
 def _covers(operator: Any, taken: Any, made: Any) -> bool:

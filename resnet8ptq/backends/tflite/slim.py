@@ -8,7 +8,7 @@ def slim(content: bytes) -> bytes:
 
     Inputs, outputs and the signature keep their names.
     """
-    model = contents.read(content)
+    model = contents.read_model(content)
     model.description = model.metadata = model.metadataBuffer = None
     graph = model.subgraphs[0]
     graph.name = None
@@ -18,4 +18,4 @@ def slim(content: bytes) -> bytes:
             tensor.name = None
         if tensor.quantization is not None:
             tensor.quantization.min = tensor.quantization.max = None
-    return contents.write(model, share=True)
+    return contents.write_model(model, share=True)

@@ -33,11 +33,13 @@ def store(content: bytes, half: bool) -> tuple[bytes, int]:
     Raises:
         UnsupportedError: no layer has constant float weights.
     """
-    model = contents.read(content)
+    model = contents.read_model(content)
     graph = model.subgraphs[0]
     axes = {id(layer.weights): layer.axis for layer in contents.layers(model)}
-    weights = [index for index, tensor in enumerate(graph.tensors) if id(tensor) in axes]
-    stored = [index for index in weights if _fits(model, graph.tensors[index], half)]
+    stored = []
+    for index, tensor in enumerate(graph.tensors):
+        if id(tensor) in axes and _fits(model, tensor, half):
+            stored.append(index)
 
     # The kernels take floats: a cast stands before each layer
     version = _OF_FLOAT16 if half else _OF_CHANNELS
@@ -48,22 +50,25 @@ def store(content: bytes, half: bool) -> tuple[bytes, int]:
         casts.append(_store(model, index, code, axis))
     graph.operators = [*casts, *graph.operators]
     changed = {id(graph.tensors[index]) for index in stored}
-    count = sum(id(layer.weights) in changed for layer in contents.layers(model))
+    count = 0
+    for layer in contents.layers(model):
+        count += id(layer.weights) in changed
     if count == 0:
         asked = "dtype=fp16" if half else "method=weight_only"
         raise UnsupportedError(
             f"{asked}: the .tflite file has no layer with constant float32 weights"
         )
-    return contents.write(model), count
+    return contents.write_model(model), count
 
 
 def _fits(model: Any, tensor: Any, half: bool) -> bool:
     """Return whether a tensor is a float constant, and within the range of float16 if `half`."""
     if tensor.type != TensorType.FLOAT32 or not contents.is_constant(model, tensor):
         return False
-    return not half or bool(
-        np.abs(contents.read_floats(model, tensor)).max(initial=0) <= LARGEST_HALF
-    )
+    if not half:
+        return True
+    largest = np.abs(contents.read_floats(model, tensor)).max(initial=0)
+    return bool(largest <= LARGEST_HALF)
 
 
 def _store(model: Any, index: int, code: int, axis: int | None) -> Any:

@@ -8,6 +8,7 @@ OPERATORS = SHARED | {"MatMul", "HardSwish", "Elu"}  # of FX graph mode
 BACKEND = Backend(
     name="torch",
     rank=2,
+    other_names=("pytorch",),
     quantizer="resnet8ptq.backends.torch.quantizer:TorchQuantizer",
     options="resnet8ptq.backends.torch.options:TorchConfig",
     runtime="torch",

@@ -76,12 +76,14 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
         """Return the nodes whose outputs must be calibrated, in graph order."""
         roots: dict[Node, None] = {}
         for node in module.graph.nodes:
-            if self._is_chosen(node):
-                inputs = () if node.target == _CAT else self._inputs(node)
-                tensors = [n for n in inputs if n.op != "get_attr"]
-                if self._has_own_output(node):
-                    tensors.append(node)
-                roots.update({self._root(tensor): None for tensor in tensors})
+            if not self._is_chosen(node):
+                continue
+            tensors = []
+            if node.target != _CAT:
+                tensors = [tensor for tensor in self._inputs(node) if tensor.op != "get_attr"]
+            if self._has_own_output(node):
+                tensors.append(node)
+            roots |= dict.fromkeys(map(self._root, tensors))
         return [node.name for node in roots if node.target not in SOFTMAX]
 
     def annotate(self, module: GraphModule) -> GraphModule:
@@ -89,8 +91,12 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
         for node in module.graph.nodes:
             if not self._is_chosen(node):
                 continue
-            inputs = {n: self._input_spec(module, n, node) for n in self._inputs(node)}
-            output = self._activation_spec(node) if self._has_own_output(node) else None
+            inputs = {}
+            for tensor in self._inputs(node):
+                inputs[tensor] = self._input_spec(module, tensor, node)
+            output = None
+            if self._has_own_output(node):
+                output = self._activation_spec(node)
             node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(inputs, output, _annotated=True)
         return module
 
@@ -98,22 +104,23 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
         """Accept everything: every annotation can be simulated."""
 
     def _is_chosen(self, node: Node) -> bool:
-        softmax = () if self.float_output else SOFTMAX
+        if node.name in self.float_nodes:
+            return False
         if node.target == _CAT:  # an output in float has no scale for the inputs
-            return self._has_own_output(node) and node.name not in self.float_nodes
-        targets = (*LAYERS, *_ARITHMETIC, *ACTIVATIONS, *_PASSING, *softmax)
-        return node.target in targets and node.name not in self.float_nodes
+            return self._has_own_output(node)
+        if node.target in SOFTMAX:
+            return not self.float_output
+        return node.target in (*LAYERS, *_ARITHMETIC, *ACTIVATIONS, *_PASSING)
 
     def _is_fused(self, node: Node) -> bool:
         """Return whether a Relu follows, so that only its output is rounded."""
         users = list(node.users)
-        return (
-            node.target in (*LAYERS, *_ARITHMETIC)
-            and self._is_chosen(node)
-            and len(users) == 1
-            and users[0].target in ACTIVATIONS
-            and self._is_chosen(users[0])
-        )
+        if node.target not in (*LAYERS, *_ARITHMETIC) or len(users) != 1:
+            return False
+        [user] = users
+        if user.target not in ACTIVATIONS:
+            return False
+        return self._is_chosen(node) and self._is_chosen(user)
 
     def _inputs(self, node: Node) -> list[Node]:
         """Return the rounded inputs of `node`: data and weights of a layer, not its bias."""
@@ -121,11 +128,15 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
             return list(dict.fromkeys(node.args[0]))
         count = 2 if node.target in (*LAYERS, *_ARITHMETIC) else 1
         inputs = [argument for argument in node.args[:count] if isinstance(argument, Node)]
-        return [] if self._is_fused(inputs[0]) and node.target in ACTIVATIONS else inputs
+        if node.target in ACTIVATIONS and self._is_fused(inputs[0]):
+            return []
+        return inputs
 
     def _has_own_output(self, node: Node) -> bool:
-        if self.float_output and any(u.op == "output" or u.target in SOFTMAX for u in node.users):
-            return False
+        if self.float_output:
+            for user in node.users:
+                if user.op == "output" or user.target in SOFTMAX:
+                    return False
         return not self._is_fused(node)
 
     def _root(self, node: Node) -> Node:
@@ -151,7 +162,9 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
 
     def _fit_bias(self, module: GraphModule, layer: Node, weights: torch.Tensor) -> None:
         """Let the bias of a layer fit in the 32 bits of a kernel, see `grid.fit_bias`, in place."""
-        bias = layer.args[2] if len(layer.args) > 2 else None
+        if len(layer.args) < 3:
+            return
+        bias = layer.args[2]
         if not isinstance(bias, Node) or bias.op != "get_attr":
             return
         values = attrgetter(str(bias.target))(module).detach().numpy()

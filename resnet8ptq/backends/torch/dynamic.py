@@ -34,8 +34,10 @@ def quantize(
     Raises:
         UnsupportedError: there is no linear layer; torch has no dynamic convolution.
     """
-    linear = [n for n, layer in module.named_modules() if isinstance(layer, torch.nn.Linear)]
-    layers = [name for name in linear if name not in skipped]
+    layers = []
+    for name, layer in module.named_modules():
+        if isinstance(layer, torch.nn.Linear) and name not in skipped:
+            layers.append(name)
     if not layers:
         raise UnsupportedError(
             "method=dynamic: torch quantizes linear layers only, and the network has none"

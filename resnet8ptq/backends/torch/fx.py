@@ -70,12 +70,16 @@ class SlopeObserver(MinMaxObserver):  # type: ignore[misc]
         return slopes
 
 
+def _qscheme(scheme: WeightScheme) -> Any:
+    """Return torch's word for a scheme of activations."""
+    return torch.per_tensor_symmetric if scheme.symmetric else torch.per_tensor_affine
+
+
 class RangeObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
     """An FX observer whose range is preset or chosen by the calibration method."""
 
     def __init__(self, config: CalibConfig, scheme: WeightScheme, **kwargs: Any) -> None:
-        qscheme = torch.per_tensor_symmetric if scheme.symmetric else torch.per_tensor_affine
-        super().__init__(dtype=torch.quint8, qscheme=qscheme, **kwargs)
+        super().__init__(dtype=torch.quint8, qscheme=_qscheme(scheme), **kwargs)
         self.config = config
         self.scheme = scheme
         self.observer = make_observer(config)
@@ -152,8 +156,9 @@ def quantize(
         )
         for kind in _TRANSPOSED:
             mapping.set_object_type(kind, None)
-    for name in [*skipped, "initializers"] if skipped else []:
-        mapping.set_module_name(name, None)
+    if skipped:
+        for name in (*skipped, "initializers"):
+            mapping.set_module_name(name, None)
     with known_warnings():
         with errors_as(UnsupportedError, "FX cannot trace the network", f"try {PT2E}"):
             # FX quantizes a cat, a pad and a resize that it traced, whatever its settings.
@@ -163,24 +168,38 @@ def quantize(
         _share_observers(prepared)
         _free_inputs(prepared, qconfig.activation)
         observers = _observers(prepared, graph)
-        # A preset range of one tensor serves all that share its observer.
-        preset = {id(observer) for name, observer in observers if name in activations.preset}
-        calibrated = activations.find_ranges(
-            name
-            for name, observer in observers
-            if name in activations.preset or id(observer) not in preset
-        )
-        for name, observer in observers:
-            if name in calibrated:
-                low, high = calibrated[name]
-                shared = observer.preset or calibrated[name]
-                observer.preset = min(low, shared[0]), max(high, shared[1])
+        _preset_ranges(observers, activations)
         _calibrate(prepared, activations.calibration, config.calib)
-        first = {id(observer): (name, observer) for name, observer in reversed(observers)}
-        # The first of a name wins.
-        ranges = {name: observer.chosen_range() for name, observer in first.values()}
+
+        # The first tensor of a shared observer, and the first observer of a name, win
+        first = {}
+        for name, observer in reversed(observers):
+            first[id(observer)] = (name, observer)
+        ranges = {}
+        for name, observer in first.values():
+            ranges[name] = observer.chosen_range()
         with errors_as(UnsupportedError, "FX cannot convert the network", f"try {PT2E}"):
             return convert_fx(prepared), ranges
+
+
+def _preset_ranges(observers: list[tuple[str, RangeObserver]], activations: Activations) -> None:
+    """Preset each observer to the ranges of its tensors, from outside or calibrated."""
+    preset = set()
+    for name, observer in observers:
+        if name in activations.preset:
+            preset.add(id(observer))
+
+    # A preset range of one tensor serves all that share its observer
+    wanted = []
+    for name, observer in observers:
+        if name in activations.preset or id(observer) not in preset:
+            wanted.append(name)
+    calibrated = activations.find_ranges(wanted)
+    for name, observer in observers:
+        if name in calibrated:
+            low, high = calibrated[name]
+            shared = observer.preset or calibrated[name]
+            observer.preset = min(low, shared[0]), max(high, shared[1])
 
 
 def _find_mixed(graph: onnx.GraphProto) -> list[str]:
@@ -198,17 +217,21 @@ def _find_mixed(graph: onnx.GraphProto) -> list[str]:
             node = producers.get(node.input[0])
         return node is not None and node.op_type in _FIXED_SCALES
 
-    return [n.name for n in graph.node if n.op_type == "Concat" and any(map(is_fixed, n.input))]
+    names = []
+    for node in graph.node:
+        if node.op_type == "Concat" and any(map(is_fixed, node.input)):
+            names.append(node.name)
+    return names
 
 
 def _find_opaque(module: Any) -> list[str]:
     """Return the names of layers of several steps, or for whose mode torch has no 8-bit kernel."""
     without = ("linear", "trilinear", "bicubic")
-    return [
-        name
-        for name, layer in module.named_modules()
-        if isinstance(layer, InFloat) or getattr(layer, "mode", "") in without
-    ]
+    names = []
+    for name, layer in module.named_modules():
+        if isinstance(layer, InFloat) or getattr(layer, "mode", "") in without:
+            names.append(name)
+    return names
 
 
 def _share_observers(prepared: Any) -> None:
@@ -220,13 +243,20 @@ def _share_observers(prepared: Any) -> None:
     modules = dict(prepared.named_modules(remove_duplicate=False))
     settings = prepared.meta["_observed_graph_module_attrs"].node_name_to_qconfig
     for node in prepared.graph.nodes:
-        kind = type(modules[node.target]) if node.op == "call_module" else node.target
+        kind = node.target
+        if node.op == "call_module":
+            kind = type(modules[node.target])
         if kind not in _KEEPING or settings.get(node.name) is None:  # in float
             continue
+
+        # The tensors that it takes and returns
         first = node.args[0]
-        around = [*(first if isinstance(first, list | tuple) else [first]), *node.users]
-        observers = [modules.get(value.target) for value in around]
-        shared = [observer for observer in observers if isinstance(observer, _OBSERVERS)]
+        taken = first if isinstance(first, list | tuple) else [first]
+        shared = []
+        for value in (*taken, *node.users):
+            observer = modules.get(value.target)
+            if isinstance(observer, _OBSERVERS):
+                shared.append(observer)
         for name in [name for name, module in modules.items() if module in shared]:
             modules[name] = shared[0]
             prepared.set_submodule(name, shared[0])
@@ -239,20 +269,22 @@ def _free_inputs(prepared: Any, observer: Any) -> None:
     """
     modules = dict(prepared.named_modules())
     for node in prepared.graph.nodes:
-        if isinstance(modules.get(node.target), FixedQParamsObserver) and not isinstance(
-            modules.get(node.args[0].target), _FIXED
-        ):
+        if not isinstance(modules.get(node.target), FixedQParamsObserver):
+            continue
+        if not isinstance(modules.get(node.args[0].target), _FIXED):
             prepared.set_submodule(node.target, observer())
 
 
 def _activation_observer(calib: CalibConfig, scheme: WeightScheme) -> Any:
     if calib.name != "histogram":
         return RangeObserver.with_args(config=calib, scheme=scheme)
+    if not scheme.reduce_range:
+        return HistogramObserver.with_args(qscheme=_qscheme(scheme))
     # torch's zero_point is the middle of a custom range, but 128 of the default one.
     lowest, highest = scheme.levels
-    reduced = {"quant_min": lowest, "quant_max": highest} if scheme.reduce_range else {}
-    qscheme = torch.per_tensor_symmetric if scheme.symmetric else torch.per_tensor_affine
-    return HistogramObserver.with_args(qscheme=qscheme, **reduced)
+    return HistogramObserver.with_args(
+        qscheme=_qscheme(scheme), quant_min=lowest, quant_max=highest
+    )
 
 
 def weight_observer(config: QuantizationConfig, scheme: WeightScheme) -> Any:
@@ -279,27 +311,32 @@ def _observers(prepared: Any, graph: onnx.GraphProto) -> list[tuple[str, RangeOb
     modules = dict(prepared.named_modules(remove_duplicate=False))
     scopes = prepared.meta["_observed_graph_module_attrs"].node_name_to_scope
     paths = {name: path for name, (path, _) in scopes.items()}
-
-    def calls(kind: Any) -> list[Any]:
-        nodes = prepared.graph.nodes
-        return [node for node in nodes if isinstance(modules.get(node.target), kind)]
-
-    fused = {str(node) for node in calls(_FusedModule)}
+    fused = set()
+    for node in prepared.graph.nodes:
+        if isinstance(modules.get(node.target), _FusedModule):
+            fused.add(str(node))
     names = name_tensors(prepared.graph, paths, graph, fused=fused)
-    clips = [node for node in fused_activations(graph) if node.op_type == "Clip"]
-    clipped = {node.input[0]: node.output[0] for node in clips}
+
+    # A tensor that only a Clip takes has the range of the clipped values
+    clipped = {}
+    for activation in fused_activations(graph):
+        if activation.op_type == "Clip":
+            clipped[activation.input[0]] = activation.output[0]
     observers = []
-    for node in calls(RangeObserver):
-        tensor = names.get(str(node.args[0]))
-        if tensor is not None:
-            observers.append((clipped.get(tensor, tensor), modules[node.target]))
+    for node in prepared.graph.nodes:
+        observer = modules.get(node.target)
+        if isinstance(observer, RangeObserver):
+            tensor = names.get(str(node.args[0]))
+            if tensor is not None:
+                observers.append((clipped.get(tensor, tensor), observer))
     return observers
 
 
 def _calibrate(prepared: Any, calibration: Split, config: CalibConfig) -> None:
     """Calibrate the observers of tensors that the ONNX graph lacks."""
     observers = [module for module in prepared.modules() if isinstance(module, _OBSERVERS)]
-    observers = [module for module in observers if getattr(module, "preset", None) is None]
+    if all(getattr(observer, "preset", None) is not None for observer in observers):
+        return
     with torch.inference_mode():
-        for batch, _ in run_pass(calibration, config) if observers else ():
+        for batch, _ in run_pass(calibration, config):
             prepared(*as_tensors(batch))

@@ -54,16 +54,16 @@ def read_events(events: Sequence[Any]) -> dict[Key, float]:
         events: torch's `FunctionEvent`s. The time of an operator includes the operators that it
             calls; operators outside the network are left out.
     """
-    outer = [
-        event
-        for event in events
-        if (event.cpu_parent is not None and event.cpu_parent.name == _CALL)
-        or (event.cpu_parent is None and event.name == "aten::dequantize")
-    ]
-    return {
-        (f"{index} {event.name}", event.name, _kind(event)): event.cpu_time_total / 1000
-        for index, event in enumerate(outer)
-    }
+    times: dict[Key, float] = {}
+    for event in events:
+        if event.cpu_parent is None:  # the outputs are dequantized after the network
+            is_counted = event.name == "aten::dequantize"
+        else:
+            is_counted = event.cpu_parent.name == _CALL
+        if is_counted:
+            key = (f"{len(times)} {event.name}", event.name, _kind(event))
+            times[key] = event.cpu_time_total / 1000
+    return times
 
 
 def _kind(event: Any) -> str:

@@ -42,16 +42,24 @@ def export(module: Any, example: Example, most: int | None = None) -> ExportedPr
     """
     for weights in [*module.parameters(), *module.buffers()]:
         weights.data = weights.data.contiguous()  # else a transposed view is saved as a view
-    # torch treats a batch of 1 as fixed.
-    batch = tuple(values.repeat(most or 2, *[1] * (values.ndim - 1)) for values in example.inputs)
-    axes = {0: torch.export.Dim("batch", max=most)} if most != 1 else {}
-    longest = max(v.shape[1] for v in example.inputs) if any(example.any_length) and most else None
-    length = {1: torch.export.Dim("length", max=longest)}
-    free = tuple(axes | length if any_length else axes for any_length in example.any_length)
+    axes = {}
+    if most != 1:  # torch treats a batch of 1 as fixed
+        axes[0] = torch.export.Dim("batch", max=most)
+    longest = None
+    if any(example.any_length) and most:
+        longest = max(values.shape[1] for values in example.inputs)
+    length = torch.export.Dim("length", max=longest)
+
+    # Each input as a batch, and its free axes
+    batch = []
+    free = []
+    for values, any_length in zip(example.inputs, example.any_length, strict=True):
+        batch.append(values.repeat(most or 2, *[1] * (values.ndim - 1)))
+        free.append({**axes, 1: length} if any_length else axes)
     printed = io.StringIO()  # on an error: the whole graph
     why = "torch.export cannot trace the network, which backend=onnx takes"
     with errors_as(UnsupportedError, why), known_warnings(), contextlib.redirect_stderr(printed):
-        program = torch.export.export(module, batch, dynamic_shapes=free)
+        program = torch.export.export(module, tuple(batch), dynamic_shapes=tuple(free))
     sys.stderr.write(printed.getvalue())
     return program
 
@@ -66,7 +74,7 @@ def save(module: Any, example: Example, path: Path, *_: bool) -> None:
     program.example_inputs = None
     program._guards_code = []  # Python that loading would run, and the gate refuses: equal lengths
     for node in program.graph.nodes:  # drop all but the shape: origins in the Python code
-        node.meta = {"val": node.meta["val"]} if "val" in node.meta else {}
+        node.meta = {key: value for key, value in node.meta.items() if key == "val"}
     archive = io.BytesIO()
     with known_warnings():
         torch.export.save(program, archive)
@@ -110,6 +118,14 @@ def _end_at_logits(module: Any) -> Run | None:
 
 def count_layers(path: Path) -> tuple[int, int]:
     """Count convolutions and matrix products: with dequantized data and weights, and others."""
-    layers = [node for node in _open(path).graph.nodes if node.target in LAYERS]
-    quantized = sum(all(i.target in ROUNDED for i in layer.args[:2]) for layer in layers)
-    return quantized, len(layers) - quantized
+    quantized = 0
+    in_float = 0
+    for node in _open(path).graph.nodes:
+        if node.target not in LAYERS:
+            continue
+        data, weights = node.args[:2]
+        if data.target in ROUNDED and weights.target in ROUNDED:
+            quantized += 1
+        else:
+            in_float += 1
+    return quantized, in_float

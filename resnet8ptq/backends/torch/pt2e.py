@@ -48,26 +48,34 @@ def quantize(
     exported = export(module, Example.of(calibration)).module()
     norms = _spell_out_norms(exported)
     paths = _paths(exported)
-    quantizer = OnnxNodeQuantizer(
+    float_nodes = [*norms]
+    for name, path in paths.items():
         # A node with padding has two modules, `name.0` and `name.1`.
-        float_nodes=[
-            *(name for name, path in paths.items() if re.sub(r"\.\d+$", "", path) in skipped),
-            *norms,
-        ],
+        if re.sub(r"\.\d+$", "", path) in skipped:
+            float_nodes.append(name)
+    quantizer = OnnxNodeQuantizer(
+        float_nodes=float_nodes,
         float_output=config.float_output,
         activations=scheme,
         weights=weights,
     )
+
+    # Ranges of the tensors: by their names in the ONNX graph, or calibrated here
     names = name_tensors(exported.graph, paths, graph)
     observed = {name: names.get(name, name) for name in quantizer.observed(exported)}
     ranges = activations.find_ranges(observed.values())
     missing = [name for name, tensor in observed.items() if tensor not in ranges]
     others = _calibrate(exported, observed=missing, calibration=calibration, config=config.calib)
-    quantizer.ranges = {n: ranges[t] if t in ranges else others[n] for n, t in observed.items()}
+    by_node: dict[str, Range] = {}
+    by_tensor: dict[str, Range] = {}
+    for name, tensor in observed.items():
+        by_node[name] = ranges[tensor] if tensor in ranges else others[name]
+        by_tensor[tensor] = by_node[name]
+    quantizer.ranges = by_node
     with known_warnings():
         converted = convert_pt2e(prepare_pt2e(exported, quantizer))
     _drop_unused(converted)
-    return converted, {observed[n]: chosen for n, chosen in quantizer.ranges.items()}
+    return converted, by_tensor
 
 
 def _spell_out_norms(exported: Any) -> list[str]:
@@ -82,7 +90,8 @@ def _spell_out_norms(exported: Any) -> list[str]:
     names = []
     for node in graph.find_nodes(op="call_function", target=aten.batch_norm.default):
         values, *parameters, _, _, eps, _ = node.args
-        weight, bias, mean, variance = (attrgetter(p.target)(exported) for p in parameters)
+        paths = [parameter.target for parameter in parameters]
+        weight, bias, mean, variance = attrgetter(*paths)(exported)
         factor = weight / torch.sqrt(variance + eps)
         steps = ((aten.mul.Tensor, factor), (aten.add.Tensor, bias - mean * factor))
         with graph.inserting_before(node):
@@ -123,15 +132,19 @@ def _calibrate(
     exported: Any, observed: list[str], calibration: Split, config: CalibConfig
 ) -> dict[str, Range]:
     """Return the ranges of tensors that the ONNX graph lacks."""
-    nodes = [node for node in exported.graph.nodes if node.name in observed]
-    observers = {node: make_observer(config) for node in nodes}
+    if not observed:
+        return {}
+    observers = {}
+    for node in exported.graph.nodes:
+        if node.name in observed:
+            observers[node] = make_observer(config)
     interpreter = torch.fx.Interpreter(exported, garbage_collect_values=False)
     with torch.inference_mode():
-        for batch, _ in run_pass(calibration, config) if observed else ():
+        for batch, _ in run_pass(calibration, config):
             interpreter.run(*as_tensors(batch))
             for node, observer in observers.items():
                 observer.observe(interpreter.env[node].numpy())
-    return {
-        node.name: find_range(observer.stats(config.num_bins), config)
-        for node, observer in observers.items()
-    }
+    ranges = {}
+    for node, observer in observers.items():
+        ranges[node.name] = find_range(observer.stats(config.num_bins), config)
+    return ranges

@@ -68,7 +68,9 @@ class TorchQuantizer(Quantizer):
         fx_flow = self._options.flow == "fx"
         if config.computes_in_float and not config.dtype.is_fp32:
             return resolve_stored(config, file_format=self._flow[1].FORMAT)
-        refuse_others(config, _TAKES if fx_flow else {**_TAKES, **_FX_ONLY})
+        refuse_others(config, _TAKES)
+        if not fx_flow:
+            refuse_others(config, _FX_ONLY)
         if config.dtype.is_fp32:
             return Resolved()
         if self.plan(decisions).is_narrow:

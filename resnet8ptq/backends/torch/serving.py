@@ -34,6 +34,10 @@ def load(path: Path, engine: str | None) -> Run:
         with torch.inference_mode():
             returned = module(*map(torch.from_numpy, batch.values()))
         outputs = returned if isinstance(returned, list | tuple) else [returned]
-        return [(o.dequantize() if o.is_quantized else o).numpy() for o in outputs]
+        return [_to_floats(output).numpy() for output in outputs]
 
     return run
+
+
+def _to_floats(output: Any) -> Any:
+    return output.dequantize() if output.is_quantized else output

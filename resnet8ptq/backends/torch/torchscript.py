@@ -45,9 +45,11 @@ class Example:
     def of(cls, samples: Split) -> "Example":
         """Return an example of zeros in the samples' shape."""
         zeros = samples.zeros
-        fields = samples.fields
-        free = () if fields is None else fields.any_length
-        return cls(as_tensors(zeros), tuple(n in free for n in names_of(zeros.dtype) or ("",)))
+        names = names_of(zeros.dtype)
+        if samples.fields is None or not names:
+            return cls(as_tensors(zeros), (False,) * max(1, len(names)))
+        free = samples.fields.any_length
+        return cls(as_tensors(zeros), tuple(name in free for name in names))
 
 
 def load(path: Path) -> Predictor:

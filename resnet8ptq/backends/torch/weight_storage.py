@@ -48,13 +48,15 @@ def store(module: Any, layers: Collection[str], half: bool) -> int:
     stored: dict[tuple[str, str], bool] = {}  # by owner and attribute
     count = 0
     for call in module.graph.find_nodes(op="call_module"):
-        names = [*_find_weights(module, call)] if call.target in layers else []
-        for name in names:
-            if name not in stored:
-                owner = module.get_submodule(name[0])
-                key = name[1]
-                stored[name] = _halve(owner, key) if half else _round(owner, key)
-        count += any(stored[name] for name in names)
+        if call.target not in layers:
+            continue
+        has_stored = False
+        for path, key in [*_find_weights(module, call)]:
+            if (path, key) not in stored:  # layers may share weights
+                owner = module.get_submodule(path)
+                stored[path, key] = _halve(owner, key) if half else _round(owner, key)
+            has_stored = has_stored or stored[path, key]
+        count += has_stored
     if count == 0:
         asked = "dtype=fp16" if half else "method=weight_only"
         raise UnsupportedError(f"{asked}: the module has no layer with constant float32 weights")

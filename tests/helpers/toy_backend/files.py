@@ -1,5 +1,6 @@
-"""The format: a word, then an ONNX graph with rounded weights. Read as a file of others too."""
+"""The format: a word, then a compressed ONNX graph. It is read as a file of other programs too."""
 
+import zlib
 from pathlib import Path
 
 import onnx
@@ -12,6 +13,16 @@ WORD = b"TOY1"
 OPERATORS = {"Conv", "MatMul", "Gemm"}
 
 
+def pack(proto: onnx.ModelProto) -> bytes:
+    """Return the content of a file. Rounded weights have 256 values, so they are compressed."""
+    return WORD + zlib.compress(proto.SerializeToString())
+
+
+def unpack(content: bytes) -> onnx.ModelProto:
+    """Return the graph of a file."""
+    return onnx.load_from_string(zlib.decompress(content.removeprefix(WORD)))
+
+
 def fetch(path: Path) -> bytes:
     content = path.read_bytes()
     if not content.startswith(WORD):
@@ -20,7 +31,7 @@ def fetch(path: Path) -> bytes:
 
 
 def read(content: bytes, path: Path) -> Contents:
-    graph = onnx.load_from_string(content.removeprefix(WORD)).graph
+    graph = unpack(content).graph
     nodes = [node for node in graph.node if node.op_type in OPERATORS]
     layers = tuple(Layer(node.op_type, node.name, "int8", "float32") for node in nodes)
     return Contents(
@@ -40,7 +51,7 @@ def _port(value: onnx.ValueInfoProto) -> Port:
 
 
 def open_run(content: bytes, threads: int) -> RawRun:
-    session = open_session(content.removeprefix(WORD), threads)
+    session = open_session(unpack(content).SerializeToString(), threads)
     names = [value.name for value in session.get_inputs()]
     return lambda arrays: session.run(None, dict(zip(names, arrays, strict=True)))
 

@@ -10,6 +10,7 @@ from resnet8ptq.backends.contract import (
     Predictor,
     Quantizer,
     Resolved,
+    Run,
     Takes,
     options_of,
     refuse_empty,
@@ -18,11 +19,12 @@ from resnet8ptq.backends.contract import (
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.data.dataset import Split
+from resnet8ptq.graph.session import end_at_logits, open_runner
 from resnet8ptq.graph.weights import read_weights, write_weights
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.decisions import Decisions
 from resnet8ptq.precision.plan import find_quantized_layers
-from tests.helpers.toy_backend.files import WORD, fetch, open_run
+from tests.helpers.toy_backend.files import fetch, pack, unpack
 from tests.helpers.toy_backend.options import ToyConfig
 
 _WEIGHTS = "toys have int8 weights"
@@ -53,15 +55,20 @@ class ToyQuantizer(Quantizer):
             grid = self.plan(decisions).scheme(name).grid(weights, 0)
             write_weights(proto.graph, node, grid.round(weights))
         path = folder / "model.toy"
-        files.write_bytes(path, WORD + proto.SerializeToString())
+        files.write_bytes(path, pack(proto))
         return Artifact(path, len(layers))
 
     def load(self, path: Path, threads: int) -> Predictor:
-        run = open_run(fetch(path), threads)
-        return Predictor(lambda batch: run([batch]), lambda: None)
+        run = open_runner(unpack(fetch(path)), threads)
+        return Predictor(run, lambda: _open_logits(path, threads))
 
     def count_kernels(self, path: Path) -> tuple[int, int]:
         return 0, 1
 
     def profile(self, path: Path, threads: int) -> NoReturn:
         raise UnsupportedError("toys have no profiler")
+
+
+def _open_logits(path: Path, threads: int) -> Run | None:
+    proto = unpack(fetch(path))
+    return open_runner(proto, threads) if end_at_logits(proto) else None
