@@ -96,19 +96,23 @@ def left_by_attention(graph: onnx.GraphProto, products: bool = False) -> list[on
     attention = find_attention(graph)
     if not attention:
         return []
+
+    # The outputs of layers with weights, maybe of the products
     computed = find_computed(graph)
     layers = set()
     for node in graph.node:
         if node.op_type in LAYERS and node.input[1] not in computed:
             layers.add(node.output[0])
     if products:
-        layers |= {node.output[0] for node in attention}
+        layers.update(node.output[0] for node in attention)
 
     # Activation functions behind them, and embeddings
-    quantized = {table.output[0] for table in find_tables(graph)} | layers
+    quantized = set(layers)
     for node in fused_activations(graph):
         if node.input[0] in layers:
             quantized.add(node.output[0])
+    for table in find_tables(graph):
+        quantized.add(table.output[0])
     return [node for node in graph.node if quantized.isdisjoint(node.output)]
 
 

@@ -1,6 +1,7 @@
 """The memory of an ONNX graph's tensors, for one sample, from their shapes."""
 
 import math
+from collections.abc import Iterable
 
 import onnx
 from onnx import helper
@@ -38,11 +39,14 @@ def live_bytes(proto: onnx.ModelProto, length: int | None = None) -> int:
     sizes = tensor_bytes(proto, length)
     last = find_last_readers(proto.graph)
 
+    def total(names: Iterable[str]) -> int:
+        return sum(sizes.get(name, 0) for name in names)
+
     # Add a node's outputs, then free the tensors without a later reader
-    live = sum(sizes.get(name, 0) for name in input_names(proto.graph))
+    live = total(input_names(proto.graph))
     peak = live
     for index, node in enumerate(proto.graph.node):
-        live += sum(sizes.get(name, 0) for name in node.output)
+        live += total(node.output)
         peak = max(peak, live)
         for name in {*inputs_of(node), *node.output}:
             if last.get(name, -1) <= index:

@@ -72,8 +72,12 @@ def rounded_weights(fp32: onnx.GraphProto, quantized: onnx.GraphProto) -> list[R
     Layers are matched by the names of their nodes, which quantization keeps.
     """
     stored = Links(quantized).constants
-    dequantizes = {n.output[0]: n for n in quantized.node if n.op_type == "DequantizeLinear"}
-    nodes = {node.name: node for node in quantized.node}
+    nodes = {}
+    dequantizes = {}  # by output
+    for node in quantized.node:
+        nodes[node.name] = node
+        if node.op_type == "DequantizeLinear":
+            dequantizes[node.output[0]] = node
     links = Links(fp32)
     weights = []
     for name, layer in weight_layers(fp32).items():

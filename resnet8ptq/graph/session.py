@@ -103,7 +103,8 @@ def fit(runners: Sequence[Runner], sample: NDArray[Any]) -> int:
     """
     size = sample.nbytes
     for run in runners:
-        size += sum(output.nbytes for output in run(sample))
+        for output in run(sample):
+            size += output.nbytes
     return memory.fitting(size, memory.step())
 
 
@@ -113,8 +114,8 @@ def group(proto: onnx.ModelProto, names: Sequence[str]) -> list[list[str]]:
     A step that reads many inner tensors runs the network once for each group.
     """
     sizes = tensor_bytes(proto)
-    of_names = [sizes.get(name, 0) for name in names]
-    return [list(names[part]) for part in memory.in_groups(of_names, memory.step())]
+    groups = memory.in_groups([sizes.get(name, 0) for name in names], memory.step())
+    return [list(names[part]) for part in groups]
 
 
 def between(proto: onnx.ModelProto, source: str, names: Sequence[str]) -> onnx.ModelProto:

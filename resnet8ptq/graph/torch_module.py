@@ -253,11 +253,14 @@ def _find_second(
 def _mark(proto: onnx.ModelProto, own: Mapping[str, torch.nn.Module]) -> None:
     """Give these nodes a domain of their own, in place, and their outputs known shapes."""
     graph = proto.graph
-    marked = [node for node in graph.node if node.name in own]
-    unknown: set[str] = set()
-    for node in marked:
-        unknown.update(node.output)
-    unknown -= {value.name for value in (*graph.value_info, *graph.output)}
+    marked = []
+    unknown: set[str] = set()  # outputs without a declared shape
+    for node in graph.node:
+        if node.name in own:
+            marked.append(node)
+            unknown.update(node.output)
+    for value in (*graph.value_info, *graph.output):
+        unknown.discard(value.name)
     for value in infer_shapes(proto).value_info:
         if value.name in unknown:
             graph.value_info.append(value)

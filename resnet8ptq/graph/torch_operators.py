@@ -90,7 +90,10 @@ class Node:
 
 def find_modules(proto: onnx.ModelProto) -> dict[str, torch.nn.Module]:
     """Return the modules of the nodes that onnx2torch does not convert, by the nodes' names."""
-    nodes = [node for node in proto.graph.node if not node.domain and node.op_type in _CONVERTERS]
+    nodes = []
+    for node in proto.graph.node:
+        if not node.domain and node.op_type in _CONVERTERS:
+            nodes.append(node)
     if not nodes:
         return {}
     stored = Links(proto.graph).constants
@@ -559,10 +562,11 @@ def _resample(matrices: Mapping[int, NDArray[np.float32]]) -> torch.nn.Module:
 
 _POLICY = ("keep_aspect_ratio_policy", b"stretch")
 _ANY = 7  # of a free size, to compare two ways to resize it
-_MODES = {
-    b"nearest": {rank: ["nearest", "nearest-exact"] for rank in (3, 4, 5)},
-    b"linear": {3: ["linear"], 4: ["bilinear"], 5: ["trilinear"]},
-    b"cubic": {4: ["bicubic"]},
+# Torch's modes by the number of axes.
+_MODES: dict[bytes, dict[int, tuple[str, ...]]] = {
+    b"nearest": dict.fromkeys((3, 4, 5), ("nearest", "nearest-exact")),
+    b"linear": {3: ("linear",), 4: ("bilinear",), 5: ("trilinear",)},
+    b"cubic": {4: ("bicubic",)},
 }
 
 
@@ -607,8 +611,12 @@ def _is_same(module: Fixed, axis: int, matrix: NDArray[np.float32]) -> bool:
     """Return whether torch resizes an axis by this matrix."""
     size = len(matrix)
     mode = "bilinear" if "linear" in module.mode else module.mode
-    sizes = None if module.size is None else [module.size[axis - 2], 1]
-    scales = None if module.scale_factor is None else [module.scale_factor[axis - 2], 1]
+    sizes = None
+    scales = None
+    if module.size is not None:
+        sizes = [module.size[axis - 2], 1]
+    if module.scale_factor is not None:
+        scales = [module.scale_factor[axis - 2], 1]
     unit = torch.eye(size)[:, None, :, None]
     rows = functional.interpolate(unit, sizes, scales, mode, module.align_corners)[:, 0, :, 0]
     return rows.shape == matrix.shape and bool(np.abs(rows.numpy() - matrix).max() < 1e-5)

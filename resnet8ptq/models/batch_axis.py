@@ -173,7 +173,7 @@ def fix_sizes(
     for name in wanted:
         if not any(values[name].size for values in tensors):
             _leave_out(others, name)
-        _replace(graph, name, producers[name], shaped[name], tensors, bool(any_length))
+        _replace_tensor(graph, name, producers[name], shaped[name], tensors, bool(any_length))
     fixed = rewrite(fixed, [remove_unused])
     alone = _shape_outputs(fixed, tensors, batch, sizes)
     if alone:
@@ -320,7 +320,7 @@ def _parameter(node: onnx.NodeProto) -> str:
     return "" if index is None else input_at(node, index)
 
 
-def _replace(
+def _replace_tensor(
     graph: onnx.GraphProto,
     name: str,
     producer: onnx.NodeProto,
@@ -337,14 +337,14 @@ def _replace(
     """
     values = [by_name[name] for by_name in tensors]
     if all(np.array_equal(values[0], value) for value in values[1:]):
-        _remove(producer, name)
+        _remove_output(producer, name)
         graph.initializer.append(numpy_helper.from_array(values[0], name))
         return
     by_batch = values[:-1] if any_length else values
     block = _find_block(by_batch)
     if block is not None:
-        _remove(producer, name)
-        _repeat(graph, name, block)
+        _remove_output(producer, name)
+        _repeat_rows(graph, name, block)
         return
     for node in shaped:
         _fix_shaped(graph, node, tensors, any_length)
@@ -361,7 +361,7 @@ def _leave_out(nodes: Sequence[onnx.NodeProto], name: str) -> None:
             node.input[:] = kept
 
 
-def _remove(producer: onnx.NodeProto, name: str) -> None:
+def _remove_output(producer: onnx.NodeProto, name: str) -> None:
     """Remove a tensor from the outputs of its producer; the others keep their positions."""
     for index, output in enumerate(producer.output):
         if output == name:
@@ -386,7 +386,7 @@ def _find_block(values: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
     return block
 
 
-def _repeat(graph: onnx.GraphProto, name: str, block: NDArray[Any]) -> None:
+def _repeat_rows(graph: onnx.GraphProto, name: str, block: NDArray[Any]) -> None:
     """Compute a tensor from constant rows, repeated for each sample of the first input."""
     constants = {
         "zero": np.zeros(1, np.int64),

@@ -101,9 +101,10 @@ def _short_names(graph: ir.Graph) -> Iterator[str]:
 
     In a branch that reuses a name, each level of nesting would double it.
     """
-    used = set(graph.initializers)
+    used: set[str | None] = set(graph.initializers)
     for node in graph:
-        used.update(value.name for value in node.outputs if value.name)
+        for value in node.outputs:
+            used.add(value.name)
     number = 0
     while f"branch_{number}/0" in used:
         number += 1

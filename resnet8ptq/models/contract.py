@@ -332,10 +332,18 @@ def _moves(rank: int) -> list[tuple[int, ...]]:
 
 
 def _show(shape: Shape) -> str:
-    return f"({', '.join('?' if size is None else str(size) for size in shape)})"
+    """Return a shape as text.
+
+    >>> _show((3, None, 32))
+    '(3, ?, 32)'
+    """
+    sizes = ["?" if size is None else str(size) for size in shape]
+    return f"({', '.join(sizes)})"
 
 
 def _fits(shape: tuple[int, ...], takes: Shape) -> bool:
-    return len(shape) == len(takes) and all(
-        expected in (None, size) for size, expected in zip(shape, takes, strict=True)
-    )
+    """Return whether an input takes samples of a shape; None among its sizes takes any."""
+    if len(shape) != len(takes):
+        return False
+    pairs = zip(shape, takes, strict=True)
+    return all(expected in (None, size) for size, expected in pairs)

@@ -123,7 +123,7 @@ def convert(
         # Whole records: the length stays that of all samples if it cannot be free.
         prepared = matched.prepare(samples, steps) if fields is None else fields.whole(samples)
         try:
-            _convert(network, folder, prepared, fields)
+            _convert_network(network, folder, prepared, fields)
         except ParityError as error:
             raise ParityError(f"{error}{_explain(network.proto.graph)}") from None
     except DataError:
@@ -152,17 +152,22 @@ def _explain(graph: onnx.GraphProto) -> str:
     return ""
 
 
-def _convert(
+def _convert_network(
     network: Network, folder: Path, samples: SampleArray, fields: Fields | None = None
 ) -> None:
-    """Do the work of `convert`; the samples have the network's dtype and layout."""
+    """Normalize a network and write its files; the samples have its dtype and layout.
+
+    If the outputs differ with a free batch size, the file's own size is tried.
+    """
     normalization.name_nodes(network.proto.graph)
     normalization.simplify_gemms(network.proto.graph)
+
+    # The batch axis first, then the branches that its size decides, then all other sizes
     network = batch_first.move_outputs(_find_batch(network, samples), samples)
     network = _take_branches(network, samples)
     proto, why_fixed = _fix_sizes(network, samples, fields)
     try:
-        _write(network, proto, why_fixed, folder, samples, fields)
+        _write_files(network, proto, why_fixed, folder, samples, fields)
     except ParityError as error:
         fixed = read_contract(network.proto.graph).batch
         if fixed == read_contract(proto.graph).batch:
@@ -170,10 +175,10 @@ def _convert(
         # A sum over the batch, or a branch, may differ on later samples only.
         proto = batch_axis.fix_sizes(network.proto, samples[:1], fixed)
         why_fixed = f"with a free batch, {one_line(error)}"
-        _write(network, proto, why_fixed, folder, samples, fields)
+        _write_files(network, proto, why_fixed, folder, samples, fields)
 
 
-def _write(
+def _write_files(
     network: Network,
     proto: onnx.ModelProto,
     why_fixed: str | None,

@@ -24,10 +24,17 @@ def remove(graph: onnx.GraphProto) -> list[str]:
             past[value.name] = value
         else:
             others.append(value.name)
-    readers = [node for node in graph.node if not past.keys().isdisjoint(inputs_of(node))]
-    if not past or not others or not all(_can_do_without(node, past) for node in readers):
+    if not past or not others:
         return []
+    readers = []
+    for node in graph.node:
+        if past.keys().isdisjoint(inputs_of(node)):
+            continue
+        if not _can_do_without(node, past):
+            return []
+        readers.append(node)
 
+    # The readers take the present tokens alone
     first = numpy_helper.from_array(np.zeros(1, np.int64), f"{PAST}_axis")
     graph.initializer.append(first)
     for node in readers:

@@ -112,7 +112,7 @@ def summarize(
         words = f"torch module {config.module}"
     else:
         raise ModelError(f"model.path: {path} is not a model; {formats.EXPECTED}")
-    proto = _export(path, cache_root, config, sample)
+    proto = _export_graph(path, cache_root, config, sample)
     graph = proto.graph
     contract = read_contract(graph)
     final = Links(graph).producers.get(graph.output[0].name)
@@ -159,7 +159,7 @@ def load_graph(path: Path, cache_root: Path, config: ModelConfig | None = None) 
     Raises:
         ModelError: not a model, or unsafe.
     """
-    return _export(path, cache_root, config or ModelConfig(), None).graph
+    return _export_graph(path, cache_root, config or ModelConfig(), None).graph
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,9 @@ class NetworkFile:
         return [tensor.name for tensor in self.contract.inputs]
 
 
-def _export(path: Path, cache_root: Path, config: ModelConfig, sample: Sample) -> onnx.ModelProto:
+def _export_graph(
+    path: Path, cache_root: Path, config: ModelConfig, sample: Sample
+) -> onnx.ModelProto:
     is_module = config.module is not None  # the user's own code, which may download
     name = formats.format_name(path, is_module)
     if not is_module:
@@ -224,14 +226,14 @@ def _export(path: Path, cache_root: Path, config: ModelConfig, sample: Sample) -
         arguments = path, name, sample, config
         with waiting("Reading the network"):
             exported = isolation.call(
-                _read, *arguments, crashed=crashed, network=is_module, seconds=MAX_SECONDS
+                _read_graph, *arguments, crashed=crashed, network=is_module, seconds=MAX_SECONDS
             )
         (folder / "network.onnx").write_bytes(exported)
 
     return onnx.load(cache.entry(cache_root, "inspections", key, make) / "network.onnx")
 
 
-def _read(path: Path, name: str, sample: Sample, config: ModelConfig) -> bytes:
+def _read_graph(path: Path, name: str, sample: Sample, config: ModelConfig) -> bytes:
     """Return the graph with inferred shapes; an ONNX file is not converted."""
     import warnings
 
@@ -327,8 +329,11 @@ def print_summary(summary: Summary, settings: Sequence[str] = ()) -> None:
         f"{summary.parameters:,} parameters",
     )
     contract = summary.contract
-    tensors = [_describe_row("input", tensor) for tensor in contract.inputs]
-    tensors += [_describe_row("output", tensor) for tensor in contract.outputs]
+    tensors = []
+    for role, described in (("input", contract.inputs), ("output", contract.outputs)):
+        for tensor in described:
+            shape = str(list(tensor.shape)).replace("None", "?")
+            tensors.append((role, tensor.name, shape, tensor.dtype))
     print_table(console, ("", "name", "shape (without batch)", "dtype"), tensors)
     backends = [backend.name for backend in with_known_operators()]
     operators = []
@@ -341,8 +346,3 @@ def print_summary(summary: Summary, settings: Sequence[str] = ()) -> None:
             say(console, title)
         for line in lines:
             say(console, f"  - {line}")
-
-
-def _describe_row(role: str, tensor: Tensor) -> tuple[str, str, str, str]:
-    shape = str(list(tensor.shape)).replace("None", "?")
-    return role, tensor.name, shape, tensor.dtype

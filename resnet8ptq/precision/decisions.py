@@ -1,4 +1,4 @@
-"""What a backend is told of one network, beside the settings: bits, layers in float, ranges."""
+"""The decisions for one network that a backend gets beside the settings: bits, layers in float."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,5 +27,7 @@ class Decisions:
         """Return the choices in the settings; `auto` is left to the steps of the preparation."""
         plan = config.precision.plan
         excluded = config.nodes_to_exclude
-        bits = None if plan == "auto" else (plan or {})
-        return cls(bits, () if excluded == "auto" else excluded)
+        return cls(
+            bits=None if plan == "auto" else (plan or {}),
+            in_float=() if excluded == "auto" else excluded,
+        )

@@ -53,8 +53,9 @@ class WeightScheme:
                 "zero point for all channels"
             )
         dtype = DTYPES[config.dtype.name][1]
-        chosen = config.symmetric.weights
-        symmetric = dtype != "uint8" if chosen is None else chosen
+        symmetric = config.symmetric.weights
+        if symmetric is None:
+            symmetric = dtype != "uint8"
         return cls(
             dtype,
             config.per_channel,
@@ -90,8 +91,10 @@ class WeightScheme:
         >>> WeightScheme("int8").grid(weights, 0).quantize(weights).tolist()
         [[-127, 64], [10, 20]]
         """
-        others = [other for other in range(weights.ndim) if other != axis % weights.ndim]
-        reduced = tuple(others) if self.per_channel else None
+        reduced = None  # all axes: one scale for the layer
+        if self.per_channel:
+            others = set(range(weights.ndim)) - {axis % weights.ndim}
+            reduced = tuple(sorted(others))
         low = np.minimum(weights.min(axis=reduced, keepdims=True), 0).astype(np.float64)
         high = np.maximum(weights.max(axis=reduced, keepdims=True), 0).astype(np.float64)
         if self.symmetric:
@@ -200,4 +203,7 @@ class ActivationScheme:
     @property
     def steps(self) -> int:
         """Number of steps between the lowest and the highest level; an even number if symmetric."""
-        return 2**self.bits - (2 if self.symmetric else 1)
+        levels = 2**self.bits
+        if self.symmetric:
+            levels -= 1  # without the lowest, which has no opposite
+        return levels - 1

@@ -21,6 +21,7 @@ from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.models import model
 from resnet8ptq.models.gates import onnx as gate
+from tests.helpers.assembling import assemble
 from tests.helpers.onnx_networks import DENSE, FILTERS, IMAGES, build
 
 # Refused: contract
@@ -271,3 +272,14 @@ def test_an_empty_file_is_refused_by_its_key(shapes, cache_root, tmp_path):
     path.touch()
     with pytest.raises(ModelError, match=r"^model\.path: .*is empty"):
         model.load_network(ModelConfig(name="own", path=str(path)), shapes, cache_root)
+
+
+def test_left_out_inputs_and_outputs_make_no_cycle(tmp_path):
+    nodes = [
+        helper.make_node("Clip", ["x", "", "most"], ["clipped"]),
+        helper.make_node("LSTM", ["clipped", "w", "r"], ["", "last"], hidden_size=1),
+    ]
+    proto = assemble(nodes, {"x": [1, 1, 1]}, {"last": None}, {})
+    path = tmp_path / "quantized.onnx"
+    onnx.save(proto, path)
+    assert gate.read_quantized(path) == path.read_bytes()

@@ -275,6 +275,7 @@ def _check_model(proto: onnx.ModelProto) -> None:
 
 
 def _reasons_against(proto: onnx.ModelProto) -> Iterator[str]:
+    """Yield why a file is refused before its layers are counted: its data, types or operators."""
     tensors = list(find_all(proto, TensorProto))
     for tensor in tensors:
         if _is_external(tensor):
@@ -282,15 +283,20 @@ def _reasons_against(proto: onnx.ModelProto) -> Iterator[str]:
     for sparse in find_all(proto, onnx.SparseTensorProto):
         yield f"tensor {sparse.values.name!r} is sparse; expected dense weights"
     nodes = list(find_all(proto, onnx.NodeProto))
-    quantized = [node.op_type for node in nodes if _QUANTIZED.fullmatch(node.op_type)]
+    quantized = []
+    fused = []
+    for node in nodes:
+        name = f"{node.domain} {node.op_type}"
+        if _QUANTIZED.fullmatch(node.op_type):
+            quantized.append(node.op_type)
+        if _FUSED.fullmatch(name):
+            fused.append(name)
     if quantized:
         yield f"already quantized ({_counted(quantized)}); {EXPECTS_FP32}"
     for tensor in tensors:
         if tensor.data_type in _NARROW and len(tensor.dims) >= 2:
             kind = type_name(tensor.data_type)
             yield f"already quantized ({kind} weights {tensor.name!r}); {EXPECTS_FP32}"
-    operators = [f"{node.domain} {node.op_type}" for node in nodes]
-    fused = list(filter(_FUSED.fullmatch, operators))
     if fused:
         yield (
             f"already optimized ({_counted(fused)}), so that quantization would not find the "

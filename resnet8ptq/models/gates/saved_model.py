@@ -67,10 +67,10 @@ def read_program(folder: Path) -> Program:
     if path.stat().st_size > MAX_BYTES:
         raise ModelError(f"{folder}: {FILE} is larger than 2 GiB")
     with errors_as(ModelError, f"{folder}: not a SavedModel"):
-        return _take(path.read_bytes(), folder)
+        return _cut_to_inference(path.read_bytes(), folder)
 
 
-def _take(content: bytes, folder: Path) -> Program:
+def _cut_to_inference(content: bytes, folder: Path) -> Program:
     import tensorflow as tf
     from tensorflow.core.protobuf import saved_model_pb2
 

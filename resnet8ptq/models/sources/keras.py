@@ -54,7 +54,7 @@ def read(source: Path, sample: Sample) -> Network:
         outputs = call(*feed(samples, names).values())
         return [value.numpy() for value in keras.tree.flatten(outputs)]
 
-    return Network(_export(model, call, specs), predict, OPSET)
+    return Network(_export_model(model, call, specs), predict, OPSET)
 
 
 def load_keras(source: Path) -> Any:
@@ -102,7 +102,7 @@ def _shape_of(sample: Sample, name: str) -> tuple[int, ...] | None:
     return sample.dtype[name].shape
 
 
-def _export(model: Any, call: Callable[..., Any], specs: Sequence[Any]) -> onnx.ModelProto:
+def _export_model(model: Any, call: Callable[..., Any], specs: Sequence[Any]) -> onnx.ModelProto:
     """Return the model exported by tf2onnx, with readable names."""
     import tensorflow as tf
     import tf2onnx

@@ -43,7 +43,7 @@ def read(source: Path, sample: Sample, inputs: Mapping[str, Any] | None = None) 
     graph = read_graph(source, inputs or {})
     converted = to_supported(graph.proto, source, sample)
     with errors_as(ModelError, f"{source}: ONNX Runtime cannot run it"):
-        predict = _open(graph.original, graph.moved)
+        predict = _open_original(graph.original, graph.moved)
     fixed = read_contract(converted.graph).batch
     return Network(
         proto=converted,
@@ -59,7 +59,7 @@ def check(source: Path, inputs: Mapping[str, Any] | None = None) -> None:
     """Refuse a file that `read` would refuse, as far as this needs no sample."""
     graph = read_graph(source, inputs or {})
     with errors_as(ModelError, f"{source}: ONNX Runtime cannot run it"):
-        _open(graph.original, graph.moved)
+        _open_original(graph.original, graph.moved)
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def read_graph(source: Path, inputs: Mapping[str, Any]) -> ReadGraph:
     return ReadGraph(proto, original, axes, original_dtype, emptied)
 
 
-def _open(original: bytes, axes: Mapping[str, int]) -> Runner:
+def _open_original(original: bytes, axes: Mapping[str, int]) -> Runner:
     """Load the original for samples with the batch axis in front; `axes`: its original position."""
     session = open_session(original, 0, spins=False, without=[normalization.PAD_FUSION])
     names = session_inputs(session)

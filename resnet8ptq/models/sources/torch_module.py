@@ -38,13 +38,13 @@ def read(source: Path, sample: Sample, name: str, arguments: Mapping[str, Any]) 
     """
     if sample is None:
         raise ModelError(f"{name}: its input shape is unknown; set data=")
-    network = _build(name, arguments)
+    network = _build_module(name, arguments)
     _load_weights(network, source)
     network.eval()
     errors = []
     for inputs in _examples(network, sample):
         try:
-            return from_program(_export(network, inputs), source, sample)
+            return from_program(_export_program(network, inputs), source, sample)
         except ModelError:
             raise
         except Exception as error:  # the user's, and torch's own
@@ -79,7 +79,7 @@ def export(network: torch.nn.Module, example: Any, samples: Mapping[str, NDArray
     errors = []
     for one in tried:
         try:
-            program = _export(copied, one)
+            program = _export_program(copied, one)
         except Exception as error:  # the user's, and torch's own
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in one.values())
             errors.append(f"{shapes}: {one_line(error)}")
@@ -139,7 +139,7 @@ def _examples(network: torch.nn.Module, sample: NDArray[Any]) -> Iterator[dict[s
         yield inputs
 
 
-def _export(network: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> Any:
+def _export_program(network: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> Any:
     """Export a module with a free batch size and a free length of texts, if torch can."""
     examples = tuple(inputs.values())
     kinds = np.dtype([(name, "i8", tuple(e.shape[1:])) for name, e in inputs.items()])
@@ -161,7 +161,7 @@ def _export(network: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> Any
         return torch.export.export(network, tuple(example[:1] for example in examples))
 
 
-def _build(path: str, arguments: Mapping[str, Any]) -> torch.nn.Module:
+def _build_module(path: str, arguments: Mapping[str, Any]) -> torch.nn.Module:
     package, _, name = path.rpartition(".")
     why = f"model.module: got {path!r}, which cannot be built"
     takes = "expected package.module.Class, in the current folder or on PYTHONPATH, with "
