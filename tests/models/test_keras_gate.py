@@ -280,6 +280,8 @@ STRANGE = {
     "node of no list": change(f"{DENSE}/inbound_nodes/0", "/etc"),
     "nodes of no list": change(f"{DENSE}/inbound_nodes", "/etc"),
     "settings of no object": change(f"{DENSE}/config", "/etc"),
+    "settings with a class": change(f"{DENSE}/config/class_name", "relu"),
+    "settings with a module": change(f"{DENSE}/config/module", "relu"),
     "build_config": change(f"{DENSE}/build_config/input_shape", "/etc"),
     "policy": change(
         f"{DENSE}/config/dtype", {"class_name": "DTypePolicy", "config": {"name": "int8_from_x"}}

@@ -117,6 +117,7 @@ MODULES = (
 _KEYS = frozenset(
     ("class_name", "config", "module", "registered_name", "build_config", "name", "inbound_nodes")
 ) | {"shared_object_id", "__passive_serialization__"}
+_KEYS_OF_OBJECTS = ("class_name", "module", "registered_name")  # never of settings
 _INDICES = ("__slice__", "__ellipsis__")  # of a tensor
 _NAME = re.compile(r"[\w .()+-]{1,256}")  # of a layer or an input: no path, no address
 _KEY = re.compile(r"\w{1,64}")
@@ -320,7 +321,7 @@ def _strange_value(value: Any, where: str) -> Reasons:
 
 
 def _strange_key(key: str, where: str) -> Reasons:
-    if not _KEY.fullmatch(key):
+    if key in _KEYS_OF_OBJECTS or not _KEY.fullmatch(key):
         yield _refusal(where, f"key {key}", "names of settings")
 
 
