@@ -81,10 +81,12 @@ def run_in_sweep(asked: RunConfig, folder: Path, hydra: HydraConf) -> "RunRecord
 
     begun = callback.find_current() or SharedSweep.load(Path(hydra.sweep.dir))
     number = hydra.job.num
+    threads = None
+    at_once = 1
     if begun.parallel:
         jobs.enter(begun.parallel)
-    threads = begun.parallel.threads if begun.parallel else None
-    at_once = begun.parallel.at_once if begun.parallel else 1
+        threads = begun.parallel.threads
+        at_once = begun.parallel.at_once
     with console.waiting("Loading libraries"):
         from resnet8ptq.experiment.settings import Unresolved, fill_threads, resolve
         from resnet8ptq.sweeps import identity, resume
@@ -94,14 +96,19 @@ def run_in_sweep(asked: RunConfig, folder: Path, hydra: HydraConf) -> "RunRecord
         settings = resolve(asked, begun.jobs, threads)
     except (PtqError, OSError) as error:
         settings = Unresolved(fill_threads(asked, threads), error)
-    tags = {"job_number": str(number), "jobs_at_once": str(at_once)}
-    tags |= {"job_overrides": invocation.shell(*hydra.overrides.task), **identity.tag(settings)}
+    tags = {
+        "job_number": str(number),
+        "jobs_at_once": str(at_once),
+        "job_overrides": invocation.shell(*hydra.overrides.task),
+        **identity.tag(settings),
+    }
     left_s = None if isinstance(begun, SharedSweep) else begun.seconds_left(number)
     sweep = begun if isinstance(begun, SharedSweep) else callback.open_current()
     try:
         # A sweep over backend.path repeats the jobs of other backends, which do not read it.
         repeated = asked.backend.name != FILE and asked.backend.path is not None
-        if finished := resume.find_finished(sweep, number, tags.get("identity"), repeated):
+        finished = resume.find_finished(sweep, number, tags.get("identity"), repeated)
+        if finished:
             log.info("%s: skipped, finished as run %s", folder.name, finished.run_id)
             return finished
         earlier = resume.find_attempts(sweep, number)
@@ -126,9 +133,12 @@ def run_in_sweep(asked: RunConfig, folder: Path, hydra: HydraConf) -> "RunRecord
 
 
 def _log_progress(number: int, jobs: int | None, left_s: float | None) -> None:
-    left = "" if left_s is None else f", about {math.ceil(left_s / 10) * 10} s left"
-    if jobs is not None and jobs > 1:
-        log.info("job %d of %d%s", number + 1, jobs, left)
+    if jobs is None or jobs < 2:
+        return
+    left = ""
+    if left_s is not None:
+        left = f", about {math.ceil(left_s / 10) * 10} s left"
+    log.info("job %d of %d%s", number + 1, jobs, left)
 
 
 def run_recorded(

@@ -59,8 +59,9 @@ def execute(
     """
     with ongoing.begin(typed) as begun:
         ending = command.finish(partial(_call_hydra, typed), callback.find_current, report)
+        record = begun.run.record if begun.run else None
         folder = begun.sweep.sweep.folder if begun.sweep else None
-        return CommandResult(ending, begun.run.record if begun.run else None, folder)
+        return CommandResult(ending, record, folder)
 
 
 def _call_hydra(typed: Sequence[str]) -> None:
@@ -107,7 +108,9 @@ def run_job(cfg: DictConfig) -> Any:
             begun.run = job.run_alone(asked, folder, hydra.overrides.task)
         return None
     record = job.run_in_sweep(loading.type_composed(cfg), folder, hydra)
-    return record if callback.is_search(hydra.sweeper) else record.loss
+    if callback.is_search(hydra.sweeper):
+        return record
+    return record.loss
 
 
 def start(typed: Sequence[str]) -> int:

@@ -80,7 +80,11 @@ def _is_columns(got: Any) -> bool:
 
 
 def listed(got: Any) -> list[Any]:
-    """Return a list unchanged, and any other value as a list of one."""
+    """Return a list unchanged, and any other value as a list of one.
+
+    >>> listed(["a", "b"]), listed("a")
+    (['a', 'b'], ['a'])
+    """
     return got if isinstance(got, list) else [got]
 
 

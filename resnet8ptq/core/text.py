@@ -115,7 +115,11 @@ _MANY = 20  # words: more of them hide the closest match
 
 
 def or_nearest(word: object, known: Collection[str]) -> str:
-    """Return the known words for a message, with the closest match to `word`, if any."""
+    """Return the known words for a message, with the closest match to `word`, if any.
+
+    >>> or_nearest("int9", ["fp32", "int8"])
+    'fp32 | int8 (nearest: int8)'
+    """
     close = nearest(str(word), known)
     listed = " | ".join(known)
     if not close:

@@ -95,7 +95,11 @@ def list_operators(model: Any) -> list[str]:
 
 
 def _spell(name: str) -> str:
-    """Turn CONV_2D into Conv2D, FULLY_CONNECTED into FullyConnected."""
+    """Return an operator's name as in the names of C++ methods.
+
+    >>> _spell("CONV_2D"), _spell("FULLY_CONNECTED")
+    ('Conv2D', 'FullyConnected')
+    """
     words = []
     for part in name.split("_"):
         is_rank = re.fullmatch(r"\d+D", part)

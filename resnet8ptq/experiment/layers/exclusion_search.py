@@ -141,7 +141,11 @@ def select(
 
 
 def join(groups: Groups) -> list[str]:
-    """Return the nodes of all groups, each once."""
+    """Return the nodes of all groups, each once.
+
+    >>> join([["conv1", "add"], ["add", "conv2"]])
+    ['conv1', 'add', 'conv2']
+    """
     return list(dict.fromkeys(itertools.chain.from_iterable(groups)))
 
 

@@ -107,7 +107,11 @@ def _per_tensor(network: Summary | None) -> Iterator[Advice]:
 
 
 def describe_cpu(name: str, flags: Collection[str]) -> str:
-    """Return the CPU and its relevant features in one line."""
+    """Return the CPU and its relevant features in one line.
+
+    >>> describe_cpu("Xeon", ["sse2", "avx2", "avx512bw", "avx512_vnni"])
+    'Xeon: AVX2, AVX512, VNNI'
+    """
     if is_arm(flags):
         product = "dot product" if "asimddp" in flags else "no dot product"
         return f"{name}: ARM, {product}"

@@ -316,7 +316,11 @@ def confirm(asked: Asked, step: Step) -> Step:
 
 
 def say(settings: Mapping[str, str]) -> str:
-    """Return settings in one line, without the search's own settings."""
+    """Return settings in one line, without the search's own settings.
+
+    >>> say({"backend": "backend=onnx", "calib": "calib=mse", "dtype": "dtype=int8"})
+    'calib=mse dtype=int8'
+    """
     hidden = ("backend", "evaluate.split", "latency.enabled")
     return " ".join(word for key, word in settings.items() if key not in hidden)
 

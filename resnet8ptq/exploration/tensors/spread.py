@@ -23,6 +23,9 @@ def to_db(signal: float, noise: float) -> float:
     """Return 10 * log10(signal / noise).
 
     Infinite without noise; minus infinite without signal, or with infinite noise.
+
+    >>> to_db(100, 1), to_db(1, 0), to_db(0, 1)
+    (20.0, inf, -inf)
     """
     if noise <= 0:
         return math.inf
