@@ -85,7 +85,7 @@ def test_unsupported_combination_does_no_work(store, tmp_path, monkeypatch, over
         raise AssertionError("work was done")
 
     monkeypatch.setattr(registry, "read", refuse)
-    monkeypatch.setattr(model, "load", refuse)
+    monkeypatch.setattr(model, "load_network", refuse)
     result, record = run(store, tmp_path, *overrides)
     assert result.status == record.tags["status"] == "unsupported"
     assert result.reason == record.tags["reason"] != ""
