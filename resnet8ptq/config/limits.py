@@ -26,10 +26,9 @@ class Limit:
 
     def check(self, key: str, got: Any) -> None:
         """Raise `ConfigError` for a value outside the limit."""
-        takes = self.takes
-        if self.choices:
-            takes = or_nearest(got, self.choices)
-        require(key, got, got is None or self.holds(got), takes)
+        if got is None or self.holds(got):
+            return
+        require(key, got, False, or_nearest(got, self.choices) if self.choices else self.takes)
 
 
 def limited(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from resnet8ptq.tasks.detection import task as detection
 from resnet8ptq.tasks.detection.decoding import NOTHING, Decoder, Prototypes, count
 from resnet8ptq.tasks.detection.heads import Frame
 from resnet8ptq.tasks.joining import join
+from resnet8ptq.tasks.scoring.comparison import Comparison
 from resnet8ptq.tasks.scoring.outputs import (
     LOGITS,
     PROBABILITIES,
@@ -299,7 +301,7 @@ def instances() -> Task:
     return detection.build(NAMES[:3], decoder, 300, names, "instance_segmentation")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Case:
     """A task, its targets, and the outputs of a model with some noise."""
 
@@ -375,7 +377,9 @@ CASES |= {
 every = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 
 
-def compare(case: Case, noise: float, other: float = 0.0):
+@cache
+def compare(case: Case, noise: float, other: float = 0.0) -> Comparison:
+    """Compare two models of a case, once for all tests: what is resampled is resampled once."""
     outputs = (case.outputs(amount) for amount in (noise, other))
     return case.task.compare(*(case.task.score(values, case.targets) for values in outputs))
 
