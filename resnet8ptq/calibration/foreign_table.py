@@ -32,6 +32,13 @@ _WITHOUT_Q = {"quint8": "uint8", "qint8": "int8", "quint16": "uint16", "qint16":
 def read_ranges(parsed: object, path: Path) -> dict[str, Range]:
     """Return the range of each activation by tensor name.
 
+    >>> read_ranges({"relu": [{"rmin": 0.0, "rmax": 6.0}]}, Path("overrides.json"))
+    {'relu': (0.0, 6.0)}
+
+    Args:
+        parsed: the content of the JSON file, in any of the formats.
+        path: of the file, for errors.
+
     Raises:
         ConfigError: the format is unknown, or a range is not valid.
     """

@@ -55,6 +55,10 @@ def join_lone(strata: Sequence[Indices]) -> list[Indices]:
     """Return the strata; those with a single sample are joined into one, at the end.
 
     Otherwise all of them would be on the same side of a split.
+
+    >>> strata = [np.array([1]), np.array([0, 3]), np.array([2])]
+    >>> [members.tolist() for members in join_lone(strata)]
+    [[0, 3], [1, 2]]
     """
     several = []
     lone = []

@@ -91,4 +91,6 @@ def build() -> Task:
     )
 
 
-AGREEMENT = TaskType(lambda config, setting: _make(setting), lambda config, class_names: build())
+AGREEMENT = TaskType(
+    make=lambda config, setting: _make(setting), recall=lambda config, class_names: build()
+)

@@ -115,4 +115,6 @@ def _make(config: AnomalyConfig, setting: TaskContext) -> Task:
     return build(config.max_fpr)
 
 
-ANOMALY = TaskType(_make, lambda config, class_names: build(config.max_fpr), AnomalyConfig)
+ANOMALY = TaskType(
+    make=_make, recall=lambda config, class_names: build(config.max_fpr), schema=AnomalyConfig
+)

@@ -150,5 +150,7 @@ def _make(config: BinaryConfig, setting: TaskContext) -> Task:
 
 
 BINARY = TaskType(
-    _make, lambda config, class_names: build(class_names, config.threshold), BinaryConfig
+    make=_make,
+    recall=lambda config, class_names: build(class_names, config.threshold),
+    schema=BinaryConfig,
 )

@@ -55,8 +55,11 @@ def metric_names(class_names: Sequence[str]) -> tuple[str, ...]:
 
     An example is `class/{name}/accuracy`. Characters that MLflow refuses become `_`; so do slashes,
     which MLflow shows as folders, and the names `.`, `..` and "", which are not valid folders. Long
-    names are cut, and equal names are numbered: `c++`, `c--` and `c##` become `c__`, `c--` and
-    `c___2`. The result depends only on the names and their order.
+    names are cut, and equal names are numbered. The result depends only on the names and their
+    order.
+
+    >>> metric_names(["c++", "c--", "c##", ".."])
+    ('c__', 'c--', 'c___2', '_')
     """
     names: list[str] = []
     for name in class_names:
@@ -404,6 +407,6 @@ def _count_from_zero(setting: TaskContext) -> str:
 
 
 CLASSIFICATION = TaskType(
-    lambda config, setting: build(check_classes("classification", setting)),
-    lambda config, class_names: build(class_names),
+    make=lambda config, setting: build(check_classes("classification", setting)),
+    recall=lambda config, class_names: build(class_names),
 )

@@ -268,8 +268,8 @@ def _make(config: CtcConfig, setting: TaskContext) -> Task:
 
 
 CTC = TaskType(
-    _make,
-    lambda config, names: build(config.primary, resamples=config.resamples),
-    CtcConfig,
-    partial(hash_file, "alphabet"),
+    make=_make,
+    recall=lambda config, names: build(config.primary, resamples=config.resamples),
+    schema=CtcConfig,
+    fingerprint=partial(hash_file, "alphabet"),
 )

@@ -128,8 +128,8 @@ def _fingerprint(config: CustomConfig) -> str:
 
 
 CUSTOM = TaskType(
-    lambda config, setting: build(config, _load(config.metric), tuple(setting.outputs)),
-    lambda config, class_names: build(config, None),
-    CustomConfig,
-    _fingerprint,
+    make=lambda config, setting: build(config, _load(config.metric), tuple(setting.outputs)),
+    recall=lambda config, class_names: build(config, None),
+    schema=CustomConfig,
+    fingerprint=_fingerprint,
 )

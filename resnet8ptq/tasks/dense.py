@@ -227,7 +227,7 @@ def _may_be(shape: Sequence[int | None], accepted: Iterable[Sequence[int]]) -> b
 
 
 DENSE = TaskType(
-    _make,
-    lambda config, class_names: build(config.primary, config.peak, config.resamples),
-    DenseConfig,
+    make=_make,
+    recall=lambda config, class_names: build(config.primary, config.peak, config.resamples),
+    schema=DenseConfig,
 )

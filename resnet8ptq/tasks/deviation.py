@@ -227,5 +227,6 @@ def build(outputs: Sequence[str] = ()) -> Task:
 
 
 DEVIATION = TaskType(
-    lambda config, setting: build(tuple(setting.outputs)), lambda config, class_names: build()
+    make=lambda config, setting: build(tuple(setting.outputs)),
+    recall=lambda config, class_names: build(),
 )

@@ -183,7 +183,7 @@ def _make(config: MultilabelConfig, setting: TaskContext) -> Task:
 
 
 MULTILABEL = TaskType(
-    _make,
-    lambda config, class_names: build((), config.threshold, config.resamples),
-    MultilabelConfig,
+    make=_make,
+    recall=lambda config, class_names: build((), config.threshold, config.resamples),
+    schema=MultilabelConfig,
 )

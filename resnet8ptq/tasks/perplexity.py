@@ -208,5 +208,7 @@ def _make(config: PerplexityConfig, setting: TaskContext) -> Task:
 
 
 PERPLEXITY = TaskType(
-    _make, lambda config, names: build(resamples=config.resamples), PerplexityConfig
+    make=_make,
+    recall=lambda config, names: build(resamples=config.resamples),
+    schema=PerplexityConfig,
 )

@@ -102,5 +102,7 @@ def _make(config: RegressionConfig, setting: TaskContext) -> Task:
 
 
 REGRESSION = TaskType(
-    _make, lambda config, class_names: build(config.primary, config.resamples), RegressionConfig
+    make=_make,
+    recall=lambda config, class_names: build(config.primary, config.resamples),
+    schema=RegressionConfig,
 )

@@ -118,7 +118,8 @@ class SegmentationScores(ClasswiseScores):
         counts = np.empty((len(masks), 3, size), np.int64)
         for row, mask, predicted in zip(counts, masks, self.outputs.values[0], strict=True):
             scored = ~np.isin(mask, self.ignored) & (mask < size)
-            true, said = mask[scored].astype(np.int64), np.minimum(predicted[scored], size)
+            true = mask[scored].astype(np.int64)
+            said = np.minimum(predicted[scored], size)
             pairs = np.bincount(true * (size + 1) + said, minlength=size * (size + 1))
             matrix = pairs.reshape(size, size + 1)
             row[:] = matrix[:, :size].diagonal(), matrix.sum(1), matrix.sum(0)[:size]
@@ -276,7 +277,7 @@ def _find_output(setting: TaskContext) -> tuple[int, int | None]:
 
 
 SEGMENTATION = TaskType(
-    _make,
-    lambda config, class_names: build(ignored=config.ignored, resamples=config.resamples),
-    SegmentationConfig,
+    make=_make,
+    recall=lambda config, class_names: build(ignored=config.ignored, resamples=config.resamples),
+    schema=SegmentationConfig,
 )

@@ -77,6 +77,9 @@ def pair_up(numbers: NDArray[np.int64] | None) -> NDArray[np.int64]:
     """Return the samples of each pair [pairs, 2]; samples without their partner are left out.
 
     Selection samples leave out copies of other samples, which may separate a pair.
+
+    >>> pair_up(np.array([4, 7, 4, 9, 7])).tolist()
+    [[0, 2], [1, 4]]
     """
     if numbers is None:
         raise ConfigError(
@@ -155,4 +158,6 @@ def _make(config: SimilarityConfig, setting: TaskContext) -> Task:
     return build(config.resamples, output, embeds=shape not in ((), (1,)))
 
 
-SIMILARITY = TaskType(_make, lambda config, class_names: build(config.resamples), SimilarityConfig)
+SIMILARITY = TaskType(
+    make=_make, recall=lambda config, class_names: build(config.resamples), schema=SimilarityConfig
+)

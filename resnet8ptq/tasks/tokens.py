@@ -411,8 +411,8 @@ def _find_output(setting: TaskContext, tags: Tags) -> int:
 
 
 TOKENS = TaskType(
-    _make,
-    lambda config, class_names: build(config.primary, resamples=config.resamples),
-    TokensConfig,
-    partial(hash_file, "classes"),
+    make=_make,
+    recall=lambda config, class_names: build(config.primary, resamples=config.resamples),
+    schema=TokensConfig,
+    fingerprint=partial(hash_file, "classes"),
 )

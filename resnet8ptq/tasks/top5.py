@@ -62,4 +62,6 @@ def _make(setting: TaskContext) -> Task:
     return build(names)
 
 
-TOP5 = TaskType(lambda config, setting: _make(setting), lambda config, names: build(names))
+TOP5 = TaskType(
+    make=lambda config, setting: _make(setting), recall=lambda config, names: build(names)
+)

@@ -268,7 +268,7 @@ def _make(config: VerificationConfig, setting: TaskContext) -> Task:
 
 
 VERIFICATION = TaskType(
-    _make,
-    lambda config, names: build(config.primary, config.far, config.k, config.resamples),
-    VerificationConfig,
+    make=_make,
+    recall=lambda config, names: build(config.primary, config.far, config.k, config.resamples),
+    schema=VerificationConfig,
 )

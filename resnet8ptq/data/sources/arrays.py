@@ -738,7 +738,8 @@ def _read_labels(labels: _Sourced) -> Array:
 def _read_masks(labels: _Sourced) -> NDArray[np.uint8]:
     """Return masks [N, height, width] as uint8, which tells them from classes."""
     stored = labels.values
-    low, high = int(stored.min()), int(stored.max())
+    low = int(stored.min())
+    high = int(stored.max())
     if not 0 <= low <= high < 256:
         raise DataError(f"{labels}: masks from {low} to {high}; expected 0 to 255")
     return name_binary(stored.astype(np.uint8, copy=False), labels)
@@ -825,6 +826,9 @@ def name_classes(
     source: object, highest: int, names: Sequence[str] | None, origin: str = "data.classes"
 ) -> tuple[tuple[str, ...], bool]:
     """Return the names of the classes, by default their numbers, and whether they have names.
+
+    >>> name_classes("labels.npy", highest=2, names=None)
+    (('0', '1', '2'), False)
 
     Args:
         origin: the setting or array that holds `names`, for the error.

@@ -169,6 +169,11 @@ def are_words(table: DataTable, names: Sequence[str]) -> bool:
 def align(words: NDArray[np.int64], labels: NDArray[np.object_]) -> NDArray[np.int64]:
     """Return the label of each token [N, tokens]: that of a word for its first, else `IGNORED`.
 
+    >>> labels = np.empty(1, np.object_)
+    >>> labels[0] = np.array([5, 2])
+    >>> align(np.array([[-1, 0, -1, 1, -1]]), labels).tolist()
+    [[-100, 5, -100, 2, -100]]
+
     Args:
         words: see `Encoded`.
         labels: those of the words of each row [N].

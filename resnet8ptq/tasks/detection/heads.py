@@ -173,21 +173,23 @@ def corners(boxes: Array, written: str, frame: Frame) -> Floats:
     Args:
         written: their format if `task.boxes` is null.
     """
-    one, two, three, four = np.moveaxis(boxes.astype(np.float32), -1, 0)
+    values = np.moveaxis(boxes.astype(np.float32), -1, 0)
     match frame.config.boxes or written:
         case "yxyx":
-            one, two, three, four = two, one, four, three
+            top, left, bottom, right = values
         case "xywh":
-            three = one + three
-            four = two + four
+            left, top, width, height = values
+            right = left + width
+            bottom = top + height
         case "cxcywh":
-            one, two, three, four = (
-                one - three / 2,
-                two - four / 2,
-                one + three / 2,
-                two + four / 2,
-            )
-    pixels = np.stack([one, two, three, four], axis=-1)
+            x, y, width, height = values
+            left = x - width / 2
+            top = y - height / 2
+            right = x + width / 2
+            bottom = y + height / 2
+        case _:  # "xyxy"
+            left, top, right, bottom = values
+    pixels = np.stack([left, top, right, bottom], axis=-1)
     if frame.config.normalized:
         pixels *= np.array([frame.width, frame.height] * 2, np.float32)
     return pixels
@@ -434,13 +436,13 @@ HEADS = {
         "one output [boxes, 5 + classes], decoded; keypoints or mask coefficients may follow",
         _is_yolov5,
         _decode_yolov5,
-        True,
+        further=True,
     ),
     "yolov8": Head(
         "one output [4 + classes, boxes], decoded; keypoints or mask coefficients may follow",
         _is_yolov8,
         _decode_yolov8,
-        True,
+        further=True,
     ),
     "ssd": Head(
         "boxes [boxes, 4], decoded, and scores [boxes, classes, perhaps a background]",
@@ -457,6 +459,6 @@ HEADS = {
         "mask coefficients may follow",
         _is_detections,
         _decode_detections,
-        True,
+        further=True,
     ),
 }

@@ -229,6 +229,6 @@ def _recall(config: DetectionConfig, class_names: tuple[str, ...]) -> Task:
     return build(resamples=config.resamples, name=config.name)
 
 
-DETECTION = TaskType(_make, _recall, DetectionConfig)
+DETECTION = TaskType(make=_make, recall=_recall, schema=DetectionConfig)
 INSTANCE_SEGMENTATION = DETECTION  # the same settings, and another name
-KEYPOINTS = TaskType(_make, _recall, KeypointsConfig)
+KEYPOINTS = TaskType(make=_make, recall=_recall, schema=KeypointsConfig)

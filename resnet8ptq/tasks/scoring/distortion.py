@@ -67,6 +67,9 @@ def to_db(ratio: float) -> float | None:
 
     -10 * log10(noise / signal) (Jayant and Noll, Digital Coding of Waveforms, 1984: signal variance
     over error variance). None if it is not finite: without noise, or with a signal of zero.
+
+    >>> to_db(0.001)
+    30.0
     """
     if not 0 < ratio < math.inf:  # also NaN
         return None

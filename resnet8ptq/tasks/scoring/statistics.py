@@ -37,7 +37,12 @@ Counts = NDArray[np.int64]
 
 
 def wilson(correct: int, total: int) -> Interval:
-    """Return the 95% Wilson score interval of a proportion (Wilson, 1927)."""
+    """Return the 95% Wilson score interval of a proportion (Wilson, 1927).
+
+    >>> low, high = wilson(9, 10)
+    >>> f"{low:.3f} to {high:.3f}"
+    '0.596 to 0.982'
+    """
     z = Z95
     p = correct / total
     scale = 2 * (total + z**2)
@@ -59,6 +64,9 @@ def mcnemar(ours: int, theirs: int) -> float:
     If two models are equally accurate, a sample that only one of them gets right (`flips`) belongs
     to either with probability 1/2. Both tails of that binomial distribution are P(X <= k) =
     I_1/2(flips - k, k + 1) (Abramowitz and Stegun, 1964, 26.5.24).
+
+    >>> round(mcnemar(1, 8), 4)
+    0.0391
     """
     if abs(ours - theirs) <= 1:
         return 1.0  # the tails meet
@@ -554,6 +562,9 @@ def holm(p_values: Sequence[float], planned: int = 0) -> list[float]:
 
     The k-th smallest (k = 0, 1, ...) is multiplied by m - k, raised to at least its predecessor,
     and limited to 1 (Holm, 1979, in the adjusted form of Wright, 1992).
+
+    >>> holm([0.04, 0.01, 0.03])
+    [0.06, 0.03, 0.06]
     """
     order = np.argsort(p_values)
     scaled = np.asarray(p_values)[order] * (max(len(order), planned) - np.arange(len(order)))
