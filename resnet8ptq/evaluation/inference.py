@@ -59,6 +59,8 @@ def infer(
             raw_bytes += sum(values.nbytes for values in outputs)
         kept.append(reduced)
     seconds = time.perf_counter() - start
+
+    # One array for each output, in the order of the samples
     if split.lengths is not None:
         kept = _pad(kept)
     joined = tuple(map(batches.restore, _join(kept)))

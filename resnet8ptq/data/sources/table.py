@@ -118,9 +118,8 @@ def build(
     # Labels and groups
     labels: NDArray[Any] | None
     if texts.are_words(table, text_columns) and label_columns != [NO_LABELS]:
-        labels, names, named = columns.word_labels(
-            table, label_columns, config.classes, text_columns[0]
-        )
+        [words] = text_columns
+        labels, names, named = columns.word_labels(table, label_columns, config.classes, words)
     else:
         labels, names, named = columns.labels(table, label_columns, config.classes)
     groups = None
@@ -132,16 +131,16 @@ def build(
             "a row are a group"
         )
 
-    # The samples, and labels of those that could be read
+    # The samples, with labels and groups of the rows that could be read
     if config.tokenizer is not None:
         samples = _read_texts(table, text_columns, config, cache_root)
     else:
         samples = _read_inputs(table, others, folder, config, preprocess, cache_root)
-    if config.pairs == "apart":
+    if config.pairs == "apart":  # the texts of a row are a group
         groups = np.arange(len(table.columns))
     if groups is not None:
         groups = groups[samples.rows]
-    if labels is not None and samples.words is not None:
+    if labels is not None and samples.words is not None:  # a label of each word
         labels = texts.align(samples.words, labels)
     elif labels is not None:
         labels = labels[samples.rows]
