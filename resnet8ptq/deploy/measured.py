@@ -83,7 +83,7 @@ def main(words: list[str]) -> None:
             _replace_result(store, run, scored, result)
 
     # The verdicts of its sweep may change with it
-    selections = lookup.find(store, record.run_id, None).select({})
+    selections = lookup.find_in_store(store, record.run_id, None).select({})
     run_pages.log_run_pages(store, selections)
     for selected in selections:
         own = [cell for cell in selected.family.cells if cell.record.run_id == record.run_id]

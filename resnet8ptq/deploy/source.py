@@ -91,7 +91,7 @@ def find_run(
         ConfigError: the run or sweep does not exist, or no run is recommended for the use.
         TrackingError: nothing is recommended, and the predictions of a run cannot be read.
     """
-    runs = lookup.find(store, run_id, sweep)
+    runs = lookup.find_in_store(store, run_id, sweep)
     if runs.run is not None:
         if use != RECOMMENDED and run_id is None:
             raise ConfigError(

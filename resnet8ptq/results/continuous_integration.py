@@ -58,12 +58,12 @@ def main(words: list[str]) -> int:
     if asked.format not in FORMATS:
         raise ConfigError(no_such_name("format", asked.format, FORMATS))
     with waiting("Reading the runs"):
-        answer = find(asked)
+        answer = find_answer(asked)
     print(FORMATS[asked.format](answer))
     return answer.exit_code
 
 
-def find(asked: Arguments) -> Answer:
+def find_answer(asked: Arguments) -> Answer:
     """Return the verdict on the requested run or sweep; raises the errors of `main`."""
     named = [key for key in ("run_id", "sweep", "folder") if getattr(asked, key) is not None]
     if len(named) > 1:
@@ -72,9 +72,9 @@ def find(asked: Arguments) -> Answer:
     # The runs, from the store or from a folder
     limits = {key: getattr(asked, key) for key in LIMITS}
     if asked.folder is None:
-        source = lookup.find(open_store(asked.tracking), asked.run_id, asked.sweep)
+        source = lookup.find_in_store(open_store(asked.tracking), asked.run_id, asked.sweep)
     else:
-        source = lookup.read(Path(asked.folder), asked.tracking)
+        source = lookup.read_folder(Path(asked.folder), asked.tracking)
     if source.run is None:
         answer = assess_sweep(source.assess_sweep(limits), asked.use)
     elif asked.use != Arguments.use:
@@ -115,6 +115,7 @@ def assess_sweep(sweep: SweepSummary, use: str = RECOMMENDED) -> Answer:
         run, because = find_use(use, sweep.choices, sweep.run_id)
         return Answer(run.verdict or UNDECIDED, run, sweep, use=use, because=because)
 
+    # No model for a known use: the verdict on all models of the sweep
     because = sweep.why_none or "No model is within the limit on the selection samples."
     return Answer(_overall(sweep), run=None, sweep=sweep, use=use, because=because)
 

@@ -223,6 +223,7 @@ class Answer:
         because = self.because
         if run is not None:
             because = because or run.why_none
+        # Each part of the document reads its own attributes of the run
         parts = dict.fromkeys(("choice", "metric", "loss", "samples", "size", "latency"), run)
         return Document.model_validate(
             {

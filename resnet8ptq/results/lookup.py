@@ -47,6 +47,10 @@ class Runs:
     records: Sequence[RunRecord]
     run: RunRecord | None = None
 
+    def includes(self, run: RunRecord) -> bool:
+        """Return whether a run is among the compared ones; a newer run may have replaced it."""
+        return any(record.run_id == run.run_id for record in self.records)
+
     def select(self, asked: Asked) -> list[ModelSelection]:
         """Assess the runs as in the report, by the requested limits or else the sweep's."""
         unknown = asked.keys() - {*facts.LIMITS}
@@ -60,6 +64,7 @@ class Runs:
     def assess_run(self, asked: Asked) -> RunRecord:
         """Return the requested run, assessed among the runs of its sweep."""
         assert self.run is not None
+        # Of this run only: each takes a request to a server
         artifacts = {self.run.run_id: _find_artifact(self.store, self.run)}
         for selected in self.select(asked):
             for assessed in assess_runs(selected, artifacts):
@@ -125,7 +130,7 @@ def load_run(
     return source.assess_run(limits or {})
 
 
-def find(store: Store, run_id: str | None, sweep: str | None) -> Runs:
+def find_in_store(store: Store, run_id: str | None, sweep: str | None) -> Runs:
     """Return a run or a sweep by its id; without an id, the newest sweep or single run.
 
     Raises:
@@ -141,7 +146,7 @@ def find(store: Store, run_id: str | None, sweep: str | None) -> Runs:
     return _load_run(store, newest)
 
 
-def read(folder: Path, tracking: TrackingConfig) -> Runs:
+def read_folder(folder: Path, tracking: TrackingConfig) -> Runs:
     """Return the run or the sweep of a folder; raise ConfigError for another folder."""
     folder = folder.resolve()
     if _is_sweep(folder):
@@ -162,7 +167,9 @@ def _find(
         raise ConfigError("run_id: got more than one of run_id, folder and tags, expected one")
     if folder is not None:
         path = Path(folder).resolve()
-        return _read_sweep(path, tracking) if kind == SWEEP else _read_run(path, tracking)
+        if kind == SWEEP:
+            return _read_sweep(path, tracking)
+        return _read_run(path, tracking)
 
     # From the store, by its id or the newest
     store = open_store(tracking)
@@ -170,7 +177,9 @@ def _find(
         record = _find_newest(store, kind, tags or {})
     else:
         record = history.load_named(store, kind, run_id)
-    return _load_sweep(store, record) if kind == SWEEP else _load_run(store, record)
+    if kind == SWEEP:
+        return _load_sweep(store, record)
+    return _load_run(store, record)
 
 
 def _find_newest(store: Store, kind: str, tags: Mapping[str, str]) -> RunRecord:
@@ -178,8 +187,7 @@ def _find_newest(store: Store, kind: str, tags: Mapping[str, str]) -> RunRecord:
         newest = history.find_parent(store, _filter({"kind": SWEEP, **tags}))
     else:
         runs = history.find_runs(store, _filter(tags))
-        models = [run for run in runs if run.kind != SWEEP and not run.is_analysis]
-        newest = models[0] if models else None
+        newest = _first_model(runs)
     if newest is not None:
         return history.complete(store, newest)
 
@@ -196,10 +204,22 @@ def _find_newest(store: Store, kind: str, tags: Mapping[str, str]) -> RunRecord:
     )
 
 
+def _first_model(runs: Sequence[RunRecord]) -> RunRecord | None:
+    """Return the first run that is neither a sweep nor an analysis."""
+    for run in runs:
+        if run.kind != SWEEP and not run.is_analysis:
+            return run
+    return None
+
+
 def _name_other(store: Store, kind: str) -> str:
     """Return the end of the message that the experiment has no sweep, if it has a single run."""
-    newest = history.find_newest(store) if kind == SWEEP else None
-    return "" if newest is None else f"; its newest run is {newest.run_id}: load_run()"
+    if kind != SWEEP:
+        return ""
+    newest = history.find_newest(store)
+    if newest is None:
+        return ""
+    return f"; its newest run is {newest.run_id}: load_run()"
 
 
 def _load_sweep(store: Store, parent: RunRecord, run: RunRecord | None = None) -> Runs:
@@ -217,13 +237,16 @@ def _load_run(store: Store, record: RunRecord) -> Runs:
         raise ConfigError(f"run_id: {record.run_id} is a sweep; try sweep={record.run_id}")
     if record.sweep_id:
         source = _load_sweep(store, history.load_run(store, record.sweep_id), record)
-        if record.run_id in {other.run_id for other in source.records}:
+        if source.includes(record):
             return source
     return _alone(store, record)
 
 
 def _alone(store: Store, record: RunRecord) -> Runs:
-    return Runs(store, parent=None, records=[] if record.is_analysis else [record], run=record)
+    records = [record]
+    if record.is_analysis:  # which has no result to compare
+        records = []
+    return Runs(store, parent=None, records=records, run=record)
 
 
 def _read_sweep(folder: Path, tracking: TrackingConfig, run: RunRecord | None = None) -> Runs:
@@ -234,8 +257,10 @@ def _read_sweep(folder: Path, tracking: TrackingConfig, run: RunRecord | None = 
     if SharedSweep.load(folder).resume:
         store = open_store(tracking)
         return _load_sweep(store, _find_logged(store, kept, folder), run)
-    compared = [record for record in sync.load_records(folder) if not record.is_analysis]
-    records = list(map(_of_folder, compared))
+    records = []
+    for record in sync.load_records(folder):
+        if not record.is_analysis:
+            records.append(_of_folder(record))
     if not records:
         raise ConfigError(f"folder: got {folder}, expected the folder of a sweep with runs")
     return Runs(_NO_STORE, parent=RunRecord.of_journal(kept, folder), records=records, run=run)
@@ -252,7 +277,7 @@ def _read_run(folder: Path, tracking: TrackingConfig) -> Runs:
     above = folder.parent
     if (above / FILE).is_file() and Journal.load(above).run_id == record.sweep_id:
         source = _read_sweep(above, tracking, record)
-        if record.run_id in {other.run_id for other in source.records}:
+        if source.includes(record):
             return source
     store = open_store(tracking)
     return _load_run(store, _find_logged(store, kept, folder))
@@ -260,7 +285,9 @@ def _read_run(folder: Path, tracking: TrackingConfig) -> Runs:
 
 def _of_folder(record: RunRecord) -> RunRecord:
     """Return the record of a folder; the store that another user's folder names is left out."""
-    return record if origin.own_folder(record) else record.changed(store_words=())
+    if origin.own_folder(record):
+        return record
+    return record.changed(store_words=())
 
 
 def _is_sweep(folder: Path) -> bool:

@@ -59,7 +59,9 @@ def load_named(store: Store, key: str, run_id: str) -> RunRecord:
     except TrackingError as error:
         if getattr(error.__cause__, "error_code", "") not in _NO_RUN:
             raise
-        logged = find_logged(store, run_id) if ID.fullmatch(run_id) else None
+        logged = None
+        if ID.fullmatch(run_id):
+            logged = find_logged(store, run_id)
         if logged is None:
             raise ConfigError(
                 f"{key}: got {run_id!r}, expected the id of a run in the store"
@@ -76,8 +78,8 @@ def load_runs(store: Store, run_ids: Sequence[str]) -> dict[str, RunRecord]:
     for start in range(0, len(run_ids), _AT_ONCE):
         part = map(check_id, run_ids[start : start + _AT_ONCE])
         listed = ", ".join(f"'{run_id}'" for run_id in part)
-        records = find_runs(store, f"attributes.run_id IN ({listed})", deleted=True)
-        runs |= {record.run_id: record for record in records}
+        for record in find_runs(store, f"attributes.run_id IN ({listed})", deleted=True):
+            runs[record.run_id] = record
     return runs
 
 
@@ -114,7 +116,9 @@ def find_runs(
 def find_logged(store: Store, key: str) -> RunRecord | None:
     """Return the run with a journal's key, even if it was deleted."""
     runs = find_runs(store, f"tags.record = '{key}'", most=1, deleted=True)
-    return complete(store, runs[0]) if runs else None
+    if not runs:
+        return None
+    return complete(store, runs[0])
 
 
 def under(parent_id: str) -> str:
@@ -132,7 +136,7 @@ def load_children(store: Store, parent_id: str) -> list[RunRecord]:
         TrackingError: a run of another sweep is no longer in the store.
     """
     records = find_runs(store, under(parent_id), newest_first=False)
-    records.sort(key=lambda record: record.finished)
+    records.sort(key=lambda record: record.finished)  # the last one of a job counts
     jobs = {record.job_number or record.run_id: record for record in records}
 
     # Jobs whose run is another sweep's
@@ -147,15 +151,20 @@ def load_children(store: Store, parent_id: str) -> list[RunRecord]:
         raise TrackingError(
             f"run {missing[0]}, which sweep {parent_id} shares, is not in the store"
         )
-    jobs |= {job: elsewhere[run_id] for job, run_id in adopted.items()}
+    for job, run_id in adopted.items():
+        jobs[job] = elsewhere[run_id]
+
     # Sorting keeps runs without a number in the order of their start.
-    order = sorted(jobs, key=_to_number)
-    once = {jobs[key].run_id: jobs[key] for key in order}
+    once = {}
+    for job in sorted(jobs, key=_to_number):
+        once[jobs[job].run_id] = jobs[job]
     return [complete(store, record) for record in once.values()]
 
 
 def _to_number(job: str) -> int:
-    return int(job) if job.isdecimal() and len(job) < 10 else 0
+    if job.isdecimal() and len(job) < 10:
+        return int(job)
+    return 0
 
 
 @interrupts.deferred()
@@ -172,7 +181,9 @@ def load_compared(store: Store, parent_id: str) -> list[RunRecord]:
 def find_parent(store: Store, filters: str = "tags.kind = 'sweep'") -> RunRecord | None:
     """Return the newest sweep of the experiment that matches the filter, or None."""
     newest = find_runs(store, filters, most=1)
-    return newest[0] if newest else None
+    if not newest:
+        return None
+    return newest[0]
 
 
 def find_newest(store: Store) -> RunRecord | None:
@@ -183,8 +194,9 @@ def find_newest(store: Store) -> RunRecord | None:
     for most in (_AT_ONCE, None):
         for record in find_runs(store, "", most=most):
             if not record.is_analysis:
-                parent = record.sweep_id
-                return load_run(store, parent) if parent else complete(store, record)
+                if record.sweep_id:
+                    return load_run(store, record.sweep_id)
+                return complete(store, record)
     return None
 
 
@@ -216,8 +228,12 @@ def locate(store: Store, record: RunRecord, name: str = "") -> Path | None:
     Raises:
         TrackingError: the run's address does not belong to the store, which is untrusted.
     """
-    uri = f"{record.artifact_uri}/{name}" if name else record.artifact_uri
-    return artifacts.locate(uri, "") if record.in_folder else store.locate(uri)
+    uri = record.artifact_uri
+    if name:
+        uri += f"/{name}"
+    if record.in_folder:
+        return artifacts.locate(uri, store_uri="")
+    return store.locate(uri)
 
 
 @contextmanager
