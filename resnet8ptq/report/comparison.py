@@ -86,6 +86,15 @@ class Family:
         return [cell for cell in self.cells if cell.quantized]
 
     @property
+    def pairs(self) -> list[Paired]:
+        """The values of the measured cells beside those of FP32, in their order."""
+        pairs = []
+        for cell in self.measured:
+            assert cell.paired is not None  # of every measured cell
+            pairs.append(cell.paired)
+        return pairs
+
+    @property
     def sound(self) -> list[Cell]:
         """The measured cells whose FP32 is not in doubt, so that the loss has a meaning."""
         return [cell for cell in self.measured if not cell.record.doubt]
@@ -196,11 +205,10 @@ def class_power(family: Family) -> tuple[float, float] | None:
     A loss is detectable if the tests of `compare` have 80% power; for each class, the median over
     the runs counts. None without classes.
     """
-    measured = family.measured
     classes = len(family.class_names)
-    models = facts.count_models(records_of(measured))
+    models = facts.count_models(records_of(family.measured))
     level = SIGNIFICANCE / max(models * classes, 1)
-    rows = [cell.paired.found_by_class(classes, level) for cell in measured if cell.paired]
+    rows = [paired.found_by_class(classes, level) for paired in family.pairs]
     if not any(rows):
         return None
     by_class = np.median(rows, axis=0)
@@ -363,8 +371,8 @@ def compare(cells: Sequence[Cell]) -> Family:
     family = Family(tuple(cells))
     names = family.class_names
     measured = family.measured
-    by_class = [c.paired.by_class(len(names)) for c in measured if c.paired is not None]
-    if not any(by_class):
+    by_class = [paired.by_class(len(names)) for paired in family.pairs]
+    if not any(by_class):  # no classes, or no test of them
         return family
 
     def correct(rows: list[list[float]]) -> list[list[float]]:

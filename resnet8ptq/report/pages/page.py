@@ -226,7 +226,7 @@ def _render(
             losses.append((cell.label, cell.worse_classes))
             losing.update(cell.worse_classes)
 
-    # The figures that were drawn
+    # The figures that were drawn; the template also asks for those that were not
     own_figures: dict[str, str | None] = {"trade_offs": None, "class_impact": None}
     for name in ("trade_offs.svg", "class_impact.png"):
         if prefix + name in figures:

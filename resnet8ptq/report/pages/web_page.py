@@ -18,6 +18,7 @@ from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 
 from resnet8ptq.core import templates
+from resnet8ptq.core.table import Table
 from resnet8ptq.report import notes, table
 from resnet8ptq.report.answer import explain
 from resnet8ptq.report.comparison import records_of
@@ -27,6 +28,7 @@ from resnet8ptq.report.pages.layer_errors import HeatMap
 from resnet8ptq.report.pages.trade_off import Panel
 from resnet8ptq.report.pages.wrong_answers import WrongAnswers
 from resnet8ptq.report.recommend import ModelSelection, why_none
+from resnet8ptq.report.table import Row
 
 SHORT = ("speedup",)  # beside the columns of the terminal
 FOLD = re.compile(r"<details><summary>[^<>\n]*</summary>|</details>")
@@ -82,27 +84,6 @@ def _section(selected: ModelSelection, panels: list[Panel]) -> dict[str, Any]:
     whole = table.make(records)
     shown = table.brief(records, whole, SHORT).without_empty()
     every = whole.without_empty()
-    runs = records_of(table.rows_of_runs(whole))
-    first = len(whole.rows) - len(runs)  # FP32's rows come before those of the runs
-    many = len(runs) > table.MANY
-    order = list(range(len(whole.rows)))
-    if many:  # the best runs first
-        order[first:] = [first + index for index in best_first(runs)]
-
-    # A line of the short table, with all columns on demand
-    short_lines = shown.lines
-    long_lines = every.lines
-    rows = []
-    for rank, index in enumerate(order, -first):
-        row = {
-            "key": index - first if rank >= 0 else "fp32",  # links the row to the figure
-            "framework": whole.rows[index].names[0],
-            "cells": short_lines[index],
-            "all": long_lines[index],
-            "more": many and rank >= table.FIRST,  # shown only on demand
-        }
-        rows.append(row)
-
     answers = explain(selected)
     reasons: list[str] = []
     if not answers:
@@ -117,9 +98,35 @@ def _section(selected: ModelSelection, panels: list[Panel]) -> dict[str, Any]:
         "all_heads": every.heads,
         "extra": SHORT,
         "numeric": whole.numeric,
-        "rows": rows,
+        "rows": _make_rows(whole, shown, every),
         "notes": notes.collect_warnings(family),
     }
+
+
+def _make_rows(whole: Table[Row], shown: Table[Row], every: Table[Row]) -> list[dict[str, Any]]:
+    """Return the rows of the short table `shown`, each with all columns of `every` on demand.
+
+    If there are many runs, the best ones come first, and the others are shown on demand.
+    """
+    runs = records_of(table.rows_of_runs(whole))
+    first = len(whole.rows) - len(runs)  # FP32's rows come before those of the runs
+    many = len(runs) > table.MANY
+    order = list(range(len(whole.rows)))
+    if many:
+        order[first:] = [first + index for index in best_first(runs)]
+    short_lines = shown.lines
+    long_lines = every.lines
+    rows = []
+    for rank, index in enumerate(order, -first):
+        row = {
+            "key": index - first if rank >= 0 else "fp32",  # links the row to the figure
+            "framework": whole.rows[index].names[0],
+            "cells": short_lines[index],
+            "all": long_lines[index],
+            "more": many and rank >= table.FIRST,
+        }
+        rows.append(row)
+    return rows
 
 
 def render(markdown: str, images: Mapping[str, bytes]) -> str:
