@@ -183,16 +183,15 @@ def _lower(lowered: onnx.ModelProto, own: Mapping[str, torch.nn.Module]) -> None
         return
     nodes = list(lowered.graph.node)
     original = copy.deepcopy(nodes)
+
+    # Write each node as the older opset has it
     _set_opset(lowered, _OPSET)
     constants = Links(lowered.graph).constants
     del lowered.graph.node[:]
     for node in nodes:
         axes = _find_second(node, constants)
         if node.op_type.startswith("Reduce") and node.op_type != "ReduceSum" and axes is not None:
-            values = onnx.numpy_helper.to_array(axes).tolist()
-            kept = [item for item in node.attribute if item.name == "keepdims"]
-            del node.attribute[:], node.input[1:]
-            node.attribute.extend([*kept, onnx.helper.make_attribute("axes", values)])
+            _lower_reduction(node, axes)
         for item in list(node.attribute):
             if _is_dispensable(node, item, version):
                 node.attribute.remove(item)
@@ -208,6 +207,14 @@ def _lower(lowered: onnx.ModelProto, own: Mapping[str, torch.nn.Module]) -> None
         _set_opset(lowered, version)
         del lowered.graph.node[:]
         lowered.graph.node.extend(original)
+
+
+def _lower_reduction(reduction: onnx.NodeProto, axes: onnx.TensorProto) -> None:
+    """Give a reduction its axes as an attribute, in place."""
+    kept = [item for item in reduction.attribute if item.name == "keepdims"]
+    values = onnx.numpy_helper.to_array(axes).tolist()
+    del reduction.attribute[:], reduction.input[1:]
+    reduction.attribute.extend([*kept, onnx.helper.make_attribute("axes", values)])
 
 
 def _ease(graph: onnx.GraphProto) -> None:
@@ -555,6 +562,8 @@ def _fix_slice(constants: Mapping[int, Any]) -> Fixed:
     ends = parts[2]
     axes = parts.get(3, list(range(len(starts))))
     steps = parts.get(4, [1] * len(starts))
+
+    # Torch has no negative steps: such an axis is turned around first
     turned = []
     slices = {}
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):

@@ -96,6 +96,8 @@ def find_modules(proto: onnx.ModelProto) -> dict[str, torch.nn.Module]:
             nodes.append(node)
     if not nodes:
         return {}
+
+    # A module for each node whose other inputs are constants, or whose converter takes several
     stored = Links(proto.graph).constants
     sizes = find_sizes(proto)
     opset = next(entry for entry in proto.opset_import if not entry.domain)

@@ -196,31 +196,34 @@ def _shape_outputs(
     """
     graph = proto.graph
     data_sized = find_data_sized(proto)
-    alone: dict[str, Sequence[int | str]] = {}
     rows = [name for name in output_names(graph) if _has_rows(name, tensors, sizes)]
     inputs = input_names(graph)
+    alone: dict[str, Sequence[int | str]] = {}
     for value in graph.output:
         if value.name in inputs:
-            others = ",".join(name for name in rows if name not in inputs)
-            mend = f"; try model.outputs=[{others}]" if others else ""
+            others = [name for name in rows if name not in inputs]
             raise ModelError(
                 f"output {value.name!r} is an input, unchanged; expected outputs that the network "
-                f"computes{mend}"
+                f"computes{_suggest_outputs(others)}"
             )
         example = tensors[0][value.name]
-        shape_of = data_sized.get(value.name, example.shape)
+        shape = data_sized.get(value.name, example.shape)
         value.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(example.dtype)
         if value.name in rows:
-            _set_shape(value, ("N" if batch is None else batch, *shape_of[1:]))
-        elif batch == 1:
-            alone[value.name] = shape_of
+            _set_shape(value, ("N" if batch is None else batch, *shape[1:]))
+        elif batch == 1:  # one value for the only sample
+            alone[value.name] = shape
         else:
-            mend = f"; try model.outputs=[{','.join(rows)}]" if rows else ""
             raise ModelError(
                 f"output {value.name!r} is {list(example.shape)} for {sizes[0]} samples; "
-                f"expected outputs with one row for each sample{mend}"
+                f"expected outputs with one row for each sample{_suggest_outputs(rows)}"
             )
     return alone
+
+
+def _suggest_outputs(names: Sequence[str]) -> str:
+    """Return the end of a message, with the setting that keeps these outputs alone."""
+    return f"; try model.outputs=[{','.join(names)}]" if names else ""
 
 
 def _has_rows(

@@ -203,6 +203,8 @@ def _report(model: Fp32Model) -> None:
             f"{model.source}: ONNX Runtime cannot preprocess it ({record.preprocessing.failure}); "
             "try model.fold=false"
         )
+
+    # Changes that the results of every run include
     if record.source_opset != record.opset:
         log.info("%s: opset %d converted to %d", model.source, record.source_opset, record.opset)
     if record.original_dtype:
@@ -220,6 +222,8 @@ def _report(model: Fp32Model) -> None:
     for name, axis in record.moved.items():
         text = "%s: its axis %d counts the samples; in the quantized file, the first axis does"
         log_once(log, text, name, axis)
+
+    # Restrictions
     if record.emptied:
         log.warning(
             "%s: %s... (%d inputs) are taken as empty, and left out of the quantized file: it "

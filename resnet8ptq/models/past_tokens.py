@@ -12,7 +12,7 @@ from resnet8ptq.models.gates.onnx import graph_inputs
 PAST = "past_key_values"  # start of the inputs' names
 
 
-def remove(graph: onnx.GraphProto) -> list[str]:
+def remove_past(graph: onnx.GraphProto) -> list[str]:
     """Remove the inputs `past_key_values...`, as if they were empty; return their names.
 
     They stay if a node does more than join them to the present tokens or read their shape.

@@ -28,12 +28,12 @@ def decoder(node: str):
 )
 def test_an_input_that_a_node_computes_with_stays(node):
     graph = decoder(node)
-    assert past_tokens.remove(graph) == []
+    assert past_tokens.remove_past(graph) == []
     assert [value.name for value in graph.input] == ["input_ids", PAST, "key"]
 
 
 def test_an_input_that_is_joined_is_removed():
     graph = decoder(f'y = Concat<axis = 2>("{PAST}", key)')
-    assert past_tokens.remove(graph) == [PAST]
+    assert past_tokens.remove_past(graph) == [PAST]
     assert [value.name for value in graph.input] == ["input_ids", "key"]
     assert list(graph.node[0].input) == ["key"]

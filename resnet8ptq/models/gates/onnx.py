@@ -223,7 +223,7 @@ def _check_inlined_size(proto: onnx.ModelProto) -> None:
         raise ValueError(f"they hold {count:,} nodes, expected at most {MAX_NODES}")
 
 
-def check(proto: onnx.ModelProto, path: Path) -> None:
+def check_graph(proto: onnx.ModelProto, path: Path) -> None:
     """Check a graph as `read_onnx` and `check_layers` do; errors name `path`."""
     _check(proto, path)
     check_layers(proto, path)
@@ -282,6 +282,8 @@ def _reasons_against(proto: onnx.ModelProto) -> Iterator[str]:
             yield f"tensor {tensor.name!r} is external data; expected one file with all data in it"
     for sparse in find_all(proto, onnx.SparseTensorProto):
         yield f"tensor {sparse.values.name!r} is sparse; expected dense weights"
+
+    # Files that a quantizer or an optimizer has written
     nodes = list(find_all(proto, onnx.NodeProto))
     quantized = []
     fused = []
@@ -303,6 +305,8 @@ def _reasons_against(proto: onnx.ModelProto) -> Iterator[str]:
             "layers; expected the model as exported, without ONNX Runtime's extended or layout "
             "optimizations"
         )
+
+    # Values and operators that no layer has
     if proto.functions:
         yield "holds functions; expected an export with those inlined"
     for value in proto.graph.input:
@@ -319,6 +323,7 @@ def _reasons_against(proto: onnx.ModelProto) -> Iterator[str]:
 
 
 def _reasons_not_to_quantize(proto: onnx.ModelProto) -> Iterator[str]:
+    """Yield why quantization would fail: there are no layers, or not in float32."""
     weights = []
     for layer, tensor in find_weights(proto.graph):
         if tensor.data_type not in _INDICES:

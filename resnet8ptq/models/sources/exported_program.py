@@ -53,7 +53,7 @@ def from_program(program: Any, source: Path, sample: Sample) -> Network:
     with errors_as(ModelError, f"{source}: torch cannot export it"), silent, progress:
         proto = torch.onnx.export(program, dynamo=True, verbose=False).model_proto
     proto = onnx.ModelProto.FromString(proto.SerializeToString())
-    onnx_gate.check(proto, source)
+    onnx_gate.check_graph(proto, source)
     return Network(to_supported(proto, source, sample), _original(program), opset(proto))
 
 

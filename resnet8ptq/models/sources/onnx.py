@@ -97,7 +97,7 @@ def read_graph(source: Path, inputs: Mapping[str, Any]) -> ReadGraph:
     proto = name_inner_tensors(proto)
     for name, values in inputs.items():
         _fix_input(proto.graph, name, values)
-    emptied = past_tokens.remove(proto.graph)
+    emptied = past_tokens.remove_past(proto.graph)
 
     # The original, with which the outputs are compared
     operators = {node.op_type for node in proto.graph.node}

@@ -55,7 +55,7 @@ def read(source: Path, sample: Sample) -> Network:
     )
     tensors = program.outputs | inputs
     proto = rewrite(proto, [rename(dict(zip(tensors.values(), tensors, strict=True)))])
-    onnx_gate.check(proto, source)
+    onnx_gate.check_graph(proto, source)
     return Network(to_supported(proto, source, sample), predict, OPSET)
 
 

@@ -30,7 +30,7 @@ def read(source: Path, sample: Sample) -> Network:
 
     gate.check(source)
     proto, _ = tf2onnx.convert.from_tflite(str(source), opset=OPSET)
-    onnx_gate.check(proto, source)
+    onnx_gate.check_graph(proto, source)
     supported = to_supported(proto, source, sample)
     with errors_as(ModelError, f"{source}: LiteRT cannot run it"):
         interpreter = Interpreter(str(source), num_threads=1)
