@@ -5,6 +5,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -17,7 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from resnet8ptq.config.schema import DataConfig, PreprocessConfig
+from resnet8ptq.config.schema import DataConfig, PreprocessConfig, RunConfig
 from resnet8ptq.core.errors import DataError, PtqError
 from resnet8ptq.data import locate, pictures, registry
 from resnet8ptq.data.dataset import Dataset
@@ -209,19 +210,38 @@ DAMAGED = WRITERS | {
 }
 
 
-def read_damaged(name: str, number: int, damage: Callable[[bytes], bytes]) -> None:
-    """Read a source after `damage` has changed one of its files."""
-    with tempfile.TemporaryDirectory() as scratch:
-        root = Path(scratch, "data")
-        root.mkdir()
-        overrides = DAMAGED[name](root)
-        files = sorted(path for path in root.rglob("*") if path.is_file())
-        path = files[number % len(files)]
-        path.write_bytes(damage(path.read_bytes()))
-        registry._read.cache_clear()
-        config = locate.find_data(make_config(*overrides).data)
-        data = registry.read(config, PreprocessConfig(), Path(scratch, "cache"))
-        assert len(data.test.digest) == 64
+@pytest.fixture(scope="module")
+def sound(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[str], tuple[RunConfig, list[Path]]]:
+    """Write a source once; return its settings and its files."""
+
+    @cache
+    def call(name: str) -> tuple[RunConfig, list[Path]]:
+        root = tmp_path_factory.mktemp(name)
+        config = make_config(*DAMAGED[name](root))
+        return config, sorted(path for path in root.rglob("*") if path.is_file())
+
+    return call
+
+
+def read_damaged(config: RunConfig, path: Path, damage: Callable[[bytes], bytes]) -> None:
+    """Read a source while `damage` has changed one of its files."""
+    content = path.read_bytes()
+    replace_file(path, damage(content))
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            registry._read.cache_clear()
+            data = registry.read(locate.find_data(config.data), PreprocessConfig(), Path(scratch))
+            assert len(data.test.digest) == 64
+    finally:
+        replace_file(path, content)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Put another file there: the one that was read may be mapped into memory still."""
+    path.unlink()
+    path.write_bytes(content)
 
 
 def test_every_source_is_damaged_here():
@@ -241,13 +261,17 @@ def test_every_source_is_damaged_here():
 )
 @example(number=0, start=0.5, length=2**30, inserted=b"")  # cut in the middle
 @example(number=1, start=0.1, length=4, inserted=b"\xff" * 4)
-def test_a_damaged_file_is_read_or_refused_in_one_line(name, number, start, length, inserted):
+def test_a_damaged_file_is_read_or_refused_in_one_line(
+    sound, name, number, start, length, inserted
+):
+    config, files = sound(name)
+
     def damage(content: bytes) -> bytes:
         begin = int(start * len(content))
         return content[:begin] + inserted + content[begin + length :]
 
     try:
-        read_damaged(name, number, damage)
+        read_damaged(config, files[number % len(files)], damage)
     except PtqError as error:
         assert str(error).isprintable()
 
