@@ -234,9 +234,8 @@ class _Problem:
         shares = [rounding.value for rounding in roundings]
         for value in (*shares, *ends):
             value.requires_grad_(True)
-        optimizer = torch.optim.Adam(
-            [{"params": shares, "lr": RATE}, {"params": ends, "lr": RANGE_RATE}]
-        )
+        learned = [{"params": shares, "lr": RATE}, {"params": ends, "lr": RANGE_RATE}]
+        optimizer = torch.optim.Adam(learned)
 
         # Learn on random samples
         count = len(next(iter(self.targets.values())))
@@ -369,12 +368,15 @@ def _blocks(module: Any, roundings: Mapping[str, LearnedRounding]) -> list[Block
     blocks: list[Block] = []
     for part in _join_parts(_cut(module, index, last), names):
         quantizers = []
+        own_roundings = {}
         for own in modules_of(part):
             if isinstance(own, FakeQuantize) and own not in learned:
                 quantizers.append(own)
                 learned.add(own)
+            if id(own) in owners:
+                name = owners[id(own)]
+                own_roundings[name] = roundings[name]
         outputs = [node.name for node in part if last[node] > index[part[-1]]]
-        own_roundings = {name: roundings[name] for name in names(part)}
         blocks.append(Block(part, outputs, roundings=own_roundings, quantizers=quantizers))
     return blocks
 

@@ -174,9 +174,9 @@ def find_groups(graph: onnx.GraphProto, selection: Selection) -> list[Group]:
     for tensor, members in groups.items():
         edits = find_edits(links, tensor)
         readers = {node.name for node in links.readers(tensor)}
-        own = {node.name for node in members.values()}
+        layers_read = {node.name for node in members.values()}
         is_inner = tensor not in links.outputs
-        if edits and is_inner and readers == own:
+        if edits and is_inner and readers == layers_read:
             divisible.append(Group(tensor, members, edits))
     return divisible
 

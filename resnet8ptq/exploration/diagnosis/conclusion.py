@@ -85,7 +85,7 @@ class DiagnosisResult(RunResult):
 
     def answer(self, finding: Finding) -> Outcome | None:
         """Return the tried change that helps most against a finding."""
-        words = [change.words for change in finding.changes]
+        words = {change.words for change in finding.changes}
         for outcome in self.outcomes:
             if outcome.words in words and not outcome.reason:
                 return outcome

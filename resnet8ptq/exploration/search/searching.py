@@ -321,8 +321,10 @@ def say(settings: Mapping[str, str]) -> str:
     >>> say({"backend": "backend=onnx", "calib": "calib=mse", "dtype": "dtype=int8"})
     'calib=mse dtype=int8'
     """
-    hidden = ("backend", "evaluate.split", "latency.enabled")
-    return " ".join(word for key, word in settings.items() if key not in hidden)
+    shown = dict(settings)
+    for key in ("backend", "evaluate.split", "latency.enabled"):
+        shown.pop(key, None)
+    return " ".join(shown.values())
 
 
 def _next_of_backend(asked: Asked, backend: str, own: Sequence[Tried]) -> list[Step]:

@@ -175,9 +175,11 @@ def _find_factor(exact: Matrix, actual: Matrix, few: int = FEW) -> LayerExplanat
     left = np.square(actual - factors[:, np.newaxis] * exact).sum()
     if exact.shape[1] < few or left >= LEFT * noise:
         return None
-    wrong = _worst_channels(exact, actual)
-    listed = ", ".join(f"{channel} ({factors[channel]:.3g} times)" for channel in wrong)
-    return LayerExplanation(step_table.WRONG_SCALE, f"a scale of its channels is wrong: {listed}")
+    named = []
+    for channel in _worst_channels(exact, actual):
+        named.append(f"{channel} ({factors[channel]:.3g} times)")
+    words = f"a scale of its channels is wrong: {', '.join(named)}"
+    return LayerExplanation(step_table.WRONG_SCALE, words)
 
 
 def _find_shift(exact: Matrix, actual: Matrix) -> LayerExplanation | None:
@@ -192,9 +194,10 @@ def _find_shift(exact: Matrix, actual: Matrix) -> LayerExplanation | None:
     noise = np.where(seen, actual - exact, 0)
     if seen.sum() < FEW * len(exact) or np.square(rest).sum() >= LEFT * np.square(noise).sum():
         return None
-    wrong = _worst_channels(exact, actual)
-    listed = ", ".join(f"{channel} ({shifts[channel]:+.3g})" for channel in wrong)
-    words = f"its channels differ by a constant, as of a wrong bias: {listed}"
+    named = []
+    for channel in _worst_channels(exact, actual):
+        named.append(f"{channel} ({shifts[channel]:+.3g})")
+    words = f"its channels differ by a constant, as of a wrong bias: {', '.join(named)}"
     return LayerExplanation(step_table.WRONG_BIAS, words)
 
 

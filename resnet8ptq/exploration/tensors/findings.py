@@ -262,7 +262,7 @@ def find_unlike_inputs(compared: TensorComparison) -> list[Finding]:
         f"and another input that reaches {worst.largest:.4g}: the smaller keeps "
         f"{worst.part.sqnr_db:.1f} dB"
     )
-    names = dict.fromkeys(one.tensor.name for one in small)
+    names = dict.fromkeys(one.tensor.name for one in small)  # a tensor may have several
     return [Finding(step_table.UNLIKE_INPUTS, tuple(names), meaning, worst.tensor.nodes)]
 
 
