@@ -161,6 +161,8 @@ def _try(contents: Contents, opened: Any) -> Contents:
     sizes: tuple[int, ...] = (2, 1)
     if contents.batch is not None and contents.batch != 1:
         sizes = (contents.batch,)
+
+    # A batch of two shows whether the file takes any size
     failure: Exception | None = None
     for size in sizes:
         zeros = [_zeros(port, size) for port in contents.inputs]
@@ -171,6 +173,8 @@ def _try(contents: Contents, opened: Any) -> Contents:
         except Exception as error:
             failure = error
             continue
+
+        # Free sizes stay free: the zeros have a size that this function chose
         shaped = []
         for port, array in zip(contents.outputs, outputs, strict=True):
             shaped.append(port if free else replace(port, shape=tuple(array.shape[1:])))

@@ -11,6 +11,9 @@ INTEGER = re.compile("^Q|Integer|^DynamicQuantize")
 def count_kernels(operators: Mapping[str, int]) -> tuple[int, int]:
     """Return the numbers of layers that run on integers and in float, of an optimized graph.
 
+    >>> count_kernels({"QLinearConv": 9, "FusedGemm": 1, "QuantizeLinear": 2})
+    (9, 1)
+
     Args:
         operators: the number of its nodes, by operator.
     """

@@ -163,15 +163,19 @@ class OnnxQuantizer(Quantizer):
         if config.dtype.is_float:
             weight_storage.check(graph, (), half=True)
             return {}
+
+        # Each method checks that something is left to quantize
         skipped = find_float_nodes(graph, self.select(self.asked))
         if config.method == "mixed":
             mixed.check(graph, skipped)
-            skipped = self._find_skipped(graph, self.asked)[0]
+            skipped, _ = self._find_skipped(graph, self.asked)
         if config.method == "weight_only":
             operators = weight_only.find_operators(config)
             others = [node.name for node in graph.node if node.op_type not in operators]
             weight_only.check(graph, [*skipped, *others], config)
             return {"op_types": operators}
+
+        # The format depends on the operators, and on what `float_output` needs
         if config.float_output:
             rewriting.find_output_nodes(graph)
         if config.format == "auto":

@@ -328,6 +328,8 @@ def quantize_tables(names: Collection[str]) -> Pass:
                     write.constant(f"{table.name}__levels", levels),
                     write.constant(f"{table.name}__scale", scale),
                 )
+
+            # Look up the levels and the scale of each row, then multiply
             levels_of_rows, scale_of_rows = stored[table]
             rows = write("Gather", [levels_of_rows, indices], f"{output.name}__levels")
             numbers = write("Cast", [rows], f"{output.name}__float", to=TensorProto.FLOAT)

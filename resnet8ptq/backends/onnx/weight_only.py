@@ -63,6 +63,8 @@ def resolve(config: QuantizationConfig) -> Resolved:
         refuse_others(config, _HQQ_TAKES)
     if _EMBEDDING in find_operators(config):
         refuse_others(config, _EMBEDDING_TAKES)
+
+    # The defaults of the library: zero points, and products in float
     bits = _bits(config)
     resolved = Resolved(
         weight_dtype=f"uint{bits}",

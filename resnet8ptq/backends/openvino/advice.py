@@ -12,14 +12,14 @@ from resnet8ptq.backends.advice import (
     in_float,
     may_saturate,
 )
-from resnet8ptq.core import machine
+from resnet8ptq.backends.openvino import BACKEND
 from resnet8ptq.core.machine import is_x86
 from resnet8ptq.models.summary import Summary
 
 
 def sweep(flags: Collection[str], network: Summary | None) -> str | None:
     """Return the settings of a sweep; None if OpenVINO, an extra, is not installed."""
-    if "version.openvino" not in machine.versions():
+    if not BACKEND.is_installed:
         return None
     narrow = " reduce_range=true" if may_saturate("int8", flags) else ""
     return f"dtype=int8{narrow} {granularity(network)}"

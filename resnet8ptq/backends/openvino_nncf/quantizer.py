@@ -130,6 +130,8 @@ class NncfQuantizer(RunsInOpenvino):
             samples = replace(calibration, stored=calibration.stored[:0])
             paths = model.onnx_path, stored
             content = isolation.call(quantize, *paths, samples, *settings, crashed=crashed)
+
+        # NNCF may leave all layers in float without an error
         path = folder / f"model{archive.SUFFIX}"
         files.write_bytes(path, content)
         on_integers, in_float = profiler.count_kernels(path)

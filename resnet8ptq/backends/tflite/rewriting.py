@@ -80,6 +80,8 @@ def rewrite(
     nodes = weight_layers(corrected)
     narrow = plan.narrow(nodes)
     names = match(model, fp32)
+
+    # First the activations: a bias has the scale of its layer's input
     scale_activations(model, names, graph=corrected, ranges=ranges)
     chosen = {}
     for layer, name in zip(contents.layers(model), names, strict=True):
@@ -117,6 +119,8 @@ def match(model: Any, fp32: onnx.GraphProto) -> list[str]:
         for name in left:
             errors[name] = _difference(model, layer, read_weights(fp32, nodes[name]))
         nearest = min(errors, key=errors.__getitem__, default="")
+
+        # A wrong pair would give a layer the weights of another
         if not nearest or errors[nearest] > _SAME_NETWORK:
             raise _unmatched(
                 layer,

@@ -23,9 +23,14 @@ def prepare(module: Any, proto: onnx.ModelProto, selection: Selection) -> list[s
         module: result of `load_torch_module` for `proto`; changed in place.
     """
     skipped = find_float_nodes(proto.graph, selection)
-    composed = [name for name, layer in module.named_modules() if isinstance(layer, InFloat)]
+    left = dict.fromkeys(skipped)  # names, in order
+    for name, layer in module.named_modules():
+        if isinstance(layer, InFloat):
+            left[name] = None
     tables = [node.name for node in find_tables(proto.graph) if node.name not in skipped]
     quantize_tables(module, tables)
-    pads = [node.name for node, zero in constant_pads(proto.graph) if not zero]
-    others = (*tables, *integer_nodes(proto), *pads)
-    return [*dict.fromkeys((*skipped, *composed, *others))]
+    left |= dict.fromkeys((*tables, *integer_nodes(proto)))
+    for node, is_zero in constant_pads(proto.graph):
+        if not is_zero:
+            left[node.name] = None
+    return [*left]
