@@ -1,24 +1,17 @@
-"""Networks that come as a SavedModel, a TFLite file, an exported program or a torch module.
+"""Networks that come as a SavedModel or a TFLite file.
 
 TensorFlow is only imported by a process of its own, as in the package.
 """
 
 import json
-import pickle
-from collections import OrderedDict, namedtuple
-from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-import torch
 from ai_edge_litert import schema_py_generated as schema
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
 
 from resnet8ptq.backends.tflite import contents
 from resnet8ptq.core.errors import ModelError, UnsupportedError
@@ -27,14 +20,11 @@ from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models import conversion
 from resnet8ptq.models.gates import tflite as tflite_gate
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.models.sources import formats, torch_module
-from resnet8ptq.models.sources.exported_program import from_program
-from resnet8ptq.models.sources.exported_program import read as read_program
-from tests.helpers import converted, probe
+from resnet8ptq.models.sources import formats
+from tests.helpers import probe
 from tests.helpers.configs import make_config
 from tests.helpers.converted import record_of
 from tests.helpers.factories import quantize_network, quantizer_of
-from tests.helpers.torch_archives import forge
 
 SAMPLES = np.random.default_rng(0).normal(size=(12, 8, 6, 3)).astype(np.float32)
 
@@ -353,33 +343,6 @@ def test_a_quantized_tflite_file_is_no_baseline(report):
     assert "expected the FP32 model" in message
 
 
-def test_a_program_in_training_mode_is_refused_as_such(tmp_path):
-    network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.BatchNorm2d(4))
-    exported = torch.export.export(network, (torch.zeros(2, 3, 4, 4),))
-    with pytest.raises(ModelError, match="training mode"):
-        from_program(exported, tmp_path / "a.pt2", None)
-
-
-class Named(torch.nn.Module):
-    """Returns its outputs by name, as modules of libraries do."""
-
-    def __init__(self, kind: Callable[..., Any]) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 3)
-        self.kind = kind
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.kind(scores=self.layer(x), values=2 * self.layer(x))
-
-
-@pytest.mark.parametrize("kind", [dict, OrderedDict, namedtuple("Named", "scores values")])
-def test_a_module_may_return_its_outputs_by_name(tmp_path, kind):
-    path = tmp_path / "a.pt2"
-    x = np.ones((2, 4), np.float32)
-    torch.export.save(torch_module.export(Named(kind), None, {"x": x}), path)
-    assert [output.shape for output in read_program(path, x[:1]).predict(x)] == [(2, 3)] * 2
-
-
 @pytest.mark.slow
 def test_sparse_weights_of_a_tflite_file_are_refused_as_such(kept, tmp_path):
     network = contents.read_model((kept / "float16.tflite").read_bytes())
@@ -407,189 +370,11 @@ def test_a_damaged_tflite_file_is_refused_in_one_line_or_harmless(kept, tmp_path
         assert "\n" not in str(error)
 
 
-# Exported programs and modules
-
-
-class Network(torch.nn.Module):
-    """Takes [N, 3, 8, 6]; returns scores [N, classes]."""
-
-    def __init__(self, classes: int = 5) -> None:
-        super().__init__()
-        self.convolution = torch.nn.Conv2d(3, 4, 3, padding=1)
-        self.norm = torch.nn.BatchNorm2d(4)
-        self.dense = torch.nn.Linear(4 * 48, classes)
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        result = torch.relu(self.norm(self.convolution(features)))
-        return self.dense(result.view(result.shape[0], -1))
-
-
-@pytest.fixture(scope="module")
-def network() -> Network:
-    torch.manual_seed(0)
-    made = Network().eval()
-    made.norm.running_mean.uniform_(-1, 1)
-    return made
-
-
-Take = Callable[..., conversion.Conversion]
-
-
-@pytest.fixture
-def take(tmp_path: Path) -> Take:
-    """Convert here, not in a process of its own."""
-
-    def run(path: Path, module: str | None = None, **arguments: Any) -> conversion.Conversion:
-        settings = {"module": module, "module_args": arguments}
-        return converted.convert(path, tmp_path / "made", SAMPLES, **settings)
-
-    return run
-
-
-def export(network: Network, path: Path, batch: int | None) -> Path:
-    features = torch.zeros(batch or 2, 3, 8, 6)
-    free = ({0: torch.export.Dim("batch", min=1, max=64)},) if batch is None else None
-    torch.export.save(torch.export.export(network, (features,), dynamic_shapes=free), path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def program(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A program whose batch is fixed at 1, as it is where nothing is said."""
-    return export(network, tmp_path_factory.mktemp("program") / "network.pt2", 1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("batch", [1, None])
-def test_an_exported_program_is_taken(take, network, program, tmp_path, batch):
-    path = program if batch == 1 else export(network, tmp_path / "free.pt2", batch)
-    record = take(path)
-    assert [str(item) for item in record.contract.inputs] == ["features [3, 8, 6] float32"]
-    assert record.contract.batch is None
-    assert record.final == "logits"
-    assert len(record.parity) == 4
-    assert max(record.parity.values()) < 1e-5
-
-
-class Touches:
-    """Unpickled, it touches a file."""
-
-    def __init__(self, target: Path) -> None:
-        self.target = target
-
-    def __reduce__(self) -> tuple[object, tuple[Path]]:
-        return Path.touch, (self.target,)
-
-
-def plant_samples(records: dict[str, bytes], target: Path) -> None:
-    [name] = [name for name in records if "sample_inputs" in name]
-    records[name] = pickle.dumps(Touches(target))
-
-
-@pytest.mark.slow
-def test_pickled_samples_of_a_program_are_never_unpickled(take, program, tmp_path):
-    target = tmp_path / "target"
-    path = forge(program, tmp_path / "a.pt2", lambda records: plant_samples(records, target))
-    assert take(path).final == "logits"
-    assert not target.exists()
-
-
-def hostile_changes(target: Path) -> Iterator[tuple[str, Callable[[dict[str, bytes]], None]]]:
-    def graph(old: str, new: str) -> Callable[[dict[str, bytes]], None]:
-        def change(records: dict[str, bytes]) -> None:
-            [name] = [name for name in records if name.endswith("models/model.json")]
-            changed = records[name].decode().replace(old, new)
-            assert changed != records[name].decode()
-            records[name] = changed.encode()
-
-        return change
-
-    def add(name: str) -> Callable[[dict[str, bytes]], None]:
-        return lambda records: records.update({name: b"x"})
-
-    yield "target", graph("torch.ops.aten.relu.default", "torch.os.system")
-    yield "as_expr", graph('"as_int": 3}', '"as_expr": {"expr_str": "__import__(\'os\')"}}')
-    yield "data/aotinductor/model.so", add("network/data/aotinductor/model.so")
-    yield "records of two programs", add("other/byteorder")
-
-
-@pytest.mark.parametrize("index", range(4))
-def test_a_program_with_more_than_a_network_is_refused(take, program, tmp_path, index):
-    says, change = list(hostile_changes(tmp_path))[index]
-    path = forge(program, tmp_path / "a.pt2", change)
-    with pytest.raises(ModelError) as caught:
-        take(path)
-    assert str(caught.value).startswith(f"{path}: not a program of torch.export")
-    assert says in str(caught.value) or index == 1
-    assert str(caught.value).isprintable()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
-def test_a_module_is_taken_by_its_dotted_path(take, network, tmp_path, suffix):
-    path = tmp_path / f"weights{suffix}"
-    weights = network.state_dict()
-    save_file(weights, path) if suffix == ".safetensors" else torch.save(weights, path)
-    record = take(path, f"{__name__}.Network", classes=5)
-    assert [str(item) for item in record.contract.inputs] == ["features [3, 8, 6] float32"]
-    assert record.contract.batch is None
-    assert max(record.parity.values()) < 1e-5
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("torchvision") is None, reason="needs torchvision")
-def test_a_module_may_import_torchvision(take, tmp_path, monkeypatch):
-    """Beside a CPU build of torch, its import alone fails on an operator that did not load."""
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "network_of_torchvision.py").write_text(
-        "import torch\n"
-        "from torchvision.ops import Conv2dNormActivation\n"
-        "class Network(torch.nn.Sequential):\n"
-        "    def __init__(self):\n"
-        "        pool, flat = torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()\n"
-        "        super().__init__(Conv2dNormActivation(3, 4), pool, flat, torch.nn.Linear(4, 5))\n"
-    )
-    first = (torch.nn.Conv2d(3, 4, 3, padding=1, bias=False), torch.nn.BatchNorm2d(4))
-    layers = (torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(4, 5))
-    same = torch.nn.Sequential(torch.nn.Sequential(*first), *layers)
-    torch.save(same.state_dict(), tmp_path / "weights.pt")
-    record = take(tmp_path / "weights.pt", "network_of_torchvision.Network")
-    assert [str(output) for output in record.contract.outputs] == ["linear [5] float32"]
-    assert max(record.parity.values()) < 1e-5
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "says"),
-    [
-        ("Network", {"classes": 6}, "model.state_dict: "),
-        ("Network", {"colour": 6}, "model.module: got "),
-        ("Nothing", {}, "model.module: got "),
-        ("json", {}, "model.module: got "),
-        ("make_config", {}, "expected a torch.nn.Module"),
-    ],
-)
-def test_a_module_that_does_not_fit_is_refused_by_its_key(
-    take, network, tmp_path, name, arguments, says
-):
-    path = tmp_path / "weights.pt"
-    torch.save(network.state_dict(), path)
-    with pytest.raises(ModelError) as caught:
-        take(path, f"{__name__}.{name}", **arguments)
-    assert says in str(caught.value)
-    assert str(caught.value).startswith("model.")
-
-
-def test_pickled_code_in_weights_is_never_run(take, tmp_path):
-    path, target = tmp_path / "weights.pt", tmp_path / "target"
-    torch.save({"convolution.weight": Touches(target)}, path)
-    with pytest.raises(ModelError, match=r"^model\.state_dict: "):
-        take(path, f"{__name__}.Network")
-    assert not target.exists()
-
-
-def test_the_formats_are_distinguished_by_what_files_are(kept, program, tmp_path):
+def test_the_formats_are_distinguished_by_name_and_first_bytes(kept, tmp_path):
     named = tmp_path / "network.ONNX"
     named.write_bytes(b"\x08\x08")
+    program = tmp_path / "network.pt2"
+    program.write_bytes(b"PK\x03\x04")
     for path, name in (
         (kept / "sound", "saved_model"),
         (kept / "float.tflite", "tflite"),
