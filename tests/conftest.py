@@ -57,7 +57,7 @@ TIMED = (  # a run that is timed, if not for long
 )
 LONG = {  # tests of many processes, and of every backend
     *("test_run", "test_launchers", "test_server", "test_sync", "test_browser"),
-    *("test_deploy", "test_backends"),
+    *("test_kills", "test_deploy", "test_backends"),
 }
 SLOW = 50  # quick tests take as long as a slow one
 
