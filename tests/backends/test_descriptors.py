@@ -179,7 +179,7 @@ def test_the_contract_holds_for_a_backend_of_one_folder_and_one_option(tmp_path)
         path.write_text(moved)
 
     command = [sys.executable, "-m", "pytest", "-q", "-k", "toy", *CONTRACT]
-    environment = clean_environment(PYTHONPATH=str(copy))
+    environment = clean_environment(PYTHONPATH=str(copy), PYTEST_ADDOPTS="")
     done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
