@@ -1,7 +1,7 @@
 """The commands as functions: `quantize`, `sweep`, `ship` and `judge`.
 
-Each runs in a process of its own and writes the same folders and MLflow runs as the command line,
-in the current folder. Keywords are the keys of the command line, see `keywords.to_words`.
+Each runs in a separate process and writes the same folders and MLflow runs as the command line, in
+the current folder. Keywords are the keys of the command line, see `keywords.to_words`.
 """
 
 import os
@@ -45,12 +45,12 @@ def quantize(
         data: `(x, y)`, an array, a dict of arrays by input name (`labels` among them), a torch
             Dataset or DataLoader, a `tf.data.Dataset`, `{"train": ..., "test": ...}` of these, a
             path, or the name of a data source. None: `settings` name the data.
-        example: inputs of a torch module, if its shapes do not follow from the samples.
-        quiet: whether the log is dropped.
+        example: inputs of a torch module, if their shapes do not follow from the samples.
+        quiet: whether to print no log.
         settings: keys of `resnet8ptq run`, with `__` for a dot, or a dict for a group.
 
     Raises:
-        PtqError: as on the command line, in one line.
+        PtqError: the error that the command line would print, in one line.
     """
     from resnet8ptq.results import load_run
 
@@ -68,11 +68,11 @@ def sweep(
         sweep(model, data, backend=["onnx", "torch"], dtype=["int8", "uint8"]).to_frame()
 
     Args:
-        settings: as for `quantize`; a list is the values of a sweep, and a value that is itself a
-            list stands in a list: `nodes_to_exclude=[["conv1"], []]`.
+        settings: as for `quantize`, but a list holds the values to sweep. A setting whose values
+            are lists takes a list of lists: `nodes_to_exclude=[["conv1"], []]`.
 
-    `model`, `data`, `example`, `quiet` and the errors are those of `quantize`. A job that fails is
-    a run with the status `failed`.
+    `model`, `data`, `example`, `quiet` and the errors are those of `quantize`. A job that fails
+    becomes a run with the status `failed`.
     """
     words = _find_inputs(model, data, example, settings)
     return _run_sweep(["-m", *words, *to_words(settings, swept=True)], quiet)
@@ -89,7 +89,7 @@ def ship(
     quiet: bool = False,
     **settings: Any,
 ) -> "SweepSummary":
-    """Find a file whose loss passes the limit, within a time limit.
+    """Find a quantized file with an accepted loss, within a time limit.
 
         ship(model, data, goal="smallest", minutes=5).deploy("folder")
 

@@ -29,11 +29,11 @@ def to_words(settings: Mapping[str, Any], swept: bool = False) -> list[str]:
     ['backend=onnx,torch']
 
     Args:
-        swept: whether a list is the values of a sweep; a value that is a list is then a list of
-            lists.
+        swept: whether a list holds the values to sweep; settings whose values are lists then take
+            a list of lists.
 
     Raises:
-        ConfigError: a value that no setting takes, such as an array.
+        ConfigError: a value has a type that no setting takes, such as an array.
     """
     result = []
     for keyword, value in settings.items():
@@ -71,7 +71,7 @@ def _show(key: str, value: Any) -> str:
     """Return a value in Hydra's grammar.
 
     Raises:
-        ConfigError: a value of another type than settings have.
+        ConfigError: the value has a type that no setting takes.
     """
     if isinstance(value, np.generic):
         value = value.item()

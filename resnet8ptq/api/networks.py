@@ -1,7 +1,7 @@
 """A network from memory as a file in the cache, under the hash of its content.
 
-The process that quantizes reads it there. A second call with an equal network finds the same file,
-and with it everything in the cache that was made from it.
+The process that quantizes reads it there. A second call with an equal network uses the same file,
+and all cache entries that were made from it.
 """
 
 import hashlib
@@ -29,12 +29,12 @@ def find_network(
 
     Args:
         model: a path, an ONNX model, a `torch.nn.Module` or a Keras model; None for the default.
-        example: inputs of a module whose shapes do not follow from the samples; else None.
+        example: inputs of a module, if their shapes do not follow from the samples; else None.
         samples: a few samples, for the shapes of a module's inputs.
         root: the cache's root.
 
     Raises:
-        ModelError: another type, or a module that cannot be exported.
+        ModelError: `model` has another type, or is a module that cannot be exported.
     """
     if model is None:
         return []
@@ -48,7 +48,7 @@ def list_inputs(model: Any) -> list[str]:
     if is_of(model, "torch", "nn.Module"):
         try:
             parameters = signature(model.forward).parameters.values()
-        except (TypeError, ValueError):  # of a ScriptModule; its export says what to do
+        except (TypeError, ValueError):  # of a ScriptModule; its export raises the error
             return []
         by_position = Parameter.POSITIONAL_OR_KEYWORD
         return [parameter.name for parameter in parameters if parameter.kind is by_position]
@@ -84,7 +84,7 @@ def _write_network(
 
 
 def _check_layers(model: Any) -> None:
-    """Raise `ModelError` for a Keras model with code of the user, which its file does not hold."""
+    """Raise `ModelError` for a Keras model with the user's own code, which its file lacks."""
     import keras
 
     own = set()
@@ -94,15 +94,16 @@ def _check_layers(model: Any) -> None:
     if own:
         names = ", ".join(sorted(kind.__name__ for kind in own))
         raise ModelError(
-            f"model: got a Keras model with code of yours ({names}), which no file of Keras holds; "
-            "expected Keras's own layers; try model.export(FOLDER), and FOLDER as the model"
+            f"model: got a Keras model with code of yours ({names}), which no Keras "
+            "file contains; expected Keras's own layers; try model.export(FOLDER), and FOLDER as "
+            "the model"
         )
 
 
 def _write_module(
     model: Any, example: Any, samples: Mapping[str, NDArray[Any]], root: Path
 ) -> Path:
-    """Export a module as it is in evaluation mode; its own mode and device stay."""
+    """Export a module in evaluation mode; its mode and device are unchanged afterwards."""
     from resnet8ptq.models.sources import torch_module
 
     weights = [value.detach().cpu().numpy() for value in model.state_dict().values()]
@@ -142,7 +143,7 @@ def _hash_arrays(texts: Iterable[bytes], arrays: Iterable[NDArray[Any]]) -> str:
 def is_of(value: Any, package: str, name: str) -> bool:
     """Return whether a value is of a library's class, without importing the library.
 
-    A library that is not imported has made no value.
+    If the library is not imported, no value can be of its classes.
     """
     kind: Any = sys.modules.get(package)
     for part in name.split("."):

@@ -42,8 +42,8 @@ def find_samples(data: Any, root: Path, takes: Sequence[str] = ()) -> tuple[list
         takes: names of the network's inputs, in order; empty: not known.
 
     Raises:
-        ConfigError: samples of another form.
-        DataError: no sample, or samples of several shapes.
+        ConfigError: the samples have another form.
+        DataError: there is no sample, or the samples differ in shape.
     """
     if data is None:
         return [], {}
@@ -82,10 +82,10 @@ def find_samples(data: Any, root: Path, takes: Sequence[str] = ()) -> tuple[list
 
 
 def _is_split(data: Any) -> bool:
-    """Return whether samples are those of both sides.
+    """Return whether the samples are split into training and test samples.
 
     Raises:
-        ConfigError: they have one of the sides only.
+        ConfigError: one of the two is missing.
     """
     if not isinstance(data, Mapping) or {*SIDES}.isdisjoint(data):
         return False
@@ -122,7 +122,7 @@ def _write_samples(data: Any, folder: Path, end: str, takes: Sequence[str]) -> A
 def _name_files(batch: Arrays) -> dict[str, str]:
     """Return the stem of the file of each input, and of the labels.
 
-    Inputs are numbered: a framework's name may hold signs that no file name has.
+    Inputs are numbered, because their names may contain characters that file names cannot.
     """
     inputs = [name for name in batch if name != LABELS]
     stems = {name: f"input_{number}" for number, name in enumerate(inputs)}
@@ -136,10 +136,10 @@ def _name_files(batch: Arrays) -> dict[str, str]:
 class _Writer:
     """An `.npy` file [N, ...] that is written batch by batch."""
 
-    _HEADER_BYTES = 256  # reserved: the number of samples is known at the end
+    _HEADER_BYTES = 256  # reserved: the number of samples is known only at the end
 
     def __init__(self, file: BinaryIO, name: str) -> None:
-        """Begin a file; errors call its samples `name`."""
+        """Begin a file; `name` names its samples in errors."""
         self._name = name
         self._texts: list[NDArray[Any]] = []  # their width is known at the end
         self._file = file
@@ -149,7 +149,7 @@ class _Writer:
         self._samples = 0
 
     def append(self, values: NDArray[Any]) -> None:
-        """Write a batch [n, ...]; all batches have one shape of a sample, and one dtype."""
+        """Write a batch [n, ...]; raise `DataError` if its shape or dtype does not fit."""
         if self._shape is None:
             self._shape = values.shape[1:]
             self._dtype = values.dtype
@@ -193,7 +193,7 @@ def _batches(data: Any, takes: Sequence[str]) -> Iterator[Arrays]:
     """Yield samples as arrays [n, ...] by input name.
 
     Raises:
-        ConfigError: data of another form.
+        ConfigError: the data have another form.
     """
     if is_of(data, "torch", "utils.data.DataLoader"):
         for batch in data:
@@ -218,13 +218,13 @@ def _batches(data: Any, takes: Sequence[str]) -> Iterator[Arrays]:
 
 
 def _named(item: Any, takes: Sequence[str]) -> Arrays:
-    """Return inputs and labels by name, of x, (x, y), a dict, or (dict, y).
+    """Return inputs and labels by name, from x, (x, y), a dict, or (dict, y).
 
-    Inputs in a tuple have the names of the network's inputs. In a dict, a usual name of labels that
-    no input has names the labels.
+    Inputs in a tuple get the names of the network's inputs. A dict may hold the labels under a
+    usual name, such as `y`, if no input has that name.
     """
     labels = None
-    if isinstance(item, tuple | list) and len(item) == 1:  # as a loader yields x alone
+    if isinstance(item, tuple | list) and len(item) == 1:  # such as x alone from a loader
         [item] = item
     elif isinstance(item, tuple | list):
         if len(item) != 2:
@@ -267,13 +267,13 @@ def _is_several(item: Any, labels: Any, inputs: int) -> bool:
         return False
     if not all(hasattr(value, "shape") for value in item):
         return False
-    # A list of as many values as labels may hold samples, if the network has one input.
+    # A list with one value for each label may hold samples, if the network has one input.
     may_be_samples = isinstance(item, list) and np.ndim(labels) > 0 and len(item) == len(labels)
     return not may_be_samples or (inputs > 1 and inputs == len(item))
 
 
 def _to_array(values: Any, name: str) -> NDArray[Any]:
-    """Return numbers, or the texts of labels; errors call them `name`."""
+    """Return an array of numbers, or of texts for labels; `name` names it in errors."""
     if hasattr(values, "detach"):  # torch's
         values = values.detach().cpu()
         if str(values.dtype) == "torch.bfloat16":  # which numpy does not have
@@ -301,7 +301,8 @@ def _with_batch_axis(arrays: Arrays) -> Arrays:
 def _is_batched(spec: Any) -> bool:
     """Return whether a tf.data.Dataset yields batches.
 
-    Inputs and labels of a batch share their first axis. Without labels, a free first axis tells it.
+    Inputs and labels of a batch share their first axis. Without labels, a free first axis indicates
+    a batch.
     """
     import tensorflow as tf
 

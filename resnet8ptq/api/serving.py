@@ -1,4 +1,4 @@
-"""The other side of `core.child`: one command, and its answer as JSON in a file."""
+"""Runs one command for `core.child`, and writes its answer as JSON to a file."""
 
 import json
 import sys
@@ -12,9 +12,9 @@ Words = list[str]
 
 
 def main() -> None:
-    """Run the command of this process's words; write the answer.
+    """Run the command in this process's arguments, and write its answer.
 
-    The words: the file of the answer, the caller's process id, the command, and its words.
+    The arguments: the file for the answer, the caller's process id, the command, and its words.
     """
     answer, caller, name, *words = sys.argv[1:]
     del sys.argv[1:]
@@ -24,9 +24,10 @@ def main() -> None:
 
 
 def _run(words: Words) -> dict[str, Any]:
-    """Return the folder of the run or of the sweep, and the error of a command that began neither.
+    """Return the exit code, the error, and the folder of the run or of the sweep.
 
-    Failed jobs of a sweep are recorded in its folder. They are not an error of the command.
+    The folder is missing if the command failed before it began one. Failed jobs of a sweep are
+    recorded in its folder; they are not an error of the command.
     """
     from resnet8ptq import run
     from resnet8ptq.core import background

@@ -102,9 +102,9 @@ class Activations:
     def find_around(self, skipped: Collection[str]) -> dict[str, Range]:
         """Return the ranges of the input and of each float tensor around nodes not in `skipped`.
 
-        For a backend that rounds the activations itself: the names are those of the ONNX graph, the
-        ranges (low, high) by the run's calibration method. The first call runs the network; later
-        ones, of any backend with these samples, read the cache.
+        The keys are the names in the ONNX graph; the ranges (low, high) follow the run's
+        calibration method. A backend that rounds the activations itself needs them. The first call
+        runs the network; later calls, from any backend with these samples, read the cache.
 
         Raises:
             QuantizationError: see `find_ranges`.
@@ -132,7 +132,7 @@ class Activations:
         return names
 
     def find_beyond(self, largest: float) -> dict[str, float]:
-        """Return the layers around whose inputs and outputs a value is larger, with the value.
+        """Return the layers whose inputs or outputs exceed `largest`, with the largest magnitude.
 
         NaN and infinite values count as infinite.
         """
@@ -150,7 +150,7 @@ class Activations:
         return beyond
 
     def outliers(self) -> list[Outliers]:
-        """Return the samples that stand out in a tensor, if the network has run on the samples."""
+        """Return the samples that stand out in a tensor; empty before the network has run."""
         kind, key = self._kind
         folder = cache.find(self.runtime.cache_root, kind, self._key(key))
         if folder is None:
@@ -244,7 +244,7 @@ class Activations:
         )
 
     def _compare_samples(self, observers: Mapping[str, TensorObserver]) -> Iterator[Outliers]:
-        """Yield the samples that stand out, each in the first of its tensors."""
+        """Yield the samples that stand out, each only with the first such tensor."""
         calibration = self.calibration
         every = np.arange(len(calibration))
         batches = calibration.parts(1, padded=False)
@@ -253,7 +253,7 @@ class Activations:
         for name, observer in observers.items():
             peaks = np.concatenate(observer.peaks)
             if len(peaks) != len(order):
-                continue  # its first axis is not the samples'
+                continue  # its first axis is not that of the samples
             outliers = find_outliers(name, peaks[np.argsort(order)])
             if outliers is not None and not named.issuperset(outliers.samples):
                 named.update(outliers.samples)
@@ -290,7 +290,7 @@ class Activations:
         return observers
 
     def _find_batched(self, run: Runner, names: Sequence[str]) -> set[str]:
-        """Return the tensors whose first axis is the samples', by runs of 1 and of 2 samples."""
+        """Return the tensors with a first axis of samples, found by runs of 1 and 2 samples."""
         some = np.arange(min(2, len(self.calibration)))
         alone = run(self.calibration.inputs(some[:1]))
         both = run(self.calibration.inputs(some))

@@ -52,7 +52,7 @@ class CocoReader(CalibrationDataReader):  # type: ignore[misc]
         """Choose the pictures, without reading them.
 
         Args:
-            images: the folder.
+            images: the folder of the pictures.
             input_name: the network's input for pictures.
             preprocess: the steps; `size` is required.
             annotations: a file in COCO's format that lists the pictures; None: all pictures in the
@@ -63,7 +63,7 @@ class CocoReader(CalibrationDataReader):  # type: ignore[misc]
             batch_size: pictures of each step; the last step may have fewer.
             is_evaluation: whether each step contains the indices of its pictures, as `image_id`.
             channels_first: the network takes [C, H, W].
-            inputs: values of the network's other inputs, such as `image_shape`, of one sample.
+            inputs: values of the network's other inputs, such as `image_shape`, for one sample.
 
         Raises:
             DataError: there are no pictures, or the annotations are not COCO's.
@@ -142,7 +142,7 @@ class CocoReader(CalibrationDataReader):  # type: ignore[misc]
         for path in paths:
             try:
                 decoded.append(pictures.decode(path, self.preprocess))
-            except Exception as error:  # Pillow's own, a dozen
+            except Exception as error:  # Pillow raises a dozen types
                 raise DataError(f"{path}: cannot be read ({error})") from error
         stored = np.stack(decoded)
         preprocessing = make_preprocessing(

@@ -3,7 +3,7 @@
 Formats: `calibration.json` of any run; ONNX Runtime's `TensorQuantOverrides` as JSON; AIMET's
 encodings, versions 0.6, 1.0 and 2.0
 (https://quic.github.io/aimet-pages/releases/latest/techniques/encoding_spec.html). Each gives a
-range by tensor name; encodings of weights are left out, because weights have ranges of their own.
+range by tensor name. Encodings of weights are left out, because the weights give their ranges.
 """
 
 import logging
@@ -64,7 +64,7 @@ def match_tensors(
     """Return the ranges of tensors that the network has; warn about the others.
 
     Raises:
-        ConfigError: no tensor is one of the network's.
+        ConfigError: the network has none of the tensors.
     """
     known = set(input_names(graph))
     for node in graph.node:
@@ -85,18 +85,18 @@ def match_tensors(
             f"{graph.node[0].output[0]}"
         )
     log.warning(
-        "calib.trust=true: %d tensors have the ranges of %s, whatever network and samples these "
-        "come from; all others are calibrated",
+        "calib.trust=true: %d tensors take their ranges from %s, without a check of its network "
+        "and samples; all other tensors are calibrated",
         len(matched),
         path,
     )
     if unmatched:
-        log.warning("calib.table: %d tensors are not the network's: %s", len(unmatched), listed)
+        log.warning("calib.table: the network lacks %d tensors: %s", len(unmatched), listed)
     return matched
 
 
 def _entries(parsed: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the names of activations, and what the file holds for each."""
+    """Yield the name and the entry of each activation in the file."""
     if isinstance(parsed.get("data"), dict):  # calibration.json
         yield from parsed["data"].items()
         return
@@ -117,13 +117,13 @@ def _entries(parsed: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _is_by_channel(entry: Mapping[str, Any]) -> bool:
-    """Return whether AIMET's encoding is of weights: with an axis, or several scales."""
+    """Return whether an AIMET encoding is that of weights: it has an axis, or several scales."""
     scales = entry.get("y_scale", entry.get("scale"))
     return "axis" in entry or (isinstance(scales, list) and len(scales) > 1)
 
 
 def _find_range(entry: Any) -> Range | None:
-    """Return both ends of a range, given by themselves or by levels; None if there is none."""
+    """Return a range, from its two ends or from a scale and an offset; None without either."""
     if isinstance(entry, list) and len(entry) == 1:
         entry = entry[0]
     if not isinstance(entry, dict):

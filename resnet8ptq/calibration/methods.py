@@ -31,10 +31,11 @@ def minmax(stats: TensorStats, config: CalibConfig) -> Range:
 def moving_average(stats: TensorStats, config: CalibConfig) -> Range:
     """An exponential moving average of each batch's smallest and largest value.
 
-    `average <- (1 - c) * average + c * batch` with c = `config.averaging_constant`; the first batch
-    starts it. It depends on `config.batch_size` and on the order of the samples. Source: B. Jacob
-    et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
-    Inference", CVPR 2018, section 3.1. torch's MovingAverageMinMaxObserver does the same.
+    `average <- (1 - c) * average + c * batch` with c = `config.averaging_constant`, starting with
+    the first batch. The result depends on `config.batch_size` and on the order of the samples.
+    Source: B. Jacob et al., "Quantization and Training of Neural Networks for Efficient
+    Integer-Arithmetic-Only Inference", CVPR 2018, section 3.1. torch's MovingAverageMinMaxObserver
+    does the same.
     """
     constant = config.averaging_constant
     low, high = stats.batches[0]
@@ -57,9 +58,9 @@ def percentile(stats: TensorStats, config: CalibConfig) -> Range:
 def entropy(stats: TensorStats, config: CalibConfig) -> Range:
     """The symmetric threshold with the lowest KL divergence.
 
-    Each candidate clips the distribution to a window around zero, quantizes it to
-    `config.num_quantized_bins` levels, and is scored by the divergence of the clipped distribution
-    from its quantized version. Source: S. Migacz, "8-bit Inference with TensorRT", GTC 2017. On the
+    Each candidate clips the distribution to a window around zero, and quantizes it to
+    `config.num_quantized_bins` levels. Its score is the divergence of the clipped distribution from
+    the quantized one. Source: S. Migacz, "8-bit Inference with TensorRT", GTC 2017. On the
     same histogram, it gives the thresholds of ONNX Runtime's entropy calibration.
     """
     counts = stats.counts
@@ -99,7 +100,7 @@ def _divergence(counts: NDArray[np.int64], middle: int, half: int, levels: int) 
 def _smooth(counts: NDArray[np.int64]) -> NDArray[np.float64] | None:
     """Move a small count to empty bins, so that the divergence stays finite.
 
-    None if the other bins hold too little for it.
+    None if the other bins hold too few values for that.
     """
     tiny = 0.0001
     empty = counts == 0
@@ -238,8 +239,8 @@ def run_pass(
     """Yield the calibration samples in batches [n, ...], with a progress bar.
 
     Args:
-        at_once: the largest number of samples at once; larger batches are split. None: no
-            splitting.
+        at_once: the largest number of samples at once; larger batches are split. None: the limits
+            of the network and of the memory budget, see `Split.limit`.
 
     Yields:
         The samples, and whether they start a batch.

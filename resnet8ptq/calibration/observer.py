@@ -54,7 +54,7 @@ class TensorObserver:
         Args:
             new_batch: whether the values start a batch; else they continue the last one.
             samples: number of samples, if the first axis of the values is theirs; 1 for one sample,
-                or if the values cannot be told apart.
+                or if the values do not belong to single samples.
         """
         lows = highs = np.zeros(samples, np.float32)  # such as the boxes of empty pictures
         if values.size:
@@ -64,7 +64,7 @@ class TensorObserver:
         low = float(lows.min())
         high = float(highs.max())
         self.peaks.append(np.maximum(-lows, highs))
-        self.finite &= math.isfinite(low) and math.isfinite(high)  # those of any NaN are NaN
+        self.finite &= math.isfinite(low) and math.isfinite(high)  # NaN if any value is NaN
         if self.counting and self.finite:
             self._widen(max(-low, high))
             self._count(values.reshape(-1), math.floor(low / self.width))

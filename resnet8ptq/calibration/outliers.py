@@ -23,7 +23,7 @@ RATIO = 16.0  # to the largest of the others, which then lose four of eight bits
 MOST = 0.05  # of the samples: more are a kind of sample, such as padded texts
 LEAST = 10  # samples with values, to compare with
 LISTED = 5  # samples that a message names
-_CUT = 3  # of a percentile, in shares of the samples: 2 would cut them exactly, on one side
+_CUT = 3  # a percentile cuts this multiple of their share: 2 would cut exactly them, on one side
 _LEAST_PERCENTILE = 99.0  # a smaller one clips the others
 _RESOLVED = 1000.0  # a larger ratio leaves the others in a few bins of a histogram
 
@@ -47,7 +47,7 @@ class Outliers:
     total: int
 
     def describe(self, samples: Split) -> str:
-        """Return which of the calibration samples stand out, in which tensor, and by how much."""
+        """Return a text that names the samples, the tensor and the ratio."""
         named = [samples.name_of(index) for index in self.samples[:LISTED]]
         more = len(self.samples) - len(named)
         listed = ", ".join(named)
@@ -69,7 +69,7 @@ class Outliers:
         return f"calib=percentile calib.percentile={math.floor(100 * percentile) / 100:g}"
 
     def mend(self, calib: CalibConfig) -> str:
-        """Return the mend as text: without them, or with a range that leaves them out."""
+        """Return the mend as text: remove the samples, or choose a range that leaves them out."""
         which = "this sample" if len(self.samples) == 1 else "these samples"
         mend = f"remove {which} if damaged"
         clip = self.clip(calib)
@@ -85,8 +85,8 @@ class Outliers:
 def find_outliers(tensor: str, peaks: Peaks) -> Outliers | None:
     """Return the samples that exceed all others by at least `RATIO`; None if there are none.
 
-    Between sorted peaks, it looks for a gap, so a heavy tail, which decreases step by step, has no
-    outliers. Samples of zeros, such as black pictures, are no measure of the others.
+    Outliers lie above a gap between the sorted peaks, so a heavy tail, which decreases step by
+    step, has none. Samples of zeros, such as black pictures, are not compared.
     """
     sizes = np.where(np.isfinite(peaks), peaks, np.inf).astype(np.float64)
     order = np.argsort(-sizes, kind="stable")
@@ -110,8 +110,8 @@ def find_outliers(tensor: str, peaks: Peaks) -> Outliers | None:
 def find_in_inputs(samples: Split, names: list[str]) -> Iterator[Outliers]:
     """Yield the samples that stand out in a float input of the network.
 
-    It reads the samples without running a network, so it serves every backend. Pictures of bytes
-    are left out: their values have one scale.
+    It reads the samples without running a network, so it serves every backend. Pictures in
+    uint8 are left out, because their values have one scale.
 
     Args:
         names: the network's inputs.

@@ -14,7 +14,7 @@ class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
     """Feeds samples to ONNX Runtime, one by one or in batches; memory stays flat.
 
     ONNX Runtime's calibrators keep the activations of all samples. With many samples, give
-    `quantize_static` the extra option `CalibStridedMinMax`, which counts batches, like `len`.
+    `quantize_static` the extra option `CalibStridedMinMax`: a number of batches, as `len` counts.
 
     An example with the calibration samples of a run of this package:
 

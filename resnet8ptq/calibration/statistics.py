@@ -18,7 +18,7 @@ class TensorStats:
     magnitude. Zero lies in the middle, where the entropy search starts.
 
     Attributes:
-        zeros: number of values at zero or very close to it; many are after a ReLU.
+        zeros: number of values at zero or very close to it; a ReLU returns many of them.
         batches: the range of each batch, in order.
     """
 

@@ -51,7 +51,8 @@ def provenance(calib: CalibConfig, fp32_onnx_path: Path, calibration: Split) -> 
 def write_tables(folder: Path, ranges: Mapping[str, Range], provenance: Provenance) -> None:
     """Write `ranges` into `folder` in ONNX Runtime's formats, with their provenance.
 
-    Each file is written atomically. The hashes are written last and detect files of two writers.
+    Each file is written atomically. The hashes are written last, so that a mixture of two
+    writers' files is detected.
     """
     with tempfile.TemporaryDirectory(prefix=".calibration-", dir=folder) as name:
         temporary = Path(name)
@@ -102,7 +103,7 @@ def load_ranges(path: str | Path, provenance: Provenance | None) -> dict[str, Ra
     if provenance is None:
         return foreign_table.read_ranges(_decode(content, table), table)
 
-    # A table of ours must be whole, and of the same origin
+    # Without calib.trust, the table must be whole and of the same origin
     beside = table.with_name(PROVENANCE_FILE)
     takes = f"a table with the {PROVENANCE_FILE} of its run; calib.trust=true takes any ranges"
     made_from = _decode(_read(beside, takes), beside)
@@ -156,7 +157,7 @@ def _read(path: Path, takes: str) -> bytes:
 def _decode(content: bytes, path: Path) -> object:
     try:
         return json.loads(content, object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:  # not UTF-8, no JSON, or nested without end
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply
         raise ConfigError(f"calib.table: {path} is damaged: not JSON ({error})") from error
 
 

@@ -2,12 +2,12 @@
 
 image_id        the picture's id in the annotations
 height, width   size of the picture in its file
-scale, offset   [2]: x and y of the picture are at scale * x + offset in the network's input
+scale, offset   [2]: x and y of the picture become scale * x + offset in the network's input
 boxes           [M] records, of which the first `count` are used:
     bbox        [4]: left, top, width and height in pixels of the picture
     area        area of the object in pixels
     category    index in the data set's class names
-    crowd       a group of objects; detections in it are ignored
+    crowd       whether it is a group of objects; detections in it are ignored
     keypoints   [3 * K]: x, y and visibility of each; 0, 0, 0 where there is none. The field is
                 missing if the data have no keypoints
 masks           the masks of the boxes in the picture, see `core.masks`; missing if there are none

@@ -43,7 +43,7 @@ class Split:
             of one clip; None: no groups.
         hashes: the `pixel_hashes`, if known.
         names: names of the samples in messages, such as their files, [N]; None: not named.
-        texts: the texts of which the samples are the tokens, [N]; None: samples are not texts.
+        texts: the texts whose tokens are the samples, [N]; None: samples are not texts.
     """
 
     stored: Stored
@@ -150,7 +150,7 @@ class Split:
         return np.zeros_like(self.prepare(stored))
 
     def is_of(self, other: "Split") -> bool:
-        """Return whether both were taken from the same samples, whose groups have one numbering."""
+        """Return whether both are parts of the same array, so that their group numbers agree."""
         return self._whole is other._whole
 
     @property
@@ -211,7 +211,7 @@ class Split:
         return self.labels is not None and self.labels.dtype.kind == "i" and self.labels.ndim == 1
 
     def strata(self, classes: int) -> list[NDArray[np.int64]]:
-        """Return the ascending indices of each class's samples; without classes, one group."""
+        """Return the ascending indices of each class's samples; without classes, of all samples."""
         if self.labels is None or not self.has_classes:
             return [np.arange(len(self))]
         ends = np.searchsorted(np.sort(self.labels), np.arange(classes), "right")

@@ -33,7 +33,7 @@ Read = Callable[[Path | io.BytesIO, PreprocessConfig], NDArray[np.uint8]]
 DECODED_AT_ONCE = 64  # pictures in memory
 HEADERS_AT_ONCE = 1024  # pictures whose sizes are compared
 LISTED = 10  # unreadable pictures that a warning names
-_SHAPING = {"size", "resize", "crop_fraction", "filter", "pad"}  # settings, not of arithmetic
+_SHAPING = {"size", "resize", "crop_fraction", "filter", "pad"}  # they change stored pixels
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def decode(
 def differ_in_size(packed: Sequence[Picture]) -> bool:
     """Return whether readable pictures differ in size, by the headers of their files.
 
-    Nothing is decoded, and the first other size ends it. `decode` reports unreadable pictures.
+    It decodes nothing, and stops at the first different size. `decode` reports unreadable pictures.
     """
     threads = machine.threads(None)
     sizes: set[tuple[int, int]] = set()
@@ -261,7 +261,7 @@ def resize_all(data: Dataset, preprocess: PreprocessConfig, cache_root: Path) ->
 
 
 def resize(split: Split, preprocess: PreprocessConfig, cache_root: Path) -> Split:
-    """Return a split of uint8 pictures [N, H, W, 1 or 3], resized or grey as set."""
+    """Return a split of uint8 pictures [N, H, W, 1 or 3], resized or converted to grey."""
     settings = str(sorted(asdict(preprocess).items()))
     key: cache.Key = {"images": split.digest, "settings": settings, **_versions()}
     if split.stored.shape[3] == 1:

@@ -23,7 +23,7 @@ class Field:
 
     Attributes:
         layout: the order of a sample's axes in the input, see `preprocessing.arrange`.
-        padding: zeros at the end of a text, up to the network's length.
+        padding: number of zeros after a text, up to the network's length.
     """
 
     name: str

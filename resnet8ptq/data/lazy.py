@@ -28,7 +28,7 @@ class LazySamples:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(N, ...)."""
+        """The shape (N, ...) of the samples."""
         return (len(self), *self.whole.shape[1:])
 
     def __len__(self) -> int:

@@ -26,7 +26,7 @@ _CENTRING = {"center": (0.5, 0.5), "top_left": (0.0, 0.0)}  # for Pillow's `pad`
 
 
 class _Room:
-    """Keeps the pictures that threads decode at the same time below `MAX_PIXELS` in total."""
+    """Limits the pictures that threads decode at the same time to `MAX_PIXELS` in total."""
 
     def __init__(self) -> None:
         self.free = MAX_PIXELS
@@ -34,7 +34,7 @@ class _Room:
 
     @contextmanager
     def hold(self, pixels: int) -> Iterator[None]:
-        """Wait until there is room; a picture that is larger than all of the room is alone."""
+        """Wait until there is room; a picture with more than `MAX_PIXELS` is decoded alone."""
         pixels = min(pixels, MAX_PIXELS)
         with self._freed:
             self._freed.wait_for(lambda: pixels <= self.free)
@@ -59,7 +59,7 @@ class CoordinateMap(NamedTuple):
 
 @contextmanager
 def bombs_refused() -> Iterator[None]:
-    """Let Pillow refuse pictures of more than 90 million pixels; call it in one thread only."""
+    """Make Pillow raise for pictures of more than 90 million pixels; use it in one thread only."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -84,7 +84,7 @@ def decode(file: Path | BinaryIO, preprocess: PreprocessConfig) -> NDArray[np.ui
 
 
 def decode_mask(file: Path | BinaryIO, preprocess: PreprocessConfig) -> NDArray[np.uint8]:
-    """Return a mask of labels [H, W, 1], resized as its picture, to the nearest pixel.
+    """Return a mask of labels [H, W, 1], resized like its picture, to the nearest pixel.
 
     Labels are the indices of a palette, or grey values. Padding is `UNLABELLED`.
 
@@ -98,12 +98,14 @@ def decode_mask(file: Path | BinaryIO, preprocess: PreprocessConfig) -> NDArray[
         picture.load()
         labels = np.asarray(picture)
         if labels.ndim != 2 or picture.mode == "F" or not 0 <= labels.min() <= labels.max() < 256:
-            raise ValueError(f"it is no mask (mode {picture.mode}): a palette, or grey up to 255")
+            raise ValueError(
+                f"it is no mask (mode {picture.mode}); expected a palette, or grey up to 255"
+            )
         return fit_mask(labels.astype(np.uint8), preprocess)[..., np.newaxis]
 
 
 def fit_mask(labels: NDArray[np.uint8], preprocess: PreprocessConfig) -> NDArray[np.uint8]:
-    """Return labels [H, W], resized as their picture, to the nearest pixel."""
+    """Return labels [H, W], resized like their picture, to the nearest pixel."""
     nearest = replace(preprocess, channels="grey", filter="nearest", pad=UNLABELLED)
     return np.asarray(fit(Image.fromarray(labels), nearest), np.uint8)
 
@@ -115,7 +117,7 @@ def read_size(file: Path | BinaryIO) -> tuple[int, int]:
         Exception: not a picture, or too large; Pillow raises a dozen types.
     """
     with Image.open(file, formats=FORMATS) as picture:
-        # A PNG's own `getexif` decodes the picture, to look behind it.
+        # The `getexif` of PNG decodes the whole picture, because EXIF data may follow it.
         return turn_upright(picture.size, Image.Image.getexif(picture))
 
 

@@ -127,10 +127,10 @@ def _read(settings: str, cache_root: Path) -> Dataset:
 
 @contextmanager
 def _damage_as_data_error(key: str, path: str | None) -> Iterator[None]:
-    """Turn a library's error into one line with the setting and its file.
+    """Turn a library's error into a `DataError` of one line, with the setting and its file.
 
-    Readers name the damaged part where they know it. Libraries raise dozens of error classes, and a
-    reader cannot foresee all of them. Embedded data sets have no file.
+    Libraries raise dozens of error classes. The errors of the sources, which name the damaged part,
+    pass unchanged. Embedded data sets have no file.
     """
     if path is None:
         yield

@@ -17,7 +17,7 @@ from resnet8ptq.data.splitting import join_lone
 log = logging.getLogger(__name__)
 
 _PER_CLASS = 100  # calibration samples of each class
-_OF_ALL_CLASSES = 2000  # calibration samples of more than 20 classes, which then share these
+_OF_ALL_CLASSES = 2000  # calibration samples in total with more than 20 classes
 _WITHOUT_CLASSES = 1000  # calibration samples in total
 _HELD_OUT = 2000  # in total
 LEAST_TO_CHOOSE = 50  # samples
@@ -29,9 +29,10 @@ def draw_calibration(
 ) -> CalibrationSet:
     """Draw `samples_per_class` training samples of each class, without replacement, seeded.
 
-    Without classes, draw `samples_per_class` samples in total. A data set with separate calibration
-    samples draws from those. Copies of test samples are not drawn. Groups are drawn whole, as long
-    as they fit, but at least one of each class; a group has the class of its first sample.
+    Without classes, draw `samples_per_class` samples in total. Separate calibration samples of a
+    data set replace its training samples. Copies of test samples are not drawn. Groups are drawn
+    whole, as long as they fit, but at least one of each class; a group has the class of its first
+    sample.
 
     Args:
         samples_per_class: None: 100 for each class, or all of a smaller class. With more than 20
@@ -40,7 +41,7 @@ def draw_calibration(
         held_out: splits whose samples are not drawn.
 
     Raises:
-        ConfigError: every class has fewer samples.
+        ConfigError: every class has fewer samples, or no sample is free.
         DataError: every sample is also a test sample.
     """
     pool = data.calibrating
@@ -89,7 +90,7 @@ def draw_calibration(
     if len(indices) == free.sum():
         log_once(
             log,
-            "%s: all %d free samples calibrate: seed has no effect",
+            "%s: calibration uses all %d free samples: seed has no effect",
             data.name,
             len(indices),
         )
@@ -111,7 +112,7 @@ def _check_wanted(wanted: int, counts: Sequence[int], data: Dataset, held_out: b
         )
     log.warning(
         "calib.samples_per_class: got %d, but %d of %d classes of %s have fewer training "
-        "samples%s: all samples of these classes calibrate",
+        "samples%s: calibration uses all samples of these classes",
         wanted,
         fewer,
         len(counts),
@@ -183,7 +184,7 @@ def count_units(split: Split) -> int:
 def _size_units(split: Split, free: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Return the number of free samples of each group, at its first free sample, else 0, [N].
 
-    Without groups, each sample is one.
+    Without groups, each sample counts as a group.
     """
     sizes = free.astype(np.int64)
     if split.groups is not None:
@@ -195,11 +196,14 @@ def _size_units(split: Split, free: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 def _fit(units: NDArray[np.int64], sizes: NDArray[np.int64], most: int) -> NDArray[np.int64]:
-    """Return the first groups, by their first samples, with up to `most` samples; at least one."""
+    """Return the first groups with at most `most` samples in total, but at least one group.
+
+    A group is given by its first sample, see `_size_units`.
+    """
     fitting = int(np.searchsorted(np.cumsum(sizes[units]), most, side="right"))
     if not fitting:
         size = int(sizes[units[0]])
-        log_once(log, "a group of %d samples is drawn whole, where %d would do", size, most)
+        log_once(log, "a group of %d samples is drawn whole, although %d are enough", size, most)
     return units[: max(fitting, 1)]
 
 
@@ -269,8 +273,7 @@ def leave_out(split: Split, others: Sequence[Split]) -> Split:
 def _is_in_none(split: Split, others: Sequence[Split]) -> NDArray[np.bool_]:
     """Return whether each sample of `split` is in none of `others`, [N].
 
-    Samples are compared by pixels. If both were taken from the same samples, a sample is also in
-    the other one if its group is.
+    Samples are compared by pixels and, if both splits are parts of one array, also by group.
     """
     free = np.ones(len(split), np.bool_)
     for other in others:

@@ -94,7 +94,7 @@ def split_one(
     Pictures get a warning: the network was often trained on all of them.
 
     Args:
-        mend: how the source names test samples of the user's own.
+        mend: the setting or files that name the user's own test samples, for the warning.
 
     Raises:
         DataError: there are fewer than two different samples or groups.
@@ -122,7 +122,7 @@ def split_one(
     test = whole.take(tested)
     _warn_repeated(test, root)
     log.info(
-        "%s: has no split of its own: %d samples to train, %d to test%s, by data.split_seed=%d and "
+        "%s: has no split: %d samples to train, %d to test%s, by data.split_seed=%d and "
         "data.test_fraction=%g%s",
         root,
         len(train),
@@ -152,7 +152,7 @@ def _warn_rare(
     missing = np.flatnonzero(counts == 0)
     if len(lone):
         log.warning(
-            "%s: %d of %d classes have one distinct %s, such as %r: it either trains or tests",
+            "%s: %d of %d classes have one distinct %s, such as %r: it is on one side only",
             root,
             len(lone),
             len(counts),
@@ -224,7 +224,7 @@ def _warn_untrained(
             missing.append(name)
     if missing:
         log.warning(
-            "%s: %d of %d classes have no training samples, such as %r: none calibrates",
+            "%s: %d of %d classes have no training samples, such as %r: calibration lacks them",
             root,
             len(missing),
             len(class_names),

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 BATCH_SIZES = (16, 64)  # tried where `evaluate.batch_size` is not set
 TRIAL_IMAGES = 512  # at least; never fewer than four batches for each copy
-TRIAL_SECONDS = 0.5  # for each measurement, and for all turns but the last
+TRIAL_SECONDS = 0.5  # for each measurement, and until the last turn starts
 TURNS = 5  # of each way; the median counts, because a disturbance makes single turns slow
 # One batch on several threads must take less than this share of the time of several batches at
 # once: its threads wait for each other while another process runs, such as an upload.

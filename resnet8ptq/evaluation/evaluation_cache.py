@@ -1,4 +1,4 @@
-"""Evaluations in the cache: a file never runs twice on the same samples."""
+"""Evaluations in the cache: a file with small outputs runs only once on the same samples."""
 
 import json
 from dataclasses import astuple, replace
@@ -12,7 +12,7 @@ from resnet8ptq.evaluation.inference import Evaluation
 from resnet8ptq.tasks.scoring.outputs import Array, Outputs
 
 KIND = "evaluations"
-MAX_BYTES = 2**26  # of outputs; an evaluation with more is repeated, so that the cache stays small
+MAX_BYTES = 2**26  # of outputs; larger ones are not cached, so that the cache stays small
 
 
 def find(root: Path, key: cache.Key, final: str) -> Evaluation | None:

@@ -29,7 +29,7 @@ from resnet8ptq.tasks.scoring.comparison import Comparison, Scores
 from resnet8ptq.tasks.scoring.outputs import Outputs
 from resnet8ptq.tasks.task import Task
 
-DYNAMIC_BATCH_SIZE = 1  # a batch sets the ranges, and the latency is that of single samples
+DYNAMIC_BATCH_SIZE = 1  # the ranges depend on the batch, and latency is that of one sample
 REMOTE_BATCH_SIZE = 16
 
 Config = TypeVar("Config", bound=QuantizationConfig)
@@ -74,7 +74,7 @@ class Quantized:
 
     Attributes:
         size_bytes: the file's size when it was written; a later artifact may replace the file.
-        seconds: time of conversion and calibration, without the parts that the cache had.
+        seconds: time of conversion and calibration, without cached parts.
     """
 
     artifact: Artifact
@@ -176,7 +176,7 @@ class Evaluator:
     def _convert(self, network: Fp32Model, samples: Split) -> Path:
         """Return the file of the FP32 network in the framework.
 
-        The cache keeps it by content: a framework may take 20 seconds for it, and each role of
+        The cache keeps it by content, because a conversion may take 20 seconds, and each role of
         samples needs a baseline. The file depends on the shape and dtype of the samples, not on
         their values.
         """

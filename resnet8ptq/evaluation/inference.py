@@ -91,7 +91,7 @@ def extend(before: Evaluation | None, after: Evaluation) -> Evaluation:
 def _pad(batches: Sequence[Sequence[Array]]) -> list[Sequence[Array]]:
     """Return outputs [n, length, ...] of batches of several lengths with zeros up to the longest.
 
-    Outputs without an axis of the length, such as classes, stay as they are.
+    Outputs without an axis of the length, such as classes, are unchanged.
     """
     padded = []
     for of_all_batches in zip(*batches, strict=True):  # one output
@@ -152,7 +152,7 @@ def collect_logits(
     """Return the logits [m, classes] of the first m = `LOGIT_SAMPLES` samples.
 
     None if the model does not end in a softmax. The first samples are enough for the SQNR,
-    which sums over every class of each sample. A pass over all would double the evaluation's time.
+    which sums over every class of each sample. A pass over all would double the time.
     """
     first = split.take(np.arange(min(LOGIT_SAMPLES, len(split))))
     batches = first.batches(batch_size)

@@ -128,7 +128,8 @@ def measure_operators(
 def find_batch_size(timing: LatencyConfig, split: Split) -> int:
     """Return the batch size that is timed beside batch 1.
 
-    `latency.batch_size`, else the largest power of two within `BATCH_SIZE` and `BATCH_BYTES`.
+    It is `latency.batch_size`, or else the largest power of two within `BATCH_SIZE` and
+    `BATCH_BYTES`.
     """
     if timing.batch_size is not None:
         return timing.batch_size
@@ -147,8 +148,8 @@ def time_in_turns(
     """Return the times of each predictor; the order alternates, so that caches favour none.
 
     Args:
-        limit: seconds, after which `least` repeats are enough. The warm-up may take half of them,
-            but runs at least `LEAST_WARM_UP` times.
+        limit: seconds, after which `least` repeats are enough. The warm-up may take half of this
+            time, but runs at least `LEAST_WARM_UP` times.
     """
     warm_up = max(LEAST_WARM_UP, repeats // 10)
     times: list[list[float]] = [[] for _ in predictors]

@@ -1,6 +1,6 @@
 """Hits of a run that stopped early (`evaluate.stop=decided`), beside the plan of its test.
 
-A task declares that its test is `sequential`, and knows nothing else of plans.
+A task only declares that its test is `sequential`; it does not depend on this module.
 """
 
 from dataclasses import astuple, dataclass, replace
@@ -24,7 +24,7 @@ from resnet8ptq.tasks.scoring.values import (
 )
 
 PLAN = "plan"  # array of `predictions.npz`
-PLANNED = "stopping/planned"  # samples that might have been scored
+PLANNED = "stopping/planned"  # samples of the plan
 STOPPED_LOSS = "stopping/loss"  # against FP32, corrected for the interim analyses
 # samples and level of a plan that is read back
 MOST = 2**40
@@ -102,7 +102,7 @@ def find_outcome(comparison: Comparison) -> str:
 
 
 def read_pair(test: PairedTest, arrays: Arrays) -> Paired:
-    """Return the values that `predictions.npz` keeps, also of a run that stopped early.
+    """Return the values in `predictions.npz`, including those of a run that stopped early.
 
     Raises:
         KeyError, ValueError: the arrays are those of another task, or damaged.

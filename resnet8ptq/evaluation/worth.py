@@ -13,7 +13,7 @@ def saves(size_bytes: float, fp32_bytes: float, speedup: float | None = None) ->
     """Return whether a file has at most 90% of FP32's bytes, or is at least 5% faster.
 
     Args:
-        fp32_bytes: 0: unknown, then every size saves.
+        fp32_bytes: 0 if unknown; then every file saves.
         speedup: speed relative to FP32; None: not measured.
     """
     if not fp32_bytes or size_bytes <= MOST_BYTES * fp32_bytes:

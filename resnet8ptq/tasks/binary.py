@@ -51,7 +51,7 @@ class BinaryScores(OfClasses):
         return self.per_sample.auc.value
 
     def more(self) -> Metrics:
-        """Return hits, macro F1 and accuracy at the threshold."""
+        """Return macro F1 and accuracy at the threshold."""
         return {**self.classes.more(), "accuracy": self.classes.value}
 
 

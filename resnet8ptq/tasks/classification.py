@@ -43,7 +43,7 @@ ACCURACY = Metric(
 )
 KL = Metric("kl_divergence", "KL", maximize=False, bounded=False)
 # Half the step of an 8-bit softmax, 1/256: its zeros stand for any smaller value. With more than
-# 256 classes, half of the probability of each where all are equal.
+# 256 classes, half of a uniform probability.
 KL_EPSILON = 1 / 512
 MAX_NAME = 100  # characters of a class in the name of a metric; MLflow takes 250 in all
 CONFUSION_FILE = "confusion.png"
@@ -91,7 +91,7 @@ class ClassScores(Scores):
 
     @property
     def classes(self) -> Self:
-        """Itself: the same attribute as in `OfClasses`."""
+        """These scores themselves: the same attribute as in `OfClasses`."""
         return self
 
     @cached_property
@@ -141,7 +141,7 @@ class ClassScores(Scores):
         return float(np.mean(2 * counts.diagonal()[sizes > 0] / sizes[sizes > 0]))
 
     def more(self) -> Metrics:
-        """Return hits, macro F1, and with more than 5 classes top-5 accuracy."""
+        """Return macro F1 and, with more than 5 classes, top-5 accuracy."""
         metrics: Metrics = {"macro_f1": self.macro_f1}
         if self.probabilities.shape[1] > TOP:
             metrics["top5_accuracy"] = self.top5_accuracy
@@ -226,7 +226,7 @@ def _centre(logits: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def to_probabilities(outputs: Outputs, targets: Targets | None = None) -> Outputs:
-    """Return outputs with the softmax of logits [n, classes] in their place."""
+    """Return outputs in which logits [n, classes] are replaced by their softmax."""
     [values] = outputs.values
     if outputs.final != LOGITS:
         return outputs
@@ -256,7 +256,7 @@ def answers(comparison: Comparison) -> tuple[Hits, Hits]:
 
 
 def changes(comparison: Comparison) -> Metrics:
-    """Return the samples that changed, and the distance of the outputs."""
+    """Return how many samples changed, and the distance of the outputs."""
     model, baseline = _classes(comparison)
     lost, won = flips(baseline.per_sample.right, model.per_sample.right)
     return {
@@ -353,7 +353,7 @@ def _draw(names: Sequence[str], comparison: Comparison, title: str) -> "dict[str
 
 
 def _doubt(baseline: ClassScores, expected: float | None) -> str | None:
-    """Doubt an accuracy that is not clearly above chance, or is below `expected`."""
+    """Return a doubt if the accuracy is not clearly above chance, or is below `expected`."""
     classes = baseline.probabilities.shape[1]
     hits = baseline.per_sample
     shown = f"{ACCURACY.show(baseline.value)} ({baseline.correct} of {baseline.total}"

@@ -68,7 +68,7 @@ class Alphabet:
         return (((classes - self.blank) % len(self.symbols)).astype(np.int32),)
 
     def decode(self, classes: NDArray[np.int32]) -> str:
-        """Return the text of one line's frames [frames], see `__call__`, without spaces around."""
+        """Return the text of one line's frames [frames], see `__call__`, without outer spaces."""
         if not len(classes):
             return ""
         starts = np.append(True, classes[1:] != classes[:-1])  # equal neighbours are one symbol
@@ -91,7 +91,7 @@ class LineScores(ReducedScores):
 
     @cached_property
     def errors_of_others(self) -> Counts:
-        """Wrong characters of each line, if the true text is that of the next line."""
+        """Wrong characters of each line, compared with the true text of the next line."""
         others = [*self.labels[1:], *self.labels[:1]]
         return np.array(list(map(count_errors, self.texts, others)))
 
@@ -154,7 +154,7 @@ def _score(
         characters.append((count_errors(said, true), len(true)))
         words.append((count_errors(said.split(), true_words), len(true_words)))
 
-    # The error rates, of any lines
+    # The error rates, as functions of line indices
     by_character = np.array(characters, np.float64)
     cer = of_sums(ratio, by_character)
     wer = of_sums(ratio, np.array(words, np.float64))
@@ -192,7 +192,7 @@ def _list_lines(comparison: Comparison) -> dict[str, Table]:
 
 
 def _doubt(metric: Metric, baseline: LineScores, expected: float | None) -> str | None:
-    """Doubt texts that are no nearer to their own lines than to other lines."""
+    """Return a doubt if the texts are no nearer to their own lines than to other lines."""
     excess = baseline.errors - baseline.errors_of_others
     if Margin.of_mean(excess).p_within <= SIGNIFICANCE:
         return None

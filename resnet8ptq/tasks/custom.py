@@ -60,7 +60,7 @@ def _score(
     """Call the metric on all samples; if it returns a single number, also on bootstrap samples.
 
     Raises:
-        ConfigError: it returns neither a number nor one for each sample, or fails.
+        ConfigError: the metric returns neither a number nor one for each sample, or fails.
     """
     labels = targets.labels
     if labels is not None and labels.dtype.kind == "b":  # several labels a sample
@@ -122,7 +122,7 @@ def _fingerprint(config: CustomConfig) -> str:
     call = _load(config.metric)
     try:
         path = inspect.getsourcefile(getattr(call, "func", type(call)))
-    except TypeError:  # built in
+    except TypeError:  # a built-in has no file
         path = None
     return files.sha256(Path(path)) if path else ""
 

@@ -54,7 +54,7 @@ class DenseScores(BootstrapScores):
 
     Attributes:
         targets: [n, height, width] or with channels, in the order of the outputs.
-        scale: one unit of the targets, in that of the outputs.
+        scale: the factor from the unit of the targets to that of the outputs.
         measure: returns the primary metric of a picture, from values and target.
     """
 
@@ -150,8 +150,8 @@ def _measure(name: str, said: Maps, true: Maps, peak: float) -> float:
 def ssim(one: Maps, other: Maps) -> float:
     """Return the SSIM of two pictures of values from 0 to 1, the mean over channels.
 
-    With a Gaussian window of 11 pixels and a standard deviation of 1.5, at the places where it fits
-    into the picture, as Wang's own program.
+    It uses a Gaussian window of 11 pixels with a standard deviation of 1.5. As in Wang's program,
+    only positions count where the window fits into the picture.
     """
     from scipy.ndimage import correlate1d  # takes a moment to import
 

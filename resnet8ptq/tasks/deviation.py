@@ -183,7 +183,7 @@ def summarize(comparison: Comparison) -> str:
 
 
 def _pair_metrics(names: Sequence[str], comparison: Comparison) -> Metrics:
-    """Return the SQNR and the loss of the worst output and, of several, the SQNR of each."""
+    """Return SQNR and loss interval of the worst output; with several outputs, the SQNR of each."""
     model = comparison.model
     outputs = model.reference.values, model.outputs.values
     low, high = model.noise_interval or (None, None)

@@ -22,7 +22,7 @@ class Groups:
 
     Attributes:
         order: the samples sorted by group [n].
-        starts: the place of the first sample of each group in `order` [groups].
+        starts: the position of the first sample of each group in `order` [groups].
     """
 
     order: NDArray[np.int64]
@@ -40,16 +40,16 @@ class Groups:
         return np.diff(self.starts, append=len(self.order))
 
     def mean(self, values: Array) -> Array:
-        """Return the mean of each group, [groups, ...] of values [n, ...]."""
+        """Return the mean [groups, ...] of the values [n, ...] of each group."""
         sums = np.add.reduceat(values[self.order].astype(np.float64), self.starts)
         return np.asarray(sums / self.sizes.reshape(-1, *[1] * (values.ndim - 1)))
 
     def max(self, values: Array) -> Array:
-        """Return the maximum of each group, [groups, ...] of values [n, ...]."""
+        """Return the maximum [groups, ...] of the values [n, ...] of each group."""
         return np.asarray(np.maximum.reduceat(values[self.order], self.starts))
 
     def common(self, labels: Array) -> Array:
-        """Return the label of each group, [groups, ...] of labels [n, ...].
+        """Return the common label [groups, ...] of the labels [n, ...] of each group.
 
         Raises:
             DataError: the samples of a group have different labels.
@@ -64,7 +64,7 @@ def join(task: Task, how: str) -> Task:
     """Return the task that scores the samples of a group as one item.
 
     The targets of an item are its label alone: inputs, pictures and lengths are those of samples.
-    The SQNR stays that of the network's outputs, because `raw` keeps them.
+    The SQNR is still that of the network's outputs, because `raw` keeps them.
 
     Args:
         task: a task with a `joining`.

@@ -85,7 +85,7 @@ class MultilabelScores(ClasswiseScores):
 
 
 def _to_probabilities(outputs: Outputs, targets: Targets | None = None) -> Outputs:
-    """Return outputs with the sigmoid of logits in their place."""
+    """Return outputs in which logits are replaced by their sigmoid."""
     [values] = outputs.values
     if values.min() >= -ROUNDED and values.max() <= 1 + ROUNDED:
         return outputs
@@ -156,7 +156,7 @@ def _score(
 
 
 def _doubt(baseline: MultilabelScores, expected: float | None) -> str | None:
-    """Doubt a mAP that is not above that of scores in random order, or is below `expected`."""
+    """Return a doubt if the mAP is not above that of a random order, or is below `expected`."""
     shares = baseline.labels.mean(axis=0)
     chance = float(shares[shares > 0].mean())
     interval = baseline.per_sample.interval

@@ -24,7 +24,7 @@ TOKENS = "input_ids"
 
 @dataclass(frozen=True)
 class NextToken:
-    """Reduces logits [n, tokens, vocabulary] to the surprise at each next token.
+    """Reduces logits [n, tokens, vocabulary] to -ln p of each next token.
 
     Attributes:
         output: the index of the output with the logits.
@@ -39,11 +39,11 @@ class NextToken:
     ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
         """Return -ln p(token) [n, tokens - 1], and the tokens, counted from 1.
 
-        Both are 0 at padding, as that of shorter batches.
+        Both are 0 at padding, including that of shorter batches.
 
         Raises:
-            DataError: the inputs are no tokens of the vocabulary.
-            ModelError: the logits are not those of each token.
+            DataError: the inputs are not tokens of the vocabulary.
+            ModelError: the network does not return logits for each token.
         """
         tokens, is_text = self._read(inputs)
         returned = outputs[self.output].shape[1]
@@ -63,7 +63,7 @@ class NextToken:
         return np.where(counted, surprise, 0), numbers.astype(np.int32)
 
     def _read(self, inputs: Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the tokens of the network's inputs, and which of them are no padding."""
+        """Return the tokens [n, tokens] of the network's inputs, and a mask: False at padding."""
         tokens = inputs
         names = names_of(inputs.dtype)
         if names:
@@ -104,7 +104,7 @@ class WindowScores(ReducedScores):
 
     Attributes:
         surprise: the sum of -ln p(token) of each window [n].
-        of_unigram: the same for a model that knows only how frequent the tokens are.
+        of_unigram: the same for a model that predicts each token by its frequency.
         tokens: number of predicted tokens of each window [n].
     """
 
@@ -155,7 +155,7 @@ def measure_unigram(numbers: NDArray[np.integer], vocabulary: int) -> Values:
     """Return the sum of -ln p(token) of each window [n] by the frequencies in the other windows.
 
     Each token of the vocabulary is counted once more (Laplace), so that none has a probability of
-    0. Where the windows are few, this is a uniform guess.
+    0. With few windows, this is close to a uniform distribution.
 
     Args:
         numbers: tokens, counted from 1 [n, tokens]; 0 is padding.
@@ -182,7 +182,7 @@ def _list_windows(comparison: Comparison) -> dict[str, Table]:
 
 
 def _doubt(baseline: WindowScores, expected: float | None) -> str | None:
-    """Doubt a network that predicts tokens no better than their frequencies."""
+    """Return a doubt if the network predicts tokens no better than their frequencies do."""
     if Margin.of_mean(baseline.surprise - baseline.of_unigram).p_within <= SIGNIFICANCE:
         return None
     sums = baseline.of_unigram.sum(), baseline.tokens.sum()

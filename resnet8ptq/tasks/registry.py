@@ -1,4 +1,4 @@
-"""The tasks by name. A task is imported only when a run or a report asks for it."""
+"""The tasks by name. A task is imported only when a run or a report needs it."""
 
 import json
 import logging
@@ -22,7 +22,7 @@ from resnet8ptq.tasks.task import Task, TaskType
 log = logging.getLogger(__name__)
 
 AUTO = "auto"
-EMBEDDING = 32  # values; shorter vectors beside fewer texts are taken for classes
+EMBEDDING = 32  # values; shorter vectors count as classes, unless there are more texts than values
 TASKS = {
     "classification": "resnet8ptq.tasks.classification:CLASSIFICATION",
     "top5": "resnet8ptq.tasks.top5:TOP5",
@@ -147,7 +147,7 @@ def _choose_by_boxes(setting: TaskContext) -> str:
     points = 3 * setting.keypoints
     classes = len(setting.class_names)
     sizes = set(chain.from_iterable(setting.outputs.values()))
-    # The values of a box: its label and score, or scores of all classes with or without its own
+    # The values of a box: label and score, or scores of all classes, with or without an objectness
     if points and not sizes.isdisjoint({6 + points, 4 + classes + points, 5 + classes + points}):
         return "keypoints"
     if setting.has_masks and has_prototypes(setting.outputs):
@@ -156,7 +156,7 @@ def _choose_by_boxes(setting: TaskContext) -> str:
 
 
 def _choose_by_text(setting: TaskContext) -> str:
-    """Return the task for labels that are texts; classes are numbers, so classification fails."""
+    """Return the task for labels that are texts; `classification` then refuses them."""
     shapes = list(setting.outputs.values())
     if any(len(shape) == 2 for shape in shapes):
         return "ctc"

@@ -49,7 +49,7 @@ class MaskDecoder:
         axis: the axis of its classes in one sample; None for [height, width].
         classes: the number of classes.
         size: height and width of the masks.
-        threshold: with one value for each pixel, the second class is above it.
+        threshold: with one value for each pixel, the second class is predicted above it.
     """
 
     output: int
@@ -96,7 +96,7 @@ class SegmentationScores(ClasswiseScores):
 
     Attributes:
         outputs: classes [n, height, width], see `MaskDecoder`.
-        masks: the true ones [n, height, width].
+        masks: the true masks [n, height, width].
         classes: the number of classes.
         ignored: labels of pixels that are not scored.
         show: see `Targets.pictures`.
@@ -144,7 +144,7 @@ class SegmentationScores(ClasswiseScores):
 
     @property
     def of_others(self) -> float:
-        """The mean IoU with the masks of other pictures: chance, for such classes and places."""
+        """The mean IoU with the masks of other pictures: the chance level."""
         others = self._count(np.roll(self.masks, len(self.masks) // 2, axis=0))
         return float(np.nanmean(_iou(others.sum(axis=0))))
 
@@ -209,9 +209,9 @@ def _summarize(comparison: Comparison) -> str:
 
 
 def _doubt(baseline: SegmentationScores, expected: float | None) -> str | None:
-    """Doubt an mIoU that is not above that with the masks of other pictures, or below `expected`.
+    """Return a doubt if the mIoU is not significantly above chance, or is below `expected`.
 
-    The interval's lower end must be above it.
+    Chance is the mIoU with the masks of other pictures.
     """
     interval = baseline.per_sample.interval
     shown = MIOU.show(baseline.value)

@@ -11,7 +11,7 @@ from resnet8ptq.core.text import plain
 from resnet8ptq.tasks.scoring.comparison import Comparison
 
 PICTURES = 6  # at most: those that changed most
-NAMED = 20  # classes with a colour of their own
+NAMED = 20  # classes with different colours
 
 
 def draw(comparison: Comparison, class_names: Sequence[str], title: str) -> Figure:

@@ -125,13 +125,13 @@ def _correlate_ranks(one: Values, other: Values) -> Callable[[NDArray[np.int64]]
 
 
 def _rank_again(ranks: NDArray[np.int64]) -> Values:
-    """Return the ranks among some items, of their ranks among all; ties share the mean rank."""
+    """Return the ranks [n] among chosen items, from their ranks among all; ties share the mean."""
     counts = np.bincount(ranks)
     return (np.cumsum(counts) - (counts - 1) / 2)[ranks]
 
 
 def _doubt(baseline: Scores, expected: float | None) -> str | None:
-    """Doubt a correlation that is not significantly above 0, or is below `expected`."""
+    """Return a doubt if the correlation is not significantly above 0, or is below `expected`."""
     shown = f"Spearman {baseline.value:.4f}"
     interval = baseline.per_sample.interval
     if interval[0] <= 0:

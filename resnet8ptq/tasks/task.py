@@ -1,9 +1,9 @@
-"""A task, composed of its parts: a metric, a score, a paired test, and what it adds to a run.
+"""A task: a metric, a score, a paired test, and its additions to the files and params of a run.
 
     outputs, targets --score--> Scores;  Scores of model and baseline --compare--> Comparison
 
-Evaluation, the report, the table, the search and the sensitivity analysis ask the task. None of
-them knows classes, accuracy or argmax. `registry` finds a task by its name; `top5` is the smallest.
+Evaluation, report, table, search and sensitivity analysis use this interface only, so none of them
+depends on classes, accuracy or argmax. `registry` finds a task by its name; `top5` is the smallest.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -75,7 +75,7 @@ class Scope:
     joins_groups: bool = False
 
     def find_silent(self, names: Sequence[str], outputs: Outputs, baseline: Outputs) -> str:
-        """Return which scored output does not depend on the sample, as text; empty if all do.
+        """Return a text that names a scored output that is equal for all samples; empty if none is.
 
         Args:
             names: the network's outputs.
@@ -100,7 +100,7 @@ class Joining:
     """The values of single samples that `task.join` joins for a group, see `tasks.joining`.
 
     Attributes:
-        values: returns outputs that the task scores in the place of the network's.
+        values: returns the outputs that the task scores instead of the network's.
         votes: returns the votes [n, classes] of these values, 0 or 1; None: the task has no votes.
     """
 
@@ -144,7 +144,7 @@ class TaskFiles:
 
 @dataclass(frozen=True)
 class Task:
-    """Scores outputs and compares two models; composed of its parts.
+    """Scores the outputs of a model, and compares it with FP32.
 
     The functions are module-level functions or `partial`s of them, because a task is pickled.
 

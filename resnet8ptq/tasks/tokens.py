@@ -1,7 +1,7 @@
 """`task=tokens`: the tag of each word, scored by the F1 of entities, or by accuracy.
 
-The entities are those of seqeval 1.2.2, which follow conlleval of the CoNLL shared tasks, and those
-of its strict mode. A run does not depend on seqeval, whose last release is of 2020.
+Entities are found as in seqeval 1.2.2: by its default mode, which follows conlleval of the CoNLL
+shared tasks, or by its strict mode. A run does not depend on seqeval, last released in 2020.
 """
 
 import json
@@ -145,7 +145,7 @@ class TagDecoder:
     strict: bool = False
 
     def find(self, metric: str) -> Find:
-        """Return the function that finds the spans which a metric counts."""
+        """Return the function that finds the spans that a metric counts."""
         if metric == "token_accuracy":
             return find_words
         if not self.strict:
@@ -154,7 +154,7 @@ class TagDecoder:
         return partial(find_strict_entities, closed=closed)
 
     def list_kinds(self, metric: str) -> tuple[str, ...]:
-        """Return the kinds of spans which a metric counts."""
+        """Return the kinds of spans that a metric counts."""
         different = dict.fromkeys((*self.tags, *self.of_labels))
         if metric == "token_accuracy":
             return tuple(different)
@@ -235,7 +235,7 @@ class TokenScores(ClasswiseScores):
 
     @property
     def of_others(self) -> float:
-        """The metric with the labels of other sentences: chance, for such tags and places."""
+        """The metric with the labels of other sentences: the chance level."""
         half = self.total // 2
         others = [*self.true[half:], *self.true[:half]]
         pairs = []  # cut to the shorter of the two
@@ -244,7 +244,7 @@ class TokenScores(ClasswiseScores):
         return float(_f1(self._count(self.metric, pairs).sum(axis=(0, 2))))
 
     def more(self) -> Metrics:
-        """Return the accuracy, beside the F1 of entities."""
+        """Return the token accuracy, unless it is the primary metric."""
         if self.metric == "token_accuracy":
             return {}
         counts = self._count("token_accuracy", zip(self.true, self.said, strict=True))
@@ -324,7 +324,7 @@ def _score(
 
 
 def _doubt(metric: Metric, baseline: TokenScores, expected: float | None) -> str | None:
-    """Doubt tags that fit other sentences as well, or a metric below `expected`."""
+    """Return a doubt if the tags fit other sentences as well, or the metric is below `expected`."""
     interval = baseline.per_sample.interval
     shown = metric.show(baseline.value)
     chance = baseline.of_others

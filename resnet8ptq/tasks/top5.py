@@ -42,7 +42,7 @@ def _score(outputs: Outputs, targets: Targets) -> Top5Scores:
 
 
 def _doubt(baseline: Top5Scores, expected: float | None) -> str | None:
-    """Doubt an accuracy that is not significantly above guessing, or is below `expected`."""
+    """Return a doubt if the accuracy is not significantly above chance, or is below `expected`."""
     interval = baseline.per_sample.interval
     shown = TOP5_ACCURACY.show(baseline.value)
     if interval[0] <= TOP / baseline.outputs.values[0].shape[1]:

@@ -1,7 +1,7 @@
 """`task=verification`: embeddings of identities, as pairs (EER, TAR) or as a gallery (recall).
 
-The score of a pair is the cosine of its embeddings. The bootstrap draws identities, whose pairs are
-not independent; the pairs of a list are drawn themselves.
+The score of a pair is the cosine of its embeddings. The bootstrap draws identities, because the
+pairs of one identity are not independent. Of a list of pairs, it draws pairs.
 """
 
 from collections.abc import Callable
@@ -56,7 +56,7 @@ class Pairs:
     Attributes:
         items: the two drawn items of each pair [pairs, 2]; equal for two samples of one item.
         same: whether a pair has one identity.
-        last: the last pair of an equal score.
+        last: the index of the last pair of each score.
     """
 
     items: Indices
@@ -87,7 +87,7 @@ class Pairs:
 
 
 def find_eer(false: Values, true: Values) -> float:
-    """Return the rate at which false acceptances equal false rejections, on the line between two
+    """Return the rate at which false acceptances equal false rejections, interpolated between two
     thresholds.
     """
     after = int(np.argmax(false >= 1 - true))
@@ -207,7 +207,7 @@ def _score(
 
 
 def _find_recall(values: Values, identities: Indices, k: int) -> tuple[Chosen, float]:
-    """Return the recall of chosen identities, and its chance level.
+    """Return a function from identities to their recall, and the chance level.
 
     Identities with a single sample are not queried.
     """
@@ -231,7 +231,7 @@ def _find_recall(values: Values, identities: Indices, k: int) -> tuple[Chosen, f
 
 
 def _doubt(metric: Metric, baseline: VerificationScores, expected: float | None) -> str | None:
-    """Doubt a value that is not better than chance, or is below `expected`."""
+    """Return a doubt if the value is not better than chance, or is below `expected`."""
     shown = f"{metric.title} {metric.show(baseline.value)}"
     interval = baseline.per_sample.interval
     worst = interval[0] if metric.maximize else interval[1]

@@ -1,12 +1,12 @@
 """Embedded data set `shapes`: ten classes of 32x32 RGB pictures drawn with numpy.
 
 It replaces CIFAR-10 if that cannot be downloaded. It has the same picture size and number of
-classes, and is so hard (small, faint, occluded, noisy shapes) that a ResNet8 is right on about nine
-pictures in ten.
+classes. A ResNet8 is right on about nine pictures in ten, because shapes are small, faint, occluded
+or noisy.
 
 The pictures must be the same everywhere, bit for bit. So every random number comes from
-`numpy.random.RandomState`, whose stream is frozen, and all operations are ones that IEEE 754 rounds
-exactly (+ - * / sqrt floor abs). There is no sin, no exp, no normal deviate and no sum over an
+`numpy.random.RandomState`, whose stream is frozen. All operations are exactly rounded by IEEE 754
+(+ - * / sqrt floor abs). There is no sin, no exp, no normal deviate and no sum over an
 axis, because their last bits depend on the processor and on the library version.
 """
 

@@ -1,4 +1,4 @@
-"""The data sources by name. A run imports the module of its source only."""
+"""The data sources by name. A run imports only the module of its source."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,7 +124,7 @@ def find_settings(path: Path, annotated: bool = False) -> dict[str, str]:
 
 
 def mend_archive(path: Path) -> str:
-    """Return what to do with an archive, which no source reads; empty for other files.
+    """Return the mend for an archive, which no source reads; empty for other files.
 
     >>> mend_archive(Path("pictures.tar.gz"))
     '; try unpacking it'

@@ -71,7 +71,7 @@ def load(config: ArraysConfig, preprocess: PreprocessConfig, cache_root: Path) -
 
     Raises:
         ConfigError: no such file, or no array is recognized as inputs or labels.
-        DataError: a file is damaged, holds pickled objects, or does not fit; names it.
+        DataError: a file is damaged, holds pickled objects, or does not fit; names the file.
     """
     root = Path(str(config.root))
     arrays = _open(root, cache_root)
@@ -164,8 +164,8 @@ def _find_members(root: Path) -> list[str]:
 def name_inputs(data: DataConfig, find_takes: Callable[[], Sequence[str]]) -> DataConfig:
     """Return the settings with the arrays that have the names of the network's inputs.
 
-    One of them may be called `x` or `images`, which alone would name the only input. All other
-    faults of the data and of the network are reported when they are loaded.
+    Otherwise an array called `x` or `images` would be taken as the only input. All other faults of
+    the data and of the network are reported when they are loaded.
 
     Args:
         data: the located data set, of any source.
@@ -183,9 +183,9 @@ def name_inputs(data: DataConfig, find_takes: Callable[[], Sequence[str]]) -> Da
 
 
 def _match_names(root: Path, find_takes: Callable[[], Sequence[str]]) -> Any:
-    """Return `data.inputs` if the names of the network's inputs decide; else None.
+    """Return `data.inputs` by the names of the network's inputs; None if usual names decide.
 
-    They decide if an array has a usual name of inputs, but others may be inputs too, and if no
+    Usual names do not decide in two cases: arrays without a usual name may be inputs too, or no
     array has a usual name of labels, so that each may be an input.
     """
     names: list[str] = []
@@ -405,7 +405,7 @@ def _find_side(arrays: Arrays, config: ArraysConfig, root: Path, side: str) -> C
 def _ask_for_labels_of_split(
     arrays: Arrays, config: ArraysConfig, root: Path, sides: Sequence[Chosen]
 ) -> None:
-    """Raise `ConfigError` if an array may hold the labels, also one that was taken for an input."""
+    """Raise `ConfigError` if an array may hold the labels, even one that was taken as an input."""
     is_guessed = config.inputs is None and isinstance(sides[-1].inputs, dict)
     used = {config.groups}
     for side in sides:
@@ -416,7 +416,7 @@ def _ask_for_labels_of_split(
 
 
 def _find_left(arrays: Arrays, config: ArraysConfig) -> list[str]:
-    """Return the names of the arrays that are no inputs by `data.inputs`."""
+    """Return the names of the arrays that `data.inputs` does not name."""
     inputs: list[str] = []
     if config.inputs is not None:
         inputs = _list_arrays(config.inputs)
@@ -498,7 +498,7 @@ def _find_one(arrays: Arrays, config: ArraysConfig, root: Path) -> Chosen:
 
 
 def _find_unnamed(arrays: Arrays, used: Collection[str | None]) -> Any:
-    """Return the arrays without a usual name, as inputs; None if there are none, or sides."""
+    """Return the arrays without a usual name, as inputs; None if there are none, or a split."""
     if _of_own_names(arrays, "train", ()) or _of_own_names(arrays, "test", ()):
         return None
     unnamed = _list_unused(arrays, used)
@@ -736,7 +736,7 @@ def _read_labels(labels: _Sourced) -> Array:
 
 
 def _read_masks(labels: _Sourced) -> NDArray[np.uint8]:
-    """Return masks [N, height, width] as uint8, which tells them from classes."""
+    """Return masks [N, height, width] as uint8, the dtype that marks masks."""
     stored = labels.values
     low = int(stored.min())
     high = int(stored.max())
@@ -751,7 +751,7 @@ def name_binary(
     """Return masks with 1 in place of 255 if they hold only 0 and 255, black and white.
 
     Raises:
-        ConfigError: they are padded, with 255.
+        ConfigError: they are padded, because the padding is 255 too.
     """
     if np.unique(masks).tolist() != [0, 255]:
         return masks

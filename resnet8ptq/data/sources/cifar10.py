@@ -48,7 +48,7 @@ def load(config: DataConfig, preprocess: PreprocessConfig, cache_root: Path) -> 
     """Return the data set, which the cache keeps.
 
     Raises:
-        DataError: a batch is missing, or does not fit; names the file.
+        DataError: a batch is missing, damaged or inconsistent; names the file.
     """
     folder = Path(str(config.root))
     keys: dict[Side, cache.Key] = {side: digests(folder, side, cache_root) for side in SIDES}
@@ -128,7 +128,7 @@ def _read_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     labels = content.get("labels")
     try:
         planes = cast(Array, data).to_numpy()
-    except Exception as error:  # any type: the data may be damaged, or no array
+    except Exception as error:  # any type: the data may be damaged, or not an array
         reason = f"`data` must be a uint8 array [N, {PIXELS}] ({one_line(error)})"
         raise DataError(f"{path}: {reason}") from error
     if planes.ndim != 2 or planes.shape[1] != PIXELS or len(planes) == 0:
@@ -155,7 +155,7 @@ def _read_dict(path: Path) -> dict[str, Any]:
 
 
 def _read_state(path: Path) -> str:
-    """Return a text that changes with the file: programs cannot set `st_ctime_ns`."""
+    """Return inode, size and times of a file; they change with it, even if its mtime is reset."""
     with _named(path):
         state = path.stat()
     return f"{state.st_ino} {state.st_size} {state.st_mtime_ns} {state.st_ctime_ns}"

@@ -31,11 +31,11 @@ log = logging.getLogger(__name__)
 MAX_JSON_BYTES = 2**30  # COCO 2017 has 448 MB
 SMALL_BYTES = 2**24  # of a file that this process parses: Python takes 25 times the bytes of `{},`
 MAX_ENTRIES = {"images": 2_000_000, "annotations": 10_000_000, "categories": 2000}
-MAX_BOXES = 10_000  # of one picture: the array has room in every picture for the largest number
+MAX_BOXES = 10_000  # of one picture: the array reserves the largest number for every picture
 MAX_ROOM = 2**26  # boxes in that array: 4 GB
-MAX_MASKS = 2**32  # bytes: each picture has room for the masks of the one with the longest
+MAX_MASKS = 2**32  # bytes: the array reserves the longest masks for every picture
 MAX_TEXT = 2**30  # bytes of all masks: a short polygon can be a long mask
-# of a picture: characters, and bytes between two `/`
+# limits of a picture's name: characters, and bytes between two `/`
 MAX_NAME = 2000
 MAX_PART = 255
 MAX_NUMBER = 2.0**62  # of pixels, or of their area
@@ -277,10 +277,10 @@ def _image(entry: Entry) -> tuple[str, int, int]:
 
 
 def _is_file_name(name: str) -> bool:
-    """Return whether the system could have a file of this name."""
+    """Return whether the file system may accept this name."""
     try:
         parts = os.fsencode(name).split(b"/")
-    except UnicodeEncodeError:  # half a character, as JSON can have it
+    except UnicodeEncodeError:  # a lone surrogate, which JSON allows
         return False
     return "\0" not in name and len(name) <= MAX_NAME and max(map(len, parts)) <= MAX_PART
 

@@ -32,12 +32,12 @@ _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 
 log = logging.getLogger(__name__)
 
-Column = Any  # pa.ChunkedArray, which has no types
+Column = Any  # pa.ChunkedArray, for which pyarrow has no types
 
 
 @dataclass(frozen=True)
 class DataTable:
-    """Named columns."""
+    """A table of named columns, and the file that it comes from."""
 
     source: Path
     columns: pa.Table
@@ -155,7 +155,7 @@ def pictures_at(table: DataTable, name: str, folder: Path) -> list[Picture]:
         path = top / text
         try:
             is_inside = "\0" not in text and path.resolve().is_relative_to(top)
-        except (OSError, RuntimeError):  # a circle of links
+        except (OSError, RuntimeError):  # a loop of links
             is_inside = False
         if not is_inside:
             raise DataError(
@@ -402,11 +402,11 @@ def _several(
 ) -> tuple[NDArray[np.bool_], tuple[str, ...], bool]:
     """Return lists of labels, texts or integers from 0, as [N, classes]; a list may be empty.
 
-    Lists of 0 and 1 with a value for each class are such a matrix already; lists of labels do not
-    repeat one.
+    Lists of 0 and 1 of equal length are taken as this matrix if one of them repeats a value, which
+    lists of labels do not.
 
     Raises:
-        DataError: a label is no class; names the row.
+        DataError: a label is not a class; names the row.
     """
     different: set[Any] = set()
     is_repeated = False
@@ -462,7 +462,7 @@ def _by_name(
     if classes is None:
         classes = sorted(set(texts))
         log.info(
-            "%s: classes in the order of the alphabet: %s; data.classes= sets the network's own",
+            "%s: classes in the order of the alphabet: %s; data.classes= sets the network's order",
             source,
             list_names(classes),
         )

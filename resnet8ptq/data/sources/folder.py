@@ -93,7 +93,7 @@ def _read_paired(
     preprocess: PreprocessConfig,
     cache_root: Path,
 ) -> NamedSplit:
-    """Return the readable pictures of a folder, with their labels in another, of the same names."""
+    """Return the readable pictures of a folder; pictures of equal names in `other` are labels."""
     pairs = _find_pairs(folder, other)
     pictured = [Picture(str(path), path) for path, _ in pairs]
     images, kept = decode(pictured, preprocess, config.on_bad, cache_root)
@@ -123,11 +123,11 @@ def _find_pairs(folder: Path, other: Path) -> list[tuple[Path, Path]]:
     """Return each picture of a folder, with the one of the same name in the other folder.
 
     Raises:
-        DataError: a picture has none of its name.
+        DataError: a picture has no partner in the other folder.
     """
     paths = find_pictures(folder)
     named = {_stem(path, other): path for path in find_pictures(other)}
-    # Masks beside their pictures are no pictures; a picture may be its own target.
+    # Masks beside their pictures are not pictures; a picture may be its own target.
     masks = {path for path in named.values() if path.stem.endswith(MASK)}
     pairs = []
     missing = []
@@ -148,9 +148,9 @@ def _find_pairs(folder: Path, other: Path) -> list[tuple[Path, Path]]:
 
 
 def _check_shape(path: Path, beside: Path) -> None:
-    """Raise `DataError` if a mask or target has another shape, which resizing would distort.
+    """Raise `DataError` if a mask or target has another aspect ratio, which resizing would distort.
 
-    The size may be another one: a side may differ from the picture's shape by a pixel.
+    The sizes may differ. The aspect ratios are compared with a tolerance of one pixel.
     """
     try:
         width, height = pictures.read_size(path)
@@ -191,7 +191,7 @@ def _find_sides(root: Path) -> list[Path]:
 
 
 def _find_first(named: Mapping[str, Path], names: Iterable[str]) -> Path | None:
-    """Return the folder of the first name that has one; None if no name has."""
+    """Return the folder of the first of `names` that occurs; None if none occurs."""
     for name in names:
         if name in named:
             return named[name]
@@ -202,7 +202,7 @@ def read_unlabelled(root: Path, preprocess: PreprocessConfig, cache_root: Path) 
     """Read all pictures below a folder, without labels.
 
     Raises:
-        DataError: there are none, or one cannot be read.
+        DataError: there are no pictures, or one cannot be read.
     """
     return _decode(root, (), FolderConfig(), preprocess, cache_root).split
 
@@ -266,19 +266,19 @@ def find_pictures(folder: Path) -> list[Path]:
     """Return the pictures in a folder and its subfolders, in order.
 
     Raises:
-        DataError: there are none.
+        DataError: there are no pictures.
     """
     by_name, others = _list_by_name(folder)
     if not by_name:
         kinds = ", ".join(pictures.SUFFIXES)
         raise DataError(f"{folder}: has no pictures; expected {kinds} files")
     if others:
-        log.warning("%s: %d files are no pictures by their names", folder, others)
+        log.warning("%s: %d files are not pictures by their names", folder, others)
     return by_name
 
 
 def _list_by_name(folder: Path) -> tuple[list[Path], int]:
-    """Return the files with names of pictures in a folder, and the number of others."""
+    """Return the files in a folder with a suffix of pictures, and the number of other files."""
     by_name = []
     others = 0
     for path in sorted(folder.rglob("*")):

@@ -1,4 +1,4 @@
-"""`data=table`: a CSV or Parquet file with a row for each sample."""
+"""`data=table`: a CSV, Parquet, JSON Lines or CoNLL file with a row for each sample."""
 
 import csv
 import json
@@ -200,7 +200,7 @@ def _read_inputs(
     preprocess: PreprocessConfig,
     cache_root: Path,
 ) -> _TableSamples:
-    """Return pictures or numbers.
+    """Return the samples: pictures or numbers.
 
     Args:
         others: all columns except labels, split and groups.
@@ -266,7 +266,7 @@ def _name_rows(table: DataTable, rows: NDArray[np.int64]) -> list[str]:
 
 
 def read(path: Path, sha256: str, cache_root: Path) -> pa.Table:
-    """Read a Parquet or JSON Lines file, by unpacking it into the cache, or a text file.
+    """Read the file of a table; Parquet and JSON Lines files are unpacked into the cache.
 
     The separator of a CSV file is the comma, semicolon or tab, whichever is most frequent in the
     first line. A column holds integers, numbers or text, the narrowest type that fits all cells.
@@ -287,11 +287,11 @@ def read(path: Path, sha256: str, cache_root: Path) -> pa.Table:
 
 
 def read_tagged(path: Path) -> pa.Table:
-    """Read a file of CoNLL's form: a word and its tag in each line, a blank line between sentences.
+    """Read a CoNLL file: a word and its tag in each line, a blank line between sentences.
 
     The columns are separated by tabs, or else by spaces. The first is the word, the last the tag;
-    others are not read. Lines of -DOCSTART- and of comments, with `# ` and other columns, are
-    skipped.
+    others are not read. It skips -DOCSTART- lines and comments: lines that begin with `# ` and have
+    another number of columns.
 
     Returns:
         A row for each sentence, of lists: `tokens` and `labels`.
@@ -331,7 +331,7 @@ def _read_parquet(path: Path, limits: Limits) -> tuple[pa.Schema, Iterator[pa.Re
 
 
 def _read_json(path: Path, limits: Limits) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """Read a JSON Lines file; Arrow crashes on deeply nested ones."""
+    """Read a JSON Lines file; runs in a separate process, because deep nesting crashes Arrow."""
     block = pyarrow.json.ReadOptions(block_size=min(path.stat().st_size + 1, 2**31 - 1))
     rows = pyarrow.json.read_json(path, block)
     limits.check(path, rows.num_columns, rows.num_rows)

@@ -1,6 +1,6 @@
 """Texts in columns of a table as tokens: records [N] of BERT's three inputs.
 
-A text may be a list of words with a label each; then the first token of each word has its label.
+A text may be a list of words with a label each. The first token of a word then has its label.
 
 A tokenizer file is untrusted, and a short text may become many tokens. So a separate process with
 limited memory reads both, and writes the records to a file, from which they are mapped.
@@ -83,7 +83,7 @@ class Encoded:
 
     Attributes:
         records: the tokens [N].
-        texts: [N].
+        texts: the texts [N]; those of a pair are joined by ` / `.
         words: the number of the word that each token begins, from 0 [N, tokens]; -1 for other
             tokens; None if the texts are not lists of words.
     """
@@ -98,8 +98,9 @@ def encode(
 ) -> Encoded:
     """Return the texts of each row as tokens, mapped from the cache.
 
-    All are padded to the longest. With `data.pairs=apart`, each text is a sample; the two texts of
-    a row are adjacent. A warning gives the number of texts that `data.max_tokens` truncates.
+    The tokens are padded to the longest text. With `data.pairs=apart`, each text is a sample; the
+    two texts of a row are adjacent. A warning gives the number of texts that `data.max_tokens`
+    truncates.
 
     Args:
         names: one column, or two columns with the texts of a pair.
@@ -167,7 +168,7 @@ def are_words(table: DataTable, names: Sequence[str]) -> bool:
 
 
 def align(words: NDArray[np.int64], labels: NDArray[np.object_]) -> NDArray[np.int64]:
-    """Return the label of each token [N, tokens]: that of a word for its first, else `IGNORED`.
+    """Return labels [N, tokens]: the label of a word at its first token, `IGNORED` elsewhere.
 
     >>> labels = np.empty(1, np.object_)
     >>> labels[0] = np.array([5, 2])

@@ -1,1 +1,1 @@
-"""`task=detection` and `task=keypoints`: boxes and keypoints, evaluated as COCO does."""
+"""Objects as boxes, keypoints or masks, evaluated as COCO does."""

@@ -18,7 +18,7 @@ _AT_ONCE = 2**23  # weights of detections
 
 
 def by_class(matches: Sequence[Matches], weights: NDArray[np.int32]) -> Values:
-    """Return the AP of each class on each sample [times, classes]; NaN without its objects."""
+    """Return the AP by bootstrap sample and class [times, classes]; NaN without objects."""
     classes = np.full((len(weights), len(matches)), np.nan)
     for label, match in enumerate(matches):
         if not match.objects.any():
@@ -31,7 +31,7 @@ def by_class(matches: Sequence[Matches], weights: NDArray[np.int32]) -> Values:
 
 
 def _average_precision(match: Matches, weights: NDArray[np.int32]) -> Values:
-    """Return the AP of one class on each sample [times], accumulated as in pycocotools.
+    """Return the AP of one class on each bootstrap sample [times], as in pycocotools.
 
     The precision at a recall is the highest precision at this recall or above, so only the
     positions of right detections matter.

@@ -3,7 +3,7 @@
 https://cocodataset.org/#detection-eval; Lin et al., "Microsoft COCO: Common Objects in Context",
 ECCV 2014. AP is the mean over ten IoU thresholds from 0.50 to 0.95, over 101 recalls, and over the
 classes that have objects. The IoU is that of boxes, or of masks. Keypoints are compared by the
-object keypoint similarity (OKS) instead, without small objects and up to 20 detections.
+object keypoint similarity (OKS) instead, without small objects and with at most 20 detections.
 """
 
 import contextlib
@@ -40,10 +40,10 @@ class Matches:
 
 @dataclass(frozen=True)
 class CocoResult:
-    """The result of COCO's evaluation; NaN without objects of the kind.
+    """The result of COCO's evaluation. A metric is NaN if no object counts for it.
 
     Attributes:
-        areas: the names of the ranges of areas, of which the first has all.
+        areas: the names of the ranges of areas; the first range covers all areas.
         precision: pycocotools' array [10 thresholds, 101 recalls, classes, areas], with the classes
             in the order of the annotations' categories.
         recall: [10 thresholds, classes, areas].
@@ -58,7 +58,7 @@ class CocoResult:
 
     @cached_property
     def metrics(self) -> dict[str, float]:
-        """AP and related metrics by name: those of pycocotools with the most detections."""
+        """AP and related metrics by name, at pycocotools' largest number of detections."""
         areas = list(enumerate(self.areas[1:], 1))
         metrics = {
             "ap": _mean(self.precision[..., 0]),
@@ -111,7 +111,7 @@ def evaluate(
     unknown = {result["image_id"] for result in results}.difference(ids)
     if unknown:
         raise ValueError(f"image_id {min(unknown)} is in none of the annotations' images")
-    numbered = []  # pycocotools needs an id of each
+    numbered = []  # pycocotools needs an id for each
     for number, annotation in enumerate(annotations["annotations"], 1):
         numbered.append({"id": number, **annotation})
     with contextlib.redirect_stdout(io.StringIO()):  # it prints its progress

@@ -61,7 +61,7 @@ def make_decoder(
 def _split_prototypes(frame: Frame) -> "tuple[Frame, Prototypes | None]":
     """Return the frame of the boxes alone, with the coefficients of masks, and the prototypes.
 
-    The maps of the prototypes are as wide for their height as the network's input.
+    The maps of the prototypes must have the aspect ratio of the network's input.
     """
     if not has_prototypes(frame.outputs):
         return frame, None
@@ -82,12 +82,12 @@ def _split_prototypes(frame: Frame) -> "tuple[Frame, Prototypes | None]":
 
 @dataclass(frozen=True)
 class Prototypes:
-    """The output whose maps, weighted by the coefficients of a box, are its mask.
+    """The output with prototypes of masks; their sum, weighted by a box's coefficients, is a mask.
 
     Bolya et al., "YOLACT: Real-time Instance Segmentation", ICCV 2019.
 
     Attributes:
-        index: of the output.
+        index: the index of the output.
         channels_first: whether it is [coefficients, rows, columns]; else that axis is last.
     """
 
@@ -97,8 +97,8 @@ class Prototypes:
     def masks(self, maps: Array, rows: Floats, frame: Frame) -> bytes:
         """Return the masks of one picture's detections in the network's input, see `core.masks`.
 
-        A pixel belongs to the object if the sigmoid of the weighted sum, resized to the input
-        (bilinear), is above 0.5, and if it is in the box.
+        The weighted sum is resized to the input (bilinear). A pixel in the box belongs to the
+        object if the sigmoid of its value is above 0.5.
 
         Args:
             maps: the output for this picture.
@@ -125,7 +125,7 @@ class Prototypes:
 
 
 def _find_ends(places: NDArray[np.floating]) -> tuple[int, int]:
-    """Return the rows of a map that ascending places between its rows need: start and stop."""
+    """Return start and stop of the rows that interpolation at ascending positions needs."""
     if not places.size:
         return 0, 1
     return max(0, math.floor(places[0])), math.ceil(places[-1]) + 1

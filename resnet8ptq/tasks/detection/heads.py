@@ -2,8 +2,8 @@
 
 A head decodes outputs to boxes and scores, or to detections. Boxes are left, top, right and bottom
 in pixels of the network's input. Further values of each box follow if there are any: x, y and
-visibility of K keypoints, or the coefficients of its mask. A further head is two functions and an
-entry in `HEADS`.
+visibility of K keypoints, or the coefficients of its mask. To add a head, write two
+functions and an entry in `HEADS`.
 """
 
 import re
@@ -37,7 +37,7 @@ class Frame:
 
     Attributes:
         height, width: size of the network's input in pixels.
-        outputs: the shape of each output by name, without the batch axis; those of boxes only.
+        outputs: the shape of each output with boxes by name, without the batch axis.
         keypoints: number of keypoints of an object.
         coefficients: number of coefficients of a mask.
     """
@@ -388,7 +388,7 @@ def _find_detections(frame: Frame) -> list[int]:
 
 
 def _find_named(frame: Frame, indices: Sequence[int], pattern: str) -> list[int]:
-    """Return the outputs, of these, whose name matches a pattern in part."""
+    """Return those of the outputs at `indices` whose name contains a match of the pattern."""
     names = list(frame.outputs)
     return [index for index in indices if re.search(pattern, names[index], re.I)]
 

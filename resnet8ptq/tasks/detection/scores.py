@@ -50,7 +50,7 @@ class DetectionScores(ClasswiseScores):
 
     @property
     def similarity(self) -> str:
-        """By what a detection is right."""
+        """The name of the measure that decides whether a detection is right."""
         return {"keypoints": "OKS", "segm": "IoU of masks", "bbox": "IoU"}[self.kind]
 
     @property
@@ -103,7 +103,7 @@ class DetectionScores(ClasswiseScores):
         return masks.split(self.outputs.values[1][picture], number)
 
     def _masks(self, picture: int) -> list[dict[str, Any]]:
-        """Return the masks of a picture's detections in the picture, in COCO's format."""
+        """Return the masks of a picture's detections in its pixels, in COCO's format."""
         record = self.pictures[picture]
         size = (int(record["height"]), int(record["width"]))
         moved = []
@@ -153,8 +153,8 @@ class DetectionScores(ClasswiseScores):
 def to_coco(pictures: Array, class_ids: Sequence[int], with_masks: bool = False) -> dict[str, Any]:
     """Return the annotations of pictures [n], given as records of `data.boxes`.
 
-    With masks, an object without one counts as a crowd in its box: neither it nor detections in it
-    are right or wrong.
+    With masks, an object without one counts as a crowd in its box, so that neither it nor
+    detections in it are counted.
     """
     images = []
     annotations = []

@@ -134,7 +134,7 @@ def _draw(names: Sequence[str], comparison: Comparison, title: str) -> "dict[str
 
 
 def _doubt(baseline: DetectionScores, expected: float | None) -> str | None:
-    """Doubt an AP near 0, or below `expected`."""
+    """Return a doubt if the AP is near 0, or below `expected`."""
     shown = f"AP {AP.show(baseline.value)}"
     interval = baseline.per_sample.interval
     if interval[1] < NOTHING_FOUND:
@@ -205,7 +205,7 @@ def _check_masks(setting: TaskContext) -> None:
 
 
 def _find_sigmas(config: KeypointsConfig, setting: TaskContext) -> tuple[float, ...]:
-    """Return the constant of each keypoint: those in the settings, or COCO's for 17 of a person."""
+    """Return the constant of each keypoint: `task.sigmas`, or COCO's for the 17 of a person."""
     count = setting.keypoints
     if not count:
         raise ConfigError(
@@ -230,5 +230,5 @@ def _recall(config: DetectionConfig, class_names: tuple[str, ...]) -> Task:
 
 
 DETECTION = TaskType(make=_make, recall=_recall, schema=DetectionConfig)
-INSTANCE_SEGMENTATION = DETECTION  # the same settings, and another name
+INSTANCE_SEGMENTATION = DETECTION  # the same settings under another name
 KEYPOINTS = TaskType(make=_make, recall=_recall, schema=KeypointsConfig)

@@ -83,7 +83,7 @@ class Replicates(SampleValues):
         return statistics.bootstrap_margin(excess, items, counts)
 
     def metrics(self, baseline: Self) -> Metrics:
-        """Return the share of bootstrap samples on which one of both has no value, if any."""
+        """Return the share of bootstrap samples on which model or baseline has no value, if any."""
         share = float((~np.isfinite(self.replicates - baseline.replicates)).mean())
         if not share:
             return {}

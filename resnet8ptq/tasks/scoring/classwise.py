@@ -101,8 +101,8 @@ class ClassChanges:
         """Test each class.
 
         The test uses the normal distribution with the bootstrap's standard error (Efron and
-        Tibshirani, An Introduction to the Bootstrap, 1993), because with many classes no counted
-        p-value is small enough.
+        Tibshirani, An Introduction to the Bootstrap, 1993). With many classes, no p-value from
+        counted bootstrap samples is small enough after the correction.
         """
         deltas = np.asarray(model.of_class - baseline.of_class)
         differences = model.by_class - baseline.by_class

@@ -46,8 +46,8 @@ def noise_ratio(signal: Array, values: Array, transform: Transform | None = None
 def is_silent(signal: Array, values: Array) -> bool:
     """Return whether the values are equal for every sample, although the signal varies.
 
-    An average over samples hides such an output, where a few samples have most of the signal: a
-    network that only answers zeros lost 23% by its mean error, and the samples decided nothing.
+    An average over the samples hides such an output if a few samples have most of the signal. For
+    example, a network that returned only zeros had a mean error of 23%, and no verdict.
 
     Args:
         signal, values: an output [n, ...] of the baseline and of the model.
@@ -84,8 +84,8 @@ def noise_ratios(signal: Sequence[Array], values: Sequence[Array]) -> list[float
 def has_fractions(output: Array) -> bool:
     """Return whether an output [n, ...] holds fractions.
 
-    Classes, counts and masks do not, also as floats. Quantization changes none of them, or some by
-    whole steps, which is no noise.
+    Classes, counts and masks do not, even as floats. Quantization changes them by whole steps or
+    not at all, which is not noise.
     """
     if output.dtype.kind != "f":
         return False
@@ -95,7 +95,7 @@ def has_fractions(output: Array) -> bool:
 def worst_output(signal: Sequence[Array], ratios: Sequence[float]) -> int:
     """Return the index of the output that the limit applies to: the one with the most noise.
 
-    An exact output, such as an input that is passed through, has no noise and so hides none. Whole
+    An exact output, such as an input that is passed through, has no noise and is not chosen. Whole
     numbers count only if no output has fractions. An output that is not finite is the worst.
 
     Args:

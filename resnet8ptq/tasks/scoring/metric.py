@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from resnet8ptq.tasks.scoring.comparison import Scores
 
 DIGITS = 9  # of a loss, after the point
-# Groups of metrics, which MLflow shows apart. The metrics without one lead its table.
+# Prefixes, by which MLflow groups metrics. It shows metrics without a prefix first.
 BASELINE = "baseline/"  # of FP32
 CHOICE = "choice/"  # on the selection samples
 TOTAL = "counts/total"  # scored samples

@@ -16,8 +16,8 @@ LOGITS = "logits"
 VALUES = "values"
 
 Array = NDArray[Any]
-# Reduces the outputs of a batch, which has these inputs, to the part that is kept, where whole
-# outputs are too large.
+# Called with the outputs and the inputs of a batch. Returns the part of the outputs to keep, where
+# whole outputs are too large.
 Reduction = Callable[[Sequence[Array], Array], tuple[Array, ...]]
 
 
@@ -30,8 +30,8 @@ class Outputs:
         logits: the input of the final softmax for the first m <= n samples [m, ...]; None if the
             model does not end in a softmax, or logits were not collected.
         final: the kind of `values`: `PROBABILITIES`, `LOGITS` or `VALUES`.
-        raw: with a reduction, the outputs of the first batches before it, in the network's order;
-            of joined samples, the outputs of all of them.
+        raw: with a reduction, the network's outputs for the first batches, in its order; with
+            joined samples, its outputs for all samples.
     """
 
     values: tuple[Array, ...]

@@ -61,8 +61,8 @@ class Ranking(SampleValues):
     def margin(self, baseline: Self, metric: Metric, limit: float, items: int) -> Margin:
         """Return the margin of the AUC, from DeLong's covariance.
 
-        The variance is 0 if every positive is above the same negatives as before. Then the
-        disjoint pairs of a positive and a negative count, as many as the rarer label has.
+        The variance is 0 if every positive is above the same negatives as before. The margin then
+        counts disjoint pairs of a positive and a negative, one for each item of the rarer label.
         """
         rarer = min(len(self.auc.of_positives), len(self.auc.of_negatives))
         error = delong_error(self.auc, baseline.auc)

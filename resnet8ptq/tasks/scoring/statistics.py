@@ -20,12 +20,12 @@ from resnet8ptq.core.console import track
 
 Z95 = float(ndtri(0.975))
 SIGNIFICANCE = 0.05  # of p-values that are corrected together
-FEWEST = 5  # items: all of 4 on one side of a limit is chance once in 16 times
+FEWEST = 5  # items: 4 are all on a given side of a limit by chance once in 16 times
 POWER = 0.8  # at the sample size that a report asks for
 ROUNDING = 1e-9  # a relative spread below this is an error of float64
-KNOWN = 0.99  # of the replicates, at least, have a value
-# Of the losses of 50 items or more: then about 5% of the models at the limit pass, or fewer, in the
-# tasks that were simulated; at most 7%, in 50 pictures by the AP of masks (studies/task_errors.md).
+KNOWN = 0.99  # of the replicates, at least, must have a value
+# Of the losses of 50 items or more. With it, about 5% or fewer of the models at the limit pass in
+# the simulated tasks; at most 7%, for the AP of masks in 50 pictures (studies/task_errors.md).
 LEAST_SKEWNESS = 3.0
 COUNTABLE = 10  # replicates beyond 0: with fewer, a tail is too thin to be counted
 PART = SIGNIFICANCE / 2  # on either side of a 95% interval
@@ -77,7 +77,7 @@ def mcnemar(ours: int, theirs: int) -> float:
 def least_found(flips: int, total: int, level: float) -> float:
     """Return the smallest loss, a fraction, that McNemar's test detects with `POWER`.
 
-    It is at least the smallest number of lost items that is significant if no item is won.
+    It is at least the share of the fewest lost items that are significant if no item is won.
 
     Args:
         flips: number of items, out of `total`, that only one of two models gets right.
@@ -99,9 +99,9 @@ class Margin:
 
     Attributes:
         z: the distance in standard errors under a true loss at the limit.
-        correction: what each claim gives away, in standard errors: the continuity correction, half
-            a step of a counted loss, or the uncertain skewness; infinite without spread, or with
-            fewer than `FEWEST` items.
+        correction: the distance by which each claim is weakened, in standard errors: the
+            continuity correction, half a step of a counted loss, or the uncertain skewness;
+            infinite without spread, or with fewer than `FEWEST` items.
         no_change: whether no item has changed, so the loss cannot be assumed to be lower.
     """
 
@@ -122,7 +122,7 @@ class Margin:
     def items_needed(self, items: int, level: float) -> float:
         """Return the sample size at which the test decides with `POWER`, at the measured loss.
 
-        If no item has changed, the size at which such a model passes. NaN without spread.
+        If no item has changed, it is the size at which such a model passes. NaN without spread.
 
         Args:
             level: the level of the one-sided test.
@@ -156,9 +156,9 @@ class Margin:
         `FEWEST` items decide nothing.
 
         Args:
-            skewness: of the items, see `correct_skewness`; None: no correction. A sample that
-                lacks the largest losses shows too little, so a pass takes at least
-                `LEAST_SKEWNESS`.
+            skewness: of the items, see `correct_skewness`; None: no correction. A sample
+                without the largest losses has too little skewness, so the test of a pass assumes
+                at least `LEAST_SKEWNESS`.
         """
         if not error > ROUNDING * abs(excess) or items < 2:  # also NaN
             return cls(0.0, math.inf)
@@ -191,9 +191,9 @@ class Margin:
     def unchanged(cls, limit: float, items: float) -> Self:
         """Return the margin of independent items of which none has changed.
 
-        If an item's loss is at most 1, a mean loss at the limit changes at least that part of the
-        items, so that none of n changes with probability (1 - limit)^n or less. The margin is
-        unknown if that is above 5%.
+        If an item's loss is at most 1, a mean loss at the limit means that at least this share of
+        the items changes. Then none of n items changes with probability (1 - limit)^n or less. The
+        margin is unknown if that is above 5%.
         """
         tail = (1 - min(max(limit, 0.0), 1.0)) ** items
         if tail > SIGNIFICANCE:
@@ -221,8 +221,8 @@ def find_skewness(values: Values) -> float:
 def correct_skewness(t: float, skewness: float) -> float:
     """Return a t statistic corrected for the skewness of its mean's distribution.
 
-    If most losses are small and a few are large, samples without the large ones have both a small
-    mean and a small error, and too many of them pass. Hall's monotone transformation removes the
+    If few losses are large, a sample without them has both a small mean and a small error. Too many
+    such samples pass. Hall's monotone transformation removes the
     first-order effect ("On the Removal of Skewness by Transformation", Journal of the Royal
     Statistical Society B 54, 1992): t + skewness * (t^2 / 3 + 1 / 6) + skewness^2 * t^3 / 27. The
     last term makes it increase with t, and outweighs the correction if the skewness is large. So
@@ -443,8 +443,8 @@ def delong_error(ours: Auc, theirs: Auc) -> float:
 def ratio_interval(values: Values, weights: Values) -> Interval | None:
     """Return the 95% interval of sum(values) / sum(weights) over items [n]; None for one item.
 
-    The linearized variance of a ratio estimator (Cochran, Sampling Techniques, 1977, 6.4), with
-    Student's distribution.
+    It uses the linearized variance of a ratio estimator (Cochran, Sampling Techniques, 1977, 6.4)
+    and Student's distribution.
     """
     items = len(values)
     total = float(weights.sum())
@@ -498,10 +498,11 @@ def bootstrap_interval(replicates: Values) -> Interval:
 def bootstrap_margin(excess: Values, items: int, class_counts: Counts | None = None) -> Margin:
     """Return the margin of a loss, with the bootstrap's standard error (Efron, 1979) and skewness.
 
-    A bootstrap sample of k items varies less than k items do, by (k - 1) / k, and is less skewed
-    than an item, by sqrt(k). In a mean over classes the first holds for each class, whose share of
-    the variance is taken as 1 / k. The degrees of freedom follow from the effective number of items
-    (Kish, Survey Sampling, 1965): the number of classes times the harmonic mean of their items.
+    Over bootstrap samples of k items, the variance is too small by the factor (k - 1) / k, and the
+    skewness is that of an item divided by sqrt(k). In a mean over classes the first factor holds
+    for each class, whose share of the variance is taken as 1 / k. The degrees of freedom follow
+    from the effective number of items (Kish, Survey Sampling, 1965): the number of classes times
+    the harmonic mean of their items.
 
     Args:
         excess: the loss minus the limit on every bootstrap sample [times] of `items`; NaN for
@@ -604,7 +605,7 @@ LEAST_KAPPA = 0.05  # with many samples, even a network on the wrong inputs is p
 def kappa(labels: NDArray[np.int64], predictions: NDArray[np.int64], classes: int) -> float:
     """Return Cohen's kappa: the share of the mistakes of chance that the predictions avoid.
 
-    1 if chance makes none.
+    It is 1 if chance makes no mistakes.
     """
     total = len(labels)
     true = np.bincount(labels, minlength=classes) / total

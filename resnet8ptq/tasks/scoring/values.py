@@ -36,10 +36,10 @@ class SampleValues(ABC):
 
     @abstractmethod
     def margin(self, baseline: Self, metric: Metric, limit: float, items: int) -> Margin:
-        """Return how far the loss against the baseline lies above a limit; see `Metric.loss`."""
+        """Return the margin of the loss against the baseline over a limit; see `Metric.loss`."""
 
     def margin_over(self, other: Self, metric: Metric, limit: float, items: int) -> Margin:
-        """Return the margin of the loss against another quantized model above a limit."""
+        """Return the margin over a limit of the loss against another quantized model."""
         return self.margin(other, metric, limit, items)
 
     def select(self, rows: NDArray[np.bool_]) -> Self | None:
@@ -102,13 +102,13 @@ class Paired:
         return all(np.array_equal(ours[name], theirs[name]) for name in self.baseline.shared)
 
     def margin_over(self, other: Self, metric: Metric, limit: float, items: int) -> Margin:
-        """Return the margin of the loss against another run on the same samples above a limit."""
+        """Return the margin over a limit of the loss against another run on the same samples."""
         if type(self.model) is not type(other.model):
             return UNKNOWN  # one of both stopped early
         return self.model.margin_over(other.model, metric, limit, items)
 
     def margin(self, metric: Metric, limit: float, items: int) -> Margin:
-        """Return the margin of the loss above a limit, see `SampleValues.margin`."""
+        """Return the margin of the loss over a limit, see `SampleValues.margin`."""
         return self.model.margin(self.baseline, metric, limit, items)
 
     def losses(self) -> Values | None:
