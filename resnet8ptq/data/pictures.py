@@ -73,7 +73,7 @@ def decode(file: Path | BinaryIO, preprocess: PreprocessConfig) -> NDArray[np.ui
     RGB, 16 bits become 8, and an alpha channel is dropped.
 
     Raises:
-        Exception: not a picture, truncated, or too large; Pillow raises a dozen types.
+        Exception: the file is not a picture, is truncated, or too large; Pillow raises many types.
     """
     with (
         Image.open(file, formats=FORMATS) as picture,
@@ -89,7 +89,7 @@ def decode_mask(file: Path | BinaryIO, preprocess: PreprocessConfig) -> NDArray[
     Labels are the indices of a palette, or grey values. Padding is `UNLABELLED`.
 
     Raises:
-        Exception: not a picture, in colours, or labels above 255.
+        Exception: the file is not a picture, is in colours, or has labels above 255.
     """
     with (
         Image.open(file, formats=("PNG", "BMP")) as picture,
@@ -114,7 +114,7 @@ def read_size(file: Path | BinaryIO) -> tuple[int, int]:
     """Return width and height of an upright picture from the head of its file.
 
     Raises:
-        Exception: not a picture, or too large; Pillow raises a dozen types.
+        Exception: the file is not a picture, or is too large; Pillow raises a dozen types.
     """
     with Image.open(file, formats=FORMATS) as picture:
         # The `getexif` of PNG decodes the whole picture, because EXIF data may follow it.

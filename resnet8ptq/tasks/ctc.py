@@ -113,7 +113,7 @@ def count_errors(said: Sequence[str], true: Sequence[str]) -> float:
 
 
 def build(primary: str = "cer", alphabet: Alphabet | None = None, resamples: int = 9999) -> Task:
-    """Return the task.
+    """Return `task=ctc` with these settings.
 
     Args:
         primary: `cer` or `wer`.

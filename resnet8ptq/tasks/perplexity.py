@@ -114,7 +114,7 @@ class WindowScores(ReducedScores):
 
 
 def build(next_token: NextToken | None = None, resamples: int = 9999) -> Task:
-    """Return the task.
+    """Return `task=perplexity` with these settings.
 
     Args:
         next_token: reduces the logits; None for a finished run.

@@ -166,7 +166,7 @@ def build(
     ignored: Sequence[int] = (255,),
     resamples: int = 2000,
 ) -> Task:
-    """Return the task.
+    """Return `task=segmentation` with these settings.
 
     Args:
         decoder: decodes the outputs; None for a finished run.

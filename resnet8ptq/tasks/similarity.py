@@ -33,7 +33,7 @@ SPEARMAN = Metric("spearman", "Spearman")
 
 
 def build(resamples: int = 9999, output: int = 0, embeds: bool = False) -> Task:
-    """Return the task.
+    """Return `task=similarity` with these settings.
 
     Args:
         output: the index of the output that is scored.

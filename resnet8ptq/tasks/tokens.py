@@ -272,7 +272,7 @@ def _f1(counts: Array) -> Values:
 def build(
     primary: str = "entity_f1", decoder: TagDecoder | None = None, resamples: int = 2000
 ) -> Task:
-    """Return the task.
+    """Return `task=tokens` with these settings.
 
     Args:
         primary: a key of `METRICS`.

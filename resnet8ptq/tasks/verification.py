@@ -148,7 +148,7 @@ def find_hits(values: Values, identities: Indices, k: int) -> NDArray[np.bool_]:
 
 
 def build(primary: str = "eer", far: float = 0.01, k: int = 1, resamples: int = 2000) -> Task:
-    """Return the task.
+    """Return `task=verification` with these settings.
 
     Args:
         primary: `eer`, `tar` or `recall`.

@@ -346,7 +346,7 @@ def test_the_order_of_named_classes_is_reported(tmp_path, caplog):
     caplog.set_level("INFO")
     path = write(tmp_path / "a.csv", a=[1, 2, 3, 4] * 4, label=["yes", "no"] * 8)
     assert read(path).class_names == ("no", "yes")
-    assert "in the order of the alphabet: no, yes; data.classes= sets" in caplog.text
+    assert "in alphabetical order: no, yes; data.classes= sets" in caplog.text
     caplog.clear()
     assert read(path, classes=["yes", "no"]).class_names == ("yes", "no")
     assert "alphabet" not in caplog.text

@@ -462,7 +462,7 @@ def _by_name(
     if classes is None:
         classes = sorted(set(texts))
         log.info(
-            "%s: classes in the order of the alphabet: %s; data.classes= sets the network's order",
+            "%s: classes in alphabetical order: %s; data.classes= sets the network's order",
             source,
             list_names(classes),
         )

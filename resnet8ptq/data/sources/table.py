@@ -431,7 +431,7 @@ def _find_inputs(table: DataTable, config: TableConfig, others: Sequence[str]) -
 
 
 def _find_named(config: TableConfig, others: Sequence[str]) -> list[str]:
-    """Return the columns of `data.inputs`; null: those with a usual name."""
+    """Return the columns of `data.inputs`; if it is null, those with a usual name."""
     if isinstance(config.inputs, list):
         return config.inputs
     if config.inputs is not None:

@@ -154,7 +154,7 @@ class Decoder:
 
         Each row has left, top, right and bottom in pixels of the network's input, score, class, and
         x, y and visibility of each keypoint. Rows without a detection have the class `NOTHING`.
-        Masks are a text of each picture [n], in the network's input, see `core.masks`.
+        Masks are a text for each picture [n], in the network's input, see `core.masks`.
         """
         config = self.frame.config
         pictures = len(outputs[0])

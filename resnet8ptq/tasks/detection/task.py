@@ -50,7 +50,7 @@ def build(
     name: str = "detection",
     sigmas: tuple[float, ...] = (),
 ) -> Task:
-    """Return the task.
+    """Return the task `name`, such as `task=detection`, with these settings.
 
     Args:
         decoder: decodes the outputs; None for a finished run.

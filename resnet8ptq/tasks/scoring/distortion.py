@@ -47,7 +47,8 @@ def is_silent(signal: Array, values: Array) -> bool:
     """Return whether the values are equal for every sample, although the signal varies.
 
     An average over the samples hides such an output if a few samples have most of the signal. For
-    example, a network that returned only zeros had a mean error of 23%, and no verdict.
+    example, a network that returned only zeros had a mean error of 23%, and its verdict was
+    undecided.
 
     Args:
         signal, values: an output [n, ...] of the baseline and of the model.
