@@ -183,7 +183,7 @@ def _write(
                     )
                 whole[index] = image
     if whole is None:
-        raise DataError(f"{packed[0].name}: cannot be read ({bad['0']}), and neither can any other")
+        raise DataError(f"{packed[0].name}: cannot be read ({bad['0']}), like all others")
     whole.flush()  # type: ignore[attr-defined]
     return bad
 

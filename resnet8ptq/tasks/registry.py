@@ -79,7 +79,7 @@ def make(config: TaskConfig, setting: TaskContext) -> Task:
     """
     if config.name == AUTO:
         name = choose(setting)
-        log_once(log, "task=auto took %s: %s", name, BECAUSE[name])
+        log_once(log, "task=auto chose %s: %s", name, BECAUSE[name])
         config = _find(name).schema(name, join=config.join)
     kind = _find(config.name)
     if not isinstance(config, kind.schema):

@@ -47,8 +47,8 @@ def test_the_task_that_fits(data, name, caplog):
     console.log_once.cache_clear()
     for _ in range(2):
         assert registry.make(TaskConfig(), data).name == name
-    [line] = [line for line in caplog.messages if line.startswith("task=auto took ")]
-    assert line.startswith(f"task=auto took {name}: ")  # once, with the reason
+    [line] = [line for line in caplog.messages if line.startswith("task=auto chose ")]
+    assert line.startswith(f"task=auto chose {name}: ")  # once, with the reason
 
 
 def test_every_task_that_auto_takes_has_its_reason():

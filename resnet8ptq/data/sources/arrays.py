@@ -312,7 +312,7 @@ def _exactly(file: BinaryIO, size: int) -> Iterator[bytes]:
     while missing:
         part = file.read(min(missing, 2**24))
         if not part:
-            raise ValueError(f"it lacks the last {missing} bytes that its header promises")
+            raise ValueError(f"it lacks the last {missing} bytes that its header states")
         yield part
         missing -= len(part)
 
