@@ -8,12 +8,12 @@
     resnet8ptq deploy     export a run's model as a folder for other machines, verified
     resnet8ptq measured   add the figures of another machine to a run
     resnet8ptq report     write the report of a sweep again, from MLflow alone
-    resnet8ptq verdict    pass or fail, as JSON and an exit code, for CI
-    resnet8ptq judge      pass or fail, for quantized files of other programs
+    resnet8ptq verdict    report pass or fail, as JSON and an exit code, for CI
+    resnet8ptq judge      report pass or fail for quantized files of other programs
     resnet8ptq sync       log the runs that are missing in MLflow
 
 Each command takes key=value; `--help` lists its keys. `resnet8ptq --version` prints the version. In
-a checkout, `python run.py` is `run`.
+a checkout, `python run.py` calls `run`.
 """
 
 import sys

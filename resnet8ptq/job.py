@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def run_alone(asked: RunConfig, folder: Path, overrides: Sequence[str]) -> "SingleRun | None":
-    """Run, and return the ended run; None for an inspection, which records nothing.
+    """Run a single job; return its ended run, or None for an inspection, which records nothing.
 
     Args:
         asked: the settings, not checked yet.

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 NO_RUN = {"-h", "--help", "--hydra-help", "--version", "-c", "--cfg", "-i", "--info", "-sc"}
 loading.register_schemas()
-# Set before torch is imported: its threads wait for each other in a loop, by default for long. With
-# another program on the CPU, learned rounding then takes nearly twice the time.
+# Set before torch is imported: its threads wait for each other in a loop, by default for a long
+# time. With another program on the CPU, learned rounding then takes nearly twice the time.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
@@ -49,9 +49,9 @@ class CommandResult:
 def execute(
     typed: Sequence[str], report: Callable[[Exception], int] = command.print_error
 ) -> CommandResult:
-    """Execute a command line of `resnet8ptq run`, and print what a person sees.
+    """Execute a command line of `resnet8ptq run`, and print its output.
 
-    Errors are reported and returned, because the jobs of a sweep go on after one.
+    Errors are reported and returned, because a sweep continues after a failed job.
 
     Args:
         typed: the words after `resnet8ptq run`.

@@ -1,4 +1,4 @@
-"""`--help`: the keys that people set first; by group, or for `all`, every option and key.
+"""`--help`: the most common keys; those of a group or a topic; or, with `all`, every key.
 
 The YAML files of `conf/` are the one source: a key is explained by the comment on its line, an
 option by the comment above its keys.
@@ -39,7 +39,7 @@ class Key:
 FIRST = (
     ("model.path=my.onnx", "the FP32 network: .onnx, .h5, .keras, .tflite, .pt2, or a SavedModel"),
     ("data.root=pictures", "its samples: class folders, .npz, .csv, ...; data= names the source"),
-    ("preprocess=unit", "that of its training: raw 0..255, unit 0..1, symmetric -1..1, ..."),
+    ("preprocess=unit", "the same as in its training: raw 0..255, unit 0..1, symmetric -1..1, ..."),
     ("preprocess.size=96", "height and width of pictures, if the network leaves them free"),
     ("backend=torch", "the framework that quantizes; -m backend=onnx,torch runs both"),
     ("dtype=u8s8", "integers of activations and weights: int8, uint8, u8s8, w4a8, ..."),
@@ -76,7 +76,7 @@ def print_page(conf: Path, words: Sequence[str], own: Path | None = None) -> Non
 
 
 def show_first(conf: Path, own: Path | None = None) -> str:
-    """Return the short page."""
+    """Return the short page: the most common keys, and the topics."""
     words = yaml.safe_load((conf / "config.yaml").read_text("utf-8"))["hydra"]["help"]
     groups = _groups_of(_find_options(conf, own)) - {"hydra"}
     lines = [words["header"], "", "The keys that people set first:", ""]
@@ -147,7 +147,7 @@ def _read_defaults(text: str) -> tuple[dict[str, str | None], dict[str, str]]:
 
 
 def show_all(conf: Path, chosen: Mapping[str, str], own: Path | None = None) -> str:
-    """Return the whole page.
+    """Return the page of `--help all`: every group, option and key.
 
     Args:
         conf: the folder of the configuration, whose `config.yaml` has the header and the footer

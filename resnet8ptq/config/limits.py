@@ -55,12 +55,12 @@ def one_of(*choices: str) -> Limit:
 
 
 def at_least(least: int) -> Limit:
-    """Return a lower limit."""
+    """Return the limit that accepts integers of `least` or more."""
     return Limit(f"an integer >= {least}", lambda got: got >= least)
 
 
 def at_most(most: int) -> Limit:
-    """Return an upper limit."""
+    """Return the limit that accepts integers of `most` or less."""
     return Limit(f"an integer <= {most}", lambda got: got <= most)
 
 

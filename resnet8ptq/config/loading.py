@@ -27,7 +27,7 @@ _BASES = {"backend": schema.BackendConfig, "data": schema.DataConfig, "task": sc
 CONFIG_FILE = "config.yaml"  # in a run's folder
 MAX_BYTES = 2**20  # of such a file
 
-# For `conf/config.yaml`: folders are made before the config is checked, also in another process.
+# `conf/config.yaml` names folders with `safe_name`: Hydra makes them before the config is checked.
 # OmegaConf 2.4 renames `register_new_resolver`; the older `register_resolver` takes no `replace`.
 _register_resolver: Any = OmegaConf.register_resolver
 if "replace" not in inspect.signature(_register_resolver).parameters:
@@ -132,7 +132,7 @@ def load_config(path: Path, trusted: bool = True) -> RunConfig:
 
 
 def _drop_unknown(kept: DictConfig, typed: DictConfig, path: Path, group: str = "") -> None:
-    """Remove settings that an earlier version had and this one has not, with a warning."""
+    """Remove settings of an earlier version that this version lacks, with a warning."""
     known = {*typed}  # `in` of OmegaConf leaves out a setting without a default
     for key in [*kept]:
         name = f"{group}{key}"
@@ -200,7 +200,7 @@ def _refuse_code(config: RunConfig, path: Path) -> None:
 
 
 def find_paths(node: object, prefix: str = "") -> dict[str, str]:
-    """Return the paths in a config, by key: files and folders of whoever wrote it."""
+    """Return the paths in a config, by key: files and folders of the config's author."""
     paths: dict[str, str] = {}
     for item in fields(node):  # type: ignore[arg-type]
         value = getattr(node, item.name)
@@ -213,10 +213,10 @@ def find_paths(node: object, prefix: str = "") -> dict[str, str]:
 
 
 def without_paths(config: RunConfig) -> RunConfig:
-    """Return another user's config without paths, cache and store: on this machine they are ours.
+    """Return another user's config without its paths, cache and store; this machine has its own.
 
-    A path may lead to this user's private files, and the content of a cache or a store that
-    somebody else has named is unknown.
+    A path may lead to this user's private files, and the content of a cache or a store that another
+    user has named is unknown.
     """
     return replace(_drop_paths(config), cache_dir=None, tracking=schema.TrackingConfig())
 
@@ -233,13 +233,13 @@ def _drop_paths(node: T) -> T:
 
 
 _IN_A_STORE = (
-    "in another user's run, which could run code; expected plain values. If you trust whoever made "
-    "the run, add trust=true"
+    "in another user's run, which could run code; expected plain values. If you trust the author "
+    "of the run, add trust=true"
 )
 
 
 def _find_conditions(config: RunConfig) -> Iterator[limits.Condition]:
-    """Yield the conditions on settings together; refuse those that another setting disables."""
+    """Yield the conditions on combined settings; refuse a setting that another one disables."""
     backend = config.backend
     if not isinstance(backend, backend.descriptor.schema):
         raise ConfigError(f"backend.name: got {backend.name!r} alone; try backend={backend.name}")
@@ -316,7 +316,7 @@ def _find_conditions_of_analysis(config: RunConfig, named: bool) -> Iterator[lim
 
 
 def _find_conditions_of_plan(config: RunConfig) -> Iterator[limits.Condition]:
-    """Yield the conditions on `precision.plan`, which limits choose if it is auto."""
+    """Yield the conditions on `precision.plan`; `auto` needs exactly one limit."""
     precision = config.precision
     limits_set = 2 - [precision.max_bytes, precision.max_drop].count(None)
     if precision.plan == "auto":

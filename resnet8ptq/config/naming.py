@@ -106,7 +106,7 @@ class Combination:
 
     @property
     def cells(self) -> list[str]:
-        """Framework, dtype, calibration, granularity; of floats and files the first two."""
+        """Framework, dtype, calibration, granularity; for floats and files only the first two."""
         if self.backend == FILE:
             return [f"{self.framework} {Path(self.path).name}".rstrip(), self.dtype, "", ""]
         if self.dtype in FLOATS:
@@ -132,12 +132,12 @@ class Combination:
 
 
 def name_run(config: RunConfig, varied: str = "") -> str:
-    """Return the name of a run, which need not be checked yet; `varied` is its end."""
+    """Return the name of a run, ending with `varied`; the config need not be checked yet."""
     parts = (config.benchmark.name, Combination.of_config(config).name, config.analysis.name)
     return f"{'-'.join(filter(None, parts))} {varied}".rstrip()
 
 
-# Settings whose value the name of a combination holds, or names by itself.
+# Settings whose values are already part of the combination's name.
 _NAMED = ("backend", "dtype", "method", "calib", "per_channel", "backend.path")
 _MOST = 40  # characters of a value in a name
 

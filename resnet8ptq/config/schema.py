@@ -32,7 +32,7 @@ F32 = "f32"  # as in `target.measure`, too
 FLOATS = (FP32, "fp16")  # dtypes without integers: nothing is calibrated
 WEIGHT_ONLY = ("w4", "w8")  # dtypes of method=weight_only
 BY_BATCH = ("dynamic", "mixed")  # methods with ranges that the batch sets
-# In this order.
+# Applied in this order.
 CORRECTIONS = ("smooth_quant", "equalization", "adaround", "reconstruction", "bias_correction")
 _THREADS = (*limits.COUNT, at_most(1024))
 _ON_BAD = one_of("error", "skip")
@@ -87,12 +87,12 @@ class BackendConfig:
 
     @property
     def provider(self) -> str:
-        """ONNX Runtime's execution provider that runs the files; other runtimes have one."""
+        """ONNX Runtime's execution provider that runs the files; other runtimes have only one."""
         return CPU
 
     @property
     def inference_precision(self) -> str:
-        """OpenVINO's float type of the layers that are not on integers; others have one."""
+        """OpenVINO's float type for layers without integers; other runtimes have only float32."""
         return F32
 
     @property
@@ -130,7 +130,7 @@ class CalibConfig:
     samples_per_class: int | None = limited(100, *limits.COUNT)
     batch_size: int = limited(100, *limits.COUNT)
     percentile: float = limited(99.99, limits.PERCENTILE, only=_with("calib.name", "percentile"))
-    num_bins: int = limited(2048, at_most(2**15), only=_HISTOGRAM)  # not below fine bins
+    num_bins: int = limited(2048, at_most(2**15), only=_HISTOGRAM)  # the observer has no finer bins
     num_quantized_bins: int = limited(128, at_least(2), only=_with("calib.name", "entropy"))
     averaging_constant: float = limited(0.01, limits.SHARE, only=_AVERAGE)
     table: str | None = limited(None, is_path=True)
@@ -149,12 +149,12 @@ class ModelConfig:
     module: str | None = None
     state_dict: str | None = limited(None, only=_MODULE, is_path=True)
     module_args: Any = limited(None, only=_MODULE)  # a dict, untyped: Hydra adds no keys to typed
-    inputs: Any = None  # the same
+    inputs: Any = None  # untyped for the same reason
     outputs: list[str] | None = None
 
     @property
     def is_own(self) -> bool:
-        """Whether it is a network of the user's, which the embedded data do not fit."""
+        """Whether it is the user's own network; the embedded data do not fit it."""
         return self.path is not None or self.module is not None
 
 
@@ -443,7 +443,7 @@ class TrackingConfig:
 
 @dataclass
 class ReportConfig:
-    """The limits of a model for a recommendation, and the figures to compare with."""
+    """The limits that a recommended model must meet, and the columns of tables."""
 
     max_drop: float = limited(0.01, limits.LOSS)
     min_sqnr_db: float = limited(25.0, limits.FINITE)
@@ -497,7 +497,7 @@ class SymmetricConfig:
 
 @dataclass
 class PrecisionConfig:
-    """The bits of the weights of each layer, and the layers that 8 bits make faster."""
+    """The bits of each layer's weights, and layers in float where 8 bits are not faster."""
 
     plan: Any = limited(None, limits.PLAN)  # bits by layer, 32 for float, or "auto"
     max_bytes: int | None = limited(None, *limits.COUNT)
@@ -539,7 +539,7 @@ class QatConfig:
 
 @dataclass
 class QuantizationConfig:
-    """The settings that a backend gets."""
+    """The settings of quantization; every backend receives them."""
 
     backend: BackendConfig = MISSING
     dtype: DtypeConfig = MISSING
@@ -567,7 +567,7 @@ class QuantizationConfig:
 
     @property
     def inference_precision(self) -> str:
-        """The float type of the layers that are not on integers, in OpenVINO's words.
+        """The float type for layers without integers, by OpenVINO's name, such as `f32`.
 
         FP32 is always computed in float32, so that the other type is compared with it.
         """
@@ -639,7 +639,7 @@ def find_fields(key: str) -> list[list[Field[Any]]]:
 
 
 def _find_field(owner: Any, name: str) -> Field[Any] | None:
-    """Return the field of a dataclass with this name; None of another type, or without one."""
+    """Return the field of a dataclass with this name; None for another type or an unknown name."""
     if is_dataclass(owner):
         for item in fields(owner):
             if item.name == name:

@@ -51,7 +51,7 @@ def arrange(words: Sequence[str], conf: Path, own: Path | None = None) -> list[s
         ConfigError: an unknown setting or option, or a value outside the limits of its setting.
     """
     parser = get_args_parser()
-    # Hydra adds an analysis, and selects in other groups: nobody need know the difference.
+    # Hydra needs a `+` before `analysis`, but not before other groups: users may leave it out.
     words = [f"+{word}" if word.startswith("analysis=") else word for word in words]
     known, unknown = parser.parse_known_intermixed_args(list(words))
     settings = list(known.overrides)
@@ -113,7 +113,7 @@ def is_group(key: str) -> bool:
 def is_plain(word: str) -> bool:
     """Return whether a setting from another person is safe to repeat.
 
-    Its key is of the schema, and names no code, store or cache; its value imports nothing and looks
+    Its key is in the schema, and names no code, store or cache; its value imports nothing and looks
     up nothing.
     """
     try:
@@ -321,7 +321,7 @@ def _check_group(override: Override, groups: dict[str, list[str]], whole: bool) 
             f"{group}={options}"
         )
     for value in values(override):
-        complete = whole and not group.startswith("hydra/")  # to Hydra's groups plugins add options
+        complete = whole and not group.startswith("hydra/")  # plugins add to Hydra's groups
         if complete and isinstance(value, str) and "${" not in value and value not in groups[group]:
             raise ConfigError(command.no_such_option(value, group, groups[group]))
 
@@ -357,7 +357,7 @@ _WITH_OPTIONS = {"backend": BackendConfig, "data": DataConfig, "task": TaskConfi
 def _check_shared(typed: Sequence[Override], conf: Path) -> None:
     """Raise `ConfigError` for a setting that an option of its swept group lacks.
 
-    Hydra composes a sweep without the swept settings first, and would name the group's default.
+    Hydra composes a sweep without the swept settings first, and would blame the group's default.
     """
     chosen = {override.key_or_group: override for override in typed}
     for override in typed:

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_AGAIN_S = 5.0  # after code that has caught the first one
+_AGAIN_S = 5.0  # repeats, in case code has caught the first error
 
 
 class AlarmError(Exception):
-    """The time limit was reached; no `PtqError`, which a search would catch and go on."""
+    """The time limit was reached; not a `PtqError`, because a search catches those and goes on."""
 
 
 @contextmanager

@@ -26,10 +26,10 @@ from resnet8ptq.core.errors import ConfigError, PtqError
 
 log = logging.getLogger(__name__)
 
-RECORD = "entry.json"  # the file of an entry that is not its own
+RECORD = "entry.json"  # in each entry: describes its other files
 MAX_RECORD_BYTES = 2**24
 UNUSED_DAYS = 90
-CHECKED = ".checked"  # the file in the root that tells when entries were last removed
+CHECKED = ".checked"  # in the root; its time is that of the last removal
 _DAY_S = 24 * 3600
 _HASHED = 20  # hexadecimal digits of a key's hash, the name of an entry
 Key = Mapping[str, str | int | bool]
@@ -109,10 +109,10 @@ def find(root: Path, kind: str, key: Key) -> Path | None:
 
 
 def check_still_there(root: Path, error: FileNotFoundError) -> None:
-    """Raise an error that names the cache if a missing file is one of its own.
+    """Raise an error that names the cache if a missing file belongs to it.
 
     Raises:
-        PtqError: somebody has removed the cache while a run was using it.
+        PtqError: the file was removed while a run was using it.
     """
     missing = Path(str(error.filename))
     if missing.is_relative_to(root):

@@ -1,4 +1,4 @@
-"""Runs a command of this package in a process of its own, for a caller in Python.
+"""Runs a command of this package in a separate process, for a caller in Python.
 
 A command changes much of its process: logging, signals, threads of frameworks, environment. The
 caller, such as a notebook, keeps its own. The command's log appears where the caller's stderr goes.
@@ -22,7 +22,7 @@ _CODE = "from resnet8ptq.api import serving; serving.main()"
 
 
 def run(name: str, words: Sequence[str], quiet: bool = False) -> dict[str, Any]:
-    """Run `resnet8ptq NAME WORDS...`; return what it answers.
+    """Run `resnet8ptq NAME WORDS...`; return its answer.
 
     The answer of `run` has `record_folder` and `sweep_folder`, see `api.serving`.
 
@@ -31,7 +31,8 @@ def run(name: str, words: Sequence[str], quiet: bool = False) -> dict[str, Any]:
 
     Raises:
         PtqError: the command's own error, with the type that it had there.
-        KeyboardInterrupt: the caller was interrupted; the command has ended in order.
+        KeyboardInterrupt: the caller was interrupted; the command was interrupted too, and has
+            ended.
     """
     with tempfile.TemporaryDirectory() as scratch:
         answer = Path(scratch, "answer.json")
@@ -44,8 +45,8 @@ def run(name: str, words: Sequence[str], quiet: bool = False) -> dict[str, Any]:
                 raise
         if not answer.exists():
             raise PtqError(
-                f"{name}: its process ended with code {process.returncode} and no answer; its log "
-                "says more"
+                f"{name}: its process ended with code {process.returncode} and no answer; see its "
+                "log"
             )
         result: dict[str, Any] = json.loads(answer.read_text("utf-8"))
     if result["error"] is not None:

@@ -21,8 +21,8 @@ _NAME = re.compile(r"(\w+)(?: as \w+)?")
 def behind(module: str) -> str:
     """Return a hash of the code of a module and of its direct and indirect imports.
 
-    A part of each cache key: after a change of the code that makes an entry, the entry is made
-    again, and nobody has to raise a version number.
+    It is a part of each cache key: after a change of the code that makes an entry, the entry is
+    made again, without a version number to raise.
 
         key = {"network": sha256, "code": code.behind(__name__)}
 

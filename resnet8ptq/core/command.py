@@ -69,7 +69,7 @@ class Closable(Protocol):
 
     @property
     def is_search(self) -> bool:
-        """Whether the error of a job ends it."""
+        """Whether an error of a job ends the sweep."""
         ...
 
     def close(self, status: str) -> int:
@@ -277,7 +277,7 @@ def explain(error: BaseException) -> str:
             key = str(cause.full_key)
             group = key.rpartition(".")[0]
             option = ""
-            if group and is_dataclass(cause.object_type.__base__):  # which its options share
+            if group and is_dataclass(cause.object_type.__base__):  # the group's options
                 option = f"{group}={OmegaConf.select(cause.parent_node, 'name')}"
             text = no_such_key(key, known, option)
     if match := _NO_VALUE.search(text):

@@ -45,7 +45,7 @@ def limit() -> None:
     """Limit this process to 90% of the free memory, and to one hour of each core.
 
     A small file can need huge memory or endless time: a constant of 10**12 zeros, or an endless
-        loop.
+    loop.
     """
     free = memory.free_bytes(file_cache=True)
     if free is None:

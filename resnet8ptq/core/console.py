@@ -123,7 +123,7 @@ class LogHandler(RichHandler):
         return super().render_message(record, show(message))
 
     def emit(self, record: LogRecord) -> None:
-        """Write the record, which delays the next line of `watch`; without a terminal in a line."""
+        """Write the record, without a terminal on one line; delay the next line of `watch`."""
         if stderr().is_terminal:
             super().emit(record)
         else:
@@ -193,17 +193,17 @@ def measuring(label: str) -> AbstractContextManager[None]:
 
 
 def never_silent(between: str = "Working") -> None:
-    """Say from now on what this process does, whenever it has said nothing for a while.
+    """From now on, print the current step whenever nothing was printed for a while.
 
     Args:
-        between: what it does between the steps of `waiting` and `track`; empty: nothing.
+        between: the label between the steps of `waiting` and `track`; empty: no line.
     """
     _watch.between = between
     _watch.start()
 
 
 def speak_seldom() -> None:
-    """Write a line of progress only every `LINE_SECONDS`: others write beside this process."""
+    """Write progress only every `LINE_SECONDS`, because parallel processes write lines too."""
     _watch.quiet_s = LINE_SECONDS
 
 

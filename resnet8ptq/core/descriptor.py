@@ -1,4 +1,4 @@
-"""The descriptor of a backend: everything that the rest of the program knows of it.
+"""The descriptor of a backend: all facts about it that the rest of the program uses.
 
 Each folder of `resnet8ptq/backends` holds one, `BACKEND`, whose import costs nothing: functions,
 classes and modules are named, as `module:name`, and imported when they are needed.
@@ -22,10 +22,11 @@ class Search:
     Attributes:
         start: the plain 8-bit configuration.
         sums_in_16_bits: whether its kernels need `reduce_range` on a CPU whose sums saturate.
-        fewer_bits: settings beside `dtype=w4a8`; None: its files hold no weights below 8 bits.
-        chooses_operators: whether `op_types` is a step of its own, to leave pools in float.
+        fewer_bits: settings in addition to `dtype=w4a8`; None: its files hold no weights below 8
+            bits.
+        chooses_operators: whether `op_types` is a separate step, to leave pools in float.
         dynamic: whether `method=dynamic` quantizes matrix products.
-        mixed: whether `method=mixed` does, beside static convolutions.
+        mixed: whether `method=mixed` does, together with static convolutions.
         diagnoses: whether the search diagnoses its models, in QDQ format.
         weights_alone: whether `method=weight_only` stores weights by output channel.
         weights_in_blocks: whether it stores those of matrix products in blocks of 4 bits.
@@ -72,7 +73,7 @@ class Backend:
             calibrates; not if the framework calibrates itself, or computes activations in float.
         single_input: whether it takes one input of float32 only.
         converts: formats of networks that its own converter quantizes as a whole.
-        search: where `experiment=auto` starts, and its steps.
+        search: the start and the steps of `experiment=auto`.
         advice: a module with `advise` and `sweep`, see `backends.advice`; empty: `search.start`.
         reads: suffixes of the files of other programs that `reader` reads.
         reader: a module as `backends.file.reading` needs it.

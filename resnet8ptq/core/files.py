@@ -47,7 +47,7 @@ def write_text(path: Path, text: str, mode: int = 0o644) -> None:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """Return the content of a regular file. Reading a pipe could block, a device never ends.
+    """Return the content of a regular file. Reading a pipe could block, and a device never ends.
 
     Raises:
         OSError: the file is not regular, cannot be read, or is larger than `most` bytes.
@@ -70,14 +70,14 @@ def check_room(size: int, folder: Path) -> None:
     """
     free = shutil.disk_usage(folder).free
     if size > free:
-        raise ValueError(f"it unpacks to {size:,} bytes, of which the cache has {free:,} free")
+        raise ValueError(f"it unpacks to {size:,} bytes, but the cache has {free:,} free")
 
 
 _FULL = re.compile("no space left on device|disk is full|quota exceeded", re.IGNORECASE)
 
 
 def find_nearest(path: Path) -> Path | None:
-    """Return the file or folder beside a missing path with the closest name; None without one."""
+    """Return the file or folder beside a missing path with the closest name, if one is close."""
     try:
         names = [child.name for child in path.expanduser().parent.iterdir()]
     except OSError:
@@ -169,7 +169,7 @@ def hash_with_data(path: Path) -> str:
 def find_data_names(path: Path) -> set[str]:
     """Return the names of the external data files of an ONNX file, without parsing it.
 
-    A reader must not read others: a cached result would not follow their content.
+    A reader must read no other files, because the hash in a cache key does not cover them.
     """
     if path.suffix.lower() != ".onnx" or not path.stat().st_size:
         return set()

@@ -124,7 +124,7 @@ def find_version(package: str) -> str:
 def pin(package: str) -> str:
     """Return the requirement of a package in its installed version.
 
-    Without the name of a torch build, such as `+cpu`: registries have only the number.
+    The name of a torch build, such as `+cpu`, is left out, because registries list only the number.
     """
     name, number = _find_installed(package)
     return f"{name}=={number.partition('+')[0]}"
@@ -169,7 +169,8 @@ def describe() -> dict[str, str]:
 def _find_project_commit() -> str:
     """Return the commit of the repository of the working folder; empty if there is none.
 
-    Changes to tracked files are not looked for: that runs programs that the repository names.
+    It does not check for changed files, because git would then run programs that the repository
+    configures.
     """
     with suppress(OSError, subprocess.SubprocessError):
         command = ["git", "rev-parse", "--verify", "HEAD"]

@@ -19,8 +19,8 @@ _FIRST = 48  # the character of the value 0
 def read(segmentation: Any, height: int, width: int) -> bytes:
     """Return the mask of an annotation: polygons [[x, y, ...], ...], or run lengths.
 
-    b"" if it is neither: many data sets of boxes have such annotations. All is checked before
-    pycocotools gets it, whose C code trusts its input.
+    b"" if it is neither: many data sets of boxes have such annotations. Everything is checked here,
+    because the C code of pycocotools does not check its input.
     """
     from pycocotools import mask
 
@@ -109,7 +109,7 @@ def encode(inside: NDArray[np.bool_], top: int, left: int, height: int, width: i
 
 
 def empty(height: int, width: int) -> bytes:
-    """Return the mask of nothing."""
+    """Return the mask of a picture without an object."""
     return _compress([height * width], height, width)
 
 
@@ -196,7 +196,7 @@ def move(
 def sample(
     grid: NDArray[Any], rows: NDArray[np.float64], columns: NDArray[np.float64]
 ) -> NDArray[np.float32]:
-    """Return the values of a grid between its pixels, bilinear; beyond an edge those of the edge.
+    """Return the values of a grid between its pixels, bilinear; beyond an edge, the edge's values.
 
     Args:
         rows, columns: positions, of which 0 is the centre of the first pixel.
@@ -205,7 +205,7 @@ def sample(
 
 
 def _between(values: NDArray[np.float32], positions: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Return rows of `values` at these positions, linear."""
+    """Return the rows of `values` at these positions, interpolated linearly."""
     last = len(values) - 1
     placed = positions.clip(0, last)
     first = np.floor(placed).astype(np.int64)

@@ -11,11 +11,11 @@ from pathlib import Path
 # bytes of the budget
 MOST = 2**31
 LEAST = 2**28
-STEP = 8  # one step of a run holds an eighth of the budget for a batch: inputs, outputs, ...
+STEP = 8  # the tensors of one batch may take an eighth of the budget
 
 _MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of malloc.h
 _CGROUP = Path("/sys/fs/cgroup")
-_VARIABLE = "RESNET8PTQ_MEMORY_GB"  # the processes that this one starts have the same limit
+_VARIABLE = "RESNET8PTQ_MEMORY_GB"  # child processes inherit the limit
 
 
 def set_limit(gigabytes: float | None) -> None:

@@ -1,10 +1,10 @@
-"""Numbers from files of others."""
+"""Reads numbers from untrusted files."""
 
 import math
 
 
 def as_finite(value: object) -> float | None:
-    """Return a finite number, given as a number or as an array of one; None for anything else.
+    """Return a finite number, given as a number or in an array of one; None for anything else.
 
     An array may be a list, or an object with `data`, as ONNX Runtime writes it.
     """

@@ -21,13 +21,13 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True)
 class Column(Generic[Row]):
-    """A column.
+    """A column of a table, for people, for a CSV file, or for both.
 
     Attributes:
-        head: the heading for people; a column without one is only in the file.
+        head: the heading for people; without one, the column is only in the file.
         value: returns the value of a row; None is shown as an empty cell.
         style: a format, such as `.1f`, or a function that returns the value as text.
-        key: the name in a CSV file; a column without one is only for people.
+        key: the name in a CSV file; without one, the column is only for people.
         is_number: whether it is aligned to the right.
     """
 
@@ -67,7 +67,7 @@ class Table(Generic[Row]):
 
     @property
     def heads(self) -> list[str]:
-        """The headings."""
+        """The headings of the columns for people."""
         return [column.head for column in self.shown]
 
     @property
@@ -122,5 +122,5 @@ def to_csv(*tables: Table[Any]) -> str:
 
 
 def show_kb(size_bytes: float) -> str:
-    """Return a size in kB."""
+    """Return a size in bytes as text in kB, with one decimal."""
     return f"{size_bytes / 1000:.1f}"

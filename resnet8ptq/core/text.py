@@ -37,8 +37,8 @@ def _without_secrets(url: re.Match[str]) -> str:
 def printable(text: str) -> str:
     """Return an untrusted text in one line without control characters.
 
-    For each text of a file, a store or a library that reaches a terminal, a log or a page: it could
-    move the cursor, or write a line that looks like ours.
+    Use it for each text of a file, a store or a library that reaches a terminal, a log or a page.
+    Such a text could move the cursor, or imitate a line of this program.
 
     >>> printable("int8\\n\\x1b[2J done")
     'int8 ?[2J done'

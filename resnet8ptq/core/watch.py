@@ -1,7 +1,7 @@
-"""Says what the program is doing whenever it has said nothing for a while.
+"""Prints the current step whenever the program has printed nothing for a while.
 
-A thread looks at the running steps, so code that takes time only names itself: see
-`console.waiting` and `console.track`.
+A thread checks the running steps, so slow code only has to name its step: see `console.waiting` and
+`console.track`.
 """
 
 import os
@@ -23,10 +23,10 @@ def _now() -> float:
 
 @dataclass(eq=False)
 class WatchedStep:
-    """A running step: what it does, and how much of it is done, if it has parts.
+    """A running step, with its progress if it has parts.
 
     Attributes:
-        unit: of the parts; empty for a step that cannot report its progress.
+        unit: the name of the parts, such as `batches`; empty for a step without progress.
         total: the number of parts; None if it is unknown.
     """
 
@@ -55,7 +55,7 @@ class Watch:
         draws: whether running steps are drawn already, as bars are.
 
     Attributes:
-        between: what the program does between steps; empty: nothing that needs a line.
+        between: the label between steps; empty: no line.
         quiet_s: the longest silence of a step.
     """
 
@@ -94,9 +94,9 @@ class Watch:
 
     @contextmanager
     def step(self, label: str, unit: str = "", total: int | None = None) -> Iterator[WatchedStep]:
-        """Keep a step among the running ones."""
+        """Register a running step during the block."""
         step = WatchedStep(label, unit, total)
-        if not self.steps and not self.between:  # silence was right so far
+        if not self.steps and not self.between:  # no line was due before
             self._heard = step.begin
         self.start()
         self.steps.append(step)
@@ -109,7 +109,7 @@ class Watch:
             self._turned = _now()
 
     def look(self) -> float:
-        """Write what is going on if a line is due; return the seconds until the next one."""
+        """Write the running steps if a line is due; return the seconds until the next one."""
         with self._lock:
             steps = [*self.steps]
             now = _now()
@@ -128,13 +128,13 @@ class Watch:
             return pause
 
     def _find_import(self) -> str:
-        """Return which library is being imported; empty if none was since the last line."""
+        """Return the library that is being imported; empty if there is none since the last line."""
         if len(sys.modules) <= self._modules:
             return ""
         newest = next(reversed(list(sys.modules)))  # Python keeps them in the order of their start
         return f"Loading {newest.partition('.')[0].lstrip('_')}"
 
     def _run(self) -> None:
-        with suppress(OSError, ValueError):  # nobody reads, or the stream is closed
+        with suppress(OSError, ValueError):  # the pipe or the stream is closed
             while True:
                 time.sleep(min(self.look(), LOOK_SECONDS))  # a new step may be due earlier

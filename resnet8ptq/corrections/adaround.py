@@ -37,7 +37,7 @@ STRETCH = (-0.1, 1.1)  # gamma and zeta of the rectified sigmoid, equation 23
 BETA = (20.0, 2.0)  # of the regularizer, equation 24; start and end of the annealing
 WARM_UP = 0.2  # share of the iterations without regularizer
 _TOLERANCE = 1e-3  # levels
-FEW = 64  # inputs of a group: at most so many, the levels are found without learning
+FEW = 64  # inputs of a group: up to this number, the levels are found without learning
 STARTS = 64  # of the descent, besides the nearest levels
 REGULARIZER = 10.0  # its weight, relative to the error of nearest rounding
 

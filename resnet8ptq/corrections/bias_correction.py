@@ -51,7 +51,7 @@ def correct_biases(
     for part in walk.parts(outputs):
         targets |= _means(walk, {name: axes[name] for name in part}, "Bias correction: FP32")
 
-    # Layer by layer, behind those that are corrected
+    # Layer by layer, after those that are corrected
     walk = walk.beside(rounded)
     for number, (output, (name, node)) in enumerate(zip(outputs, nodes.items(), strict=True), 1):
         twin = simulated[name]

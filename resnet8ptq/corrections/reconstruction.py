@@ -419,7 +419,7 @@ def _join_parts(
             joined.append(pending)
         pending = []
 
-    # What is left at the end has no layer
+    # The rest at the end has no layer
     if pending and joined:
         joined[-1] += pending
     elif pending:

@@ -48,7 +48,7 @@ def correct(
     if not any(vars(chosen)[name] for name in CORRECTIONS):
         return model, None
 
-    # The function stays: a new FP32 network
+    # These keep the network's function, so the result is the new FP32 network
     fp32 = onnx.load(model.onnx_path)
     if chosen.smooth_quant:
         fp32 = smooth_quant.smooth(fp32, setting)
@@ -57,7 +57,7 @@ def correct(
         fp32 = equalization.equalize(fp32, setting.selection)
         before = _log("equalization", before, layers.errors(fp32, fp32, setting))
 
-    # The weights change, and are compared with it
+    # These change the weights, and are compared with the new FP32 network
     corrected = fp32
     if chosen.adaround:
         from resnet8ptq.corrections import adaround  # imports torch

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 ALPHAS = (0.0, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9)  # 0: unchanged
 _ROWS = 4096  # of an input, for choosing alpha
-# of a divisor
+# limits of a divisor
 _LEAST = 1e-4
 _MOST = 1e4
 _HOMOGENEOUS = ("Relu", "LeakyRelu")

@@ -29,7 +29,7 @@ class Walk:
     """Runs a network from a stored cut tensor instead of from its input.
 
     For a correction that measures a layer, changes it, and measures the next one: `to(node)` moves
-    behind what no longer changes, `run(names)` yields tensors [n, ...] batch by batch.
+    past the nodes that no longer change, `run(names)` yields tensors [n, ...] batch by batch.
 
         walk = setting.walk(fp32)
         for node in nodes:

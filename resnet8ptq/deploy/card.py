@@ -117,7 +117,7 @@ def render_card(source: SourceRun, model: Path, facts: Facts) -> str:
 
 
 def _say_settings(record: RunRecord) -> str:
-    """Return the settings of the quantization that are set, as typed."""
+    """Return the quantization settings with a value, as `key=value` words."""
     keys: tuple[str, ...] = _SETTINGS
     if record.combination.method == "weight_only":
         keys += _IN_BLOCKS
@@ -148,7 +148,7 @@ def request_command(vectors: Vectors) -> str:
 
 
 def _answer(outputs: Sequence[str]) -> str:
-    """Return the answer to a request, with dots in place of the values."""
+    """Return a served model's answer to a request, with dots in place of the values."""
     listed = ", ".join(f"{_quote(name)}: [...]" for name in outputs)
     return f'{{"predictions": {{{listed}}}}}'
 

@@ -9,10 +9,9 @@
 `example.py` runs in a fresh virtual environment, unless `verify=false`. `register=NAME` registers
 the model in MLflow, under the alias `recommended`. `target.onnxruntime=1.17` lowers an ONNX file
 for an older ONNX Runtime, and runs it there; `target.format=ort` writes ONNX Runtime's own format.
-`trust=true` accepts the torch files, modules, metrics and the registration of a run that was not
-made below `runs/` here: they run as code, the last when the model is served.
-`measure=true` adds the program and the samples to measure the file on another machine, see
-`resnet8ptq measured`.
+`trust=true` accepts torch files, modules, metrics and registration from a run that was not made
+below `runs/` here. They can run code; a registered model does so when it is served. `measure=true`
+adds the program and the samples to measure the file on another machine, see `resnet8ptq measured`.
 `max_drop=0.05`, or without labels `min_sqnr_db=30`, sets the limit of a recommendation (default:
 the sweep's own). A run with a broken FP32 network is refused. `experiment=`, `uri=` and `root=`
 name the MLflow store, `cache_dir=` the folder of converted networks.
@@ -98,7 +97,7 @@ def main(words: list[str]) -> None:
         _check_register(run, asked.register)
         lines, takes = _write(store, run, asked, folder=temporary)
 
-    # Say what is there, and how to try it
+    # Print the folder's content, and a command to try it
     console = stdout(None, 130)
     held = ", ".join(sorted(path.name for path in folder.iterdir()))
     for line in (*lines, f"Folder: {folder} ({held})"):
@@ -128,7 +127,7 @@ def _check(asked: Arguments) -> None:
 
 
 def _check_register(run: SourceRun, name: str | None) -> None:
-    """Refuse to register another person's model: serving it runs its code, which nobody checked.
+    """Refuse to register another person's model: serving it runs its unchecked code.
 
     MLflow registers the model that the run has logged, not the file that was checked.
     """
@@ -169,11 +168,11 @@ def _new_folder(folder: Path) -> Iterator[Path]:
 def _write(
     store: Store, run: SourceRun, asked: Arguments, folder: Path
 ) -> tuple[list[str], Sequence[str]]:
-    """Write the folder; return what to say, and the words that its example takes."""
+    """Write the folder; return the lines to print, and the arguments of its example."""
     runtime = cache.runtime(asked.cache_dir or run.config.cache_dir, run.config.threads)
     version = asked.target.onnxruntime
     model, change, faults = _convert(run, asked.target, folder)
-    with waiting("Reading the run's samples"), silenced():  # the run has said its warnings
+    with waiting("Reading the run's samples"), silenced():  # the run has logged these warnings
         scored = reproducing.open_samples(run, asked.cache_dir)
 
     # Run the artifact again, and keep test vectors
@@ -238,7 +237,7 @@ def _convert(run: SourceRun, target: TargetFormat, folder: Path) -> tuple[Path, 
         Its path, the change, and the known faults of the target that concern it.
 
     Raises:
-        ConfigError: the target needs an ONNX file, and the artifact is another.
+        ConfigError: the target needs an ONNX file, and the artifact is not one.
         UnsupportedError: the target lacks an operator.
     """
     asked = [key for key, value in vars(target).items() if value is not None]

@@ -92,11 +92,11 @@ def main(words: list[str]) -> None:
 
 
 def write_program(run: SourceRun, scored: Scored | str, folder: Path) -> str:
-    """Write the program and its job into `folder`; return what to do with them.
+    """Write the program and its job into `folder`; return a line on their use.
 
     Raises:
-        ConfigError: the run's samples are missing, or its runtime or its execution provider is not
-            measured elsewhere.
+        ConfigError: the run's samples are missing, or its runtime or execution provider cannot be
+            measured on another machine.
     """
     _refuse_provider("measure", run)
     runtime = run.backend.runtime
@@ -125,7 +125,7 @@ def _run(
     """Evaluate the file and FP32, time both in turns, and count the kernels, on the target."""
     samples = scored.samples
     compared = evaluator.compare(run.artifact, samples, logits=False)
-    # Without a limit, which neither side can keep: both must ask for the same times.
+    # Without a time limit: writing a job and reading its result must request the same times.
     timing = replace(run.config.latency, max_seconds=math.inf)
     resolved = evaluator.quantizer.resolve()
     times: Metrics = {}
@@ -152,7 +152,7 @@ def _measure(run: SourceRun, scored: Scored, evaluator: Evaluator) -> RunResult:
             "valid; expected a machine whose runtime runs FP32 correctly"
         )
 
-    # What a run would have logged
+    # The values that a run would have logged
     samples = scored.samples
     evaluation = compared.evaluation
     metrics = times | compare_machines(evaluator, run.artifact, samples, evaluation)
@@ -192,7 +192,7 @@ def _replace_result(store: Store, run: SourceRun, scored: Scored, result: RunRes
     journal = Journal(record.name, store.experiment_name) if own is None else Journal.load(own)
     journal.params = {**record.params, **result.resolved}
     if not measurement.silent:
-        journal.params.pop("silent", None)  # of the machine before
+        journal.params.pop("silent", None)  # of the previous machine
     carried = {CARRIED_TAG: result.resolved["measured_on"]}
     journal.tags = {**record.tags, **journal.tags, **carried}
     journal.points = [point for point in journal.points if point[0] not in stale]

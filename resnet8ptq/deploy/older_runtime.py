@@ -19,8 +19,8 @@ from resnet8ptq.graph import layers
 from resnet8ptq.graph.links import find_all
 from resnet8ptq.target.measure import CPU
 
-# The first ONNX Runtime 1.x with a release of ONNX, whose opset and IR it reads; later ones to the
-# next entry have the same. 1.15 and 1.20 to 1.31 were tried with files of every opset and IR.
+# The first ONNX Runtime 1.x that reads the opset and the IR of a release of ONNX; versions up to
+# the next entry read the same. 1.15 and 1.20 to 1.31 were tried with files of every opset and IR.
 ONNX_SINCE = {
     **{10: "1.10.0", 11: "1.11.0", 12: "1.12.0", 14: "1.13.0", 15: "1.14.0", 17: "1.15.0"},
     **{18: "1.16.0", 21: "1.17.0", 23: "1.18.0", 24: "1.20.0", 25: "1.21.0"},
@@ -135,10 +135,10 @@ def _check_node(node: onnx.NodeProto, opset: int, lower_opset: int, version: int
 
 
 def _drop_unused_opsets(proto: onnx.ModelProto) -> None:
-    """Keep the opsets of the operators in the file.
+    """Remove the opsets without an operator in the file.
 
-    ONNX Runtime adds all that it knows to a file that it writes, and an older version refuses a
-    newer one, such as ai.onnx.ml 5, also without an operator of it.
+    ONNX Runtime lists all opsets that it knows in a file that it writes. An older version refuses a
+    newer opset, such as ai.onnx.ml 5, even without an operator of it.
     """
     used = {node.domain for node in find_all(proto, onnx.NodeProto)} | {"", "ai.onnx"}
     for entry in list(proto.opset_import):

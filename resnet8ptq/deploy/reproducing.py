@@ -90,8 +90,8 @@ def rerun(source: SourceRun, scored: Scored | str, runtime: Runtime, many: bool)
     """Run the artifact on all scored samples; to be called by `SourceRun.call`.
 
     Args:
-        scored: the samples; or, as text, the reason why they are missing: then the sample kept by
-            the run is used.
+        scored: the samples; or, as text, the reason why they are missing. Then the run's kept
+            sample is used.
 
     Raises:
         QuantizationError: the predictions differ on the run's own CPU; or there is no sample.
@@ -144,8 +144,8 @@ def compare(source: SourceRun, task: Task, again: Comparison, samples: int) -> s
         there = source.record.cpu
         if here == there:
             raise QuantizationError(
-                f"run {source.record.run_id}: its artifact does not predict what the run has "
-                f"logged: {summary}"
+                f"run {source.record.run_id}: its artifact's predictions differ from "
+                f"those that the run has logged: {summary}"
             )
         log.warning("the run was measured on another CPU (%s): %s", there, summary)
     return summary
@@ -182,7 +182,7 @@ def _count_different(
 
 
 def _find_kept(known: Container[str], arrays: Container[str]) -> str | None:
-    """Return the kind of predictions that the run has kept and the task makes."""
+    """Return the name of the predictions that the run has kept and the task makes, if any."""
     for name in PREDICTIONS:
         if name in known and name in arrays:
             return name

@@ -40,7 +40,7 @@ class Fault:
 
 
 def _lacks_zero_point(node: onnx.NodeProto, links: Links) -> bool:
-    """Whether int8 values without a zero point are moved before they are used."""
+    """Return whether int8 values without a zero point are moved before they are used."""
     return _is_moved(node, links, TensorProto.INT8) and not any(node.input[2:3])
 
 
@@ -79,7 +79,7 @@ def _is_dequantized(name: str, links: Links) -> bool:
 
 
 def _scales_bias_otherwise(node: onnx.NodeProto, links: Links) -> bool:
-    """Whether the bias of an integer convolution has another scale than input times weights."""
+    """Return whether the bias of a Conv has another scale than input times weights."""
     if node.op_type != "Conv" or not any(node.input[2:3]):
         return False
     data = _read_scale(node.input[0], links)
@@ -153,7 +153,7 @@ def find_known_faults(proto: onnx.ModelProto, version: int) -> list[str]:
             lines.append(
                 f"known fault of ONNX Runtime 1.{version}: {fault.nodes} ({len(nodes)} nodes, "
                 f"first {name}): {fault.effect}; fixed in 1.{fault.fixed}; without graph "
-                f"optimization the file is right; {fault.source}"
+                f"optimization the file is correct; {fault.source}"
             )
     return lines
 
@@ -161,7 +161,7 @@ def find_known_faults(proto: onnx.ModelProto, version: int) -> list[str]:
 def write_zero_points(graph: onnx.GraphProto) -> None:
     """Add the zero points whose absence loses negative values, see `FAULTS`; in place.
 
-    The meaning stays: without a zero point it is 0.
+    The file's meaning does not change: a missing zero point counts as 0.
     """
     links = Links(graph)
     for node in graph.node:

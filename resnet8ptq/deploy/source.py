@@ -40,7 +40,7 @@ class SourceRun:
     artifact: Path  # in a folder with `config.yaml` and the files of `_COPIED` that the run has
     use: str = ""  # the recommended use; empty for a run by its id
     trusted: bool = False  # whether the run's code may run in this process
-    unread: str = ""  # why its data are not read: they are not ours to hand on
+    unread: str = ""  # the reason if its data must not be read
 
     def call(self, function: Callable[..., T], *args: object) -> T:
         """Call a function that loads the artifact, in a separate process unless it is trusted.
@@ -164,7 +164,7 @@ def fetch_run(
     backend = look_up("backend.name", record.backend, BACKENDS)
     if not backend.quantizes:
         raise ConfigError(
-            f"run_id: run {record.run_id} has judged a file that another program has made; "
+            f"run_id: run {record.run_id} scored a file of another program; "
             "expected a run that quantized a network"
         )
 
@@ -199,7 +199,7 @@ def fetch_run(
             "if you trust its author, add trust=true"
         )
     config = load_config(folder / CONFIG_FILE, trusted)
-    if config.backend.name != backend.name:  # what loads the file depends on it
+    if config.backend.name != backend.name:  # it decides how the file is loaded
         raise TrackingError(
             f"run {record.run_id}: {CONFIG_FILE} has backend={config.backend.name}, the run has "
             f"logged {backend.name}"
@@ -213,10 +213,10 @@ def fetch_run(
 
 
 def _forbid_data(record: RunRecord, config: RunConfig) -> str:
-    """Return why the data of another user's run must not be read; empty if they may.
+    """Return why the data of another user's run must not be read; empty if they may be.
 
-    Its config may name private files of this user, and the folder to write is for others. Data that
-    need no path are public, or named by this user's environment.
+    Its config may name private files of this user, and the deployed folder is passed on to others.
+    Data that need no path are public, or named by this user's environment.
     """
     paths = find_paths(config)
     if paths:

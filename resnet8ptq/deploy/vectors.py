@@ -28,7 +28,7 @@ class Vectors:
 
     samples: NDArray[Any]  # [n, ...]; the same array as `inputs` if the data are missing
     inputs: NDArray[Any]  # [n, ...]
-    outputs: tuple[NDArray[np.float32], ...]  # [n, ...]; all rows if they depend on the sample
+    outputs: tuple[NDArray[np.float32], ...]  # [n, ...]; more rows if their number varies by sample
     tolerances: tuple[float, ...]  # of the outputs, absolute
     preprocessing: Preprocessing = RAW  # with `layout`, from samples to inputs, see `Split`
     layout: tuple[int, ...] | None = None

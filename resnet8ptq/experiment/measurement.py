@@ -67,7 +67,7 @@ def measure(
     batching = evaluation.batching
     metrics: Metrics = {
         LAYERS: quantized.artifact.quantized_layers,
-        "system/quantize_s": quantized.seconds,  # without calibration that the cache had
+        "system/quantize_s": quantized.seconds,  # without cached calibration
         "system/prepare_s": prepared.seconds,  # fine-tuning, corrections and choices
         "system/evaluate_s": evaluation.seconds,
         "system/evaluate_batch_size": batching.batch_size,
@@ -147,7 +147,7 @@ def find_execution(
 
 
 def _describe_providers(provider: str, nodes: Nodes) -> dict[str, str]:
-    """Return the number of nodes of each provider, and the operators that another one runs."""
+    """Return the number of nodes of each provider, and the operators that other providers run."""
     if provider == CPU:
         return {}
     if provider not in nodes:
@@ -166,7 +166,7 @@ def _describe_providers(provider: str, nodes: Nodes) -> dict[str, str]:
 def compare_machines(
     evaluator: Evaluator, path: Path, samples: Split, there: Evaluation
 ) -> Metrics:
-    """Run the samples on this machine too; warn if the target computes something else."""
+    """Run the samples on this machine too; warn if the target's outputs differ."""
     local = replace(evaluator, target=None)
     task = evaluator.task
     seen = samples.take(np.arange(len(there.outputs)))

@@ -116,7 +116,7 @@ class Paths:
 
 
 def find_files(benchmark: BenchmarkConfig, named: Paths, quantizes: bool = True) -> Paths:
-    """Return the paths with those of the benchmark's files in place of None; unchanged without one.
+    """Return the paths, with the benchmark's files in place of None; unchanged without benchmark.
 
     Args:
         named: the paths of the settings.

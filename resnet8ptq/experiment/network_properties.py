@@ -25,7 +25,7 @@ _POOLS = {"GlobalAveragePool", "AveragePool", "ReduceMean"}
 
 
 def find_properties(graph: onnx.GraphProto) -> list[str]:
-    """Return the properties of a converted network that the steps of the search ask for."""
+    """Return the properties of a converted network that decide the steps of the search."""
     operators = {node.op_type for node in graph.node}
     attention = bool(find_attention(graph))
     convolutions, products, recurrent = _find_weights(graph)
@@ -56,7 +56,7 @@ def _find_weights(graph: onnx.GraphProto) -> tuple[int, int, int]:
 
 
 def _has_silu(graph: onnx.GraphProto) -> bool:
-    """Whether a tensor is multiplied by its own sigmoid (Elfwing et al., 2018)."""
+    """Return whether a tensor is multiplied by its own sigmoid (Elfwing et al., 2018)."""
     gates = {}  # gated tensors, by their sigmoid
     for node in graph.node:
         if node.op_type in ("Sigmoid", "HardSigmoid"):

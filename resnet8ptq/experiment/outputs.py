@@ -76,7 +76,7 @@ def write(
 
 
 def write_scores(folder: Path, config: RunConfig, measured: Measurement, samples: Split) -> None:
-    """Write the files of the scored samples: tables, texts and figures, and each one's values."""
+    """Write the files of the scored samples: tables, texts, figures, and the values by sample."""
     task = measured.task
     comparison = measured.comparison
     for name, rows in task.files.tables(comparison).items():

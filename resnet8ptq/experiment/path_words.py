@@ -35,7 +35,7 @@ _CHOOSES_DATA = re.compile(r"^\s*(- (override )?/)?(data|benchmark|data\.root): 
 def complete(words: Sequence[str], conf: Path, own: Path | None = None) -> list[str]:
     """Return the words with the keys of plain paths, and with the data source of `data.root`.
 
-    Words that are wrong in other ways are returned as they are: `config.words` reports them.
+    Words with other errors are returned unchanged: `config.words` reports them.
 
     Args:
         conf: the folder of the config groups.
@@ -63,7 +63,8 @@ def require_data(words: Sequence[str], conf: Path, own: Path | None = None) -> N
     typed = list(_parse_all(words))
     keys = {override.key_or_group for override in typed}
     is_named = _names_data(typed, conf, own) or "data.root" in keys
-    is_hidden = any(word.startswith(_OTHER_CONF) for word in words)  # an experiment there may
+    # An experiment in another config folder may choose the data
+    is_hidden = any(word.startswith(_OTHER_CONF) for word in words)
     is_needed = _NO_DATA.isdisjoint(words) and not any(map(_inspects, typed))
     if is_named or is_hidden or not is_needed:
         return
@@ -115,7 +116,7 @@ def _add_source(words: Sequence[str], settings: Mapping[str, str]) -> list[str]:
         renamed.append(word)
     known = {key, *map(_key, renamed)}
     more = [f"{name}={value}" for name, value in settings.items() if name not in known]
-    console.say(console.stderr(), f"data: not set; taken by the path: {' '.join(more)}")
+    console.say(console.stderr(), f"data: not set; chosen by the path: {' '.join(more)}")
     return [*renamed, *more]
 
 

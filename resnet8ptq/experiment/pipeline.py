@@ -66,7 +66,7 @@ def run_experiment(
     if settings.target is not None:
         settings.target.describe()  # so is a machine that does not answer
 
-    # Data and network, and what they decide
+    # Data and network, and the settings that depend on them
     data, network = load(settings)
     graph = onnx.load(network.onnx_path).graph
     run.log_params(network.describe() | {"properties": ", ".join(find_properties(graph))})

@@ -31,8 +31,8 @@ def tunes(config: RunConfig) -> bool:
 def prepare(work: Workspace) -> Prepared:
     """Run each step that the settings enable, and return the network with its decisions.
 
-    The one call between the samples and the backend. A step takes what the steps before it decided,
-    and returns a new `Prepared`; it changes neither settings nor samples.
+    This is the only call between the samples and the backend. A step takes the decisions of earlier
+    steps, and returns a new `Prepared`; it changes neither settings nor samples.
     """
     start = time.perf_counter()
     prepared = work.unprepared
@@ -117,7 +117,7 @@ def correct(work: Workspace, prepared: Prepared) -> Prepared:
 
 
 def read_table(work: Workspace, prepared: Prepared) -> Prepared:
-    """Read the ranges that `calib.table` names; of any origin with `calib.trust`.
+    """Read the ranges of `calib.table`; with `calib.trust`, from a table of any origin.
 
     Raises:
         ConfigError: no tensor of the table is one of the network's.
@@ -144,7 +144,7 @@ def leave_in_float(work: Workspace, prepared: Prepared) -> Prepared:
         params=prepared.params | chosen.to_params(),
         metrics=prepared.metrics | chosen.to_metrics(),
     ).decide(in_float=chosen.nodes)
-    # The weights of the chosen layers are not to be rounded after all.
+    # The weights of the chosen layers must not be rounded.
     return read_table(work, correct(work, prepared)) if chosen.nodes else prepared
 
 
@@ -165,7 +165,7 @@ def place(work: Workspace, prepared: Prepared) -> Prepared:
 
 
 def keep_large_in_float(work: Workspace, prepared: Prepared) -> Prepared:
-    """With `dtype=fp16`, keep layers in float32 around which a value is too large for float16.
+    """With `dtype=fp16`, keep layers in float32 if a value at them is too large for float16.
 
     Their weights have values that float16 lacks, or a runtime that computes in float16 overflows.
     """
@@ -192,9 +192,10 @@ def keep_large_in_float(work: Workspace, prepared: Prepared) -> Prepared:
 def _corrects_again(chosen: CorrectionsConfig) -> bool:
     """Return whether each trial of layers in float is corrected again, within seconds.
 
-    Smoothing and equalization do not change the function of a layer in float. Together with them,
-    rounding would be learned again for minutes: only without them does the cache have AdaRound's
-    layers.
+    Smoothing and equalization alone need no new correction: they do not change the function of a
+    layer in float. Other corrections are not repeated if rounding would be learned again for
+    minutes: with reconstruction, or with AdaRound after smoothing or equalization, whose learned
+    layers the cache lacks.
     """
     changes = chosen.smooth_quant or chosen.equalization
     learns = chosen.reconstruction or (chosen.adaround and changes)

@@ -23,7 +23,7 @@ SAMPLES = 200  # of the training split
 BETTER = 0.1  # of a metric up to 1: less may be luck, as the best of several is taken
 BATCH_SIZE = 20
 
-# What conf/preprocess does to pixels 0..255: scale, mean, std.
+# The options of conf/preprocess for pixels 0..255: scale, mean, std.
 _USUAL = {
     "raw": (1.0, (0.0,), (1.0,)),
     "unit": (1 / 255, (0.0,), (1.0,)),
@@ -95,7 +95,7 @@ def check(
                 "classes, at preprocess.resize, data.offset and data.scale"
             )
     doubt = f"FP32 {metric.title.upper()} {reason}: {advice}"
-    log.warning("%s; verdicts beside such an FP32 network are void", doubt)
+    log.warning("%s; verdicts against such an FP32 network are void", doubt)
     return doubt
 
 

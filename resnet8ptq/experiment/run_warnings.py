@@ -24,7 +24,7 @@ MANY_SCALES = 6  # weights for each scale: its float and zero point cost what th
 
 
 def warn_before(config: RunConfig, resolved: Resolved, graph: onnx.GraphProto) -> bool:
-    """Warn about the network on this CPU; return whether sums may saturate in the kernels."""
+    """Warn of saturation and of few bits in depthwise layers; return whether sums may saturate."""
     saturates = _warn_of_saturation(resolved, graph)
     _warn_of_depthwise(config, resolved, graph)
     if config.backend.quantizes and not config.dtype.is_float:
@@ -42,7 +42,7 @@ def warn_of_noise(
     """Warn if the quantized network's outputs are far from FP32's.
 
     Args:
-        outliers: calibration samples that stand out; no other advice helps before they are gone.
+        outliers: calibration samples that stand out; no other advice helps before they are removed.
         samples: the calibration samples.
     """
     if sqnr_db is not None and sqnr_db < LOW_SQNR_DB:
@@ -130,7 +130,7 @@ def _report_tied_weights(graph: onnx.GraphProto) -> None:
     for table, product in find_tied(graph):
         log.info(
             "%s and %s have the same weights, %s values: the quantized file stores them twice, "
-            "since the two are rounded along other axes",
+            "since the two are rounded along different axes",
             table.name,
             product.name,
             f"{sizes[table.input[0]]:,}",

@@ -1,4 +1,4 @@
-"""Names calibration samples that stand out, before the run quantizes anything."""
+"""Finds outliers among the calibration samples, before the run quantizes anything."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from resnet8ptq.graph.links import input_names
 def check_inputs(calib: CalibConfig, graph: onnx.GraphProto, samples: Split) -> list[Outliers]:
     """Return the samples that stand out in an input of the network; warn about each.
 
-    It needs no run of the network, so it serves frameworks that calibrate themselves, too.
+    It does not run the network, so it also works for frameworks that calibrate themselves.
     """
     outliers = list(find_in_inputs(samples, input_names(graph)))
     for outlier in outliers:

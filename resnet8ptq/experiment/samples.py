@@ -151,7 +151,7 @@ def _choose(config: RunConfig, samples: SamplesByRole, check: Check) -> SamplesB
             unit = "samples" if data.train.groups is None else "groups"
             raise ConfigError(
                 f"evaluate.choice: got held_out, expected half or none: {data.name} has fewer than "
-                f"{LEAST_TO_CHOOSE} training {unit} to spare that task={config.task.name} scores"
+                f"{LEAST_TO_CHOOSE} unused training {unit} that task={config.task.name} can score"
             )
 
     # Else half of the test samples

@@ -1,4 +1,4 @@
-"""`resolve` decides the settings of a run once: the only module that changes a setting."""
+"""Decides the settings of a run once, by `resolve`; no other module changes a setting."""
 
 import logging
 from dataclasses import dataclass, replace
@@ -40,7 +40,7 @@ class Settings:
         config: the decided settings, with the paths of data and network.
         network: the network's file; for a module, its weights; to inspect a file of another
             program, that file.
-        no_data: why an inspection has no data; else empty.
+        no_data: the reason if an inspection has no data; else empty.
     """
 
     asked: RunConfig
@@ -106,7 +106,7 @@ def resolve(asked: RunConfig, jobs: int | None = None, threads: int | None = Non
     """Decide every setting: locate each file, and download the default files.
 
     Called once for each run, before any work; all later code reads `Settings` and changes none.
-    Decided settings stay as they are, so the config of a finished run can be resolved again.
+    Decided settings are not changed, so the config of a finished run can be resolved again.
 
     Args:
         jobs, threads: see `fill_defaults`.

@@ -41,7 +41,7 @@ class Prepared:
     seconds: float | None = None
 
     def decide(self, **decided: Any) -> "Prepared":
-        """Return the network with these attributes of the decisions changed."""
+        """Return the same network with these attributes of `Decisions` changed."""
         return replace(self, decisions=replace(self.decisions, **decided))
 
 
@@ -49,8 +49,8 @@ class Prepared:
 class Workspace:
     """The inputs of each step.
 
-    A step reads the settings, the samples and FP32 here, and what was decided in `Prepared`. Trials
-    of a search take a copy with other settings, see `vary`.
+    A step reads the settings, the samples and FP32 here, and earlier decisions in `Prepared`.
+    Trials of a search take a copy with other settings, see `vary`.
 
     Attributes:
         samples: the samples; the steps choose on `samples.tuning`.

@@ -1,7 +1,7 @@
 """Samples with a wrong answer of the quantized model, beside FP32's answer, for the report.
 
-Written in the run, which has the samples at hand: a report reads no data set. Only for answers
-that are classes, and for pictures and texts.
+The run writes them, because it has the samples: a report reads no data set. They exist only for
+answers that are classes, and for pictures and texts.
 """
 
 import base64

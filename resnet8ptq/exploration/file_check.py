@@ -1,8 +1,9 @@
-"""Names the cause of a loss of a file that another program has quantized.
+"""Finds why a file that another program has quantized loses accuracy.
 
-On training samples, never on reported ones, it tries two causes outside of the file's layers, which
-a comparison of tensors blames on its first or its last one: other pixels, and another order of the
-classes. Otherwise, that comparison names the layer that costs most.
+It uses training samples, never reported ones. It first tries two causes outside of the file's
+layers: another preprocessing of the pixels, and another order of the classes. A comparison of
+tensors would blame the first or the last layer for these. If neither is the cause, that comparison
+finds the layer that costs most.
 """
 
 import logging
@@ -55,8 +56,8 @@ def check_against_fp32(
 
     Args:
         data: the data set, arranged for the network.
-        config: of the run, with the limit of the loss.
-        folder: of the run; gets the picture of the network if a layer is the cause.
+        config: the run's config, with the limit of the loss.
+        folder: the run's folder; gets the picture of the network if a layer is the cause.
     """
     sqnr = comparison.sqnr_db
     is_near = sqnr is None or sqnr >= FAR_DB
@@ -158,7 +159,7 @@ def _find_layer(
 ) -> str:
     """Return the layer that costs most, and other findings in the file's tensors.
 
-    Empty if all layers are near, or the format gives no tensors.
+    Empty if all layers are near FP32, or the format gives no tensors.
     """
     runtime = evaluator.runtime
     admitted = reading.admit(path, runtime.cache_root)

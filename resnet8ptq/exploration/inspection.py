@@ -16,7 +16,7 @@ from resnet8ptq.models.summary import print_summary, summarize
 
 NO_DATA = (
     "data: not given; data=arrays | folder | table | huggingface | coco with data.root= (coco: "
-    "data.images= and data.annotations=) says whether your samples fit"
+    "data.images= and data.annotations=) checks whether your samples fit"
 )
 
 

@@ -194,7 +194,8 @@ def _print(result: PowerAnalysis, data: str) -> None:
 
 NOTES: Sequence[str] = (
     "passes: a model with this true loss or less is shown to be within the limit in 4 of 5 cases "
-    "(80% power); fails: the same for beyond. Between both, most verdicts are undecided.",
+    "(80% power); fails: this true loss or more is shown to be beyond the limit as often. Between "
+    "both, most verdicts are undecided.",
     "changed: share of predictions that only FP32 or only the model gets right. A run logs their "
     "numbers as paired/right_to_wrong and paired/wrong_to_right; analysis.changed= sets the share. "
     "Models that change few predictions need fewer samples.",

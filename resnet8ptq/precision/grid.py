@@ -82,10 +82,10 @@ class WeightScheme:
         return lowest, highest
 
     def grid(self, weights: NDArray[np.float32], axis: int) -> "Grid":
-        """Return the grid of a layer's weights; `axis` counts its output channels.
+        """Return the grid of a layer's weights; `axis` is that of the output channels.
 
-        The one place where weights get a scale: corrections learn on it, and every backend's file
-        holds it. `scale` and `zero_point` broadcast over the weights.
+        No other function gives weights a scale: corrections learn on this grid, and every backend's
+        file holds it. `scale` and `zero_point` broadcast over the weights.
 
         >>> weights = np.array([[-1.27, 0.635], [0.1, 0.2]], np.float32)
         >>> WeightScheme("int8").grid(weights, 0).quantize(weights).tolist()
@@ -125,9 +125,9 @@ def fit_bias(
 ) -> NDArray[np.float32]:
     """Return weights [channels, ...] whose scales let the bias [channels] fit in 32 bits.
 
-    A bias has the scale of the weights times that of the input. Beside weights near 0 it would be
-    cut off, so one weight of such a channel, or of the layer, is raised. It adds less than 2**-14
-    of the bias.
+    A bias has the scale of the weights times that of the input. With weights near 0 it would be cut
+    off, so one weight of such a channel, or of the layer, is raised. That weight adds less than
+    2**-14 of the bias to the output.
 
     >>> weights = np.array([[1e-9, 0], [1, 1]], np.float32)
     >>> (fit_bias(weights, np.array([4, 4], np.float32), 2**-7, True) * 2**23).tolist()

@@ -246,7 +246,7 @@ def find_quantized_layers(
 ) -> dict[str, onnx.NodeProto]:
     """Return the quantized layers, by short name; see `find_float_nodes`.
 
-    Steps of the preparation take their layers from here, so that they work on those alone that the
+    Steps of the preparation take their layers from here, so that they change only layers that the
     backend quantizes.
     """
     return _without_float(weight_layers(graph), graph, selection)

@@ -1,6 +1,6 @@
 """The device on which torch learns: rounding, ranges and fine-tuning.
 
-A GPU takes the same steps in another order of sums, so its results differ from those of the CPU
+A GPU takes the same steps but adds in another order, so its results differ from those of the CPU
 within noise. Artifacts are always evaluated by their own runtimes.
 """
 

@@ -121,7 +121,7 @@ def quantize_activations(
 ) -> dict[str, FakeQuantize]:
     """Insert fake quantization of activations into `body`; return it by ONNX tensor name.
 
-    The fake quantization of the network's input is only returned. A final softmax stays in float.
+    That of the network's input is returned, but not inserted. A final softmax stays in float.
     """
     source = graph.input[0].name
     quantizers = {source: FakeQuantize(ranges[source], scheme)} if source in ranges else {}

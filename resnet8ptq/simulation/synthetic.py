@@ -1,9 +1,9 @@
 """Calibration samples without data: inputs that reproduce the statistics of batch normalization.
 
 As in Cai et al., "ZeroQ: A Novel Zero Shot Quantization Framework", CVPR 2020, section 3.1: each
-BatchNormalization holds the mean and the variance of its input on the training samples. Noise is
-changed by gradient descent until the network's own values have them. The graph is read before
-folding, which removes these numbers.
+BatchNormalization holds the mean and the variance of its input on the training samples. Gradient
+descent changes noise until the network's values have this mean and variance. The graph is read
+before folding, which removes these numbers.
 """
 
 import logging
@@ -29,7 +29,7 @@ from resnet8ptq.simulation.device import find_device
 
 log = logging.getLogger(__name__)
 
-BATCH = 16  # samples, whose values are taken together
+BATCH = 16  # samples whose statistics are measured together
 STEPS = 100  # of Adam for each batch
 LEARNING_RATE = 0.1  # in units of the input's spread
 _MEND = "try calib.images=, a folder of pictures, or training samples"
@@ -90,7 +90,7 @@ def make_samples(
 
 
 def _find_range(like: Split) -> tuple[float, float]:
-    """Return the smallest and the largest input: of pictures by their preprocessing, else free."""
+    """Return the smallest and the largest input: those of pixels 0 and 255, or infinite."""
     stored = like.stored[:1]
     if stored.dtype != np.uint8:
         return -np.inf, np.inf
@@ -155,7 +155,7 @@ def _compare(
     _: Any,
     inputs: tuple[torch.Tensor, ...],
 ) -> None:
-    """Add the distance of a tensor [n, channels, ...] from the statistics, without a unit."""
+    """Add a tensor's [n, channels, ...] distance from the statistics, in units of the deviation."""
     rows = inputs[0].transpose(0, 1).flatten(1)  # [channels, values]
     shift = (rows.mean(1) - mean) / deviation
     stretch = rows.std(1, correction=0) / deviation - 1

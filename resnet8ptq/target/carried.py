@@ -1,7 +1,7 @@
-"""A target that is reached by hand: its requests as a file, and its answers as another.
+"""A target without a connection: the user carries a file of requests there, and answers back.
 
-The job is what a connection would send, and the result what it would answer. So both directions run
-the code of a connected target.
+The job holds the requests that a connection would send, and the result their answers. So both steps
+run the code of a connected target.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ Name = Annotated[str, Field(max_length=200)]  # a run's tag holds it
 
 
 class _Request(BaseModel):
-    """What an answer repeats of its request."""
+    """The fields of a request that its answer repeats."""
 
     do: Literal["describe", "load", "run", "time", "nodes"]
     run_id: str
@@ -35,7 +35,7 @@ class _Request(BaseModel):
 
 
 class _Answer(BaseModel):
-    """The part that all answers have; anyone may have written the result."""
+    """The fields of every answer; untrusted, because anyone may have written the result."""
 
     model_config = ConfigDict(strict=True)
 
@@ -76,7 +76,7 @@ class JobWriter(Target):
     """Writes each request into a job, and answers it on this machine; times nothing.
 
     Attributes:
-        run_id: the run that the job is of; the result names it.
+        run_id: the run of the job; the result repeats it.
     """
 
     def __init__(self, folder: Path, python: str, run_id: str, timeout_s: float) -> None:
@@ -93,7 +93,7 @@ class JobWriter(Target):
         self._payloads: dict[bytes, int] = {}  # positions in the job, by hash
 
     def describe(self) -> dict[str, Any]:
-        """Return this machine, by a name of its own: no outputs are taken from the cache."""
+        """Return this machine under a unique name, so that no outputs are taken from the cache."""
         return {**super().describe(), "job": self._name}
 
     def ask(self, request: Mapping[str, Any], payload: bytes = b"") -> Reply:
@@ -138,7 +138,7 @@ class Carried(Target):
         self._sha256 = files.sha256(path)
 
     def describe(self) -> dict[str, Any]:
-        """Return the machine with the hash of the result: the cache has outputs of this one."""
+        """Return the machine with the hash of the result, so that the cache keeps results apart."""
         return {**super().describe(), "result": self._sha256}
 
     def ask(self, request: Mapping[str, Any], payload: bytes = b"") -> Reply:
@@ -174,7 +174,7 @@ def _read(path: Path) -> list[Reply]:
                 content = file.read(answer.bytes)
                 if len(content) < answer.bytes:
                     raise wrong
-                replies.append(Reply.of(json.loads(line), content))  # raises what the target did
+                replies.append(Reply.of(json.loads(line), content))  # raises the target's error
                 _KINDS[answer.request.do].model_validate_json(line)
     except (OSError, ValueError, TypeError):
         raise wrong from None

@@ -81,7 +81,7 @@ class Connection:
         program = PROGRAM.read_bytes()
         loader = f"import sys;exec(sys.stdin.buffer.read({len(program)}))"
         words = shlex.split(command)
-        if Path(words[0]).name in SHELLS:  # which read the loader as words
+        if Path(words[0]).name in SHELLS:  # a shell there splits the loader into words
             loader = invocation.shell(loader)
         self._messages = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the command)
         try:

@@ -4,7 +4,7 @@ It is sent to a Python interpreter there, and needs Python 3.9, numpy and the ru
 nothing of resnet8ptq. It reads requests from standard input, and writes answers to standard output.
 Each is a line of JSON with the number of bytes that follow it: a file, or arrays in C order.
 
-Carried there by hand, with the requests in a file beside it: `python measure.py > result`.
+Copied there by hand, with a file of requests beside it, it runs as `python measure.py > result`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PROVIDER_PACKAGES = {
 
 
 class RefusalError(Exception):
-    """A provider or a float type is missing here, or a provider refuses a file, for this reason."""
+    """A provider or a float type is missing here, or a provider refuses a file."""
 
 
 def check_provider(provider: str) -> None:
@@ -270,7 +270,7 @@ def _to_levels(values: Any, detail: dict[str, Any]) -> Any:
 
 
 def describe() -> dict[str, Any]:
-    """Return what is here: machine, CPU, cores, and the versions of the runtimes."""
+    """Return this machine: type, system, Python, CPU, cores, and the versions of the runtimes."""
     versions: dict[str, str] = {}
     for package in (*_PACKAGES, *PROVIDER_PACKAGES.values()):
         name = "onnxruntime" if package in PROVIDER_PACKAGES.values() else package
@@ -336,7 +336,7 @@ def main() -> None:
     """Answer requests until standard input ends, or the file of requests."""
     source = sys.stdin.buffer
     target = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # output of libraries is no answer
     own = globals().get("__file__")  # unknown if the program was sent
     job = Path(own).with_name(JOB) if own else None
     carried = job is not None and job.exists()

@@ -1,4 +1,4 @@
-"""The machine that runs the files: loads them there, runs samples, and measures the time there."""
+"""Loads files on another machine, runs samples there, and measures the time there."""
 
 import logging
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from resnet8ptq.target.measure import CPU, F32, RUNTIMES
 
 log = logging.getLogger(__name__)
 
-TRIES = 3  # connections for one request: a network may be gone for a moment
+TRIES = 3  # connections for one request: a network may fail for a moment
 
 
 @dataclass
@@ -101,7 +101,7 @@ class Target:
         """Send a request; after a lost connection, connect and load the files again.
 
         Raises:
-            ConnectionLostError: the connection is lost again and again.
+            ConnectionLostError: the connection was lost `TRIES` times.
         """
         with self._lock:
             for number in range(TRIES):

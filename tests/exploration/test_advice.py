@@ -159,7 +159,7 @@ def test_the_cpu_is_reported_in_a_line():
     assert describe_cpu("A", (*VNNI, "amx_int8")) == "A: AVX2, AVX512, VNNI, AMX"
     assert describe_cpu("A", ("sse2",)) == "A: SSE2, no VNNI"
     assert describe_cpu("B", ARM) == "B: ARM, dot product"
-    assert describe_cpu("C", ()) == "C: no flags that say what it can"
+    assert describe_cpu("C", ()) == "C: no known CPU flags"
 
 
 # On the command line

@@ -217,7 +217,7 @@ def choose(
     Raises:
         ConfigError: no plan is within the limit; names the smallest value found.
     """
-    # In this order, all plans behind one that fits do fit.
+    # In this order, all plans after one that fits also fit.
     ordered = plans if max_bytes is not None else plans[::-1]
     measured: dict[int, TriedPlan] = {}
 
@@ -244,7 +244,7 @@ def choose(
 
 
 def to_csv(tried: Sequence[TriedPlan]) -> str:
-    """Return one line for each plan that was quantized, in order; the drop on held-out samples."""
+    """Return a line for each quantized plan, in order; drops are those on held-out samples."""
     rows: list[list[object]] = [["size_bytes", "drop", "samples"]]
     if tried:
         rows[0] += tried[0].bits  # the layers' names

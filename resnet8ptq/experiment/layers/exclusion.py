@@ -153,7 +153,7 @@ def can_show(task: Task, fp32: Scores, max_drop: float, level: float) -> bool:
 def warn_of_unproven(choice: str, key: str, limit: float) -> None:
     """Warn that no test proves the limit, and that the measured loss decided."""
     log.warning(
-        "%s: the held-out samples prove for no choice that it loses at most %s=%g; this one is "
+        "%s: the held-out samples do not prove of any choice that it loses at most %s=%g; this is "
         "chosen by its measured loss, and may lose more on other samples; try a larger %s or "
         "held_out_images",
         choice,
@@ -164,7 +164,7 @@ def warn_of_unproven(choice: str, key: str, limit: float) -> None:
 
 
 def warn_of_perfection(task: Task, fp32: Scores) -> None:
-    """Warn if FP32 is right on every held-out image."""
+    """Warn if FP32 is right on every held-out sample."""
     if {task.metric.name: fp32.value, **fp32.more()}.get("accuracy") == 1:
         log.warning(
             "nodes_to_exclude=auto: FP32 is right on all %d held-out samples: it was probably "

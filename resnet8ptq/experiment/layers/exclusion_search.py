@@ -57,7 +57,7 @@ class Trials:
     steps: list[Trial] = field(default_factory=list)
 
     def __call__(self, nodes: Sequence[str]) -> Trial:
-        """Leave `nodes` in float and measure."""
+        """Return the trial with `nodes` in float; measure it if it is new."""
         known = self.find(nodes)
         if known is None:
             known = self.measure(tuple(nodes))
@@ -100,7 +100,7 @@ def select(
     def shown(trial: Trial) -> bool:
         return level is not None and trial.p <= level
 
-    # First what a test proves, then what is measured
+    # First by the test, then by the measured drop
     groups: Groups | None = None
     first = trials(())
     criteria = (measured,) if level is None else (shown, measured)
@@ -150,7 +150,7 @@ def join(groups: Groups) -> list[str]:
 
 
 def _double(groups: Groups, keeps: Keeps, perfect: Keeps) -> Groups:
-    """Return the first groups, in growing numbers, that are accepted; empty if none are.
+    """Return the first 1, 2, 4, ... groups that are accepted, shortened; empty if none are.
 
     Args:
         perfect: whether a trial lost nothing, so that more nodes in float cannot help.
@@ -171,7 +171,8 @@ def _double(groups: Groups, keeps: Keeps, perfect: Keeps) -> Groups:
 def _shorten(groups: Groups, low: int, count: int, keeps: Keeps) -> Groups:
     """Halve the distance to the refused number `low`, until the first refusal.
 
-    With this order, the error of the whole sequence is that of one test (fixed-sequence testing).
+    With this order, the error rate of the whole sequence is that of one test (fixed-sequence
+    testing).
     """
     while count - low > 1 and keeps(groups[: (low + count) // 2]):
         count = (low + count) // 2

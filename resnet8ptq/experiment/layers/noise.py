@@ -181,7 +181,7 @@ def _measurer(
 
 
 def square_distance(one: Array, other: Array) -> float:
-    """Return the sum of squared differences; values that only one output has count whole.
+    """Return the sum of squared differences; values in only one of the outputs count in full.
 
     The number of boxes that a network returns may differ.
     """

@@ -63,7 +63,7 @@ class Times:
     Attributes:
         saved: by block: the time that 8 bits save; negative where float is faster.
         borders: by block: the time of a change between 8 bits and float before it; the first is 0.
-        fp32: the whole network in float.
+        fp32: the time of the whole network in float.
     """
 
     saved: Sequence[float]
@@ -252,7 +252,7 @@ def _find_layers(work: Workspace, prepared: Prepared, graph: onnx.GraphProto) ->
 
 
 def is_faster(model: Blocks, reference: Blocks) -> bool:
-    """Return whether a model is shown to be faster, and by `GAIN` as measured."""
+    """Return whether a test proves a model faster, and its measured gain is at least `GAIN`."""
     ratio = paired_latency.ratio(model, reference)
     return ratio.faster and ratio.value >= 1 + GAIN
 

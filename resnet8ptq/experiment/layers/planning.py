@@ -78,7 +78,7 @@ def _choose_bits(
     if max_bytes is None and narrow != options:
         plans.append(bits_search.find_plans(options))
 
-    # First what a test proves to be within max_drop
+    # First plans that a test proves to be within max_drop
     if max_bytes is None:
         for some in plans:
             level = bits_search.level_of(some) / len(plans)
@@ -87,7 +87,7 @@ def _choose_bits(
                 return bits_search.choose(some, by_test, max_bytes, max_drop=max_drop, level=level)
         exclusion.warn_of_unproven("precision.plan=auto", "precision.max_drop", max_drop or 0.0)
 
-    # Then what is measured to be within the limit
+    # Then plans that are measured to be within the limit
     measured = partial(attempt, None)
     for some in plans[:-1]:
         with suppress(ConfigError):

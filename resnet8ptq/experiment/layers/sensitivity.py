@@ -50,7 +50,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> SensitivityResul
     params = {**resolved.to_params(), "sqnr_of": result.output, **samples.digests}
     result = replace(result, resolved=params)
 
-    # It draws, which a run that only excludes layers does not.
+    # Imports matplotlib, which a run that only excludes layers does not need.
     from resnet8ptq.experiment.layers import sensitivity_table
 
     sensitivity_table.write_sensitivity(folder, config, result)

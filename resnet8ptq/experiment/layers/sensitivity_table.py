@@ -73,7 +73,7 @@ def _notes(result: SensitivityResult) -> list[str]:
         f"{result.metric.show(result.fp32_value)} in FP32; a difference of a few samples is noise: "
         "the ranking is by SQNR.",
         f"saved: against the FP32 file of the same framework, {result.fp32_size_bytes / 1000:.1f} "
-        "kB; what conversion itself adds to the file, or leaves out, is part of it.",
+        "kB; this includes the bytes that conversion itself adds or removes.",
     ]
 
 
@@ -84,7 +84,7 @@ def describe(config: RunConfig) -> str:
 
 
 def draw_sensitivity(result: SensitivityResult, title: str) -> Figure:
-    """Draw three bars for each layer, the first layer on top; all layers quantized as a line."""
+    """Draw three bars for each layer, the first on top; a line shows all layers quantized."""
     layers = result.layers
     metric = result.metric
     whole_db = result.whole.sqnr_db
@@ -103,7 +103,8 @@ def draw_sensitivity(result: SensitivityResult, title: str) -> Figure:
     # One panel for each measure
     positions = range(len(layers))
     for axes, (values, label, name) in zip(panels, columns, strict=True):
-        # An output that did not change has an infinite SQNR: its label says so, and it has no bar.
+        # An output that did not change has an infinite SQNR: its label shows that, and it has no
+        # bar.
         lengths = [value if math.isfinite(value) else 0 for value in values]
         bars = axes.barh(positions, lengths, color="tab:blue", height=0.65)
         axes.bar_label(bars, fmt=label, padding=3, fontsize=9)

@@ -55,7 +55,7 @@ class DiagnosisResult(RunResult):
     """Measurements, findings, and the tried changes, the best first.
 
     Attributes:
-        compared: the tensors beside FP32's.
+        compared: the file's tensors, compared with FP32's.
         findings: all findings, including those without an effect on accuracy.
         before: the outcome of the unchanged settings.
         halves: the outcomes with only weights or only activations rounded; None if the file does

@@ -63,7 +63,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> DiagnosisResult:
     resolved = settings.quantizer.resolve()
     notes = []
     if config.format in ("qoperator", "auto"):
-        notes.append("diagnosed in format=qdq: format=qoperator hides what is between its layers")
+        notes.append("diagnosed in format=qdq: format=qoperator hides the tensors in it")
     if find_search(config.backend.name).diagnoses:
         # A slim file has lost the names of its tensors.
         settings = settings.vary(format="qdq", slim=False)
@@ -103,7 +103,7 @@ def _diagnose(work: Workspace) -> DiagnosisResult:
     )
     if doubt is not None:
         problems.append(Finding(WRONG_PREPROCESSING, ("FP32",), doubt, certain=True))
-    # A finding names the outliers, not their range.
+    # The outliers have their own finding, so ranges are compared without them.
     problems += other_preprocessing(others.calibrating.split, samples.held_out)
     problems += analysing.find_faults(work.settings, measured)
     halves = _halve(work, measured, network, reference=compared)
@@ -137,7 +137,7 @@ def _find_changes(
     measured: TensorComparison,
     halves: Halves | None,
 ) -> list[Change]:
-    """Return the changes to try, each once; none if the settings say so."""
+    """Return the changes to try, each once; none with `analysis.try_changes=false`."""
     if not config.analysis.try_changes:
         return []
     answers: list[Change] = []

@@ -91,7 +91,7 @@ def attempt(
 ) -> list[Outcome]:
     """Try each change alone; return the best first, those that could not be tried last.
 
-    Changes that help come first. The SQNR ranks within them, because a metric would depend on a few
+    Changes that help come first. Among these the SQNR ranks, because a metric would depend on a few
     samples.
 
     Args:

@@ -29,7 +29,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> ProfileResult:
     """
     timing = settings.config.latency
     settings.quantizer.resolve()
-    # Unsupported before any work; loads nothing yet.
+    # Raises `UnsupportedError` before any work; loads nothing yet.
     settings.quantizer.profile(folder, timing.threads)
     data, fp32 = load(settings)
     settings = fit_settings(settings, fp32)

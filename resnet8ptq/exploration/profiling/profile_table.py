@@ -17,7 +17,7 @@ from resnet8ptq.core.text import plain
 from resnet8ptq.exploration.profiling.breakdown import Breakdown, ProfileResult, sum_ms
 
 _LISTED = 8  # nodes in float, by name; the others are counted
-_COLOURED = 9  # operators with a colour of their own
+_COLOURED = 9  # operators with their own colour
 
 
 def write_profile(folder: Path, config: RunConfig, result: ProfileResult) -> None:

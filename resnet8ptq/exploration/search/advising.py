@@ -6,7 +6,7 @@
 
 Lists the configurations to try, and those that are slow, possibly wrong or impossible here, each
 with its reason and source. The commands of sweeps follow, with the network, the data and the other
-settings of the command line: all settings of `resnet8ptq run` but those that the sweeps vary.
+settings of the command line: all settings of `resnet8ptq run` except those that the sweeps vary.
 `model.path` takes the same files as in `resnet8ptq run`; `cache_dir=` is the folder of converted
 networks.
 """
@@ -87,7 +87,7 @@ def _check(words: Sequence[str]) -> list[str]:
     for override in map(grammar.parse, settings):
         if override.key_or_group in _VARIED:
             raise ConfigError(
-                f"{override.key_or_group}: got {override.value()}, which the advice is about; try "
+                f"{override.key_or_group}: got {override.value()}, but the advice chooses it; try "
                 "without it"
             )
     return settings

@@ -72,8 +72,8 @@ def sweeps(
 def steps(properties: Sequence[str], backend: str = "onnx") -> list[tuple[str, str]]:
     """Return the steps that `ship` takes for a network with these properties: settings, reason.
 
-    A step changes the best model before it, unless it is a first step. The answers to the findings
-    of a diagnosis are known later.
+    A step changes the best model before it, unless it is a first step. Steps against the findings
+    of a diagnosis are not listed, because only the search finds them.
     """
     seen = Seen(
         backend,
@@ -116,7 +116,7 @@ def describe_cpu(name: str, flags: Collection[str]) -> str:
         product = "dot product" if "asimddp" in flags else "no dot product"
         return f"{name}: ARM, {product}"
     if not is_x86(flags):
-        return f"{name}: no flags that say what it can"
+        return f"{name}: no known CPU flags"
     widths = [kind for flag, kind in _WIDTHS.items() if flag in flags]
     features = widths or ["SSE2"]
     features.append("no VNNI" if VNNI.isdisjoint(flags) else "VNNI")

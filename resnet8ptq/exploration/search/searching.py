@@ -19,7 +19,7 @@ from resnet8ptq.exploration.search.changes import Change, change
 from resnet8ptq.exploration.search.step_table import ANSWERS, FALLBACKS, Proposal, Seen
 
 SKIPPED = "skipped"  # the status of a step that did not fit into the time
-# kinds of its own
+# kinds of steps that are not in `step_table`
 DIAGNOSIS = "diagnosis"
 FEWER_BITS = "fewer bits"
 CONFIRM = "confirm"
@@ -77,7 +77,7 @@ class Step:
 
     @property
     def part(self) -> float:
-        """The part of the expected time that must fit; below 1 if it ends in time."""
+        """The part of the expected time that must be left; below 1 if it stops at the deadline."""
         rows = step_table.find_rows(self.kind)
         return min((row.part for row in rows), default=1.0)
 
@@ -88,7 +88,7 @@ class Step:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether some of its layers are dynamic; no diagnosis and no bits by layer take it."""
+        """Whether some of its layers are dynamic: diagnosis and bits by layer do not apply."""
         return self.settings.get("method") == _MIXED
 
     @property
@@ -107,7 +107,7 @@ class Tried:
         loss: loss against FP32, in the unit of the limit.
         error: half of the loss's 95% interval; 0 if unknown.
         within: whether the samples prove that the loss is within the limit.
-        refuted: whether the reported samples do not prove it.
+        refuted: whether a run on the reported samples did not prove it.
         noise: distance of the outputs from FP32's, the criterion between models of equal loss.
         properties, findings: those that the job reported, see `step_table.Seen`; findings as JSON.
         classifies: see `step_table.Seen`.
@@ -212,8 +212,8 @@ def closest(tried: Sequence[Tried]) -> Tried:
 def passing(tried: Sequence[Tried]) -> list[Tried]:
     """Return the models that pass and are clearly smaller or faster than FP32.
 
-    Without those about as noisy as a model that was refuted, because chance on the selection
-    samples lets several models pass that lose about the same.
+    Models about as noisy as a refuted one are left out: they lose about the same, so they may pass
+    on the selection samples only by chance.
     """
     winners = []
     for trial in tried:
@@ -227,8 +227,8 @@ def rank(asked: Asked, tried: Sequence[Tried]) -> list[Tried]:
 
     Models that pass on the selection samples come first, ordered by the goal. If none passes,
     because the samples are too few or all models lose too much, the closest to FP32 come first;
-    those that save nothing come last. A refuted model is left out, and a noisier one that does not
-    pass either.
+    those that save nothing come last. Refuted models are left out. So are models that do not pass,
+    if they are about as noisy as a refuted one, or noisier.
     """
     first = passing(tried)
     if not first:
@@ -362,7 +362,7 @@ def _find_row(name: str) -> step_table.StepKind:
 def _propose(
     asked: Asked, backend: str, own: Sequence[Tried], name: str, before: Sequence[Tried]
 ) -> list[Step]:
-    """Return the untried steps of a kind; `before` are those that it may change."""
+    """Return the untried steps of a kind; `before`: the trials whose models it may change."""
     row = _find_row(name)
     measured = _measured(before)
     may_end = measured and asked.goal != "best" and not row.free
@@ -471,12 +471,12 @@ def _closest_that_saves(measured: Sequence[Tried]) -> Tried:
 
 
 def loses_nothing(asked: Asked, best: Tried) -> bool:
-    """Whether no loss was measured, or at most half of the limit on too few samples.
+    """Return whether no loss was measured, or at most half of the limit on too few samples.
 
-    No change of settings can decide with too few samples; the confirmation uses other samples. Then
-    the search tries only steps that cost neither bytes nor speed, and compares them by noise. Noise
-    above the limit is not an effect of few samples (a rule of thumb: 100 samples showed no loss for
-    a KL divergence of 0.02, 800 others a loss of 1.1 points).
+    Too few samples cannot show that a change of settings helps; the confirmation uses other
+    samples. Then the search tries only steps that cost neither bytes nor speed, and compares them
+    by noise. Noise above the limit is not an effect of few samples (a rule of thumb: 100 samples
+    showed no loss for a KL divergence of 0.02, 800 others a loss of 1.1 points).
     """
     is_quiet = best.noise <= asked.limit and not best.refuted
     has_few_samples = best.error >= asked.limit
@@ -567,10 +567,10 @@ def _diagnose(asked: Asked, own: Sequence[Tried], best: Step) -> list[Step]:
 
 
 def _narrow(asked: Asked, own: Sequence[Tried]) -> list[Step]:
-    """Return a budget of bytes between the smallest model that passes and the largest that fails.
+    """Return the step with the next budget of bytes; empty if there is none.
 
-    The budget determines the bits of each layer; rounding is learned. Empty if the user has set the
-    bits or the budget.
+    The budget lies between the smallest model that passes and the largest that fails. It determines
+    the bits of each layer; rounding is learned. A user's own bits or budget are kept.
     """
     if {"precision.plan", "precision.max_bytes"} & {*asked.fixed}:
         return []
@@ -658,7 +658,7 @@ def _step(asked: Asked, base: Mapping[str, str], kind: str, proposal: Proposal) 
 
 
 def _is_fixed(asked: Asked, proposal: Proposal) -> bool:
-    """Whether the user has set the first setting of a proposal, its main one."""
+    """Return whether the user has set the first setting of a proposal, its main one."""
     return _key(proposal.change.settings[0]) in asked.fixed
 
 

@@ -1,4 +1,4 @@
-"""The steps in one table: settings, reason, cost and rules of each. Nothing else knows a step.
+"""The steps in one table: settings, reason, cost and rules of each. No other module has these.
 
 The search (`searching`) tries them in this order, the diagnosis names some of them as answers to
 its findings, and `advise` lists those for a network. Costs are first guesses of the time, relative
@@ -44,8 +44,8 @@ class StepKind:
 
     Attributes:
         name: rows of one name are tried together, and the best of them is changed further.
-        rank: position in the order; 0 to 9: tried before the search may end, because nobody can say
-            which of them is best.
+        rank: position in the order; 0 to 9: tried before the search may end, because the best of
+            them is not known beforehand.
         settings: the settings in one line; `{max_drop}` is half of the limit, `{exact}` a dtype
             whose products this CPU sums exactly, `{start}` the settings of the plain run, `{slim}`
             its `slim=true`.
@@ -59,7 +59,8 @@ class StepKind:
         plain: whether it starts afresh; others change the best static model.
         only_8_bits: whether it has no meaning with 16-bit activations.
         free: whether its models have the bytes and the speed of the one that it changes.
-        part: the part of its time that must fit, because it ends in time with the best so far.
+        part: the part of its time that must be left; below 1 if it stops at the deadline with the
+            best so far.
         drops_corrections: whether it switches off the corrections of the model that it changes.
         needs_classes: whether the labels must be classes.
     """
@@ -143,7 +144,7 @@ STEPS = (
         rank=20,
         settings="corrections.equalization=true",
         why="channels of very different ranges share a scale: layers can be equalized",
-        needs=(UNEQUAL,),  # elsewhere it gains nothing beside a scale per channel, and may harm
+        needs=(UNEQUAL,),  # elsewhere a scale per channel is enough, and it may harm
         free=True,
     ),
     *(
@@ -204,7 +205,7 @@ STEPS = (
         free=True,
         part=0.25,
     ),
-    StepKind(  # earlier where activations cost more, which rounding of weights cannot win back
+    StepKind(  # earlier where activations cost more: learned weights cannot reduce that
         name="float_layers",
         rank=61,
         settings="nodes_to_exclude=auto max_drop={max_drop}",
@@ -326,7 +327,7 @@ class Seen:
         return self.is_set("dtype", "w8a16")
 
     def is_set(self, key: str, value: str) -> bool:
-        """Whether the model to change, or the user, has a setting."""
+        """Return whether the model to change, or the user, has a setting."""
         return self.settings.get(key) == f"{key}={value}"
 
 
@@ -418,7 +419,7 @@ def start(seen: Seen) -> Change:
     return Change(settings)
 
 
-# The faults that `exploration.tensors.findings` names; `answer` has the settings against them.
+# The faults that `exploration.tensors.findings` reports; `answer` has the settings against them.
 CLIPPED = "clipped activation"
 SATURATED = "saturated sum"
 INEXACT_KERNEL = "inexact kernel"
@@ -436,7 +437,7 @@ WRONG_BIAS = "wrong bias"
 CHANNEL_ORDER = "wrong order of channels"
 UNEXPLAINED = "unexplained error"
 
-# The answers that a diagnosis may name, besides the rows above.
+# The changes that a diagnosis may suggest, besides the rows above.
 PER_CHANNEL = change("per_channel=true")
 REDUCE_RANGE = change("reduce_range=true")
 UINT8 = change("dtype=uint8")
@@ -454,7 +455,7 @@ EQUALIZE = _change_of("equalization")
 
 
 def answer(config: RunConfig, finding: str, nodes: Sequence[str]) -> list[Change]:
-    """Return the changes of our settings against a fault; empty if none answers it.
+    """Return the changes of settings against a fault; empty if there are none.
 
     Args:
         nodes: nodes that avoid the fault if they stay in float.

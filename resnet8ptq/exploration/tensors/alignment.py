@@ -1,14 +1,14 @@
 """Matches the tensors of two files of one network: by name, by values, and by position.
 
 Files of different formats share neither names nor layouts, and order parallel branches differently.
-The values of a broken file are wrong behind its fault. So tensors are matched in three steps:
+The values of a broken file are wrong after its fault. So tensors are matched in three steps:
 
 1. by equal names, if the file has kept the network's;
 2. by values: two tensors that are near, and nearer to each other than to any other. Fingerprints
    without a layout choose the candidates;
 3. by the order of the others, whose values may be wrong: the alignment with the largest sum of
    scores (Needleman and Wunsch, 1970, with gaps that cost nothing). An error reaches the tensors
-   behind it, so pairs before the last pair of step 2 also need values that are somewhat alike.
+   after it, so pairs before the last pair of step 2 also need values that are somewhat alike.
 """
 
 import itertools
@@ -137,14 +137,14 @@ def _match_nearest(pairs: Pairs, similarity: Matrix, measure: Callable[[int, int
 
 
 def _match_order(pairs: Pairs, similarity: Matrix) -> None:
-    """Add pairs of the tensors without a match that keep their order, near their place."""
+    """Add pairs of unmatched tensors in the same order, near their expected position."""
     rows = np.arange(similarity.shape[0])
     columns = np.arange(similarity.shape[1])
     known = sorted(pairs.items())
     last_row = max(pairs, default=-1)
     last_column = max(pairs.values(), default=-1)
     behind = (rows[:, np.newaxis] > last_row) & (columns > last_column)
-    # The column where a row is expected, by those around it: (0, 0) and the ends without any.
+    # The expected column of a row lies between those of its matched neighbours, or the ends.
     ends = [(-1, -1), *known, (len(rows), len(columns))]
     known_rows, known_columns = zip(*ends, strict=True)
     expected = np.interp(rows, known_rows, known_columns)
@@ -184,8 +184,9 @@ def _align(scores: Matrix) -> list[tuple[int, int]]:
 def find_axes(fp32: Array, other: Array) -> tuple[int, ...] | None:
     """Return the transposition that gives `other` the layout of `fp32`; None if there is none.
 
-    Axes of size 1 do not count, see `arrange`. If several orders fit, the one whose values are
-    nearest is right; the order that is unchanged, unless another leaves a quarter of the error.
+    Axes of size 1 do not count, see `arrange`. If several orders fit, the one with the nearest
+    values is returned. The unchanged order is preferred, unless another one leaves at most a
+    quarter of its error.
 
     Args:
         fp32, other: values of one sample [1, ...], or weights.

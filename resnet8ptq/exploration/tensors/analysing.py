@@ -29,7 +29,7 @@ from resnet8ptq.models.model import Fp32Model
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonResult(RunResult):
-    """The tensors of the quantized file beside FP32's."""
+    """The tensors of the quantized file, compared with FP32's."""
 
     compared: TensorComparison
 
@@ -64,7 +64,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> ComparisonResult
     params["finding"] = compared.describe()
     result = ComparisonResult("ok", compared=compared, resolved=params)
 
-    # It draws, which a run that only assesses a file does not.
+    # Imports matplotlib, which a run that only assesses a file does not need.
     from resnet8ptq.exploration.tensors import tensor_table
 
     title = tensor_table.describe(config, "tensors")
@@ -101,7 +101,7 @@ def compare_artifact(
 
 
 def find_faults(settings: Settings, compared: TensorComparison) -> list[Finding]:
-    """Return the faults of a file; of our own, with the settings that answer them."""
+    """Return the faults of a file; if this program quantized it, with the settings against them."""
     faults = findings.find_faults(compared)
     config = settings.config
     if config.backend.name == FILE:

@@ -1,4 +1,4 @@
-"""Measures each tensor of a quantized file beside FP32's, and finds the layer that costs most.
+"""Compares each tensor of a quantized file with FP32's, and finds the layer that costs most.
 
 Both networks run on the same samples, one by one. For each matched tensor there are two numbers:
 the SQNR of the file against FP32, with all errors so far, and the SQNR of the layer alone, which
@@ -46,7 +46,7 @@ OFF_LEVELS = 2  # rounding alone puts an integer kernel one level beside float a
 
 @dataclass(frozen=True)
 class Weight:
-    """The weights of a layer in the file: all, and by output channel."""
+    """The weights of a layer in the file: all of them, and by output channel."""
 
     rounded: RoundedWeight
     spread: Spread
@@ -65,7 +65,7 @@ def _has_one_step(rounded: Array) -> bool:
     """Return whether all values are multiples of the smallest difference of two."""
     levels = np.unique(rounded.astype(np.float64))
     gaps = np.diff(levels)
-    gaps = gaps[gaps > 1e-6 * np.abs(levels).max(initial=0)]  # others are of float's rounding
+    gaps = gaps[gaps > 1e-6 * np.abs(levels).max(initial=0)]  # smaller ones are float rounding
     steps = levels / gaps.min(initial=np.inf)
     return bool(np.abs(steps - np.rint(steps)).max() < 0.02)
 
@@ -79,20 +79,21 @@ class ComparedTensor:
         inner: the tensor in the file.
         layer: name of its node; of a fused activation, the layer's name; empty for an input.
         nodes: names of its node and of its readers: if all are in float, it is not rounded.
-        weight: of its layer; None if they are not known.
-        biases: of its layer [channels], in FP32 and in the file; None if they are not known.
+        weight: the weights of its layer; None if they are not known.
+        biases: the biases of its layer [channels], in FP32 and in the file; None if not known.
         so_far: noise of the file's values against FP32's.
         own: noise of the file's values against those that FP32 computes from the file's tensors
             before it.
         kernels: noise of the runtime's kernels against the file's definition, with all so far.
-        off: the number of values, of `count`, where both differ by more than `OFF_LEVELS` levels.
+        off: the number of values, of `count`, where kernels and definition differ by more than
+            `OFF_LEVELS` levels.
         most_off: the largest difference in levels.
         spread: FP32's values, with the noise of rounding them to the file's levels.
         clipped: the part of that noise from values beyond the range; `beyond` counts such values.
         parts: of a Concat or Add, by input: its values, rounded with this tensor's step.
         channels: the ends of each channel [4, channels]: lowest and highest that FP32 computes from
             the file's tensors before it, lowest and highest in the file; empty without channels.
-        explanation: of its own error; None where it was not looked for.
+        explanation: the cause of its own error; None if it was not analysed.
     """
 
     name: str
@@ -187,7 +188,7 @@ class ComparedTensor:
         return f"{self.operator} {self.name}" if self.operator else f"input {self.name}"
 
     def add(self, fp32: Array, file: Array, alone: Array) -> None:
-        """Add the values of a sample; `alone`: what FP32 computes from the file's tensors."""
+        """Add the values of a sample; `alone`: those that FP32 computes from the file's tensors."""
         self.so_far.add(fp32, file)
         self.own.add(alone, file)
         self.count += fp32.size
@@ -238,9 +239,9 @@ class TensorComparison:
     """The matched tensors, in the order of execution.
 
     Attributes:
-        network: of FP32.
-        times: the time of each node of the network in ms, of those that the file keeps; empty: it
-            was not measured.
+        network: the FP32 network.
+        times: the time of each node in ms, for the nodes of the network that the file keeps; empty
+            if not measured.
         operators: the operator of each float tensor that FP32 computes.
     """
 
@@ -360,7 +361,7 @@ def _explain(
     worst: int,
     batches: Sequence[NDArray[Any]],
 ) -> None:
-    """Explain the costliest layer, a few others below `SOUND_DB`, and those of another bias."""
+    """Explain the costliest layer, a few others below `SOUND_DB`, and those with another bias."""
     order = sorted(range(len(pairs)), key=lambda number: pairs[number].compared.own_db)
     faulty = []
     biased = []
@@ -454,7 +455,7 @@ class _Pair:
 def _find_costliest(pairs: Sequence[_Pair]) -> int:
     """Return the index of the layer with the lowest SQNR alone, up to the first lost tensor.
 
-    Behind that tensor, values are so far from FP32's that a match by values may be wrong.
+    After that tensor, values are so far from FP32's that a match by values may be wrong.
     """
     candidates = []
     for number, pair in enumerate(pairs):
@@ -474,7 +475,7 @@ def _match(
         theirs.append(run(batch))
         ours.append(exact.run(batch))
 
-    # Fingerprints over all samples; what they leave open, the values of the first sample decide
+    # Fingerprints over all samples propose pairs; the values of the first sample decide
     names = [tensor.name for tensor in inner]
     fp32 = list(map(Fingerprint.of, exact.names, zip(*ours, strict=True)))
     file = list(map(Fingerprint.of, names, zip(*theirs, strict=True)))
@@ -532,7 +533,8 @@ class _Fp32:
     def behind_activation(self, row: int, taken: Collection[int], inner: Inner) -> int:
         """Return the index of a tensor, or of its activation if the file's values end at 0.
 
-        A quantizer leaves out a ReLU whose zeros its range makes, and keeps the layer's name.
+        A quantizer removes a ReLU if the range of the tensor starts at 0, and keeps the layer's
+        name.
 
         Args:
             taken: indices of the tensors that have a match.
@@ -621,7 +623,7 @@ class _Fp32:
         return self._in_order(feeds, self._session.run(self._made, feeds))
 
     def run_alone(self, batch: NDArray[Any], values: Sequence[Array]) -> list[Array]:
-        """Return what each layer computes from other values of the tensors before it."""
+        """Return the output of each layer for other values of the tensors before it."""
         feeds: dict[str, Array] = feed(batch, self._inputs)
         known = {**feeds, **dict(zip(self.names, values, strict=True))}
         cut_feeds = {port.name: known[port.name] for port in self._alone.get_inputs()}

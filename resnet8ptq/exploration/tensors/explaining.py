@@ -18,7 +18,7 @@ Matrix = NDArray[np.float64]  # [channels, rest]
 LEFT = 0.1  # of the noise: what an explanation may leave
 WEIGHTS_DB = 15.0  # weights of 4 bits have about 20 dB
 FEW = 10  # values of a channel: with fewer, nothing is explained
-FEW_WEIGHTS = 4  # the same of weights, which have no noise but rounding
+FEW_WEIGHTS = 4  # the same for weights, whose only noise is rounding
 NAMED = 5  # channels that an explanation lists
 OFF = 0.05  # from 1: a factor nearer than this is none
 
@@ -27,8 +27,8 @@ OFF = 0.05  # from 1: a factor nearer than this is none
 class LayerExplanation:
     """The kind of a layer's fault, see `step_table`, and the measurement in words.
 
-    The kind is empty where the error is that of rounding. A certain fault counts, however small
-    its cost: the file's constants show it.
+    The kind is empty for an error of rounding. A certain fault counts, however small its cost: the
+    file's constants show it.
     """
 
     kind: str
@@ -88,12 +88,12 @@ def explain(
             f"its weights are right (SQNR {weights_db:.1f} dB), and no single change explains it"
         )
     else:
-        words = "its weights, or its operator: no single scale, bias or range explains it"
+        words = "its weights or its operator is wrong: no single scale, bias or range explains it"
     return LayerExplanation(step_table.UNEXPLAINED, words)
 
 
 def _find_change(exact: Array, actual: Array) -> LayerExplanation | None:
-    """Return a simple change of the channels, of a convolution or of a product."""
+    """Return the factor, shift or order of channels that explains the error; None if none does."""
     for axis in dict.fromkeys((1, exact.ndim - 1)):
         expected = _channels_first(exact, axis)
         got = _channels_first(actual, axis)
@@ -108,7 +108,7 @@ def _find_bias(exact: Array, actual: Array, ours: Array, theirs: Array) -> Layer
     """Return an explanation if FP32's bias would remove most of the noise.
 
     Another bias alone is no fault: a quantizer may correct it for the rounding of the weights. A
-    ReLU behind the layer hides the bias where both are zero.
+    ReLU after the layer hides the bias where both are zero.
     """
     if exact.ndim < 2:
         return None
@@ -185,7 +185,7 @@ def _find_factor(exact: Matrix, actual: Matrix, few: int = FEW) -> LayerExplanat
 def _find_shift(exact: Matrix, actual: Matrix) -> LayerExplanation | None:
     """Return an explanation if the values differ by one constant in each channel.
 
-    A ReLU behind the layer hides the constant where both are zero.
+    A ReLU after the layer hides the constant where both are zero.
     """
     seen = (exact != 0) & (actual != 0)
     counts = np.maximum(seen.sum(axis=1), 1)

@@ -1,7 +1,7 @@
 """The faults of a quantized file: one function finds each in the comparison of its tensors.
 
-They hold for a file of anybody. `step_table.answer` has the settings that answer a fault of our own
-files.
+They apply to files of any program. `step_table.answer` has the settings against a fault of a file
+that this program quantized.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -202,7 +202,7 @@ def find_outlier_weight(compared: TensorComparison) -> list[Finding]:
 
 
 def find_outlier_activations(compared: TensorComparison) -> list[Finding]:
-    """Report ranges that are much larger than nearly all values: by a few channels, or in any."""
+    """Report ranges that are much larger than nearly all values, in a few channels or in any."""
     by_channel = []
     others = []
     for tensor in sorted(compared.tensors, key=lambda tensor: tensor.spread.bulk_db):
@@ -313,7 +313,7 @@ def _has_fixed_step(tensor: ComparedTensor) -> bool:
 
 
 def find_dead_channel(compared: TensorComparison) -> list[Finding]:
-    """Report channels that are constant in the file, and not if FP32 computes the layer."""
+    """Report channels that are constant in the file, but not when FP32 computes the layer."""
     dead = [tensor for tensor in compared.tensors if _find_dead(tensor).any()]
 
     def say(first: ComparedTensor) -> str:
@@ -328,7 +328,7 @@ def find_dead_channel(compared: TensorComparison) -> list[Finding]:
 
 
 def _find_dead(tensor: ComparedTensor) -> NDArray[np.bool_]:
-    """Return a mask of the channels that are constant in the file alone; none, if all are."""
+    """Return a mask of the channels that are constant only in the file; no channel, if all are."""
     low, high, file_low, file_high = tensor.channels
     levels = tensor.levels
     seen = LOST_LEVELS * levels.step if levels else LOST_PART * tensor.spread.peak
@@ -354,7 +354,7 @@ FINDERS: Sequence[Callable[[TensorComparison], list[Finding]]] = (
 
 
 def find_faults(compared: TensorComparison) -> list[Finding]:
-    """Return all findings, each kind once; an error is unexplained only if none explains it."""
+    """Return all findings, each kind once; an unexplained error only if none names its tensor."""
     findings: dict[str, Finding] = {}
     for finder in FINDERS:
         for finding in finder(compared):

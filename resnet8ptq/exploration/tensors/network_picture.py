@@ -1,8 +1,8 @@
 """The layers along the graph, with dtypes, SQNR and faults: a picture, and data for a viewer.
 
 `network.svg` is one file without scripts, in the colours of the reader's theme. Networks of more
-than `MOST` layers are drawn block by block: parts of the graph between tensors through which all
-later layers pass.
+than `MOST` layers are drawn block by block: parts of the graph between tensors on which all later
+layers depend.
 """
 
 import math
@@ -185,7 +185,7 @@ def find_boxes(proto: onnx.ModelProto, operators: Mapping[str, str]) -> list[Box
             made |= dict.fromkeys(node.output, sources)
             continue
 
-        # Drawn with the only box that it reads, or in a box of its own
+        # Drawn with the only box that it reads, or in a new box
         is_alone = bool(node.input) and links.only_reader(node.input[0]) is not None
         if len(sources) == 1 and is_alone and node.op_type in _JOINS:
             [number] = sources
@@ -204,7 +204,7 @@ def find_boxes(proto: onnx.ModelProto, operators: Mapping[str, str]) -> list[Box
 
 
 def _join_blocks(boxes: Sequence[Box]) -> list[Box]:
-    """Return at most `MOST` blocks: runs of boxes, which end where all later ones pass."""
+    """Return at most `MOST` blocks: runs of boxes; all later boxes depend on the last of a run."""
     block_of: dict[int, int] = {}
     joined = []
     for number, block in enumerate(split_into_blocks([box.after for box in boxes], MOST)):
@@ -300,8 +300,9 @@ def _line(source: Box, target: Box) -> str:
 def to_node_data(compared: TensorComparison) -> dict[str, Any]:
     """Return the SQNR of each layer alone, in the node data format of Model Explorer.
 
-    It finds the nodes of an ONNX file by their names, and those of a TFLite file by their outputs.
-    A viewer shows the values on FP32's graph, and on a quantized one that keeps the names.
+    Model Explorer finds the nodes of an ONNX file by their names, and those of a TFLite file by
+    their outputs. A viewer shows the values on FP32's graph, and on a quantized one that keeps the
+    names.
     """
     made = Links(compared.network.graph).producers
     results: dict[str, Any] = {}

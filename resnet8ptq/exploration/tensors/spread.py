@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float32]
 
-BULK = 0.99  # of the values that are not zero: what is beyond is an outlier, or the tail
+BULK = 0.99  # of the values that are not zero: larger values are outliers, or the tail
 _OCTAVES = 256  # float32's exponents: 0 are zeros, the last are infinities
 _MIDDLE = 126  # the exponent of values from a half to 1
 
 
 def power(values: NDArray[Any]) -> float:
-    """Return the sum of squares; a mask may hold infinities, whose difference is not a number."""
+    """Return the sum of squares; NaN counts as 0: a difference of a mask's infinities is NaN."""
     return float(np.square(np.nan_to_num(values), dtype=np.float64).sum())
 
 
@@ -59,7 +59,7 @@ class Noise:
     noise: float = 0.0
 
     def add(self, exact: Array, noisy: Array) -> None:
-        """Add exact values and the same values with noise; NaN in place of a number is infinite."""
+        """Add exact values and the same with noise; NaN in place of a number is infinite noise."""
         self.signal += power(exact)
         is_lost = bool((np.isfinite(exact) & ~np.isfinite(noisy)).any())
         self.noise += math.inf if is_lost else power(noisy - exact)

@@ -27,7 +27,7 @@ from resnet8ptq.exploration.tensors.findings import Finding, name_tensors, to_en
 ROWS = 12  # of the printed table: the layers that cost most
 LABELLED = 60  # tensors with a label in the figure
 SHORT = 30  # characters of a label: the end of a name tells tensors apart
-# of the figure: what lies beyond is at its edge
+# ends of the figure's axis: values beyond are drawn at the end
 LOWEST_DB = -10.0
 HIGHEST_DB = 60.0
 
