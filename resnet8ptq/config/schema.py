@@ -403,7 +403,7 @@ class PreprocessConfig:
 
 @dataclass
 class EvaluateConfig:
-    """The evaluation of the model."""
+    """The scored samples, and the rule that stops scoring."""
 
     batch_size: int | None = limited(None, *limits.COUNT)
     split: str = limited("test", one_of("test", "held_out", "choice"))

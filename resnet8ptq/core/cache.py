@@ -57,8 +57,8 @@ def runtime(
 def entry(root: Path, kind: str, key: Key, make: Callable[[Path], None]) -> Path:
     """Return the folder of the entry `key`; if it is missing, `make(empty folder)` fills it.
 
-    For a step that takes longer than reading its result. The key must name all inputs of the step,
-    files by their hash, and its code. Processes that need the same entry wait for each other.
+    Use it for a step that takes longer than reading its result. The key must name all inputs of the
+    step, files by their hash, and its code. Processes that need the same entry wait for each other.
 
         key = {"network": sha256, "code": code.behind(__name__)}
         folder = cache.entry(root, "folded", key, make)

@@ -98,7 +98,7 @@ def finish(
     find_sweep: Callable[[], Closable | None] = lambda: None,
     report: Callable[[Exception], int] | None = None,
 ) -> Ending:
-    """Call `run`, report its errors, and close its sweep; return the end.
+    """Call `run`, report its errors, and close its sweep; return the exit code and first error.
 
     Args:
         report: reports an error and returns the exit code; by default `print_error`.

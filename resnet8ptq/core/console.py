@@ -145,7 +145,7 @@ class FileFormatter(logging.Formatter):
 def track(batches: Iterable[T], label: str, unit: str = "batches") -> Iterator[T]:
     """Yield `batches` with a progress bar; without a terminal, with lines (see `watch`).
 
-    For each loop that may take more than a second: no command is silent for long.
+    Use it for each loop that may take more than a second, so that no command is silent for long.
 
         for batch in track(split.batches(250), "Evaluating"):
             outputs.append(run(batch))

@@ -33,13 +33,14 @@ def call(
     """Call a function in a separate process; function, arguments and result are pickled.
 
     TensorFlow's memory and settings end with that process, and a file that crashes the reader does
-    not end the sweep. It ends when the calling process ends. It has no network access if the
-    system can prevent it; see `confinement`.
+    not end the sweep. The process ends when the calling process ends. It has no network access if
+    the system can prevent it; see `confinement`.
 
     Args:
         network: whether the function has network access; user code may need it to download.
-        seconds: the time limit by the clock, for untrusted files; None: none. The limit on the time
-            of all processors grows with their number, and an endless loop may use one only.
+        seconds: the time limit by the clock, for untrusted files; None: no limit. The limit of
+            `confinement` is on the CPU time of all cores, so an endless loop on one core reaches it
+            late.
 
     Raises:
         PtqError: the error `crashed`, if the process ends before the function returns, or the time

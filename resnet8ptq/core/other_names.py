@@ -1,4 +1,4 @@
-"""Names that other tools have for settings of this one, for messages about wrong settings."""
+"""Names that other tools use for this program's settings, for messages about wrong settings."""
 
 from resnet8ptq.core.descriptor import find_backends
 
@@ -46,7 +46,7 @@ ABSENT = {  # keys without a counterpart
 
 
 def _names_of_backends() -> dict[str, str]:
-    """Return the names of backends by the names that other tools have for them."""
+    """Return the names of backends by their names in other tools."""
     names: dict[str, str] = {}
     for backend in find_backends().values():
         names |= dict.fromkeys(backend.other_names, backend.name)

@@ -30,7 +30,7 @@ from resnet8ptq.precision.grid import WeightScheme
 from resnet8ptq.precision.plan import Plan
 from resnet8ptq.simulation.device import find_device
 
-SAMPLES = 16_000  # largest number of rows for a layer, the same from each image
+SAMPLES = 16_000  # largest number of rows for a layer, the same from each sample
 BATCH = 512  # rows
 LEARNING_RATE = 0.1
 STRETCH = (-0.1, 1.1)  # gamma and zeta of the rectified sigmoid, equation 23
@@ -513,7 +513,7 @@ def on_levels(weights: Array, levels: NDArray[np.int64], scheme: WeightScheme) -
 
 
 def count_positions(inputs: Array, node: onnx.NodeProto, weights: Array) -> int:
-    """Return the number of output positions for one image."""
+    """Return the number of output positions for one sample."""
     return int(np.prod(_windows(inputs, node, weights)[1]))
 
 
@@ -524,7 +524,7 @@ def sample_windows(
 
     Args:
         weights: [output channels, ...].
-        positions: [samples, drawn], flat indices into one image's output.
+        positions: [samples, drawn], flat indices into one sample's output.
     """
     windows, shape = _windows(inputs, node, weights)
     samples = np.arange(len(windows))[:, None]

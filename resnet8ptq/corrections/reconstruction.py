@@ -43,7 +43,7 @@ AT_ONCE = 2**21  # limit of a block's largest input or output, in bytes, for the
 DROP = 0.5  # probability that an activation stays in float; also for the block's inputs
 RATE = 0.1  # of Adam, for the rounding
 RANGE_RATE = 3e-3  # of Adam, for the logarithms of the ranges
-LEARNING = 32  # tensors of the largest size that a learning step holds for each image
+LEARNING = 32  # tensors of the largest size that a learning step holds for each sample
 KEPT = 7  # tensors that it holds for each output of a block's nodes; measured on YOLOX-nano
 
 Values = dict[str, torch.Tensor]  # by the name of the traced node that makes them
@@ -77,7 +77,7 @@ class Block:
         outputs: names of the nodes that later blocks read.
         roundings: the learned rounding of its layers' weights, by short name.
         quantizers: the learned ranges of its activations, except those learned by earlier blocks.
-        kept: bytes that a learning step holds for each image.
+        kept: bytes that a learning step holds for each sample.
     """
 
     nodes: list[Any]
@@ -102,7 +102,7 @@ def reconstruct(
         iterations: number of learning steps for each block.
 
     Raises:
-        UnsupportedError: a layer has no weights in onnx2torch's module, or learning from one image
+        UnsupportedError: a layer has no weights in onnx2torch's module, or learning from one sample
             exceeds the memory budget.
         ModelError: onnx2torch does not support an operator.
     """
@@ -291,7 +291,7 @@ def _samples(proto: onnx.ModelProto, setting: CorrectionSettings) -> Any:
     """Return a batch of samples [n, ...] whose tensors each fit into a step's memory budget.
 
     Raises:
-        UnsupportedError: learning from one image exceeds the memory budget.
+        UnsupportedError: learning from one sample exceeds the memory budget.
     """
     (sample,) = setting.samples.take(np.arange(1)).batches(1)
     names: list[str] = []
@@ -309,10 +309,10 @@ def _samples(proto: onnx.ModelProto, setting: CorrectionSettings) -> Any:
 
 
 def _measure(module: Any, blocks: list[Block], inputs: Values) -> list[Block]:
-    """Return the blocks with `kept`, the bytes that learning keeps for one image.
+    """Return the blocks with `kept`, the bytes that learning keeps for one sample.
 
     Raises:
-        UnsupportedError: learning from one image exceeds the memory budget.
+        UnsupportedError: learning from one sample exceeds the memory budget.
     """
     nodes: list[Any] = []
     for block in blocks:
@@ -332,7 +332,7 @@ def _measure(module: Any, blocks: list[Block], inputs: Values) -> list[Block]:
 
 
 def _check(needed: int) -> None:
-    """Raise `UnsupportedError` if learning from one image exceeds the memory budget."""
+    """Raise `UnsupportedError` if learning from one sample exceeds the memory budget."""
     if needed > memory.budget():
         raise UnsupportedError(
             f"corrections.reconstruction: got {needed / 1e6:.0f} MB to learn from one sample, "

@@ -1,4 +1,4 @@
-"""Adds the figures of another machine to a run, measured there by hand.
+"""Adds figures that were measured on another machine to a run.
 
     resnet8ptq deploy measure=true folder=out     writes out/measure: the program and its job
     python measure.py > result                    on the target, in a copy of that folder

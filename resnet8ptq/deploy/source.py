@@ -122,7 +122,7 @@ def find_run(
 
 
 def _assess(run: RunRecord, runs: lookup.Runs, asked: Asked) -> RunRecord:
-    """Return a run with its verdict among the others of its sweep, as a recommendation if it is."""
+    """Return a run with its verdict in its sweep, preferably that of its recommendation."""
     try:
         selections = runs.select(asked)
     except TrackingError as error:  # another run has damaged texts

@@ -49,7 +49,7 @@ class Vectors:
 
 
 def of_split(split: Split, predictor: Predictor, many: bool = False) -> Vectors:
-    """Return samples evenly spread over a split: `COUNT`, or `many` within the memory limit."""
+    """Return vectors of samples spread evenly over a split: `COUNT`; with `many`, up to `MANY`."""
     count = COUNT
     if many:
         count = max(COUNT, min(MANY, MANY_BYTES // split.sample_bytes))

@@ -1,4 +1,4 @@
-"""The samples of a run by their roles. Nothing else draws samples for a run."""
+"""The samples of a run by their roles. No other module draws samples for a run."""
 
 import logging
 from collections.abc import Callable, Sequence

@@ -1,8 +1,8 @@
 """`+analysis=plan_test`: the losses that these test samples can prove, before any model runs.
 
-Computed from the sample size of Tango's test for 80% power (`statistics.Margin.items_needed`). It
-depends on the share of predictions that quantization makes right or wrong, which is known only
-after a run.
+They are computed from the sample size of Tango's test for 80% power
+(`statistics.Margin.items_needed`). They depend on the share of predictions that quantization makes
+right or wrong, which is known only after a run.
 """
 
 import math
@@ -69,7 +69,7 @@ class PowerAnalysis(RunResult):
         return f"{self.total:,} test samples, limit {self.limit:g}"
 
     def to_metrics(self) -> dict[str, float]:
-        """Return the plan under its MLflow names."""
+        """Return every finite metric under its MLflow name."""
         metrics = {"test_plan/samples": float(self.total)}
         for row in self.rows:
             for name in ("passes", "fails", "needed"):

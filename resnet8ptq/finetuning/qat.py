@@ -42,7 +42,7 @@ class QatSettings:
         calib: the calibration method of the initial ranges.
         weights, activations: the grids of the run's backend.
         float_output: whether the last layer's output stays in float.
-        seed: seed of the images' order, shifts and flips.
+        seed: seed of the samples' order, shifts and flips.
     """
 
     training: QatConfig

@@ -142,7 +142,7 @@ class Carried(Target):
         return {**super().describe(), "result": self._sha256}
 
     def ask(self, request: Mapping[str, Any], payload: bytes = b"") -> Reply:
-        """Return the answer to a request; each time of a batch only once.
+        """Return the answer to a request; each measured time of a batch is returned once.
 
         Raises:
             ConfigError: the result lacks it.

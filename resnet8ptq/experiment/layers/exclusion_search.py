@@ -86,12 +86,12 @@ def select(
 ) -> list[str]:
     """Return the nodes to leave in float.
 
+    If no choice keeps `max_drop`, the one with the smallest drop is taken, with a warning.
+
     Args:
         rank: returns the groups; called only if needed.
         level: level of each test; None: the measured drop decides.
         deadline: no trial starts after it.
-
-    If no choice keeps `max_drop`, the one with the smallest drop is taken, with a warning.
     """
 
     def measured(trial: Trial) -> bool:

@@ -1,7 +1,7 @@
 """Layer sensitivity: how the output changes when one layer, or all but one, is quantized.
 
-Measured on training samples that did not calibrate, never on test samples, because it serves to
-choose layers.
+It is measured on training samples that did not calibrate, never on test samples, because it serves
+to choose layers.
 """
 
 import math

@@ -1,6 +1,6 @@
 """`+analysis=diagnose`: causes of a loss against FP32, and the changes that help.
 
-Measured on training samples that did not calibrate, never on test samples.
+It measures on training samples that did not calibrate, never on test samples.
 """
 
 import tempfile

@@ -96,7 +96,7 @@ def _check(words: Sequence[str]) -> list[str]:
 def print_advice(
     cpu: str, flags: tuple[str, ...], network: Summary | None, settings: Sequence[str] = ()
 ) -> None:
-    """Print the advice as a table on stdout, and the commands, which have the `settings`."""
+    """Print the advice as a table on stdout, and the commands, with the `settings`."""
     console = stdout(None, 130)
     say(console, candidates.describe_cpu(cpu, flags))
     if network is not None:

@@ -1,6 +1,6 @@
-"""`+analysis=compare`: where a quantized file loses the signal, tensor by tensor.
+"""`+analysis=compare`: finds where a quantized file loses the signal, tensor by tensor.
 
-Measured on training samples that did not calibrate, never on test samples.
+It measures on training samples that did not calibrate, never on test samples.
 """
 
 import json

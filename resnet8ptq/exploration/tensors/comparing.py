@@ -531,7 +531,7 @@ class _Fp32:
         self._alone = session  # until `keep` cuts the graph
 
     def behind_activation(self, row: int, taken: Collection[int], inner: Inner) -> int:
-        """Return the index of a tensor, or of its activation if the file's values end at 0.
+        """Return the index of a tensor, or of its activation if the file's values are not negative.
 
         A quantizer removes a ReLU if the range of the tensor starts at 0, and keeps the layer's
         name.

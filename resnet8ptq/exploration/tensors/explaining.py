@@ -48,7 +48,7 @@ def explain(
     Args:
         exact, actual: the layer's output [samples, channels, ...] in FP32 and in the file, both for
             the file's inputs.
-        levels: of this tensor in the file; None if they are not known.
+        levels: the levels of this tensor in the file; None if they are not known.
         weights: the layer's weights [channels, ...] in FP32 and in the file; None: not known.
         biases: the layer's biases [channels] in FP32 and in the file; None: not known.
     """

@@ -60,8 +60,8 @@ class Box:
         tensors: the matched tensors that they compute.
         after: indices of the boxes that it reads.
         faults: names of the findings in it.
-        share: of the time of the network; None: not measured.
-        x, y: of its upper left corner.
+        share: its share of the network's time; None: not measured.
+        x, y: its upper left corner, in pixels.
     """
 
     nodes: list[onnx.NodeProto]
@@ -95,7 +95,7 @@ class Box:
 
     @property
     def line(self) -> str:
-        """Its faults; without any its operators, the most frequent first."""
+        """Its faults, or without faults its operators, the most frequent first."""
         listed = []
         for kind, count in Counter(node.op_type for node in self.nodes).most_common():
             listed.append(f"{count} {kind}" if count > 1 else kind)
