@@ -44,7 +44,7 @@ T = TypeVar("T")
 class Abort(BaseException):
     """Ends Hydra with an error.
 
-    Hydra prints an `Exception` of a job itself, and turns one of a callback into a warning.
+    Hydra itself prints an `Exception` of a job, and turns that of a callback into a warning.
     """
 
     def __init__(self, error: Exception) -> None:

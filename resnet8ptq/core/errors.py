@@ -61,7 +61,7 @@ def errors_as(kind: type[PtqError], text: str, mend: str = "") -> Iterator[None]
 
     Libraries raise dozens of error classes, and not all can be pickled. Wrap each call that reads a
     user's file or runs a user's code, so that the message names the file and the mend. A `PtqError`
-    and an `AlarmError` pass.
+    and an `AlarmError` pass unchanged.
 
     >>> with errors_as(DataError, "a.npz: cannot be read", "expected arrays"):
     ...     raise KeyError("x")

@@ -1,7 +1,7 @@
 """Masks of objects as COCO's compressed run lengths, by pycocotools.
 
 A mask is a text of run lengths, down the columns of the picture; b"" if there is none. The masks of
-a picture are one text, joined by spaces, so that those of many pictures are an array.
+a picture are one text, joined by spaces, so that an array can hold those of many pictures.
 """
 
 from collections.abc import Sequence

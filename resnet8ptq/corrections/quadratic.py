@@ -42,7 +42,7 @@ class Quadratic:
         """Return the best levels that coordinate descent finds: 0 lower, 1 upper.
 
         From each start, weights move to their other level if that lowers the error, until no weight
-        moves. The best result is taken for each output channel by itself, because the channels'
+        moves. The best result is taken for each output channel separately, because the channels'
         errors are independent.
 
         Args:

@@ -1,7 +1,8 @@
 """Known faults of older ONNX Runtimes that concern a quantized file.
 
-Each row was tried on an x86 CPU with ONNX Runtime 1.12 to 1.30: a file of the named nodes alone,
-with and without graph optimization. Each failed in all releases before the one that `fixed` names.
+Each row was tried on an x86 CPU with ONNX Runtime 1.12 to 1.30, on a file with only the named
+nodes, with and without graph optimization. Each failed in all releases before the one that `fixed`
+names.
 """
 
 from collections.abc import Callable

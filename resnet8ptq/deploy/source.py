@@ -122,7 +122,7 @@ def find_run(
 
 
 def _assess(run: RunRecord, runs: lookup.Runs, asked: Asked) -> RunRecord:
-    """Return a run with its verdict in its sweep, preferably that of its recommendation."""
+    """Return a run with its verdict in its sweep; a recommended run with the recommendation's."""
     try:
         selections = runs.select(asked)
     except TrackingError as error:  # another run has damaged texts

@@ -160,7 +160,7 @@ class Carried(Target):
 
 
 def _key(request: Mapping[str, Any], sha256: str) -> tuple[str, str, str]:
-    """Return the request, file and runtime without the threads, and the content that it sends."""
+    """Return the request, file and runtime without the threads, and the hash of its content."""
     return str(request["do"]), str(request.get("key", "")).rpartition(" ")[0], sha256
 
 

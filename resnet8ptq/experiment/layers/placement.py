@@ -103,8 +103,8 @@ class Placement:
 def choose(work: Workspace, prepared: Prepared) -> Placement:
     """Return the fastest placement that was timed; write `placement.csv`.
 
-    Nodes that other decisions leave in float stay there. A limit on the loss that they meet stays
-    met, since fewer layers are rounded.
+    Nodes that other decisions leave in float stay there. A limit on the loss is still met, because
+    fewer layers are rounded.
 
     Raises:
         UnsupportedError: no placement is faster than FP32, or the file only simulates its kernels.

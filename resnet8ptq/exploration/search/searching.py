@@ -474,9 +474,9 @@ def loses_nothing(asked: Asked, best: Tried) -> bool:
     """Return whether no loss was measured, or at most half of the limit on too few samples.
 
     Too few samples cannot show that a change of settings helps; the confirmation uses other
-    samples. Then the search tries only steps that cost neither bytes nor speed, and compares them
-    by noise. Noise above the limit is not an effect of few samples (a rule of thumb: 100 samples
-    showed no loss for a KL divergence of 0.02, 800 others a loss of 1.1 points).
+    samples. With such a model, the search tries only steps that cost neither bytes nor speed, and
+    compares them by noise. Noise above the limit is not an effect of few samples (a rule of thumb:
+    100 samples showed no loss for a KL divergence of 0.02, 800 others a loss of 1.1 points).
     """
     is_quiet = best.noise <= asked.limit and not best.refuted
     has_few_samples = best.error >= asked.limit

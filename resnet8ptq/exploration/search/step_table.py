@@ -486,7 +486,7 @@ def usual(config: RunConfig, worst: Sequence[str]) -> list[Change]:
     """Return the changes that a diagnosis tries with any finding.
 
     Args:
-        worst: nodes of the layer that loses most by itself; empty if unknown.
+        worst: nodes of the layer that loses most alone; empty if unknown.
     """
     changes = [] if config.per_channel else [PER_CHANNEL]
     for name in ("percentile", "minmax"):

@@ -277,7 +277,7 @@ class _SmallInput:
 
 
 def find_unused_range(compared: TensorComparison) -> list[Finding]:
-    """Report ranges of which the values use a small part: fixed by the format, or of an input."""
+    """Report ranges of which the values use a small part, whether the format fixes them or not."""
     fixed = []
     others = []
     for tensor in _by_rounding(compared):
