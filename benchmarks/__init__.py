@@ -1,1 +1,1 @@
-"""Time and memory beside the bare libraries: `python -m benchmarks`, or `make bench`."""
+"""Time and memory compared with the bare libraries: `python -m benchmarks`, or `make bench`."""

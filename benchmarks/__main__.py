@@ -25,12 +25,12 @@ def main() -> int:
     record = results.load()
     missing = [name for name in NEEDED if not Path(os.environ.get(name) or "-").exists()]
     if missing and not arguments.render:
-        print(f"error: takes {' and '.join(missing)} to name the real files", file=sys.stderr)
+        print(f"error: expected {' and '.join(missing)} to name the real files", file=sys.stderr)
         return 2
     if arguments.render and not record:
         print("error: --render: there is no benchmarks/results.json to render", file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # takes the running child along
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # also ends the running child
     with tempfile.TemporaryDirectory(prefix="benchmarks-") as scratch:
         setting = Setting(Path(scratch), arguments.rounds)
         for name in [] if arguments.render else _chosen(arguments):
@@ -42,7 +42,7 @@ def main() -> int:
             setting.say(f"== {name}")
             measured = results.describe(arguments.rounds)
             record[name] = {**results.SECTIONS[name].measure(setting), "measured": measured}
-            results.write(record)  # after each: an interrupted benchmark keeps what it has
+            results.write(record)  # after each: an interrupted benchmark keeps its sections
     results.write(record)
     return 0
 

@@ -8,8 +8,8 @@ written, loaded from its file, and run on all test images; nothing is tracked, c
 Prints a line of JSON for each configuration: accuracy, and the seconds that quantizing (with
 calibration, writing and loading) and evaluating took.
 
-Imports nothing of this project but the way around torchvision's missing ops in `resnet8ptq`, so
-that the project neither slows nor helps it.
+From this project it imports only the workaround for torchvision's missing operators, so that the
+project neither slows nor helps it.
 """
 
 import argparse
@@ -55,7 +55,7 @@ METHODS = {
     "entropy": CalibrationMethod.Entropy,
     "percentile": CalibrationMethod.Percentile,
 }
-# As this project sets them; the library's own 128 bins would leave entropy one threshold to try.
+# As this project sets them; the library's 128 bins would leave one threshold for entropy to try.
 HISTOGRAMS = {
     "entropy": {"num_bins": 2048, "num_quantized_bins": 128},
     "percentile": {"num_bins": 2048, "percentile": 99.99, "symmetric": False},
@@ -72,7 +72,7 @@ class Configuration(NamedTuple):
     per_channel: bool = False
 
 
-# By their number of combinations: a quarter of each is torch uint8, which FX does not support.
+# By the number of combinations; the quarter with torch and uint8 is left out, as FX lacks it.
 _CELLS = [("onnx", "int8"), ("onnx", "uint8"), ("torch", "int8")]
 GRIDS = {
     4: [Configuration(*cell) for cell in _CELLS],
@@ -81,7 +81,7 @@ GRIDS = {
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes arrays and nothing else: the published files are pickles, which can run code."""
+    """Loads only arrays: the published files are pickles, which can run code."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module.startswith("numpy") and name in ("_reconstruct", "ndarray", "dtype"):
@@ -195,7 +195,7 @@ class Torch:
         return path
 
     def _qconfig(self, config: Configuration) -> QConfig:
-        """Choose observers; torch has none of entropy or percentile, and one of its own."""
+        """Choose observers; torch's histogram observer replaces entropy and percentile."""
         histogram = config.calib != "minmax" and self.options.torch_observer == "histogram"
         activations = observers.HistogramObserver if histogram else observers.MinMaxObserver
         weights, qscheme = (
@@ -293,7 +293,7 @@ def parse_arguments() -> argparse.Namespace:
         "--torch-observer",
         choices=("histogram", "minmax"),
         default="histogram",
-        help="what stands for torch's missing entropy and percentile observers",
+        help="replacement for torch's missing entropy and percentile observers",
     )
     parser.add_argument(
         "--library-defaults",
@@ -309,5 +309,5 @@ def parse_arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    warnings.filterwarnings("ignore")  # torch announces the end of FX and TorchScript
+    warnings.filterwarnings("ignore")  # FX and TorchScript are deprecated
     main()

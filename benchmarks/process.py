@@ -1,4 +1,4 @@
-"""Runs a whole process and measures it."""
+"""Runs a process to its end and measures its time and memory."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ _RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 @dataclass(frozen=True)
 class Usage:
-    """Of one process: wall-clock and CPU seconds, and peak resident memory.
+    """Wall-clock and CPU seconds and peak resident memory of one process.
 
     CPU time counts the processes that it started and waited for; the peak is that of the largest.
     """
@@ -37,8 +37,8 @@ class Finished:
 def run(command: Sequence[str | Path], folder: Path, env: Mapping[str, str]) -> Finished:
     """Run `command` in `folder` to its end.
 
-    The kernel counts the starting process into the peak of the started one, up to its `exec`: so
-    the caller has to stay small.
+    The kernel counts the caller's memory in the peak of the started process, until its `exec`. So
+    the caller must stay small.
 
     Raises:
         RuntimeError: it failed; with the end of its output.

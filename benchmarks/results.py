@@ -22,8 +22,8 @@ class Section:
     """A part of the benchmark.
 
     Attributes:
-        parts: the text from what was measured, by its heading.
-        summarize: returns the lines of the first table.
+        parts: functions that return a text from the measurements, by its heading.
+        summarize: returns the section's rows of the first table.
     """
 
     measure: Callable[[Setting], Record]
@@ -107,7 +107,7 @@ def render(results: Record) -> str:
 
 
 def _summary(results: Record) -> str:
-    """Return the first table: one line for each promise, with date and machine."""
+    """Return the first table: the rows of all sections, with date and machine."""
     rows = []
     for name, section in SECTIONS.items():
         if name in results:
@@ -131,7 +131,7 @@ def _machines(results: Record) -> list[str]:
 
 
 def _loads(results: Record) -> str:
-    """Say how busy the machine was with other things."""
+    """Return a sentence with the load average before each section."""
     loads = (
         f"{name} {results[name]['measured']['load_average']:.1f}"
         for name in SECTIONS

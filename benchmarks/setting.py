@@ -22,7 +22,7 @@ NO_LATENCY = "latency.enabled=false"
 GRID = "experiment=grid"
 FOUR = ("-m", "backend=onnx,torch", "dtype=int8,uint8")
 
-Record = dict[str, Any]  # what goes into the JSON
+Record = dict[str, Any]  # part of results.json
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Setting:
 
     Attributes:
         scratch: an empty folder, for everything.
-        rounds: how often each side runs, in turns.
+        rounds: how often each side runs; the sides alternate.
     """
 
     scratch: Path
@@ -43,9 +43,9 @@ class Setting:
 
     @cached_property
     def model(self) -> Path:
-        """The converted network in the user's cache; converted now where it is not there."""
+        """The path of the converted network in the user's cache; converts it if it is missing."""
         self.say("the converted network: looking for it, or making it")
-        # In a process of its own, since this one has to stay small.
+        # In a separate process, since this one must stay small; see `process.run`.
         done = process.run(self.module("convert"), self.fresh(), self.environment())
         return Path(done.out.splitlines()[-1])
 
@@ -58,7 +58,7 @@ class Setting:
 
     @cached_property
     def swept(self) -> tuple[Path, Path]:
-        """A folder with a store, and a cache with everything: one 24-run sweep has filled both."""
+        """The folder and the cache of one sweep of 24 runs; the folder holds the store."""
         folder, cache = self.scratch / "swept", self.copy_cache()
         folder.mkdir()
         self.say("filling the cache: one sweep of 24")
@@ -67,7 +67,7 @@ class Setting:
 
     @property
     def warm(self) -> tuple[Path, Path]:
-        """The same with a cache that holds no evaluation, so that every file runs again."""
+        """The folder of `swept`, and its cache without evaluations: every file runs again."""
         folder, swept = self.swept
         cache = self.scratch / "warm"
         if not cache.exists():
@@ -104,7 +104,7 @@ class Setting:
     def call_in_turns(
         self, sides: Callable[[], Mapping[str, Callable[[], process.Finished]]]
     ) -> dict[str, list[Record]]:
-        """Call all sides, made anew for each round; return the usages of each, by its name."""
+        """Call each side once a round; return the usages of each, by name."""
         usages: dict[str, list[Record]] = {}
         for turn in range(self.rounds):
             for name, call in sides().items():
@@ -119,11 +119,11 @@ class Setting:
         return self.run(self.fresh(), self.copy_cache(), *overrides)
 
     def run_warm(self, *overrides: str) -> Record:
-        """Call run.py where all that its jobs share is in the cache; every file is evaluated."""
+        """Call run.py with all shared results in the cache; it evaluates every file."""
         return self.run(*self.warm, *overrides)
 
     def run_again(self, *overrides: str) -> Record:
-        """Call run.py where a sweep of all 24 has run before: it evaluates no file."""
+        """Call run.py with the folder and cache of a sweep of all 24; it evaluates no file."""
         return self.run(*self.swept, *overrides)
 
     def run_empty(self, *overrides: str) -> Record:
@@ -151,7 +151,7 @@ def find_runs(folder: Path) -> Iterator[Path]:
 
 
 def job_number(folder: Path) -> int:
-    """Return a run's place in its sweep; 0 where it is no job of one."""
+    """Return the number of a run's job in its sweep; 0 for a single run."""
     number = folder.name.partition("_")[0]
     return int(number) if number.isdigit() else 0
 

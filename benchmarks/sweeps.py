@@ -1,4 +1,4 @@
-"""Whole sweeps against the bare library loop, in turns: `sweep4` and `sweep24`."""
+"""Times sweeps against the bare library loop, round by round: `sweep4` and `sweep24`."""
 
 import statistics
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ FASTEST = "bare_shared"
 
 @dataclass(frozen=True)
 class Contender:
-    """One side of a comparison; `once`: it is too slow, or matters too little, to run in turns."""
+    """One side of a comparison; `once`: it runs in the first round only."""
 
     title: str
     run: Callable[[Setting], Record]
@@ -77,7 +77,7 @@ PARTS = ("six", "twelve")
 
 
 def measure(setting: Setting, contenders: Mapping[str, Contender]) -> Record:
-    """Run all contenders in turns; return every sample of each."""
+    """Run each contender once a round; return every sample of each."""
     samples: dict[str, list[Record]] = {name: [] for name in contenders}
     _ = setting.swept  # made before the first turn
     for turn in range(setting.rounds):
@@ -107,7 +107,7 @@ def values(record: Record, name: str, key: str = "wall_s") -> list[float]:
 
 
 def summarize_sweep4(record: Record) -> list[Row]:
-    """Return the lines of the first table."""
+    """Return this section's rows of the first table in RESULTS.md."""
     bare = values(record, BARE)
     by_hand = values(record, "bare_empty")
     return [
@@ -124,7 +124,7 @@ def summarize_sweep4(record: Record) -> list[Row]:
 
 
 def summarize_sweep24(record: Record) -> list[Row]:
-    """Return the lines of the first table."""
+    """Return this section's rows of the first table in RESULTS.md."""
     fastest = values(record, FASTEST)
     beside = "fastest bare loop"
     return [
@@ -219,7 +219,7 @@ def added_wall_s(record: Record, fewer: str, more: str) -> list[float]:
 
 
 def added_calls_s(record: Record, fewer: str, more: str, side: str) -> list[float]:
-    """Return their mean seconds of quantizing and evaluating, in the bare loop or in ours."""
+    """Return the mean seconds to quantize and evaluate an added configuration, by round."""
     samples = record["samples"]
     old, new = ({_cell(run) for run in samples[name][0]["runs"]} for name in (fewer, more))
     return [
@@ -246,7 +246,7 @@ def _cell(run: Record) -> tuple[object, ...]:
 
 
 def _accuracy_line(record: Record, name: str) -> str:
-    """Say how far the accuracies of both sides are apart, by framework and method."""
+    """Return a sentence with the largest accuracy difference by framework and method."""
     bare, ours = (
         {_cell(run): run["accuracy"] for run in record["samples"][side][0]["runs"]}
         for side in (BARE, name)

@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the first table: seconds of each round, ours and those beside it.
+    """A row of the first table: the seconds of each round, ours and the other side's.
 
     Attributes:
         theirs: empty if there is nothing to compare with.
@@ -58,11 +58,11 @@ def megabytes(size_bytes: float) -> str:
 
 
 def usage_table(usages: Mapping[str, Sequence[Mapping[str, Any]]], bases: Mapping[str, str]) -> str:
-    """Return seconds, CPU seconds, peak MB, and the ratio of seconds to those of each base.
+    """Return a table of seconds, CPU seconds, peak MB, and the ratio of seconds to each base.
 
     Args:
         usages: `process.Usage` of each round, as dicts, by contender.
-        bases: some of them, with the words for the head of a column.
+        bases: the contenders to compare with, each with the words for the head of its column.
     """
     seconds = {name: walls(rounds) for name, rounds in usages.items()}
     rows = []

@@ -1,4 +1,4 @@
 """Fuzzing of the readers, and kills of sweeps; see README.md.
 
-`targets` is what tests/fuzz holds the readers to.
+tests/fuzz checks the readers with the same `targets`.
 """

@@ -5,7 +5,8 @@
 
 A seed chooses the sweep, the moment of SIGKILL, and whether the resumed sweep is killed as well. A
 sweep passes if `sweep.resume=true`, `sync` and `report` end with code 0, if runs and verdicts are
-those of the unkilled sweep, and if every file can be read. Folders of sweeps that do not pass stay.
+those of the unkilled sweep, and if every file can be read. The folders of sweeps that do not pass
+are kept.
 """
 
 import csv
@@ -34,7 +35,7 @@ SWEEPS = (
     ("backend=onnx,torch", "dtype=int8"),
     ("backend=onnx", "dtype=int8", "calib=minmax,mse", "per_channel=false,true"),
 )
-MOMENTS = ("any", "drawing", "reporting")  # while a run's figures are drawn, or the report is
+MOMENTS = ("any", "drawing", "reporting")  # drawing: soon after a run; reporting: after the last
 COMPARED = ("status", "accuracy", "drop", "size_bytes", "kl_divergence", "artifact_sha256")
 LIMIT_S = 600
 

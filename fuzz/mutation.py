@@ -44,7 +44,7 @@ def _change_member(content: bytes, chance: random.Random) -> bytes | None:
 
 
 def _change(content: bytes, chance: random.Random) -> bytes:
-    """Leave out, double, exchange or replace a part."""
+    """Remove, duplicate, swap or replace a part."""
     parts = _split(content)
     if not parts:
         return chance.choice(_ODD)

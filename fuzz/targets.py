@@ -1,6 +1,7 @@
-"""Readers of files from outside, each with a valid file, and what they must make of any other.
+"""Readers of untrusted files, each with a valid file.
 
-Any bytes give a valid object, or one of the package's errors in one printable line.
+For any bytes, a reader must return a valid object, or raise an error of the package with one
+printable line.
 """
 
 import hashlib
@@ -28,7 +29,7 @@ class Target:
     name: str = "file"
 
     def check(self, content: bytes) -> bool:
-        """Read `content` as a file; tell whether it was taken. Any other error is a finding."""
+        """Read `content` as a file; return whether it is valid. A finding: any other error."""
         path = _folder() / self.name
         path.write_bytes(content)
         try:
@@ -69,7 +70,7 @@ def meta() -> Target:
 
 
 def onnx() -> Target:
-    """An ONNX file, as far as it is read before ONNX Runtime sees it."""
+    """An ONNX file, with the checks before ONNX Runtime reads it."""
     from onnx import TensorProto, helper, numpy_helper
 
     from resnet8ptq.models.gates import onnx
@@ -88,7 +89,7 @@ def onnx() -> Target:
 
 
 def quantized() -> Target:
-    """A quantized ONNX file of others, as far as it is read before ONNX Runtime sees it."""
+    """A quantized ONNX file of another tool, with the checks before ONNX Runtime reads it."""
     from onnx import TensorProto, helper, numpy_helper
 
     from resnet8ptq.models.gates import onnx
@@ -108,7 +109,7 @@ def quantized() -> Target:
 
 
 def keras() -> Target:
-    """A Keras file, as far as it is read before Keras sees it."""
+    """A Keras file, with the checks before Keras reads it."""
     import h5py
 
     from resnet8ptq.models.gates import keras
@@ -157,7 +158,7 @@ def entry() -> Target:
 
 
 def sweep() -> Target:
-    """The file that tells jobs of their sweep."""
+    """The file that describes a sweep to its jobs."""
     from resnet8ptq.tracking.sweep_file import FILE, SharedSweep
 
     store = {"uri": "sqlite:///x", "experiment_id": "1", "experiment_name": "x"}
@@ -173,7 +174,7 @@ def sweep() -> Target:
 
 
 def program() -> Target:
-    """An exported program, as far as it is read before torch sees it."""
+    """An exported program, with the checks before torch reads it."""
     from resnet8ptq.models.gates import exported_program, torch_archive
 
     node = {"target": "torch.ops.aten.relu.default", "inputs": [{"name": "self"}], "metadata": {}}

@@ -2,10 +2,10 @@
 
     python -m studies.accuracy_control FILE.xml data=cifar10 seed=42
 
-Other words are settings of `resnet8ptq run`. The calibration samples and the selection samples
-are those of a sweep with these settings; `max_drop` is 0.01, NNCF's default. NNCF takes the hits:
-of the labels, or of FP32's classes without labels. Tasks without hits are refused. A network with
-attention gets NNCF's scheme for transformers. Needs the extra `nncf`.
+Other arguments are settings of `resnet8ptq run`. The calibration samples and the selection samples
+are those of a sweep with these settings; `max_drop` is 0.01, NNCF's default. NNCF compares hits:
+against the labels, or without labels against FP32's classes. Tasks without hits are refused. A
+network with attention gets NNCF's scheme for transformers. Needs the extra `nncf`.
 """
 
 import sys
@@ -31,7 +31,7 @@ MAX_DROP = 0.01
 
 def quantize(words: list[str], path: Path) -> None:
     """Write OpenVINO's files of the network."""
-    openvino = library()  # before NNCF, which would report to Intel too
+    openvino = library()  # before NNCF: disables the telemetry of both
     import nncf
 
     loading.register_schemas()

@@ -1,8 +1,8 @@
-"""Quality of rules that choose among real models, on other images, for `studies.decisions`.
+"""Measures rules that choose among real models, on other images, for `studies.decisions`.
 
 The sweeps of each network are run once, and their predictions kept. A trial draws some images of a
 network; each rule chooses a model by them. The accuracy of the choice is measured on all other
-images. On the images that choose, hits would look best by their own luck.
+images. On the images used to choose, the model with the most hits looks better than it is.
 """
 
 import os
@@ -60,14 +60,14 @@ class Models:
     plain: Bools
 
     def only(self, kept: Bools) -> "Models":
-        """Return some of the models."""
+        """Return the models that `kept` selects."""
         return Models(
             *(self.right[kept], self.divergence[kept], self.log_loss[kept], self.agrees[kept]),
             *(self.fp32, self.plain[kept]),
         )
 
     def without_labels(self) -> "Models":
-        """Return them as task=agreement scores them: right is what FP32 predicts."""
+        """Return the models as task=agreement scores them: FP32's prediction is right."""
         return replace(self, right=self.agrees, fp32=np.ones_like(self.fp32))
 
 
@@ -78,7 +78,7 @@ class Chosen:
     Attributes:
         models: "all", "8 bits", or "others": of fewer bits or fine-tuned; "agreement": all, scored
             by task=agreement.
-        samples: images that choose.
+        samples: number of images used to choose.
         drop: mean loss of the chosen models against FP32, in points.
         gain: their accuracy minus that of the choice by hits, in points; `error`: its standard
             error, over images and trials.
@@ -143,7 +143,7 @@ def _raise(probabilities: Floats) -> Floats:
 
 
 def measure(name: str, models: Models, trials: int, seed: int) -> list[Chosen]:
-    """Return how well each rule chooses, among all models of a network and among parts of them."""
+    """Return each rule's results among all models of a network, and among parts of them."""
     kinds = {
         **{"all": models, "8 bits": models.only(models.plain)},
         **{"others": models.only(~models.plain), "agreement": models.without_labels()},
@@ -162,7 +162,7 @@ def _run(
 ) -> tuple[NDArray[np.int8], Bools]:
     """Return the hits of the models that each rule chooses [rules, trials, n].
 
-    And which images chose in each trial [trials, n].
+    Also return the images used to choose in each trial [trials, n].
     """
     size = len(models.fp32)
     hits = np.empty((len(RULES), trials, size), np.int8)

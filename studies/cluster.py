@@ -3,9 +3,9 @@
     python -m studies.cluster [FOLDER]
 
 Two nodes of one CPU each on this machine, on 127.0.0.1. One node is killed after a quarter of the
-runs, the sweep after half of them, each with SIGKILL; `sweep.resume=true` goes on with what is
-left. Then every configuration has one finished run, with the numbers of a serial sweep. Takes
-minutes, and the real files (CIFAR10_DIR, RESNET8_H5).
+runs, the sweep after half of them, each with SIGKILL; `sweep.resume=true` runs the rest. Then every
+configuration has one finished run, with the numbers of a serial sweep. Takes minutes; needs the
+real files (CIFAR10_DIR, RESNET8_H5).
 """
 
 import os
@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.equality import same_predictions
 from benchmarks.setting import NO_LATENCY, REPO
 
-# 2 x 2 x 3 x 2 x 2; few images, since it is not their accuracy that is looked at.
+# 2 x 2 x 3 x 2 x 2; few images, since the accuracy does not matter here.
 SWEEP = (
     *("-m", "backend=onnx,torch", "dtype=int8,u8s8", "calib=minmax,percentile,mse"),
     *("per_channel=false,true", "seed=42,43", "calib.samples_per_class=20", NO_LATENCY),
@@ -41,12 +41,12 @@ def say(text: str) -> None:
 
 
 def command(*args: str) -> list[str]:
-    """Return how to call the sweep."""
+    """Return the command of the sweep."""
     return [sys.executable, str(REPO / "run.py"), *SWEEP, *args]
 
 
 def finished(folder: Path) -> list[Any]:
-    """Return the finished runs of the one sweep in the store below `folder`; none without one."""
+    """Return the finished runs of the sweep in the store below `folder`; empty without one."""
     from resnet8ptq.config.schema import TrackingConfig
     from resnet8ptq.tracking import history
     from resnet8ptq.tracking.mlflow_store.store import open_store
@@ -60,10 +60,10 @@ def finished(folder: Path) -> list[Any]:
 
 
 def wait_for(runs: int, folder: Path, sweep: "subprocess.Popen[bytes]") -> None:
-    """Return once the sweep has finished so many runs.
+    """Wait until the sweep has finished `runs` runs.
 
     Raises:
-        RuntimeError: it ended before.
+        RuntimeError: the sweep ended before.
     """
     while len(finished(folder)) < runs:
         if sweep.poll() is not None:
@@ -82,7 +82,7 @@ def kill_node(node: Any) -> None:
 
 
 def wait_for_no_job(folder: Path) -> None:
-    """Return once no process works in a run's folder: Ray ends those of a sweep that is gone."""
+    """Wait until Ray has ended the jobs of the killed sweep."""
     from resnet8ptq.tracking import journal
 
     while any(journal.is_alive(path.parent) for path in (folder / "runs").rglob(journal.FILE)):
@@ -90,7 +90,7 @@ def wait_for_no_job(folder: Path) -> None:
 
 
 def run_on_cluster(folder: Path) -> None:
-    """Run the sweep with both losses, and resume it."""
+    """Run the sweep, kill a node and then the sweep, and resume it."""
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
@@ -117,10 +117,10 @@ def run_on_cluster(folder: Path) -> None:
 
 
 def compare(serial: Sequence[Any], clustered: Sequence[Any]) -> None:
-    """Hold the runs on the cluster against those of the serial sweep.
+    """Compare the runs on the cluster with those of the serial sweep.
 
     Raises:
-        RuntimeError: one is missing or there twice, or a number differs.
+        RuntimeError: a run is missing or duplicated, or a number differs.
     """
     sides = []
     for runs in (serial, clustered):
@@ -144,7 +144,7 @@ def compare(serial: Sequence[Any], clustered: Sequence[Any]) -> None:
 
 
 def main(root: Path) -> None:
-    """Do both, and compare."""
+    """Run the sweep serially and on the cluster, and compare the runs."""
     settings = {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),

@@ -1,15 +1,16 @@
 """`python -m studies.decisions`: how well a sweep chooses, and how often its verdicts are wrong.
 
-Real predictions of several networks are resampled. First, the accuracy of models that rules
-choose, see `studies.choosing`. Second, verdicts on models whose loss is known: the share of a
-network's models that lose an image that FP32 gets right, or win one, is taken as the probability of
-that image. Scaled to the wanted loss, these make models that err on the same images as real ones.
-A recommended model is chosen on other samples: its errors at the limit are those of a single test,
-and computed exactly. SHARED names the folder of networks and data.
+Real predictions of several networks are resampled. First, the accuracy of the models that rules
+choose is measured, see `studies.choosing`. Second, verdicts on models with a known loss are
+simulated. The share of a network's models that lose an image (FP32 is right, the model is not), or
+win it, is the image's probability to be lost or won. Scaled to a given loss, these probabilities
+give models that err on the same images as real ones. A recommended model is chosen on other
+samples: its errors at the limit are those of a single test, and computed exactly. SHARED names the
+folder of networks and data.
 
 By default a few minutes: three networks, 8 and 4 bits, 200 simulations of each kind; tables and
-figure go to RUNS. `--full` is the study of the page: four networks, fine-tuned models, 1,000
-simulations, and `studies/decisions.csv`, `decisions_choice.csv` and `decisions.png` are written.
+figure go to RUNS. `--full` is the published study: four networks, fine-tuned models, 1,000
+simulations. It writes `studies/decisions.csv`, `decisions_choice.csv` and `decisions.png`.
 """
 
 import argparse
@@ -38,8 +39,8 @@ TABLE, CHOICES, FIGURE = "decisions.csv", "decisions_choice.csv", "decisions.png
 FEW = ("kws", "vit", "resnet8")  # networks of the default
 FAR = 8.0  # standard deviations of the flips that are enumerated
 LIMIT = 0.01
-# The true loss, and the limit that a model is judged by; a model is as good as the best by `MARGIN`
-# of the limit.
+# The true loss, and the limit of the test. A model within `MARGIN` of the limit from the best
+# counts as equal to it.
 CASES = {
     "equal to FP32": (0.0, LIMIT),
     "at the limit": (LIMIT, LIMIT),
@@ -61,19 +62,19 @@ class Images:
 
     @classmethod
     def of(cls, models: Models) -> "Images":
-        """Return those of the 8-bit models."""
+        """Return the probabilities of the 8-bit models."""
         right = models.right[models.plain]
         lost, won = (models.fp32 & ~right).mean(axis=0), (right & ~models.fp32).mean(axis=0)
         return cls(lost, won)
 
     def scaled(self, loss: float) -> "Images":
-        """Return those of models with this expected loss, and as many flips as before or more."""
+        """Return the probabilities for models with this loss and at least as many flips."""
         flips = max(float(self.lost.mean() + self.won.mean()), loss)
         return Images(_scale(self.lost, (flips + loss) / 2), _scale(self.won, (flips - loss) / 2))
 
 
 def _scale(chances: Probabilities, mean: float) -> Probabilities:
-    """Return the chances with another mean; what would be above 1 is shared by the others."""
+    """Return the chances, scaled to another mean and limited to 1."""
     if mean == 0:
         return np.zeros_like(chances)
     for _ in range(100):
@@ -83,20 +84,20 @@ def _scale(chances: Probabilities, mean: float) -> Probabilities:
 
 @dataclass(frozen=True)
 class Wrong:
-    """The share of many sweeps with a claim of a kind. All models of a sweep have the same loss.
+    """Shares of simulated sweeps that make a claim; all models of a sweep have the same loss.
 
     Each share has the standard error sqrt(share * (1 - share) / sweeps).
 
     Attributes:
         case: see `CASES`.
         passed, failed: some model passes, or fails, in the table of all models.
-        chosen_passed, chosen_failed: the recommended model does, chosen on other samples and judged
-            alone: exact, see `judge_alone`.
+        chosen_passed, chosen_failed: the recommended model passes, or fails; it is chosen on other
+            samples and judged alone (exact, see `judge_alone`).
         point_passed: some model passes by its point estimate.
         not_worse: some model "is as good": its difference from FP32 is not significant.
         claimed: some model is significantly different from FP32.
-        bias, bias_apart: how much better, in points, the model with the best result looks than it
-            is: chosen on the samples it is reported on, and on others.
+        bias, bias_apart: how much better, in points, the best model looks than it is, if it is
+            chosen on the reported samples, and if on others.
     """
 
     network: str
@@ -118,7 +119,7 @@ class Wrong:
 def draw(
     images: Images, models: int, samples: int, random: np.random.Generator
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return how many samples each model [models] loses and wins, of those drawn for all."""
+    """Return how many samples each model loses and wins [models], of those drawn for all."""
     count = random.multinomial(samples, np.full(len(images.lost), 1 / len(images.lost)))
     counts = []
     for chances in (images.lost, images.won):
@@ -130,15 +131,15 @@ def draw(
 
 @cache
 def margin(lost: int, won: int, samples: int, limit: float) -> Margin:
-    """Return the margin of a model; many have the same."""
+    """Return the margin of a model; cached, since many models have equal counts."""
     return tango(lost, won, samples, limit)
 
 
 @cache
 def judge_alone(lost: float, won: float, samples: int, limit: float) -> tuple[float, float]:
-    """Return the probabilities that a model passes and that it fails, judged by itself.
+    """Return the probabilities that a model passes and that it fails, judged alone.
 
-    Over all outcomes of n independent samples.
+    Sums over all outcomes of `samples` independent samples.
 
     Args:
         lost, won: the probability that a sample is lost, or won.
@@ -220,7 +221,7 @@ def main() -> int:
     """Simulate, and write the tables and the figure; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m studies.decisions", description=__doc__)
     parser.add_argument("--runs", type=Path, required=True, help="folder of the runs, kept")
-    parser.add_argument("--full", action="store_true", help="the study of the page: an hour")
+    parser.add_argument("--full", action="store_true", help="the published study: an hour")
     parser.add_argument("--networks", help="with commas, of " + ", ".join(NETWORKS))
     parser.add_argument("--sweeps", type=int, help="of each kind (default: 200; full: 1000)")
     parser.add_argument("--seed", type=int, default=0)

@@ -2,10 +2,10 @@
 
     python -m studies.half                             every network of SHARED, and the table
     python -m studies.half networks=kws,vit            some of them
-    python -m studies.half networks=kws speed=true     its speed, in turns with FP32
+    python -m studies.half networks=kws speed=true     its speed, measured in turn with FP32
     python -m studies.half networks=kws bf16=true      computed in bfloat16, by OpenVINO
 
-A network is one sweep in a folder of `folder=`, and is not measured again while that is there.
+Each network is one sweep in a subfolder of `folder=`; one whose folder exists is not repeated.
 """
 
 import sys
@@ -48,7 +48,7 @@ NETWORKS = {
 
 @dataclass
 class Arguments:
-    """What `python -m studies.half` takes, as key=value; networks with commas."""
+    """The key=value arguments of `python -m studies.half`; networks with commas."""
 
     networks: str = ""
     folder: str = "runs/half"
@@ -57,7 +57,7 @@ class Arguments:
 
 
 def main() -> int:
-    """Measure what has no folder yet, then print the table."""
+    """Measure the networks without a folder, then print the table."""
     asked = command.parse_words(sys.argv[1:], Arguments, __doc__ or "")
     names = asked.networks.split(",") if asked.networks else list(NETWORKS)
     root = Path(asked.folder).absolute()
@@ -84,7 +84,7 @@ def sweep(name: str, root: Path, chosen: tuple[str, ...]) -> list[RunRecord]:
 
 
 def time(name: str, runs: list[RunRecord], folder: Path) -> list[list[str]]:
-    """Time the file of each run and its backend's FP32 in turns; return a row for each."""
+    """Time the file of each run in turn with its backend's FP32; return a row for each."""
     rows = []
     for run in runs:
         own = origin.own_folder(run, folder)
@@ -98,9 +98,9 @@ def time(name: str, runs: list[RunRecord], folder: Path) -> list[list[str]]:
 
 
 def time_in_turns(folder: Path) -> tuple[Blocks, Blocks]:
-    """Return the fastest run of one sample in each of ten loadings, in ms: of the file, of FP32.
+    """Return the fastest run of a sample in each of ten loadings, in ms: of the file and of FP32.
 
-    On a busy machine medians are those of the other programs.
+    On a busy machine, other programs determine the median.
     """
     settings = resolve(load_config(folder / CONFIG_FILE))
     data, network = load(settings)
@@ -124,7 +124,7 @@ def time_in_turns(folder: Path) -> tuple[Blocks, Blocks]:
 
 
 def show(run: RunRecord) -> list[str]:
-    """Return the cells of a run; its reason if it is unsupported."""
+    """Return the cells of a run; for an unsupported run, its reason."""
     if run.size_bytes is None or not run.fp32_size_bytes:
         return [run.framework, "", "", "", run.status, run.reason[:80]]
     noise = run.metrics.get("sqnr_db")

@@ -3,7 +3,7 @@
     python -m studies.judge FOLDER
 
 Needs the real files (CIFAR10_DIR, RESNET8_H5). ONNX Runtime's own functions make most files; NNCF
-makes two if it is installed (`pip install nncf`, in an environment of its own). Then it prints the
+makes two if it is installed (`pip install nncf`, in a separate environment). Then it prints the
 command that judges them. Takes seconds.
 """
 
@@ -52,7 +52,7 @@ def by_onnxruntime(fp32: Path, images: NDArray[np.float32], folder: Path) -> Non
     for label, form in (("qdq", QuantFormat.QDQ), ("qoperator", QuantFormat.QOperator)):
         path = folder / f"ort_static_{label}.onnx"
         quantize_static(fp32, path, _Images(name, images), quant_format=form, **unsigned)
-    # Calibrated on other values than those that it is run on.
+    # Calibrated on values in 0..1, run on 0..255.
     path = folder / "broken_calibrated_on_unit.onnx"
     quantize_static(fp32, path, _Images(name, images / np.float32(255)), **unsigned)
     onnx.save(convert_float_to_float16(proto, keep_io_types=True), folder / "ort_float16.onnx")
@@ -72,7 +72,7 @@ def by_nncf(fp32: Path, images: NDArray[np.float32], folder: Path) -> None:
 
 
 def _before(proto: onnx.ModelProto, *steps: onnx.NodeProto) -> onnx.ModelProto:
-    """Return a copy whose input passes these steps first; the last one makes `changed`."""
+    """Return a copy whose input passes these steps first; the last step's output is `changed`."""
     changed = onnx.ModelProto()
     changed.CopyFrom(proto)
     name = changed.graph.input[0].name

@@ -3,8 +3,8 @@
     python -m studies.placement                         every network of SHARED, and the table
     python -m studies.placement networks=kws,vit        some of them
 
-Run it while nothing else runs. A network is one sweep in a folder of `folder=`, and is not measured
-again while that is there.
+Run it on an idle machine. Each network is one sweep in a subfolder of `folder=`; one whose folder
+exists is not repeated.
 """
 
 import re
@@ -41,14 +41,14 @@ TIMES = {  # of a whole network: its words in a message, and its metric
 
 @dataclass
 class Arguments:
-    """What `python -m studies.placement` takes, as key=value; networks with commas."""
+    """The key=value arguments of `python -m studies.placement`; networks with commas."""
 
     networks: str = ""
     folder: str = "runs/placement"
 
 
 def main() -> int:
-    """Measure what has no folder yet, then print the table."""
+    """Measure the networks without a folder, then print the table."""
     asked = command.parse_words(sys.argv[1:], Arguments, __doc__ or "")
     names = asked.networks.split(",") if asked.networks else list(NETWORKS)
     root = Path(asked.folder).absolute()
@@ -72,7 +72,7 @@ def measure(name: str, root: Path) -> None:
 
 
 def show(run: RunRecord) -> list[str]:
-    """Return the cells of a run; those of an unsupported one have the times of its reason."""
+    """Return the cells of a run; an unsupported run's reason contains its times."""
     dtype = run.combination.dtype
     if run.status != "ok":
         times = [find_time(name, run.reason) for name in TIMES]
@@ -89,7 +89,7 @@ def show(run: RunRecord) -> list[str]:
 
 
 def find_time(name: str, reason: str) -> str:
-    """Return the milliseconds that a message has behind a name; empty if it has none."""
+    """Return the milliseconds after a name in a message; empty if there are none."""
     found = re.search(rf"\b{name} ([\d.]+) ms", reason)
     return found[1] if found else ""
 

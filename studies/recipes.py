@@ -4,11 +4,11 @@
     python -m studies.recipes networks=shapes,mnist seeds=1,2  some of them
     python -m studies.recipes report=true                      only the tables
 
-A recommendation is worth what it does on networks that it was not chosen on. Each network is
+A recommended recipe must work on networks that were not used to choose it. Each network is
 quantized by each recipe with each calibration draw, and scored on held-out samples, to choose by,
-and on test samples, to report. What was measured is kept in recipes.csv and not measured again.
-SHARED names the folder of networks and data (`resnet8`, `ic02`, `kws`, ...), RETRAINED one with
-files of `studies.train_cifar10`; a network whose files are not there is left out.
+and on test samples, to report. The measurements are kept in recipes.csv and not repeated. SHARED
+names the folder of networks and data (`resnet8`, `ic02`, `kws`, ...), RETRAINED one with files of
+`studies.train_cifar10`; a network whose files are missing is left out.
 """
 
 import csv
@@ -118,7 +118,7 @@ SIDES = ("held_out", "test")
 
 @dataclass
 class Arguments:
-    """What `python -m studies.recipes` takes, as key=value; lists with commas."""
+    """The key=value arguments of `python -m studies.recipes`; lists with commas."""
 
     networks: str = ""
     recipes: str = ""
@@ -128,16 +128,16 @@ class Arguments:
 
 
 class _Nowhere:
-    """In place of an MLflow run: nothing is kept."""
+    """Stands in for an MLflow run; records nothing."""
 
     def log_step(self, step: int, metrics: dict[str, float]) -> None:
-        """Keep nothing."""
+        """Record nothing."""
 
     log_params = log_datasets = log_config = log_step
 
 
 def main() -> int:
-    """Measure what is not yet measured, then print the tables."""
+    """Measure the rows that the record lacks, then print the tables."""
     arguments = command.parse_words(sys.argv[1:], Arguments, __doc__ or "")
     loading.register_schemas()
     networks = arguments.networks.split(",") if arguments.networks else list(NETWORKS)
@@ -210,7 +210,7 @@ def score(config: RunConfig) -> Record:
 
 
 def read() -> list[Record]:
-    """Return what was measured before."""
+    """Return the earlier measurements."""
     if not RECORD.exists():
         return []
     with RECORD.open(newline="") as file:
@@ -218,7 +218,7 @@ def read() -> list[Record]:
 
 
 def write(rows: list[Record]) -> None:
-    """Keep what was measured."""
+    """Write the measurements to recipes.csv."""
     names = list(rows[0])
     files.write_text(
         RECORD, files.to_csv([names, *([row[name] for name in names] for row in rows)])
@@ -265,11 +265,11 @@ def means_of(rows: list[Record], column: str) -> Means:
 
 
 def leave_one_out(drops: Means, decibels: Means) -> str:
-    """Return for each network the recipe that is best on the others, and what it does on this one.
+    """Return, for each network, the recipe that is best on the others, and its results here.
 
-    The best of a framework is the one whose SQNR on held-out samples is least far behind the best
-    recipe's, on the network where it is farthest behind. Compared are the recipes that were
-    measured on every network of the framework.
+    The best recipe of a framework has the smallest gap in its worst case: the gap is the SQNR on
+    held-out samples below that of the network's best recipe. Only recipes that were measured on
+    every network of the framework are compared.
     """
     lines = []
     for framework in dict.fromkeys(framework_of(recipe) for recipe, _ in decibels):

@@ -4,9 +4,9 @@
     python -m studies.ship networks=kws,vit         some of them
     python -m studies.ship report=true              only the tables, from ship.csv
 
-Each network is shipped by one command, in a folder of its own; beside it runs the plain 8-bit
-configuration. What was measured is kept in ship.csv, and not measured again. SHARED names the
-folder of networks and data. `folder=` keeps the runs.
+One command ships each network, in a separate folder; the plain 8-bit configuration runs for
+comparison. The measurements are kept in ship.csv and not repeated. SHARED names the folder of
+networks and data. `folder=` keeps the runs.
 """
 
 import csv
@@ -52,7 +52,7 @@ NETWORKS: dict[str, tuple[str, ...]] = {
     ),
 }
 PLAIN = ("backend=onnx", "dtype=int8", "per_channel=true")
-KINDS = (  # of steps, the later ones first: each goes on from those before
+KINDS = (  # of steps, later ones first: each builds on earlier ones
     *("nodes_to_exclude", "corrections.adaround", "corrections.smooth_quant"),
     *("corrections.bias_correction", "op_types", "calib"),
 )
@@ -62,7 +62,7 @@ HELPS = 0.8  # of the noise of the plain step: a step with less has helped
 
 @dataclass
 class Arguments:
-    """What `python -m studies.ship` takes, as key=value; networks with commas."""
+    """The key=value arguments of `python -m studies.ship`; networks with commas."""
 
     networks: str = ""
     minutes: float = 10
@@ -72,7 +72,7 @@ class Arguments:
 
 
 def main() -> int:
-    """Ship what is not in the table yet, then print the tables."""
+    """Ship the networks that the record lacks, then print the tables."""
     asked = command.parse_words(sys.argv[1:], Arguments, __doc__ or "")
     chosen = [] if asked.report else choose(asked.networks)
     print(render(complete(RECORD, chosen, lambda network: [measure(network, asked)])))
@@ -148,7 +148,7 @@ def call(module: str, *words: str) -> dict[str, str]:
 
 
 def describe(name: str, run: RunRecord) -> dict[str, Any]:
-    """Return what a run came to, as columns."""
+    """Return the results of a run, as columns."""
     return {
         f"{name}_samples": run.samples,
         f"{name}_metric": run.metric and run.metric.name,
@@ -173,14 +173,14 @@ def helped(steps: Sequence[RunRecord]) -> list[str]:
 
 
 def changed(step: RunRecord, first: RunRecord) -> list[str]:
-    """Return the settings of a step that the first one has not."""
+    """Return the settings of a step that the first step lacks."""
     ours, theirs = (each.job_overrides.split() for each in (step, first))
     hidden = ("evaluate.", "latency.", "max_drop=", "max_seconds=")
     return [word for word in ours if word not in theirs and not word.startswith(hidden)]
 
 
 def render(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the tables of `ship.md`: what came of it, and what helped."""
+    """Return the tables of `ship.md`: results, steps that helped, and orders of steps."""
     ends, known = [], []
     for row in rows:
         both = [cells(row, name) for name in ("winner", "plain")]
@@ -198,8 +198,8 @@ def render(rows: Sequence[dict[str, Any]]) -> str:
 def left_out(rows: Sequence[dict[str, Any]]) -> list[list[Any]]:
     """Return, for each network, the order of steps by the other networks, and its winner's place.
 
-    Once by the mean gain in decibels of noise, 0 where a step did not help; once by the same over
-    the expected time of the step.
+    There are two orders: by the mean gain in decibels of noise, 0 where a step did not help, and by
+    that gain over the expected time of the step.
     """
     times = expected_times()
     lines = []
@@ -228,7 +228,7 @@ def expected_times() -> dict[str, float]:
 
 
 def gains(row: dict[str, Any]) -> dict[str, float]:
-    """Return the least noise of each kind of step, against the best step that it goes on from."""
+    """Return the least noise of each kind of step, against the best step that it builds on."""
     pairs = [text.rpartition(" (") for text in filter(None, row["helped"].split("; "))]
     noises = [(set(change.split()), float(ratio.rstrip(")"))) for change, _, ratio in pairs]
     least: dict[str, float] = {}
@@ -250,7 +250,7 @@ def cells(row: dict[str, Any], name: str) -> list[str]:
 
 
 def show(row: dict[str, Any]) -> list[str]:
-    """Return the columns of `SHOWN`, but the metric, as texts."""
+    """Return the columns of `SHOWN`, except the metric, as texts."""
     loss, size, speed = (row[key] for key in ("loss", "bytes", "speedup"))
     points = row["metric"] in ("accuracy", "agreement")
     return [

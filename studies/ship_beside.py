@@ -1,12 +1,12 @@
-"""Winners of `resnet8ptq ship` beside the flagships and NNCF: `python -m studies.ship_beside`.
+"""Winners of `resnet8ptq ship` against the flagships and NNCF: `python -m studies.ship_beside`.
 
     python -m studies.ship_beside networks=resnet8,kws    some of the networks
     python -m studies.ship_beside report=true             only the table, from ship_beside.csv
 
-Of each network of `studies.ship`, on the same samples: the winner; `experiment=flagship_quick` and
-`flagship` with the same calibration draw; NNCF with accuracy control (`studies.accuracy_control`).
-What was measured is kept in ship_beside.csv, and not measured again. SHARED names the folder of
-networks and data.
+For each network of `studies.ship`, these models are compared on the same samples: the winner;
+`experiment=flagship_quick` and `flagship` with the same calibration draw; NNCF with accuracy
+control (`studies.accuracy_control`). The measurements are kept in ship_beside.csv and not repeated.
+SHARED names the folder of networks and data.
 """
 
 import sys
@@ -41,7 +41,7 @@ LIMIT = 0.01  # in the unit of the loss
 
 @dataclass
 class Arguments:
-    """What `python -m studies.ship_beside` takes, as key=value; networks with commas."""
+    """The key=value arguments of `python -m studies.ship_beside`; networks with commas."""
 
     networks: str = ""
     minutes: float = 10
@@ -50,7 +50,7 @@ class Arguments:
 
 
 def main() -> int:
-    """Measure what is not in the table yet, then print the table."""
+    """Measure the networks that the record lacks, then print the table."""
     asked = command.parse_words(sys.argv[1:], Arguments, __doc__ or "")
     chosen = [] if asked.report else ship.choose(asked.networks)
     make = partial(measure, minutes=asked.minutes, folder=Path(asked.folder).absolute())
@@ -131,7 +131,7 @@ def render(rows: Sequence[dict[str, Any]]) -> str:
         significant = worse != "" and float(worse) <= SIGNIFICANCE
         name = f"{row['model']}, worse" if significant else row["model"]
         samples = str(row["samples"])
-        *known, _ = ship.show(row)  # a speed takes a quiet machine
+        *known, _ = ship.show(row)  # a speed needs an idle machine
         lines.append([row["network"], name, samples, *known, shown, row["cpu_minutes"]])
     heads = ["network", "model", "samples", "loss", "verdict", "kB", "p worse", "CPU minutes"]
     return table(heads, lines)

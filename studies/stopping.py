@@ -3,7 +3,7 @@
 A sweep of eight configurations of each network is run. The shares of samples that its models lose
 and win, scaled to a wanted loss, make models whose loss is known. The samples of a simulated run
 are drawn independently, so that only these shares count; `StoppingPlan.outcome` ends the run.
-SHARED names the folder of networks and data, as for `studies.recipes`. Written:
+SHARED names the folder of networks and data, as for `studies.recipes`. Writes
 `studies/stopping.csv`.
 """
 
@@ -48,12 +48,12 @@ class Rates:
     """Shares of simulated runs of a kind, and of the samples that they score.
 
     Attributes:
-        flips: samples that a model loses or wins, a share.
-        models: that share the level of 5%.
-        covered: runs whose 95% interval holds the loss.
+        flips: share of the samples that a model loses or wins.
+        models: number of models that share the level of 5%.
+        covered: share of runs whose 95% interval holds the loss.
         all_passed, all_failed: by the test of all samples, without looks.
-        rate_error, scored_error: standard errors of `passed` (at the limit of the larger of it and
-            `failed`), and of `scored`.
+        rate_error, scored_error: standard errors of `passed` (at the limit: of the larger of
+            `passed` and `failed`), and of `scored`.
     """
 
     network: str
@@ -76,10 +76,7 @@ Right = NDArray[np.bool_]  # [samples]
 
 
 def load_pairs(folder: Path, name: str) -> list[tuple[Right, Right]]:
-    """Run the sweep of a network in `folder` unless it was, and return the hits of its models.
-
-    Of each model, and of FP32.
-    """
+    """Return the hits of each model of a network, and of FP32; run the sweep if it is missing."""
     folder.mkdir(exist_ok=True)
     pattern = "runs/sweeps/*/*/*/predictions.npz"
     if not any(folder.glob(pattern)):
@@ -95,7 +92,7 @@ def load_pairs(folder: Path, name: str) -> list[tuple[Right, Right]]:
 
 
 def to_images(pairs: Sequence[tuple[Right, Right]]) -> Images:
-    """Return what the models flip."""
+    """Return each image's shares of models that lose it and that win it."""
     lost = np.mean([baseline & ~model for model, baseline in pairs], axis=0)
     won = np.mean([model & ~baseline for model, baseline in pairs], axis=0)
     return Images(lost, won)
@@ -120,7 +117,7 @@ def simulate(
 
 
 def _run(plan: StoppingPlan, changes: list[list[int]], loss: float) -> tuple[float, ...]:
-    """Return what came of a run: see `Rates`.
+    """Return the outcomes of a run, from `passed` to `all_failed` of `Rates`.
 
     Args:
         changes: lost and won samples at each look.
@@ -142,7 +139,7 @@ def _run(plan: StoppingPlan, changes: list[list[int]], loss: float) -> tuple[flo
 
 
 def replay(name: str, pairs: Sequence[tuple[Right, Right]], orders: int, seed: int) -> str:
-    """Stop the real models on their own samples, in random orders; return what came of it."""
+    """Stop the real models on their own samples, in random orders; return the results as text."""
     random, shares, equal, opposite = np.random.default_rng(seed), [], [], []
     for model, baseline in pairs:
         plan = StoppingPlan(len(model), LIMIT, SIGNIFICANCE)
@@ -170,7 +167,7 @@ def replay(name: str, pairs: Sequence[tuple[Right, Right]], orders: int, seed: i
 
 
 def simulate_single_runs(images: Images, total: int, trials: int, seed: int) -> float:
-    """Return how often some of `RUNS` models at the limit passes, each judged by itself.
+    """Return how often some of `RUNS` models at the limit passes, each judged alone.
 
     All are scored on the same samples, where real models flip the same ones.
     """

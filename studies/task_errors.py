@@ -3,10 +3,10 @@
     python studies/task_errors.py [trials=400] [task=NAME]
 
 A population of samples with the outputs of FP32 and of a model has a known loss, which is the
-limit. Each trial draws samples of it, with replacement, and asks the test of the task at the level
-of 5%. It also asks for twice the limit, and for a model without a loss, which should pass: FP32 and
-the model exchange their outputs for half of the samples. Writes task_errors.csv; with `task`, the
-rows of tasks whose name starts so are replaced there.
+limit. Each trial draws samples of it, with replacement, and runs the test of the task at the level
+of 5%. It also tests at twice the limit, and tests a model without a loss, which should pass: FP32
+and the model exchange their outputs for half of the samples. Writes task_errors.csv; with `task`,
+only the rows of tasks whose name starts with NAME are replaced.
 """
 
 import csv
@@ -94,7 +94,7 @@ class Population:
 
 
 def segmented(random: np.random.Generator, shares: Sequence[float]) -> Population:
-    """Masks of up to three of five classes, drawn by their shares; more pixels flip in some."""
+    """Masks of up to three of five classes, drawn by their shares; some have more wrong pixels."""
     common = random.choice(5, (SIZE, 3), p=shares)
     masks = common[np.arange(SIZE)[:, None], random.integers(0, 3, (SIZE, 64))].astype(np.uint8)
     hard = random.beta(1, 6, (SIZE, 1))
@@ -107,7 +107,7 @@ def segmented(random: np.random.Generator, shares: Sequence[float]) -> Populatio
 
 
 def measured(random: np.random.Generator) -> Population:
-    """Depth of 16 pixels, whose relative error differs by picture; 8 bits add a part of it."""
+    """Depth of 16 pixels, whose relative error differs by picture; the model adds an error."""
     depth = random.uniform(1, 9, (SIZE, 4, 4))
     fp32 = depth * (1 + random.gamma(2, 0.04, (SIZE, 1, 1)) * random.normal(size=depth.shape))
     model = fp32 + random.gamma(1, 0.1, (SIZE, 1, 1)) * random.normal(size=depth.shape)
@@ -134,10 +134,10 @@ def labelled(random: np.random.Generator) -> Population:
 
 
 class Gallery(Population):
-    """Identities with four samples each, of which whole identities are drawn."""
+    """Identities with four samples each; a trial draws whole identities."""
 
     def take(self, rows: NDArray[np.int64]) -> "Population":
-        """Return the identities at `rows`, each draw as another one."""
+        """Return the identities at `rows`; an identity drawn twice counts as two."""
         samples = (4 * rows[:, np.newaxis] + np.arange(4)).reshape(-1)
         targets = self.draw(samples, np.repeat(np.arange(len(rows)), 4))
         both = (
@@ -152,7 +152,7 @@ class Gallery(Population):
 
 
 class Clips(Gallery):
-    """Clips of four windows each, of which whole clips are drawn."""
+    """Clips of four windows each; a trial draws whole clips."""
 
     def draw(self, samples: NDArray[np.int64], numbers: NDArray[np.int64]) -> Targets:
         """Return the targets of the windows `samples` of the clips `numbers`."""
@@ -161,7 +161,7 @@ class Clips(Gallery):
 
 
 def heard(how: str, random: np.random.Generator) -> Population:
-    """Logits of four classes in windows, of clips that are hard as a whole; the model's noisier."""
+    """Logits of four classes in windows; whole clips are hard; the model's logits are noisier."""
     labels = np.repeat(random.integers(0, 4, SIZE), 4)
     hard = np.repeat(random.normal(size=(SIZE, 4)), 4, axis=0)
     fp32 = 2 * np.eye(4)[labels] + hard + random.normal(size=hard.shape)
@@ -242,7 +242,7 @@ def spoken(random: np.random.Generator) -> Population:
 
 @dataclass(frozen=True)
 class MatchedScores(ClasswiseScores):
-    """Detections of which it is known whether they are right; `outputs` and `Matches` hold them."""
+    """Detections whose correctness is known; `outputs` and `matches` hold them."""
 
     matches: Sequence[Matches]
     resamples: int
@@ -273,7 +273,7 @@ ROWS = 12  # of an object's mask; a mask that lacks n of them has an IoU of 1 - 
 
 
 def match(outputs: Outputs, targets: Targets) -> MatchedScores:
-    """Score detections [n, 4, 3]: lacking rows, class and score, each at its object's place."""
+    """Score detections [n, 4, 3]: missing rows, class and score, in the order of the objects."""
     lost, labels, scores = np.moveaxis(outputs.values[0], 2, 0)
     kinds = np.asarray(targets.labels)
     thresholds = np.linspace(0.5, 0.95, 10)[:, np.newaxis] - 1e-12
@@ -335,7 +335,7 @@ TASKS: dict[str, Callable[[np.random.Generator], Population]] = {
 
 
 def simulate(population: Population, samples: int, trials: int) -> list[float]:
-    """Return the shares of trials that pass at the limit, fail there, pass at twice of it, and
+    """Return the shares of trials that pass at the limit, fail there, pass at twice the limit, and
     pass without a loss.
     """
     limit = population.compare().loss()
@@ -347,7 +347,7 @@ def simulate(population: Population, samples: int, trials: int) -> list[float]:
         drawn = population.take(draws.integers(0, SIZE, samples))
         at_limit, at_twice = drawn.margins(limit, 2 * limit)
         p_values.append((at_limit.p_within, at_limit.p_beyond, at_twice.p_within))
-        # It takes as long as the others together; exchanged with its reference, a model is as far.
+        # As slow as the others together; exchanged with its reference, a model is as far from it.
         if trial % 4 == 0 and drawn.task.reference is None:
             [margin] = drawn.exchange(exchanges).margins(limit)
             of_equal.append(margin.p_within)

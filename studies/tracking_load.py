@@ -1,11 +1,11 @@
-"""What a store holds: runs logged by many processes at once, through `resnet8ptq.tracking`.
+"""Times a store under load: many processes log runs at once, through `resnet8ptq.tracking`.
 
     python -m studies.tracking_load SERVER DATABASE
 
 SERVER is the address of MLflow's server (docs/server.md) on the empty PostgreSQL DATABASE; its runs
 are timed beside those of an SQLite file.
 
-A run has what a real one has (params, metrics, data sets, six files), but nothing is quantized.
+A run logs as much as a real one (params, metrics, data sets, six files); nothing is quantized.
 """
 
 import multiprocessing
@@ -64,7 +64,7 @@ def _enter(barrier: Any) -> None:
 
 
 def open_at_once(config: TrackingConfig) -> Store:
-    """Open a store in the same moment as every other process of the pool."""
+    """Open a store at the same moment as every other process of the pool."""
     _meet()
     return open_store(config)
 
@@ -155,7 +155,7 @@ def measure(config: TrackingConfig, processes: int, runs: int, folder: Path) -> 
 
 
 def main() -> None:
-    """Measure both stores in turns, and what a run takes in PostgreSQL."""
+    """Measure both stores in turn, and the size of a run in PostgreSQL."""
     address, database = sys.argv[1:]
     engine = create_engine(database)
     with tempfile.TemporaryDirectory(prefix="load-") as scratch:

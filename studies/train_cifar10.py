@@ -3,9 +3,9 @@
     python -m studies.train_cifar10 output=resnet8_s1.h5 seed=1
     python -m studies.train_cifar10 output=resnet8_w24.h5 seed=3 width=24
 
-A recommendation has to hold on networks that it was not chosen on. An epoch takes about a minute on
-two cores at width 16. Sums in several threads may differ in the last digit, so that a second run
-need not give the same weights bit for bit.
+A recommended recipe must work on networks that were not used to choose it. An epoch takes about a
+minute on two cores at width 16. Sums in several threads may differ in the last digit, so a second
+run may give slightly different weights.
 """
 
 import os
@@ -27,7 +27,7 @@ PEAK_RATE = 4e-3
 
 @dataclass
 class Arguments:
-    """What `python -m studies.train_cifar10` takes, as key=value."""
+    """The key=value arguments of `python -m studies.train_cifar10`."""
 
     output: str = "resnet8.h5"
     seed: int = 1

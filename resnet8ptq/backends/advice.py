@@ -1,9 +1,9 @@
 """Advice on a backend's settings, from the flags of a CPU and the operators of a network alone.
 
-A backend's own module of advice has two functions of the flags and the network (None: any):
-`advise` yields `Advice`s, and `sweep` returns the settings of a sweep that measures those to
-try, or None. Each candidate names its source. Figures were measured on the machine of
-docs/speed.md.
+Each backend has a module of advice with two functions of the CPU's flags and the network (None: any
+network). `advise` yields `Advice` objects. `sweep` returns the settings of a sweep over the
+configurations to try, or None. Each candidate names its source. Figures were measured on the
+machine of docs/speed.md.
 """
 
 from collections.abc import Collection, Iterator
@@ -43,7 +43,7 @@ class Advice:
 
 
 def advise_start(backend: Backend, network: Summary | None) -> Iterator[Advice]:
-    """Yield the plain 8-bit configuration of a backend without advice of its own."""
+    """Yield the plain 8-bit configuration of a backend that has no module of advice."""
     if backend.quantizes:
         settings = " ".join([f"backend={backend.name}", *backend.search.start])
         why = f"the plain 8-bit configuration{in_float(backend.name, network)}"
@@ -81,7 +81,7 @@ def beyond_x86(flags: Collection[str]) -> str:
 
 
 def in_float(backend: str, network: Summary | None) -> str:
-    """Return the operators that stay in float, by their names, as text."""
+    """Return the operators that stay in float, with their counts, as text; empty for none."""
     if network is None:
         return ""
     left = []

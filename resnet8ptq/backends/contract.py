@@ -38,7 +38,7 @@ Options = TypeVar("Options", bound=BackendConfig)
 # Runs a network on a batch; returns its outputs.
 Run = Callable[[NDArray[np.float32]], Sequence[NDArray[np.float32]]]
 Nodes = Mapping[str, Mapping[str, int]]  # by provider and operator
-Takes = Mapping[str, tuple[Sequence[object], str]]  # by key: allowed values, and why no others
+Takes = Mapping[str, tuple[Sequence[object], str]]  # by key: allowed values, reason against others
 
 
 def _backends_with(step: str) -> str:
@@ -59,7 +59,7 @@ _ALONE = (
 _DTYPES = ("int8", "uint8", "u8s8", "w4a8", "w8a16")  # a new dtype joins by name
 # The settings of a framework or a method that quantizes weights and activations.
 WITH_ACTIVATIONS: Takes = {
-    "method": (["static", "dynamic", "qat"], f"mixed is of {_backends_with('mixed')}; {_ALONE}"),
+    "method": (["static", "dynamic", "qat"], f"mixed needs {_backends_with('mixed')}; {_ALONE}"),
     "dtype.name": (
         ["fp32", *_DTYPES],
         f"expected {' | '.join(_DTYPES)}; {_ALONE}",
@@ -142,8 +142,8 @@ class Artifact:
 
     Attributes:
         quantized_layers: number of convolutions and matrix products with quantized weights and
-            activations, with method=weight_only of those with quantized weights, with dtype=fp16 of
-            those and embeddings with float16 weights; 0 for FP32.
+            activations. With method=weight_only: with quantized weights. With dtype=fp16: with
+            float16 weights, including embeddings. 0 for FP32.
         ranges: activation ranges from calibration, by ONNX tensor name.
         details: further MLflow params from the framework.
     """
@@ -166,7 +166,7 @@ class Predictor:
     Attributes:
         predict: returns each output [n, ...], in the network's order, for network inputs [n, ...].
         open_logits: loads a copy that ends before the final softmax; None without a softmax.
-        time_ms: returns the milliseconds of a batch, measured where the file runs; None: here.
+        time_ms: returns the milliseconds of a batch, measured on the target; None: on this machine.
         find_nodes: returns the number of nodes that ran a batch, by ONNX Runtime's execution
             provider and operator; None: `Quantizer.count_kernels` counts them here.
     """
@@ -195,7 +195,7 @@ class NodeTime:
     """The time of one node of a loaded artifact, in the graph after the framework's optimization.
 
     Attributes:
-        operator: the framework's name of it.
+        operator: the framework's name for the operator.
         kind: `integer`: takes 8-bit tensors; `conversion`: from or to 8 bits, or between float
             types; `unfused`: float, although meant for an integer kernel; `float`; `other`.
         ms: milliseconds for a batch: the mean of the middle half of the runs.
@@ -232,7 +232,7 @@ def to_nodes(times: Sequence[Mapping[Key, float]]) -> list[NodeTime]:
 
 @dataclass(frozen=True)
 class Quantizer(ABC):
-    """One framework, set up with the settings of one run; decisions come with each network."""
+    """A framework with the settings of one run; decisions are arguments of its methods."""
 
     config: QuantizationConfig
     runtime: Runtime
@@ -277,7 +277,7 @@ class Quantizer(ABC):
 
     @property
     def level_pools(self) -> tuple[str, ...]:
-        """The ONNX names of the average pools whose output shares the scale of the input.
+        """The ONNX operators of the average pools whose output shares the scale of the input.
 
         The output of other pools is calibrated.
         """
@@ -287,7 +287,7 @@ class Quantizer(ABC):
     def resolve(self, decisions: Decisions | None = None) -> Resolved:
         """Return the effect of the settings and decisions in this framework.
 
-        Called before any work, too.
+        Also called before the run starts its work, to refuse settings early.
 
         Args:
             decisions: None: those that the settings contain.
@@ -313,7 +313,8 @@ class Quantizer(ABC):
 
         Args:
             model: the network: its ONNX file, or for TFLite its source.
-            decisions: bits, layers in float and ranges; the settings are not asked for them.
+            decisions: bits, layers in float and ranges; a quantizer must not read these from the
+                settings.
             calibration: samples that determine the activation ranges.
             folder: an existing folder; the artifact is the only file written there.
 
@@ -324,7 +325,7 @@ class Quantizer(ABC):
     def verify(self, artifact: Artifact, model: Fp32Model, calibration: Split) -> dict[str, str]:
         """Compare the kernels that run a file with its definition; return the result as params.
 
-        Called once for each run, on the final file, for the same arguments as `quantize`.
+        Called once for each run, on the final file, with the arguments of `quantize`.
         """
         return {}
 
@@ -383,8 +384,9 @@ def refuse_empty(framework: str, graph: onnx.GraphProto, advice: str = "") -> No
     """Raise the error of a run without a quantized layer.
 
     Args:
-        framework: the name of the framework and of its result.
+        framework: name of the framework, for the message.
         graph: the FP32 network.
+        advice: text at the end of the message, such as a mend.
 
     Raises:
         UnsupportedError: all layers multiply by several matrices, which the framework has no

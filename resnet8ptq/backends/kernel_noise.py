@@ -1,4 +1,4 @@
-"""The noise of a runtime's kernels beside that of quantization.
+"""The noise of a runtime's kernels, compared with that of quantization.
 
 A quantized file defines its outputs. The kernels that run it should differ from them by rounding
 alone; where they add more noise than the quantization, a good file has bad results.
@@ -24,7 +24,7 @@ SAMPLES = 16
 class KernelNoise:
     """The SQNR of the kernels against the file's definition, and of the definition against FP32.
 
-    Both in dB; infinite without noise. The second is None where the kernels are near enough.
+    Both in dB; infinite without noise. `quantization_db` is None if the kernels reach the limit.
     """
 
     kernels_db: float
@@ -73,6 +73,6 @@ def _sqnr_db(signal: Sequence[Array], values: Sequence[Array]) -> float:
 
 
 def draw(calibration: Split, most: int = SAMPLES) -> Array | None:
-    """Return a few calibration samples as one batch; None without samples: all ranges are given."""
+    """Return a few calibration samples as one batch; None if there are none (all ranges preset)."""
     count = min(calibration.limit(most), len(calibration))
     return calibration.inputs(np.arange(count)) if count else None

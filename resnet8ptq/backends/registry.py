@@ -9,7 +9,7 @@ from resnet8ptq.config.schema import BackendConfig, QuantizationConfig
 from resnet8ptq.core.descriptor import find_backends
 from resnet8ptq.core.machine import Runtime
 
-# Cache keys of whatever imports this module depend on the code of every backend (`core.code`).
+# The cache key of a module that imports this one depends on every backend's code (`core.code`).
 FOLDERS: Final = "resnet8ptq.backends.*:BACKEND"
 BACKENDS = find_backends()
 
@@ -17,7 +17,7 @@ BACKENDS = find_backends()
 def make_quantizer(config: QuantizationConfig, runtime: Runtime) -> Quantizer:
     """Return the quantizer that `backend` names; raise `ConfigError` for an unknown name.
 
-    Where a target runs the files, the execution provider is the target's.
+    If a target runs the files, this machine uses the CPU's execution provider.
     """
     if config.runs_elsewhere:
         config = replace(config, backend=config.backend.on_cpu())
@@ -37,7 +37,7 @@ def complete(
     """
     if not asked.quantizes:
         return asked
-    backend = replace(asked, path=None)  # it is of a sweep that has both
+    backend = replace(asked, path=None)  # set by a sweep that also has backend=file
     own = backend.descriptor.complete
     if not own:
         return backend

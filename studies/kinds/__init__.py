@@ -1,1 +1,1 @@
-"""`resnet8ptq ship` on networks of many kinds, beside single recipes and other tools."""
+"""`resnet8ptq ship` on networks of many kinds, compared with single recipes and other tools."""

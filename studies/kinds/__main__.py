@@ -1,13 +1,13 @@
-"""`resnet8ptq ship` beside single recipes and other tools: `python -m studies.kinds`.
+"""`resnet8ptq ship` against single recipes and other tools: `python -m studies.kinds`.
 
     python -m studies.kinds                          every network, then the tables
     python -m studies.kinds networks=lstm,vit        some of them
     python -m studies.kinds steps=recipes            recipes | one_liners | ship | times
     python -m studies.kinds report=true              only the tables, from kinds.csv
 
-What was measured is kept in kinds.csv, and not measured again. Networks whose package or data is
-absent are skipped, and a line says so. CIFAR10_DIR and SHARED_NETWORKS name published data and
-networks. `folder` keeps networks, samples and files.
+The measurements are kept in kinds.csv and not repeated. Networks whose package or data is absent
+are skipped with a message. CIFAR10_DIR and SHARED_NETWORKS name published data and networks.
+`folder` keeps networks, samples and files.
 """
 
 import os
@@ -51,7 +51,7 @@ STEPS = ("recipes", "one_liners", "ship", "times")
 
 @dataclass
 class Arguments:
-    """What `python -m studies.kinds` takes, as key=value; lists with commas."""
+    """The key=value arguments of `python -m studies.kinds`; lists with commas."""
 
     networks: str = ",".join(NETWORKS)
     steps: str = ",".join(STEPS)
@@ -68,7 +68,7 @@ class Bench:
 
     Attributes:
         words: the settings that name network and data, and one thread.
-        save: writes the rows, so that an interrupted study goes on where it stopped.
+        save: writes the rows, so that an interrupted study can continue.
     """
 
     name: str
@@ -111,7 +111,7 @@ class Bench:
 
 
 def main() -> int:
-    """Measure what is not in the table yet, then print the tables."""
+    """Measure the rows that the record lacks, then print the tables."""
     asked = command.parse_words(sys.argv[1:], Arguments, __doc__ or "")
     record = Path(asked.record)
     folders = {"$FOLDER": str(Path(asked.folder).absolute())}
@@ -195,7 +195,7 @@ def try_one_liners(bench: Bench) -> None:
         target = folder / f"theirs{suffix}"
         try:
             make(source if suffix == ".tflite" else network.onnx_path, feeds, target)
-        except Exception as error:  # of another tool: any
+        except Exception as error:  # another tool may raise any
             bench.keep(replace(row, reason=f"{type(error).__name__}: {error}"[:200]))
             continue
         words = [*bench.words, "backend=file", f"backend.path={target}"]

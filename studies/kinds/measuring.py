@@ -26,7 +26,7 @@ from resnet8ptq.experiment.settings import Settings, resolve
 from resnet8ptq.tasks.scoring.metric import BASELINE
 
 ROUNDS, LEAST, SECONDS = 60, 10, 15.0  # of timing: at most, at least, and after these seconds
-QUIET = 20  # percent: other load doubles or tenfolds more than half of the times here
+QUIET = 20  # percent: other load makes over half of the times 2 to 10 times as long here
 RECIPE, ONE_LINER, SHIP = "recipe", "one-liner", "ship"
 
 
@@ -40,8 +40,8 @@ class Row:
         loss: in the unit of `limit`.
         p_within: p-value of "the loss is at the limit or above".
         sqnr_db: of the outputs against FP32's; `divergence`: of the classes, KL.
-        ms: latency of one sample, in turns with the network's other files, its quantile
-            `QUIET`; `fp32_ms` that of FP32 in the same framework.
+        ms: latency of one sample, measured in turn with the network's other files, as the
+            percentile `QUIET`; `fp32_ms` that of FP32 in the same framework.
         p_worse: of a winner, p-value of "it loses no more than the best one-liner of its size".
         minutes: of one `ship`, by the clock.
     """
@@ -76,7 +76,7 @@ class Row:
 
 
 class _Nowhere:
-    """In place of a run in MLflow: records nothing."""
+    """Stands in for a run in MLflow; records nothing."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda *values, **named: None
@@ -97,7 +97,7 @@ def measure(row: Row, words: Sequence[str], folder: Path) -> Row:
         result = run_experiment(settings, folder, nowhere)
     except PtqError as error:
         return replace(row, reason=" ".join(f"{error}".split()))
-    except Exception as error:  # a fault of this tool: shown, and the study goes on
+    except Exception as error:  # a fault of this tool: shown, and the study continues
         traceback.print_exc()
         return replace(row, reason=f"crash: {type(error).__name__}: {error}"[:200])
     measurement = result.measurement
@@ -141,7 +141,7 @@ def find_worse(winner: Path, other: Path, words: Sequence[str]) -> float:
 
 
 def time_in_turns(files: Sequence[tuple[Row, Path]]) -> list[Row]:
-    """Time files of one network and their FP32 networks in turns; return rows with latencies.
+    """Time files of one network in turn with their FP32; return the rows with latencies.
 
     Args:
         files: rows with the settings that made them, and the files.
@@ -178,8 +178,8 @@ def time_in_turns(files: Sequence[tuple[Row, Path]]) -> list[Row]:
 def _time(predictors: Mapping[str, Predictor], samples: Split) -> dict[str, float]:
     """Return the latency of one sample of each file, in ms.
 
-    Each file runs twice in its turn and the second run counts, so that a file finds its own
-    weights in the processor's caches, whichever file ran before it.
+    Each file runs twice in its turn and the second run counts: then the processor's caches hold its
+    own weights, whichever file ran before it.
     """
     times: dict[str, list[float]] = {name: [] for name in predictors}
     begin = time.perf_counter()

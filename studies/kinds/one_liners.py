@@ -48,7 +48,7 @@ def nncf_openvino(fp32: Path, feeds: Feeds, target: Path) -> None:
     """`nncf.quantize` of an OpenVINO network."""
     from resnet8ptq.backends.openvino.library import library, read_graph
 
-    openvino = library()  # before NNCF, which would report to Intel too
+    openvino = library()  # before NNCF: disables the telemetry of both
     import nncf
 
     quantized = nncf.quantize(read_graph(fp32), nncf.Dataset(feeds))

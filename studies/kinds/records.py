@@ -17,7 +17,7 @@ def read_rows(path: Path, folders: Mapping[str, str]) -> list[Row]:
     """Return the rows of a file; none if it does not exist.
 
     Args:
-        folders: by their names in the file, which holds no path of a machine.
+        folders: the local folders, by the names that replace them in the file.
     """
     if not path.exists():
         return []

@@ -44,7 +44,7 @@ def wake_words(folder: Path) -> tuple[str, ...]:
 
 
 def anomalies(folder: Path) -> tuple[str, ...]:
-    """MLPerf Tiny's autoencoder of log-mel frames, on made frames."""
+    """MLPerf Tiny's autoencoder of log-mel frames, on synthetic frames."""
     path = find("ad", "ad01_fp32.tflite")
     random = np.random.default_rng(31)
     level = random.normal(-30, 8, (600, 1, 1))
@@ -63,7 +63,7 @@ def mobilenet_v1(folder: Path) -> tuple[str, ...]:
 
 
 def mobilenet_v2(folder: Path) -> tuple[str, ...]:
-    """MobileNetV2 0.5, person or not, with pictures of COCO, without labels."""
+    """MobileNetV2 0.5 that recognizes persons, with pictures of COCO, without labels."""
     pictures = ("data=folder", f"data.root={find('coco', 'images')}", "data.labels=none")
     size = ("preprocess=symmetric", "preprocess.size=128")
     return (*pictures, *size, f"model.path={find('networks', 'mobilenet_v2_128_0.5.onnx')}")

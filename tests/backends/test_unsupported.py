@@ -92,7 +92,7 @@ CASES = [
     ("executorch", "calib=histogram", "observer of backend=torch"),
     ("executorch", "format=qdq", "QDQ and QOperator are ONNX's"),
     ("openvino_nncf", "method=dynamic", "NNCF is static here"),
-    ("openvino_nncf", "calib=percentile", "takes ranges of its own"),
+    ("openvino_nncf", "calib=percentile", "chooses the ranges itself"),
     ("openvino_nncf", "symmetric.activations=true", r"backend\.preset sets it"),
     ("openvino_nncf", "corrections.bias_correction=true", "corrects by itself"),
     ("openvino_nncf", "nodes_to_exclude=[c1]", "chooses the operators"),

@@ -14,7 +14,7 @@ _LAYERS = re.compile(
     r"XNN(Conv2d|DepthwiseConv2d|ConvTranspose2d|FullyConnected|BatchMatrixMultiply)"
     r"|aten::(convolution|linear|matmul|addmm|bmm|mm)"
 )
-# Conversions between float and 8 bits, and what only reads or names shapes.
+# Conversions between float and 8 bits, and operators that only read or name shapes.
 _NO_WORK = ("XNNConvert", "quantized_decomposed::", "executorch_prim::", "aten::sym_size")
 
 

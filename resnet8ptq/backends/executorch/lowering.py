@@ -11,10 +11,10 @@ from resnet8ptq.core import invocation
 from resnet8ptq.core.console import silenced, waiting
 from resnet8ptq.core.errors import UnsupportedError, errors_as
 
-# Reasons, by ExecuTorch's words for them.
+# The messages for users, by a part of ExecuTorch's message.
 _REFUSED = {
     "should both be quantized": (
-        "backend=executorch: XNNPACK refuses a layer in float behind one in 8 bits, such as a "
+        "backend=executorch: XNNPACK refuses a layer in float after one in 8 bits, such as a "
         "transposed convolution along one axis; try backend=onnx"
     ),
     "quantized_decomposed::dequantize_per_channel": (
@@ -38,9 +38,9 @@ def lower(module: Any, example: Example, most: int) -> bytes:
         most: the largest batch; the runtime plans its memory for it and refuses larger ones.
 
     Raises:
-        UnsupportedError: torch cannot export the network, or ExecuTorch cannot lower it, such as a
-            layer with a scale for each channel that XNNPACK lacks. An error of `module` itself,
-            which runs once, is raised unchanged.
+        UnsupportedError: torch cannot export the network, or ExecuTorch cannot lower it. For
+            example, XNNPACK lacks the kernel of a layer with a scale for each channel. An error of
+            `module` itself, which runs once, is raised unchanged.
     """
     with torch.inference_mode():
         module(*example.inputs)
@@ -48,8 +48,8 @@ def lower(module: Any, example: Example, most: int) -> bytes:
     with errors_as(UnsupportedError, why, "try backend=onnx"), silenced():
         from executorch.exir import to_edge_transform_and_lower
 
-        # Even in a trace, torch chooses a kernel of its own for a convolution, and asks whether the
-        # batch has 16 samples: 16 as the largest batch would be the only one.
+        # To choose a convolution's kernel, torch tests whether the batch has 16 samples, even while
+        # it traces. With 16 as the largest batch, the program would take only batches of 16.
         program = export(module, example, 15 if most == 16 else most)
         with waiting(f"Lowering a graph of {len(program.graph.nodes)} nodes to XNNPACK"):
             try:
@@ -65,10 +65,10 @@ def lower(module: Any, example: Example, most: int) -> bytes:
 
 
 def _copy_dequantized(module: Any) -> Any:
-    """Give each user of a dequantized tensor its own copy, a pass over an edge program.
+    """Pass over an edge program: give each user of a dequantized tensor its own copy.
 
-    ExecuTorch splits operators into several that share it. Where XNNPACK changes the layout of the
-    tensor for one of them, it would change it for the others too.
+    ExecuTorch splits an operator into several that share the tensor. If XNNPACK changes the layout
+    of the tensor for one of them, it would change it for the others too.
     """
     from torch.fx.passes.infra.pass_base import PassResult
 
@@ -115,7 +115,8 @@ def _make_partitioner() -> Any:
                 return False
             return bool(super().check_constraints(node, ep))
 
-    # It takes a softmax over the last axis, but after a convolution its own last axis is another.
+    # XNNPACK's softmax runs over the last axis. After a convolution, XNNPACK's last axis is the
+    # program's channel axis.
     ChannelsLastTaggedReshapePass.memory_sensitive_ops_nchw.add(exir_ops.edge.aten._softmax.default)
     own = {CatConfig: OneScaleCat, ConstantPadConfig: SameTypePad}
     return XnnpackPartitioner(configs=[own.get(kind, kind) for kind in ALL_PARTITIONER_CONFIGS])

@@ -16,7 +16,7 @@ from resnet8ptq.graph.torch_module import as_tensors
 
 
 def load(path: Path, threads: int) -> Predictor:
-    """Load a program of `lowering.lower`; it gives no logits."""
+    """Load a program of `lowering.lower`; its logits are not available."""
     return Predictor(LoadedProgram(path.read_bytes(), threads), lambda: None)
 
 
@@ -63,7 +63,7 @@ class LoadedProgram:
         self._load()
 
     def __call__(self, batch: NDArray[Any]) -> tuple[NDArray[np.float32], ...]:
-        """Return each output for a batch."""
+        """Return each output [n, ...] for a batch [n, ...] of any size."""
         if (self.threads, self._pool) != (_POOL.threads, _POOL.replaced):
             self._load()
         starts = range(0, len(batch), self._most)
@@ -90,7 +90,7 @@ class LoadedProgram:
 
 
 def find_missing(content: bytes) -> list[str]:
-    """Return the operators of a program that the runtime lacks, without which it cannot load."""
+    """Return the operators that the runtime lacks; it cannot load a program that needs them."""
     _POOL.resize(_POOL.threads or 1)
     from executorch.exir._serialize._program import deserialize_pte_binary
     from executorch.runtime import Runtime

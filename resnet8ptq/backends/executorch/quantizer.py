@@ -40,7 +40,7 @@ from resnet8ptq.precision.grid import WeightScheme
 log = logging.getLogger(__name__)
 
 MODEL_FILE = "model.pte"
-MOST_AT_ONCE = 64  # samples; the runtime plans memory for so many, larger batches run in parts
+MOST_AT_ONCE = 64  # samples; the runtime plans memory for these, larger batches run in parts
 
 _KERNELS = "XNNPACK's int8 kernels take int8 activations and symmetric int8 weights"
 _TAKES: Takes = {
@@ -126,7 +126,7 @@ class ExecutorchQuantizer(Quantizer):
         if config.dtype.is_fp32:
             return Artifact(path)
 
-        # Only the file says which operators XNNPACK has taken
+        # Only the file shows which operators XNNPACK runs
         operators = contents.read_operators(content)
         layers, _ = _count_layers(operators)
         if layers == 0:
@@ -168,18 +168,18 @@ def _count_layers(operators: Sequence[contents.Operator]) -> tuple[int, int]:
 
 
 def _check_run(content: bytes, module: Any, calibration: Split) -> None:
-    """Run one sample; raise `UnsupportedError` if this fails, or differs entirely from `module`."""
+    """Run one sample; raise `UnsupportedError` if it fails, or has more noise than signal."""
     why = "backend=executorch: the runtime cannot run the file"
     mend = "try backend=onnx"
     for batch in calibration.take(np.arange(min(1, len(calibration)))).batches(1):
         with errors_as(UnsupportedError, why, mend):
             outputs = predictor.LoadedProgram(content, 1)(batch)
         for output, expected in zip(outputs, infer(module, batch), strict=True):
-            if expected.dtype != np.float32:  # such as classes, which ties change
+            if expected.dtype != np.float32:  # such as class numbers, which ties may change
                 continue
             noise = np.square(output - expected, dtype=np.float64).sum()
             if noise > np.square(expected, dtype=np.float64).sum():
                 raise UnsupportedError(
-                    "backend=executorch: the lowered program computes something else than the "
+                    "backend=executorch: the lowered program computes other values than the "
                     f"program for torch (noise / signal > 1); {mend}"
                 )

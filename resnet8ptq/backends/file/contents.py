@@ -59,13 +59,14 @@ def rounded(port: Port, scale: float, zero_point: int, levels: str) -> Port:
 
 @dataclass(frozen=True)
 class Inner:
-    """A tensor inside a file, without the additions of a quantizer to its name.
+    """A tensor inside a file, under its name before quantization.
 
     Attributes:
-        low, high, step: the range and the distance of its levels; None if it is not rounded.
+        low, high, step: the range of its levels and the distance between two; None if it is not
+            rounded.
         weights: the dequantized weights of the layer that computes it, in any layout.
         bias: the layer's bias [output channels]; None if it has none, or it is not known.
-        dtype: of its levels, such as `uint8`; empty if it is not rounded.
+        dtype: the dtype of its levels, such as `uint8`; empty if it is not rounded.
         weight_dtype: the stored dtype of `weights`.
     """
 
@@ -92,7 +93,7 @@ class Tensors:
     Attributes:
         run: returns their values for the inputs of the file, as the file defines them; integers are
             dequantized.
-        run_kernels: the same, as the runtime's kernels compute them; None: it is not known.
+        run_kernels: the same, as the runtime's kernels compute them; None if they cannot be read.
     """
 
     inner: tuple[Inner, ...]

@@ -41,7 +41,7 @@ def read(content: bytes, path: Path) -> Contents:
         if not _KNOWN.fullmatch(operator.kind):
             raise ModelError(f"{path}: operator {operator.kind!r}; expected torch's and XNNPACK's")
 
-    # The program names no tensor of its ends, so their numbers name them
+    # The program does not name its inputs and outputs: number them
     meta = LoadedProgram(content, 1).metadata
     inputs = []
     for number in range(meta.num_inputs()):
@@ -73,7 +73,7 @@ def open_run(content: bytes, threads: int) -> RawRun:
 
 
 def open_logits(content: bytes, threads: int) -> None:
-    """Return None: a program cannot be cut."""
+    """Return None: a program cannot be cut before its softmax."""
 
 
 def _port(name: str, value: Any) -> Port:

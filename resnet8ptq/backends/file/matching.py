@@ -73,7 +73,7 @@ def _pair(key: str, tensors: Sequence[Tensor], ports: Sequence[Port], asked: Any
 
 
 def _taken_ports(matched: Match) -> set[Any]:
-    """Return the names of the ports that belong to a tensor; None is among them for one without."""
+    """Return the names of the matched ports; includes None if a tensor has no port yet."""
     return {pair.get("name") for pair in matched.values()}
 
 
@@ -105,7 +105,7 @@ def _read_all(
 def _find_unique(
     tensors: Sequence[Tensor], ports: Sequence[Port], fits: Callable[[Tensor, Port], bool]
 ) -> list[tuple[Tensor, Port]]:
-    """Return the pairs that fit, of which neither part fits another one."""
+    """Return the pairs of a tensor and a port that fit each other and nothing else."""
     pairs = []
     for tensor, port in itertools.product(tensors, ports):
         if fits(tensor, port):
@@ -131,7 +131,7 @@ def _read(key: str, name: str, value: Any) -> dict[str, Any]:
 
 
 def _is_plain(value: Mapping[str, Any]) -> bool:
-    """Return whether `axes` is a permutation of all axes, and the scale a positive number."""
+    """Return whether `axes` is a permutation of all axes and `scale` is positive, where set."""
     axes = value.get("axes")
     if axes is not None:
         if not isinstance(axes, list):
@@ -220,7 +220,7 @@ def _fits(have: Shape, axes: tuple[int, ...] | None, takes: Shape, exactly: bool
 def _same_values(have: Shape, takes: Shape) -> bool:
     """Return whether two shapes hold the same values in the same order: [1, 1, 10] and [10].
 
-    At most one axis is longer than 1 in both.
+    True if the shapes differ only in axes of size 1.
     """
     if None in have or None in takes:
         return False

@@ -28,7 +28,7 @@ from resnet8ptq.graph.qdq import AT_OUTPUT
 from resnet8ptq.graph.session import between, end_at_logits, expose, open_session, session_inputs
 from resnet8ptq.models.gates import onnx as gate
 
-# By operator: the index of its weights, and of the zero point of its data (-1: none).
+# By operator: the input index of its weights, and of its data's zero point (-1: none).
 _LAYERS = {
     **dict.fromkeys(("Conv", "ConvTranspose", "Gemm", "MatMul", "FusedConv", "FusedGemm"), (1, -1)),
     **dict.fromkeys(("FusedMatMul", "LSTM", "GRU", "RNN", "Attention", "NhwcFusedConv"), (1, -1)),
@@ -41,7 +41,7 @@ _LAYERS = {
 }
 _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _ON_INTEGERS = {"QLinearConv": 0, "QLinearMatMul": -1}  # the axis of the weights' scales
-# By operator: the indices of scale and zero point of its data, and of its output.
+# By operator: the input indices of scale and zero point, of its data and of its output.
 _SCALES = {"DequantizeLinear": (1, 2), "QLinearConv": (1, 2), "QLinearMatMul": (1, 2)}
 _SCALES |= {"QGemm": (1, 2), "QuantizeLinear": (1, 2)}
 _OUTPUT_SCALES = {"QuantizeLinear": (1, 2), "QLinearConv": (6, 7), "QLinearMatMul": (6, 7)}
@@ -88,7 +88,7 @@ def open_run(
 def open_tensors(content: bytes, threads: int) -> Tensors:
     """Load a copy whose outputs are its float tensors, without graph optimization.
 
-    Of a tensor that is rounded, only the rounded values are returned, under its own name.
+    A rounded tensor is returned once: its rounded values, under the name of the float tensor.
     """
     proto = onnx.ModelProto.FromString(content)
     graph = _Graph.of(proto.graph)
@@ -104,7 +104,7 @@ def open_tensors(content: bytes, threads: int) -> Tensors:
         if types.get(name) == "tensor(float)" or has_scale:
             kept[name] = tensor
 
-    # Exposing the tensors behind DequantizeLinear keeps the integer kernels, except some with int8
+    # With the outputs of DequantizeLinear exposed, integer kernels still run, except some with int8
     # activations.
     kernels = open_session(exposed, threads, arena=False)
     return Tensors(tuple(kept.values()), partial(_run, defined, kept), partial(_run, kernels, kept))
@@ -172,7 +172,7 @@ class _Graph:
         return cls(constants, producers, consumers)
 
     def input(self, value: onnx.ValueInfoProto) -> Port:
-        """Return an input, with the scale that its consumers give it, if all are of one kind."""
+        """Return an input, with the scale that its consumers give it, if all give the same."""
         triples = set()
         for node in self._takers(value.name):
             triples.add(self._scale(node, _SCALES.get(node.op_type)))
@@ -199,7 +199,7 @@ class _Graph:
         return _port(value, self._scale(node, _OUTPUT_SCALES.get(node.op_type)))
 
     def inner(self, proto: onnx.ModelProto) -> Iterator[tuple[str, Inner]]:
-        """Yield the tensors that the nodes compute: their names in the file, and what they are."""
+        """Yield each tensor that a node computes: its name in the file, and its description."""
         stored = self.stored_weights(proto)
         for node in proto.graph.node:
             if node.op_type in _NO_TENSORS:
@@ -218,7 +218,7 @@ class _Graph:
                     continue
                 named = name.removesuffix("_quantized")
                 inner = Inner(named)
-                if index == 0:  # others have no scale
+                if index == 0:  # other outputs have no scale
                     inner = self._inner(named, node)
                 yield name, replace(inner, **stored.get(self._layer(node), {}))
 
@@ -278,7 +278,7 @@ class _Graph:
         return numpy_helper.to_array(self.constants[name])
 
     def _layer(self, node: onnx.NodeProto | None) -> str:
-        """Return the output of a layer, also of a fused activation; empty if it is no layer."""
+        """Return the output of a layer, or of the layer before an activation; else empty."""
         if node is not None and node.op_type in FUSED:
             node = self.producers.get(node.input[0])
         if node is None or node.op_type not in (*_PRODUCTS, *_ON_INTEGERS):
@@ -343,7 +343,7 @@ class _Graph:
     def _scale(
         self, node: onnx.NodeProto, places: tuple[int, int] | None
     ) -> tuple[float, int, str] | None:
-        """Return scale, zero point and its dtype at these inputs of a node, if per tensor."""
+        """Return scale, zero point and its dtype from these inputs; None unless per tensor."""
         if places is None or len(node.input) <= places[0]:
             return None
         scale = self._scalar(node.input[places[0]])

@@ -79,7 +79,7 @@ def open_run(content: bytes, threads: int) -> RawRun:
 def open_tensors(content: bytes, threads: int) -> Tensors:
     """Compile a copy whose outputs are its float tensors, in float arithmetic.
 
-    Of a tensor that is rounded, only the rounded values are returned, under its own name.
+    A rounded tensor is returned once: its rounded values, under the name of the float tensor.
     """
     graph = archive.read(content)
 
@@ -108,7 +108,7 @@ def open_tensors(content: bytes, threads: int) -> Tensors:
             inner.append(_inner(name, operator))
             values.append(value)
 
-    # A layer's weights are computed as it runs: integers, dequantized
+    # The graph dequantizes a layer's weights while it runs: compute them here
     layers = {}
     for number, value in enumerate(values):
         layer = _layer(value, varying)
@@ -126,7 +126,7 @@ class _Layer:
     """The weights of a layer in a file.
 
     Attributes:
-        weights: the value that holds them, of constants only.
+        weights: the graph's value that holds them, computed from constants only.
         stored: their stored dtype.
         grouped: whether their first axis counts groups.
     """
@@ -139,8 +139,8 @@ class _Layer:
 def _layer(value: Any, varying: Container[str]) -> _Layer | None:
     """Return the layer that computes a tensor.
 
-    A bias, an activation and FakeQuantize belong to the layer. None if the tensor is of no layer,
-    or its weights are computed from inputs, or not stored in fewer bits.
+    A bias, an activation and FakeQuantize belong to the layer. None if no layer computes the
+    tensor, or if the weights depend on inputs or are stored in float32.
 
     Args:
         varying: names of the operators that depend on an input.
@@ -169,7 +169,7 @@ def _is_constant(value: Any) -> bool:
 
 
 def _compute(layers: list[_Layer]) -> list[NDArray[np.float32]]:
-    """Return the weights of layers; those of groups without the groups' axis."""
+    """Return the weights of layers; grouped ones with the group axis merged into the next."""
     if not layers:
         return []
     values = [layer.weights for layer in layers]

@@ -101,7 +101,7 @@ def _to_dtype(values: NDArray[Any], port: Port, pair: dict[str, Any]) -> NDArray
         levels = values
         if not np.array_equal(np.rint(values), values):
             raise ModelError(
-                f"backend.inputs: {port} has no scale in the file, and the samples are no whole "
+                f"backend.inputs: {port} has no scale in the file, and the samples are not whole "
                 f"numbers; try backend.inputs={{...: {{name: {port.name}, scale: ..., zero_point: "
                 "...}}"
             )

@@ -67,9 +67,9 @@ def open_run(content: bytes, threads: int) -> RawRun:
 
 
 def open_tensors(content: bytes, threads: int) -> Tensors:
-    """Load the program, and keep what its nodes return.
+    """Load the program; it returns the float tensors that its nodes compute.
 
-    Of a tensor that is rounded, only the rounded values are returned, under its own name.
+    A rounded tensor is returned once: its rounded values, under the name of the float tensor.
     """
     module = _load(content).module()
     nodes = [node for node in module.graph.nodes if node.op == "call_function"]
@@ -122,7 +122,7 @@ class _Recorder(torch.fx.Interpreter):  # type: ignore[misc]
         self.values = dict[Any, Any]()
 
     def run_node(self, n: Any) -> Any:
-        """Run a node, and keep its value if it is asked for."""
+        """Run a node, and keep its value if the node is in `nodes`."""
         value = super().run_node(n)
         if n in self.nodes:
             self.values[n] = value
@@ -135,7 +135,7 @@ def _is_float(node: Any) -> bool:
 
 
 def _rounded(quantize: Any) -> Inner:
-    """Return what a node of quantize_per_tensor rounds."""
+    """Return the tensor that a quantize_per_tensor node rounds, with its range."""
     source, scale, zero_point, least, most = quantize.args[:5]
     low = scale * (least - zero_point)
     high = scale * (most - zero_point)
@@ -143,7 +143,7 @@ def _rounded(quantize: Any) -> Inner:
 
 
 def open_logits(content: bytes, threads: int) -> None:
-    """Return None: programs of other tools are not cut."""
+    """Return None: programs of other tools are not cut before their softmax."""
 
 
 def _load(content: bytes) -> Any:

@@ -154,7 +154,7 @@ class FileQuantizer(Quantizer):
     def load(self, path: Path, threads: int) -> Predictor:
         """Load the copy; `fit` has matched its inputs and outputs."""
         options = self._options
-        admitted = self._admitted  # the copy is equal, or admitted by itself
+        admitted = self._admitted  # an equal copy needs no second check
         if files.sha256(path) != files.sha256(admitted.path):
             admitted = reading.admit(path, self.runtime.cache_root)
         return predictor.load(

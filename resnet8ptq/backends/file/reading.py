@@ -21,7 +21,7 @@ from resnet8ptq.core.console import waiting
 from resnet8ptq.core.descriptor import find_readers
 from resnet8ptq.core.errors import ConfigError, ModelError, UnsupportedError, errors_as
 
-_FREE = 8  # tried where a file leaves a size free
+_FREE = 8  # the size to try for a free size
 _CODE = (".pt", ".pth", ".jit", ".ptl")
 
 
@@ -92,7 +92,7 @@ def admit(path: Path, cache_root: Path) -> Admitted:
         UnsupportedError: the library that runs it is not installed.
     """
     suffix = find_suffix(path)
-    name = "model.zip" if suffix == ".xml" else f"model{suffix}"  # of the single file
+    name = "model.zip" if suffix == ".xml" else f"model{suffix}"  # the name in the cache
     module = find_readers()[suffix].reader
     about = {"suffix": suffix, "reader": code.behind(module)}
     key: cache.Key = {"files": digest(path), **about, **cache.made_with(__name__)}

@@ -87,7 +87,7 @@ def open_tensors(content: bytes, threads: int) -> Tensors:
             made += map(int, operator.outputs)
     kept = [index for index in made if _is_value(tensors[index])]
 
-    # The levels of a layer's weights, beside its output
+    # The dequantized weights of each layer, by the index of its output
     weights: dict[int, dict[str, Any]] = {}
     for layer in tflite.layers(model):
         dtype = _NAMES[layer.weights.type]

@@ -58,7 +58,7 @@ def _static(flags: Collection[str], network: Summary | None) -> Iterator[Advice]
         fast = f"VNNI multiplies u8 by s8, four products in one exact 32-bit sum{amx}"
         yield Advice(f"{best} dtype=u8s8", TRY, f"{fast}{rest}", DOCS)
     signed = (
-        "the fast kernels take u8 activations: of s8 ones in QDQ format some are converted, and "
+        "the fast kernels take u8 activations: in QDQ format some s8 ones are converted, and "
         "the layers between stay in float; format=qoperator runs a plain loop"
     )
     yield Advice("backend=onnx dtype=int8 reduce_range=true", SLOW, signed, f"{DOCS}; {MEASURED}")

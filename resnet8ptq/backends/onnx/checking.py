@@ -1,9 +1,9 @@
-"""Compares a quantized ONNX file in ONNX Runtime's fused kernels with the same file node by node.
+"""Compares ONNX Runtime's fused kernels with a node-by-node run of the same quantized file.
 
-The file defines its outputs: each node computed by itself, without graph optimization. Optimized,
-integer kernels take the place of groups of nodes, and should differ from them by rounding alone.
-Faults of an optimizer, or sums that saturate in 16 bits, differ more, on some releases and CPUs
-only. Such a file is good, and its results here are not.
+The file defines its outputs: each node is computed separately, without graph optimization. With
+optimization, integer kernels replace groups of nodes; the outputs should differ by rounding alone.
+They differ more if an optimizer has a fault or sums saturate in 16 bits, which happens on some
+releases and CPUs. Then the file is right, but its results on this machine are wrong.
 """
 
 import logging
@@ -77,7 +77,7 @@ def check(
 
     Args:
         name: the file's name, for the warning.
-        open_fp32: loads the FP32 network, which runs only if the kernels are not near.
+        open_fp32: loads the FP32 network, which runs only if the kernels' SQNR is below `LIMIT_DB`.
         calibration: a few of these samples run in one batch.
     """
     samples = kernel_noise.draw(calibration)
@@ -102,11 +102,11 @@ def check(
 def find_optimizer(
     open_file: Opener, samples: np.ndarray, defined: Sequence[np.ndarray], kernels_db: float
 ) -> str | None:
-    """Return the optimizer without which the optimized graph is right; None if it is not one.
+    """Return the optimizer that makes the outputs wrong; None if no single one does.
 
     Args:
         defined: the outputs without graph optimization.
-        kernels_db: their SQNR with every optimizer.
+        kernels_db: the SQNR of the outputs with every optimizer, in dB.
     """
     for optimizer in OPTIMIZERS:
         outputs = open_file(without=[optimizer])(samples)

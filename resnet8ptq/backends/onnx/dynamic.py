@@ -39,7 +39,8 @@ def quantize(
 ) -> None:
     """Write the dynamically quantized model to `path`; `onnx_path` is a copy that may change.
 
-    The kernels of products of several matrices have no scales by channel: these stay in float.
+    With per_channel=true, products of several matrices stay in float: their kernels have no scale
+    for each channel.
     """
     proto = onnx.load(onnx_path)
     stacks = []
@@ -68,15 +69,15 @@ def quantize(
 
 
 def _is_of_use(record: logging.LogRecord) -> bool:
-    """Return whether to show a line; the quantizer logs one for each tensor without ranges."""
+    """Return whether to show a record; the quantizer logs one for each tensor without ranges."""
     of_each = ("Quantization parameters for tensor", "Inference failed or unsupported type")
     return not record.getMessage().startswith(of_each)
 
 
 def transpose_weights(model: ir.Model) -> None:
-    """Write the weights of each Gemm with `transB` transposed.
+    """Transpose the weights of each Gemm that has `transB`, and remove the attribute.
 
-    ONNX Runtime's quantizer does it once for each Gemm, also if several nodes read the weights.
+    ONNX Runtime's quantizer would transpose shared weights once for each Gemm that reads them.
     """
     transposed: dict[ir.Value, ir.Value] = {}
     for node in model.graph:

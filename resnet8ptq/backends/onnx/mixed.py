@@ -1,7 +1,7 @@
 """`method=mixed`: dynamic matrix products and LSTMs beside static convolutions, in one file.
 
-A static range fits convolutions, whose dynamic kernel is slower than FP32. A range by sample fits
-matrix products, and is the only one that ONNX Runtime takes for an LSTM.
+A static range fits convolutions, whose dynamic kernel is slower than FP32. A range computed at
+inference fits matrix products, and is the only one that ONNX Runtime takes for an LSTM.
 """
 
 from collections.abc import Collection

@@ -9,13 +9,13 @@ INTEGER = re.compile("^Q|Integer|^DynamicQuantize")
 
 
 def count_kernels(operators: Mapping[str, int]) -> tuple[int, int]:
-    """Return the numbers of layers that run on integers and in float, of an optimized graph.
+    """Return the numbers of layers of an optimized graph that run on integers and in float.
 
     >>> count_kernels({"QLinearConv": 9, "FusedGemm": 1, "QuantizeLinear": 2})
     (9, 1)
 
     Args:
-        operators: the number of its nodes, by operator.
+        operators: the number of the graph's nodes, by operator.
     """
     on_integers = 0
     in_float = 0
@@ -30,14 +30,14 @@ def count_kernels(operators: Mapping[str, int]) -> tuple[int, int]:
 
 
 def find_quantized() -> frozenset[str]:
-    """Return the operators that it quantizes in QDQ or in QOperator format."""
+    """Return the operators that ONNX Runtime quantizes in QDQ or in QOperator format."""
     from onnxruntime.quantization.registry import QLinearOpsRegistry
 
     return find_in_qdq() | frozenset(QLinearOpsRegistry)
 
 
 def find_in_qdq() -> frozenset[str]:
-    """Return the operators that it quantizes in QDQ format."""
+    """Return the operators that ONNX Runtime quantizes in QDQ format."""
     from onnxruntime.quantization.registry import QDQRegistry
 
     return frozenset(QDQRegistry)

@@ -22,10 +22,10 @@ PROVIDERS = (
 
 
 class _Provider(Limit):
-    """A provider's name; one that this build lacks is unsupported, or is the target's."""
+    """A provider's name; this build may lack it, since a target may run the files."""
 
     def check(self, key: str, got: Any) -> None:
-        """Raise `ConfigError` for another name; lists the providers of this build."""
+        """Raise `ConfigError` for an unknown name; lists the providers of this build."""
         if not self.holds(got):
             import onnxruntime  # for this message alone
 
@@ -47,5 +47,5 @@ class OnnxConfig(BackendConfig):
     provider: str = limited(CPU, _PROVIDER)
 
     def on_cpu(self) -> Self:
-        """Return the settings without another provider; see `BackendConfig.on_cpu`."""
+        """Return the settings with the CPU's provider; see `BackendConfig.on_cpu`."""
         return replace(self, provider=CPU)

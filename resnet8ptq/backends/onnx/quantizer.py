@@ -175,7 +175,7 @@ class OnnxQuantizer(Quantizer):
             weight_only.check(graph, [*skipped, *others], config)
             return {"op_types": operators}
 
-        # The format depends on the operators, and on what `float_output` needs
+        # The format depends on the operators and on `float_output`
         if config.float_output:
             rewriting.find_output_nodes(graph)
         if config.format == "auto":
@@ -278,13 +278,14 @@ class OnnxQuantizer(Quantizer):
         return Artifact(path, quantized_layers=count, ranges=calibrated, details=details)
 
     def _save(self, written: onnx.ModelProto, path: Path, calibration: Split) -> None:
-        """Save a file, with `slim` a smaller one with the same results."""
+        """Save a file; with `slim`, save a smaller one with the same results."""
         if not self.config.slim:
             return onnx.save(written, path)
         onnx.save(slim(written), path)
         with errors_as(QuantizationError, "slim: the slimmed file is invalid"):
             predictor.check(path)
-        # Optimized, a network of 96 convolutions rounded differently once it was slim.
+        # With graph optimization, the slim copy of a network of 96 convolutions rounded
+        # differently.
         batches = calibration.batches(self.config.calib.batch_size)
         threads = self.runtime.threads
         with running(self.config.backend.name):
@@ -308,7 +309,7 @@ class OnnxQuantizer(Quantizer):
         if count > 0:
             return count
 
-        # A reason that the settings mend: products of several matrices, or an LSTM
+        # Two causes that other settings avoid: products of several matrices, and an LSTM
         on_operators = self.config.method == "dynamic" or file_format == "qoperator"
         if self.config.per_channel and on_operators:
             stacks = find_stacks(network)
@@ -375,7 +376,8 @@ class OnnxQuantizer(Quantizer):
     ) -> list[str]:
         """Return the nodes whose embedding tables are stored in 8 bits, with a scale for each row.
 
-        None with `method=weight_only` and `Gather` in `op_types`: they have 4 bits in blocks.
+        Empty with `method=weight_only` and `Gather` in `op_types`: these tables have 4 bits in
+        blocks.
         """
         method = self.config.method
         if method == "weight_only" and "Gather" in weight_only.find_operators(self.config):

@@ -138,7 +138,7 @@ def add_readers(model: ir.Model) -> None:
 
 
 def _copy_after(node: ir.Node, value: ir.Value, name: str) -> ir.Value:
-    """Return an Identity of a tensor, behind the node that computes it."""
+    """Return an Identity of a tensor, after the node that computes it."""
     copy = ir.node("Identity", [value], outputs=[ir.Value(name=name)], name=name)
     node.append(copy)
     return copy.outputs[0]
@@ -165,12 +165,13 @@ def restore_outputs(names: Sequence[str]) -> Pass:
 
 
 def find_not_fused(graph: onnx.GraphProto, qoperator: bool) -> list[str]:
-    """Return the names of nodes that the rounding of a tensor would replace wrongly.
+    """Return the names of the nodes that ONNX Runtime's quantizer would replace wrongly.
 
-    ONNX Runtime's quantizer removes a Relu or Clip, since the range of its output cuts the values
-    off. But a range in 8 bits includes 0, unlike the interval of some Clips. In QOperator format
-    the quantizer also removes it if its input has another range: that of its other readers, or of
-    the values that were moved. And it cuts the value of a Pad off at the range of the Pad's input.
+    The quantizer removes a Relu or Clip because the range of its output clips the values. But a
+    range in 8 bits includes 0, unlike the interval of some Clips. In QOperator format the quantizer
+    also removes a Relu or Clip whose input has another range, because other nodes read the input or
+    because it shares the scale of a moved tensor. It also clips the value of a Pad to the range of
+    the Pad's input.
     """
     names = find_offset_clips(graph)
     if not qoperator:

@@ -90,7 +90,7 @@ def _drop_defaults(node: onnx.NodeProto, version: int) -> None:
         value = helper.get_attribute_value(attribute)
         if attribute.name in _WINDOW_DEFAULTS:
             implied = set(value) <= {_WINDOW_DEFAULTS[attribute.name]}
-        elif attribute.name == "kernel_shape":  # the weights have it
+        elif attribute.name == "kernel_shape":  # the shape of the weights implies it
             implied = True
         else:
             implied = helper.get_attribute_value(schema.default_value) == value

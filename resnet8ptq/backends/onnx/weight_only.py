@@ -44,7 +44,7 @@ _EMBEDDING_TAKES: Takes = {
     "weight_only.algorithm": (["rtn"], "op_types=[Gather] takes rtn"),
 }
 _HQQ_TAKES: Takes = {
-    "dtype.name": (["w4"], "weight_only.algorithm=hqq has float zero points, 8 bits no kernel"),
+    "dtype.name": (["w4"], "weight_only.algorithm=hqq has float zero points: 8 bits lack a kernel"),
     "symmetric.weights": ([None, False], "weight_only.algorithm=hqq has zero points"),
     "weight_only.int8_products": ([False], "weight_only.algorithm=hqq computes in float"),
 }
@@ -176,7 +176,7 @@ def quantize(source: Path, path: Path, skipped: Sequence[str], config: Quantizat
     """Write the model with quantized weights to `path`."""
     if by_channel(config):
         return onnx.save(weight_storage.quantize(onnx.load(source), skipped), path)
-    # It sets up logging as it is imported; under a run, this has no effect.
+    # The library configures logging when it is imported; in a run, this has no effect.
     from onnxruntime.quantization import matmul_nbits_quantizer as library
 
     proto = onnx.load(source)
@@ -184,7 +184,7 @@ def quantize(source: Path, path: Path, skipped: Sequence[str], config: Quantizat
     embeddings: set[str] = set()
     if _EMBEDDING in find_operators(config):
         embeddings = {node.name for node in find_embeddings(proto.graph, skipped)}
-    if embeddings:  # the library changes the number of the opset, and no operator
+    if embeddings:  # the library raises the opset without converting operators
         proto = rewriting.raise_opset(proto, 4)
     chosen |= embeddings
     proto = rewrite(proto, [write_as_products(chosen)])
@@ -197,7 +197,7 @@ def quantize(source: Path, path: Path, skipped: Sequence[str], config: Quantizat
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # it only reads
         quantizer.process()
     written = quantizer.model.model
-    # One of the equal constants that the library writes for layers with shared weights.
+    # The library writes equal constants for layers with shared weights: keep one of them.
     tensors = {tensor.name: tensor for tensor in written.graph.initializer}
     del written.graph.initializer[:]
     written.graph.initializer.extend(tensors.values())
@@ -259,7 +259,7 @@ def _bits(config: QuantizationConfig) -> int:
 
 
 def _is_symmetric(config: QuantizationConfig) -> bool:
-    # Zero points cost under 2% of a file, and 4 bits lose less: the library's default.
+    # By default zero points, as in the library: they cost under 2% of a file, and 4 bits lose less.
     return config.symmetric.weights is True
 
 

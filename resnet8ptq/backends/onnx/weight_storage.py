@@ -2,8 +2,8 @@
 
 The file holds int8 levels, a Cast and a Mul in place of each float tensor; or float16 values and a
 Cast. ONNX Runtime computes both once, as it loads the file: the network then has FP32's speed and a
-quarter of its bytes, or half of them. Any layer takes such weights, also a convolution and a
-recurrent layer. A DequantizeLinear would be computed for every batch.
+quarter of its bytes, or half of them. Any layer takes such weights, including convolutions and
+recurrent layers. A DequantizeLinear would be computed for every batch.
 """
 
 import logging
@@ -45,7 +45,8 @@ def find_weights(
     """Yield each layer with the index of a weight input, and the axes that share a scale.
 
     Args:
-        half: weights in float16, which tables of embeddings take too; 8 bits have other means.
+        half: weights in float16, including tables of embeddings; for tables in 8 bits see
+            `rewriting.quantize_tables`.
     """
     constants = Links(graph).constants
     operators: tuple[str, ...] = OPERATORS
@@ -111,7 +112,7 @@ def quantize(
                 helper.make_node("Cast", [stored], [cast], f"{name}__Cast", to=TensorProto.FLOAT)
             )
 
-            # 8 bits need a scale behind the cast
+            # 8 bits need a scale after the cast
             if half:
                 made[name] = cast
                 tensors = {stored: values.astype(np.float16)}
@@ -155,7 +156,7 @@ def count_layers(graph: onnx.GraphProto) -> int:
 def count_left(graph: onnx.GraphProto, skipped: Collection[str]) -> Counter[str]:
     """Count the layers with constant weights that stay in float, by operator."""
     constants = Links(graph).constants
-    nodes = list(graph.node)  # protobuf makes other objects for nodes that nobody holds
+    nodes = list(graph.node)  # keep the objects: protobuf may make new ones, with other ids
     taken = {id(node) for node, _, _ in find_weights(graph, skipped)}
     left: Counter[str] = Counter()
     for node in nodes:

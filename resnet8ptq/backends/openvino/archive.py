@@ -29,7 +29,8 @@ def read(content: bytes) -> Any:
     """Return the graph of an archive; each input has a name.
 
     OpenVINO's own `read_model` detects the format by content, whatever the file's name: an ONNX
-    network would pass by the checks of ONNX files. So the front end is named, which needs files.
+    network would bypass the checks of ONNX files. So the front end is named, which reads only
+    files.
 
     Raises:
         ValueError: the graph is not in OpenVINO's format.

@@ -47,7 +47,7 @@ def check(
     name = quantizer.config.backend.name
     threads = quantizer.runtime.threads
 
-    # One by one, in float: what the file's numbers define
+    # One by one, in float: the outputs that the file defines
     exact = open_network(artifact.path, threads, on_integers=False)
     singles = [exact(samples[number : number + 1]) for number in range(len(samples))]
     defined = [np.concatenate(outputs) for outputs in zip(*singles, strict=True)]

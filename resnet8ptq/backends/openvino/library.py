@@ -81,7 +81,7 @@ def compile_graph(
         "INFERENCE_PRECISION_HINT": precision,  # OpenVINO's default is bf16 on some CPUs
         "INFERENCE_NUM_THREADS": threads,
         "NUM_STREAMS": 1,
-        "ENABLE_CPU_PINNING": False,  # processes beside this one would share its first core
+        "ENABLE_CPU_PINNING": False,  # else several processes share the first core
         "PERF_COUNT": timed,
     }
     why = "backend=openvino: OpenVINO cannot compile the network for this CPU"

@@ -21,7 +21,7 @@ _KEPT = 4  # compiled batch sizes: evaluation, its last batch, and those that ar
 
 
 def load(path: Path, threads: int, precision: str = F32) -> Predictor:
-    """Load an ONNX file or an archive; it runs on `threads` threads, floats in `precision`."""
+    """Load an ONNX file or an archive; float layers compute in `precision`."""
     network = open_network(path, threads, precision=precision)
     return Predictor(network, partial(_open_logits, path, threads, precision))
 

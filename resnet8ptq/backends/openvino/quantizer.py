@@ -3,7 +3,7 @@
 OpenVINO's own format has two files for each network, and holds the same graph. The quantizer of
 `backends.onnx` writes the file, so that ranges, corrections and plans are the same in both.
 
-Activations are u8, also with dtype=int8. OpenVINO 2026.4 moves the rounding of a Concat's output
+Activations are u8, even with dtype=int8. OpenVINO 2026.4 moves the rounding of a Concat's output
 before the Concat. In s8, the next convolution then gets wrong zero points: YOLOX-nano had an AP of
 0.004, and 0.111 in ONNX Runtime. In u8 the levels are the same.
 """
@@ -72,7 +72,7 @@ class RunsInOpenvino(Quantizer):
 
     @property
     def _precision(self) -> str:
-        """The float type here: float32 where a target computes in the other one."""
+        """The float type on this machine: float32 if a target runs the files."""
         return F32 if self.config.runs_elsewhere else self.config.inference_precision
 
     def load(self, path: Path, threads: int) -> Predictor:
@@ -134,7 +134,7 @@ class OpenvinoQuantizer(RunsInOpenvino):
         with errors_as(QuantizationError, "backend=openvino: the quantizer wrote an invalid file"):
             check(artifact.path)
         why = "backend=openvino: OpenVINO cannot compile the quantized file; try backend=onnx"
-        count = profiler.count_kernels  # in a process of its own, whose crash does not end a sweep
+        count = profiler.count_kernels  # in a separate process, whose crash does not end a sweep
         with errors_as(UnsupportedError, why):
             crashed = QuantizationError(f"{why} (it crashed)")
             on_integers, in_float = isolation.call(count, artifact.path, crashed=crashed)

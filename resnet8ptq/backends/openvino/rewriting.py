@@ -64,7 +64,7 @@ def _keep_reduced_axes(model: ir.Model) -> None:
     """Keep the axes of float reductions and squeeze them afterwards.
 
     OpenVINO moves the scales of a matrix product to after the reduction. If the reduction drops an
-    axis, such as in the mean over a text's tokens, outputs are wrong by up to all 8 bits.
+    axis, such as in the mean over a text's tokens, outputs are wrong by up to the whole range.
     """
     for node in list(model.graph):
         if node.op_type not in _REDUCTIONS or node.attributes.get_int("keepdims", 1) == 1:
@@ -81,8 +81,8 @@ def _keep_reduced_axes(model: ir.Model) -> None:
 def _sum_signals(model: ir.Model, sizes: Mapping[str, Sequence[int]]) -> None:
     """Replace each mean of a tensor with three axes by a sum.
 
-    Global pools of signals [N, channels, steps] and means of tokens are wrong by up to 145 of 256
-    steps: after a convolution, and in 8 bits if the batch is larger than the second axis. Sums are
+    Global pools of signals [N, channels, time] and means of tokens are wrong by up to 145 of 256
+    levels: after a convolution, and in 8 bits if the batch is larger than the second axis. Sums are
     right if they drop the axis before the division. Pools of pictures, with four axes, are right.
 
     Args:
@@ -107,10 +107,10 @@ def _sum_signals(model: ir.Model, sizes: Mapping[str, Sequence[int]]) -> None:
 
 
 def _pad_before_pools(model: ir.Model) -> None:
-    """Write the pads that means count, torch's default, as Pads.
+    """Replace the padding of average pools that count it, torch's default, by Pad nodes.
 
-    Where zero is not level 0, OpenVINO pads rounded values with another value (-8 dB). It fuses
-    such a Pad with the pool again, unless an axis is put in around it.
+    If zero is not level 0, OpenVINO pads rounded values with a wrong value (SQNR -8 dB). It would
+    fuse the Pad with the pool again, so an axis is inserted before the Pad and removed after it.
     """
     for node in model.graph:
         pads = node.attributes.get_ints("pads", ())
@@ -144,8 +144,8 @@ def _is_rounded(node: ir.Node) -> bool:
 def _pad_with_zeros(model: ir.Model) -> None:
     """Rewrite Pads of rounded values, such as before causal convolutions.
 
-    If zero is not level 0, OpenVINO pads with a wrong value, up to 129 steps off, in two cases: on
-    the second axis, as in [N, steps, channels]; and if the tensors before and after the Pad share
+    If zero is not level 0, OpenVINO pads with a wrong value, up to 129 levels off, in two cases: on
+    the second axis, as in [N, time, channels]; and if the tensors before and after the Pad share
     the constant of their scale.
     """
 
@@ -191,7 +191,7 @@ def _copy_scales(graph: ir.Graph) -> None:
 
 
 def _chain(write: Writer, value: ir.Value, steps: Sequence[Step], output: str) -> ir.Value:
-    """Write operators with a constant operand, one behind the other; the last makes `output`."""
+    """Write operators with a constant operand, in sequence; the last makes `output`."""
     for number, (kind, operand) in enumerate(steps, 1):
         made = output if number == len(steps) else f"{output}__{number}"
         value = write(kind, [value, write.constant(f"{made}__{kind}__operand", operand)], made)

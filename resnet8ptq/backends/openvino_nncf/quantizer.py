@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 _MISSING = "backend=openvino_nncf: got no package nncf; try pip install 'resnet8ptq[nncf]'"
 _OWN = "NNCF chooses the operators to quantize"
-_RANGES = "NNCF takes ranges of its own"
+_RANGES = "NNCF chooses the ranges itself"
 _PRESET = "backend.preset sets it"
 _TAKES: Takes = {
     "method": (["static"], f"NNCF is static here; {WITH_ACTIVATIONS['method'][1]}"),
@@ -167,7 +167,7 @@ def quantize(
         reduce_range: whether weights have 7 bits; None: only in the first convolutions.
     """
     samples = replace(samples, stored=np.load(stored, mmap_mode="r"))
-    openvino = library()  # before NNCF, which would report to Intel too
+    openvino = library()  # before NNCF: disables the telemetry of both
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     why = "backend=openvino_nncf: NNCF cannot quantize the network"
     with errors_as(UnsupportedError, why, "try backend=openvino"):

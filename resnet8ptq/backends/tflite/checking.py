@@ -1,4 +1,4 @@
-"""Compares a TFLite file in LiteRT's fast kernels with the same file in its reference kernels."""
+"""Compares LiteRT's fast kernels with its reference kernels on the same TFLite file."""
 
 import logging
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from resnet8ptq.data.dataset import Split
 log = logging.getLogger(__name__)
 
 SAMPLES = 4  # the reference kernels take a second for a picture of 224x224
-LIMIT_DB = 20.0  # XNNPACK rounds otherwise in each layer: ResNet8 with an 8-bit softmax has 29 dB
+LIMIT_DB = 20.0  # XNNPACK rounds differently in each layer: ResNet8 with an 8-bit softmax has 29 dB
 
 
 def check(
@@ -21,8 +21,8 @@ def check(
 
     Args:
         name: the file's name, for the warning.
-        open_file: loads the file; with True in LiteRT's reference kernels, which are slow.
-        open_fp32: loads the FP32 network, which runs only if the kernels are not near.
+        open_file: loads the file; True: with LiteRT's reference kernels, which are slow.
+        open_fp32: loads the FP32 network, which runs only if the kernels' SQNR is below `LIMIT_DB`.
         calibration: a few of these samples run in one batch.
     """
     samples = kernel_noise.draw(calibration, SAMPLES)

@@ -94,7 +94,7 @@ def layers(model: Any) -> Iterator[TfliteLayer]:
         if code in LAYERS:
             # The first input of TRANSPOSE_CONV is the output's shape.
             order = [2, 1, 3] if code == "TRANSPOSE_CONV" else [0, 1, 2]
-            indices = [*operator.inputs, -1]  # without a bias
+            indices = [*operator.inputs, -1]  # -1: no bias
             data, weights, bias = (_tensor_at(tensors, indices[number]) for number in order)
             yield TfliteLayer(
                 operator,
@@ -162,7 +162,7 @@ def read_floats(model: Any, tensor: Any) -> NDArray[np.float32]:
 def write_floats(model: Any, tensor: Any, values: NDArray[np.float32]) -> None:
     """Replace the values of a float constant."""
     data = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint8)
-    tensor.buffer = len(model.buffers)  # others may have the old one
+    tensor.buffer = len(model.buffers)  # other tensors may use the old one
     model.buffers.append(schema.BufferT(data=data))
 
 
@@ -184,7 +184,7 @@ def write_levels(
         data = padded[::2] | padded[1::2] << 4
     else:
         data = flat.astype(_INTEGERS[tensor.type]).view(np.uint8)
-    tensor.buffer = len(model.buffers)  # others may have the old one
+    tensor.buffer = len(model.buffers)  # other tensors may use the old one
     model.buffers.append(schema.BufferT(data=data))
     tensor.quantization.scale = scale.astype(np.float32)
     tensor.quantization.zeroPoint = np.zeros(len(scale), np.int64)
@@ -225,7 +225,7 @@ def transpose_output(model: Any, number: int, axes: Sequence[int]) -> None:
 
 
 def add_code(model: Any, builtin: int, version: int) -> int:
-    """Return the index of an operator's code, which is added to the file."""
+    """Add an operator's code to the file; return its index."""
     code = schema.OperatorCodeT(builtin, builtinCode=builtin, version=version)
     model.operatorCodes.append(code)
     return len(model.operatorCodes) - 1

@@ -50,8 +50,8 @@ def convert(
     """
     prepare_tensorflow()
     warnings.simplefilter("ignore")  # TensorFlow's own deprecations
-    # C++ writes a line on stderr for each quantization; Python keeps it, for the progress bar.
-    # This lasts for the process, which only converts.
+    # C++ logs a line on stderr for each quantization: only Python keeps stderr, for the progress
+    # bar. This lasts for the process, which only converts.
     sys.stderr = _Stderr(os.fdopen(os.dup(2), "wb"), line_buffering=True)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     logging.getLogger("absl").setLevel(logging.ERROR)  # it warns that a SavedModel's graph is old
@@ -75,7 +75,7 @@ def _from_keras(source: Path) -> Any:
     import tensorflow as tf
 
     model = load_keras(source)
-    for layer in model._flatten_layers():  # `layers` does not list those inside of others
+    for layer in model._flatten_layers():  # `layers` leaves out nested layers
         if isinstance(layer, keras.layers.RNN):
             layer.unroll = True  # TFLite lacks the lists of TensorFlow's loops
     keras.config.disable_interactive_logging()  # it reports each export on stdout

@@ -39,10 +39,10 @@ MOVES = {
     "SPACE_TO_DEPTH",
     "GATHER",
 }
-# Their constants get the scale of an activation, which ai-edge-quantizer (0.10) only does for equal
-# numbers of axes.
+# Their constants need the scale of an activation. ai-edge-quantizer (0.10) gives it only if both
+# have the same number of axes.
 _SHARING = {"MAXIMUM", "MINIMUM", "PADV2"}
-_FLOAT = {"DIV"}  # its integer kernel ends the run if a divisor rounds to 0
+_FLOAT = {"DIV"}  # its integer kernel aborts if a divisor rounds to 0
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ def tensors_around(model: Any, operators: Iterable[Any]) -> set[int]:
         around.update(map(int, (*operator.inputs, *operator.outputs)))
     for code, operator in reversed([*contents.operators(model)]):
         if code in MOVES and not around.isdisjoint(operator.outputs):
-            around.add(int(operator.inputs[0]))  # `_spread` hands its range on
+            around.add(int(operator.inputs[0]))  # `_spread` passes its range on
     return around
 
 
@@ -143,7 +143,7 @@ def _spread(model: Any, ranges: Mapping[int, Range]) -> dict[int, Range]:
 def quantize(
     model: Any, operators: Sequence[Any], ranges: Mapping[int, Range], scheme: Scheme
 ) -> bytes:
-    """Return a float file with these operators in integers, where TFLite has integer kernels.
+    """Return a float file with these operators quantized, where TFLite has integer kernels.
 
     Args:
         operators: the file's operators to quantize.
@@ -261,7 +261,7 @@ def _is_known(model: Any, operator: Any, ranges: Mapping[int, Range]) -> bool:
 def _integer_ends(
     model: Any, operators: Sequence[Any], asked: bool | None
 ) -> list[tuple[list[int], bool]]:
-    """Return the tensors of inputs and of outputs, each with whether they are integers."""
+    """Return the input tensors and the output tensors; each with True if they are integers."""
     graph = model.subgraphs[0]
     inputs = [*map(int, graph.inputs)]
     outputs = [*map(int, graph.outputs)]

@@ -99,7 +99,7 @@ def _make(path: Path) -> None:
             f"{_NEEDS} Python {' or '.join(VERSIONS)} with venv, or uv; got neither; try "
             "apt install python3-venv where Python is new enough, or pip install uv"
         )
-    # This process holds the lock, so that other temporary folders are those of killed processes.
+    # This process holds the lock, so other temporary folders were left by killed processes.
     for abandoned in path.parent.glob(f".{path.name}-*"):
         shutil.rmtree(abandoned, ignore_errors=True)
     log.info("backend=tflite: installs %s in %s, once: %s", CONVERTER, path, SIZE)
@@ -136,7 +136,7 @@ def _interpreters() -> Iterator[str]:
     for version in VERSIONS:
         candidates += map(str, sorted(pyenv.glob(f"{version}.*/bin/python")))
     for candidate in candidates:
-        python = shutil.which(candidate)  # pyenv has a shim of each version, which may refuse
+        python = shutil.which(candidate)  # pyenv has shims of versions that it cannot run
         if python and run([python, "-I", "-c", _CAN_MAKE]).stdout.strip() in VERSIONS:
             yield python
 

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 FILE = "float.tflite"
 PARITY_SAMPLES = 100
 
-# onnx2tf names its file so
+# onnx2tf derives the name of its file from that of the source
 _SOURCE = "network.onnx"
 _WRITTEN = "network_float32.tflite"
 _CODE = (
@@ -109,7 +109,7 @@ def prepare(proto: onnx.ModelProto) -> onnx.ModelProto:
     graph = proto.graph
     default = [entry for entry in proto.opset_import if not entry.domain]
     del proto.opset_import[:]
-    proto.opset_import.extend(default)  # onnx2tf takes no other, used or not
+    proto.opset_import.extend(default)  # onnx2tf refuses others, even unused
     del graph.value_info[:]
     names: dict[str, str] = {}  # onnx2tf changes unsuitable names, and then the input's layout
     for value in (*graph.input, *graph.output):
@@ -142,7 +142,7 @@ def _to_dense_layers(model: ir.Model) -> None:
             bias = _find_vectors(add, length)
             last = add if bias else node
         [output] = last.outputs
-        # Behind a loop, the batch is not inferred.
+        # After a loop, the batch size is not inferred.
         shape = [size if isinstance(size, int) else -1 for size in output.shape or ()]
         write = Writer(last)
         rows = f"{output.name}__rows"
@@ -156,7 +156,7 @@ def _to_dense_layers(model: ir.Model) -> None:
 
 
 def _only_reader(node: ir.Node) -> ir.Node | None:
-    """Return the only node that reads a node's output; None if others do, or the caller does."""
+    """Return the only node that reads an output; None if several do, or if the graph returns it."""
     readers = node.outputs[0].consumers()
     if node.outputs[0].is_graph_output() or len(readers) != 1:
         return None

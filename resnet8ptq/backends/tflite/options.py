@@ -27,7 +27,7 @@ def choose_flow(
 
     Args:
         outputs: `model.outputs`; TensorFlow converts whole files only.
-        is_float: whether the dtype rounds nothing to integers.
+        is_float: whether the dtype is a float type.
     """
     from resnet8ptq.models.sources.formats import is_tflites
 

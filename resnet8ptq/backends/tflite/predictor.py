@@ -58,7 +58,7 @@ def _open_logits(content: bytes, threads: int) -> Run | None:
 
 @dataclass
 class LoadedFile:
-    """Runs a file. Float values of an integer input are quantized; `read` returns an output.
+    """Runs a file; float values for an integer input are quantized.
 
     Attributes:
         read: returns an output, from the interpreter and the details of its tensor.

@@ -108,7 +108,7 @@ _DYNAMIC_TAKES: Takes = {
     **without_corrections(_DYNAMIC),
 }
 _WIDE = "16-bit activations of TFLite are symmetric"
-_ONLY_CONVERTED = f"dtype=w8a16 with TensorFlow's converter is as it calibrates; try {_ONNX2TF}"
+_ONLY_CONVERTED = f"dtype=w8a16 takes the calibration of TensorFlow's converter; try {_ONNX2TF}"
 _WIDE_TAKES = {
     "convert": {
         **WITH_16_BITS,
@@ -200,7 +200,7 @@ class TfliteQuantizer(Quantizer):
         path = folder / MODEL_FILE
         self.fit(model)
 
-        # In float, with stored weights, by onnx2tf, or by the converter
+        # Four cases: float, stored weights, onnx2tf, TensorFlow's converter
         if self.config.dtype.is_fp32:
             content = self._make_float(model, calibration)
             artifact = Artifact(path)
@@ -333,7 +333,7 @@ class TfliteQuantizer(Quantizer):
         for index, alike in by_index.items():
             if index in around:
                 chosen = [name for name in alike if name in preset]
-                # The last of equal tensors lies behind a fused activation
+                # The last of equal tensors is the output of a fused activation
                 names[index] = chosen[-1] if chosen else alike[-1]
         activations = self.activations(model, decisions, calibration)
         ranges = activations.find_ranges(dict.fromkeys(names.values()))

@@ -124,7 +124,7 @@ def match(model: Any, fp32: onnx.GraphProto) -> list[str]:
         if not nearest or errors[nearest] > _SAME_NETWORK:
             raise _unmatched(
                 layer,
-                "no layer of the ONNX graph has its weights, as behind a Rescaling that TensorFlow "
+                "no layer of the ONNX graph has its weights, as after a Rescaling that TensorFlow "
                 "folds into them; if dtype=int8, try backend.flow=onnx2tf",
             )
         if id(layer.weights) in seen or id(layer.bias) in seen:

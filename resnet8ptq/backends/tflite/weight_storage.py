@@ -1,8 +1,8 @@
 """Stores the weights of a float .tflite file in float16 or 8 bits.
 
-A DEQUANTIZE operator makes each of them float32 again, once, as LiteRT loads the file. For float16
-it is the form of TensorFlow's converter (`supported_types=[tf.float16]`), which only takes its own
-formats.
+A DEQUANTIZE operator makes each of them float32 again, once, as LiteRT loads the file. TensorFlow's
+converter writes the same form for float16 (`supported_types=[tf.float16]`), but it takes only its
+own formats.
 """
 
 import copy
@@ -17,7 +17,7 @@ from resnet8ptq.backends.tflite import contents
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.graph.embeddings import round_rows
 
-# TensorFlow's numbers of the operator
+# TensorFlow's version numbers of DEQUANTIZE
 _OF_FLOAT16 = 3
 _OF_CHANNELS = 5
 
@@ -25,10 +25,10 @@ _OF_CHANNELS = 5
 def store(content: bytes, half: bool) -> tuple[bytes, int]:
     """Return the file with weights of fewer bits, and the number of layers that have them.
 
-    Weights beyond the range of float16 stay as they are.
+    Weights beyond the range of float16 stay in float32.
 
     Args:
-        half: in float16; else in 8 bits, with a scale for each output channel.
+        half: whether to store float16; else 8 bits, with a scale for each output channel.
 
     Raises:
         UnsupportedError: no layer has constant float weights.
@@ -75,7 +75,7 @@ def _store(model: Any, index: int, code: int, axis: int | None) -> Any:
     """Move a constant into a smaller tensor; return the operator that makes it float32 again.
 
     Args:
-        axis: of the scales of 8 bits; None: float16.
+        axis: the axis of the 8-bit scales; None: float16.
     """
     tensors = model.subgraphs[0].tensors
     tensor = tensors[index]

@@ -25,7 +25,7 @@ def advise(flags: Collection[str], network: Summary | None) -> Iterator[Advice]:
     wide = Resolved("int8", "uint8", "integer", activation_bits=8, engine="onednn")
     if saturates(wide, (), flags):
         why = "its default engine takes activations of 7 bits, which keep 16-bit sums exact"
-        wrong = f"{OUT_OF_16_BITS}; so with backend.engine=onednn"
+        wrong = f"{OUT_OF_16_BITS}; also with backend.engine=onednn"
         yield Advice("backend=torch reduce_range=false", WRONG, wrong, TRIED)
     elif is_x86(flags):
         why = "oneDNN sums u8 by s8 products in 32 bits by VNNI"
@@ -35,5 +35,5 @@ def advise(flags: Collection[str], network: Summary | None) -> Iterator[Advice]:
     yield Advice(settings, TRY, f"{why}{in_float('torch', network)}", "torch's engines")
     why = "integer kernels take s8 weights only"
     yield Advice("backend=torch dtype=uint8", CANNOT, why, "FBGEMM, oneDNN: docs/settings.md")
-    why = "simulates in float what integer kernels would compute: never faster than FP32"
+    why = "simulates integer kernels in float: never faster than FP32"
     yield Advice("backend=torch_pt2e", SLOW, why, "docs/settings.md")

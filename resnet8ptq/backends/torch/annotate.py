@@ -36,7 +36,7 @@ LAYERS = (
 )
 _ARITHMETIC = (_aten.add.Tensor, _aten.mul.Tensor)
 ACTIVATIONS = (_aten.relu.default, _aten.clamp.default, _aten.hardtanh.default)
-# These return values of their input, or means of them: the input's scale serves the output.
+# These return values of their input, or means of them: the output shares the input's scale.
 _PASSING = (
     _aten.permute.default,
     _aten.transpose.int,
@@ -161,7 +161,7 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
         return _spec(grid, scheme=self.weights, axis=axis, per_channel=self.weights.per_channel)
 
     def _fit_bias(self, module: GraphModule, layer: Node, weights: torch.Tensor) -> None:
-        """Let the bias of a layer fit in the 32 bits of a kernel, see `grid.fit_bias`, in place."""
+        """Raise weights, in place, so that the bias fits in 32 bits; see `grid.fit_bias`."""
         if len(layer.args) < 3:
             return
         bias = layer.args[2]

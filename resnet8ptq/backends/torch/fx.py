@@ -60,8 +60,8 @@ TAKES: Takes = {
 class SlopeObserver(MinMaxObserver):  # type: ignore[misc]
     """Observes the slopes of a PReLU, and 1.
 
-    torch's quantized PReLU multiplies values above 0 by a 1 that it rounds like a slope. Slopes of
-    0.25 at most would leave a quarter of them (torch 2.13).
+    torch's quantized PReLU multiplies values above 0 by a 1 that it rounds like a slope. If the
+    largest slope is 0.25, it would clip the 1 to 0.25 (torch 2.13).
     """
 
     def forward(self, slopes: torch.Tensor) -> torch.Tensor:
@@ -71,7 +71,7 @@ class SlopeObserver(MinMaxObserver):  # type: ignore[misc]
 
 
 def _qscheme(scheme: WeightScheme) -> Any:
-    """Return torch's word for a scheme of activations."""
+    """Return torch's constant for an activation scheme."""
     return torch.per_tensor_symmetric if scheme.symmetric else torch.per_tensor_affine
 
 
@@ -102,8 +102,9 @@ class RangeObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
 
 
 _OBSERVERS = (RangeObserver, HistogramObserver)
-# oneDNN's kernel is wrong where the numbers of channels differ, FBGEMM's for kernels of 2 x 2 with
-# 8 or 16 channels: by more than the values themselves (torch 2.13). FX refuses them per channel.
+# oneDNN's kernel is wrong if the numbers of input and output channels differ, FBGEMM's for kernels
+# of 2 x 2 with 8 or 16 channels; the errors exceed the values (torch 2.13). FX refuses them per
+# channel.
 _TRANSPOSED = (torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d)
 _KEEPING = {
     config.pattern
@@ -171,7 +172,7 @@ def quantize(
         _preset_ranges(observers, activations)
         _calibrate(prepared, activations.calibration, config.calib)
 
-        # The first tensor of a shared observer, and the first observer of a name, win
+        # The first tensor names a shared observer; the first observer gives a name's range
         first = {}
         for name, observer in reversed(observers):
             first[id(observer)] = (name, observer)
@@ -183,7 +184,7 @@ def quantize(
 
 
 def _preset_ranges(observers: list[tuple[str, RangeObserver]], activations: Activations) -> None:
-    """Preset each observer to the ranges of its tensors, from outside or calibrated."""
+    """Preset each observer to the ranges of its tensors: given or calibrated."""
     preset = set()
     for name, observer in observers:
         if name in activations.preset:
@@ -225,7 +226,7 @@ def _find_mixed(graph: onnx.GraphProto) -> list[str]:
 
 
 def _find_opaque(module: Any) -> list[str]:
-    """Return the names of layers of several steps, or for whose mode torch has no 8-bit kernel."""
+    """Return the names of layers of several steps, and of resizes without an 8-bit kernel."""
     without = ("linear", "trilinear", "bicubic")
     names = []
     for name, layer in module.named_modules():
@@ -235,10 +236,11 @@ def _find_opaque(module: Any) -> list[str]:
 
 
 def _share_observers(prepared: Any) -> None:
-    """Give all tensors around operators that keep a scale one observer, such as a Concat's.
+    """Share one observer among the tensors around an operator with one scale, such as a Concat.
 
-    FX does so for one operator after the other: a tensor that two of them take leaves the first, as
-    in the feature pyramid of a detector, and torch clips the inputs of a Concat to its first one.
+    FX does so operator by operator: a tensor that two of them read loses the observer of the first,
+    as in the feature pyramid of a detector. torch then clips the inputs of a Concat to the range of
+    the first input.
     """
     modules = dict(prepared.named_modules(remove_duplicate=False))
     settings = prepared.meta["_observed_graph_module_attrs"].node_name_to_qconfig
@@ -280,7 +282,7 @@ def _activation_observer(calib: CalibConfig, scheme: WeightScheme) -> Any:
         return RangeObserver.with_args(config=calib, scheme=scheme)
     if not scheme.reduce_range:
         return HistogramObserver.with_args(qscheme=_qscheme(scheme))
-    # torch's zero_point is the middle of a custom range, but 128 of the default one.
+    # torch's zero_point is the middle of a custom range, but 128 for the default range.
     lowest, highest = scheme.levels
     return HistogramObserver.with_args(
         qscheme=_qscheme(scheme), quant_min=lowest, quant_max=highest

@@ -14,10 +14,13 @@ from resnet8ptq.precision.plan import Selection, find_float_nodes
 def prepare(module: Any, proto: onnx.ModelProto, selection: Selection) -> list[str]:
     """Store a module's embeddings in 8 bits, and return the nodes to leave unquantized.
 
-    These are: nodes that stay in float; operators of several steps; embeddings, whose rows would be
-    rounded twice; nodes with integer inputs or outputs, which torch's observers would quantize like
-    floats; and Pads with a value other than 0, because torch gives the padded tensor the scale of
-    its input, which clips the value.
+    These are:
+
+    - nodes that stay in float, and operators of several steps;
+    - embeddings, whose rows would be rounded twice;
+    - nodes with integer inputs or outputs, which torch's observers would quantize like floats;
+    - Pads with a value other than 0: torch gives the padded tensor the scale of its input, which
+      clips the value.
 
     Args:
         module: result of `load_torch_module` for `proto`; changed in place.

@@ -73,7 +73,7 @@ def save(module: Any, example: Example, path: Path, *_: bool) -> None:
     program = export(module, example)
     program.example_inputs = None
     program._guards_code = []  # Python that loading would run, and the gate refuses: equal lengths
-    for node in program.graph.nodes:  # drop all but the shape: origins in the Python code
+    for node in program.graph.nodes:  # keep the shape; drop origins in Python code
         node.meta = {key: value for key, value in node.meta.items() if key == "val"}
     archive = io.BytesIO()
     with known_warnings():
@@ -117,7 +117,7 @@ def _end_at_logits(module: Any) -> Run | None:
 
 
 def count_layers(path: Path) -> tuple[int, int]:
-    """Count convolutions and matrix products: with dequantized data and weights, and others."""
+    """Count convolutions and matrix products: with quantized data and weights, and in float."""
     quantized = 0
     in_float = 0
     for node in _open(path).graph.nodes:

@@ -23,7 +23,7 @@ from resnet8ptq.graph.torch_module import as_tensors, name_tensors
 from resnet8ptq.precision.grid import WeightScheme
 
 TAKES: Takes = {
-    "method": (["static", "qat"], "backend.flow=pt2e is static; fx is not"),
+    "method": (["static", "qat"], "backend.flow=pt2e is static; backend.flow=fx takes dynamic"),
     "calib.name": (SHARED, "the observer of backend.flow=fx"),
     "dtype.name": (["int8", "uint8", "u8s8"], "backend.flow=pt2e simulates 8 bits"),
 }

@@ -76,7 +76,7 @@ class TorchQuantizer(Quantizer):
         if self.plan(decisions).is_narrow:
             raise UnsupportedError("weights below 8 bits: torch's quantized kernels take 8")
 
-        # FX has torch's kernels, PT2E only describes them
+        # FX runs torch's integer kernels, PT2E simulates them
         method, file = self._flow
         if fx_flow:
             engines = torch.backends.quantized.supported_engines
@@ -192,12 +192,12 @@ class TorchQuantizer(Quantizer):
 
     @property
     def _weights(self) -> WeightScheme:
-        """The scheme of the weights."""
+        """The weight scheme; 7 bits if `_reduced` is `weights`."""
         return WeightScheme.of(self.config, self._reduced == "weights")
 
     @property
     def _activations(self) -> WeightScheme:
-        """The scheme of the activations."""
+        """The activation scheme; torch's integer kernels take uint8 only."""
         config = self.config
         integer = self._options.flow != "pt2e"
         return WeightScheme(
@@ -208,7 +208,7 @@ class TorchQuantizer(Quantizer):
 
     @property
     def _reduced(self) -> str | None:
-        """What takes 7 bits, if a range is reduced.
+        """The part that takes 7 bits, `weights` or `activations`; None: neither.
 
         By default the weights, whose error is smaller, if each channel has a scale.
         """

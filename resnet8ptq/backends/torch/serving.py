@@ -15,7 +15,7 @@ Array = NDArray[Any]
 Batch = dict[str, Array]  # network inputs [n, ...] by name
 Run = Callable[[Batch], list[Array]]  # returns the outputs [n, ...]
 PARALLEL = True  # requests may run at the same time
-_OPERATORS = "torch.ao.quantization.fx._decomposed"  # importing it registers a program's
+_OPERATORS = "torch.ao.quantization.fx._decomposed"  # importing it registers a program's operators
 
 
 def load(path: Path, engine: str | None) -> Run:

@@ -1,6 +1,6 @@
 """Stores the weights of a torch module in float16 or 8 bits; it computes with them in float32.
 
-In float16 itself a CPU without its arithmetic takes many times as long.
+A CPU without float16 arithmetic would take many times as long to compute in float16.
 """
 
 from collections.abc import Collection, Iterator
@@ -35,12 +35,12 @@ class _Scaled(torch.nn.Module):  # type: ignore[misc]
 def store(module: Any, layers: Collection[str], half: bool) -> int:
     """Store the weights of layers in fewer bits, in place; return the number of layers with them.
 
-    Weights beyond the range of float16 stay as they are, and so do vectors, such as biases.
+    Weights beyond the range of float16 stay in float32, and so do vectors, such as biases.
 
     Args:
         module: result of `load_torch_module`.
         layers: names of its modules.
-        half: in float16; else in 8 bits, with a scale for each output channel.
+        half: whether to store float16; else 8 bits, with a scale for each output channel.
 
     Raises:
         UnsupportedError: no layer has constant float weights.
