@@ -23,7 +23,7 @@ if not any(Path(word).is_file() for word in sys.argv[2:]):
 
 
 def custom_mutate(content: bytes, most: int, seed: int) -> bytes:
-    """Change a file along its structure as often as libFuzzer changes its bytes."""
+    """Change a file along its structure for odd seeds; else let libFuzzer change its bytes."""
     changed = mutate(content, seed) if seed % 2 else atheris.Mutate(content, most)
     return bytes(changed[:most])
 

@@ -29,7 +29,10 @@ class Target:
     name: str = "file"
 
     def check(self, content: bytes) -> bool:
-        """Read `content` as a file; return whether it is valid. A finding: any other error."""
+        """Read `content` as a file; return whether it is valid.
+
+        An error that is no `PtqError` in one printable line is a finding.
+        """
         path = _folder() / self.name
         path.write_bytes(content)
         try:
@@ -126,7 +129,7 @@ def keras() -> Target:
 
 
 def table() -> Target:
-    """A calibration table whose hash is right, whatever is in it."""
+    """A calibration table, with a matching hash for any content."""
     from resnet8ptq.calibration import table
 
     number = {"data": [1.5], "dtype": "float32", "CLS": "numpy.array"}

@@ -73,7 +73,7 @@ class Models:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The models that a rule chooses, measured on the images that did not choose.
+    """The models that a rule chooses, measured on images that were not used to choose.
 
     Attributes:
         models: "all", "8 bits", or "others": of fewer bits or fine-tuned; "agreement": all, scored

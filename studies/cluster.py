@@ -1,4 +1,4 @@
-"""A sweep of 48 on a Ray cluster that loses a node and then the sweep itself, and is resumed.
+"""Kills a node of a Ray cluster and then a sweep of 48 runs on it, and resumes the sweep.
 
     python -m studies.cluster [FOLDER]
 

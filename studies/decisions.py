@@ -167,7 +167,7 @@ def _around(mean: float, most: int) -> NDArray[np.int64]:
 def simulate(
     cell: tuple[str, str, int, int], images: dict[str, Images], sweeps: int, seed: int
 ) -> Wrong:
-    """Simulate sweeps of models that all lose the same.
+    """Simulate sweeps of models that all have the same loss.
 
     Args:
         cell: network, case, number of models, number of samples.

@@ -29,7 +29,7 @@ SEED = 42
 
 
 def measure(network: Path, samples: Split, iterations: int, device: str, cache: Path) -> None:
-    """Learn twice on a device, from an empty cache, and print a line for each method."""
+    """Learn by both methods on a device, with an empty cache; print a line for each method."""
     proto = onnx.load(network)
     setting = CorrectionSettings(
         weights=Plan(WeightScheme("int8", per_channel=True)),

@@ -5,10 +5,10 @@
     python -m studies.recipes report=true                      only the tables
 
 A recommended recipe must work on networks that were not used to choose it. Each network is
-quantized by each recipe with each calibration draw, and scored on held-out samples, to choose by,
-and on test samples, to report. The measurements are kept in recipes.csv and not repeated. SHARED
-names the folder of networks and data (`resnet8`, `ic02`, `kws`, ...), RETRAINED one with files of
-`studies.train_cifar10`; a network whose files are missing is left out.
+quantized by each recipe with each calibration draw, and scored on held-out samples for the choice
+and on test samples for the report. The measurements are kept in recipes.csv and not repeated.
+SHARED names the folder of networks and data (`resnet8`, `ic02`, `kws`, ...), RETRAINED one with
+files of `studies.train_cifar10`; a network whose files are missing is left out.
 """
 
 import csv

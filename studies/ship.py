@@ -80,7 +80,7 @@ def main() -> int:
 
 
 def choose(networks: str) -> list[str]:
-    """Return the networks whose names are joined by commas; all without any."""
+    """Return the networks whose names are joined by commas; all for an empty text."""
     return networks.split(",") if networks else list(NETWORKS)
 
 

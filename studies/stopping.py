@@ -1,10 +1,9 @@
 """`python -m studies.stopping`: how often a run that stops when decided is wrong, and how soon.
 
 A sweep of eight configurations of each network is run. The shares of samples that its models lose
-and win, scaled to a wanted loss, make models whose loss is known. The samples of a simulated run
-are drawn independently, so that only these shares count; `StoppingPlan.outcome` ends the run.
-SHARED names the folder of networks and data, as for `studies.recipes`. Writes
-`studies/stopping.csv`.
+and win, scaled to a given loss, define models with a known loss. The samples of a simulated run are
+drawn independently, so that only these shares count; `StoppingPlan.outcome` ends the run. SHARED
+names the folder of networks and data, as for `studies.recipes`. Writes `studies/stopping.csv`.
 """
 
 import argparse

@@ -3,7 +3,7 @@
     python -m studies.tracking_load SERVER DATABASE
 
 SERVER is the address of MLflow's server (docs/server.md) on the empty PostgreSQL DATABASE; its runs
-are timed beside those of an SQLite file.
+are compared with those of an SQLite file.
 
 A run logs as much as a real one (params, metrics, data sets, six files); nothing is quantized.
 """
@@ -70,7 +70,7 @@ def open_at_once(config: TrackingConfig) -> Store:
 
 
 def log_at_once(task: tuple[Store, str, Path, range]) -> tuple[float, float]:
-    """Log runs while every other process of the pool does; return when that began and ended."""
+    """Log runs while every other process of the pool does; return start and end, in seconds."""
     make_config(), make_result()
     _meet()
     began = time.time()

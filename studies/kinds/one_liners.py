@@ -1,4 +1,4 @@
-"""One call of another tool for each network, on the calibration samples of this tool's runs."""
+"""Quantizes by one call of another tool, on the calibration samples of this tool's runs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path

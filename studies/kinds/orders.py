@@ -34,7 +34,7 @@ class Walk:
     """A walk through the recipes of one network in a given order.
 
     Attributes:
-        steps: the recipes that are tried until one passes; all of them if none does.
+        steps: number of recipes tried until one passes; of all recipes if none does.
         chosen: the first that passes, of several first steps the fastest; None without one.
         best: the smallest file that passes and is no slower than FP32; None without one.
     """

@@ -135,7 +135,7 @@ def text_recognition(folder: Path) -> tuple[str, ...]:
 
 
 class Speaker(nn.Module):  # type: ignore[misc]  # torch has no types here
-    """Resemblyzer's encoder: three LSTM layers, the last state, a linear layer, length 1."""
+    """Resemblyzer's encoder: three LSTM layers, the last state, a linear layer, unit length."""
 
     def __init__(self) -> None:
         super().__init__()

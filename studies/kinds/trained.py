@@ -32,7 +32,7 @@ def train(
     loss: Loss = functional.cross_entropy,
     rate: float = 2e-3,
 ) -> None:
-    """Train by Adam with a rate that falls to 0 as a cosine."""
+    """Train by Adam with a learning rate that falls to 0 as a cosine."""
     torch.manual_seed(1)
     x = torch.from_numpy(inputs)
     y = torch.from_numpy(targets)
@@ -160,7 +160,7 @@ class Residual(nn.Module):  # type: ignore[misc]  # torch has no types here
         self.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [N, width, H, W] to the same."""
+        """Map [N, width, H, W] to the same shape."""
         inner = functional.silu(self.norms[0](self.first(x)))
         return functional.silu(x + self.norms[1](self.second(inner)))
 
@@ -261,7 +261,7 @@ class Recurrent(nn.Module):  # type: ignore[misc]  # torch has no types here
 
 
 def lstm(folder: Path) -> tuple[str, ...]:
-    """An LSTM that names the kind of a wave, by 31 spectra."""
+    """An LSTM that classifies waves, by 31 spectra."""
     waves, y = make_waves(4_000, 4_096, seed=6)
     x = spectra(waves)
     network = Recurrent(nn.LSTM(64, 96, batch_first=True), 96, 6)
@@ -283,7 +283,7 @@ class ConvolvedSteps(nn.Module):  # type: ignore[misc]  # torch has no types her
 
 
 def convolved_lstm(folder: Path) -> tuple[str, ...]:
-    """Convolutions and an LSTM that name the kind of a wave, as in recognition of speech."""
+    """Convolutions and an LSTM that classify waves, as in speech recognition."""
     waves, y = make_waves(3_000, 4_096, seed=10)
     pictures = spectra(waves)[:, None]
     network = ConvolvedSteps()
@@ -330,7 +330,7 @@ def spectrogram(folder: Path) -> tuple[str, ...]:
 
 
 class Transformer(nn.Module):  # type: ignore[misc]  # torch has no types here
-    """Layers of attention, each normalized before."""
+    """Layers of attention, each with a normalization before it."""
 
     def __init__(self, width: int, heads: int, depth: int, tokens: int, causal: bool) -> None:
         super().__init__()
@@ -345,7 +345,7 @@ class Transformer(nn.Module):  # type: ignore[misc]  # torch has no types here
         self.register_buffer("mask", hidden if causal else torch.zeros(tokens, tokens))
 
     def attend(self, x: Tensor, layer: int) -> Tensor:
-        """Map [N, tokens, width] to the same."""
+        """Map [N, tokens, width] to the same shape."""
         samples, tokens, width = x.shape
         size = width // self.heads
         mixed = self.mixing[layer](x).reshape(samples, tokens, 3, self.heads, size)
@@ -354,7 +354,7 @@ class Transformer(nn.Module):  # type: ignore[misc]  # torch has no types here
         return self.out[layer]((weights @ value).transpose(1, 2).reshape(samples, tokens, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [N, tokens, width] to the same."""
+        """Map [N, tokens, width] to the same shape."""
         x = x + self.positions
         for layer in range(len(self.mixing)):
             x = x + self.attend(self.norms[2 * layer](x), layer)

@@ -65,7 +65,7 @@ class Inner:
         low, high, step: the range of its levels and the distance between two; None if it is not
             rounded.
         weights: the dequantized weights of the layer that computes it, in any layout.
-        bias: the layer's bias [output channels]; None if it has none, or it is not known.
+        bias: the layer's bias [output channels]; None if it has none, or the file does not show it.
         dtype: the dtype of its levels, such as `uint8`; empty if it is not rounded.
         weight_dtype: the stored dtype of `weights`.
     """

@@ -88,7 +88,7 @@ def _read_all(
     """Return the setting's pairs.
 
     Raises:
-        ConfigError: a tensor, or the port of one, does not exist.
+        ConfigError: the setting names an unknown tensor or port.
     """
     matched = {}
     for name, value in (asked or {}).items():

@@ -103,7 +103,7 @@ class OnnxQuantizer(Quantizer):
 
     @property
     def level_pools(self) -> tuple[str, ...]:
-        """Return none for format=qoperator: QLinearAveragePool has a scale for its output."""
+        """Return no pool for format=qoperator: QLinearAveragePool has a scale for its output."""
         return () if self.config.format == "qoperator" else ("AveragePool",)
 
     def resolve(self, decisions: Decisions | None = None) -> Resolved:

@@ -7,7 +7,7 @@ from resnet8ptq.models.summary import Summary
 
 
 def sweep(flags: Collection[str], network: Summary | None) -> str | None:
-    """Return None: NNCF is a reference."""
+    """Return None: no sweep is advised, since NNCF is a reference."""
     return None
 
 

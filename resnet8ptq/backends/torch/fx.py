@@ -133,7 +133,7 @@ def quantize(
     """Prepare with observers, calibrate, and convert.
 
     Args:
-        module: the float network, [N, H, W, C] to [N, classes]; consumed.
+        module: the float network, [N, H, W, C] to [N, classes]; it must not be used afterwards.
         graph: the ONNX graph that `module` was made from.
         scheme: the activation scheme.
 
