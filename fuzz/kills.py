@@ -132,7 +132,7 @@ def kill(folder: Path, words: tuple[str, ...], chance: random.Random, seconds: f
     if not ended:
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-    time.sleep(0.5)  # the background process notices
+    time.sleep(0.5)  # for the background process to end
     at = "after its end" if ended else moment
     return f"{at} with {count_finished(folder)} of {sweep_size(words)} finished"
 

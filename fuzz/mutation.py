@@ -33,7 +33,7 @@ def _change_member(content: bytes, chance: random.Random) -> bytes | None:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             members = {name: archive.read(name) for name in archive.namelist()}
         name = chance.choice(list(members))
-    except Exception:  # changed before
+    except Exception:  # damaged by an earlier change
         return None
     members[name] = _change(members[name], chance)
     changed = io.BytesIO()
@@ -70,7 +70,7 @@ def _split(content: bytes) -> list[bytes]:
         ends = []
         try:
             ends = [place for _, _, place in pickletools.genops(content) if place]
-        except Exception:  # changed before
+        except Exception:  # damaged by an earlier change
             ends = ends or list(range(1, min(len(content), 400)))
         starts = [0, *ends]
         return [content[a:b] for a, b in zip(starts, [*ends, len(content)], strict=True)]

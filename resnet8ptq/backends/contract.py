@@ -56,7 +56,7 @@ _ALONE = (
     f"weights alone are quantized by {_backends_with('weights_alone')} method=weight_only "
     "dtype=w8 weight_only.block_size=null"
 )
-_DTYPES = ("int8", "uint8", "u8s8", "w4a8", "w8a16")  # a new dtype joins by name
+_DTYPES = ("int8", "uint8", "u8s8", "w4a8", "w8a16")  # a new dtype is added by name
 # The settings of a framework or a method that quantizes weights and activations.
 WITH_ACTIVATIONS: Takes = {
     "method": (["static", "dynamic", "qat"], f"mixed needs {_backends_with('mixed')}; {_ALONE}"),
@@ -74,7 +74,7 @@ WITH_16_BITS: Takes = {
         "percentile",
     ),
 }
-# The settings of dtype=fp16, for which nothing is learned and nothing is measured at inference.
+# The settings of dtype=fp16, which has no training and no ranges at inference.
 _HALF: Takes = {
     "method": (["static", "weight_only"], "dtype=fp16 stores weights alone in fewer bits"),
 }
@@ -90,7 +90,7 @@ WEIGHTS_ALONE: Takes = {
     "float_output": ([False], f"has no meaning: {_FLOAT}"),
     **without_corrections("a correction has other scales than method=weight_only"),
 }
-# Those with one scale for each output channel.
+# The settings of weight_only.block_size=null: one scale for each output channel.
 _BY_CHANNEL: Takes = {
     "dtype.name": (["w8"], "weights below 8 bits alone take blocks; try dtype=w8"),
     "weight_only.block_size": (

@@ -24,7 +24,7 @@ def load(path: Path, engine: str | None) -> Run:
     program = Runtime.get().load_program(path.read_bytes())
     method = program.load_method("forward")
 
-    def run(batch: Batch, kept: Any = program) -> list[Array]:  # the method does not keep it
+    def run(batch: Batch, kept: Any = program) -> list[Array]:  # `method` needs `program` alive
         samples = zip(*(torch.from_numpy(v).split(1) for v in batch.values()), strict=True)
         rows = [method.execute(sample) for sample in samples]
         return [torch.cat(part).numpy() for part in zip(*rows, strict=True)]

@@ -82,7 +82,7 @@ def _reduce_zero_points(graph: onnx_ir.Graph, node: onnx_ir.Node) -> None:
 
 def _drop_defaults(node: onnx.NodeProto, version: int) -> None:
     """Remove attributes whose value is the default."""
-    if not onnx.defs.has(node.op_type, node.domain):  # ONNX Runtime's own
+    if not onnx.defs.has(node.op_type, node.domain):  # an operator of ONNX Runtime
         return
     schemas = onnx.defs.get_schema(node.op_type, version, node.domain).attributes
     for attribute in [*node.attribute]:
