@@ -1,5 +1,5 @@
 """Launchers of a sweep's jobs, in Hydra's namespace for plugins.
 
-Hydra imports every module here at each start, so that Ray and submitit are imported inside the
-functions that need them.
+Hydra imports every module here at each start, so Ray and submitit are imported inside the functions
+that need them.
 """

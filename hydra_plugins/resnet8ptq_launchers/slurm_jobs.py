@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 POLL_S = 0.1
 CANCEL_S = 60  # twice the default KillWait
 
-# The settings of submitit for every executor; settings for Slurm only have a prefix.
+# The settings of submitit for every executor; those only for Slurm get a prefix.
 _SHARED = {"timeout_min", "cpus_per_task", "gpus_per_node", "tasks_per_node", "mem_gb", "nodes"}
 _SHARED |= {"name", "stderr_to_stdout"}
 
@@ -144,7 +144,7 @@ class SlurmJobs(JobsLauncher):
             settings.pop(f"slurm_{k}") for k in ("submitit_folder", "max_num_timeout")
         )
         _check_script({**settings, "hydra.sweep.dir": folder})
-        # By default srun exports the variables that sbatch exported, perhaps not even submitit's.
+        # By default srun exports the variables that sbatch exported. These may lack submitit's.
         settings["slurm_srun_args"] = ["--export=ALL"]
         submitit.SlurmJob.watcher = _Queue()
         try:

@@ -56,7 +56,7 @@ def find_attention(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     links = Links(graph)
     outputs = _find_products(graph)
 
-    # A product before a Softmax, and one behind it
+    # A product before a Softmax, and one after it
     products: set[str] = set()
     for softmax in graph.node:
         if softmax.op_type != "Softmax" or not outputs:
@@ -97,7 +97,7 @@ def left_by_attention(graph: onnx.GraphProto, products: bool = False) -> list[on
     if not attention:
         return []
 
-    # The outputs of layers with weights, maybe of the products
+    # Outputs of the layers with weights, and of attention if `products` is set
     computed = find_computed(graph)
     layers = set()
     for node in graph.node:
@@ -106,7 +106,7 @@ def left_by_attention(graph: onnx.GraphProto, products: bool = False) -> list[on
     if products:
         layers.update(node.output[0] for node in attention)
 
-    # Activation functions behind them, and embeddings
+    # Activation functions after them, and embeddings
     quantized = set(layers)
     for node in fused_activations(graph):
         if node.input[0] in layers:
@@ -129,7 +129,7 @@ def stretched_by_masks(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]
         if node.op_type == "Softmax":
             before |= _reach(node, links.before)
 
-    # From the constant on, as far as the Softmax
+    # From the constant to the Softmax
     stretched: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
         taken = {*node.input} & (large | stretched.keys())
@@ -142,7 +142,7 @@ def stretched_by_masks(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]
 def _reach(start: onnx.NodeProto, step: _Step) -> set[str]:
     """Return the first outputs of the nodes reached from a node.
 
-    The way leads through `_PASSING` operators, and ends at the first other operator, which counts.
+    The path passes through `_PASSING` operators, and ends with the first other operator.
     """
     reached: set[str] = set()
     waiting = [*step(start)]
@@ -157,7 +157,7 @@ def _reach(start: onnx.NodeProto, step: _Step) -> set[str]:
 
 
 def _large_constants(graph: onnx.GraphProto) -> set[str]:
-    """Return the constants that may be masks, initializers or made by nodes."""
+    """Return the constants that may be masks: initializers, and constants of nodes."""
     large = {tensor.name for tensor in graph.initializer if _is_large(tensor)}
     for node in graph.node:
         if node.op_type not in ("Constant", "ConstantOfShape"):

@@ -1,4 +1,7 @@
-"""Blocks: runs of steps in the order of execution, which end where all later steps pass."""
+"""Splits steps, in the order of execution, into blocks.
+
+Where possible, later steps read only the last step of a block.
+"""
 
 from collections.abc import Collection, Sequence
 
@@ -6,7 +9,7 @@ from collections.abc import Collection, Sequence
 def split_into_blocks(sources: Sequence[Collection[int]], most: int) -> list[list[int]]:
     """Return the indices of the steps in at most `most` blocks.
 
-    A block ends where one step is all that later ones read, or where it would be too long.
+    A block ends at a step if no later step reads an earlier one, or if it would become too long.
 
     Args:
         sources: by step, in the order of execution: the earlier steps that it reads.
@@ -24,10 +27,10 @@ def split_into_blocks(sources: Sequence[Collection[int]], most: int) -> list[lis
 
 
 def _split(last: Sequence[int], size: int) -> list[list[int]]:
-    """Return runs of at least `size` steps, up to twice that where no end is near."""
+    """Return blocks of `size` steps or more; a block of twice that size ends at any step."""
     blocks: list[list[int]] = []
     block: list[int] = []
-    open_until = 0  # the last step that reads one before
+    open_until = 0  # the last step that reads an earlier one
     for index, end in enumerate(last):
         block.append(index)
         is_passed = open_until <= index

@@ -13,7 +13,7 @@ from onnx import TensorProto, numpy_helper
 from resnet8ptq.graph.layers import attribute
 from resnet8ptq.graph.links import Links
 
-_LEAST = 1e-30  # of a row's largest value; smaller ones are 0: their scale would underflow
+_LEAST = 1e-30  # largest value of a row; rows below it become 0: their scale would underflow
 
 
 def find_tables(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
@@ -36,10 +36,10 @@ def _is_table(tensor: TensorProto) -> bool:
 
 
 def find_tied(graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, onnx.NodeProto]]:
-    """Return each table's Gather with a product that has the same weights, maybe transposed.
+    """Return pairs: the Gather of a table, and a product with the same weights or their transpose.
 
-    Text networks tie their embedding to their last product. The two are rounded along other axes,
-    so a quantized file stores them twice.
+    Text networks tie their embedding to their last product. The two are rounded along different
+    axes, so a quantized file stores the weights twice.
     """
     constants = Links(graph).constants
     products = [node for node in graph.node if node.op_type in ("Gemm", "MatMul")]
@@ -68,7 +68,7 @@ def round_rows(
     """Return values as int8, and their scales, which broadcast to them.
 
     Args:
-        axes: the values along them share a scale; by default those of a row.
+        axes: values along these axes share a scale; by default, the values of a row.
 
     >>> levels, scale = round_rows(np.array([[127, -1], [0, 0.5]], np.float32))
     >>> levels.tolist(), scale[0].tolist()

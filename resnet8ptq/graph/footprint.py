@@ -17,8 +17,7 @@ def tensor_bytes(proto: onnx.ModelProto, length: int | None = None) -> dict[str,
     A free axis counts as 1. Tensors of unknown shape are left out.
 
     Args:
-        length: the length of samples of any length: the size of the inputs' free axes after the
-            batch.
+        length: the size of the inputs' free axes after the batch, such as the number of tokens.
     """
     graph = infer_shapes(proto, length)
     constants = Links(graph).constants
@@ -32,7 +31,7 @@ def tensor_bytes(proto: onnx.ModelProto, length: int | None = None) -> dict[str,
 
 
 def live_bytes(proto: onnx.ModelProto, length: int | None = None) -> int:
-    """Return the peak of the bytes of live tensors; `length` as in `tensor_bytes`.
+    """Return the peak memory of live tensors, in bytes; `length` as in `tensor_bytes`.
 
     Nodes run in order; a tensor is freed after its last consumer.
     """

@@ -13,8 +13,8 @@ from resnet8ptq.graph.links import Links, find_last_readers, input_at, input_nam
 from resnet8ptq.graph.shapes import infer_shapes
 
 LAYERS = ("Conv", "Gemm", "MatMul")
-RECURRENT = ("LSTM",)  # quantized by ONNX Runtime with method=dynamic alone
-STORED = ("ConvTranspose", "GRU", "RNN")  # their weights alone are stored in 8 bits
+RECURRENT = ("LSTM",)  # quantized only by ONNX Runtime with method=dynamic
+STORED = ("ConvTranspose", "GRU", "RNN")  # only their weights are stored in 8 bits
 FUSED = ("Relu", "Clip")  # activations that can be part of a layer's kernel
 MOVING = ("Identity", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 
@@ -38,7 +38,7 @@ def weight_layers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
 
 
 def find_vector_products(graph: onnx.GraphProto) -> list[str]:
-    """Return the names of the products with a constant vector, whose kernels take float only."""
+    """Return the names of the products with a constant vector; their kernels take only floats."""
     vectors = {tensor.name for tensor in graph.initializer if len(tensor.dims) == 1}
     names = []
     for node in graph.node:
@@ -57,7 +57,7 @@ def short_names(nodes: Sequence[onnx.NodeProto]) -> list[str]:
     names = [node.name.split("/") for node in nodes]
     shared = _count_shared(names)
     tails = [parts[shared:] for parts in names]
-    counts: Counter[tuple[str, ...]] = Counter()  # of all beginnings
+    counts: Counter[tuple[str, ...]] = Counter()  # of names, by beginning
     for tail in tails:
         for length in range(1, len(tail) + 1):
             counts[tuple(tail[:length])] += 1
@@ -99,7 +99,7 @@ def float_tensors(proto: onnx.ModelProto, around: Collection[str] | None = None)
 
     Args:
         proto: the whole model.
-        around: names of nodes, whose inputs and outputs are returned; None: all tensors.
+        around: names of nodes: only their inputs and outputs are returned; None: all tensors.
     """
     graph = infer_shapes(proto)
     floats = set()
@@ -119,7 +119,8 @@ def float_tensors(proto: onnx.ModelProto, around: Collection[str] | None = None)
 def find_copies(graph: onnx.GraphProto) -> dict[str, tuple[str, float, float]]:
     """Map each tensor with the same values as another to (other, low, high).
 
-    The values may be moved, and clipped to [low, high].
+    The copy may have another shape or order of values. It is clipped to [low, high], which may be
+    infinite.
     """
     constants = Links(graph).constants
     copies = {}
@@ -216,7 +217,7 @@ def find_split_groups(graph: onnx.GraphProto) -> list[str]:
 def constant_pads(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, bool]]:
     """Yield each Pad of mode constant, and whether its value is known to be 0.
 
-    Each grid has a level for 0, but maybe none for another value.
+    Every 8-bit grid has a level for 0, but maybe none for another value.
     """
     constants = Links(graph).constants
     for node in graph.node:
@@ -304,7 +305,7 @@ def find_tail(
 def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
     """Return an attribute of a node, or `default`.
 
-    The default is the operator's own, which a file leaves out. Texts are bytes.
+    Pass the operator's default, because a file may leave the attribute out. Texts are bytes.
 
     >>> node = onnx.helper.make_node("Conv", ["x", "w"], ["y"], strides=[2, 2])
     >>> attribute(node, "strides", [1, 1]), attribute(node, "auto_pad", b"NOTSET")
@@ -345,7 +346,7 @@ def channel_axis(node: onnx.NodeProto) -> int:
 
 
 def _shorten(tail: list[str], counts: Mapping[tuple[str, ...], int]) -> str:
-    """Return the shortest beginning of a name that no other has; `counts`: of all beginnings."""
+    """Return the shortest unique beginning of a name; `counts`: of names, by beginning."""
     length = 1
     while length < len(tail) and counts[tuple(tail[:length])] > 1:
         length += 1

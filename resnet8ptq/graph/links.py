@@ -1,7 +1,7 @@
 """The links of a graph: the constant or the producer of each tensor, and its readers.
 
 Built once for a pass, so that the pass takes linear time. A node with inner graphs (If, Loop, Scan)
-also reads the tensors that its inner graphs use, and an output of the graph has a reader outside.
+also reads the tensors that its inner graphs use. An output of the graph counts as read.
 """
 
 from collections.abc import Iterator
@@ -17,8 +17,8 @@ M = TypeVar("M", bound=Message)
 class Links:
     """The links of a graph, valid until a pass changes the inputs or outputs of nodes.
 
-    Make them once before a loop over the nodes: each question then takes constant time, where a
-    search of the graph would make the loop quadratic.
+    Make them once before a loop over the nodes. Each lookup then takes constant time; searching the
+    graph each time would make the loop quadratic.
 
         links = Links(graph)
         for node in graph.node:
@@ -57,7 +57,7 @@ class Links:
 
     @classmethod
     def of(cls, graph: "onnx.GraphProto | Links") -> "Links":
-        """Return the links of a graph; a caller with many questions passes its own links."""
+        """Return the links of a graph; pass existing links to avoid building them again."""
         return graph if isinstance(graph, Links) else cls(graph)
 
     def readers(self, name: str) -> list[onnx.NodeProto]:
@@ -93,7 +93,7 @@ class Links:
         return next(iter(readers.values()))
 
     def replace_input(self, node: onnx.NodeProto, index: int, tensor: onnx.TensorProto) -> None:
-        """Let a node read another constant, which is one of the graph's initializers."""
+        """Replace a constant input of a node by `tensor`, an initializer of the graph."""
         readers = self._readers  # made before the change
         old = node.input[index]
         node.input[index] = tensor.name

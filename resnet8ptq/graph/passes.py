@@ -27,7 +27,7 @@ remove_unused: Pass = RemoveUnusedNodesPass()  # nodes and constants that no out
 def rewrite(proto: onnx.ModelProto, passes: Iterable[Pass]) -> onnx.ModelProto:
     """Return the model after passes, in order; `proto` must not be used afterwards.
 
-    Both share the weights, of which no copy is made before the result.
+    The passes work on the weights of `proto`; only the result is a copy.
 
     >>> def drop_identities(model: ir.Model) -> None:
     ...     for node in list(model.graph):
@@ -82,10 +82,10 @@ def rename(names: Mapping[str, str]) -> Pass:
 
 
 def name_inner_tensors(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model, in which no tensor of an inner graph has the name of an outer one.
+    """Return the model; rename tensors of inner graphs that have the name of an outer tensor.
 
-    ONNX allows such names, and the inner tensor is then meant. A model without inner graphs stays
-    unchanged; else `proto` must not be used afterwards.
+    ONNX allows such names: in the inner graph, they refer to the inner tensor. A model without
+    inner graphs stays unchanged; else `proto` must not be used afterwards.
     """
     graphs = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
     for node in proto.graph.node:
@@ -97,9 +97,9 @@ def name_inner_tensors(proto: onnx.ModelProto) -> onnx.ModelProto:
 def end_with(
     model: ir.Model, name: str, inner: str, kind: str, node_name: str, **attributes: Any
 ) -> ir.Node:
-    """Append a node that computes the output `name`; the tensor that it reads is then `inner`.
+    """Append a node that computes the output `name`; rename the present output tensor to `inner`.
 
-    For a last step that the file lacks: the output keeps its name, type and shape for its users.
+    Adds a last step that the file lacks. The output keeps its name, type and shape.
     """
     outputs = model.graph.outputs
     names = [value.name for value in outputs]
@@ -168,14 +168,14 @@ class Writer:
 
 
 def store(constant: ir.Value, tensor: onnx.TensorProto) -> None:
-    """Give a constant other values, maybe of another dtype; its name stays."""
+    """Replace the values of a constant, maybe by another dtype; its name stays."""
     constant.const_value = values = ir.from_proto(tensor)
     constant.type = ir.TensorType(values.dtype)
     constant.shape = values.shape
 
 
 def replace(old: ir.Value, new: ir.Value) -> None:
-    """Let all readers of a tensor read another, which takes its name if it is an output."""
+    """Replace a tensor by another for all readers; an output's name, type and shape stay."""
     is_output = old.is_graph_output()
     old.replace_all_uses_with(new, replace_graph_outputs=True)
     if is_output:
@@ -185,7 +185,7 @@ def replace(old: ir.Value, new: ir.Value) -> None:
 
 
 def replace_node(node: ir.Node, value: ir.Value) -> None:
-    """Let a tensor take the place of a node with one output."""
+    """Remove a node with one output, and replace its output by a tensor."""
     [output] = node.outputs
     replace(output, value)
     assert node.graph is not None

@@ -127,7 +127,7 @@ def rounded_activations(
             continue
         keys = node.input[1:3]
         if len(keys) < 2 or not single.issuperset(keys):
-            continue  # of other programs: computed, by channel, or without a zero point
+            continue  # in files of other programs: computed, by channel, or without a zero point
         scale = numpy_helper.to_array(stored[keys[0]]).item()
         zero_point = numpy_helper.to_array(stored[keys[1]])
         levels = np.iinfo(zero_point.dtype)
@@ -161,7 +161,7 @@ def with_weights_rounded(
 ) -> onnx.ModelProto:
     """Return the FP32 network with only the weights rounded.
 
-    Beside `with_activations_rounded`, it shows which of the two costs the accuracy.
+    Compared with `with_activations_rounded`, it shows which of the two costs the accuracy.
     """
     rounded = copy.deepcopy(proto)
     layers = weight_layers(rounded.graph)

@@ -121,10 +121,10 @@ def group(proto: onnx.ModelProto, names: Sequence[str]) -> list[list[str]]:
 def between(proto: onnx.ModelProto, source: str, names: Sequence[str]) -> onnx.ModelProto:
     """Return the part of a graph that computes tensors from `source` and the graph's inputs.
 
-    A step that goes through the network in order runs each part once, and keeps what it returns.
+    A step that goes through the network in order runs each part once, and keeps its outputs.
 
     Args:
-        source: the tensor to start from, which becomes an input; empty: the inputs alone.
+        source: the tensor to start from, which becomes an input; empty: only the inputs.
         names: the outputs of the part.
     """
     graph = proto.graph
@@ -152,7 +152,7 @@ def between(proto: onnx.ModelProto, source: str, names: Sequence[str]) -> onnx.M
 
 
 def _set_outputs(graph: onnx.GraphProto, names: Sequence[str]) -> None:
-    """Let a graph return these tensors, in place; ONNX Runtime infers their types and shapes."""
+    """Make these tensors the graph's outputs, in place; ONNX Runtime infers types and shapes."""
     del graph.output[:]
     for name in names:
         graph.output.append(onnx.ValueInfoProto(name=name))

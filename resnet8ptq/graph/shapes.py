@@ -12,7 +12,7 @@ _SMALL = 128  # numbers: a shape or a list of axes has fewer
 
 
 def infer_shapes(proto: onnx.ModelProto, length: int | None = None) -> onnx.GraphProto:
-    """Return the graph with inferred shapes; weights have no values.
+    """Return the graph with inferred shapes; large weights lose their values.
 
     Args:
         length: the size of the inputs' free axes after the batch; None: they stay free.

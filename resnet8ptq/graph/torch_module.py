@@ -36,7 +36,7 @@ _PASSING = (  # operators that only reshape or cast a number
 )
 _CONSTANTS = "initializers"  # onnx2torch's module of constants
 _OWN = "own"  # the domain of nodes for which `torch_operators` has a module
-_TO_THE_END = 2**31 - 1  # of an axis of any size, as the end of a Slice
+_TO_THE_END = 2**31 - 1  # end of a Slice: the end of an axis of any size
 _OPSET = 17  # the newest in which onnx2torch supports every common operator
 
 
@@ -92,7 +92,7 @@ def to_torch_module(proto: onnx.ModelProto) -> Any:
     with errors_as(UnsupportedError, why, "backend=onnx takes it"):
         module = onnx2torch.convert(lowered)
 
-    # Modules of ours in place of those that onnx2torch lacks
+    # Our modules in place of those that onnx2torch lacks
     for node in module.graph.find_nodes(op="call_module"):
         node.target = node.target.removeprefix(f"{_OWN}/")
     floats = {*float_tensors(proto)}
@@ -143,7 +143,7 @@ def find_difference(
 
 
 def _fix_outputs(traced: Any, graph: onnx.GraphProto) -> None:
-    """Let a traced module return the outputs of its ONNX graph, in a tuple if there are several.
+    """Make a traced module return the outputs of its ONNX graph, in a tuple if there are several.
 
     onnx2torch returns a list of nodes instead, and all outputs of each node. A list can neither be
     traced nor loaded again.
@@ -164,7 +164,7 @@ def _fix_outputs(traced: Any, graph: onnx.GraphProto) -> None:
     returned.args = (result,)
 
 
-_COUNTED = "num_outputs"  # of a Split without sizes, whose outputs say the same
+_COUNTED = "num_outputs"  # of a Split without sizes: its number of outputs
 
 
 def _lower(lowered: onnx.ModelProto, own: Mapping[str, torch.nn.Module]) -> None:
@@ -239,7 +239,7 @@ def _ease(graph: onnx.GraphProto) -> None:
 
 
 def _ease_clip(clip: onnx.NodeProto) -> None:
-    """Let a Clip with a single bound be a Max or a Min, in place."""
+    """Turn a Clip with a single bound into a Max or a Min, in place."""
     lowest = input_at(clip, 1)
     highest = input_at(clip, 2)
     if lowest and not highest:
@@ -258,7 +258,7 @@ def _find_second(
 
 
 def _mark(proto: onnx.ModelProto, own: Mapping[str, torch.nn.Module]) -> None:
-    """Give these nodes a domain of their own, in place, and their outputs known shapes."""
+    """Give these nodes the domain `_OWN` and their outputs known shapes, in place."""
     graph = proto.graph
     marked = []
     unknown: set[str] = set()  # outputs without a declared shape
@@ -384,10 +384,11 @@ def _fix_constants(module: Any, floats: Collection[str]) -> None:
     """Replace modules that read constants at run time by modules with fixed parameters.
 
     `torch.export` and FX cannot trace onnx2torch's Reshape, Slice and Squeeze, which read their
-    shape, parts and axes at run time, nor its Div, which reads the type of its operands. With
-    torch's split, ExecuTorch fixes the batch size. torch's integer kernels need a Linear in place
-    of a MatMul, whose bias is not broadcast, a Hardtanh in place of a Clip with two ends, and
-    constants as second operands.
+    shape, parts and axes at run time. They cannot trace its Div either, which reads the type of its
+    operands. With torch's split, ExecuTorch fixes the batch size.
+
+    torch's integer kernels need constants as second operands. They need a Hardtanh in place of a
+    Clip with two ends, and a Linear, with a bias that is not broadcast, in place of a MatMul.
 
     Args:
         floats: names of the modules with float outputs.
@@ -421,7 +422,7 @@ def _find_fixed(
     if kind == "OnnxGather" and 0 in constants and layer._axis == 0:
         return _Lookup(constants[0]), node.args[1]
 
-    # Constants that other tensors' sizes cut, repeat or count
+    # Constants that are cut, repeated or counted by the size of another tensor
     measured = None
     if kind == "OnnxRange":
         measured = _find_counted(module, node, constants)
@@ -445,7 +446,7 @@ def _fix_arithmetic(layer: Any, node: Any, constants: Mapping[int, torch.Tensor]
     if getattr(operation, "__name__", "") == "_onnx_div":
         layer.math_op_function = torch.div
     if operation in (torch.add, torch.mul) and set(constants) == {0}:
-        node.args = node.args[::-1]  # quantized kernels give the first operand's shape
+        node.args = node.args[::-1]  # quantized kernels return the first operand's shape
 
 
 def _remove_unused(module: Any) -> None:
@@ -486,7 +487,7 @@ def _fix_first(
     if kind == "OnnxReshape" and 1 in constants:
         return Fixed(_reshape, shape=constants[1].tolist())
     if kind == "OnnxFlatten":
-        axis = layer.axis  # onnx2torch returns one axis if it is the last
+        axis = layer.axis  # onnx2torch returns only one axis if `axis` is the last
         return Fixed(lambda v: v.unsqueeze(-1).flatten(end_dim=axis - 1).flatten(start_dim=1))
     if kind == "OnnxExpand" and 1 in constants:
         shape = constants[1].masked_fill(constants[1] == 1, -1).tolist()  # -1: the input's size
@@ -540,7 +541,7 @@ def quantize_tables(module: Any, names: Collection[str]) -> None:
 
 
 def _fix_split(axis: int, count: int, sizes: list[int] | None) -> Fixed:
-    """Return a Split into parts of these sizes; None: equal ones, the last may be smaller."""
+    """Return a Split into parts of these sizes; None: equal parts; the last may be smaller."""
 
     def split(values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         length = values.shape[axis]

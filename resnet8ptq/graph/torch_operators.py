@@ -32,7 +32,7 @@ class Fixed(torch.nn.Module):  # type: ignore[misc]
     """A function of tensors with fixed settings; tensors among them are buffers.
 
     Attributes:
-        takes: the inputs of its node that it takes.
+        takes: indices of the node's inputs that the module takes.
     """
 
     takes: ClassVar[Collection[int]] = (0,)
@@ -53,7 +53,7 @@ class Fixed(torch.nn.Module):  # type: ignore[misc]
 
 
 class InFloat(Fixed):
-    """A module of several operators, none of which may be rounded by itself."""
+    """A module of several operators; quantization must not round between them."""
 
 
 class Joint(InFloat):
@@ -104,7 +104,7 @@ def find_modules(proto: onnx.ModelProto) -> dict[str, torch.nn.Module]:
     modules = {}
     for node in nodes:
         constants = {}
-        computed = set()  # indices of the inputs that are no constants
+        computed = set()  # indices of the inputs that are not constant
         for index, name in enumerate(node.input):
             if name in stored:
                 constants[index] = onnx.numpy_helper.to_array(stored[name])
@@ -152,14 +152,15 @@ def _make_pool(node: Node) -> tuple[Any, list[int]] | None:
 
 
 def _average_pool(node: Node) -> torch.nn.Module | None:
-    """Return an AveragePool with other widths of padding before an axis than after it."""
+    """Return an AveragePool with unequal padding before and after an axis."""
     made = _make_pool(node)
     spatial = node.sizes[2:]
     if made is None or made[1][::2] == made[1][1::2] or 0 in spatial:
         return None
     pool, widths = made
     inside = 1.0 if node("count_include_pad", 0) else 0.0
-    share = pool(functional.pad(torch.ones(1, 1, *spatial), widths, value=inside))  # that counts
+    # The share of each window that counts
+    share = pool(functional.pad(torch.ones(1, 1, *spatial), widths, value=inside))
     return InFloat(lambda values, share: pool(functional.pad(values, widths)) / share, share=share)
 
 
@@ -238,7 +239,7 @@ def _pad(node: Node) -> torch.nn.Module | None:
 
 
 def _wrap(widths: Mapping[int, tuple[int, int]]) -> torch.nn.Module:
-    """Return a Pad with values of the other end, by the widths (before, after) of each axis."""
+    """Return a Pad with the values of the opposite end; `widths`: (before, after) by axis."""
 
     def wrap(values: torch.Tensor) -> torch.Tensor:
         for axis, (before, after) in widths.items():
@@ -278,7 +279,7 @@ def _conv_transpose(node: Node) -> torch.nn.Module | None:
     if pads is None or (pads[0] == pads[1]).all() or rank not in _TRANSPOSED:
         return None
 
-    # With the smaller padding of each axis, the rest is cut off
+    # Pad with the smaller width of each axis, and cut off the rest
     ones = [1] * rank
     smaller = pads.min(0)
     groups = node("group", 1)
@@ -320,7 +321,7 @@ def _depth_to_space(node: Node) -> torch.nn.Module | None:
 def _space_to_depth(node: Node) -> torch.nn.Module:
     """Return a SpaceToDepth, into which ONNX Runtime fuses slices.
 
-    FX would leave a convolution behind the methods of a tensor in float, but not behind functions.
+    It calls functions, because FX would leave a convolution in float after a tensor's method.
     """
     block = node("blocksize")
 
@@ -337,7 +338,7 @@ def _space_to_depth(node: Node) -> torch.nn.Module:
 
 
 def _shrink(node: Node) -> torch.nn.Module | None:
-    """Return a Shrink; torch has those whose bias is 0 or the bound."""
+    """Return a Shrink; torch supports a bias of 0, or equal to the bound."""
     bias = node("bias", 0.0)
     bound = node("lambd", 0.5)
     if bias == bound:
@@ -517,7 +518,7 @@ def _recurrent(node: Node) -> torch.nn.Module | None:
 
 
 def _resize(node: Node) -> torch.nn.Module | None:
-    """Return torch's interpolation if it computes the same, or else the product.
+    """Return torch's interpolation if it computes the same; else a product with matrices.
 
     Both are compared on the unit matrix, for each axis, since a Resize is linear in each.
     """
@@ -563,7 +564,7 @@ def _resample(matrices: Mapping[int, NDArray[np.float32]]) -> torch.nn.Module:
 
 
 _POLICY = ("keep_aspect_ratio_policy", b"stretch")
-_ANY = 7  # of a free size, to compare two ways to resize it
+_ANY = 7  # stands for a free size when two ways to resize are compared
 # Torch's modes by the number of axes.
 _MODES: dict[bytes, dict[int, tuple[str, ...]]] = {
     b"nearest": dict.fromkeys((3, 4, 5), ("nearest", "nearest-exact")),

@@ -1,4 +1,4 @@
-"""ONNX's LSTM, GRU and RNN as torch's, which onnx2torch lacks."""
+"""Torch functions for ONNX's LSTM, GRU and RNN, which onnx2torch lacks."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -101,7 +101,7 @@ def _reset_first(
     *_: Any,
     steps: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute a GRU that resets the state before the matrix product; torch's does so after it.
+    """Compute a GRU that resets the state before the matrix product; torch resets it afterwards.
 
     Arguments and result are those of `torch.gru`, with a fixed number of steps.
     """
@@ -131,7 +131,7 @@ def _reset_first(
 
 
 def find_weights(node: onnx.NodeProto, constants: Constants) -> list[torch.Tensor]:
-    """Return weights and biases of each direction, in torch's order, also of the gates."""
+    """Return weights and biases of each direction, in torch's order of weights and gates."""
     directions, rows, _ = constants[1].shape
     biases = constants.get(3, np.zeros((directions, 2 * rows), np.float32))
     parts = (constants[1], constants[2], biases[:, :rows], biases[:, rows:])

@@ -40,13 +40,13 @@ Outputs = list[NDArray[Any]]
 # From samples [n, ...] to the outputs [n, ...], in the order of the contract.
 Predict = Callable[[SampleArray], Outputs]
 
-SIZES = (2, 3)  # of the batch, by which a graph's sizes are told apart
+SIZES = (2, 3)  # batch sizes, which show the sizes of a graph that depend on the batch
 _LENGTH = "length"  # name of the axis of any length
 # Nodes that take a target shape or indices, and the input that holds them.
 _SHAPED = {"Reshape": 1, "Expand": 1, "Gather": 1, "GatherND": 1, "Resize": 3}
 _COUNTING = ("NonMaxSuppression", "NonZero", "Compress", "Unique")
 RANDOM = re.compile(r"Random\w+|Multinomial|Bernoulli")  # operators that draw their values
-_NO_CONSTANT = re.compile(rf"{RANDOM.pattern}|\w*Sequence\w*")  # nor are lists of tensors
+_NO_CONSTANT = re.compile(rf"{RANDOM.pattern}|\w*Sequence\w*")  # or that make lists of tensors
 
 
 def in_batches(predict: Predict, samples: SampleArray, size: int) -> Outputs:
@@ -189,7 +189,7 @@ def _shape_outputs(
     batch: int | None,
     sizes: Sequence[int],
 ) -> dict[str, Sequence[int | str]]:
-    """Write the outputs' dtypes and shapes, in place; return the sizes of those without a batch.
+    """Write the outputs' dtypes and shapes, in place; return the sizes of outputs without a batch.
 
     Args:
         tensors: the values of the outputs by name, for each number of samples in `sizes`.
@@ -222,7 +222,7 @@ def _shape_outputs(
 
 
 def _suggest_outputs(names: Sequence[str]) -> str:
-    """Return the end of a message, with the setting that keeps these outputs alone."""
+    """Return the end of a message, with the setting that keeps only these outputs."""
     return f"; try model.outputs=[{','.join(names)}]" if names else ""
 
 
@@ -306,7 +306,7 @@ def zeros(sample: SampleArray, size: int) -> SampleArray:
 
 
 def _shortened(feeds: Mapping[str, NDArray[Any]], names: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """Return the inputs, the named ones shorter by one value, or longer if they have only one."""
+    """Return the inputs; those in `names` lose one value, or gain some if they have only one."""
     shorter = dict(feeds)
     for name in names:
         values = feeds[name]
@@ -356,7 +356,7 @@ def _replace_tensor(
 def _leave_out(nodes: Sequence[onnx.NodeProto], name: str) -> None:
     """Remove an empty tensor from the inputs of each Concat, whose output stays the same.
 
-    ONNX Runtime's 8-bit Concat ends the process on an empty input (1.31).
+    ONNX Runtime's 8-bit Concat crashes on an empty input (1.31).
     """
     for node in nodes:
         kept = [used for used in node.input if used != name]
@@ -437,7 +437,7 @@ def _fix_shaped(
         if by_batch != [0] or by_length or not keeps_rows or not same_rank:
             return
         if node.op_type == "Expand":
-            dims[0] = 1  # the input has the rows
+            dims[0] = 1  # Expand takes the batch size from the input
             _set_target(graph, node, dims)
         else:
             _set_scales(graph, node, before[0], dims.tolist())
@@ -446,7 +446,7 @@ def _fix_shaped(
     # A Reshape, with at most one free axis
     if keeps_rows and by_batch == [0] and (by_length or (dims == -1).any()):
         by_batch = []
-        dims[0] = 0  # as the Reshape's input
+        dims[0] = 0  # copies the size of the Reshape's input
     elif (dims == -1).any():
         dims[dims == -1] = -math.prod(before[0]) // np.prod(dims)
     varying = by_batch + by_length

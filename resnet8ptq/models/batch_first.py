@@ -27,7 +27,7 @@ def find_inputs(graph: onnx.GraphProto) -> dict[str, int]:
     """Return the batch axis of each input whose first axis has another meaning and a fixed size.
 
     The batch axis is the only axis with the size, or the name, of another input's first axis.
-    Beside a free batch it may be the only axis of size 1: exporters fix that of an initial state.
+    If the batch is free, it may be the only axis of size 1: exporters fix that of an initial state.
     """
     shapes = {}
     firsts = []  # the first axis of each input: its size, or the name of a free size
@@ -79,7 +79,7 @@ def move_outputs(network: Network, samples: SampleArray) -> Network:
     if read_contract(network.proto.graph).batch is not None:
         return network  # one sample: its outputs get a batch axis
 
-    # The axis that follows the number of samples, of each output
+    # The axis of each output that grows with the number of samples
     few = network.predict(samples[[0] * SIZES[0]])
     more = network.predict(samples[[0] * SIZES[1]])
     names = output_names(network.proto.graph)

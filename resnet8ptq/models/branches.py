@@ -1,7 +1,7 @@
 """Replaces an If by one of its branches, if the samples do not affect the condition.
 
-Exporters keep both branches if a shape decides, or an input that is the same for all samples, such
-as a sampling rate. No backend quantizes the layers inside an If.
+Exporters keep both branches if the condition depends on a shape, or on an input that all samples
+share, such as a sampling rate. No backend quantizes the layers inside an If.
 """
 
 import itertools
@@ -25,7 +25,7 @@ Feeds = Mapping[str, NDArray[Any]]  # inputs by name
 
 
 def take_branches(proto: onnx.ModelProto, feeds: Sequence[Feeds] = ({},)) -> onnx.ModelProto:
-    """Return the model without each If that has an equal condition for all `feeds`.
+    """Replace each If whose condition is equal for all `feeds` by its branch; return the model.
 
     If there was one, `proto` must not be used afterwards; else it is returned.
 
@@ -42,7 +42,7 @@ def take_branches(proto: onnx.ModelProto, feeds: Sequence[Feeds] = ({},)) -> onn
 def _find_decided(
     proto: onnx.ModelProto, feeds: Sequence[Feeds]
 ) -> tuple[onnx.NodeProto, bool] | None:
-    """Return the first If whose condition is equal for all `feeds`, and its condition."""
+    """Return the first If whose condition is equal for all `feeds`, and the condition's value."""
     conditions = [node for node in proto.graph.node if node.op_type == "If"]
     if not conditions:
         return None

@@ -190,7 +190,7 @@ def _is_text(name: str, stored: np.dtype[Any]) -> bool:
 
 
 def _only_length(contract: Contract, stored: np.dtype[Any]) -> int | None:
-    """Return the length that a network takes for its texts; None if it is free or not the same."""
+    """Return the length that a network takes for its texts; None if it is free or differs."""
     lengths = set()
     for tensor in contract.inputs:
         if _is_text(tensor.name, stored):
@@ -259,7 +259,7 @@ def find_layout(sample_shape: tuple[int, ...], tensor: Tensor) -> Layout | None:
         if _fits(tuple(extended[axis] for axis in layout), takes):
             return layout
 
-    # None fits: name a setting that mends it
+    # None fits: name a setting that fixes it
     shapes = f"takes {_show(takes)}, the samples are {_show(sample_shape)}"
     sizes = [size for size in takes if size is not None]
     if len(sizes) == len(takes) and rank == 1 and math.prod(sizes) == sample_shape[0]:
@@ -342,7 +342,7 @@ def _show(shape: Shape) -> str:
 
 
 def _fits(shape: tuple[int, ...], takes: Shape) -> bool:
-    """Return whether an input takes samples of a shape; None among its sizes takes any."""
+    """Return whether an input takes samples of a shape; a size of None takes any."""
     if len(shape) != len(takes):
         return False
     pairs = zip(shape, takes, strict=True)

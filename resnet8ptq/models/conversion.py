@@ -137,7 +137,7 @@ def convert(
 
 
 def _explain(graph: onnx.GraphProto) -> str:
-    """Return why a network differs from itself in other batches, and the mend; empty if unknown."""
+    """Return why outputs depend on the batch, and the remedy; empty if unknown."""
     for node in graph.node:
         if node.op_type == "BatchNormalization" and attribute(node, "training_mode", 0):
             return (
@@ -228,7 +228,7 @@ def _write_files(
 def check_torch(
     path: Path, samples: SampleArray, steps: Arithmetic = RAW, final: str = VALUES
 ) -> str:
-    """Return JSON: how far torch is from ONNX Runtime, or why it cannot run the network."""
+    """Return JSON: torch's difference from ONNX Runtime, or why torch cannot run the network."""
     proto = onnx.load(path)
     label = f"torch, {path.stem}"
     matched = match(samples, steps, read_contract(proto.graph))
@@ -248,7 +248,7 @@ def check_torch(
 
 
 def _take_branches(network: Network, samples: SampleArray) -> Network:
-    """Replace each If by its branch, if shapes decide and all batch sizes agree."""
+    """Replace each If by a branch, if its condition is static and equal for all batch sizes."""
     graph = network.proto.graph
     names = input_names(graph)
     fixed = read_contract(graph).batch
@@ -349,7 +349,7 @@ def _fix_sizes(
 def _find_branch(graph: onnx.GraphProto) -> str | None:
     """Return the name of an If whose condition depends on more than sizes; None without one.
 
-    For several samples at once it would take one branch.
+    Several samples in a batch would all take the same branch.
     """
     static = batch_axis.static_tensors(graph)
     for node in graph.node:
@@ -410,7 +410,7 @@ def _torch_runner(path: Path) -> Predict:
 
 
 def _name_difference(proto: onnx.ModelProto, samples: SampleArray) -> str:
-    """Return the first operator that torch computes otherwise than ONNX Runtime does."""
+    """Return the first operator that torch and ONNX Runtime compute differently."""
     from resnet8ptq.graph.torch_module import find_difference
 
     node = find_difference(proto, samples[:1], PARITY_TOLERANCE_OF_VALUES)

@@ -135,7 +135,7 @@ def fold_into_products(graph: onnx.GraphProto) -> None:
 def _find_operands(
     node: onnx.NodeProto, layers: Collection[str], constants: Collection[str]
 ) -> tuple[str, str] | None:
-    """Return the names of a layer's output and of the constant that a Mul or Add joins to it."""
+    """Return the names of a layer's output and of the constant by which a Mul or Add changes it."""
     if node.op_type not in ("Mul", "Add"):
         return None
     outputs = [name for name in node.input if name in layers]
@@ -169,7 +169,7 @@ def _fold_into(
         return False
     if values.ndim > rank:
         return False
-    if node.op_type == "Add" and layer.op_type == "MatMul":  # which has no bias
+    if node.op_type == "Add" and layer.op_type == "MatMul":  # a MatMul has no bias
         return False
     by_channel = np.broadcast_to(values.reshape(-1), channels).astype(np.float64)
     if node.op_type == "Mul":

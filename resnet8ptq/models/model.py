@@ -120,7 +120,7 @@ def load_network(
     """
     source = locate(config, data.name)
     digest = hash_network(config, source)
-    is_module = config.module is not None  # the user's own code, which may download
+    is_module = config.module is not None  # the user's code, which may download files
 
     # The samples on which the frameworks must agree
     split = data.calibrating if len(data.calibrating) else data.test
@@ -208,7 +208,7 @@ def _report(model: Fp32Model) -> None:
     if record.source_opset != record.opset:
         log.info("%s: opset %d converted to %d", model.source, record.source_opset, record.opset)
     if record.original_dtype:
-        text = "%s: computes in %s; the FP32 network has its weights in float32, and computes in it"
+        text = "%s: computes in %s; the FP32 network uses float32 weights and arithmetic"
         log_once(log, text, model.source, record.original_dtype)
     if model.fold:
         effect = record.preprocessing.describe()
@@ -227,7 +227,7 @@ def _report(model: Fp32Model) -> None:
     if record.emptied:
         log.warning(
             "%s: %s... (%d inputs) are taken as empty, and left out of the quantized file: it "
-            "reads whole windows of text, and continues none",
+            "takes whole texts, and cannot continue an earlier one",
             model.source,
             record.emptied[0],
             len(record.emptied),

@@ -20,10 +20,10 @@ URL = (
     "https://github.com/mlcommons/tiny/raw/master/benchmark/training/image_classification/"
     "trained_models/pretrainedResnet.h5"
 )
-MAX_BYTES = 2**31 - 1  # as each format's own limit
-WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")  # names of files of weights alone
+MAX_BYTES = 2**31 - 1  # same as the limit of each format
+WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")  # names of files that hold only weights
 QUANTIZED = (".xml", ".pte")  # formats that only quantizers of other programs write
-MAX_FOLDER_BYTES = 2**33  # of variables, three times where an optimizer's lie beside them
+MAX_FOLDER_BYTES = 2**33  # of variables; an optimizer's variables triple their size
 SHA256 = "5f938a8eea605438cc7360aa13c987bc6d7bd0c8d931b2917361ae7ae4eeda2f"
 
 
@@ -128,5 +128,5 @@ def _check_size(path: Path) -> Path:
         size = path.stat().st_size
         most = MAX_BYTES
     if size > most:
-        raise ModelError(f"{path}: larger than {most / 2**30:.0f} GiB, the most that is read")
+        raise ModelError(f"{path}: larger than {most / 2**30:.0f} GiB, the limit")
     return path

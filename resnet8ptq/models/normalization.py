@@ -79,7 +79,7 @@ def raise_opset(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
 
 
 def _write_coordinates(graph: onnx.GraphProto) -> None:
-    """Give each Resize of opset 10 its coordinates, in place, which onnx's converter leaves out."""
+    """Write the coordinates of each Resize of opset 10, in place; onnx's converter omits them."""
     for node in graph.node:
         if node.op_type == "Resize" and not attribute(node, "coordinate_transformation_mode", b""):
             for key, value in (
@@ -131,7 +131,7 @@ _store_constants = LiftConstantsToInitializersPass(lift_all_constants=True, size
 
 
 def compute_outputs(model: ir.Model) -> None:
-    """Let a node compute each output that is a constant.
+    """Compute each constant output by a node, in place.
 
     Passes can then rename or replace an output's tensor as they do any other.
     """
@@ -156,8 +156,9 @@ def _drop_allowzero(model: ir.Model) -> None:
 def _keep_pads(model: ir.Model) -> None:
     """Pad with -0.0 instead of 0.0 before a MaxPool.
 
-    ONNX Runtime (1.31) makes zeros the pool's own padding, which never is the largest value. It
-    compares the bytes of the value with 0, so it keeps this Pad. Behind a Relu both are the same.
+    ONNX Runtime (1.31) turns a Pad with zeros into padding of the pool, which never is the largest
+    value. It compares the value's bytes with those of 0.0, so it keeps a Pad with -0.0. After a
+    Relu, both give the same result.
     """
     for node in nodes_of(model, "Pad"):
         source = producer_of(node, 0)
@@ -199,7 +200,7 @@ def keep_scores(graph: onnx.GraphProto) -> None:
 
 
 def _follows(name: str, operators: Sequence[str], producers: Mapping[str, onnx.NodeProto]) -> bool:
-    """Whether one of the operators computes a tensor, or one that it depends on."""
+    """Return whether one of the operators computes a tensor, or one that it depends on."""
     left = [name]
     seen = set()
     while left:
@@ -270,9 +271,9 @@ def simplify_gemms(graph: onnx.GraphProto) -> None:
 def copy_shared_weights(graph: onnx.GraphProto) -> None:
     """Give a layer its own copy of a constant with another role elsewhere, in place.
 
-    ONNX Runtime's quantizer rounds a constant once, with the scales of its first role: along the
-    axis of a Conv's channels, and not of those of a ConvTranspose. A bias has the scale of its
-    layer, so each layer has its own.
+    ONNX Runtime's quantizer rounds a constant once, with the scales of its first role, such as a
+    scale for each channel of a Conv. The channels of a ConvTranspose are along another axis. A bias
+    has the scale of its layer, so each layer needs a copy.
     """
     constants = Links(graph).constants
     roles: dict[str, dict[Role, str]] = {}  # of each constant: its name in each role
@@ -300,8 +301,8 @@ def copy_shared_weights(graph: onnx.GraphProto) -> None:
 def _find_role(node: onnx.NodeProto, index: int) -> Role:
     """Return the role of an input: constants of one role are rounded with the same scales.
 
-    Weights have the role of all layers with this operator and axis of channels, a bias that of its
-    own layer. All other inputs have one role.
+    Weights share a role if their layers have the same operator and axis of channels. Each bias has
+    a separate role. All other inputs have one role.
     """
     if index == 0 or node.op_type not in (*LAYERS, "ConvTranspose"):
         return ()
@@ -314,7 +315,7 @@ def _flatten_biases(graph: onnx.GraphProto) -> None:
     """Give the constant bias of each Gemm the shape [N].
 
     ONNX also broadcasts [1, N] and [1]. But ONNX Runtime's per-channel quantization fails on the
-    first shape, torch's quantized linear on the second.
+    first shape, and torch's quantized linear fails on the second.
     """
     links = Links(graph)
     for node in graph.node:
@@ -337,7 +338,7 @@ def drop_attribute(node: onnx.NodeProto, name: str) -> None:
 
 
 def write_explicitly(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model without forms of operators that a framework reads wrongly, or lacks.
+    """Replace the forms of operators that a framework lacks or reads wrongly; return the model.
 
     They can be replaced if the sizes are known. `proto` must not be used afterwards.
     """
@@ -359,8 +360,9 @@ def write_explicitly(proto: onnx.ModelProto) -> onnx.ModelProto:
 def write_paddings(proto: onnx.ModelProto) -> None:
     """Replace `auto_pad` by explicit paddings, in place, if the sizes are known.
 
-    onnx2torch only supports explicit paddings. ONNX defines `SAME_UPPER` as ceil(size / stride)
-    outputs, of a ConvTranspose as size * stride, with the larger half of an odd padding at the end.
+    onnx2torch only supports explicit paddings. `SAME_UPPER` and `SAME_LOWER` give
+    ceil(size / stride) outputs along an axis, and size * stride for a ConvTranspose. The larger
+    half of an odd padding is at the end for `SAME_UPPER`, at the beginning for `SAME_LOWER`.
     """
     sizes: dict[str, list[int]] = {}
     for node in proto.graph.node:
@@ -376,7 +378,7 @@ def write_paddings(proto: onnx.ModelProto) -> None:
             continue
         is_transposed = node.op_type == "ConvTranspose"
         if is_transposed and attribute(node, "output_shape", []):
-            continue  # it has a part in the paddings, as has `output_padding`
+            continue  # it changes the paddings, like `output_padding`
         if is_transposed and attribute(node, "output_padding", []):
             continue
         ones = [1] * len(spatial)
@@ -422,12 +424,12 @@ _POOLS = ("AveragePool", "LpPool", "MaxPool")
 def write_ceil_mode(proto: onnx.ModelProto) -> None:
     """Remove `ceil_mode` from pools where frameworks read it differently, in place.
 
-    A window that would begin behind the input, in its padding, is dropped by ONNX Runtime and
-    torch, and kept by OpenVINO; without `ceil_mode` there is none. Sizes must be known.
+    ONNX Runtime and torch drop a window that would begin after the input, in its padding; OpenVINO
+    keeps it. Without `ceil_mode` there is no such window. Sizes must be known.
 
-    The last window of an AveragePool may end behind the padding, which counts with
-    `count_include_pad` up to its end. ONNX Runtime's 8-bit kernel divides by the whole window
-    (1.31). So the padding is written as a Pad.
+    The last window of an AveragePool may end after the padding. With `count_include_pad`, only the
+    part up to the end of the padding counts, but ONNX Runtime's 8-bit kernel divides by the whole
+    window (1.31). So the padding is written as a Pad.
     """
     nodes = []
     for node in proto.graph.node:
@@ -447,7 +449,7 @@ def write_ceil_mode(proto: onnx.ModelProto) -> None:
 def _find_windows(
     pool: onnx.NodeProto, spatial: Sequence[int]
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64]] | None:
-    """Return whether `ceil_mode` adds a window along each axis, and the end of the others.
+    """Return whether `ceil_mode` adds a window along each axis, and where the other windows end.
 
     The end is counted from the end of the input. None if sizes are unknown.
     """
@@ -471,9 +473,9 @@ def _pad_with_zeros(
     more: NDArray[np.bool_],
     ends: NDArray[np.int64],
 ) -> list[onnx.NodeProto]:
-    """Return a Pad with the padding of a pool, which loses it; empty without padding.
+    """Move the padding of a pool into a Pad, and return the Pad; empty without padding.
 
-    Along an axis without a further window the padding ends with the last window.
+    Along an axis without an additional window, the padding ends with the last window.
     """
     begin, end = np.reshape(attribute(pool, "pads", [0, 0] * len(ends)), (2, -1))
     end = np.where(more, end, np.clip(ends, 0, end))

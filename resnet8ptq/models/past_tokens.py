@@ -1,4 +1,4 @@
-"""Removes a decoder's inputs for earlier tokens: windows of text, which are whole, have none."""
+"""Removes a decoder's inputs for earlier tokens, because each sample is a whole text."""
 
 from collections.abc import Mapping
 
@@ -15,7 +15,7 @@ PAST = "past_key_values"  # start of the inputs' names
 def remove_past(graph: onnx.GraphProto) -> list[str]:
     """Remove the inputs `past_key_values...`, as if they were empty; return their names.
 
-    They stay if a node does more than join them to the present tokens or read their shape.
+    They stay if a node does anything other than join them to present tokens or read their shape.
     """
     past = {}
     others = []
@@ -34,7 +34,7 @@ def remove_past(graph: onnx.GraphProto) -> list[str]:
             return []
         readers.append(node)
 
-    # The readers take the present tokens alone
+    # The readers take only the present tokens
     first = numpy_helper.from_array(np.zeros(1, np.int64), f"{PAST}_axis")
     graph.initializer.append(first)
     for node in readers:
@@ -66,9 +66,10 @@ def _can_do_without(node: onnx.NodeProto, past: Mapping[str, onnx.ValueInfoProto
 def _write_shape(
     graph: onnx.GraphProto, node: onnx.NodeProto, past: onnx.ValueInfoProto, other: str, axis: str
 ) -> None:
-    """Let a node return the shape of an empty input: the batch of the `other` input, then sizes.
+    """Replace the shape that a node reads by the shape of an empty input.
 
-    A free size, that of the earlier tokens, is 0.
+    It is the batch size of the input `other`, then the sizes of `past`. Its free size, the number
+    of earlier tokens, becomes 0.
     """
     dims = past.type.tensor_type.shape.dim
     sizes = np.array([dim.dim_value for dim in dims[1:]], np.int64)

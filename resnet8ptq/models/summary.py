@@ -32,7 +32,7 @@ from resnet8ptq.models.sources import formats, read_network
 from resnet8ptq.models.sources.contract import Sample
 from resnet8ptq.models.sources.onnx import read_graph
 
-FOLDED = {"BatchNormalization", "Identity", "Dropout"}  # gone before quantization
+FOLDED = {"BatchNormalization", "Identity", "Dropout"}  # removed before quantization
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class Summary:
             folded, all others stay in float. Backends that cannot take the network's inputs are
             missing.
         converted: the backends whose own converter quantizes the whole network.
-        left: number of nodes by operator that stay in float by default because of attention; such
-            a converter quantizes them.
+        left: number of nodes by operator that stay in float by default because of attention. The
+            converters of `converted` quantize them.
         inner_layers: number of layers inside If or Loop, by that operator; no backend quantizes
             them.
     """
@@ -96,7 +96,7 @@ def summarize(
     """Read a network's file or folder.
 
     Args:
-        config: the settings of the network; None: of its file alone.
+        config: the settings of the network; None: the defaults.
         sample: a sample [1, ...], for files that do not declare the inputs.
 
     Raises:
@@ -192,7 +192,7 @@ class NetworkFile:
 
     @cached_property
     def contract(self) -> Contract:
-        """The inputs and outputs; raises `ModelError`: not a model, or unsafe."""
+        """The inputs and outputs; raises `ModelError` for a file that is unsafe or not a model."""
         if self.config.module is not None:
             return Contract((), ())
         return read_contract(load_graph(self.path, self.cache_root, self.config))
@@ -209,7 +209,7 @@ class NetworkFile:
 def _export_graph(
     path: Path, cache_root: Path, config: ModelConfig, sample: Sample
 ) -> onnx.ModelProto:
-    is_module = config.module is not None  # the user's own code, which may download
+    is_module = config.module is not None  # the user's code, which may download files
     name = formats.format_name(path, is_module)
     if not is_module:
         sample = None  # the file declares its inputs
@@ -280,7 +280,7 @@ def requirements(summary: Summary) -> list[str]:
         lines.append(f"batches of {contract.batch}, if this fixed size cannot be freed")
     for backend in with_known_operators():
         if backend.name not in summary.quantized:
-            lines.append(f"another backend than {backend.name}, which takes one input of float32")
+            lines.append(f"a backend other than {backend.name}, which takes only one float32 input")
             break
     return lines
 

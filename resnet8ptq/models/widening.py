@@ -27,7 +27,7 @@ _SETTINGS = ("to", "dtype", "output_datatype", "stash_type", "softmax_precision"
 def find_dtype(proto: onnx.ModelProto) -> int | None:
     """Return the type of `DTYPES` in which a layer has its weights, inner graphs included.
 
-    None for a network that computes in float32, which `to_float32` need not change.
+    None for a network that computes in float32 and needs no `to_float32`.
     """
     for dtype in DTYPES:
         if _has_layers(proto, dtype):
@@ -36,7 +36,7 @@ def find_dtype(proto: onnx.ModelProto) -> int | None:
 
 
 def _has_layers(proto: onnx.ModelProto, dtype: int) -> bool:
-    """Return whether a layer has weights of a type, maybe behind a Transpose of the constant."""
+    """Return whether a layer has weights of a type, maybe after a Transpose of the constant."""
     narrow: set[str] = set()  # the tensors of this type, which depend on constants only
     for tensor in find_all(proto, TensorProto):
         if tensor.data_type == dtype:
@@ -89,7 +89,7 @@ def _drop_casts(model: ir.Model, floats: Collection[str]) -> None:
         [output] = node.outputs
         if node.attributes.get_int("to", 0) != TensorProto.FLOAT or value.name not in floats:
             continue
-        # An output would give its name to an input, a constant or another output
+        # Otherwise an input, a constant or another output would take the output's name
         keeps_name = value.producer() is None or value.is_graph_output()
         if not output.is_graph_output() or not keeps_name:
             replace_node(node, value)

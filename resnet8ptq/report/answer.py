@@ -39,13 +39,13 @@ class Explanation:
     """A recommended model with all its uses, summarized for the top of the report.
 
     Attributes:
-        headline: the advice, of the first model with its reason, such as `Deploy NAME: the ...`.
+        headline: the advice, such as `Deploy NAME`; for the first model, also the reason.
         outcome: the outcome of the verdict; empty for FP32.
         verdict: the verdict as a sentence.
         facts: the metric with its 95% interval, size and latency.
         command: the deploy command; empty for FP32.
-        note: of the best model: how it was chosen, and a smaller one that is as good.
-        hint: that no model is faster than FP32; empty otherwise.
+        note: for the best model, how it was chosen, and a smaller one that is as good; else empty.
+        hint: a sentence if no model is faster than FP32; empty otherwise.
         untried: the command of a setting that should be faster; empty without a hint or a setting.
     """
 

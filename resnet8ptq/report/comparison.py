@@ -101,7 +101,7 @@ class Family:
 
     @cached_property
     def models(self) -> list[Cell]:
-        """The measured cells; runs with equal files are one, under all their names."""
+        """The measured cells; runs with equal files count as one, with all their names."""
         cells = by_run_id(self.measured)
         keys = facts.varied(self.records)
         models = []
@@ -218,7 +218,7 @@ def class_power(family: Family) -> tuple[float, float] | None:
 def load_families(store: Store, records: Sequence[RunRecord]) -> list[Family]:
     """Read the predictions and ranges of a sweep's runs from MLflow; test each family of runs.
 
-    A run whose file is missing or damaged is warned of, and stays as failed.
+    If a run's file is missing or damaged, the function warns, and keeps the run as failed.
     """
     return [_load_family(store, family) for family in facts.group(records)]
 

@@ -1,7 +1,7 @@
-"""Runs with equal files, such as torch's int8 and u8s8: one row of the table, with all their names.
+"""Groups runs with equal files, such as torch's int8 and u8s8: they share one row of the table.
 
-Files are equal by `facts.models_of`. Runs that were measured in different ways, such as with other
-threads, stay apart.
+`facts.models_of` defines equal files. Runs that were measured in different ways, such as with other
+numbers of threads, stay apart.
 """
 
 from collections.abc import Sequence

@@ -99,7 +99,7 @@ def _asked(record: RunRecord) -> tuple[str | None, ...]:
 
 
 def task_of(records: Sequence[RunRecord]) -> Task:
-    """Return the task of a family; classification if no run got as far as its task."""
+    """Return the task of a family; classification if no run has logged its task."""
     for record in records:
         if record.samples is not None:
             return record.task
@@ -180,7 +180,7 @@ _NAMED = ("backend.flow", "backend.path")
 
 def _is_setting(key: str) -> bool:
     """Return whether a key is a user's setting, and not a derived value or a path."""
-    shown = key.endswith(".name") or key in _NAMED  # in columns of their own
+    shown = key.endswith(".name") or key in _NAMED  # in separate columns
     return key in _VARY or (key.startswith(_VARY_BELOW) and not shown and key not in _MEASURES)
 
 
@@ -237,7 +237,7 @@ def headings(families: Sequence[Sequence[RunRecord]]) -> list[str]:
 
 
 def _find_join(family: Sequence[RunRecord]) -> str:
-    """Return how a family joins the scores of a sample; empty for the task's own way."""
+    """Return how a family joins the scores of a sample; empty for the task's default."""
     if not family:
         return ""
     join = family[0].params.get("task.join", "null")

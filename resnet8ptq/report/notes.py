@@ -14,7 +14,7 @@ from resnet8ptq.tasks.task import Task
 from resnet8ptq.tracking.record import RunRecord
 
 EQUAL_NOTE = "equal files, one row: {names}. The row shows the figures of the first."
-NAMED = 12  # runs behind one note
+NAMED = 12  # runs that one note names
 P_NOTE = (
     "p: {test} against the FP32 baseline of the same framework, on the same samples{correction}. A "
     "small p shows a difference from FP32, which may still be within the limit."
@@ -167,7 +167,7 @@ def _reasons(
     """Return the notes of individual runs; each text once, with the labels of its runs.
 
     Args:
-        hidden: those of `planned_bits`, `execution` and `float_operators` that are left out.
+        hidden: names among `planned_bits`, `execution` and `float_operators` to leave out.
     """
     reasons: dict[str, list[str]] = {}
     for record, label in named:

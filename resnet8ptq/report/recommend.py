@@ -27,10 +27,10 @@ from resnet8ptq.tracking.record import RunRecord
 # Settings whose values the run tunes on the selection samples.
 TUNED = {"nodes_to_exclude": "auto", "precision.plan": "auto", "method": "qat"}
 CLOSE = 0.05  # sizes within 5% count as close, and so do the values of a criterion
-NEAR = 2.0  # paired standard errors: among models so near to the best the criterion chooses
+NEAR = 2.0  # paired standard errors: the criterion chooses among models this near to the best
 FAMILIAR = 0.02  # FP32 was probably trained on samples if it is better on them by this much
 FINALISTS = 3  # the fastest models of each use that are timed against each other
-ALL_TIMED = 8  # up to so many models within the limit are all timed against each other
+ALL_TIMED = 8  # up to this many models within the limit, all are timed against each other
 RECOMMENDED = "recommended"
 BEST = "best"
 BALANCED = "balanced"
@@ -63,7 +63,7 @@ class Recommendation:
 
     @property
     def run(self) -> RunRecord | None:
-        """The run; if other samples chose it, not corrected for the runs that were not chosen."""
+        """The run; if other samples chose it, its verdict is not corrected for the other runs."""
         if self.choice is None:
             return None
         return self.choice.record
@@ -320,7 +320,7 @@ def why_none(selected: ModelSelection) -> list[str]:
             "the classes and model.path."
         ]
 
-    # The limits, and whether FP32 reaches the least
+    # The limits, and whether FP32 keeps the smallest accepted value
     asked = metric.show_limit(limits)
     if least is not None:
         asked += f", report.{metric.least}={least:g}"
@@ -338,7 +338,7 @@ def why_none(selected: ModelSelection) -> list[str]:
 def _say_remedy(measured: Sequence[Cell]) -> str:
     """Return the settings that may reduce the loss.
 
-    Empty if a model does not lose too much, and for files of other programs alone.
+    Empty if a model keeps the limit or is undecided, or if all files are of other programs.
     """
     losses = set()
     has_settings = False
@@ -571,7 +571,7 @@ def _best(selected: ModelSelection, use: str, cells: Sequence[Cell]) -> Recommen
 
 
 def say_margin(selected: ModelSelection) -> str:
-    """Return the largest loss against the best model of one that is as good, as text."""
+    """Return the non-inferiority margin against the best model as text."""
     metric = selected.family.metric
     return metric.say_margin(verdicts.margin_of(metric, selected.limits))
 

@@ -78,7 +78,7 @@ class Headline:
 
     Attributes:
         advice: `deploy`: the model passes; `test`: it needs more samples; `keep`: FP32 stays.
-        candidate: the chosen model; with `keep`, the one that FP32 is kept instead of.
+        candidate: the chosen model; with `keep`, the model that is not worth its loss.
         reason: the reason in about ten words.
         nothing_faster: whether no candidate is shown to be faster than FP32, although timed.
         alone: whether the model was assessed by itself, and not corrected for all models.
@@ -164,7 +164,7 @@ def dominates(other: Candidate, one: Candidate, timed: bool, loss_error: float) 
 def _first(
     candidates: Sequence[Candidate], key: Callable[[Candidate], float], slack: float
 ) -> Candidate:
-    """Return the best by `key`; among those within `slack` of it, see rule 6."""
+    """Return the best by `key`; rule 6 decides among those within `slack` of it."""
     least = min(map(key, candidates))
     equal = up_to(least + slack, candidates, key)
     smallest = min(map(_size, equal))

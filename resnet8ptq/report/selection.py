@@ -23,7 +23,7 @@ def select(
     limits: ReportConfig,
     timings: Sequence[PairedLatency | None] | None = None,
 ) -> list[ModelSelection]:
-    """Assess the models of each family, whose latencies become those of its timing."""
+    """Assess the models of each family, with the latencies of the family's timing if it has one."""
     result = []
     for family, timed in zip(families, timings or [None] * len(families), strict=True):
         assessed = verdicts.assess(timing.put_in(family, timed), limits)

@@ -1,4 +1,4 @@
-"""The end of a run that is not of a sweep: its verdict, its files, and its page in MLflow."""
+"""The end of a single run: its verdict, its files, and its page in MLflow."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from resnet8ptq.tracking.record import RunRecord
 
 @dataclass(frozen=True)
 class SingleRun:
-    """A run that has ended, and that the command line closes, as it closes a sweep."""
+    """A run that has ended; the command line closes it like a sweep."""
 
     record: RunRecord
     store: Store

@@ -36,10 +36,10 @@ class Row:
     """A row: runs with equal files, or an FP32 baseline that is not itself a run.
 
     Attributes:
-        record: the first of the runs, or what the baseline would have logged.
+        record: that of the first run, or the one that the baseline would have.
         names: combination and varying settings, joined over the runs, see `name_cells`.
         p: the p-value of the difference from FP32, corrected for all runs.
-        ms: latency of one sample; of a baseline, which each run measured once, the extremes.
+        ms: latency of one sample; for a baseline, the smallest and the largest of the runs.
     """
 
     record: RunRecord

@@ -82,7 +82,7 @@ def print_answers(chosen: Sequence[ModelSelection]) -> None:
             say(console, " ".join(["No model is recommended.", *why_none(selected)]))
             continue
 
-        # The best last, where the eye ends
+        # The best last, above the prompt
         best = answers[0]
         say(console, f"{best.headline}.")
         say(console, f"  {best.verdict} {best.note}".rstrip())

@@ -1,8 +1,8 @@
 """One latency for table, figures, choice and JSON: the one measured in turns, if a sweep has it.
 
-Latencies of single runs are minutes apart, and each has another FP32 beside it. So a family that
-was timed in turns keeps no latency of single runs: table, figures, choice and JSON read the
-records, which hold the turns' values then.
+Latencies of single runs are measured minutes apart, each with its own measurement of FP32. So a
+family that was timed in turns keeps no latency of single runs: table, figures, choice and JSON read
+the records, which then hold the latencies of the turns.
 """
 
 from collections.abc import Mapping
@@ -52,7 +52,7 @@ def speed(record: RunRecord, timing: PairedLatency, of: int) -> Ratio | None:
 def put_in(family: Family, timing: PairedLatency | None) -> Family:
     """Return the family with the latencies of the turns; unchanged without a timing.
 
-    A run that was measured elsewhere by hand after the turns keeps its own.
+    A run that was measured elsewhere by hand after the turns keeps that latency.
     """
     if timing is None:
         return family

@@ -7,7 +7,7 @@ from resnet8ptq.core.descriptor import find_backends
 from resnet8ptq.tracking import origin
 from resnet8ptq.tracking.record import RunRecord
 
-# Of the words to repeat; those of a backend or a method fit no other.
+# Settings that are not repeated. Those of a backend or a method do not fit another one.
 _DROPPED = (
     "experiment",
     "hydra",
@@ -23,7 +23,7 @@ _DROPPED = (
 def find_untried(records: Sequence[RunRecord]) -> str:
     """Return the command of the first setting that `advise` names and no run had; else empty.
 
-    Empty too for runs of another CPU, and for runs of other people, whose settings are not
+    Also empty for runs of another CPU, and for runs of other people, whose settings must not be
     repeated.
     """
     # Imported here: a verdict reads runs without ONNX Runtime and the backends.

@@ -91,7 +91,7 @@ class Verdict:
 
 
 def assess(family: Family, limits: ReportConfig) -> Family:
-    """Return the family with the verdict on each run in its record, and all that it is assessed by.
+    """Return the family; each record has its verdict, and the values and limits that led to it.
 
     This is the only function that assesses runs by their limits: tables, pages, recommendations,
     programs and deployments read its result. Call it once for each family, after
@@ -124,7 +124,7 @@ def assess(family: Family, limits: ReportConfig) -> Family:
 
 
 def assess_losses(family: Family) -> Family:
-    """Return a family of assessed runs with their verdicts as a family of their own.
+    """Return a family of assessed runs with the verdicts that they get as a separate family.
 
     Models that other samples chose are not corrected for the models that were not chosen.
     """
@@ -198,7 +198,7 @@ def least_of(metric: Metric, limits: ReportConfig) -> float | None:
 
 
 def margin_at(metric: Metric, cell: Cell, limit: float) -> Margin:
-    """Return how far a loss lies above a limit; unknown of groups that were scored one by one."""
+    """Return how far a loss exceeds a limit; unknown if grouped samples count as independent."""
     assert cell.paired is not None  # of every measured cell
     if cell.record.grouped:
         return UNKNOWN
@@ -239,7 +239,7 @@ def say_added(family: Family) -> str:
     verdicts = "; ".join(f"{cell.label}: {verdict}" for cell, verdict in assessed[:NAMED])
     if len(assessed) > NAMED:
         verdicts += f"; and {len(assessed) - NAMED} more"
-    alone = verdicts or "score them in a run of their own"
+    alone = verdicts or "score them in a separate run"
     return ADDED_NOTE.format(seen=total - added, total=total, added=added, alone=alone)
 
 
@@ -285,14 +285,14 @@ def outcomes(margins: Sequence[Margin], planned: int = 1) -> list[str]:
 
 
 def margin_of(metric: Metric, limits: ReportConfig) -> float:
-    """Return the non-inferiority margin to the best model for "as good as the best"."""
+    """Return the non-inferiority margin against the best model, in the unit of the loss."""
     return MARGIN * metric.limit(limits)
 
 
 def as_good_as(
     best: Cell, others: Sequence[Cell], metric: Metric, limits: ReportConfig
 ) -> tuple[list[Cell], list[Cell]]:
-    """Return those of `others` proven to be as good as `best`, and those that may be.
+    """Return the models of `others` proven to be as good as `best`, and the undecided ones.
 
     A model is as good if its loss against `best` is below `margin_of`. This is proven by the
     one-sided 95% upper bound of its paired loss, corrected for the number of others (Holm). If only

@@ -18,15 +18,15 @@ from resnet8ptq.report.verdicts import margin_at
 from resnet8ptq.tasks.scoring.metric import Metric
 from resnet8ptq.tasks.scoring.statistics import SIGNIFICANCE
 
-FARTHEST = 2.0**20  # the largest loss that is looked at, as a fraction of FP32's value
+FARTHEST = 2.0**20  # the largest loss that the search tries, as a fraction of FP32's value
 STEPS = 50  # halvings of an interval
 
 
 def add_bounds(family: Family) -> Family:
     """Return an assessed family with the bounds of each model in its record.
 
-    There is no bound without spread, if samples of groups were scored one by one, or with a broken
-    FP32. The unit is that of `RunRecord.loss`.
+    A model has no bound if its samples have no spread, if grouped samples count as independent,
+    or if FP32 is broken. The unit is that of `RunRecord.loss`.
     """
     metric = family.metric
     limit = metric.limit(family.limits)
@@ -58,8 +58,9 @@ def add_bounds(family: Family) -> Family:
 def levels(p_values: Sequence[float], planned: int = 0) -> list[float]:
     """Return Holm's level (1979) for each p-value, in the same order.
 
-    Of m, at least `planned`, the k-th smallest is tested at 0.05 / (m - k), k = 0, 1, ... The first
-    p-value that is not rejected ends the procedure, and its level holds for all larger ones.
+    m is the number of p-values, at least `planned`. The k-th smallest is tested at 0.05 / (m - k),
+    k = 0, 1, ... The first p-value that is not rejected ends the procedure, and its level holds for
+    all larger ones.
 
     >>> [round(level, 4) for level in levels([0.5, 0.001, 0.9])]
     [0.025, 0.0167, 0.025]

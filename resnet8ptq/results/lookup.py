@@ -24,7 +24,7 @@ from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.sweep_file import SharedSweep
 
 _NO_STORE = Store("", "", "")  # of records whose files lie in their own folders
-# the settings that name one
+# settings of the command line that name a sweep or a run
 SWEEP = "sweep"
 RUN = "run_id"
 _WORD = re.compile(r"[\w.:/@ -]+")  # in a query: no quotes
@@ -161,7 +161,7 @@ def _find(
     tags: Mapping[str, str] | None,
     tracking: TrackingConfig,
 ) -> Runs:
-    """Return the sweep or the run, whose `kind` is the setting that names it."""
+    """Return a sweep or a run; `kind` is `SWEEP` or `RUN`, the setting that names it."""
     named = [value for value in (run_id, folder, tags) if value is not None]
     if len(named) > 1:
         raise ConfigError("run_id: got more than one of run_id, folder and tags, expected one")
@@ -213,7 +213,7 @@ def _first_model(runs: Sequence[RunRecord]) -> RunRecord | None:
 
 
 def _name_other(store: Store, kind: str) -> str:
-    """Return the end of the message that the experiment has no sweep, if it has a single run."""
+    """Return the end of the message about a missing sweep: the newest run, if there is one."""
     if kind != SWEEP:
         return ""
     newest = history.find_newest(store)
@@ -318,7 +318,7 @@ def _filter(tags: Mapping[str, str]) -> str:
 
 
 def _find_artifact(store: Store, record: RunRecord) -> str | None:
-    """Return where the quantized file of a run is."""
+    """Return the path or address of a run's quantized file; None without a file."""
     if record.status != "ok":
         return None
     suffixes = [suffix for backend in find_backends().values() for suffix in backend.suffixes]

@@ -33,8 +33,9 @@ from resnet8ptq.tracking.mlflow_store import address, store, view
 HOST = "127.0.0.1"
 STOP_S = 15  # after which a server that was asked to end is killed
 _CLIENT = "MLFLOW_TRACKING_"  # prefix of the settings of a client: user name, password, token
-# Without the first, MLflow starts processes that grade language models. With four workers, it took
-# 2.0 GB and 44 s of the CPU until it answered, and 0.4 GB and 8 s as here (2026-11-25).
+# Without the first, MLflow starts processes that grade language models. With them and four workers,
+# it took 2.0 GB and 44 s of the CPU until it answered; with these settings, 0.4 GB and 8 s
+# (2026-11-25).
 LIGHT = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
 
 # By default, MLflow also answers to names that begin like a private address: 10.example.com. A page
@@ -104,7 +105,7 @@ def serve(uri: str, port: int, page: str) -> None:
     words += ["--workers", "1", "--uvicorn-opts", "--log-level warning"]
     # In the environment, where `ps` does not show the password of a database.
     places = dict.fromkeys(("MLFLOW_BACKEND_STORE_URI", "MLFLOW_REGISTRY_STORE_URI"), uri)
-    # Its pages open the artifacts of any address in the store; those hosts get no password of ours.
+    # Its pages open the artifacts of any address in the store; those hosts must not get a password.
     kept = {key: text for key, text in os.environ.items() if not key.startswith(_CLIENT)}
     # MLflow's imports emit deprecation warnings that users cannot fix.
     variables = {"PYTHONWARNINGS": "ignore", **OWN_NAMES, **kept, **LIGHT, **places}
@@ -113,7 +114,7 @@ def serve(uri: str, port: int, page: str) -> None:
             is_ready = answers(f"http://{HOST}:{port}/health", process)
         if is_ready:
             print(f"http://{HOST}:{port}{page}  Ctrl-C ends", flush=True)
-        never_silent(between="")  # MLflow answers its pages without a word
+        never_silent(between="")  # MLflow prints nothing while it serves pages
         raise TrackingError(f"MLflow has ended with code {process.wait()}; its output is above")
 
 

@@ -53,7 +53,7 @@ def write(folder: Path) -> None:
     if there := [name for name in FILES if (folder / name).exists()]:
         raise ConfigError(
             f"folder: got {folder.absolute()}, which has {', '.join(there)}, expected a folder "
-            f"without; try {invocation.command('init', 'FOLDER')}"
+            f"without them; try {invocation.command('init', 'FOLDER')}"
         )
     try:
         for name, source in FILES.items():

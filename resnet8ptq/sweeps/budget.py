@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from resnet8ptq.exploration.search.searching import Step, Tried
 from resnet8ptq.exploration.search.step_table import START
 
-LATE = 0.08  # of the limit, by which the last job may end later
-LATEST = 0.1  # of the limit, by which the command may end later
-FIRST = 0.1  # of the limit, that the first file gets even if reading the network took all time
+LATE = 0.08  # fraction of the limit by which the last job may end later
+LATEST = 0.1  # fraction of the limit by which the command may end later
+FIRST = 0.1  # fraction of the limit for the first file, even if reading took all the time
 FP32_SLOWER = 2.0  # than the model, at most
 TIMED_RUNS = 500  # of one sample, to time a model and FP32 in turns
 MOST_TIMING_S = 10.0  # of the two
@@ -61,7 +61,7 @@ class Budget:
 
 
 def again_s(tried: Tried) -> float:
-    """Return the expected seconds of repeating a step; the cache has learned layers and choices.
+    """Return the expected seconds of repeating a step; the cache holds learned layers and choices.
 
     The first job also converts the network and measures FP32, so its time is estimated as twice the
     seconds of quantization and evaluation.

@@ -152,7 +152,7 @@ class RunningSweep:
                 "when it is back"
             )
 
-        # Say where everything is, the answer last
+        # Print the paths, then the answer
         if records:
             terminal.print_paths(folder, store)
             if not self.is_search:
@@ -452,7 +452,7 @@ def _say_jobs(sweeper: DictConfig, count: int | None) -> str:
 
 
 def is_search(sweeper: Any) -> bool:
-    """Whether the jobs are steps of a search, which needs the records of earlier steps."""
+    """Return whether the jobs are steps of a search, which needs the records of earlier steps."""
     return str(sweeper.get("_target_", "")).endswith(".SearchSweeper")
 
 

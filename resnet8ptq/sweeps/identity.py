@@ -14,8 +14,9 @@ from resnet8ptq.experiment.settings import Settings, Unresolved
 from resnet8ptq.tasks import registry as tasks
 
 # Settings of storage and of the report's form, which change no result. Paths of inputs do not count
-# either: their contents are hashed. A run that `max_seconds` has cut short is not taken for another
-# one. The limits in `report` count: a run logs p-values at its limit, and voids.
+# either: their contents are hashed. `max_seconds` does not count, but a run that it cut short
+# is never reused. The limits in `report` count, because a run logs p-values at its limit, and
+# whether FP32 is void.
 _IGNORED = ("tracking", "sweep", "cache_dir", "per_backend", "max_seconds")
 _OF_REPORT = ("columns", "prefer")
 # The same, in a sweep's overrides.

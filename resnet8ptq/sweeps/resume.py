@@ -93,7 +93,7 @@ def find_attempts(sweep: SharedSweep, number: int) -> list[RunRecord]:
 
 
 def _may_repeat(sweep: SharedSweep) -> bool:
-    """Whether a job may have run before: the sweep was resumed, or a launcher restarted the job."""
+    """Return whether a job may have run before: after a resume, or a restart by a launcher."""
     return sweep.resume or sweep.parallel is not None
 
 

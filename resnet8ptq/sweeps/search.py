@@ -91,8 +91,8 @@ class SettingsSearch:
         """Try steps until the goal is met, no step is left or the time is up; confirm the best.
 
         If the best passes on the selection samples only, the search goes on, unless the reported
-        samples are too few to show that any model passes. The error of a step ends nothing: the
-        next plainer step of the same idea follows.
+        samples are too few to show that any model passes. If a step fails, the search tries the
+        next simpler step of the same kind.
 
         Raises:
             PtqError: two steps fail with the same error of the input, and none could be measured.
@@ -198,12 +198,12 @@ class SettingsSearch:
         """Return whether a step and a confirmation fit into the remaining time; else skip the step.
 
         For a step that can end early with the best so far, it is enough if a part fits. While no
-        model passes, the time of the last resorts is kept too: weights alone in 8 and 16 bits.
+        model passes, time for the last resorts is kept too: only the weights, in 8 or 16 bits.
         """
         expected_s = expect_s(step, self.tried) * step.part
         later_s = self._confirm_s() + self._reserve_s(step)
         if step.kind in FALLBACKS and not searching.passing(self.tried):
-            later_s = 0.0  # to confirm a model that fails helps nobody
+            later_s = 0.0  # no model passes, so there is nothing to confirm
         is_first = not self._has_measured
         if is_first or expected_s + later_s <= self._left_s():
             return True
@@ -217,7 +217,7 @@ class SettingsSearch:
         """Return the expected seconds of the confirmation of the best so far.
 
         Args:
-            twice: with those of its measurement on the selection samples.
+            twice: whether to add the time to measure it again on the selection samples.
         """
         ranked = searching.rank(self.asked, self.tried)
         if not ranked:
@@ -235,7 +235,7 @@ class SettingsSearch:
         return sum(expect_s(one, self.tried) for one in later)
 
     def _keep_unmeasured(self, jobs: int) -> None:
-        """Keep the file of the first of the last `jobs` jobs that has one, if there is no other."""
+        """If no file is kept yet, keep the first that the last `jobs` jobs have written."""
         for number in range(self.launched, self.launched + jobs):
             self.delivery.keep_unmeasured(number)
 
@@ -340,8 +340,8 @@ class SettingsSearch:
 def read_network(asked: Asked, config: RunConfig, running: "RunningSweep") -> Asked:
     """Return the request with the properties of the network; keep its FP32 file for the end.
 
-    A network or data that cannot be read end the search before its first step. If another error
-    hides the properties, the steps will show it.
+    If the network or the data cannot be read, the search ends before its first step. After any
+    other error, the search goes on without the properties.
 
     Raises:
         PtqError: network or data cannot be read, or do not fit each other.

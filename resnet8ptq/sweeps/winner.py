@@ -140,7 +140,7 @@ def _announce_confirmed(winner: Winner, delivery: Delivery, folder: Path, goal: 
     if not is_worth:
         say(console, f"  {WORTH}")
     if not record.chosen_by:
-        say(console, "  the same samples chose and reported it: the figures may flatter it")
+        say(console, "  the same samples chose and reported it: the figures are probably too good")
     is_slower = record.speedup is not None and round(record.speedup, 2) < 1
     is_smaller = (record.size_reduction or 0) > 0
     if goal == "fastest" and outcome == PASS and is_slower and is_smaller:

@@ -19,12 +19,12 @@ from resnet8ptq.tracking.record import RunRecord
 log = logging.getLogger(__name__)
 
 FILE = "result.json"
-# Tags that only the file has: no query needs them, and a page of 40 tags is not read.
+# Tags that only the file has: no query needs them, and 40 tags would be too many for a page.
 _FILED = ("version.", "cpu_flags", "git_commit", "class_names")
 
 
 class _Content(BaseModel):
-    """What is read from the file; a store is untrusted."""
+    """The parts that are read from the file; a store is untrusted."""
 
     model_config = ConfigDict(strict=True)
 

@@ -34,8 +34,8 @@ def load_run(store: Store, run_id: str) -> RunRecord:
 def complete(store: Store, record: RunRecord) -> RunRecord:
     """Return a run of a query with all its settings and metrics, which `result.json` has.
 
-    A run without a result stays as it is. If the file is missing or damaged, the record says so;
-    see `RunRecord.unread`.
+    A run without a result stays unchanged. If the file is missing or damaged, the reason is in
+    `RunRecord.unread`.
     """
     if record.in_folder or record.kind == SWEEP or record.status != "ok":
         return record
@@ -114,7 +114,7 @@ def find_runs(
 
 
 def find_logged(store: Store, key: str) -> RunRecord | None:
-    """Return the run with a journal's key, even if it was deleted."""
+    """Return the run with the key of a journal, even if the run was deleted."""
     runs = find_runs(store, f"tags.record = '{key}'", most=1, deleted=True)
     if not runs:
         return None
@@ -129,8 +129,9 @@ def under(parent_id: str) -> str:
 def load_children(store: Store, parent_id: str) -> list[RunRecord]:
     """Read the runs of a sweep back, in the order of its jobs.
 
-    A repeated job has its finished run, or else its newest: a clock may have been set back. A job
-    that another sweep had finished has the run of that sweep. No run is returned twice.
+    Of a repeated job, the finished run counts, or else the newest. Start times alone do not decide,
+    because a clock may have been set back. A job that another sweep had finished has the run of
+    that sweep. No run is returned twice.
 
     Raises:
         TrackingError: a run of another sweep is no longer in the store.
@@ -246,7 +247,7 @@ def artifact(store: Store, record: RunRecord, name: str) -> Iterator[Path]:
     """
     path = locate(store, record, name)
     if path is not None:
-        if not path.is_file():  # a pipe would block, a device never end
+        if not path.is_file():  # a pipe would block, a device would never end
             raise TrackingError(f"run {record.run_id}: no artifact {name} in {path.parent}")
         yield path
         return

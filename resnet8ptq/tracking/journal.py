@@ -44,8 +44,8 @@ def _check_name(file: str) -> str:
 
 _MAX_MS = 2**53
 _MAX_SIZE = 2**48
-# The folder may come from others; MLflow and numpy would take any value far. An id gets into
-# queries, a dtype holds numbers only.
+# The folder may come from others, and MLflow and numpy do not check these values. Ids are parts of
+# queries, and dtypes must be numeric.
 Id = Annotated[str, Field(pattern=r"^\w+$")]
 Time = Annotated[int, Field(ge=0, lt=_MAX_MS)]
 Dtype = Annotated[str, Field(pattern=r"^[<>=|]?(bool|u?int\d{1,2}|float\d{1,3}|[biuf]\d{1,2})$")]

@@ -22,7 +22,7 @@ from resnet8ptq.tracking.record import RunRecord
 
 log = logging.getLogger(__name__)
 
-MOST = 50  # runs that are read, of any number: each takes MLflow 4 ms
+MOST = 50  # the most runs that are read: each takes MLflow 4 ms
 KEPT = 64  # numbers of a sketch
 
 Ids = NDArray[np.uint64]  # see `Split.sample_ids`
@@ -123,7 +123,7 @@ def _counts(record: RunRecord, scored: RunRecord) -> bool:
 
 
 def _find(store: Store, scored: RunRecord, digest: str) -> list[RunRecord]:
-    """Return the newest runs on samples with these digests; for a sweep, only those before it."""
+    """Return the newest runs on samples with these digests; for a sweep, only earlier runs."""
     filters = f"tags.test_digest {digest}"
     if scored.sweep_id:
         begun = store.client.get_run(scored.sweep_id).info.start_time

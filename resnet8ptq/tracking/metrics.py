@@ -1,9 +1,9 @@
 """The metrics of a run in MLflow: at most 30, rounded, in the units of a table.
 
-Accuracy is in percent, its loss in points, a file in kB, a latency in ms. Programs that read MLflow
-find the fraction and the bytes beside them, by their names in the record, and the accuracy of each
-class if there are few. MLflow sorts metrics by name, and folds those with a slash into groups. So
-the few that decide have no group. All exact values are in `result.json`; see `details`.
+Accuracy is in percent, its loss in points, a file in kB, a latency in ms. For programs that
+read MLflow, the fraction and the bytes are there too, by their names in the record. So is the
+accuracy of each class if there are few. MLflow sorts metrics by name, and folds those with a slash
+into groups. So the main metrics have no group. `result.json` has all exact values; see `details`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,13 +15,13 @@ from resnet8ptq.tasks.scoring.metric import BASELINE, CHOICE, DIGITS, TOTAL, Met
 from resnet8ptq.tracking.journal import Journal, Point
 
 MOST = 30  # metrics that MLflow shows of a run, with the keys of its curves
-FEW_CLASSES = 10  # with more, the accuracy of each class is in the run's files alone
+FEW_CLASSES = 10  # with more classes, only the run's files have the accuracy of each class
 FP32 = "unquantized/"  # groups, after the metrics without one
 TEST = "test/"
 ALONE = "timed_alone/"  # latencies of a run that no other run was timed with
 SAMPLES = f"{TEST}samples"  # the number of scored samples
-_SYSTEM = "system/"  # MLflow's, with a page of its own
-# Groups of the record of which MLflow shows the metrics that are described here alone.
+_SYSTEM = "system/"  # MLflow's, on a separate page
+# Groups of the record's metrics. Of these, MLflow shows only the metrics described here.
 _FILED = (
     "baseline",
     "batch1",
@@ -78,7 +78,7 @@ def value(metric: Metric, group: str = "", prefix: str = "") -> Shown:
 
 
 def loss(metric: Metric, group: str = "", prefix: str = "") -> Shown:
-    """Return how MLflow shows the loss against FP32: in points, in percent of FP32, or as it is."""
+    """Return how MLflow shows the loss against FP32: in points, percent of FP32, or as logged."""
     if metric.percent:
         return Shown(f"{prefix}drop", f"{group}loss_points", 100, 2)
     if metric.bounded:
@@ -87,7 +87,7 @@ def loss(metric: Metric, group: str = "", prefix: str = "") -> Shown:
 
 
 def _main(metric: Metric) -> Iterator[Shown]:
-    """Yield the metrics that decide."""
+    """Yield the main metrics: the task's metric, loss, size and SQNR, then those of FP32."""
     yield value(metric)
     yield loss(metric)
     yield Shown("size_bytes", "size_kb", 1e-3, 1)
@@ -182,7 +182,7 @@ def read_latencies(shown: Mapping[str, float]) -> dict[str, float]:
 
 
 def _describe(journal: Journal) -> tuple[list[Shown], list[Shown]]:
-    """Return how MLflow shows the metrics of a run's task: those that decide, and the others."""
+    """Return how MLflow shows the metrics of a run's task: the main ones, and the others."""
     try:
         task = registry.recall(journal.params)
     except TrackingError:  # a folder of others

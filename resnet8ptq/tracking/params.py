@@ -21,7 +21,8 @@ from resnet8ptq.tracking.journal import Journal
 
 MOST = 25  # params that MLflow shows of a run
 PROVIDER = "backend.provider"
-GROUPS = ("backend", "dtype", "calib", "model", "data", "preprocess")  # params of their own
+# Config groups; the chosen option of each is a param.
+GROUPS = ("backend", "dtype", "calib", "model", "data", "preprocess")
 MAIN = (
     *GROUPS,
     "calib.percentile",
@@ -69,11 +70,11 @@ _UNSET = ("null", "[]", "{}")
 
 
 def select(journal: Journal) -> dict[str, str]:
-    """Return the params that MLflow shows, at most `MOST`; more known values never remove one.
+    """Return the params that MLflow shows, at most `MOST`.
 
-    A setting is shown if it is a main one, set by the sweep for this job, or not the default; and
-    if it had an effect. The first ones count if there are too many, those with a value before the
-    unset ones.
+    A setting is shown if it had an effect, and is a main one, set by the sweep for this job, or not
+    the default. If there are too many, the first ones are shown; those with a value come before
+    unset ones. Params that are logged later never remove an earlier one.
     """
     params = journal.params
     implied = _implied(params)
@@ -94,13 +95,13 @@ def _find_swept(journal: Journal) -> list[str]:
     """Return the keys that the sweep sets for this job."""
     try:
         words = shlex.split(journal.tags.get("job_overrides", ""))
-    except ValueError:  # an open quote: not what a sweep writes
+    except ValueError:  # an open quote, which no sweep writes
         words = []
     return [word.lstrip("+").partition("=")[0] for word in words]
 
 
 def _has_effect(key: str, params: Mapping[str, str], implied: Mapping[str, str]) -> bool:
-    """Return whether a setting is set, or unset against its default, and others let it count."""
+    """Return whether a setting has a value or differs from its default, and has an effect."""
     group, _, name = key.rpartition(".")
     value = params.get(key, "null")
     is_unset = value in _UNSET and implied.get(key, value) in _UNSET
@@ -111,7 +112,7 @@ def _has_effect(key: str, params: Mapping[str, str], implied: Mapping[str, str])
     if key.startswith(_OUTSIDE):
         return False
     ways = find_fields(key)
-    if not ways:  # no setting, but a resolved value
+    if not ways:  # not a setting but a resolved value
         return True
     return any(_is_met(way, params) for way in ways)
 

@@ -77,7 +77,7 @@ class Run:
             self._send(upload.log_batch, (), added)
 
     def _add_params(self, resolved: Mapping[str, str]) -> dict[str, str]:
-        """Add params to the journal; return those that MLflow shows and has not got yet."""
+        """Add params to the journal; return those that MLflow shows and does not have yet."""
         before: dict[str, str] = {}
         if self.journal.params:
             before = params.select(self.journal)

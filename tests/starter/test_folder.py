@@ -29,7 +29,7 @@ def test_nothing_is_overwritten(tmp_path, name):
     path.write_text("mine")
     done = call_beside(tmp_path, "init")
     assert (done.code, len(done.errors)) == (2, 1)
-    assert f"has {name}, expected a folder without; try resnet8ptq init" in done.errors[0]
+    assert f"has {name}, expected a folder without them; try resnet8ptq init" in done.errors[0]
     assert path.read_text() == "mine"
     assert [item for item in tmp_path.rglob("*") if item.is_file()] == [path]
 

@@ -71,7 +71,7 @@ def test_a_password_of_the_environment_is_refused_or_hidden(scheme, password):
 )
 def test_a_secret_in_a_parameter_is_refused(uri, written):
     message = message_of(uri, written)
-    assert "got a parameter behind ? that may hold a secret, expected " in message
+    assert "got a parameter after ? that may hold a secret, expected " in message
     assert "hunter2" not in message
 
 

@@ -13,10 +13,10 @@ EXPECTS_FP32 = "expected the FP32 model; to score this file beside it: resnet8pt
 def check(source: Path, name: str, inputs: Any) -> None:
     """Call a format's check, see `sources.formats`; a library's error becomes a `ModelError`.
 
-    It is here because the process for one file imports this module alone.
+    It is here because the process that checks a file imports only this module.
 
     Args:
-        inputs: the setting `model.inputs`; only checks of formats that take it get it.
+        inputs: the setting `model.inputs`; passed only to checks of formats that take it.
     """
     values = [inputs] if inputs else []
     with errors_as(ModelError, f"{source}: cannot be read"):

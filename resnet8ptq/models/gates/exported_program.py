@@ -31,7 +31,7 @@ _PYTHON = re.compile(
     r"_operator\.(getitem|add|sub|mul|floordiv|truediv|mod|pow|neg|eq|ne|ge|gt|le|lt|and_|or_)"
     r"|torch\.sym_(float|int|ite|max|min|not|sum)"
 )
-_NAME = re.compile(r"[\w./: -]*")  # of a tensor: no character could end a name in code
+_NAME = re.compile(r"[\w./: -]*")  # of a tensor: no character that ends a string in code
 _TEXTS = {
     # A dimension: sums and products of numbers and free dimensions, and squares of the latter; no
     # other call, and no other power, which may take forever. `++` matches digits once, so that the
@@ -92,7 +92,7 @@ def _checked(records: dict[str, bytes], path: Path, own: bool = False) -> dict[s
     """Return the records if torch can load them safely; raise `QuantizationError` otherwise.
 
     Args:
-        own: whether they are a user's, which then lose the origins of their operators.
+        own: whether they are a user's; then the origins of their operators are dropped.
     """
     try:
         if own and _GRAPH in records:

@@ -75,8 +75,8 @@ _NUMBERS = """
 bfloat16 bool float16 float32 float64 int16 int32 int64 int8 mixed_bfloat16 mixed_float16 uint16
 uint32 uint64 uint8
 """
-# Texts allowed as settings of layers. A .h5 file turns the name of a function of `keras.layers`
-# into the function: of those, only `dot` is listed, which multiplies tensors.
+# Texts allowed as settings of layers. For a .h5 file, Keras turns the name of a function of
+# `keras.layers` into the function. Of these functions, only `dot` is listed: it multiplies tensors.
 _SETTINGS = """
 constant glorot_normal glorot_uniform he_normal he_uniform identity lecun_normal lecun_uniform
 normal one ones orthogonal random_normal random_uniform truncated_normal uniform untruncated_normal
@@ -196,7 +196,7 @@ def _open_hdf5(content: bytes) -> tuple[Any, bytes, str | None]:
     with h5py.File(io.BytesIO(content)) as file:
         config = file.attrs.get(LEGACY_CONFIG)
     if config is None:
-        return None, content, "holds weights and no layers; expected what `model.save` writes"
+        return None, content, "holds weights and no layers; expected a file of `model.save`"
     return json.loads(config), content, None
 
 
@@ -213,7 +213,7 @@ def _open_zip(content: bytes) -> tuple[Any, bytes, str | None]:
             return None, b"", f"unpacks to {total} bytes; expected at most {MAX_BYTES}"
         config = json.loads(archive.read(CONFIG))
         if WEIGHTS not in sizes:
-            return config, b"", f"has no {WEIGHTS}; expected what `model.save` writes"
+            return config, b"", f"has no {WEIGHTS}; expected a file of `model.save`"
         return config, archive.read(WEIGHTS), None
 
 
@@ -270,7 +270,7 @@ def _strange_object(value: dict[str, Any], where: str) -> Reasons:
 def _strange_origin(value: dict[str, Any], where: str) -> Reasons:
     """Yield reasons to refuse an object's keys other than class and settings."""
     for key in value.keys() - _KEYS:
-        yield _refusal(where, f"key {key}", "what Keras writes")
+        yield _refusal(where, f"key {key}", "keys that Keras writes")
     if value.get("module") is not None and not _is_one_of(value["module"], MODULES):
         yield _refusal(where, f"module {value['module']}", "modules of Keras with layers")
     named = value.get("registered_name")
@@ -307,7 +307,7 @@ def _strange_settings(config: dict[str, Any], where: str) -> Reasons:
 def _strange_value(value: Any, where: str) -> Reasons:
     """Yield reasons to refuse values: allowed are numbers, words, objects and nests of these."""
     if isinstance(value, str) and value not in WORDS:
-        yield _refusal(where, value, "words that settings of Keras's layers have")
+        yield _refusal(where, value, "a word that Keras's layers take as a setting")
     elif isinstance(value, list):
         for item in value:
             yield from _strange_value(item, where)

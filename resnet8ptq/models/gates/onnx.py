@@ -23,19 +23,19 @@ from resnet8ptq.graph.shapes import infer_shapes
 from resnet8ptq.models.gates import EXPECTS_FP32
 
 MAX_BYTES = 2**31 - 1  # protobuf's limit
-MAX_NODES = 200_000  # two bytes of a file make one, which takes a hundred in memory
+MAX_NODES = 200_000  # a node takes at least 2 bytes of a file, and about 100 of memory
 
 ONNX_DOMAINS = ("", "ai.onnx")  # two names of the same domain
 SCALER = "Scaler"  # of ai.onnx.ml, before the layers of a network that scikit-learn exports
-LABELLERS = ("ZipMap", "ArrayFeatureExtractor")  # after them
+LABELLERS = ("ZipMap", "ArrayFeatureExtractor")  # after the layers
 _QUANTIZED = re.compile(
     r"QLinear\w+|(Q|Deq|DynamicQ)uantize\w+|\w*Integer\w*|QGemm|QAttention|QOrdered\w+|QMoE"
     r"|QEmbed\w+|MatMulNBits|MatMulBnb4"
 )
 # Operators of ONNX Runtime's extended and layout optimization levels.
 _FUSED = re.compile(r"com\.microsoft (Fused|Nhwc)\w+|com\.microsoft\.nchwc .*", re.DOTALL)
-# Operators of ONNX Runtime's own, "com.microsoft", that compute floats from floats. Of the others
-# some name files (EPContext), functions (PythonOp) or patterns of text (Tokenizer).
+# Operators of ONNX Runtime's domain "com.microsoft" that compute floats from floats. Some of its
+# other operators name files (EPContext), functions (PythonOp) or patterns of text (Tokenizer).
 _CONTRIBUTED = """
 Attention BiasAdd BiasDropout BiasGelu BiasSoftmax BiasSplitGelu CDist ComplexMul ComplexMulConj
 ConvTransposeWithDynamicPads CropAndResize DecoderAttention EmbedLayerNormalization ExpandDims
@@ -77,9 +77,10 @@ def read_onnx(path: Path) -> onnx.ModelProto:
             of other domains, already quantized, or optimized too far.
     """
     if path.stat().st_size > MAX_BYTES:
-        raise ModelError(f"{path}: larger than 2 GiB; expected one within protobuf's limit")
+        raise ModelError(f"{path}: larger than 2 GiB; expected a file within protobuf's limit")
     proto = _parse(files.read_bytes(path, MAX_BYTES), path)
-    proto.ir_version = max(proto.ir_version, 4)  # some IR 3 files lack initializers as inputs
+    # IR 3 requires that initializers are inputs, and some of its files break this rule.
+    proto.ir_version = max(proto.ir_version, 4)
     for graph in find_all(proto, onnx.GraphProto):
         # onnx-ir cannot read maps, such as ZipMap's, and needs no types of inner values.
         kept = [value for value in graph.value_info if value.type.HasField("tensor_type")]
@@ -131,11 +132,11 @@ def read_quantized(path: Path) -> bytes:
         known = node.domain == "com.microsoft" and node.op_type in computing
         if not known and node.domain not in ONNX_DOMAINS:
             raise ModelError(
-                f"{path}: operator {node.op_type!r} of domain {node.domain!r}; expected ONNX's "
-                "own, and com.microsoft's that compute"
+                f"{path}: operator {node.op_type!r} of domain {node.domain!r}; expected "
+                "operators of ONNX, or com.microsoft's that only compute"
             )
     if proto.functions:
-        raise ModelError(f"{path}: holds functions; expected an export with those inlined")
+        raise ModelError(f"{path}: holds functions; expected an export with inlined functions")
     sorter: TopologicalSorter[str] = TopologicalSorter()
     for node in proto.graph.node:
         for name in filter(None, node.output):
@@ -143,14 +144,14 @@ def read_quantized(path: Path) -> bytes:
     try:
         sorter.prepare()
     except CycleError:
-        raise ModelError(f"{path}: its graph has a cycle; expected one without") from None
+        raise ModelError(f"{path}: its graph has a cycle; expected a graph without one") from None
     if _read_outside(proto, path):
         return proto.SerializeToString()
     return content
 
 
 def _is_external(tensor: TensorProto) -> bool:
-    """Return whether the data of a tensor lie in another file, or name one."""
+    """Return whether a tensor's data is in another file, or the tensor names one."""
     return bool(tensor.external_data) or tensor.data_location == TensorProto.EXTERNAL
 
 
@@ -196,7 +197,7 @@ def _inline(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
 
 
 def _check_inlined_size(proto: onnx.ModelProto) -> None:
-    """Raise ValueError if functions that call functions would become too large a graph.
+    """Raise ValueError if the graph would be too large after its functions are inlined.
 
     Raises:
         RecursionError: a function calls itself.
@@ -230,7 +231,7 @@ def check_graph(proto: onnx.ModelProto, path: Path) -> None:
 
 
 def _name_domain(proto: onnx.ModelProto) -> None:
-    """Give ONNX's own domain its first name, in place: the checker of onnx knows no other."""
+    """Write ONNX's domain as an empty text, in place: onnx's checker does not know `ai.onnx`."""
     for kind in (onnx.NodeProto, onnx.OperatorSetIdProto):
         for item in find_all(proto, kind):
             if item.domain == ONNX_DOMAINS[1]:
@@ -256,8 +257,8 @@ def _check(proto: onnx.ModelProto, path: Path) -> None:
 def _check_model(proto: onnx.ModelProto) -> None:
     """Check a model by onnx; write the inferred type of each output without a shape.
 
-    ONNX Runtime needs no declared shape, and some exporters write none. Where none can be inferred,
-    such as behind a computed shape, the output gets one as the network runs.
+    ONNX Runtime needs no declared shape, and some exporters write none. If none can be inferred,
+    such as after a computed shape, the output gets one when the network runs.
     """
     missing = [v for v in proto.graph.output if not v.type.tensor_type.HasField("shape")]
     unknown = []
@@ -267,7 +268,7 @@ def _check_model(proto: onnx.ModelProto) -> None:
             value.type.CopyFrom(inferred[value.name])
             kind = value.type.tensor_type
             if kind.elem_type and not kind.HasField("shape"):
-                kind.shape.SetInParent()  # onnx asks for one
+                kind.shape.SetInParent()  # onnx's checker requires one
                 unknown.append(kind)
     onnx.checker.check_model(proto)
     for kind in unknown:
@@ -308,7 +309,7 @@ def _reasons_against(proto: onnx.ModelProto) -> Iterator[str]:
 
     # Values and operators that no layer has
     if proto.functions:
-        yield "holds functions; expected an export with those inlined"
+        yield "holds functions; expected an export with inlined functions"
     for value in proto.graph.input:
         kind = value.type.WhichOneof("value")
         if kind not in ("tensor_type", None):
@@ -319,11 +320,11 @@ def _reasons_against(proto: onnx.ModelProto) -> Iterator[str]:
         why = ""
         if node.domain == "ai.onnx.ml":
             why = "; trees and other classical models have no layers to quantize"
-        yield f"operator {node.op_type!r} of domain {node.domain!r}; expected ONNX's own{why}"
+        yield f"operator {node.op_type!r} of domain {node.domain!r}; expected one of ONNX's{why}"
 
 
 def _reasons_not_to_quantize(proto: onnx.ModelProto) -> Iterator[str]:
-    """Yield why quantization would fail: there are no layers, or not in float32."""
+    """Yield why quantization would fail: no layers, or layers with weights of another dtype."""
     weights = []
     for layer, tensor in find_weights(proto.graph):
         if tensor.data_type not in _INDICES:
@@ -354,7 +355,8 @@ def _reasons_without_layers(proto: onnx.ModelProto) -> Iterator[str]:
         yield f"quantization would find nothing: no {layers} with constant weights{mend}"
 
 
-_INDICES = (TensorProto.INT32, TensorProto.INT64)  # of products of positions or sizes, no layer
+# Products of positions or sizes have these dtypes. They are not layers.
+_INDICES = (TensorProto.INT32, TensorProto.INT64)
 
 
 def find_inner_layers(graph: onnx.GraphProto) -> list[str]:
@@ -390,7 +392,7 @@ def find_weights(
             if node.input[1:2] and node.input[1] in origin:
                 yield node.op_type, origin[node.input[1]]
         elif node.op_type in ("ConstantOfShape", "Range"):
-            continue  # its inputs are a shape, or ends
+            continue  # inputs are a shape, or the ends of a range
         elif node.input and node.output and origin.keys() >= set(node.input):
             origin[node.output[0]] = origin[node.input[0]]  # such as Transpose of a constant
 

@@ -1,8 +1,8 @@
 """Cuts an untrusted TensorFlow SavedModel to its inference graph, and checks its operators.
 
-TensorFlow's operators can read and write files and call Python. Allowed are stateless operators
-that tf2onnx can convert, calls of functions, variables, and the few operators that restore
-variables. TensorFlow imports the graph only after the check.
+TensorFlow's operators can read and write files and call Python. The check allows stateless
+operators that tf2onnx can convert, calls of functions, variables, and the few operators that
+restore variables. TensorFlow imports the graph only after the check.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -96,7 +96,7 @@ def _cut_to_inference(content: bytes, folder: Path) -> Program:
         if reader is not None:
             raise ModelError(
                 f"{folder}: its operator {reader!r} restores variables from another path; "
-                "expected those that lie in the folder"
+                "expected variables in the folder"
             )
     _check_operators(cut(whole, ends), inference, folder)
     if restores:
@@ -183,7 +183,7 @@ def _strange(graph: Any, allowed: Collection[str]) -> Iterator[str]:
 
 
 def _foreign_reads(graph: Any, filename: str) -> Iterator[str]:
-    """Yield the operators that read another checkpoint, or pass another text to a function.
+    """Yield the operators that read another checkpoint, or pass another path to a function.
 
     Args:
         filename: the node for the path of the folder's own checkpoint. A text argument of a
@@ -211,7 +211,7 @@ def _foreign_reads(graph: Any, filename: str) -> Iterator[str]:
 
 
 def _origin(tensor: str, passed_on: Mapping[str, str]) -> str:
-    """Return the origin of a tensor, a node or argument, before operators that pass it on."""
+    """Return the node or argument that a tensor comes from, through operators that pass it on."""
     name = node_of(tensor)
     for _ in passed_on:
         name = node_of(passed_on.get(name, name))
@@ -222,7 +222,7 @@ def _reachable(graph: Any) -> dict[str, Any]:
     """Return the functions that the nodes of a graph call, directly or indirectly, by name."""
     library = {function.signature.name: function for function in graph.library.function}
     reachable: dict[str, Any] = {}
-    waiting = list(graph.node)  # nodes whose calls are still to be followed
+    waiting = list(graph.node)  # nodes whose calls are not yet followed
     while waiting:
         node = waiting.pop()
         for value in node.attr.values():

@@ -23,14 +23,14 @@ def check(path: Path) -> None:
 
 
 def _reasons_against(model: Any) -> Iterator[str]:
-    """Yield why a file is refused: other operators than TFLite's own, or rounded tensors."""
+    """Yield why a file is refused: custom operators, or rounded tensors."""
     from ai_edge_litert.schema_py_generated import TensorType
 
     kinds = {value: name for name, value in vars(TensorType).items() if not name.startswith("_")}
     for index in range(model.OperatorCodesLength()):
         code = model.OperatorCodes(index)
         if code.CustomCode() is not None:
-            yield f"operator {code.CustomCode().decode()!r} is no builtin; expected TFLite's own"
+            yield f"operator {code.CustomCode().decode()!r} is custom; expected TFLite's operators"
     if model.SubgraphsLength() != 1:
         yield f"has {model.SubgraphsLength()} graphs; expected one"
     graph = model.Subgraphs(0)

@@ -92,9 +92,9 @@ def describe(names: Collection[str]) -> str:
     """Return the kind of an archive that is not a .keras file, by its records, and the remedy."""
     records = {name.partition("/")[2] for name in names}
     if "archive_format" in records:
-        return "an exported program of torch; expected it under a name that ends in .pt2"
+        return "an exported program of torch; expected a name that ends in .pt2"
     if "data.pkl" not in records:
-        return "a zip archive without config.json; expected what `model.save` writes"
+        return "a zip archive without config.json; expected a file of `model.save`"
     if any(name.startswith("code/") for name in records):
         return (
             "a TorchScript file, which is code; expected the .pt2 file that torch.export.save "

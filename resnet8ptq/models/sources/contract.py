@@ -1,4 +1,4 @@
-"""The result of a reader, and what readers share."""
+"""The result of a reader, and the setup that readers share."""
 
 import logging
 import os
@@ -29,8 +29,8 @@ class Network:
         source_opset: opset of an ONNX file, or of the export from another format.
         moved: the original batch axis of each input and output whose batch axis was moved to the
             front.
-        original_dtype: the type in which the original computes, if that is not float32, in which
-            graph and `predict` compute.
+        original_dtype: the dtype in which the original computes, if it is not float32. Graph and
+            `predict` compute in float32.
         emptied: the removed inputs of a decoder for earlier tokens.
     """
 

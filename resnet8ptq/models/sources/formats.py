@@ -10,7 +10,7 @@ class Format:
 
     Attributes:
         takes: its description in messages.
-        reader: the function that reads it, `module:name`, as full text because `core.code` searches
+        reader: the function that reads it, `module:name`, written out because `core.code` searches
             for it.
         suffixes: allowed file suffixes, in lower case; empty: any.
         magic: position and bytes that identify the format; None: only the suffix identifies it.
@@ -109,5 +109,5 @@ def format_name(path: Path, is_module: bool = False) -> str:
 
 
 def is_tflites(name: str, is_float: bool) -> bool:
-    """Return whether TensorFlow converts a format to .tflite; for floats, .tflite itself counts."""
+    """Return whether TensorFlow converts a format to .tflite; `is_float`: or it is .tflite."""
     return name in TFLITE_FORMATS or (is_float and name == "tflite")

@@ -68,7 +68,7 @@ class ReadGraph:
 
     Attributes:
         proto: the batch axis comes first, and every If with a constant condition is resolved.
-        original: what runs for comparison, serialized.
+        original: the model that runs for comparison, serialized.
         moved, original_dtype, emptied: see `Network`.
     """
 
@@ -90,7 +90,7 @@ def read_graph(source: Path, inputs: Mapping[str, Any]) -> ReadGraph:
         normalization.keep_scores(proto.graph)
         if not proto.graph.output:
             raise ModelError(
-                f"{source}: every output follows an ArrayFeatureExtractor, as of scikit-learn's "
+                f"{source}: every output follows an ArrayFeatureExtractor, scikit-learn's "
                 "selection of features; expected the selected features as input"
             )
         proto = rewrite(proto, [remove_unused])
@@ -165,7 +165,7 @@ def _fix_input(graph: onnx.GraphProto, name: str, values: Any) -> None:
 def to_supported(proto: onnx.ModelProto, source: Path, sample: Sample) -> onnx.ModelProto:
     """Return a normalized copy of a graph, converted to a supported opset.
 
-    Every reader ends with it, so that all formats meet the same graph in later steps.
+    Every reader calls it last, so that later steps do not depend on the format.
 
     Raises:
         ModelError: NaN in weights, an unsupported opset, or an input without samples.
@@ -182,8 +182,8 @@ def to_supported(proto: onnx.ModelProto, source: Path, sample: Sample) -> onnx.M
             if takes_values(source):
                 mend = f", or its value: {ask_for_values([tensor])}"
             raise ModelError(
-                f"{source}: its input {tensor.name} is a single number; expected one with a batch "
-                f"axis{mend}"
+                f"{source}: its input {tensor.name} is a single number; expected an input with a "
+                f"batch axis{mend}"
             )
     return converted
 

@@ -16,7 +16,7 @@ from resnet8ptq.models.sources.onnx import to_supported
 def read(source: Path, sample: Sample) -> Network:
     """Read a TFLite file; the original runs in LiteRT, one sample at a time.
 
-    Free sizes are those of the samples.
+    Free sizes are set to those of the samples.
 
     Raises:
         ModelError: damaged, already quantized, with custom operators, or with inputs that samples
@@ -44,7 +44,7 @@ def read(source: Path, sample: Sample) -> Network:
         batch = int(next(iter(shapes.values()))[0])
         # The file has a 1 for each free size, which may be too small for the network.
         if has_free_sizes:
-            shapes = {}  # that are allocated
+            shapes = {}  # of the allocated tensors
         else:
             interpreter.allocate_tensors()
     outputs = interpreter.get_output_details()

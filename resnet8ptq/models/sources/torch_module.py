@@ -89,7 +89,7 @@ def export(network: torch.nn.Module, example: Any, samples: Mapping[str, NDArray
 
 
 def _flatten_outputs(program: Any) -> Any:
-    """Return a program with a tuple of outputs in place of a dict, or of a class of a library."""
+    """Return a program with a tuple of outputs instead of a dict or a library's class."""
     module = program.module_call_graph[0]  # the outermost
     outputs = module.signature.out_spec
     if not outputs.is_leaf():

@@ -1,8 +1,8 @@
-"""The error by layer: heat maps and pictures of the network, of the runs that have measured it.
+"""Shows the error by layer: heat maps and pictures of the network, from the runs that measured it.
 
 These runs have written tables and pictures (`experiment.layers`, `exploration`). A store is
-untrusted: a damaged file is one warning, and is left out. A picture becomes an `img`, in which no
-browser runs scripts or loads other files.
+untrusted: the report warns of a damaged file, and leaves it out. A picture becomes an `img`, in
+which no browser runs scripts or loads other files.
 """
 
 import base64
@@ -29,7 +29,7 @@ Values = dict[str, dict[str, float]]  # layer -> column -> dB
 _HIGH_IS_BAD = "all_but_one"
 _SENSITIVITY = {
     "one_at_a_time": "SQNR of the output with this layer alone quantized, in dB: low is bad.",
-    _HIGH_IS_BAD: "SQNR of the output with this layer alone in float, in dB: a high value names a "
+    _HIGH_IS_BAD: "SQNR of the output with this layer alone in float, in dB: a high value marks a "
     "layer whose quantization costs most.",
 }
 _TABLES = {"diagnose": "diagnosis.csv", "compare": "tensors.csv"}

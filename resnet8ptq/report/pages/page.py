@@ -128,7 +128,7 @@ def _encode(texts: Mapping[str, str]) -> dict[str, bytes]:
 
 
 def _load_figures(store: Store, record: RunRecord, names: Collection[str]) -> dict[str, bytes]:
-    """Read the figures of a run; without those that are missing or damaged.
+    """Read the figures of a run; leave out missing or damaged ones.
 
     A run is FINISHED before the background process has drawn them, so a killed run may lack them.
     """

@@ -89,7 +89,7 @@ def activation_ranges(family: Family, backend: str) -> Figure | None:
     if len(chosen) < 2:
         return None
 
-    # A line for each method, beside each other
+    # A line for each method, side by side
     names = list(next(iter(chosen.values())))
     figure = Figure(figsize=(9, 1.8 + 0.27 * len(names)), layout="constrained")
     axes = figure.subplots()

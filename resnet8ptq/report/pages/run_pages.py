@@ -77,8 +77,8 @@ def describe(selected: ModelSelection, cell: Cell) -> str:
 def _show_latencies(selected: ModelSelection, cell: Cell) -> dict[str, float]:
     """Return the latencies that MLflow shows for a run of a sweep.
 
-    Those of the turns have names of their own, so that they never stand beside those of a run that
-    was timed alone.
+    Latencies measured in turns have separate names, so that MLflow does not compare them with those
+    of a run that was timed alone.
     """
     record = cell.record
     timing = selected.timing

@@ -52,15 +52,15 @@ _SERVERS = ("http", "https")
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")  # each of them also with +DRIVER
 _HELD = (
     f"{KEY}: holds a password, or text that may be one, and the config is written to files; "
-    "expected an address without; try MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
-    f"{VARIABLE}"
+    "expected an address without one; try MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, "
+    f"or {VARIABLE}"
 )
 _QUOTED = (
     f"{VARIABLE}: got a user name or password with / ? # @ [ ] or a space, expected them "
     "percent-encoded; try python -c 'from urllib.parse import quote; print(quote(input(), \"\"))'"
 )
 _PARAMETER = (
-    f": got a parameter behind ? that may hold a secret, expected {' | '.join(sorted(PARAMETERS))}"
+    f": got a parameter after ? that may hold a secret, expected {' | '.join(sorted(PARAMETERS))}"
 )
 _USER = re.compile(r"[\w.%+~-]*")
 _USER_AND_PASSWORD = re.compile(r"[^/?#@\s:\[\]]*(:[^/?#@\s\[\]]*)?")
@@ -83,13 +83,13 @@ def check(uri: str, written: bool) -> None:
     """Check an address.
 
     Args:
-        written: whether the address is a setting, which is written to files, or from the
+        written: whether the address is a setting, which Hydra writes to files; else it is from the
             environment.
 
     Raises:
         ConfigError: a setting holds a password, the environment holds one that an error could
-            print, or the address cannot be parsed. The message quotes no part of the address. Or
-            MLflow has no such store.
+            print, the address cannot be parsed, or MLflow has no such kind of store. The message
+            quotes no part of the address.
     """
     if not uri:  # not set
         return

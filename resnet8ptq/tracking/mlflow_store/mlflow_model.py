@@ -123,7 +123,7 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
     with np.load(folder / EXAMPLE, allow_pickle=False) as arrays:
         example = arrays["inputs"]
 
-    # What the file takes and returns, and the flavor
+    # Inputs and outputs of the file, and the flavor
     if backend.serving != _ONNX:
         shapes = _shapes(example)
         outputs = described.outputs
@@ -184,7 +184,7 @@ def _sign(
 
 
 def _pin(backend: Backend) -> list[str]:
-    """Return the packages that a server needs, in the versions that were measured."""
+    """Return the packages that a server needs, in the versions that the run used."""
     needed = [backend.runtime, "numpy"]
     if backend.serving == _ONNX:
         needed.insert(0, "onnx")
@@ -192,7 +192,7 @@ def _pin(backend: Backend) -> list[str]:
 
 
 def _find_backend(journal: Journal, path: Path) -> Backend:
-    """Return the backend of a run, or for lack of its name the first that writes such files."""
+    """Return the backend of a run; if its name is unknown, the first that writes such files."""
     writers = [one for one in find_backends().values() if path.suffix in one.suffixes]
     named = [one for one in writers if one.name == journal.params.get("backend")]
     return (named or writers)[0]

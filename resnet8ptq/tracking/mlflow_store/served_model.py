@@ -52,7 +52,7 @@ def _import(path: Path) -> Any:
 
 
 def _one_at_a_time(run: Run) -> Run:
-    """Let only one request run at a time."""
+    """Wrap `run` so that requests run one at a time."""
     lock = Lock()
 
     def run_alone(batch: Batch) -> list[Array]:

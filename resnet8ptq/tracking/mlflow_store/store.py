@@ -50,7 +50,7 @@ _DAMAGED = ("disk image is malformed", "file is not a database")  # SQLite's wor
 
 
 def check_id(text: str, key: str = "run_id") -> str:
-    """Return an id from an untrusted store if it is plain: it gets into queries and commands.
+    """Return an id from an untrusted store if it is safe in queries and commands.
 
     Raises:
         TrackingError: it holds other characters than letters, digits and `_`.
@@ -170,7 +170,7 @@ class StoreArguments:
 
     @property
     def tracking(self) -> TrackingConfig:
-        """The same as settings of a run."""
+        """The same values as the settings `tracking` of a run."""
         return TrackingConfig(self.uri, self.root, self.experiment)
 
 

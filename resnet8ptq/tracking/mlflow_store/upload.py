@@ -22,7 +22,7 @@ from resnet8ptq.tracking.sweep_file import FILE as SWEEP_FILE
 log = logging.getLogger(__name__)
 
 DIGEST = 36  # characters of a data set's digest that MLflow takes
-# Of the dots in MLflow's list, which shows an unsupported run with a green check like any other.
+# Colours of the dots in MLflow's list, which shows even an unsupported run with a green check.
 _COLORS = {"unsupported": "#9e9e9e", "failed": "#c62828", "killed": "#c62828"}
 _AT_ONCE = 100  # params or tags that MLflow takes in one call; metrics may be more
 

@@ -43,7 +43,7 @@ COLUMNS = (
     "params.`dataset`",
     "params.`model`",
 )
-# In pixels. The wide name holds backend, dtype, calibration and what else varies.
+# In pixels. The run's name is wide: it holds backend, dtype, calibration and varying settings.
 _WIDTHS = {
     "attributes.`Run Name`": 340,
     "runDateAndNestInfo": 150,
@@ -71,7 +71,7 @@ def _chart(x: str, y: str) -> dict[str, Any]:
 
 
 def _section(name: str) -> dict[str, Any]:
-    """Return a section of the chart view, with ours and MLflow's own open."""
+    """Return a section of the chart view; trade-offs and leading metrics are open."""
     return {
         "uuid": name,
         "name": name,
