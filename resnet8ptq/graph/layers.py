@@ -231,8 +231,8 @@ def constant_pads(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, bool
 def find_cuts(graph: onnx.GraphProto) -> dict[int, str]:
     """Map node indices to the tensors at which the graph can be cut in two.
 
-    All later nodes depend only on this tensor and on tensors without a layer before them, such as a
-    mask, which are cheap to compute again.
+    All later nodes depend only on this tensor, and on tensors without a layer before them. Those
+    tensors, such as a mask, are cheap to compute again.
     """
     computed = set(input_names(graph))
     last = find_last_readers(graph)

@@ -221,8 +221,8 @@ def _ease(graph: onnx.GraphProto) -> None:
     """Name all nodes, and avoid three faults, in place.
 
     onnx2torch misreads an empty name at the end of a node's inputs as a tensor. It refuses axes
-    that are a single number, which exporters write, and a Clip without a minimum; torch's quantized
-    clamp refuses one with a single bound.
+    that are a single number, which exporters write. It refuses a Clip without a minimum, and
+    torch's quantized clamp refuses one with a single bound.
     """
     constants = Links(graph).constants
     for index, node in enumerate(graph.node):
@@ -388,7 +388,7 @@ def _fix_constants(module: Any, floats: Collection[str]) -> None:
     operands. With torch's split, ExecuTorch fixes the batch size.
 
     torch's integer kernels need constants as second operands. They need a Hardtanh in place of a
-    Clip with two ends, and a Linear, with a bias that is not broadcast, in place of a MatMul.
+    Clip with two ends, and a Linear in place of a MatMul. The Linear's bias must not be broadcast.
 
     Args:
         floats: names of the modules with float outputs.

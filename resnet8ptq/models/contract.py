@@ -236,10 +236,10 @@ def find_dtype(stored: DTypeLike, preprocessing: Preprocessing, takes: Tensor) -
 def find_layout(sample_shape: tuple[int, ...], tensor: Tensor) -> Layout | None:
     """Return the permutation of a sample's axes that fits an input.
 
-    For samples [H, W, C] and a network that takes [C, H, W] it is `(2, 0, 1)`, the other way round
-    `(1, 2, 0)`; likewise for any number of axes. If the sample lacks a channel axis of size 1, as
-    grey [H, W] pictures do, or has an extra one at its end, the permutation has one axis more or
-    less than the sample. `arrange` applies it.
+    For samples [H, W, C] and a network that takes [C, H, W], it is `(2, 0, 1)`. In the other
+    direction, it is `(1, 2, 0)`. This holds for any number of axes. The permutation has one axis
+    more than the sample if the sample lacks a channel axis of size 1, such as a grey [H, W]
+    picture. It has one axis less if the sample has an extra one at its end. `arrange` applies it.
 
     Returns:
         The permutation; None if samples fit unchanged.

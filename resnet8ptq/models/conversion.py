@@ -387,8 +387,8 @@ def find_final(outputs: Outputs, samples: SampleArray) -> str:
     """Return the kind of a network's outputs: `probabilities`, `logits` or `values`.
 
     A single float output [n, classes] holds probabilities if its rows are not negative and sum to
-    1 within 1e-3, or, with one class, lie between 0 and 1; else logits. All other outputs are
-    values, such as a reconstruction of the input, which has a sample's shape.
+    1 within 1e-3; with one class, if they lie between 0 and 1. Otherwise it holds logits. All other
+    outputs are values, such as a reconstruction of the input, which has a sample's shape.
     """
     if len(outputs) != 1:
         return VALUES

@@ -304,9 +304,9 @@ def count_models(records: Sequence[RunRecord]) -> int:
 def models_of(records: Sequence[RunRecord]) -> list[tuple[str | None, ...]]:
     """Return a key of each run's model: equal for the same file on the same kernels.
 
-    Files are the same by their hash. Hashes may differ by the names in a file, so files of the same
-    size and dtypes are also the same if all outputs on the scored samples are equal, bit for bit.
-    A dynamically quantized file takes its ranges from the batch, so its size belongs to the model.
+    Files with one hash are the same. Hashes may differ only by the names in a file. So files of the
+    same size and dtypes are also the same if all outputs on the scored samples are equal, bit for
+    bit. A dynamically quantized file takes its ranges from the batch, so the key has its size.
     """
     first: dict[tuple[object, ...], tuple[str | None, ...]] = {}
     models: list[tuple[str | None, ...]] = []

@@ -152,9 +152,9 @@ class ModelSelection:
     def headline(self) -> Headline | None:
         """The model that `rule` chooses; None if no model passes or may pass.
 
-        Of the models that keep the limit on the selection samples, it chooses among those that pass
-        on the reported ones, where verdicts are corrected for all models. If none passes, the rule
-        chooses by the selection samples alone, and the chosen model is assessed by itself.
+        The candidates keep the limit on the selection samples and pass on the reported ones, where
+        verdicts are corrected for all models. If there are none, the rule chooses only by the
+        selection samples, and the chosen model is assessed by itself.
         """
         passing = with_verdict(self.within, PASS)
         if passing:

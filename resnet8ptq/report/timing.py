@@ -1,8 +1,8 @@
 """One latency for table, figures, choice and JSON: the one measured in turns, if a sweep has it.
 
-Latencies of single runs are measured minutes apart, each with its own measurement of FP32. So a
-family that was timed in turns keeps no latency of single runs: table, figures, choice and JSON read
-the records, which then hold the latencies of the turns.
+Latencies of single runs are measured minutes apart, each with its own measurement of FP32. So the
+records of a family that was timed in turns hold the latencies of the turns, and none of single
+runs. Table, figures, choice and JSON read these records.
 """
 
 from collections.abc import Mapping

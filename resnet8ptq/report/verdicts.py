@@ -4,10 +4,10 @@ A model passes if the one-sided 95% upper bound of its paired loss is within the
 the lower bound is beyond the limit. Both are corrected for all models of a family (Holm, 1979);
 runs with equal files count as one model. Otherwise it is undecided: a loss that is not significant
 does not prove equality. A verdict is void if FP32 itself is no better than chance, or clearly below
-the accuracy that the user expects, because a loss against a broken network has no meaning.
+the accuracy that the user expects. A loss against a broken network has no meaning.
 
-Whatever its loss, a model fails below the metric's own limit, such as `report.min_accuracy`, and if
-it has an output that does not depend on the sample.
+A model also fails, whatever its loss, in two cases: its metric is below its own limit, such as
+`report.min_accuracy`, or one of its outputs does not depend on the sample.
 """
 
 import math

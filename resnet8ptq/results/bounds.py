@@ -1,9 +1,8 @@
 """One-sided 95% bounds of the loss against FP32: the inverted tests of `report.verdicts`.
 
 A test asks whether the loss lies below a limit. The upper bound is the smallest limit for which the
-same test passes. It uses the level that Holm's correction leaves to the model: a model passes
-exactly if its upper bound is at most the limit, and fails exactly if its lower bound is at least
-the limit.
+same test passes, at the level that Holm's correction leaves to the model. So a model passes exactly
+if its upper bound is at most the limit. It fails exactly if its lower bound is at least the limit.
 """
 
 from collections.abc import Callable, Sequence

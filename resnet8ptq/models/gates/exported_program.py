@@ -120,9 +120,9 @@ def _drop_origins(content: bytes) -> bytes:
 def _check(records: Mapping[str, bytes]) -> Iterator[str]:
     """Yield the parts that `torch.export.load` would unpickle, evaluate or look up by name.
 
-    It unpickles weights, sample inputs and older layouts, evaluates the expressions of dynamic
-    shapes and of guards, calls any function below `torch` that a node names (`torch.os.system`),
-    and writes Python code that contains the names of tensors.
+    It unpickles weights, sample inputs and older layouts. It evaluates the expressions of dynamic
+    shapes and of guards. It calls any function below `torch` that a node names, such as
+    `torch.os.system`. It writes Python code that contains the names of tensors.
     """
     if records.get(_SAMPLE):
         yield _SAMPLE

@@ -1,8 +1,8 @@
 """Results of recipes; a recipe is a configuration over several calibration draws.
 
 A verdict of the table is about one file, and another calibration draw gives another file. A verdict
-on the recipe needs several draws: the loss of each sample is averaged over the draws, and the
-standard error includes both samples and draws.
+on the recipe needs several draws. The loss of each sample is averaged over the draws. The standard
+error includes both samples and draws.
 """
 
 from collections.abc import Sequence

@@ -2,8 +2,8 @@
 
 A store is untrusted, and each of its runs names the address of its files. MLflow would send its
 user name, password and token to any host there, and read any file. An address is used only if it
-belongs to the store: in a local store a folder below its own artifacts, on a server
-`mlflow-artifacts:`, which the server itself answers.
+belongs to the store. In a local store, this is a folder below its artifacts. On a server, it is an
+address `mlflow-artifacts:`, which the server itself answers.
 """
 
 from collections.abc import Iterator

@@ -41,9 +41,10 @@ _CHECK = "warn_dependency_requirement_mismatches"
 class _Unchecked:
     """A flavor of MLflow without the checks of the file and of the pinned versions.
 
-    The first loads the file, which the run has loaded and measured: 5% of a short run, and for
-    torch the two seconds of its import. The second lists the files of every installed package, for
-    0.6 seconds. It would never warn, since the installed versions are the pinned ones.
+    The first check loads the file, which the run has already measured. This takes 5% of a short
+    run, and two seconds more if it imports torch. The second check lists the files of every
+    installed package, which takes 0.6 seconds. It never warns, since the installed versions are the
+    pinned ones.
     """
 
     flavor: Any
