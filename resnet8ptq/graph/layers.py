@@ -23,8 +23,8 @@ def weight_layers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
     """Return the convolutions and matrix products with weights, by a short unique name.
 
     `model_1/conv2d_1/BiasAdd` becomes `conv2d_1`: the common prefix of all names is dropped, then
-    all parts that a unique name does not need. A product with a vector has no output channels, and
-    is no layer.
+    all parts that a unique name does not need. A product with a vector has no output channels, so
+    it is not a layer.
     """
     constants = Links(graph).constants
     layers = []

@@ -104,7 +104,7 @@ def _tensor(value: onnx.ValueInfoProto) -> Tensor:
     try:
         dtype = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
     except KeyError:
-        raise ModelError(f"{value.name!r} is no tensor of numbers") from None
+        raise ModelError(f"{value.name!r} is not a tensor of numbers") from None
     return Tensor(value.name, _sizes(value)[1:], dtype.name)
 
 

@@ -33,7 +33,7 @@ def find_overrides(record: RunRecord, root: Path = RUNS) -> list[str] | None:
     """Return the settings that a sweep set for a run, without Hydra's own; None if not known.
 
     Those of a run made here are in its folder. Others come from the store, which is untrusted:
-    None if one of them could run code, or is no setting.
+    None if one of them could run code, or is not a setting.
     """
     own = own_folder(record, root)
     text = record.job_overrides

@@ -38,7 +38,7 @@ from resnet8ptq.tracking.params import complete
 if TYPE_CHECKING:  # half a second to import
     import pandas
 
-_MOST = 2.0**53  # a larger float is no exact count
+_MOST = 2.0**53  # larger floats are not exact counts
 # Settings of `deploy` that name the store -> the run's param and its default.
 _STORE = {
     "uri": ("tracking.uri", "null"),
@@ -526,7 +526,7 @@ _READ = (
     "unread",
     "store_words",
 )
-# The columns of a frame that are no fields, and the fields that are no columns.
+# The columns of a frame that are not fields, and the fields that are not columns.
 _DERIVED = (
     "framework",
     "dtype",

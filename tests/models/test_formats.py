@@ -297,7 +297,7 @@ def test_a_float_tflite_file_is_not_quantized_again(kept, tmp_path):
         ("untagged", "has no graph tagged 'serve'"),
         ("without_variables", "cannot be converted ("),
         ("damaged", "not a SavedModel ("),
-        ("piped", "variables/more is no regular file"),
+        ("piped", "variables/more is not a regular file"),
     ],
 )
 def test_a_saved_model_with_more_or_less_is_refused_before_it_runs(kept, report, name, says):

@@ -207,7 +207,7 @@ def _open_zip(content: bytes) -> tuple[Any, bytes, str | None]:
         if CONFIG not in sizes:
             return None, b"", torch_archive.describe(sizes)
         if len(sizes) < len(archive.infolist()):
-            return None, b"", "two of its members have one name"
+            return None, b"", "two of its members have the same name"
         total = sum(sizes.values())
         if sizes[CONFIG] > MAX_CONFIG_BYTES or total > MAX_BYTES:
             return None, b"", f"unpacks to {total} bytes; expected at most {MAX_BYTES}"

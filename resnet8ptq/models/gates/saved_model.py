@@ -63,7 +63,7 @@ def read_program(folder: Path) -> Program:
     path = folder / FILE
     for stored in (folder / "variables").glob("*"):
         if not stored.is_file():
-            raise ModelError(f"{folder}: variables/{stored.name} is no regular file")
+            raise ModelError(f"{folder}: variables/{stored.name} is not a regular file")
     if path.stat().st_size > MAX_BYTES:
         raise ModelError(f"{folder}: {FILE} is larger than 2 GiB")
     with errors_as(ModelError, f"{folder}: not a SavedModel"):

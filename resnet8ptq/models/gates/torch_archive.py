@@ -122,7 +122,7 @@ def _strange(archive: zipfile.ZipFile, records: re.Pattern[str], file_bytes: int
         elif info.file_size != info.compress_size:
             two_lengths = True
     if len(names) < len(archive.infolist()):
-        yield "two records of one name"
+        yield "two records with the same name"
     if two_lengths:
         yield "a record with two lengths"
     if packed_bytes > file_bytes:

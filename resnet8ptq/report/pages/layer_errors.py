@@ -35,7 +35,7 @@ _SENSITIVITY = {
 _TABLES = {"diagnose": "diagnosis.csv", "compare": "tensors.csv"}
 _BY_TENSOR = "SQNR of each layer's tensors against FP32, in dB: low is bad."
 _OWN = "output, by this layer alone"
-_WHOLE = "output, with all before"
+_WHOLE = "output, with all layers before it"
 _WEIGHTS = "weights"
 
 
