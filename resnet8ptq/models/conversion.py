@@ -321,7 +321,7 @@ def _fix_sizes(
             return _free_length(network, samples, fixed, fields), None
         except Exception as error:  # ONNX Runtime raises a dozen types, and ParityError
             log.warning(
-                "%s: all samples are as long as the longest one: %s",
+                "%s: all samples are padded to the longest one: %s",
                 ", ".join(fields.any_length),
                 one_line(error),
             )

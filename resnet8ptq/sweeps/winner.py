@@ -50,7 +50,7 @@ class Winner:
 def _find_settings(record: RunRecord, folder: Path) -> list[str]:
     settings = origin.find_overrides(record, folder)
     if settings is None:
-        raise TrackingError(f"run {record.run_id}: job_overrides are not what the sweep set")
+        raise TrackingError(f"run {record.run_id}: job_overrides differ from the sweep's")
     kept = [word for word in settings if not _is_of_search(word)]
     if "of the test samples" in record.chosen_by:  # report on the same half
         kept.append("evaluate.choice=half")

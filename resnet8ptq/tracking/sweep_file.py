@@ -85,7 +85,7 @@ class SharedSweep:
                 "every node of the cluster sees"
             ) from error
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise TrackingError(f"{path}: not what the sweep wrote ({one_line(error)})") from None
+            raise TrackingError(f"{path}: is damaged ({one_line(error)})") from None
 
 
 def is_sweep_folder(folder: Path, parent_id: str) -> bool:

@@ -69,7 +69,7 @@ def test_a_network_that_counts_padding_keeps_the_stored_length(tmp_path, caplog)
     with caplog.at_level(logging.WARNING):
         record = convert(write(tmp_path / "a.onnx", UNMASKED, WORDS), tmp_path / "made")
     assert [tensor.shape for tensor in record.contract.inputs] == [(LONGEST,), (LONGEST,)]
-    assert "ids, mask: all samples are as long as the longest one" in caplog.text
+    assert "ids, mask: all samples are padded to the longest one" in caplog.text
 
 
 @pytest.mark.parametrize("dtype", ["bool", "float16", "int32", "float"])

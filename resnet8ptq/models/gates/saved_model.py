@@ -77,7 +77,7 @@ def _cut_to_inference(content: bytes, folder: Path) -> Program:
     metas = saved_model_pb2.SavedModel.FromString(content).meta_graphs
     served = [meta for meta in metas if "serve" in meta.meta_info_def.tags]
     if not served:
-        raise ModelError(f"{folder}: has no graph tagged 'serve'; expected one made for inference")
+        raise ModelError(f"{folder}: has no graph tagged 'serve'; expected an export for inference")
     whole = served[0].graph_def
     saver = served[0].saver_def
     signature = _signature(served[0], folder)

@@ -217,8 +217,8 @@ def open_store(config: TrackingConfig) -> Store:
     root = Path(config.root).absolute()
     if _is_misread(root):
         raise ConfigError(
-            f"tracking.root: got {root}, expected a path without ? and %, which MLflow reads as "
-            "parts of an address and stores the runs elsewhere"
+            f"tracking.root: got {root}, expected a path without ? and %: MLflow reads them as "
+            "parts of an address, and stores the runs elsewhere"
         )
     uri = f"{_LOCAL}{root / DATABASE}"
     try:
