@@ -79,7 +79,9 @@ def run_in_sweep(asked: RunConfig, folder: Path, hydra: HydraConf) -> "RunRecord
     from resnet8ptq.sweeps import callback, jobs
     from resnet8ptq.tracking.sweep_file import SharedSweep
 
-    begun = callback.find_current() or SharedSweep.load(Path(hydra.sweep.dir))
+    # The process that began the sweep has a `RunningSweep`, whose store may still be opening. A
+    # worker has the `SharedSweep` of the sweep's file.
+    begun = callback.find_running_sweep() or SharedSweep.load(Path(hydra.sweep.dir))
     number = hydra.job.num
     threads = None
     at_once = 1
@@ -100,10 +102,10 @@ def run_in_sweep(asked: RunConfig, folder: Path, hydra: HydraConf) -> "RunRecord
         "job_number": str(number),
         "jobs_at_once": str(at_once),
         "job_overrides": invocation.shell(*hydra.overrides.task),
-        **identity.tag(settings),
+        **identity.tag(settings),  # reads the data and hashes the network
     }
     left_s = None if isinstance(begun, SharedSweep) else begun.seconds_left(number)
-    sweep = begun if isinstance(begun, SharedSweep) else callback.open_current()
+    sweep = begun if isinstance(begun, SharedSweep) else callback.open_running_sweep()
     try:
         # A sweep over backend.path repeats the jobs of other backends, which do not read it.
         repeated = asked.backend.name != FILE and asked.backend.path is not None

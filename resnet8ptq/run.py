@@ -58,9 +58,10 @@ def execute(
         report: see `command.finish`.
     """
     with ongoing.begin(typed) as begun:
-        ending = command.finish(partial(_call_hydra, typed), callback.find_current, report)
+        # `finish` also closes the sweep that Hydra's callback has begun: table and report.
+        ending = command.finish(partial(_call_hydra, typed), callback.find_running_sweep, report)
         record = begun.run.record if begun.run else None
-        folder = begun.sweep.sweep.folder if begun.sweep else None
+        folder = begun.sweep.shared.folder if begun.sweep else None
         return CommandResult(ending, record, folder)
 
 
@@ -91,12 +92,17 @@ def _call_hydra(typed: Sequence[str]) -> None:
         config_name="config",
     )
     begun = ongoing.find_ongoing()
-    if begun is not None and begun.run is not None:  # the callback closes a sweep
+    if begun is not None and begun.run is not None:  # `finish` closes a sweep
         begun.run.close()
 
 
 def run_job(cfg: DictConfig) -> Any:
-    """Run one job; in a sweep, return its record to the search, or its loss to a sweeper."""
+    """Run one job, as Hydra's task function.
+
+    Returns:
+        In a sweep, a value for its sweeper: the record for the search of `experiment=auto`, the
+        loss for any other, such as Optuna's. Hydra's own sweeper ignores it.
+    """
     hydra = HydraConfig.get()
     importing.allow(Path(hydra.runtime.cwd))  # a launcher may start the job in another folder
     folder = Path(hydra.runtime.output_dir)

@@ -49,7 +49,7 @@ class SearchSweeper(Sweeper):
         typed = {override.key_or_group: override for override in map(words.parse, arguments)}
         backends = words.values(typed["backend"]) if "backend" in typed else ["onnx"]
         shared = [word for word in arguments if words.parse(word).key_or_group != "backend"]
-        running = callback.find_current()
+        running = callback.find_running_sweep()
         assert running is not None and running.delivery is not None  # started by the callback
         assert running.budget is not None
 

@@ -100,7 +100,11 @@ def finish(
 ) -> Ending:
     """Call `run`, report its errors, and close its sweep; return the exit code and first error.
 
+    A sweep ends here and not in Hydra's `on_multirun_end`, which Hydra does not call after an error
+    or a signal.
+
     Args:
+        find_sweep: returns the sweep that `run` has begun, if any.
         report: reports an error and returns the exit code; by default `print_error`.
     """
     report = report or print_error

@@ -1,5 +1,7 @@
 """A sweep: one parent run in MLflow, its jobs as children, and the table at the end.
 
+`SweepCallback` begins the sweep, and `core.command.finish` calls `RunningSweep.close` at its end.
+
 The parent run is created before the first job. Jobs in other processes read its id from a file in
 the sweep's folder. If the jobs run in this process, Hydra composes them while MLflow is imported.
 """
@@ -81,8 +83,11 @@ class RunningSweep:
         return (time.monotonic() - self.begun_s) / job * max(0, self.jobs - job)
 
     @cached_property
-    def sweep(self) -> "SharedSweep":
-        """The sweep, after its run was created and its file was written; see `open_current`."""
+    def shared(self) -> "SharedSweep":
+        """What the jobs see of the sweep.
+
+        The first access waits for the store, and writes `sweep.json`; see `open_running_sweep`.
+        """
         opened = self.open()
         opened.save()
         background.name_store(opened.store.words)
@@ -106,9 +111,9 @@ class RunningSweep:
         from resnet8ptq.report import comparison, terminal
         from resnet8ptq.tracking.mlflow_store import sync
 
-        store = self.sweep.store
-        parent_id = self.sweep.parent_id
-        folder = self.sweep.folder
+        store = self.shared.store
+        parent_id = self.shared.parent_id
+        folder = self.shared.folder
         records: list[RunRecord] = []
         chosen: list[ModelSelection] = []
         failure: BaseException | None = None
@@ -125,10 +130,11 @@ class RunningSweep:
 
         # Compare, and write the report
         try:
-            records += background.ask(_collect, self.sweep)
-            chosen = self._compare(records, timed=status != "killed" and not self.is_search)
+            records += background.ask(_collect, self.shared)
+            is_timed = status != "killed" and not self.is_search
+            chosen = self._print_comparison(records, timed=is_timed)
             code = self._announce(chosen, status)  # before the report, which may take long
-            self._draw(records, chosen)
+            self._write_report(records, chosen)
         except (Exception, KeyboardInterrupt) as error:  # raised after the sweep is closed
             failure = error
 
@@ -184,20 +190,21 @@ class RunningSweep:
         """Return whether a job of the sweep was an analysis, which the report shows."""
         from resnet8ptq.tracking import history
 
-        runs = background.ask(history.load_children, self.sweep.store, self.sweep.parent_id)
+        runs = background.ask(history.load_children, self.shared.store, self.shared.parent_id)
         return any(run.is_analysis and run.status == "ok" for run in runs)
 
-    def _compare(self, records: "list[RunRecord]", timed: bool) -> "list[ModelSelection]":
-        """Print the comparison; return its choices.
+    def _print_comparison(self, records: "list[RunRecord]", timed: bool) -> "list[ModelSelection]":
+        """Assess the runs and print their table; return the recommended models of each family.
 
-        If `timed`, time the best models against each other first.
+        Args:
+            timed: whether to time the best models against each other first.
         """
         from resnet8ptq.report import comparison, mlperf_tiny, terminal
         from resnet8ptq.report.selection import select
         from resnet8ptq.sweeps import final_timing
 
-        store = self.sweep.store
-        folder = self.sweep.folder
+        store = self.shared.store
+        folder = self.shared.folder
         if not records:
             return []
         try:
@@ -235,7 +242,7 @@ class RunningSweep:
         """Return whether a run had ended before this command, in any folder."""
         from resnet8ptq.tracking.journal import Journal
 
-        if self.sweep.folder not in Path(record.folder).parents:
+        if self.shared.folder not in Path(record.folder).parents:
             return True
         begun = time.time() - (time.monotonic() - self.command_begun_s)
         try:
@@ -244,15 +251,18 @@ class RunningSweep:
             return True
         return ended_ms is not None and ended_ms < 1000 * begun
 
-    def _draw(self, records: "list[RunRecord]", chosen: "list[ModelSelection]") -> None:
-        """Write the report to the folder and the parent run, unless a search is late."""
+    def _write_report(self, records: "list[RunRecord]", chosen: "list[ModelSelection]") -> None:
+        """Write the report, and the final timings, to the folder and the parent run.
+
+        A search that is late prints the command for its report instead.
+        """
         from resnet8ptq.evaluation import paired_latency
         from resnet8ptq.report.pages import page
         from resnet8ptq.tracking.mlflow_store import upload
 
-        store = self.sweep.store
-        parent_id = self.sweep.parent_id
-        folder = self.sweep.folder
+        store = self.shared.store
+        parent_id = self.shared.parent_id
+        folder = self.shared.folder
         if self._is_late():
             again = invocation.command("report", f"run_id={parent_id}", *store.words)
             print(
@@ -261,7 +271,7 @@ class RunningSweep:
         elif records or self._has_analyses():
             with console.waiting("Drawing the report"):
                 page.write_report(store, parent_id, chosen, folder)
-        if self.sweep.resume:
+        if self.shared.resume:
             skipped = sum(self._is_earlier(record) for record in records)
             print(f"Skipped: {skipped} of {len(records)} runs had finished before")
         timings_file = folder / paired_latency.FILE
@@ -307,7 +317,7 @@ def _end_parent(store: "Store", parent_id: str, status: str, folder: Path) -> st
     return ""
 
 
-def find_current() -> RunningSweep | None:
+def find_running_sweep() -> RunningSweep | None:
     """Return the sweep that the ongoing command line has begun; None in a worker."""
     begun = ongoing.find_ongoing()
     if begun is None:
@@ -315,7 +325,7 @@ def find_current() -> RunningSweep | None:
     return begun.sweep
 
 
-def open_current() -> "SharedSweep":
+def open_running_sweep() -> "SharedSweep":
     """Return the sweep that the ongoing command line has begun, once it is open.
 
     Raises:
@@ -324,7 +334,7 @@ def open_current() -> "SharedSweep":
     begun = ongoing.find_ongoing()
     assert begun is not None and begun.sweep is not None
     try:
-        return begun.sweep.sweep
+        return begun.sweep.shared
     except command.EXPECTED as error:
         begun.sweep = None  # nothing to close
         raise command.Abort(error) from None
@@ -349,7 +359,7 @@ class SweepCallback(Callback):
             parallel = jobs.plan(config.hydra.launcher)
             begun.sweep = _start(config, folder, parallel, command_line=begun.words)
         if parallel:  # other processes read its file
-            open_current()
+            open_running_sweep()
 
 
 def _start(

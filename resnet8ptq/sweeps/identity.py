@@ -32,7 +32,8 @@ _ELSEWHERE = (
 def tag(settings: Settings | Unresolved) -> dict[str, str]:
     """Return the run's `identity` tag; empty if its settings or files are wrong.
 
-    The run then fails, and records the error.
+    Reads the data set, which the run needs anyway. With wrong files the run fails, and records the
+    error.
     """
     if isinstance(settings, Unresolved):
         return {}

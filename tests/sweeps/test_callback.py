@@ -51,12 +51,12 @@ def test_a_report_that_fails_is_one_line_and_closes_the_sweep(running, monkeypat
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: the report could not be made ({type(fault).__name__}: ")
     assert f"try `{report_command(running)}`" in line
-    parent = running.sweep.store.client.get_run(running.sweep.parent_id)
+    parent = running.shared.store.client.get_run(running.shared.parent_id)
     assert (parent.info.status, parent.data.tags["status"]) == ("FINISHED", "ok")
 
 
 def test_a_failed_report_does_not_hide_a_failed_job(running, monkeypatch, capsys):
-    sweep = running.sweep
+    sweep = running.shared
     (child,) = history.load_children(sweep.store, sweep.parent_id)
     sweep.store.client.set_tag(child.run_id, "status", "failed")
     monkeypatch.setattr(page, "write_report", lambda: None)  # takes no arguments
@@ -67,8 +67,8 @@ def test_a_failed_report_does_not_hide_a_failed_job(running, monkeypatch, capsys
 
 
 def report_command(running: RunningSweep) -> str:
-    root = Path(running.sweep.store.uri.removeprefix("sqlite:///")).parent
-    return f"python -m resnet8ptq report run_id={running.sweep.parent_id} root={root}"
+    root = Path(running.shared.store.uri.removeprefix("sqlite:///")).parent
+    return f"python -m resnet8ptq report run_id={running.shared.parent_id} root={root}"
 
 
 @pytest.mark.parametrize("second", [True, False])
@@ -80,7 +80,7 @@ def test_an_interrupt_while_the_sweep_is_closed_is_one_line(running, monkeypatch
     assert command.finish(interrupt if second else lambda: None, lambda: running).code == 130
     last = capsys.readouterr().err.splitlines()[-1]
     assert last == f"interrupted: the report was not written; try `{report_command(running)}`"
-    parent = running.sweep.store.client.get_run(running.sweep.parent_id)
+    parent = running.shared.store.client.get_run(running.shared.parent_id)
     assert parent.info.status == ("KILLED" if second else "FINISHED")
 
 

@@ -435,7 +435,7 @@ def test_password_of_the_environment_stays_in_the_sweeps_private_file(store, tmp
     monkeypatch.setattr("resnet8ptq.tracking.run.start_parent", lambda _, *args: make(store, *args))
     with ongoing.begin([]):
         callback.SweepCallback().on_multirun_start(compose_sweep(tmp_path / "sweep"))
-        current = callback.open_current()
+        current = callback.open_running_sweep()
     holders = [
         path for path in tmp_path.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()
     ]
