@@ -22,7 +22,7 @@ from resnet8ptq.backends.openvino.library import library, read_graph
 from resnet8ptq.config import loading
 from resnet8ptq.core.records import feed
 from resnet8ptq.experiment import samples
-from resnet8ptq.experiment.network_and_data import load
+from resnet8ptq.experiment.network_and_data import load_data_and_network
 from resnet8ptq.experiment.settings import resolve
 from resnet8ptq.graph.attention import find_attention
 
@@ -38,7 +38,7 @@ def quantize(words: list[str], path: Path) -> None:
     with initialize_config_dir(str(REPO / "conf"), version_base=None):
         asked = [*words, "backend=openvino", "evaluate.split=choice"]
         settings = resolve(loading.parse_config(compose("config", overrides=asked)))
-    data, fp32 = load(settings)
+    data, fp32 = load_data_and_network(settings)
     drawn = samples.draw(settings.config, data, tunes=False, check=lambda split: None)
     selection, calibrating, graph = (
         drawn.reported,

@@ -22,7 +22,7 @@ from resnet8ptq.config.loading import CONFIG_FILE, load_config
 from resnet8ptq.core import command
 from resnet8ptq.evaluation.evaluator import baseline_config
 from resnet8ptq.evaluation.paired_latency import Blocks, ratio, typical
-from resnet8ptq.experiment.network_and_data import load
+from resnet8ptq.experiment.network_and_data import load_data_and_network
 from resnet8ptq.experiment.settings import resolve
 from resnet8ptq.precision.decisions import Decisions
 from resnet8ptq.results import load_sweep
@@ -103,7 +103,7 @@ def time_in_turns(folder: Path) -> tuple[Blocks, Blocks]:
     On a busy machine, other programs determine the median.
     """
     settings = resolve(load_config(folder / CONFIG_FILE))
-    data, network = load(settings)
+    data, network = load_data_and_network(settings)
     [sample] = data.test.take(np.arange(1)).batches(1)
     [path] = [path for path in folder.glob("model.*") if path.suffix != ".json"]
     fp32 = make_quantizer(baseline_config(settings.config), settings.runtime)

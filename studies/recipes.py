@@ -34,7 +34,7 @@ from resnet8ptq.core.errors import PtqError
 from resnet8ptq.data.sampling import draw_calibration, draw_held_out
 from resnet8ptq.evaluation.evaluator import Evaluator
 from resnet8ptq.experiment import preparation
-from resnet8ptq.experiment.network_and_data import load, make_task
+from resnet8ptq.experiment.network_and_data import load_data_and_network, make_task
 from resnet8ptq.experiment.samples import SamplesByRole
 from resnet8ptq.experiment.settings import resolve
 from resnet8ptq.experiment.workspace import Workspace
@@ -184,7 +184,7 @@ def score(config: RunConfig) -> Record:
     """Return losses on both sides, bytes, and seconds of the preparation."""
     settings = resolve(config)
     config = settings.config
-    data, fp32 = load(settings)
+    data, fp32 = load_data_and_network(settings)
     held_out = draw_held_out(data, min(5000, len(data.train) // 2))
     samples = SamplesByRole(data, draw_calibration(data, None, config.seed, [held_out]))
     task = make_task(config.task, data, fp32, data.test)

@@ -32,7 +32,7 @@ from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.evaluation import batching
-from resnet8ptq.experiment.network_and_data import fit
+from resnet8ptq.experiment.network_and_data import fit_data
 from resnet8ptq.models import model
 from resnet8ptq.precision.decisions import Decisions
 from tests.helpers.calling import FAILS, QUICK, Called
@@ -241,7 +241,7 @@ def shapes_model(shapes: Dataset, cache_root: Path) -> model.Fp32Model:
 @pytest.fixture(scope="session")
 def fitted(shapes: Dataset, shapes_model: model.Fp32Model) -> Dataset:
     """The embedded set, fitted to the network as in a run, with its batch limit."""
-    return fit(shapes, shapes_model)
+    return fit_data(shapes, shapes_model)
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ from resnet8ptq.deploy.source import SourceRun
 from resnet8ptq.deploy.vectors import Vectors
 from resnet8ptq.evaluation.evaluator import Evaluator
 from resnet8ptq.experiment import preparation
-from resnet8ptq.experiment.network_and_data import load, make_task
+from resnet8ptq.experiment.network_and_data import load_data_and_network, make_task
 from resnet8ptq.experiment.samples import draw
 from resnet8ptq.experiment.settings import resolve
 from resnet8ptq.tasks.scoring.comparison import Comparison
@@ -55,7 +55,7 @@ def open_samples(source: SourceRun, cache_dir: str | None) -> Scored | str:
     try:
         settings = resolve(replace(config, cache_dir=cache_dir or config.cache_dir))
         config = settings.config
-        data, network = load(settings)
+        data, network = load_data_and_network(settings)
         check = partial(make_task, config.task, data, network)
         samples = draw(config, data, tunes=preparation.tunes(config), check=check)
         task = make_task(config.task, dataset=data, fp32=network, scored=samples.reported)

@@ -119,7 +119,8 @@ class Evaluator:
         quantizer: writes and loads the artifacts; FP32 runs in the same framework.
         network: the FP32 network that artifacts are compared with.
         batch_size: the batch size of evaluations; None: the fastest.
-        cut: whether the network ends before its softmax, so that its outputs are logits.
+        before_softmax: whether the network ends before its softmax: its outputs are the logits.
+            Only the sensitivity analysis cuts it there.
         target: the machine that runs the artifacts; None: this one.
     """
 
@@ -127,9 +128,9 @@ class Evaluator:
     network: Fp32Model
     task: Task
     batch_size: int | None = None
-    cut: bool = False
+    before_softmax: bool = False
     target: Target | None = None
-    _references: dict[str, Scores] = field(
+    _known_scores: dict[str, Scores] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
 
@@ -139,7 +140,7 @@ class Evaluator:
         return self.quantizer.runtime
 
     @cached_property
-    def fp32(self) -> Quantizer:
+    def fp32_quantizer(self) -> Quantizer:
         """The quantizer that writes and loads the FP32 network, in the same framework."""
         return make_quantizer(baseline_config(self.quantizer.config), self.runtime)
 
@@ -186,13 +187,13 @@ class Evaluator:
         key: cache.Key = {
             "network": network.sha256,
             "graph": files.sha256(network.onnx_path),
-            "backend": _backend(self.fp32),
+            "backend": _backend(self.fp32_quantizer),
             "inputs": str((*form, samples.at_once, samples.within_memory)),
             **cache.made_with(__name__),
         }
 
         def make(folder: Path) -> None:
-            self.fp32.quantize(network, Decisions(), samples, folder)
+            self.fp32_quantizer.quantize(network, Decisions(), samples, folder)
 
         folder = cache.entry(self.runtime.cache_root, "fp32", key, make)
         [path] = [path for path in folder.iterdir() if path.name != cache.RECORD]
@@ -213,7 +214,7 @@ class Evaluator:
         """
         evaluation = self.run(path, samples, label, batch_size, logits)
         scores = self._score(evaluation.outputs, samples)
-        return Compared(evaluation, self.task.compare(scores, self.reference(samples)))
+        return Compared(evaluation, self.task.compare(scores, self.baseline_scores(samples)))
 
     def compare_until(
         self, path: Path, samples: Split, plan: StoppingPlan, search: bool = False
@@ -249,12 +250,12 @@ class Evaluator:
         scores = self._score(evaluation.outputs, seen)
         return Compared(evaluation, stop(self.task.compare(scores, reference), plan))
 
-    def reference(self, samples: Split) -> Scores:
-        """Return the scores of the FP32 network in the framework, computed once."""
-        key = f"{_backend(self.fp32)} {samples.digest}"
-        if key not in self._references:
-            self._references[key] = self._score(self.baseline(samples).outputs, samples)
-        return self._references[key]
+    def baseline_scores(self, samples: Split) -> Scores:
+        """Return the scores of the FP32 network in the framework, computed once; see `baseline`."""
+        key = f"{_backend(self.fp32_quantizer)} {samples.digest}"
+        if key not in self._known_scores:
+            self._known_scores[key] = self._score(self.baseline(samples).outputs, samples)
+        return self._known_scores[key]
 
     def run(
         self,
@@ -340,18 +341,20 @@ class Evaluator:
         The cache keeps it by content.
         """
         network = files.sha256(self.network.onnx_path)
-        key = {"model": network, **self._evaluation_key(self.fp32, samples)}
+        key = {"model": network, **self._evaluation_key(self.fp32_quantizer, samples)}
         path = self._convert(self.network, samples)
 
         def make(folder: Path) -> None:
-            evaluation = self._infer(self.fp32, path, samples, "FP32 baseline", logits=True)
+            evaluation = self._infer(
+                self.fp32_quantizer, path, samples, "FP32 baseline", logits=True
+            )
             evaluation_cache.save(evaluation, folder)
 
         folder = cache.entry(self.runtime.cache_root, "baselines", key, make)
         return Baseline(evaluation_cache.load(folder, self.network.final).outputs, path)
 
     def _score(self, outputs: Outputs, samples: Split) -> Scores:
-        if self.cut and outputs.logits is None:
+        if self.before_softmax and outputs.logits is None:
             outputs = replace(outputs, logits=outputs.values[0])
         return self.task.score(outputs, inference.targets_of(samples))
 

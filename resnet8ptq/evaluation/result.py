@@ -35,7 +35,8 @@ class RunResult:
     """The outcome of one run: `ok` with a measurement, or `unsupported` with a reason.
 
     Attributes:
-        resolved: params that the framework derived from the settings, such as `weight_dtype`.
+        resolved: params of the result besides the settings: `Resolved.to_params`, such as
+            `weight_dtype`, and what was found, such as `execution`, `artifact_sha256` and `doubt`.
     """
 
     status: str

@@ -221,6 +221,6 @@ def time_beside_fp32(
     loads: list[Load] = [evaluator.loader(quantizer, path)]
     if not quantizer.config.dtype.is_fp32:
         baseline = evaluator.baseline(samples)
-        loads.append(evaluator.loader(evaluator.fp32, baseline.path))
+        loads.append(evaluator.loader(evaluator.fp32_quantizer, baseline.path))
     background.rest()
     return {**ModelLatency(*latency.measure(loads, samples, timing)).to_metrics()}

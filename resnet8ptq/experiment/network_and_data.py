@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 SYNTHETIC = 100  # samples
 
 
-def fit(dataset: Dataset, fp32: Fp32Model) -> Dataset:
+def fit_data(dataset: Dataset, fp32: Fp32Model) -> Dataset:
     """Return the data set for the network: with its order of axes, and its batch size limit.
 
     Called once, before samples are drawn, so that every role of samples has the same form. Pictures
@@ -52,7 +52,7 @@ def fit(dataset: Dataset, fp32: Fp32Model) -> Dataset:
     return dataset.with_splits(lambda split: replace(split, **changes))
 
 
-def load(settings: Settings) -> tuple[Dataset, Fp32Model]:
+def load_data_and_network(settings: Settings) -> tuple[Dataset, Fp32Model]:
     """Read data and network; return the data arranged for the network, and the network.
 
     Raises:
@@ -63,7 +63,7 @@ def load(settings: Settings) -> tuple[Dataset, Fp32Model]:
     data = settings.data
     torch = settings.quantizer.runs_torch or _learns(config)
     fp32 = model.load_network(config.model, data, cache_root, torch=torch)
-    data = fit(data, fp32)
+    data = fit_data(data, fp32)
     if config.calib.synthetic:
         data = replace(data, calibration=_synthesize(settings, data.test, fp32))
     return data, fp32

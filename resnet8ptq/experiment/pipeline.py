@@ -28,12 +28,12 @@ from resnet8ptq.experiment import (
     sample_check,
 )
 from resnet8ptq.experiment.measurement import find_execution, measure
-from resnet8ptq.experiment.network_and_data import fit_settings, load, make_task
+from resnet8ptq.experiment.network_and_data import fit_settings, load_data_and_network, make_task
 from resnet8ptq.experiment.network_properties import find_properties
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.samples import SamplesByRole, draw, has_groups
 from resnet8ptq.experiment.settings import Settings
-from resnet8ptq.experiment.stopping import make_plan
+from resnet8ptq.experiment.stopping import make_stopping_plan
 from resnet8ptq.experiment.workspace import Prepared, Workspace
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.plan import find_float_nodes
@@ -62,12 +62,14 @@ def run_experiment(
         UnsupportedError: the framework does not support this combination.
     """
     memory = PeakMemory()
-    settings.quantizer.resolve()  # an unsupported combination is known before any work
+    # `settings` are decided; `Quantizer.resolve` returns their effect in the framework. It refuses
+    # an unsupported combination here, and runs again once the network and the decisions are known.
+    settings.quantizer.resolve()
     if settings.target is not None:
-        settings.target.describe()  # so is a machine that does not answer
+        settings.target.describe()  # refuses a machine that does not answer
 
     # Data and network, and the settings that depend on them
-    data, network = load(settings)
+    data, network = load_data_and_network(settings)
     graph = onnx.load(network.onnx_path).graph
     run.log_params(network.describe() | {"properties": ", ".join(find_properties(graph))})
     settings = fit_settings(settings, network)
@@ -77,8 +79,9 @@ def run_experiment(
         attention_report.report(config, graph)
 
     # Samples by role
-    samples, task = _draw(config, data, network, run)
-    plan = make_plan(config, task, samples, grouped=has_groups(samples.reported, task))
+    samples, task = _draw_samples(config, data, network, run)
+    grouped = has_groups(samples.reported, task)
+    stopping = make_stopping_plan(config, task, samples, grouped=grouped)
     samples = samples.as_scored(config.evaluate)
     calibrating = samples.calibrating.split
     calib = config.calib
@@ -94,13 +97,15 @@ def run_experiment(
         prepared = preparation.prepare(work)
         quantized = work.quantize(prepared, folder)
         artifact = quantized.artifact
-        path = prepared.network.onnx_path
         resolved = settings.quantizer.resolve(prepared.decisions)
         params = resolved.to_params() | _float_operators(work, prepared) | prepared.params
         params |= settings.quantizer.verify(artifact, prepared.network, calibrating)
-        if calibrates and not outliers:
+        if calibrates and not outliers:  # an input without outliers may have them in a tensor
             outliers = sample_check.find_inside(
-                calib, network=path, samples=calibrating, runtime=settings.runtime
+                calib,
+                network=prepared.network.onnx_path,
+                samples=calibrating,
+                runtime=settings.runtime,
             )
         if artifact.ranges:
             table.write_tables(folder, artifact.ranges, work.provenance(prepared.network))
@@ -111,7 +116,7 @@ def run_experiment(
         params["measured_on"] = settings.target.say(runtime_name)
         work = replace(work, evaluator=replace(evaluator, target=settings.target))
     params |= find_execution(work.evaluator, resolved, quantized, calibrating)
-    measurement = measure(work, prepared, quantized, memory=memory, plan=plan)
+    measurement = measure(work, prepared, quantized, memory=memory, plan=stopping)
 
     # Describe, doubt and record the result
     params |= artifact.details | {"artifact_sha256": files.sha256(quantized.path)}
@@ -130,7 +135,7 @@ def run_experiment(
     return result
 
 
-def _draw(
+def _draw_samples(
     config: RunConfig, data: Dataset, network: Fp32Model, run: Recorder
 ) -> tuple[SamplesByRole, Task]:
     """Return the samples by role, and the task; record both."""
@@ -172,10 +177,13 @@ def _check_result(
         run_warnings.warn_of_size(
             graph, size_bytes, fp32_bytes=baseline_bytes, per_channel=config.per_channel
         )
-    fp32 = evaluator.reference(samples.reported)
     expected = config.report.expected_accuracy
     doubt = preprocessing_check.check(
-        config.preprocess, evaluator, dataset=samples.data, baseline=fp32, expected=expected
+        config.preprocess,
+        evaluator,
+        dataset=samples.data,
+        baseline=evaluator.baseline_scores(samples.reported),
+        expected=expected,
     )
     return {} if doubt is None else {"doubt": doubt}
 

@@ -104,7 +104,7 @@ def fine_tune(work: Workspace, prepared: Prepared) -> Prepared:
 
 def correct(work: Workspace, prepared: Prepared) -> Prepared:
     """Apply the enabled corrections to the trained network."""
-    setting = work.setting(prepared.decisions, work.samples.calibrating.split)
+    setting = work.correction_settings(prepared.decisions, work.samples.calibrating.split)
     network, ranges = sequence.correct(
         prepared.trained,
         chosen=work.config.corrections,

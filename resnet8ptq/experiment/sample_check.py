@@ -1,4 +1,7 @@
-"""Finds outliers among the calibration samples, before the run quantizes anything."""
+"""Finds calibration samples that stand out.
+
+In the network's inputs before the run quantizes anything, inside the network after its calibration.
+"""
 
 from pathlib import Path
 

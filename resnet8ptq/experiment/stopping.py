@@ -18,7 +18,7 @@ from resnet8ptq.tasks.task import Task
 log = logging.getLogger(__name__)
 
 
-def make_plan(
+def make_stopping_plan(
     config: RunConfig, task: Task, samples: SamplesByRole, grouped: bool
 ) -> StoppingPlan | None:
     """Return the plan; None for a run that scores all samples.

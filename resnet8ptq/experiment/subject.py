@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from resnet8ptq.evaluation.evaluator import Evaluator
-from resnet8ptq.experiment.network_and_data import fit_settings, load, make_task
+from resnet8ptq.experiment.network_and_data import fit_settings, load_data_and_network, make_task
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.samples import SamplesByRole, draw_to_analyse
 from resnet8ptq.experiment.settings import Settings
@@ -19,7 +19,7 @@ def open_subject(settings: Settings, run: Recorder) -> tuple[Evaluator, SamplesB
     The measured samples are the tuning samples: training samples that do not calibrate.
     """
     config = settings.config
-    data, fp32 = load(settings)
+    data, fp32 = load_data_and_network(settings)
     samples = draw_to_analyse(config, data)
     name = f"the training samples of {data.name}"
     task = make_task(config.task, dataset=data, fp32=fp32, scored=samples.held_out, name=name)

@@ -93,7 +93,7 @@ class Workspace:
         seven_bits = self.settings.quantizer.resolve().weight_bits == 7
         return Plan.of(decisions, WeightScheme.of(self.config, seven_bits))
 
-    def setting(self, decisions: Decisions, samples: Split) -> CorrectionSettings:
+    def correction_settings(self, decisions: Decisions, samples: Split) -> CorrectionSettings:
         """Return the settings of the corrections."""
         return CorrectionSettings(
             weights=self.plan(decisions),

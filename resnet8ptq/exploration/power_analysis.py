@@ -20,7 +20,7 @@ from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data.sampling import count_units
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.experiment import preparation
-from resnet8ptq.experiment.network_and_data import load, make_task
+from resnet8ptq.experiment.network_and_data import load_data_and_network, make_task
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.samples import draw, has_groups
 from resnet8ptq.experiment.settings import Settings
@@ -87,7 +87,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> PowerAnalysis:
             samples are not independent.
     """
     config = settings.config
-    data, network = load(settings)
+    data, network = load_data_and_network(settings)
     samples = draw(config, data, tunes=preparation.tunes(config), check=lambda split: None)
     task = make_task(config.task, dataset=data, fp32=network, scored=samples.reported)
     if not task.test.sequential:

@@ -17,7 +17,7 @@ from resnet8ptq.evaluation import paired_latency
 from resnet8ptq.evaluation.batching import Load
 from resnet8ptq.evaluation.evaluator import baseline_config, loader
 from resnet8ptq.evaluation.paired_latency import PairedLatency
-from resnet8ptq.experiment.network_and_data import load
+from resnet8ptq.experiment.network_and_data import load_data_and_network
 from resnet8ptq.experiment.settings import find_target, resolve
 from resnet8ptq.precision.decisions import Decisions
 from resnet8ptq.report.comparison import Cell, records_of
@@ -99,7 +99,7 @@ def _run(models: Mapping[str, Path], baselines: Mapping[str, Path]) -> PairedLat
     first = next(iter(models.values()))  # all have the same network and data
     settings = resolve(configs[first])
     runtime = settings.runtime
-    data, fp32 = load(settings)
+    data, fp32 = load_data_and_network(settings)
     loads: dict[str, Load] = {}
     with ExitStack() as stack:
         for name, folder in models.items():

@@ -26,7 +26,7 @@ from omegaconf import OmegaConf
 from benchmarks.setting import REPO
 from resnet8ptq.config import loading
 from resnet8ptq.core import command, files
-from resnet8ptq.experiment.network_and_data import load
+from resnet8ptq.experiment.network_and_data import load_data_and_network
 from resnet8ptq.experiment.samples import draw_to_calibrate
 from resnet8ptq.results import load_sweep
 from studies.kinds import records, tables
@@ -184,7 +184,7 @@ def try_one_liners(bench: Bench) -> None:
         missing = [name for name in missing if ONE_LINERS[name][0] != ".tflite"]
     if not missing:
         return
-    data, network = load(settings)
+    data, network = load_data_and_network(settings)
     calibrating = draw_to_calibrate(settings.config, data).split
     feeds = make_feeds(calibrating, [value.name for value in network.contract.inputs])
     for name in missing:

@@ -20,7 +20,7 @@ from resnet8ptq.evaluation.batching import Load
 from resnet8ptq.evaluation.evaluator import Evaluator
 from resnet8ptq.evaluation.latency import torch_threads_kept
 from resnet8ptq.evaluation.stopped_hits import read_pair
-from resnet8ptq.experiment.network_and_data import fit_settings, load, make_task
+from resnet8ptq.experiment.network_and_data import fit_settings, load_data_and_network, make_task
 from resnet8ptq.experiment.pipeline import run_experiment
 from resnet8ptq.experiment.settings import Settings, resolve
 from resnet8ptq.tasks.scoring.metric import BASELINE
@@ -130,7 +130,7 @@ def find_worse(winner: Path, other: Path, words: Sequence[str]) -> float:
         winner, other: folders of two runs on the same samples.
     """
     settings = compose_settings(words)
-    data, network = load(settings)
+    data, network = load_data_and_network(settings)
     task = make_task(settings.config.task, data, network, data.test)
     pairs = []
     for folder in (winner, other):
@@ -158,7 +158,7 @@ def time_in_turns(files: Sequence[tuple[Row, Path]]) -> list[Row]:
         framework = f"fp32 {fitted.config.backend.framework}"
         if framework not in loads:
             fp32 = evaluator.baseline(data.test).path
-            loads[framework] = partial(evaluator.fp32.load, fp32)
+            loads[framework] = partial(evaluator.fp32_quantizer.load, fp32)
         loads[_label(row)] = partial(fitted.quantizer.load, path)
         baselines.append(framework)
     if samples is None or not loads:
@@ -202,7 +202,7 @@ def _label(row: Row) -> str:
 def _open(row: Row) -> tuple[Settings, Any, Evaluator]:
     """Return the settings of a row, fitted to the network, its data, and an evaluator."""
     settings = compose_settings(shlex.split(row.words))
-    data, network = load(settings)
+    data, network = load_data_and_network(settings)
     task = make_task(settings.config.task, data, network, data.test)
     fitted = fit_settings(settings, network)
     return fitted, data, Evaluator(fitted.quantizer, network, task)

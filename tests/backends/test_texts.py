@@ -14,7 +14,7 @@ from resnet8ptq.core.records import pack
 from resnet8ptq.data import registry
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
-from resnet8ptq.experiment.network_and_data import fit, fit_settings
+from resnet8ptq.experiment.network_and_data import fit_data, fit_settings
 from resnet8ptq.experiment.settings import resolve
 from resnet8ptq.graph.attention import attention_products
 from resnet8ptq.graph.passes import remove_unused, rewrite
@@ -41,7 +41,7 @@ def phrases(cache_root: Path) -> tuple[Dataset, model.Fp32Model]:
     config = make_config(*texts.settings(cache_root))
     data = registry.load("arrays", config.data.root, cache_root)
     fp32 = model.load_network(config.model, data, cache_root)
-    return fit(data, fp32), fp32
+    return fit_data(data, fp32), fp32
 
 
 @pytest.fixture(scope="module")

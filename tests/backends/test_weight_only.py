@@ -20,7 +20,7 @@ from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import ConfigError, QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.deploy import older_runtime
-from resnet8ptq.experiment.network_and_data import fit
+from resnet8ptq.experiment.network_and_data import fit_data
 from resnet8ptq.graph.passes import rewrite
 from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model
@@ -42,7 +42,7 @@ def load(path: Path, cache_root: Path, samples: NDArray) -> tuple[Fp32Model, Spl
     data = Dataset("own", (), split, split)
     settings = make_config("data=arrays", f"model.path={path}").model
     fp32 = model.load_network(settings, data, cache_root)
-    return fp32, fit(data, fp32).test
+    return fp32, fit_data(data, fp32).test
 
 
 def quantize(config: RunConfig, fp32: Fp32Model, split: Split, folder: Path) -> Artifact:

@@ -88,7 +88,7 @@ def test_data_come_in_batches_that_fit(shapes, shapes_model, monkeypatch):
     proto = onnx.load(shapes_model.onnx_path)
     monkeypatch.setattr(memory, "budget", lambda: 7 * 4 * live_bytes(proto))
     assert samples_at_once(proto) == 7
-    split = network_and_data.fit(shapes, shapes_model).test.take(np.arange(20))
+    split = network_and_data.fit_data(shapes, shapes_model).test.take(np.arange(20))
     assert [len(batch) for batch in split.batches(100)] == [7, 7, 6]
     assert [len(batch) for batch in split.batches(5)] == [5] * 4
 

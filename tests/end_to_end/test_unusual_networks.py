@@ -17,7 +17,7 @@ from resnet8ptq.core.errors import DataError, ModelError, QuantizationError
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.preprocessing import Preprocessing
 from resnet8ptq.deploy import example
-from resnet8ptq.experiment.network_and_data import fit
+from resnet8ptq.experiment.network_and_data import fit_data
 from resnet8ptq.models import model
 from resnet8ptq.models.summary import requirements, summarize
 from tests.helpers.assembling import assemble
@@ -68,7 +68,7 @@ def quantized(tmp_path: Path, cache_root: Path) -> Callable[..., Quantized]:
         data = data_of(samples)
         settings = replace(config.model, name="own", path=str(path), inputs=inputs)
         fp32 = model.load_network(settings, data, cache_root)
-        split = fit(data, fp32).test
+        split = fit_data(data, fp32).test
         quantizer = quantizer_of(config)
         operators = {node.op_type for node in onnx.load(fp32.onnx_path).graph.node}
         if saturates(quantizer.resolve(), operators, machine.cpu()[1]):
@@ -239,7 +239,7 @@ def test_torch_takes_integers(quantized, tmp_path, overrides, cache_root):
     data = data_of(IDS)
     fp32 = model.load_network(settings, data, cache_root)
     assert fp32.conversion.without_torch == {}
-    split, quantizer = fit(data, fp32).test, quantizer_of(config)
+    split, quantizer = fit_data(data, fp32).test, quantizer_of(config)
     artifact = quantize_network(quantizer, fp32, split, tmp_path)
     [scores] = quantizer.load(artifact.path, THREADS).predict(split.inputs(slice(5)))
     assert scores.shape == (5, 4)

@@ -52,7 +52,7 @@ def measure(fp32: Fp32Model, cell: Cell, *overrides: str) -> dict[str, float]:
     assert baseline.path.stat().st_size == baseline.size_bytes
     loads = [partial(evaluator.quantizer.load, cell.artifact.path)]
     if not config.dtype.is_fp32:
-        loads.append(partial(evaluator.fp32.load, baseline.path))
+        loads.append(partial(evaluator.fp32_quantizer.load, baseline.path))
     return ModelLatency(*latency.measure(loads, few, config.latency)).to_metrics()
 
 

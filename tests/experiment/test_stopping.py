@@ -11,7 +11,7 @@ from resnet8ptq.data.sampling import shuffle
 from resnet8ptq.evaluation.sequential import PASS, StoppingPlan
 from resnet8ptq.evaluation.stopped_hits import find_outcome
 from resnet8ptq.experiment.samples import SamplesByRole
-from resnet8ptq.experiment.stopping import make_plan, try_choice
+from resnet8ptq.experiment.stopping import make_stopping_plan, try_choice
 from resnet8ptq.tasks import binary, classification
 from tests.helpers.configs import make_config
 from tests.helpers.factories import evaluator_of
@@ -26,13 +26,13 @@ def samples(shapes) -> SamplesByRole:
 
 
 def test_each_of_several_models_gets_a_part_of_the_level(samples):
-    assert make_plan(make_config("data=shapes"), TASK, samples, False) is None
+    assert make_stopping_plan(make_config("data=shapes"), TASK, samples, False) is None
     fp32 = make_config(*DECIDED, "dtype=fp32")
-    assert make_plan(fp32, TASK, samples, False) is None  # it is not judged
+    assert make_stopping_plan(fp32, TASK, samples, False) is None  # it is not judged
     for models, level in ((None, 0.05), (1, 0.05), (10, 0.005)):
         config = make_config(*DECIDED, "report.max_drop=0.02")
         config = replace(config, evaluate=replace(config.evaluate, models=models))
-        assert make_plan(config, TASK, samples, False) == StoppingPlan(
+        assert make_stopping_plan(config, TASK, samples, False) == StoppingPlan(
             len(samples.reported), 0.02, level
         )
 
@@ -43,21 +43,21 @@ def test_metrics_without_hits_and_groups_are_refused(samples):
     with pytest.raises(
         ConfigError, match=r"evaluate\.stop: got decided, expected all with task=bin"
     ):
-        make_plan(config, other, samples, False)
+        make_stopping_plan(config, other, samples, False)
     with pytest.raises(ConfigError, match=r"expected all with data\.groups"):
-        make_plan(config, TASK, samples, True)
+        make_stopping_plan(config, TASK, samples, True)
 
 
 def test_a_stop_has_the_level_of_the_verdict(samples):
     """Corrected for the models that may be confirmed; see `report.confirmations`."""
     config = make_config(*DECIDED, "report.confirmations=2")
     expected = StoppingPlan(len(samples.reported), 0.01, 0.025)
-    assert make_plan(config, TASK, samples, False) == expected
+    assert make_stopping_plan(config, TASK, samples, False) == expected
 
 
 def test_models_that_nothing_else_ranks_score_all(samples, caplog):
     config = make_config(*DECIDED, "evaluate.models=4")
-    assert make_plan(config, TASK, replace(samples, selection=None), False) is None
+    assert make_stopping_plan(config, TASK, replace(samples, selection=None), False) is None
     assert "evaluate.choice" in caplog.text
 
 

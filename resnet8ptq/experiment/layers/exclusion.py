@@ -121,7 +121,7 @@ def choose(work: Workspace, prepared: Prepared, correct: Step | None = None) -> 
     # In random order, a trial can stop early
     samples = replace(work.samples, tuning=shuffle(work.samples.held_out))
     work = replace(work, samples=samples)
-    fp32 = work.evaluator.reference(work.samples.held_out)
+    fp32 = work.evaluator.baseline_scores(work.samples.held_out)
     warn_of_perfection(task, fp32)
     level = LEVEL if can_show(task, fp32, config.max_drop, level=LEVEL) else None
 

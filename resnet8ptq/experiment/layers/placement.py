@@ -309,7 +309,7 @@ class _Variants:
     def _load_fp32(self) -> Load:
         evaluator = self.work.evaluator
         path = evaluator.baseline(self.work.samples.calibrating.split).path
-        return loader(evaluator.fp32, path, self.work.settings.target)
+        return loader(evaluator.fp32_quantizer, path, self.work.settings.target)
 
     def _load(self, kept: Sequence[bool]) -> Load:
         left = _nodes_of(_find_left(self.blocks, kept))

@@ -47,7 +47,7 @@ def choose_bits(work: Workspace, prepared: Prepared, correct: Step) -> bits_sear
 
     # Measure each layer, then choose
     widths = work.settings.quantizer.widths
-    setting = work.setting(prepared.decisions, samples.held_out)
+    setting = work.correction_settings(prepared.decisions, samples.held_out)
     learned = _learn_narrow(work, prepared, [bits for bits in widths if bits < 8])
     options = bits_search.measure_options(work.fp32.onnx_path, setting, widths, learned=learned)
     narrow = [option for option in options if option.bits != FLOAT_BITS]
@@ -129,7 +129,7 @@ def _learn_narrow(work: Workspace, prepared: Prepared, widths: list[int]) -> bit
 
     return adaround.learn_apart(
         onnx.load(work.fp32.onnx_path),
-        setting=work.setting(prepared.decisions, work.samples.calibrating.split),
+        setting=work.correction_settings(prepared.decisions, work.samples.calibrating.split),
         widths=widths,
         iterations=max(1, config.corrections.adaround_iterations // 5),  # enough to rank the layers
         seed=config.seed,

@@ -82,7 +82,7 @@ class Layers:
         self.network = fp32
         if prepared.network is not work.fp32:
             self.network = cut_softmax(prepared.network, work.scratch / "logits.onnx")
-        self.evaluator = replace(work.evaluator, network=fp32, cut=True)
+        self.evaluator = replace(work.evaluator, network=fp32, before_softmax=True)
         self.work = work
         self.decisions = prepared.decisions
 
@@ -116,7 +116,7 @@ class Layers:
 
     def analyse(self) -> SensitivityResult:
         """Rank the layers, and measure the network with all of them quantized."""
-        fp32 = self.evaluator.reference(self.work.samples.held_out)
+        fp32 = self.evaluator.baseline_scores(self.work.samples.held_out)
         return SensitivityResult(
             "ok",
             mode=self.config.analysis.mode,

@@ -96,7 +96,7 @@ def _diagnose(work: Workspace) -> DiagnosisResult:
     # Faults of the samples, of the preprocessing, of the file
     calibrating = samples.calibrating.split
     problems = [outlier_samples(one, calibrating, config.calib) for one in outliers]
-    fp32 = evaluator.reference(samples.held_out)
+    fp32 = evaluator.baseline_scores(samples.held_out)
     expected = config.report.expected_accuracy
     doubt = preprocessing_check.check(
         config.preprocess, evaluator, dataset=samples.data, baseline=fp32, expected=expected

@@ -10,7 +10,7 @@ from resnet8ptq.core.console import track
 from resnet8ptq.evaluation import latency
 from resnet8ptq.evaluation.evaluator import baseline_config
 from resnet8ptq.evaluation.latency import ModelLatency
-from resnet8ptq.experiment.network_and_data import fit_settings, load
+from resnet8ptq.experiment.network_and_data import fit_settings, load_data_and_network
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.samples import draw_to_calibrate
 from resnet8ptq.experiment.settings import Settings
@@ -31,7 +31,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> ProfileResult:
     settings.quantizer.resolve()
     # Raises `UnsupportedError` before any work; loads nothing yet.
     settings.quantizer.profile(folder, timing.threads)
-    data, fp32 = load(settings)
+    data, fp32 = load_data_and_network(settings)
     settings = fit_settings(settings, fp32)
     config = settings.config
     resolved = settings.quantizer.resolve()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import onnx
 
-from resnet8ptq.experiment.network_and_data import load
+from resnet8ptq.experiment.network_and_data import load_data_and_network
 from resnet8ptq.experiment.network_properties import find_properties
 from resnet8ptq.experiment.settings import Settings
 
@@ -33,7 +33,7 @@ def read_network_facts(settings: Settings) -> NetworkFacts:
     Raises:
         PtqError: network or data cannot be read, or do not fit each other.
     """
-    data, network = load(settings)
+    data, network = load_data_and_network(settings)
     graph = onnx.load(network.onnx_path).graph
     nodes = tuple(node.name for node in graph.node if node.name)
     return NetworkFacts(
