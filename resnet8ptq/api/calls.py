@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from resnet8ptq.api.keywords import to_words
 from resnet8ptq.api.networks import find_network, list_inputs
 from resnet8ptq.api.samples import find_samples
-from resnet8ptq.core import cache, child
+from resnet8ptq.core import cache, command_process
 
 if TYPE_CHECKING:
     from resnet8ptq.results import RunRecord, SweepSummary
@@ -55,7 +55,7 @@ def quantize(
     from resnet8ptq.results import load_run
 
     words = _find_inputs(model, data, example, settings)
-    answer = child.run("run", [*words, *to_words(settings)], quiet)
+    answer = command_process.run("run", [*words, *to_words(settings)], quiet)
     return load_run(folder=answer["record_folder"])
 
 
@@ -147,5 +147,5 @@ def _find_inputs(model: Any, data: Any, example: Any, settings: dict[str, Any]) 
 def _run_sweep(words: Sequence[str], quiet: bool) -> "SweepSummary":
     from resnet8ptq.results import load_sweep
 
-    answer = child.run("run", words, quiet)
+    answer = command_process.run("run", words, quiet)
     return load_sweep(folder=answer["sweep_folder"])

@@ -1,4 +1,4 @@
-"""Runs one command for `core.child`, and writes its answer as JSON to a file."""
+"""Runs one command for `core.command_process`, and writes its answer as JSON to a file."""
 
 import json
 import sys

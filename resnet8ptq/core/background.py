@@ -107,8 +107,8 @@ def result(future: "Future[T]") -> T:
         return future.result()
 
 
-def rest() -> None:
-    """Wait until the background process is idle, before a measurement; `wait` raises errors."""
+def wait_until_idle() -> None:
+    """Wait until the background process is idle, before a measurement; errors stay for `wait`."""
     with _waiting_for(_pending):
         futures.wait(_pending)
 

@@ -1,4 +1,7 @@
-"""The time limit of a run: searches and learned rounding stop there, with the best so far."""
+"""The time limit of a run, `max_seconds`: searches and learned rounding stop with the best so far.
+
+It ends no process; see `isolation` for the time limit of those that read files.
+"""
 
 import logging
 import math

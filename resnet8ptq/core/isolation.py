@@ -38,9 +38,9 @@ def call(
 
     Args:
         network: whether the function has network access; user code may need it to download.
-        seconds: the time limit by the clock, for untrusted files; None: no limit. The limit of
-            `confinement` is on the CPU time of all cores, so an endless loop on one core reaches it
-            late.
+        seconds: the time limit by the clock; None: no limit. For untrusted files, callers pass
+            `confinement.MAX_SECONDS`. The limit of `confinement` is on the CPU time of all cores,
+            so an endless loop on one core reaches it late.
 
     Raises:
         PtqError: the error `crashed`, if the process ends before the function returns, or the time

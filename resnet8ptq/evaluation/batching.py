@@ -130,7 +130,7 @@ def find_batching(
     }
 
     def make(folder: Path) -> None:
-        background.rest()
+        background.wait_until_idle()
         with measuring("Finding the fastest batch size"):
             best = _find_fastest(load, split, sizes, sorted(ways))
         (folder / "batching.json").write_text(json.dumps(astuple(best)))

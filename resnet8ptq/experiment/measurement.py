@@ -222,5 +222,5 @@ def time_beside_fp32(
     if not quantizer.config.dtype.is_fp32:
         baseline = evaluator.baseline(samples)
         loads.append(evaluator.loader(evaluator.fp32_quantizer, baseline.path))
-    background.rest()
+    background.wait_until_idle()
     return {**ModelLatency(*latency.measure(loads, samples, timing)).to_metrics()}

@@ -47,7 +47,7 @@ def find_finished(
     """
     if identity is None or not (again or _may_repeat(sweep)):
         return None
-    background.rest()  # a run that has just ended may not be in the store yet
+    background.wait_until_idle()  # a run that has just ended may not be in the store yet
     finished = _find(
         sweep.store, f"tags.identity = '{identity}' and attributes.status = 'FINISHED'"
     )

@@ -24,7 +24,7 @@ from pydantic import (
 
 from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import BY_BATCH
-from resnet8ptq.core import child, invocation
+from resnet8ptq.core import command_process, invocation
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import printable
 from resnet8ptq.evaluation.stopped_hits import PLANNED, STOPPED_LOSS
@@ -503,7 +503,7 @@ class RunRecord(BaseModel):
             raise ConfigError(f"run_id: run {self.run_id} has no file of this tool to deploy")
         target = Path(folder).expanduser().absolute()
         asked = [f"{key.replace('__', '.')}={value}" for key, value in settings.items()]
-        child.run("deploy", [*self.deploy_words, *asked, f"folder={target}"])
+        command_process.run("deploy", [*self.deploy_words, *asked, f"folder={target}"])
         return target
 
     def __repr_args__(self) -> list[tuple[str | None, Any]]:

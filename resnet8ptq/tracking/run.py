@@ -315,7 +315,7 @@ def _try_to_save(kept: Journal, folder: Path) -> None:
 def replace_runs(store: Store, earlier: Sequence[RunRecord], run: Run) -> None:
     """Delete a job's unfinished runs, which `run` replaces."""
     if earlier:
-        background.rest()  # until the run has an id
+        background.wait_until_idle()  # until the run has an id
         again = [record.run_id for record in earlier]
         background.put(upload.replace_runs, store, again, run.run_id)
 

@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import resnet8ptq as ptq
-from resnet8ptq.core import child
+from resnet8ptq.core import command_process
 from tests.helpers.calling import answered_here
 from tests.helpers.stores import new_store
 
@@ -101,15 +101,15 @@ def test_a_wrong_setting_is_the_error_of_the_command_line(tmp_path, monkeypatch,
 
 
 def test_an_unknown_path_of_data_is_refused_before_a_process_starts(tmp_path, monkeypatch):
-    monkeypatch.setattr(child, "run", lambda *_: pytest.fail("started"))
+    monkeypatch.setattr(command_process, "run", lambda *_: pytest.fail("started"))
     with pytest.raises(ptq.ConfigError, match="no such file or folder"):
         ptq.quantize(None, tmp_path / "missing.npz")
 
 
 def test_a_process_without_an_answer_is_an_error(monkeypatch):
-    monkeypatch.setattr(child, "_CODE", "raise SystemExit(7)")
+    monkeypatch.setattr(command_process, "_CODE", "raise SystemExit(7)")
     with pytest.raises(ptq.PtqError, match="ended with code 7"):
-        child.run("run", [], quiet=True)
+        command_process.run("run", [], quiet=True)
 
 
 def test_importing_the_package_imports_no_framework():

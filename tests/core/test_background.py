@@ -65,7 +65,7 @@ def test_errors_are_reported_once_and_stop_nothing(tmp_path):
         for number in range(3):
             background.put(fail, f"error {number}")
         background.put(write, tmp_path / "file", "after")
-        background.rest()
+        background.wait_until_idle()
         message = r"error 0 \(the first of 3 errors\); .*resnet8ptq sync"
         with pytest.raises(TrackingError, match=message):
             background.wait()
@@ -87,7 +87,7 @@ def test_errors_that_nobody_waited_for_are_logged(caplog):
 def test_a_process_that_dies_is_replaced_by_this_one(tmp_path, caplog):
     with background.allowed():
         background.put(die)
-        background.rest()
+        background.wait_until_idle()
         assert background.ask(write, tmp_path / "file", "here") == os.getpid()
         assert "has died" in caplog.text
         with pytest.raises(TrackingError, match="drawing or uploading failed"):

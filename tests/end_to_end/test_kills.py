@@ -98,7 +98,7 @@ def run_and_copy(root: Path, copies: Path) -> None:
     """
     queue = Queue()
     background.put, background.result = queue.put, queue.result  # type: ignore[assignment]
-    background.rest = background.wait = queue.drain
+    background.wait_until_idle = background.wait = queue.drain
     writes: list[str] = []
 
     def write(name: str) -> None:

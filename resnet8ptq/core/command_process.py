@@ -1,5 +1,8 @@
 """Runs a command of this package in a separate process, for a caller in Python.
 
+For a function that reads an untrusted file, see `isolation`; for drawing and uploading,
+`background`.
+
 A command changes much of its process: logging, signals, threads of frameworks, environment. The
 caller, such as a notebook, keeps its own. The command's log appears where the caller's stderr goes.
 """
