@@ -64,6 +64,9 @@ class Row:
 def make(records: Sequence[RunRecord]) -> Table[Row]:
     """Return the table: a row for each FP32 baseline, then one for each run.
 
+    Baselines are sorted by framework. Runs keep the order of `records`, in a sweep that of the jobs
+    (`history.load_children`). More than `MANY` are sorted by the metric later, see `shorten`.
+
     Baselines that are themselves runs have no second row. Runs with equal files share the row of
     the first, see `equal_files`. The settings that vary have columns after `weights`.
     """
