@@ -16,9 +16,11 @@ from resnet8ptq.data.splitting import join_lone
 
 log = logging.getLogger(__name__)
 
+# With `calib.samples_per_class=null`, which most of `conf/data` sets; else that number counts.
 _PER_CLASS = 100  # calibration samples of each class
 _OF_ALL_CLASSES = 2000  # calibration samples in total with more than 20 classes
 _WITHOUT_CLASSES = 1000  # calibration samples in total
+
 _HELD_OUT = 2000  # in total
 LEAST_TO_CHOOSE = 50  # samples
 _HELD_OUT_SEED = 0  # a constant, so that all runs hold out the same samples

@@ -109,7 +109,7 @@ def make_task(
         ConfigError: the samples do not have the labels that the task needs.
         ModelError: the task does not score outputs of this form.
     """
-    setting = TaskContext(
+    context = TaskContext(
         name or dataset.name,
         scored.labels,
         dataset.class_names,
@@ -121,7 +121,7 @@ def make_task(
         grouped=scored.groups is not None,
     )
     try:
-        return tasks.make(config, setting)
+        return tasks.make(config, context)
     except ModelError as error:
         raise ModelError(f"{fp32.source}: {error}{_ask_for_scores(fp32)}") from None
 
