@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 
 from resnet8ptq.__main__ import main
 from resnet8ptq.api import serving
-from resnet8ptq.core import background, child, console, figures
+from resnet8ptq.core import background, command_process, console, figures
 from resnet8ptq.data import locate
 from resnet8ptq.evaluation import paired_latency
 from resnet8ptq.tasks.scoring import class_plots
@@ -165,7 +165,7 @@ def answered_here() -> Iterator[None]:
         assert answer["error"] is None, done.err
         return answer
 
-    with mock.patch.object(child, "run", run):
+    with mock.patch.object(command_process, "run", run):
         yield
 
 
