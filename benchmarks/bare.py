@@ -139,8 +139,7 @@ class Onnx:
         path, table = folder / "model.onnx", folder / "ranges.json"
         if self.options.share_ranges:
             table = folder.parent / f"{config.calib}.json"
-        own_bins = config.calib in HISTOGRAMS and not self.options.library_defaults
-        if own_bins and not table.exists():
+        if config.calib in HISTOGRAMS and not table.exists():
             self._collect_histograms(config.calib, calibration, table)
         quantize_static(
             self.source,
@@ -294,11 +293,6 @@ def parse_arguments() -> argparse.Namespace:
         choices=("histogram", "minmax"),
         default="histogram",
         help="replacement for torch's missing entropy and percentile observers",
-    )
-    parser.add_argument(
-        "--library-defaults",
-        action="store_true",
-        help="entropy and percentile by plain quantize_static, with its own bins",
     )
     parser.add_argument(
         "--share-ranges",

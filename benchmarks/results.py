@@ -37,7 +37,7 @@ SECTIONS = {
     ),
     "sweep24": Section(
         sweeps.measure_sweep24,
-        {"A sweep of 24": sweeps.render_sweep24, "One more configuration": sweeps.render_added},
+        {"A sweep of 24": sweeps.render_sweep24},
         sweeps.summarize_sweep24,
     ),
     "commands": Section(commands.measure, {"Commands": commands.render}, commands.summarize),

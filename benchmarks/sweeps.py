@@ -1,11 +1,10 @@
 """Times sweeps against the bare library loop, round by round: `sweep4` and `sweep24`."""
 
-import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from benchmarks.setting import FOUR, GRID, NO_LATENCY, Record, Setting
-from benchmarks.tables import Row, ratios, spread, table, usage_table
+from benchmarks.tables import Row, usage_table
 
 BARE = "bare"
 FASTEST = "bare_shared"
@@ -22,12 +21,6 @@ class Contender:
 
 def _grid(*rest: str) -> Callable[[Setting], Record]:
     return lambda setting: setting.run_fresh(GRID, *rest)
-
-
-def _part(*rest: str) -> Callable[[Setting], Record]:
-    # Both frameworks, int8, three methods: six configurations, or twelve with both granularities.
-    sweep = ("-m", "backend=onnx,torch", "calib=minmax,entropy,percentile", *rest)
-    return lambda setting: setting.run_fresh(*sweep, NO_LATENCY)
 
 
 SWEEP4 = {
@@ -55,25 +48,12 @@ SWEEP24 = {
     "again": Contender("run.py, repeated", lambda s: s.run_again(GRID)),
     "cold": Contender("run.py, cold, default settings", _grid()),
     "cold_no_latency": Contender("run.py, cold, latency.enabled=false", _grid(NO_LATENCY)),
-    "six": Contender("6 of them, cold, latency.enabled=false", _part("per_channel=false")),
-    "twelve": Contender("12 of them, cold, latency.enabled=false", _part("per_channel=false,true")),
-    "bare_minmax": Contender(
-        "bare loop, MinMaxObserver",
-        lambda s: s.run_bare("--grid", "24", "--torch-observer", "minmax"),
-        once=True,
-    ),
     BARE: Contender(
         "bare loop, HistogramObserver for entropy and percentile",
         lambda s: s.run_bare("--grid", "24"),
         once=True,
     ),
-    "bare_defaults": Contender(
-        "bare loop, ONNX Runtime's default bins",
-        lambda s: s.run_bare("--grid", "24", "--library-defaults"),
-        once=True,
-    ),
 }
-PARTS = ("six", "twelve")
 
 
 def measure(setting: Setting, contenders: Mapping[str, Contender]) -> Record:
@@ -154,82 +134,16 @@ def render_sweep4(record: Record) -> str:
 
 def render_sweep24(record: Record) -> str:
     """Return the section in Markdown."""
-    whole = {name: contender for name, contender in SWEEP24.items() if name not in PARTS}
     return "\n\n".join(
         [
             "`run.py experiment=grid`: 18 configurations, and 6 that torch does not support. Warm: "
             "as above. Cold: an empty folder, and a cache with only the converted network. torch "
             "has no entropy or percentile observer. In their place, the bare loop uses "
-            "MinMaxObserver, its cheapest observer, or HistogramObserver. The last three rows ran "
-            "once.",
-            _usage_table(record, whole, FASTEST),
+            "MinMaxObserver, its cheapest observer, or HistogramObserver (measured once).",
+            _usage_table(record, SWEEP24, FASTEST),
             _accuracy_line(record, "cold"),
         ]
     )
-
-
-def render_added(record: Record) -> str:
-    """Return the section on the cost of one more configuration, in Markdown."""
-    rows = []
-    for label, fewer, more in steps():
-        wall_s = added_wall_s(record, fewer, more)
-        own = {side: added_calls_s(record, fewer, more, side) for side in ("bare", "ours")}
-        rows.append(
-            [
-                label,
-                spread(wall_s),
-                spread(own["bare"]),
-                spread(own["ours"]),
-                spread(ratios(wall_s, own["bare"])),
-                spread(ratios(wall_s, own["ours"])),
-            ]
-        )
-    header = [
-        "added",
-        "wall s each",
-        "bare calls s",
-        "own calls s",
-        "to bare calls",
-        "to own calls",
-    ]
-    return "\n\n".join(
-        [
-            "Marginal wall time of one configuration, from sweeps of 6, 12 and 18 configurations "
-            "(cold, without latency). It is compared with the quantize and evaluate calls of the "
-            "added configurations: the calls of the fastest bare loop, and our `quantize_s + "
-            "evaluate_s + choose_s`. `choose_s` is there because a sweep also evaluates the "
-            "selection samples. The step to 18 also adds six unsupported runs.",
-            table(header, rows),
-        ]
-    )
-
-
-def steps() -> list[tuple[str, str, str]]:
-    """Return the name of each step, and the contenders before and after it."""
-    return [
-        ("6 to 12: per channel, both frameworks", "six", "twelve"),
-        ("12 to 18: uint8, ONNX Runtime", "twelve", "cold_no_latency"),
-    ]
-
-
-def added_wall_s(record: Record, fewer: str, more: str) -> list[float]:
-    """Return the wall time of each of six added configurations, round by round."""
-    pairs = zip(values(record, more), values(record, fewer), strict=True)
-    return [(after - before) / 6 for after, before in pairs]
-
-
-def added_calls_s(record: Record, fewer: str, more: str, side: str) -> list[float]:
-    """Return the mean seconds to quantize and evaluate an added configuration, by round."""
-    samples = record["samples"]
-    old, new = ({_cell(run) for run in samples[name][0]["runs"]} for name in (fewer, more))
-    return [
-        statistics.mean(
-            run["quantize_s"] + run["evaluate_s"] + (run.get("choose_s") or 0)
-            for run in sample["runs"]
-            if _cell(run) in new - old
-        )
-        for sample in samples[FASTEST if side == "bare" else more]
-    ]
 
 
 def _usage_table(record: Record, contenders: Mapping[str, Contender], base: str) -> str:
