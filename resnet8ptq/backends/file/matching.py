@@ -220,7 +220,7 @@ def _fits(have: Shape, axes: tuple[int, ...] | None, takes: Shape, exactly: bool
 def _same_values(have: Shape, takes: Shape) -> bool:
     """Return whether two shapes hold the same values in the same order: [1, 1, 10] and [10].
 
-    True if the shapes differ only in axes of size 1.
+    True if the shapes differ only in axes of size 1, or if the file declares no other axes.
     """
     if None in have or None in takes:
         return False
