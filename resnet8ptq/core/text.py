@@ -156,6 +156,8 @@ def mend_value(key: str, got: object) -> str:
 
     >>> mend_value("max_drop", "1%"), mend_value("minutes", "30s")
     ('; try max_drop=0.01', '; try minutes=0.5')
+    >>> mend_value("calib.percentile", "99.9%")
+    '; try calib.percentile=99.9'
     >>> mend_value("preprocess.size", "32x24")
     '; try preprocess.size=[32,24]'
     """
@@ -168,7 +170,8 @@ def mend_value(key: str, got: object) -> str:
     number = float(quantity[1])
     unit = quantity[2]
     if unit == "%":
-        return f"; try {key}={number / 100:.6g}"
+        value = number if key.endswith("percentile") else number / 100
+        return f"; try {key}={value:.6g}"
     seconds_of_key = {"minutes": 60, "seconds": 1}.get(re.split(r"[._]", key)[-1])
     if seconds_of_key is None or unit not in _SECONDS:
         return ""
