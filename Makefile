@@ -58,7 +58,7 @@ docs: .venv/.dev ## Build the documentation's site in build/site; a broken link 
 schema: .venv/.dev ## Write docs/verdict.schema.json again, from the type of the verdict
 	$(BIN)/python -c 'from resnet8ptq.results.document import to_schema; print(to_schema(), end="")' > docs/verdict.schema.json
 
-bench: .venv/.dev ## Measure time beside the bare libraries, for 40 minutes: benchmarks/RESULTS.md
+bench: .venv/.dev ## Measure time beside the bare libraries (40 minutes): benchmarks/RESULTS.md
 	$(BIN)/python -m benchmarks
 
 ui: .venv/.run ## Browse the runs: MLflow on 127.0.0.1:$(PORT)

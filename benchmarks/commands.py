@@ -9,12 +9,11 @@ from benchmarks import process
 from benchmarks.setting import REPO, Record, Setting
 from benchmarks.tables import Row, usage_table, walls
 
-RUN = ("run.py", "backend=onnx", "dtype=int8", "latency.enabled=false")
 COMMANDS = {
     "run.py --help": ("run.py", "--help"),
-    "a run, repeated": RUN,
+    "a run, repeated": ("run.py", "backend=onnx", "dtype=int8", "latency.enabled=false"),
     "verdict": ("-m", "resnet8ptq", "verdict"),
-    "verdict folder=runs/...": ("-m", "resnet8ptq", "verdict"),
+    "verdict folder=RUN": ("-m", "resnet8ptq", "verdict", "folder={newest}"),
     "advise": ("-m", "resnet8ptq", "advise"),
 }
 IMPORTS = {
@@ -30,11 +29,10 @@ def measure(setting: Setting) -> Record:
 
     def sides() -> Mapping[str, Callable[[], process.Finished]]:
         calls = {}
+        newest = _newest_run(folder)
         for name, (program, *words) in COMMANDS.items():
-            if "folder=" in name:
-                words.append(f"folder={_newest_run(folder)}")
             path = str(REPO / program) if program == "run.py" else program
-            command = [sys.executable, path, *words]
+            command = [sys.executable, path, *(word.format(newest=newest) for word in words)]
             calls[name] = partial(process.run, command, folder, environment)
         for name, code in IMPORTS.items():
             calls[name] = partial(process.run, [sys.executable, "-c", code], folder, environment)

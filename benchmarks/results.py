@@ -94,8 +94,13 @@ def render(results: Record) -> str:
         "configurations in one plain script, on all cores, without tracking, comparisons and "
         "figures. Both sides run in turns, each in a new process. A cell has the median of all "
         "rounds, with the smallest and the largest value in brackets. Ratios are taken round by "
-        "round, and both sides do the same work unless the row says otherwise. Earlier figures: "
-        "[studies/cost.md](../studies/cost.md).",
+        "round. Earlier figures: [studies/cost.md](../studies/cost.md).",
+        "A warm cache holds the results that jobs share: the converted network, the ranges of its "
+        "tensors, FP32's outputs and the fastest batch size. Every quantized file is evaluated. "
+        "The bare loop finds the ranges and evaluates FP32 each time, so that a warm row shows the "
+        "cost of a later sweep, and the other rows compare the same work. Ours also evaluates the "
+        "selection samples, tracks the runs and writes the report. Repeated: the cache also holds "
+        "the outputs of the same files.",
         _summary(results),
         *_machines(results),
         _loads(results),
