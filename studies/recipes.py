@@ -265,7 +265,7 @@ def means_of(rows: list[Record], column: str) -> Means:
 
 
 def leave_one_out(drops: Means, decibels: Means) -> str:
-    """Return, for each network, the recipe that is best on the others, and its results here.
+    """Return, for each network, the recipe that is best on the others, and its results on it.
 
     The best recipe of a framework has the smallest gap in its worst case: the gap is the SQNR on
     held-out samples below that of the network's best recipe. Only recipes that were measured on

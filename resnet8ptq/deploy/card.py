@@ -226,14 +226,14 @@ def _to_yaml(values: Mapping[str, Any]) -> str:
 
 def _measured(task: Task, record: RunRecord) -> list[tuple[str, str, str]]:
     primary = task.metric
+    interval = record.interval("value")
     rows = []
     for metric in (primary, *task.beside):
         value = record.value_of(metric)
         if value is None:
             continue
         shown = metric.show(value)
-        interval = record.interval("value")
-        if interval and metric is primary:
+        if metric is primary and interval:
             shown += f" ({' to '.join(map(metric.show, interval))})"
         baseline = record.value_of(metric, BASELINE)
         shown_baseline = "" if baseline is None else metric.show(baseline)

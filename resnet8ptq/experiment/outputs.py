@@ -1,18 +1,22 @@
 """The files of a run's folder, which MLflow keeps as artifacts.
 
-| file | content | |---|---| | `model.onnx`, `.pt`, `.pt2`, `.pte`, `.tflite` | the quantized model,
-written by its backend | | `config.yaml` | the resolved config | | `result.json` | every setting and
-every metric; written by `tracking.details` | | `predictions.npz` | the values that the task keeps
-for each test sample, of model and baseline | | `choice.npz` | the same for the selection samples |
+| file | content |
+|---|---|
+| `model.onnx`, `.pt`, `.pt2`, `.pte`, `.tflite` | the quantized model, written by its backend |
+| `config.yaml` | the resolved config |
+| `result.json` | every setting and every metric; written by `tracking.details` |
+| `predictions.npz` | the values that the task keeps for each test sample, of model and baseline |
+| `choice.npz` | the same for the selection samples |
 | `per_class.csv`, `confusion.csv`, `classes.png`, `roc.png`, ... | tables and figures of the task |
-| `calibration.csv` | indices of the calibration samples in the training split, with labels | |
-`calibration.json`, `.flatbuffers`, `.cache` | activation ranges for `calib.table` | |
-`exclusion.csv` | with `nodes_to_exclude=auto`: the trials | | `placement.csv` | with
-`precision.placement`: the blocks, with the time that 8 bits save | | `qat_loss.png` | with
-`method=qat`: loss and accuracy over the steps | | `example.npz` | the network input of the first
-scored sample, `inputs` [1, ...] | | `wrong_examples.json` | pictures or texts with a wrong class,
-for the report | | `tokenizer.json` | with texts: the file of `data.tokenizer` | | `ranges.json` |
-calibrated activation ranges, and the weights' ranges |
+| `calibration.csv` | indices of the calibration samples in the training split, with labels |
+| `calibration.json`, `.flatbuffers`, `.cache` | activation ranges for `calib.table` |
+| `exclusion.csv` | with `nodes_to_exclude=auto`: the trials |
+| `placement.csv` | with `precision.placement`: the blocks, with the time that 8 bits save |
+| `qat_loss.png` | with `method=qat`: loss and accuracy over the steps |
+| `example.npz` | the network input of the first scored sample, `inputs` [1, ...] |
+| `wrong_examples.json` | pictures or texts with a wrong class, for the report |
+| `tokenizer.json` | with texts: the file of `data.tokenizer` |
+| `ranges.json` | calibrated activation ranges, and the weights' ranges |
 """
 
 import json

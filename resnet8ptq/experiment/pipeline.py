@@ -100,7 +100,7 @@ def run_experiment(
         resolved = settings.quantizer.resolve(prepared.decisions)
         params = resolved.to_params() | _float_operators(work, prepared) | prepared.params
         params |= settings.quantizer.verify(artifact, prepared.network, calibrating)
-        if calibrates and not outliers:  # an input without outliers may have them in a tensor
+        if calibrates and not outliers:  # a sample may stand out only inside the network
             outliers = sample_check.find_inside(
                 calib,
                 network=prepared.network.onnx_path,

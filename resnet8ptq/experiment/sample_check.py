@@ -1,6 +1,7 @@
 """Finds calibration samples that stand out.
 
-In the network's inputs before the run quantizes anything, inside the network after its calibration.
+It looks at the network's inputs before the run quantizes anything, and at the tensors inside the
+network after its calibration.
 """
 
 from pathlib import Path

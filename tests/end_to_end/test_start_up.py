@@ -72,9 +72,10 @@ def test_mlflow_and_matplotlib_are_left_to_the_process_that_uploads_and_draws():
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="py-cpuinfo tells the CPU elsewhere")
 def test_a_cached_run_imports_its_own_framework_only_and_a_sweep_its_report(tmp_path, shapes_model):
-    """Of one process: both leave MLflow to the one in the background."""
+    """One process runs both; only the background process imports MLflow."""
     new_store(tmp_path / "mlruns")
-    words, left = ["backend=onnx", *QUICK], FRAMEWORKS | YARDSTICKS | {"mlflow"}
+    words = ["backend=onnx", *QUICK]
+    left = FRAMEWORKS | YARDSTICKS | {"mlflow"}
     both = (
         f"from resnet8ptq import run; assert run.start({words}) == 0;"
         f"early = {left | REPORT} & set(sys.modules); assert not early, early;"

@@ -110,6 +110,14 @@ def test_findings_decide_the_next_steps():
     assert not any(word.startswith("max_drop=") for word in by_kind["learned_rounding"].overrides)
 
 
+def test_the_rows_of_a_kind_are_alike():
+    """The search reads these attributes from the first row of a kind."""
+    first: dict[str, tuple[bool, bool, bool]] = {}
+    for row in step_table.STEPS:
+        alike = (row.is_start, row.free, row.plain)
+        assert first.setdefault(row.name, alike) == alike, row.name
+
+
 @pytest.mark.parametrize(
     ("name", "word"),
     [

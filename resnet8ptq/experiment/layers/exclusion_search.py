@@ -66,8 +66,9 @@ class Trials:
 
     def find(self, nodes: Sequence[str]) -> Trial | None:
         """Return the trial of these nodes; None if they were not tried."""
+        wanted = set(nodes)
         for step in self.steps:
-            if set(step.nodes) == set(nodes):
+            if set(step.nodes) == wanted:
                 return step
         return None
 

@@ -99,7 +99,7 @@ def find_inexact_kernels(compared: TensorComparison) -> list[Finding]:
 
 
 def _is_inexact(tensor: ComparedTensor) -> bool:
-    """Return whether the kernels add more noise than rounding does."""
+    """Return whether the kernels' noise is above that of rounding, and above the file's own."""
     return tensor.kernels.sqnr_db < min(KERNELS_DB, tensor.sqnr_db)
 
 
