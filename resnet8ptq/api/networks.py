@@ -55,7 +55,7 @@ def list_inputs(model: Any) -> list[str]:
     if is_of(model, "keras", "Model"):
         tensors = getattr(model, "inputs", None) or ()
         return [tensor.name for tensor in tensors]
-    if hasattr(model, "SerializeToString"):
+    if is_of(model, "onnx", "ModelProto"):
         from resnet8ptq.graph.links import Links, input_names
 
         constants = Links(model.graph).constants  # some exporters list them as inputs

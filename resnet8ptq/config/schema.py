@@ -625,13 +625,13 @@ def find_fields(key: str) -> list[list[Field[Any]]]:
     """
     reached: list[tuple[Any, list[Field[Any]]]] = [(RunConfig, [])]  # types, and the paths to them
     for name in key.split("."):
-        nearer = []
+        deeper = []
         for owner, path in reached:
             item = _find_field(owner, name)
             if item is not None:
                 for kind in with_subclasses(_types_of(owner)[name]):
-                    nearer.append((kind, [*path, item]))
-        reached = nearer
+                    deeper.append((kind, [*path, item]))
+        reached = deeper
 
     # Subclasses share an inherited field
     paths = {id(path[-1]): path for _, path in reached}

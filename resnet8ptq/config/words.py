@@ -176,8 +176,8 @@ def as_list(names: Iterable[str]) -> str:
     """
     items = []
     for name in names:
-        is_plain = re.fullmatch(r"[\w./:-]+", name)
-        items.append(name if is_plain else quote(name))
+        needs_quotes = not re.fullmatch(r"[\w./:-]+", name)
+        items.append(quote(name) if needs_quotes else name)
     return f"[{','.join(items)}]"
 
 

@@ -16,7 +16,7 @@ from resnet8ptq.data.splitting import join_lone
 
 log = logging.getLogger(__name__)
 
-# With `calib.samples_per_class=null`, which most of `conf/data` sets; else that number counts.
+# These apply with `calib.samples_per_class=null`, which most of `conf/data` sets.
 _PER_CLASS = 100  # calibration samples of each class
 _OF_ALL_CLASSES = 2000  # calibration samples in total with more than 20 classes
 _WITHOUT_CLASSES = 1000  # calibration samples in total

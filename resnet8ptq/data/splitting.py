@@ -99,11 +99,13 @@ def split_one(
     Raises:
         DataError: there are fewer than two different samples or groups.
     """
-    units: NDArray[Any] = whole.pixel_hashes
-    kind = "samples"
+    units: NDArray[Any]
     if whole.groups is not None:
         units = whole.groups
         kind = "groups"
+    else:
+        units = whole.pixel_hashes  # reads all samples
+        kind = "samples"
     strata = np.zeros(len(whole), np.int64)  # without classes, all samples are one stratum
     for label, members in enumerate(whole.strata(len(class_names))):
         strata[members] = label

@@ -86,7 +86,7 @@ class Target:
                 f"target.command: {runtime} is not measured on another machine; expected a backend "
                 f"that runs in {' | '.join(RUNTIMES)}"
             )
-        options = self._asked
+        options = {**self._asked}
         if precision != F32:
             options["precision"] = precision
         key = " ".join((files.sha256(path), runtime, *options.values(), str(threads)))

@@ -42,3 +42,4 @@ def test_constants_among_the_inputs_of_an_onnx_model_are_no_inputs():
             z = Add(scaled, y)
         }""")
     assert list_inputs(model) == ["x", "y"]
+    assert list_inputs(model.graph) == []  # a part of a model names no inputs

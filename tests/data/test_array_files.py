@@ -350,6 +350,7 @@ def test_a_group_is_not_split(seed, fraction):
     assert not set(data.train.groups) & set(data.test.groups)
     assert set(data.train.labels) == set(data.test.labels) == {0, 1}
     np.testing.assert_array_equal(data.test.labels, data.test.groups % 2)
+    assert data.train.hashes is None  # no sample is read
 
 
 def test_offset_and_scale_are_for_integers(tmp_path):

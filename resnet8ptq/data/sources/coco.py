@@ -110,9 +110,10 @@ def list_pictures(config: CocoConfig, cache_root: Path) -> list[Picture]:
 
 
 def _list(annotations: Annotations, config: CocoConfig) -> list[Picture]:
+    folder = Path(str(config.images))
     listed = []
     for name, _, _ in annotations.images.values():
-        path = Path(str(config.images)) / name
+        path = folder / name
         listed.append(Picture(str(path), path))
     return listed
 
