@@ -74,9 +74,7 @@ def group(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
     # Runs without samples join by their settings
     families: dict[tuple[str | None, ...], list[RunRecord]] = {}
     for record in records:
-        scored = by_settings.get(_asked(record), first)
-        if _has_samples(record):
-            scored = _scored(record)
+        scored = _scored(record) if _has_samples(record) else by_settings.get(_asked(record), first)
         families.setdefault(scored, []).append(record)
     return sorted(families.values(), key=lambda f: samples_of(f) == "selection") or [[]]
 

@@ -152,9 +152,9 @@ class ModelSelection:
     def headline(self) -> Headline | None:
         """The model that `rule` chooses; None if no model passes or may pass.
 
-        The candidates keep the limit on the selection samples and pass on the reported ones, where
-        verdicts are corrected for all models. If there are none, the rule chooses only by the
-        selection samples, and the chosen model is assessed by itself.
+        The rule chooses among the models `within` that pass on the reported samples, where verdicts
+        are corrected for all models. If none passes, it chooses among the undecided ones. If there
+        are selection samples, only these choose then, and the chosen model is assessed by itself.
         """
         passing = with_verdict(self.within, PASS)
         if passing:
@@ -619,7 +619,7 @@ def _smallest(selected: ModelSelection) -> Recommendation:
     # A smaller model that is not within the limit
     left_out = []
     for cell in selected.candidates:
-        if cell not in selected.within and _bytes(cell) < _bytes(best):
+        if _bytes(cell) < _bytes(best) and cell not in selected.within:
             left_out.append(cell)
     if left_out:
         smaller = min(left_out, key=_bytes)

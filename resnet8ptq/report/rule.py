@@ -78,7 +78,7 @@ class Headline:
 
     Attributes:
         advice: `deploy`: the model passes; `test`: it needs more samples; `keep`: FP32 stays.
-        candidate: the chosen model; with `keep`, the model that is not worth its loss.
+        candidate: the chosen model; with `keep`, a model that gains nothing over FP32.
         reason: the reason in about ten words.
         nothing_faster: whether no candidate is shown to be faster than FP32, although timed.
         alone: whether the model was assessed by itself, and not corrected for all models.

@@ -84,7 +84,7 @@ class RunningSweep:
 
     @cached_property
     def shared(self) -> "SharedSweep":
-        """What the jobs see of the sweep.
+        """The data of the sweep for its jobs.
 
         The first access waits for the store, and writes `sweep.json`; see `open_running_sweep`.
         """
@@ -252,7 +252,7 @@ class RunningSweep:
         return ended_ms is not None and ended_ms < 1000 * begun
 
     def _write_report(self, records: "list[RunRecord]", chosen: "list[ModelSelection]") -> None:
-        """Write the report, and the final timings, to the folder and the parent run.
+        """Write the report to the folder and the parent run, and log the final timings.
 
         A search that is late prints the command for its report instead.
         """

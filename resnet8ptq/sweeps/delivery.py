@@ -34,7 +34,7 @@ class Delivery:
     is_measured: bool = True
 
     def keep(self, record: RunRecord, outcome: str, is_confirmed: bool = False) -> None:
-        """Replace the file by the one of a run."""
+        """Replace the kept file with that of a run."""
         self.record = record
         self.outcome = outcome
         self.is_confirmed = is_confirmed

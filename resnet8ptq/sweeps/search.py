@@ -91,8 +91,8 @@ class SettingsSearch:
         """Try steps until the goal is met, no step is left or the time is up; confirm the best.
 
         If the best passes on the selection samples only, the search goes on, unless the reported
-        samples are too few to show that any model passes. If a step fails, the search tries the
-        next simpler step of the same kind.
+        samples are too few to show that any model passes. A step that fails does not end the
+        search. If all first steps of a kind fail, a plainer setting follows.
 
         Raises:
             PtqError: two steps fail with the same error of the input, and none could be measured.

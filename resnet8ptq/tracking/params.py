@@ -112,7 +112,7 @@ def _has_effect(key: str, params: Mapping[str, str], implied: Mapping[str, str])
     if key.startswith(_OUTSIDE):
         return False
     ways = find_fields(key)
-    if not ways:  # not a setting but a resolved value
+    if not ways:  # not in the schema of this version, so without conditions
         return True
     return any(_is_met(way, params) for way in ways)
 
