@@ -33,6 +33,13 @@ class Delivery:
     path: Path | None = None
     is_measured: bool = True
 
+    @property
+    def confirmed_id(self) -> str | None:
+        """The id of the run that counts as confirmed; None without one."""
+        if self.record is None or not self.is_confirmed:
+            return None
+        return self.record.run_id
+
     def keep(self, record: RunRecord, outcome: str, is_confirmed: bool = False) -> None:
         """Replace the kept file with that of a run."""
         self.record = record

@@ -107,7 +107,7 @@ class SettingsSearch:
                 return
             if again_s(ranked[0]) > self.budget.until_late_s(self._spent_s()):
                 settings = searching.say(ranked[0].settled_step.settings)
-                if ranked[0].same_samples and not self.confirmed:
+                if ranked[0].run_id == self.delivery.confirmed_id:
                     _say(f"confirmed without another run: {settings}; the same samples chose it")
                 else:
                     _say(f"not confirmed: {settings}; the time is up")

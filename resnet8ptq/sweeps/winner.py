@@ -63,14 +63,11 @@ def find_winner(chosen: Sequence[ModelSelection], delivery: Delivery) -> Winner 
     Models are confirmed one after the other, until one passes.
     """
     folder = delivery.folder or Path()
-    delivered_id = ""
-    if delivery.is_confirmed and delivery.record is not None:
-        delivered_id = delivery.record.run_id
     first = None
     passing = None
     for selected in chosen:
         for cell in selected.family.measured:
-            if cell.record.held_out and cell.record.run_id != delivered_id:
+            if cell.record.held_out and cell.record.run_id != delivery.confirmed_id:
                 continue
             winner = Winner(selected, cell, folder)
             first = first or winner

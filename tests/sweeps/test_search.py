@@ -403,6 +403,22 @@ def test_a_model_that_the_reported_samples_chose_is_confirmed_by_them(
     assert ("the same samples chose and reported it" in shown.out) == same
 
 
+def test_a_model_that_replaces_a_refuted_one_is_confirmed_by_the_samples_that_chose_it(capsys):
+    def outcome(step):
+        measured = record(0.0001)
+        if "method=weight_only" not in step.overrides:  # passes alone, but not as one of two
+            measured = record(0.008, **{"paired/p_within": 0.04})
+        measured = amend_record(measured, params={"same_samples": "true"})
+        return measured.model_copy(update={"run_id": step.kind})
+
+    jobs, delivery = Jobs(outcome, seconds=lambda step: 100.0), Delivery()
+    jobs.run(seconds=320, delivery=delivery)
+    assert jobs.kinds == ["start", CONFIRM, "weights_in_8_bits"]
+    assert delivery.confirmed_id == "weights_in_8_bits"
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "confirmed without another run: method=weight_only" in last
+
+
 def test_a_model_of_nearly_all_bytes_of_fp32_is_no_winner():
     def outcome(step):
         small = "method=weight_only" in step.overrides
