@@ -1,11 +1,14 @@
 """FP32 that is no better than chance raises a doubt."""
 
+import math
+
 import numpy as np
 import pytest
 
 from resnet8ptq.tasks import perplexity, regression
 from resnet8ptq.tasks.detection.decoding import NOTHING
 from resnet8ptq.tasks.scoring import statistics
+from resnet8ptq.tasks.scoring.comparison import doubt_below
 from resnet8ptq.tasks.scoring.outputs import LOGITS, PROBABILITIES, VALUES, Outputs, Targets
 from tests.helpers.task_cases import (
     CASES,
@@ -71,3 +74,16 @@ def test_constant_targets_raise_no_doubt():
     task, same = regression.build(resamples=100), Targets(np.ones((20, 1), np.float32))
     outputs = Outputs((np.full((20, 1), 1.1, np.float32),), None, VALUES)
     assert task.doubt(task.score(outputs, same), None) is None
+
+
+@pytest.mark.parametrize(
+    ("high", "expected", "doubted"),
+    [
+        (0.7, 0.8, True),
+        (0.8, 0.8, False),
+        (0.7, None, False),
+        (math.nan, 0.8, False),  # too many bootstrap samples have no value
+    ],
+)
+def test_only_an_interval_below_the_expected_value_raises_a_doubt(high, expected, doubted):
+    assert (doubt_below("AP 0.6", (high - 0.2, high), expected) is not None) == doubted
