@@ -78,7 +78,7 @@ def _read_blocks(kept: Any) -> dict[str, Blocks]:
     by_name = {}
     for name, times in kept.items():
         blocks = [float(time) for time in times]
-        if not blocks or not min(blocks) > 0:  # also of NaN
+        if not blocks or not all(time > 0 for time in blocks):  # also for NaN
             raise ValueError("expected latencies above 0")
         by_name[str(name)] = blocks
     return by_name

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 from dataclasses import asdict
 from types import SimpleNamespace
 
@@ -98,7 +99,14 @@ def test_the_fastest_of_several_has_a_wider_interval():
 
 
 @pytest.mark.parametrize(
-    "kept", ["", [], {}, {"single": {"a": [0]}, "batch": {}, "batch_size": 1, "threads": 1}]
+    "kept",
+    [
+        "",
+        [],
+        {},
+        {"single": {"a": [0]}, "batch": {}, "batch_size": 1, "threads": 1},
+        {"single": {"a": [1.0, math.nan]}, "batch": {}, "batch_size": 1, "threads": 1},
+    ],
 )
 def test_what_is_no_race_is_refused(kept):
     with pytest.raises((KeyError, TypeError, ValueError)):
