@@ -110,8 +110,8 @@ def find_outliers(tensor: str, peaks: Peaks) -> Outliers | None:
 def find_in_inputs(samples: Split, names: list[str]) -> Iterator[Outliers]:
     """Yield the samples that stand out in a float input of the network.
 
-    It reads the samples without running a network, so it serves every backend. Pictures in
-    uint8 are left out, because their values have one scale.
+    It reads the samples without running a network, so it serves every backend. Pictures in uint8
+    are left out, because their values have one scale.
 
     Args:
         names: the network's inputs.

@@ -36,7 +36,7 @@ class RunResult:
 
     Attributes:
         resolved: params of the result besides the settings: `Resolved.to_params`, such as
-            `weight_dtype`, and what was found, such as `execution`, `artifact_sha256` and `doubt`.
+            `weight_dtype`, and findings, such as `execution`, `artifact_sha256` and `doubt`.
     """
 
     status: str

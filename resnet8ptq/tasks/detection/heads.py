@@ -2,8 +2,8 @@
 
 A head decodes outputs to boxes and scores, or to detections. Boxes are left, top, right and bottom
 in pixels of the network's input. Further values of each box follow if there are any: x, y and
-visibility of K keypoints, or the coefficients of its mask. To add a head, write two
-functions and an entry in `HEADS`.
+visibility of K keypoints, or the coefficients of its mask. To add a head, write two functions and
+an entry in `HEADS`.
 """
 
 import re

@@ -222,12 +222,11 @@ def correct_skewness(t: float, skewness: float) -> float:
     """Return a t statistic corrected for the skewness of its mean's distribution.
 
     If few losses are large, a sample without them has both a small mean and a small error. Too many
-    such samples pass. Hall's monotone transformation removes the
-    first-order effect ("On the Removal of Skewness by Transformation", Journal of the Royal
-    Statistical Society B 54, 1992): t + skewness * (t^2 / 3 + 1 / 6) + skewness^2 * t^3 / 27. The
-    last term makes it increase with t, and outweighs the correction if the skewness is large. So
-    the skewness is limited to the value of the largest correction, which leaves a quarter of a
-    large t, and 0.16 of t = 3.
+    such samples pass. Hall's monotone transformation removes the first-order effect ("On the
+    Removal of Skewness by Transformation", Journal of the Royal Statistical Society B 54, 1992):
+    t + skewness * (t^2 / 3 + 1 / 6) + skewness^2 * t^3 / 27. The last term makes it increase with
+    t, and outweighs the correction if the skewness is large. So the skewness is limited to the
+    value of the largest correction, which leaves a quarter of a large t, and 0.16 of t = 3.
     """
     first = t**2 / 3 + 1 / 6
     cube = abs(t) ** 3
