@@ -48,10 +48,10 @@ def copy_database(make: Callable[[Path], None], path: Path) -> None:
 
 @once
 def share_between_stores() -> None:
-    """Let what MLflow and SQLAlchemy find out about one store serve all stores of this process.
+    """Share the latest migration and the compiled queries among all stores of this process.
 
     MLflow looks through its migrations whenever it opens a store, and SQLAlchemy compiles each
-    query again for each file: half of what a short run logs.
+    query again for each file. Together they take half of the time in which a short run logs.
     """
     from mlflow.store.db import utils
 

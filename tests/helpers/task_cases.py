@@ -379,7 +379,7 @@ every = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 
 @cache
 def compare(case: Case, noise: float, other: float = 0.0) -> Comparison:
-    """Compare two models of a case, once for all tests: what is resampled is resampled once."""
+    """Compare two models of a case; cached, because resampling takes long."""
     outputs = (case.outputs(amount) for amount in (noise, other))
     return case.task.compare(*(case.task.score(values, case.targets) for values in outputs))
 

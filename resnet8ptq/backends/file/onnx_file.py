@@ -302,8 +302,12 @@ class _Graph:
             elif len(node.input) > weights:
                 stored = self._stored(node.input[weights])
             if stored:
-                activations = self._computed(node, zero, stored)
-                yield Layer(node.op_type, node.name or node.output[0], stored, activations)
+                yield Layer(
+                    operator=node.op_type,
+                    name=node.name or node.output[0],
+                    weights=stored,
+                    activations=self._computed(node, zero, stored),
+                )
 
     def _stored(self, name: str) -> str:
         """Return the stored dtype of weights; empty if they are computed."""

@@ -245,8 +245,12 @@ def _layers(graph: Any) -> Iterator[Layer]:
             continue
         stored = _stored(operator.input_value(1))
         if stored:
-            activations = _computed(operator.input_value(0), stored)
-            yield Layer(kind, operator.get_friendly_name(), stored, activations)
+            yield Layer(
+                operator=kind,
+                name=operator.get_friendly_name(),
+                weights=stored,
+                activations=_computed(operator.input_value(0), stored),
+            )
 
 
 def _stored(value: Any) -> str:

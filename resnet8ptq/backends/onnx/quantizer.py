@@ -435,7 +435,7 @@ class OnnxQuantizer(Quantizer):
         in_float |= dict.fromkeys(kept)
 
         # Layers that keep one scale for all channels, or none at all
-        ranges = activations.find_around([*in_float])
+        ranges = activations.find_around(in_float)
         whole: dict[str, list[dict[str, str]]] = {}  # weights with one scale, and no other options
         if config.per_channel and file_format == "qoperator":  # which takes no such option
             in_float |= dict.fromkeys(find_stacks(graph))

@@ -106,8 +106,8 @@ def find_layers(graph: onnx.GraphProto, skipped: Collection[str] = ()) -> list[o
             continue
         is_plain = ranks[node.input[1]] == 2 and not attribute(node, "transA", 0)
         # beta becomes part of the bias, which is then a constant
-        has_bias = attribute(node, "beta", 1.0) == 1 or {*node.input[2:]} <= ranks.keys()
-        if is_plain and has_bias:
+        can_add_bias = attribute(node, "beta", 1.0) == 1 or {*node.input[2:]} <= ranks.keys()
+        if is_plain and can_add_bias:
             layers.append(node)
     return layers
 

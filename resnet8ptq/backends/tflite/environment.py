@@ -136,7 +136,7 @@ def _interpreters() -> Iterator[str]:
     for version in VERSIONS:
         candidates += map(str, sorted(pyenv.glob(f"{version}.*/bin/python")))
     for candidate in candidates:
-        python = shutil.which(candidate)  # pyenv has shims of versions that it cannot run
+        python = shutil.which(candidate)  # or pyenv's shim, which may refuse
         if python and run([python, "-I", "-c", _CAN_MAKE]).stdout.strip() in VERSIONS:
             yield python
 

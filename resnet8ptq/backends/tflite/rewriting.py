@@ -285,8 +285,9 @@ def _name_activations(model: Any, names: list[str], graph: onnx.GraphProto) -> d
 
 def _find_node(graph: onnx.GraphProto, kind: str, inputs: list[str]) -> onnx.NodeProto | None:
     """Return the first node of an operator with these inputs, in any order."""
+    wanted = sorted(inputs)
     for node in graph.node:
-        if node.op_type == kind and sorted(node.input) == sorted(inputs):
+        if node.op_type == kind and sorted(node.input) == wanted:
             return node
     return None
 
