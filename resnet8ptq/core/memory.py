@@ -32,10 +32,8 @@ def budget() -> int:
     The other half is for libraries, weights and their copies. The budget is a power of two, so that
     batches, and the sums over them, are the same in all runs unless memory is very short.
     """
-    whole = _half_of_free()
     asked = os.environ.get(_VARIABLE)
-    if asked:
-        whole = int(float(asked) * 1e9)
+    whole = int(float(asked) * 1e9) if asked else _half_of_free()
     return max(LEAST, min(MOST, 2 ** ((whole // 2).bit_length() - 1)))
 
 

@@ -46,6 +46,12 @@ def test_memory_gb_sets_the_budget_of_a_run_and_of_its_processes():
         memory.set_limit(None)
 
 
+def test_with_memory_gb_the_free_memory_is_not_asked_for(monkeypatch):
+    monkeypatch.setenv("RESNET8PTQ_MEMORY_GB", "1.5")
+    monkeypatch.setattr(memory, "_half_of_free", None)
+    assert memory.budget() == 2**29
+
+
 @given(sizes=st.lists(st.integers(0, 100)), within=st.integers(0, 200))
 def test_groups_hold_all_in_order_and_stay_within_the_budget(sizes, within):
     parts = [sizes[part] for part in memory.in_groups(sizes, within)]
