@@ -185,7 +185,7 @@ class ModelSelection:
 
     def _option(self, cell: Cell, ranked: Sequence[Cell], fp32_ms: float) -> rule.Candidate:
         record = cell.record
-        ms = _finite(cell.record.latency_ms)
+        ms = record.latency_ms
         passes = record.verdict == PASS
         speed = None
         if self.timing is not None:
@@ -275,12 +275,6 @@ class ModelSelection:
 
         least = min(map(value, near))
         return up_to(least * (1 + CLOSE) + ROUNDING, near, value)
-
-
-def _finite(value: float | None) -> float | None:
-    if value is None or not math.isfinite(value):
-        return None
-    return value
 
 
 def _or_worst(cost: float) -> float:
