@@ -362,7 +362,8 @@ def write_paddings(proto: onnx.ModelProto) -> None:
 
     onnx2torch only supports explicit paddings. `SAME_UPPER` and `SAME_LOWER` give
     ceil(size / stride) outputs along an axis, and size * stride for a ConvTranspose. The larger
-    half of an odd padding is at the end for `SAME_UPPER`, at the beginning for `SAME_LOWER`.
+    half of an odd padding is at the end for `SAME_UPPER`, at the beginning for `SAME_LOWER`. A
+    ConvTranspose with `output_shape` or `output_padding` keeps `auto_pad`: they change paddings.
     """
     sizes: dict[str, list[int]] = {}
     for node in proto.graph.node:
@@ -377,9 +378,7 @@ def write_paddings(proto: onnx.ModelProto) -> None:
         if not spatial or len(kernel) != len(spatial) or 0 in spatial:
             continue
         is_transposed = node.op_type == "ConvTranspose"
-        if is_transposed and attribute(node, "output_shape", []):
-            continue  # it changes the paddings, like `output_padding`
-        if is_transposed and attribute(node, "output_padding", []):
+        if attribute(node, "output_shape", []) or any(attribute(node, "output_padding", [])):
             continue
         ones = [1] * len(spatial)
         strides = attribute(node, "strides", ones)

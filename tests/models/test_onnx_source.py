@@ -420,6 +420,27 @@ def test_written_paddings_are_those_that_onnx_runtime_works_out(
     assert np.array_equal(open_runner(proto)(samples), expected)
 
 
+@pytest.mark.parametrize(
+    ("setting", "kept"),
+    [
+        ({"output_padding": [1, 0]}, True),
+        ({"output_padding": [0, 0]}, False),
+        ({"output_shape": [9, 11]}, True),
+    ],
+)
+def test_a_set_size_of_the_output_keeps_auto_pad(setting, kept):
+    weights = RANDOM.normal(size=(1, 1, 3, 3)).astype(np.float32)
+    window = {"strides": [2, 3], "auto_pad": "SAME_UPPER"}
+    node = helper.make_node("ConvTranspose", ["x", "w"], ["y"], **window, **setting)
+    proto = assemble([node], {"x": [2, 1, 5, 6]}, {"y": None}, {"w": weights})
+    samples = RANDOM.normal(size=(2, 1, 5, 6)).astype(np.float32)
+    expected = open_runner(proto)(samples)
+    write_paddings(proto)
+    names = [item.name for item in proto.graph.node[0].attribute]
+    assert ("auto_pad" in names) == kept
+    assert np.array_equal(open_runner(proto)(samples), expected)
+
+
 @pytest.mark.parametrize("opset", [18, 20])
 def test_operators_that_onnx2torch_knows_from_before_are_lowered_for_it(take, opset):
     nodes = [
