@@ -96,7 +96,7 @@ class Trainer:
         return state.epoch, state.points
 
     def _optimizer(self) -> torch.optim.Adam:
-        """Return Adam with learning rates scaled by the size of each tensor: You et al., ICLR 2020.
+        """Return Adam with each tensor's learning rate scaled by its size, as in LAMB (ICLR 2020).
 
         With raw pixels and folded batch normalization, the weights of the first layer are a hundred
         times smaller than others. The logarithms of the ranges have a scale of 1.

@@ -27,7 +27,7 @@ def split_into_blocks(sources: Sequence[Collection[int]], most: int) -> list[lis
 
 
 def _split(last: Sequence[int], size: int) -> list[list[int]]:
-    """Return blocks of `size` steps or more; a block of twice that size ends at any step."""
+    """Return blocks of `size` to twice `size` steps; the last one may be shorter."""
     blocks: list[list[int]] = []
     block: list[int] = []
     open_until = 0  # the last step that reads an earlier one

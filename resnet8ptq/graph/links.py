@@ -93,7 +93,7 @@ class Links:
         return next(iter(readers.values()))
 
     def replace_input(self, node: onnx.NodeProto, index: int, tensor: onnx.TensorProto) -> None:
-        """Replace a constant input of a node by `tensor`, an initializer of the graph."""
+        """Replace a constant input of a node, or add one; `tensor` is one of the initializers."""
         readers = self._readers  # made before the change
         old = node.input[index]
         node.input[index] = tensor.name

@@ -168,7 +168,7 @@ class Writer:
 
 
 def store(constant: ir.Value, tensor: onnx.TensorProto) -> None:
-    """Replace the values of a constant, maybe by another dtype; its name stays."""
+    """Replace the values of a constant, maybe in another dtype; its name stays."""
     constant.const_value = values = ir.from_proto(tensor)
     constant.type = ir.TensorType(values.dtype)
     constant.shape = values.shape

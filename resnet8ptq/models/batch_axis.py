@@ -197,7 +197,7 @@ def _shape_outputs(
     graph = proto.graph
     data_sized = find_data_sized(proto)
     rows = [name for name in output_names(graph) if _has_rows(name, tensors, sizes)]
-    inputs = input_names(graph)
+    inputs = set(input_names(graph))
     alone: dict[str, Sequence[int | str]] = {}
     for value in graph.output:
         if value.name in inputs:
@@ -306,7 +306,7 @@ def zeros(sample: SampleArray, size: int) -> SampleArray:
 
 
 def _shortened(feeds: Mapping[str, NDArray[Any]], names: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """Return the inputs; those in `names` lose one value, or gain some if they have only one."""
+    """Return the inputs; those in `names` lose one value, or gain one if they have only one."""
     shorter = dict(feeds)
     for name in names:
         values = feeds[name]

@@ -1,4 +1,4 @@
-"""The decisions for one network, which a backend gets with the settings: bits, layers in float."""
+"""The decisions for one network, beside the settings: bits, layers in float, and ranges."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -109,5 +109,5 @@ def format_name(path: Path, is_module: bool = False) -> str:
 
 
 def is_tflites(name: str, is_float: bool) -> bool:
-    """Return whether TensorFlow converts a format to .tflite; `is_float`: or it is .tflite."""
+    """Return whether TensorFlow converts a format to .tflite; for floats, .tflite counts too."""
     return name in TFLITE_FORMATS or (is_float and name == "tflite")
