@@ -1,5 +1,8 @@
 """One contract for every backend; then what is special to each."""
 
+import filecmp
+import re
+
 import numpy as np
 import onnx
 import pytest
@@ -15,13 +18,9 @@ from resnet8ptq.precision.decisions import Decisions
 from resnet8ptq.tasks.scoring.distortion import softmax
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantize_network, quantizer_of
-from tests.helpers.frameworks import QUANTIZING, skip_without_float_layers
+from tests.helpers.frameworks import FILE, QUANTIZING, SHIPPED, skip_without_float_layers
 from tests.helpers.quantized import TESTED, Probabilities, Quantize
 
-FILE = "file"  # of another program: here that of backend=onnx
-SHIPPED = (
-    *("onnx", "torch", "torch_pt2e", "tflite", "executorch", "openvino", "openvino_nncf", FILE),
-)
 # The dtypes in docs/settings.md: (weights, activations), or None where it is unsupported. A backend
 # without rows here is held to resolve or refuse each dtype, and to quantize from its own start.
 DTYPE_TABLE = {
@@ -72,6 +71,10 @@ DTYPE_TABLE = {
     # Weights alone: method=weight_only, see test_weight_only.py.
     **{(backend, dtype): None for backend in SHIPPED for dtype in WEIGHT_ONLY},
 }
+_REASONS = (
+    r"qint8 weights|int8 kernels|int8 or int16|simulates 8 bits|below 8 bits|weights alone|"
+    r"has its own dtype"
+)
 
 
 def start_dtype(backend: str) -> str:
@@ -127,6 +130,8 @@ def test_resolves_as_the_dtype_table_says(quantize, backend, dtype):
     except UnsupportedError as error:
         assert not DTYPE_TABLE.get((backend, dtype)), error
         assert f"dtype={dtype}: " in str(error) or "below 8 bits" in str(error)
+        if backend in SHIPPED:
+            assert re.search(_REASONS, str(error))
     else:
         dtypes = (resolved.weight_dtype, resolved.activation_dtype)
         assert dtypes == DTYPE_TABLE.get((backend, dtype), dtypes)
@@ -197,7 +202,7 @@ def test_same_config_gives_the_same_file(quantize, quantize_anew, backend):
     overrides = (f"backend={backend}", "dtype=int8")
     first, second = quantize(*overrides), quantize_anew(*overrides)
     assert first.artifact.ranges == second.artifact.ranges
-    assert first.artifact.path.read_bytes() == second.artifact.path.read_bytes()
+    assert filecmp.cmp(first.artifact.path, second.artifact.path, shallow=False)
 
 
 @pytest.mark.slow

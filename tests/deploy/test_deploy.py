@@ -1,5 +1,6 @@
 """From a run to what runs elsewhere: the folder, its example, C, older runtimes, serving."""
 
+import filecmp
 import os
 import re
 import shutil
@@ -103,7 +104,7 @@ def test_folder_computes_what_the_run_predicted(backend, file, runs, deployed):
     code = (result.folder / "example.py").read_text()
     assert "resnet8ptq" not in code
     (run,) = [run for run in runs.children if run.info.run_id == result.run_id]
-    assert (result.folder / file).read_bytes() == runs.artifacts(run)[file].read_bytes()
+    assert filecmp.cmp(result.folder / file, runs.artifacts(run)[file], shallow=False)
 
 
 def test_card_says_what_was_measured(runs, deployed):

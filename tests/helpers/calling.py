@@ -234,7 +234,15 @@ def forget() -> None:
 
 
 def clean_environment(**changes: str) -> dict[str, str]:
-    """Return this process's environment with `changes`, and with no store but one named there."""
+    """Return this process's environment with `changes`, and with no store but one named there.
+
+    Nothing tells the new process of this call of pytest: one that runs pytest itself would take
+    the folder above its own for the one that its processes share, and find another call's files.
+    """
     dropped = ("MLFLOW_TRACKING_URI", "HYDRA_FULL_ERROR")  # set in this process by MLflow and cli
-    inherited = {key: value for key, value in os.environ.items() if key not in dropped}
+    inherited = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in dropped and not key.startswith("PYTEST_")
+    }
     return {**inherited, **changes}

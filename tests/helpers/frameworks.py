@@ -7,6 +7,10 @@ from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.descriptor import find_backends
 from tests.helpers.factories import quantizer_of
 
+FILE = "file"  # the backend of files of other programs
+SHIPPED = (
+    *("onnx", "torch", "torch_pt2e", "tflite", "executorch", "openvino", "openvino_nncf", FILE),
+)
 QUANTIZING = [name for name, backend in find_backends().items() if backend.quantizes]
 
 

@@ -1,5 +1,6 @@
 """Several processes log to MLflow's server on PostgreSQL, started as in docs/server.md."""
 
+import filecmp
 import os
 import shutil
 import socket
@@ -131,7 +132,7 @@ def check_artifacts(records: list[RunRecord], root: Path, folder: Path) -> None:
         sent = folder / record.tags["job_number"]
         assert {path.name for path in result.iterdir()} == set(tracking_load.FILES)
         for name in tracking_load.FILES:
-            assert (result / name).read_bytes() == (sent / name).read_bytes()
+            assert filecmp.cmp(result / name, sent / name, shallow=False)
 
 
 def check_datasets(store: Store, parent_id: str) -> None:
