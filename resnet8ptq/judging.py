@@ -29,7 +29,7 @@ from resnet8ptq.config import words as grammar
 from resnet8ptq.core import background, invocation
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import no_such_name
-from resnet8ptq.report.facts import LIMITS
+from resnet8ptq.report.logged_limits import LIMITS
 from resnet8ptq.report.verdicts import EXIT_CODES, UNSUPPORTED
 from resnet8ptq.results import RunRecord, load_sweep
 from resnet8ptq.results.continuous_integration import assess_run

@@ -227,7 +227,7 @@ def _refuse_provider(key: str, run: SourceRun) -> None:
 
 def _open(run: SourceRun, cache_dir: str | None) -> Scored:
     _refuse_provider("result", run)
-    if run.record.samples_planned is not None:
+    if run.record.stopped_early:
         raise ConfigError(
             f"result: run {run.record.run_id} stopped at its verdict, which depends on this "
             "machine; expected a run with evaluate.stop=all"

@@ -15,7 +15,7 @@ from resnet8ptq.core.errors import ConfigError, QuantizationError, TrackingError
 from resnet8ptq.core.registry import look_up
 from resnet8ptq.core.text import one_line, printable
 from resnet8ptq.experiment.outputs import TOKENIZER
-from resnet8ptq.report.comparison import Cell
+from resnet8ptq.report.families import Cell
 from resnet8ptq.report.recommend import RECOMMENDED, Recommendation, find_use
 from resnet8ptq.report.verdicts import PASS
 from resnet8ptq.results import lookup

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from resnet8ptq.core.table import Column, Table
 from resnet8ptq.core.text import escape_markdown
-from resnet8ptq.report.comparison import Cell
+from resnet8ptq.report.families import Cell
 from resnet8ptq.report.recommend import (
     BALANCED,
     BEST,

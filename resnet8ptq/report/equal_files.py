@@ -1,14 +1,21 @@
-"""Groups runs with equal files, such as torch's int8 and u8s8: they share one row of the table.
+"""Models: runs with equal files, such as torch's int8 and u8s8, are one model.
 
-`facts.models_of` defines equal files. Runs that were measured in different ways, such as with other
-numbers of threads, stay apart.
+They share one row of the table, and count once where tests are corrected for their number. Runs
+that were measured in different ways, such as with other numbers of threads, have rows of their own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-from resnet8ptq.report.facts import models_of, varied
+from resnet8ptq.report.naming import varied
+from resnet8ptq.tasks.scoring.statistics import holm
+from resnet8ptq.tracking.params import PROVIDER
 from resnet8ptq.tracking.record import RunRecord
 
+T = TypeVar("T")
+R = TypeVar("R")
+
+RUN_ON = (PROVIDER, "measured_on")  # params: the provider and the machine that ran the file
 # Settings of the measurement, not of the file.
 _MEASURED_BY = ("threads", "data.name", "evaluate.", "latency.", "task.")
 
@@ -28,3 +35,61 @@ def group(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
 def distinct(records: Sequence[RunRecord]) -> list[RunRecord]:
     """Return the first run of each file."""
     return [members[0] for members in group(records)]
+
+
+def models_of(records: Sequence[RunRecord]) -> list[tuple[str | None, ...]]:
+    """Return a key of each run's model: equal for the same file on the same kernels.
+
+    Files with one hash are the same. Hashes may differ only by the names in a file. So files of the
+    same size and dtypes are also the same if all outputs on the scored samples are equal, bit for
+    bit. A dynamically quantized file takes its ranges from the batch, so the key has its size.
+    """
+    first: dict[tuple[object, ...], tuple[str | None, ...]] = {}
+    models: list[tuple[str | None, ...]] = []
+    for record in records:
+        kernels = (record.backend, record.engine, record.dynamic_batch, *record.select(*RUN_ON))
+        model: tuple[str | None, ...] = (*kernels, record.artifact_sha256 or record.run_id)
+        if record.outputs_sha256:
+            dtypes = record.select("weight_dtype", "activation_dtype")
+            outputs = (*kernels, *dtypes, record.size_bytes, record.outputs_sha256)
+            model = first.setdefault(outputs, model)
+        models.append(model)
+    return models
+
+
+def count_models(records: Sequence[RunRecord]) -> int:
+    """Return the number of models of these runs; see `by_model`."""
+    return len({*models_of(records)})
+
+
+def by_model(
+    records: Sequence[RunRecord], items: Sequence[T], test: Callable[[list[T]], Sequence[R]]
+) -> list[R]:
+    """Test several models together, equal files once; return the result for each run.
+
+    Two settings may give the same file. Correcting for both would reduce the power.
+
+    Args:
+        items: the argument of the test for each run.
+        test: returns a result for each of its arguments, corrected for their number.
+    """
+    models = models_of(records)
+    first: dict[tuple[str | None, ...], T] = {}  # the argument of each model
+    for model, item in reversed(list(zip(models, items, strict=True))):
+        first[model] = item
+    results = dict(zip(first, test(list(first.values())), strict=True))
+    return [results[model] for model in models]
+
+
+def adjusted_p(records: Sequence[RunRecord]) -> dict[str, float]:
+    """Return the p-value of each measured quantized run by its id, corrected for their number."""
+    tested = []
+    p_values = []
+    for record in records:
+        if record.quantized and record.p_alone is not None:
+            tested.append(record)
+            p_values.append(record.p_alone)
+    adjusted = {}
+    for record, p in zip(tested, by_model(tested, p_values, holm), strict=True):
+        adjusted[record.run_id] = p
+    return adjusted

@@ -4,8 +4,9 @@ from collections.abc import Collection, Sequence
 
 from resnet8ptq.evaluation.sequential import ANALYSES
 from resnet8ptq.report import equal_files
-from resnet8ptq.report.comparison import Family
-from resnet8ptq.report.facts import adjusted_p, count_models, labels, varied
+from resnet8ptq.report.equal_files import adjusted_p, count_models
+from resnet8ptq.report.families import Family
+from resnet8ptq.report.naming import labels, varied
 from resnet8ptq.report.table import VOID
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, say_added
 from resnet8ptq.tasks.scoring.metric import UNDEFINED, Metric

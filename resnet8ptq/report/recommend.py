@@ -16,7 +16,7 @@ from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import or_nearest, printable
 from resnet8ptq.evaluation.paired_latency import Blocks, PairedLatency, Ratio, ratio, typical
 from resnet8ptq.report import rule, timing, verdicts
-from resnet8ptq.report.comparison import Cell, Family, by_run_id, with_verdict
+from resnet8ptq.report.families import Cell, Family, by_run_id, with_verdict
 from resnet8ptq.report.rule import SAME_SIZE, SAME_SPEED, Headline, up_to
 from resnet8ptq.report.table import VOID, say_size, show_interval
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, least_of

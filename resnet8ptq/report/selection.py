@@ -11,7 +11,8 @@ from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import files
 from resnet8ptq.evaluation.paired_latency import FILE, PairedLatency
 from resnet8ptq.report import timing, verdicts
-from resnet8ptq.report.comparison import MAX_BYTES, Family, load_families
+from resnet8ptq.report.families import Family
+from resnet8ptq.report.loading import MAX_BYTES, load_families
 from resnet8ptq.report.recommend import ModelSelection
 from resnet8ptq.tracking import history
 from resnet8ptq.tracking.mlflow_store.store import Store

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import background, console, invocation
-from resnet8ptq.report import comparison, terminal, verdicts
+from resnet8ptq.report import loading, terminal, verdicts
 from resnet8ptq.report.pages import run_pages
 from resnet8ptq.report.recommend import ModelSelection, families_of
 from resnet8ptq.tracking.mlflow_store.store import Store
@@ -29,7 +29,7 @@ class SingleRun:
         record = self.record
         store = self.store
         if not record.is_analysis:  # an analysis has printed its own table
-            families = comparison.add_earlier_runs(store, comparison.load_families(store, [record]))
+            families = loading.add_earlier_runs(store, loading.load_families(store, [record]))
             chosen = []
             for family in families:
                 assessed = verdicts.assess(family, self.limits)

@@ -7,16 +7,9 @@ from dataclasses import dataclass, replace
 from resnet8ptq.core import files
 from resnet8ptq.core.table import Column, Table, number, show_kb
 from resnet8ptq.report import equal_files
-from resnet8ptq.report.comparison import records_of
-from resnet8ptq.report.facts import (
-    RUN_ON,
-    adjusted_p,
-    best_first,
-    is_stopped,
-    name_cells,
-    task_of,
-    varied,
-)
+from resnet8ptq.report.equal_files import RUN_ON, adjusted_p
+from resnet8ptq.report.families import best_first, records_of, task_of
+from resnet8ptq.report.naming import name_cells, varied
 from resnet8ptq.tasks.scoring.metric import BASELINE, Metric
 from resnet8ptq.tracking.record import RunRecord
 
@@ -215,7 +208,7 @@ def _make_baselines(records: Sequence[RunRecord], keys: Sequence[str]) -> list[R
 
     # FP32 has another value on the samples of each run that stopped early.
     sizes = {record.samples for record in records}
-    is_same = len(sizes) < 2 or not any(map(is_stopped, records))
+    is_same = len(sizes) < 2 or not any(record.stopped_early for record in records)
     rows = []
     for key in sorted(baselines.keys() - with_row, key=str):
         record = baselines[key]

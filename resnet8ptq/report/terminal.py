@@ -9,7 +9,7 @@ from rich.console import Console
 from resnet8ptq.core.console import say, stdout
 from resnet8ptq.report import notes, table
 from resnet8ptq.report.answer import Explanation, explain
-from resnet8ptq.report.comparison import Family, headings_of
+from resnet8ptq.report.families import Family, headings_of
 from resnet8ptq.report.recommend import ModelSelection, families_of, why_none
 from resnet8ptq.tracking.mlflow_store.store import Store
 

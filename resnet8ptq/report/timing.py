@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from resnet8ptq.evaluation.paired_latency import Blocks, PairedLatency, Ratio, ratio, typical
-from resnet8ptq.report.comparison import Cell, Family
+from resnet8ptq.report.families import Cell, Family
 from resnet8ptq.target.measure import CPU
 from resnet8ptq.tasks.scoring.metric import BASELINE
 from resnet8ptq.tracking.params import PROVIDER

@@ -18,8 +18,9 @@ from functools import partial
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core.text import printable
 from resnet8ptq.report import equal_files
-from resnet8ptq.report.comparison import Cell, Family, by_run_id, records_of
-from resnet8ptq.report.facts import adjusted_p, by_model, varied
+from resnet8ptq.report.equal_files import adjusted_p, by_model
+from resnet8ptq.report.families import Cell, Family, by_run_id, records_of
+from resnet8ptq.report.naming import varied
 from resnet8ptq.report.table import VOID
 from resnet8ptq.tasks.scoring.metric import BASELINE, CHOICE, TOTAL, Metric
 from resnet8ptq.tasks.scoring.statistics import (
@@ -95,7 +96,7 @@ def assess(family: Family, limits: ReportConfig) -> Family:
 
     This is the only function that assesses runs by their limits: tables, pages, recommendations,
     programs and deployments read its result. Call it once for each family, after
-    `comparison.load_families` and, if the models were timed in turns, `timing.put_in`.
+    `loading.load_families` and, if the models were timed in turns, `timing.put_in`.
     """
     metric = family.metric
     adjusted = adjusted_p(family.records)

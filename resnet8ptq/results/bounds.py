@@ -11,8 +11,8 @@ from functools import partial
 
 import numpy as np
 
-from resnet8ptq.report.comparison import Cell, Family, records_of
-from resnet8ptq.report.facts import by_model
+from resnet8ptq.report.equal_files import by_model
+from resnet8ptq.report.families import Cell, Family, records_of
 from resnet8ptq.report.verdicts import margin_at
 from resnet8ptq.tasks.scoring.metric import Metric
 from resnet8ptq.tasks.scoring.statistics import SIGNIFICANCE

@@ -22,7 +22,7 @@ from resnet8ptq.core import command
 from resnet8ptq.core.console import waiting
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import no_such_name
-from resnet8ptq.report.facts import LIMITS
+from resnet8ptq.report.logged_limits import LIMITS
 from resnet8ptq.report.recommend import RECOMMENDED, find_use
 from resnet8ptq.report.table import VOID
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, UNSUPPORTED

@@ -16,7 +16,7 @@ from resnet8ptq.core import templates
 from resnet8ptq.core.table import show_kb
 from resnet8ptq.core.text import escape_markdown, printable
 from resnet8ptq.report.answer import say_verdict
-from resnet8ptq.report.comparison import by_run_id
+from resnet8ptq.report.families import by_run_id
 from resnet8ptq.report.table import VOID, show_ms
 from resnet8ptq.report.verdicts import EXIT_CODES, MARGIN
 from resnet8ptq.results.summaries import SweepSummary

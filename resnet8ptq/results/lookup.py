@@ -12,7 +12,7 @@ from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core.descriptor import find_backends
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import no_such_name, printable, redact
-from resnet8ptq.report import comparison, facts, terminal
+from resnet8ptq.report import loading, logged_limits, terminal
 from resnet8ptq.report.recommend import ModelSelection
 from resnet8ptq.report.selection import load_selections, select
 from resnet8ptq.results.summaries import SweepSummary, assess_runs, summarize_sweep
@@ -53,13 +53,13 @@ class Runs:
 
     def select(self, asked: Asked) -> list[ModelSelection]:
         """Assess the runs as in the report, by the requested limits or else the sweep's."""
-        unknown = asked.keys() - {*facts.LIMITS}
+        unknown = asked.keys() - {*logged_limits.LIMITS}
         if unknown:
-            raise ConfigError(no_such_name("limits", min(unknown), facts.LIMITS))
-        limits = facts.limits_of(self.records, asked)
+            raise ConfigError(no_such_name("limits", min(unknown), logged_limits.LIMITS))
+        limits = logged_limits.limits_of(self.records, asked)
         if self.parent is not None:
             return load_selections(self.store, self.parent, self.records, limits)
-        return select(comparison.load_families(self.store, self.records), limits)
+        return select(loading.load_families(self.store, self.records), limits)
 
     def assess_run(self, asked: Asked) -> RunRecord:
         """Return the requested run, assessed among the runs of its sweep."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from resnet8ptq.core import invocation
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import printable
-from resnet8ptq.report.comparison import Family, by_run_id
+from resnet8ptq.report.families import Family, by_run_id
 from resnet8ptq.report.recommend import (
     RECOMMENDED,
     ModelSelection,
@@ -173,9 +173,9 @@ def _reproduce(record: RunRecord) -> str | None:
         return None
     if record.chosen_by.endswith(_HALVED):  # alone, a run chooses nothing, and reports on all
         kept.append("evaluate.choice=half")
-    elif record.samples_planned is not None and record.chosen_by:
+    elif record.stopped_early and record.chosen_by:
         kept.append("evaluate.choice=held_out")
-    if record.samples_planned is not None:  # alone, a run would stop earlier
+    if record.stopped_early:  # alone, a run would stop earlier
         models = record.params.get("evaluate.models", "null")
         if not re.fullmatch(r"\d+|null", models):
             return None

@@ -108,7 +108,7 @@ class RunningSweep:
             KeyboardInterrupt: the report was interrupted; the message names the command for it.
         """
         # matplotlib is imported here, while the last runs are uploaded.
-        from resnet8ptq.report import comparison, terminal
+        from resnet8ptq.report import loading, terminal
         from resnet8ptq.tracking.mlflow_store import sync
 
         store = self.shared.store
@@ -149,7 +149,7 @@ class RunningSweep:
         away = background.ask(_end_parent, store, parent_id, status, folder)
         if away:
             done = sync.load_records(folder)
-            terminal.print_runs(comparison.without_files(done, self.limits))
+            terminal.print_runs(loading.without_files(done, self.limits))
             if code is None:
                 self._announce(chosen, status)
             raise TrackingError(
@@ -199,7 +199,8 @@ class RunningSweep:
         Args:
             timed: whether to time the best models against each other first.
         """
-        from resnet8ptq.report import comparison, mlperf_tiny, terminal
+        from resnet8ptq.report import loading, mlperf_tiny, terminal
+        from resnet8ptq.report.families import all_records
         from resnet8ptq.report.selection import select
         from resnet8ptq.sweeps import final_timing
 
@@ -208,9 +209,9 @@ class RunningSweep:
         if not records:
             return []
         try:
-            families = comparison.add_earlier_runs(store, comparison.load_families(store, records))
+            families = loading.add_earlier_runs(store, loading.load_families(store, records))
         except Exception:  # an artifact is missing, but the metrics are there
-            terminal.print_runs(comparison.without_files(records, self.limits))
+            terminal.print_runs(loading.without_files(records, self.limits))
             raise
         with console.waiting("Comparing the runs"):
             chosen = select(families, self.limits)
@@ -228,7 +229,7 @@ class RunningSweep:
                 shown.append(family)
         if shown:
             terminal.print_runs(shown)
-        runs = comparison.all_records(shown)
+        runs = all_records(shown)
         if mlperf_tiny.is_suite(runs):
             mlperf_tiny.print_suite(runs)
         return chosen

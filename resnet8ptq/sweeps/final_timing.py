@@ -20,7 +20,7 @@ from resnet8ptq.evaluation.paired_latency import PairedLatency
 from resnet8ptq.experiment.network_and_data import load_data_and_network
 from resnet8ptq.experiment.settings import find_target, resolve
 from resnet8ptq.precision.decisions import Decisions
-from resnet8ptq.report.comparison import Cell, records_of
+from resnet8ptq.report.families import Cell, records_of
 from resnet8ptq.report.recommend import ModelSelection, finalists
 from resnet8ptq.report.timing import fp32_name
 from resnet8ptq.tracking import origin

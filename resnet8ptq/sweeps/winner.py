@@ -13,9 +13,9 @@ from resnet8ptq.core.console import say, stdout
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import printable
 from resnet8ptq.evaluation.worth import WORTH, saves
-from resnet8ptq.report import facts
+from resnet8ptq.report import naming
 from resnet8ptq.report.answer import say_facts, say_verdict
-from resnet8ptq.report.comparison import Cell
+from resnet8ptq.report.families import Cell
 from resnet8ptq.report.recommend import ModelSelection
 from resnet8ptq.report.table import VOID
 from resnet8ptq.report.verdicts import EXIT_CODES, FAIL, PASS, UNDECIDED
@@ -131,7 +131,7 @@ def _announce_confirmed(winner: Winner, delivery: Delivery, folder: Path, goal: 
         title = "FP32 itself is void, so nothing can pass; the file in plain 8 bits"
 
     # Facts, then doubts, then the file
-    name = facts.label([record], keys=())  # the settings follow
+    name = naming.label([record], keys=())  # the settings follow
     say(console, f"\n{title}: {name}. {verdict}")
     say(console, f"  {'; '.join(say_facts(winner.cell.record))}")
     if not is_worth:

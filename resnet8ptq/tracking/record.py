@@ -380,6 +380,11 @@ class RunRecord(BaseModel):
         return str(self.metrics.get("system/evaluate_batch_size"))
 
     @property
+    def stopped_early(self) -> bool:
+        """Whether the run scored its samples only until the verdict was decided."""
+        return self.samples_planned is not None
+
+    @property
     def grouped(self) -> bool:
         """Whether samples of one group were scored as if they were independent."""
         return bool(self.params.get(GROUPED))

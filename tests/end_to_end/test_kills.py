@@ -24,7 +24,7 @@ from sqlalchemy.engine import Engine
 
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import background, figures
-from resnet8ptq.report.facts import limits_of
+from resnet8ptq.report.logged_limits import limits_of
 from resnet8ptq.report.pages import page
 from resnet8ptq.report.selection import load_selections
 from resnet8ptq.sweeps import resume

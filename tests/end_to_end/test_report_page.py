@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from resnet8ptq.report.comparison import Family, compare
+from resnet8ptq.report.families import Family, make_family
 from tests.helpers.cells import predictions, sweep, unmeasured
 from tests.helpers.pages import to_page
 
@@ -28,7 +28,7 @@ def few() -> Family:
         ("a", predictions(lost=3), {"latency_p50_ms": 0.3, "baseline/latency_p50_ms": 0.4}),
         ("b", predictions(lost=60), {"backend": "torch", "latency_p50_ms": 0.2}),
     )
-    return compare([*measured.cells, unmeasured("c", "unsupported", "no kernel")])
+    return make_family([*measured.cells, unmeasured("c", "unsupported", "no kernel")])
 
 
 def many() -> Family:
@@ -48,7 +48,9 @@ FAMILIES = {
     "many": many,
     "one": lambda: sweep(("a", predictions(lost=3), {})),
     "none passes": lambda: sweep(("a", predictions(lost=90), {})),
-    "all unsupported": lambda: compare([unmeasured(name, "unsupported", "no") for name in "ab"]),
+    "all unsupported": lambda: make_family(
+        [unmeasured(name, "unsupported", "no") for name in "ab"]
+    ),
 }
 
 

@@ -63,7 +63,7 @@ def test_mlflow_and_matplotlib_are_left_to_the_process_that_uploads_and_draws():
     imports = (
         "from resnet8ptq.experiment import pipeline; from resnet8ptq import job;"
         "from resnet8ptq.sweeps import callback, jobs, resume; from resnet8ptq.tracking import run;"
-        "from resnet8ptq.report import comparison, terminal, verdicts"
+        "from resnet8ptq.report import loading, terminal, verdicts"
     )
     left = {"mlflow", "sqlalchemy", "pandas", "pyarrow", "matplotlib"}
     assert loaded(imports, left) == set()

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from resnet8ptq.config.schema import ReportConfig
-from resnet8ptq.report import comparison, facts, notes, verdicts
-from resnet8ptq.report.comparison import Cell, Family, compare
+from resnet8ptq.report import loading, naming, notes, verdicts
+from resnet8ptq.report.families import Cell, Family, make_family
 from resnet8ptq.tasks.scoring.hits import Hits
 from resnet8ptq.tasks.scoring.statistics import flips, mcnemar
 from resnet8ptq.tasks.scoring.values import Paired
@@ -76,7 +76,7 @@ def sweep(
     records = [record(run_id, model, **changes) for run_id, model, changes in cells]
     made = [
         Cell(value, label, paired(model))
-        for value, label, (_, model, _) in zip(records, facts.labels(records), cells, strict=True)
+        for value, label, (_, model, _) in zip(records, naming.labels(records), cells, strict=True)
     ]
     for position, model in enumerate(choices):
         accuracy = float((model == LABELS).mean())
@@ -89,7 +89,7 @@ def sweep(
             "choice/counts/total": float(IMAGES),
         }
         made[position] = amend(replace(made[position], choice=paired(model)), metrics=measured)
-    return compare(made)
+    return make_family(made)
 
 
 def judged_of(family: Family, limits: ReportConfig | None = None) -> dict[str, str]:
@@ -100,7 +100,7 @@ def judged_of(family: Family, limits: ReportConfig | None = None) -> dict[str, s
 
 def notes_on(records: Sequence[RunRecord]) -> list[str]:
     """Return the notes below the table of runs without verdicts."""
-    [family] = comparison.without_files(records, ReportConfig())
+    [family] = loading.without_files(records, ReportConfig())
     return notes.collect(family)
 
 
@@ -123,4 +123,4 @@ def unmeasured(run_id: str, status: str, reason: str) -> Cell:
     """Return a cell without figures."""
     finished = record(run_id, BASELINE)
     bare = RunRecord.of(run_id, finished.params, {}, {"status": status, "reason": reason})
-    return Cell(bare, facts.labels([bare])[0])
+    return Cell(bare, naming.labels([bare])[0])

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from resnet8ptq.config.schema import ReportConfig
-from resnet8ptq.report.comparison import Family
+from resnet8ptq.report.families import Family
 from resnet8ptq.report.pages import page, trade_off
 from resnet8ptq.report.selection import select
 

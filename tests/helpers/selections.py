@@ -3,7 +3,7 @@
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.evaluation.paired_latency import PairedLatency
 from resnet8ptq.report import selection
-from resnet8ptq.report.comparison import Family
+from resnet8ptq.report.families import Family
 from resnet8ptq.report.recommend import ModelSelection, Recommendation, recommend
 from tests.helpers.cells import sweep
 

@@ -7,7 +7,7 @@ import pytest
 
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.evaluation.paired_latency import PairedLatency
-from resnet8ptq.report import answer, comparison
+from resnet8ptq.report import answer, families
 from resnet8ptq.report.selection import select
 from resnet8ptq.results import summaries
 from resnet8ptq.sweeps import winner
@@ -123,7 +123,7 @@ def test_a_model_has_one_outcome_wherever_it_is_shown(name, tmp_path, capsys):
     shown = {run.verdict, selected.family.records[0].verdict}
     shown.add(selected.family.records[0].verdict_text.split()[0].strip(","))
     shown |= {a.outcome for a in answer.explain(selected) if a.label == family.cells[0].label}
-    alone = replace(selected, family=comparison.compare(selected.family.cells[:1]))
+    alone = replace(selected, family=families.make_family(selected.family.cells[:1]))
     winner.announce([alone], Delivery(tmp_path), "fastest")
     shown.add("pass" if "Winner" in capsys.readouterr().out else outcome)
     assert shown == {outcome}

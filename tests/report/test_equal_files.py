@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.report import equal_files, table
-from resnet8ptq.report.comparison import Family
-from resnet8ptq.report.facts import count_models
+from resnet8ptq.report.equal_files import count_models
+from resnet8ptq.report.families import Family
 from resnet8ptq.report.pages import trade_off
 from resnet8ptq.report.selection import select
 from resnet8ptq.results.summaries import assess_runs

@@ -18,8 +18,8 @@ from sqlalchemy.engine import Engine
 from resnet8ptq.config.schema import ReportConfig, TrackingConfig
 from resnet8ptq.core import figures
 from resnet8ptq.evaluation.result import RunResult
-from resnet8ptq.report import comparison, notes, table, terminal
-from resnet8ptq.report.comparison import Family, compare
+from resnet8ptq.report import loading, notes, table, terminal
+from resnet8ptq.report.families import Family, make_family
 from resnet8ptq.report.pages import methodology, page, trade_off, web_page
 from resnet8ptq.report.pages.plots import class_impact
 from resnet8ptq.report.selection import select
@@ -157,7 +157,7 @@ def test_ranges_are_read_for_the_figures_and_labels_kept_once(tmp_path, monkeypa
     monkeypatch.setattr(history, "artifact", lend)
     methods = {"a": "minmax", "b": "minmax", "c": "mse"}
     records = [record(name, predictions(lost=9), calib=calib) for name, calib in methods.items()]
-    (family,) = comparison.load_families(None, records)
+    (family,) = loading.load_families(None, records)
     assert [name for name, file in read if file == "ranges.json"] == ["a", "c"]
     first, second, _ = (cell.paired for cell in family.cells)
     assert vars(first.model)["labels"] is vars(second.model)["labels"]
@@ -169,7 +169,7 @@ def many() -> Family:
         (f"{n}", predictions(lost=n), {"seed": str(n), "calib": ("minmax", "mse")[n % 2]})
         for n in range(table.MANY + 1)
     ]
-    return compare([*sweep(*cells).cells, unmeasured("x", "failed", "no <b>kernel</b>")])
+    return make_family([*sweep(*cells).cells, unmeasured("x", "failed", "no <b>kernel</b>")])
 
 
 def test_the_best_of_many_runs_come_first_and_all_of_them_folded(many):
@@ -234,7 +234,7 @@ def test_a_class_without_a_change_has_no_sign_of_a_loss(monkeypatch):
 def test_a_task_whose_runs_log_no_loss_by_class_has_no_section_of_classes():
     [cell] = sweep(("a", predictions(), {})).cells
     metrics = {k: v for k, v in cell.record.metrics.items() if not k.startswith("class/")}
-    found = compare([replace(cell, record=cell.record.changed(metrics=metrics))])
+    found = make_family([replace(cell, record=cell.record.changed(metrics=metrics))])
     assert found.task.class_names == NAMES
     assert found.class_names == ()
     assert class_impact(found) is None

@@ -10,7 +10,7 @@ import pytest
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.report import recommend as recommending
 from resnet8ptq.report.answer import UNKNOWN_SPEED, explain
-from resnet8ptq.report.comparison import Family
+from resnet8ptq.report.families import Family
 from resnet8ptq.report.pages import page
 from resnet8ptq.report.recommend import (
     ModelSelection,

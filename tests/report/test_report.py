@@ -13,8 +13,7 @@ from resnet8ptq.evaluation.paired_latency import FILE
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.experiment import wrong_examples
 from resnet8ptq.report import table
-from resnet8ptq.report.comparison import Family, compare
-from resnet8ptq.report.facts import group
+from resnet8ptq.report.families import Family, group_by_samples, make_family
 from resnet8ptq.report.pages import page, spread, trade_off
 from resnet8ptq.report.pages.plots import activation_ranges, class_impact, weight_ranges
 from resnet8ptq.report.selection import select
@@ -39,7 +38,7 @@ def found() -> Family:
     )
     cells = [*measured.cells, unmeasured("c", "unsupported", "no <b>kernel</b> | sorry")]
     cells.append(unmeasured("d", "failed", "calib.percentile: got 120"))
-    return compare(cells)
+    return make_family(cells)
 
 
 def test_every_requested_cell_and_reason_is_in_the_table(found):
@@ -81,7 +80,7 @@ def test_the_page_holds_its_figures_and_asks_for_nothing(found):
 
 
 def test_nothing_measured_recommends_nothing():
-    bare = compare([unmeasured("a", "unsupported", "why")])
+    bare = make_family([unmeasured("a", "unsupported", "why")])
     text = page.to_markdown(select([bare], LIMITS), {})
     assert "nothing can be recommended" in text
     assert "## Recommendation" not in text
@@ -170,9 +169,9 @@ def families() -> list[Family]:
     pairs = zip(made, "112", strict=True)
     made = [amend(cell, tags={"test_digest": digest * 64}) for cell, digest in pairs]
     made.append(unmeasured("d", "failed", "boom"))
-    grouped = group([cell.record for cell in made])
+    grouped = group_by_samples([cell.record for cell in made])
     cells = {cell.record.run_id: cell for cell in made}
-    return [compare([cells[record.run_id] for record in family]) for family in grouped]
+    return [make_family([cells[record.run_id] for record in family]) for family in grouped]
 
 
 def test_each_set_of_images_has_a_section_of_its_own():

@@ -8,8 +8,8 @@ import pytest
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.evaluation.sequential import StoppingPlan
 from resnet8ptq.evaluation.stopped_hits import StoppedHits
-from resnet8ptq.report import facts, notes, table, verdicts
-from resnet8ptq.report.comparison import Cell, Family, compare
+from resnet8ptq.report import families, naming, notes, table, verdicts
+from resnet8ptq.report.families import Cell, Family, make_family
 from resnet8ptq.report.pages import page
 from resnet8ptq.report.selection import select
 from resnet8ptq.tasks.scoring.hits import Hits
@@ -38,7 +38,7 @@ def stopped() -> Family:
         *((str(seen), model, {}) for seen, model in zip(STOPS, models, strict=True)),
         choices=(predictions(lost=5), predictions()),
     )
-    return compare([_stop(cell, seen) for cell, seen in zip(family.cells, STOPS, strict=True)])
+    return make_family([_stop(cell, seen) for cell, seen in zip(family.cells, STOPS, strict=True)])
 
 
 def _stop(cell: Cell, seen: int) -> Cell:
@@ -62,11 +62,11 @@ def test_the_place_of_the_stop_and_the_corrected_loss_are_shown(stopped):
     lines = notes.collect(judged)
     assert sum("loss -0.20 points (95%: -0.90 to +0.40), corrected" in line for line in lines) == 2
     assert any(line.startswith("after N of M") for line in lines)
-    assert facts.title(stopped.records).endswith("up to 1,000 test samples")
+    assert naming.title(stopped.records).endswith("up to 1,000 test samples")
 
 
 def test_runs_are_ranked_by_the_samples_that_choose_and_no_class_is_judged(stopped):
-    assert facts.best_first(stopped.records) == [1, 0]
+    assert families.best_first(stopped.records) == [1, 0]
     [selected] = select([stopped], ReportConfig())
     text = page.to_markdown([selected], [])
     assert "Classes that lose accuracy" not in text
@@ -94,7 +94,7 @@ def test_stopped_and_whole_runs_are_two_families():
         amend_record(record, tags=DIGEST, params={"evaluate.stop": stop})
         for record, stop in zip(records, ("all", "decided"), strict=True)
     ]
-    assert [len(family) for family in facts.group(stopped)] == [1, 1]
+    assert [len(family) for family in families.group_by_samples(stopped)] == [1, 1]
 
 
 def test_added_samples_are_judged_alone():

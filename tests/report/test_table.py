@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from resnet8ptq.config.schema import ReportConfig
-from resnet8ptq.report import comparison, facts, notes, table, terminal
+from resnet8ptq.report import families, loading, naming, notes, table, terminal
 from resnet8ptq.tracking.record import RunRecord
 from tests.helpers.cells import notes_on
 
@@ -68,7 +68,7 @@ def judgement(verdict: str) -> dict[str, str]:
 def printed(records: list[RunRecord], *more: str, **options: object) -> str:
     console = Console(file=io.StringIO(), **options)
     limits = ReportConfig(columns=[*more])
-    terminal.print_runs(comparison.without_files(records, limits), console)
+    terminal.print_runs(loading.without_files(records, limits), console)
     return console.file.getvalue()
 
 
@@ -94,14 +94,14 @@ def test_simulated_and_dynamic_runs_say_what_their_figures_are():
     assert notes.SIMULATED_NOTE in notes_on([simulated])
     dynamic = with_metrics(OK, **{"batch1/accuracy": 0.8712})
     (note,) = [note for note in notes_on([dynamic]) if "87.12%" in note]
-    assert note.startswith(f"{facts.labels([dynamic])[0]}: each batch sets its ranges")
+    assert note.startswith(f"{naming.labels([dynamic])[0]}: each batch sets its ranges")
     assert notes.SIMULATED_NOTE not in notes_on([dynamic])
 
 
 def test_title_says_which_images_were_scored():
-    assert facts.title([OK]).endswith("5,000 test samples")
+    assert naming.title([OK]).endswith("5,000 test samples")
     held_out = record(**{"evaluate.split": "held_out"})
-    assert facts.title([held_out]).endswith("5,000 held-out training samples")
+    assert naming.title([held_out]).endswith("5,000 held-out training samples")
 
 
 def test_run_that_was_not_timed_has_no_speedup():
@@ -177,47 +177,47 @@ def test_p_is_corrected_over_the_measured_quantized_runs():
 
 def test_what_the_runs_vary_besides_becomes_a_column_and_part_of_the_label():
     given = [record(seed=seed, **{"calib.num_bins": "2048"}) for seed in ("1", "2")]
-    assert facts.varied(given) == ["seed"]
+    assert naming.varied(given) == ["seed"]
     assert table.make(given).heads == [*COLUMNS[:4], "seed", *COLUMNS[4:]]
     assert [row[4] for row in table.make(given).lines] == ["", "1", "2"]
-    assert facts.labels(given) == [f"onnx int8 minmax per tensor seed={seed}" for seed in "12"]
+    assert naming.labels(given) == [f"onnx int8 minmax per tensor seed={seed}" for seed in "12"]
 
 
 def test_what_differs_only_between_frameworks_is_no_column():
     given = [OK, record("torch", **{"backend.engine": "onednn"})]
-    assert facts.varied(given) == []
+    assert naming.varied(given) == []
     other = record("torch", **{"backend.engine": "fbgemm"})
-    assert facts.varied([*given, other]) == ["backend.engine"]
+    assert naming.varied([*given, other]) == ["backend.engine"]
     assert table.make([*given, other]).lines[2][4] == ""  # onnx has none
 
 
 def test_data_that_an_unsupported_run_never_looked_for_are_no_column():
     result, asked = {"data.name": "shapes"}, {"data.name": "cifar10"}
     given = [record(**result), record(dtype="uint8", status="unsupported", **asked)]
-    assert facts.varied(given) == []
-    assert facts.varied([*given, record(**asked)]) == ["data.name"]
+    assert naming.varied(given) == []
+    assert naming.varied([*given, record(**asked)]) == ["data.name"]
 
 
 def test_what_a_failed_run_has_not_settled_is_no_column():
     failed = record(dtype="uint8", status="failed", float_tail="null")
     given = [record(float_tail="false"), failed]
-    assert facts.varied(given) == []
-    assert facts.varied([*given, record(float_tail="true")]) == ["float_tail"]
+    assert naming.varied(given) == []
+    assert naming.varied([*given, record(float_tail="true")]) == ["float_tail"]
 
 
 def test_runs_of_other_plans_are_distinguished_and_their_bits_noted():
     given = [record(planned_bits=bits) for bits in ("{conv: 4}", "{dense: 2}")]
-    assert facts.varied([OK, *given]) == ["planned_bits"]
+    assert naming.varied([OK, *given]) == ["planned_bits"]
     assert not any("weight bits" in note for note in notes_on(given))
     (note,) = [item for item in notes_on(given[:1]) if item.startswith("weight bits")]
     assert note.endswith("{conv: 4} (onnx int8 minmax per tensor)")
     unsupported = record(dtype="uint8", status="unsupported")
-    assert facts.varied([given[0], unsupported]) == []
+    assert naming.varied([given[0], unsupported]) == []
 
 
 @pytest.mark.parametrize("key", ["weight_dtype", "data.root", "tracking.root", "calib.name"])
 def test_what_nobody_chose_by_itself_is_no_column(key):
-    assert facts.varied([record(**{key: "one"}), record(**{key: "other"})]) == []
+    assert naming.varied([record(**{key: "one"}), record(**{key: "other"})]) == []
 
 
 @pytest.mark.parametrize(
@@ -259,12 +259,12 @@ def test_p_and_speedup_are_explained_only_where_there_is_one():
 
 
 def test_title_names_data_model_and_images():
-    assert facts.title(ALL) == "shapes, resnet8, 5,000 test samples"
-    assert facts.title([UNSUPPORTED]) == "shapes, resnet8"
+    assert naming.title(ALL) == "shapes, resnet8, 5,000 test samples"
+    assert naming.title([UNSUPPORTED]) == "shapes, resnet8"
 
 
 def test_title_names_every_data_set():
-    text = facts.title([OK, with_metrics(record(data="cifar10"), **{"counts/total": 9980.0})])
+    text = naming.title([OK, with_metrics(record(data="cifar10"), **{"counts/total": 9980.0})])
     assert "cifar10" in text
     assert "shapes" in text
     assert "test samples" not in text  # they differ
@@ -281,7 +281,7 @@ def test_runs_on_different_images_have_tables_of_their_own():
         *(scored("2", 0.01, dtype=dtype, **other) for dtype in ("int8", "uint8", "u8s8")),
         record("torch", "uint8", "unsupported", **other),
     ]
-    assert [len(family) for family in facts.group(given)] == [2, 4]
+    assert [len(family) for family in families.group_by_samples(given)] == [2, 4]
     text = printed(given, terminal.ALL)
     assert "scored on 2 different sets of samples" in text
     first, second = text.split("shapes, resnet8, 5,000 held-out training samples")
@@ -293,7 +293,7 @@ def test_runs_on_different_images_have_tables_of_their_own():
 
 def test_titles_that_are_alike_have_the_digest():
     given = [OK.changed(tags={"status": "ok", "test_digest": digit * 64}) for digit in "12"]
-    assert facts.headings(facts.group(given)) == [
+    assert naming.headings(families.group_by_samples(given)) == [
         f"shapes, resnet8, 5,000 test samples, digest {digit * 16}…" for digit in "12"
     ]
 
@@ -301,7 +301,7 @@ def test_titles_that_are_alike_have_the_digest():
 def test_titles_name_how_samples_are_joined():
     of_data = OK.changed(tags={"status": "ok", "test_digest": "1" * 64})
     given = [of_data.changed(params={**OK.params, "task.join": how}) for how in ("null", "vote")]
-    assert facts.headings(facts.group(given)) == [
+    assert naming.headings(families.group_by_samples(given)) == [
         "shapes, resnet8, 5,000 test samples",
         "shapes, resnet8, 5,000 test samples, task.join=vote",
     ]
@@ -316,7 +316,7 @@ def test_the_reported_samples_come_before_those_that_chose():
         one.changed(tags={"status": "ok", "test_digest": digit * 64})
         for one, digit in ((choosing, "1"), (OK, "2"))
     )
-    assert facts.group([step, reported]) == [[reported], [step]]
+    assert families.group_by_samples([step, reported]) == [[reported], [step]]
 
 
 @given(
@@ -333,7 +333,7 @@ def test_a_family_has_one_digest_and_every_run_one_family(given_runs):
         RunRecord.of(str(n), params, {}, {"test_digest": digest} if digest else {})
         for n, (params, digest) in enumerate(given_runs)
     ]
-    result = facts.group(runs)
+    result = families.group_by_samples(runs)
     assert sorted(r.run_id for family in result for r in family) == [r.run_id for r in runs]
     digests = [{r.tags["test_digest"] for r in family if r.tags} for family in result]
     assert len(result) == max(1, len(set().union(*digests)))
@@ -347,8 +347,8 @@ def test_a_run_without_samples_joins_those_of_its_metric():
         for status in ("ok", "unsupported")
         for n, join in enumerate(joins)
     ]
-    families = [[run.run_id for run in family] for family in facts.group(runs)]
-    assert families == [["ok0", "unsupported0"], ["ok1", "unsupported1"]]
+    grouped = [[run.run_id for run in family] for family in families.group_by_samples(runs)]
+    assert grouped == [["ok0", "unsupported0"], ["ok1", "unsupported1"]]
 
 
 def test_csv_parses_back():
@@ -400,7 +400,7 @@ def test_a_pipe_gets_whole_cells():
     lines = [line.strip("│┃").replace("┃", "│") for line in text.splitlines() if line[0] in "│┃"]
     cells = [[cell.strip() for cell in line.split("│")] for line in lines]
     assert cells == [list(row) for row in zip(*without_limit(ALL), strict=True)]
-    assert facts.title(ALL) in text
+    assert naming.title(ALL) in text
 
 
 def test_a_terminal_of_80_columns_gets_whole_figures():
@@ -436,7 +436,7 @@ def test_brackets_in_a_reason_are_printed_as_they_are():
 def test_what_calibrates_otherwise_says_so_in_its_column():
     given = [OK, record(method="dynamic"), record(method="qat")]
     assert [row[2] for row in table.make(given).lines[1:]] == ["minmax", "dynamic", "qat, minmax"]
-    assert facts.varied(given) == []
+    assert naming.varied(given) == []
 
 
 def test_second_flow_of_a_framework_is_named():
@@ -444,4 +444,4 @@ def test_second_flow_of_a_framework_is_named():
     frameworks = [(row[0], row[1]) for row in table.make(given).lines]
     assert set(frameworks[:2]) == {("torch", "fp32"), ("torch pt2e", "fp32")}
     assert frameworks[2:] == [("torch", "int8"), ("torch pt2e", "uint8")]
-    assert "torch pt2e uint8 minmax per tensor" in facts.labels(given)
+    assert "torch pt2e uint8 minmax per tensor" in naming.labels(given)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from resnet8ptq.config.schema import ReportConfig
-from resnet8ptq.report import facts, notes, table, verdicts
-from resnet8ptq.report.comparison import Cell
+from resnet8ptq.report import equal_files, notes, table, verdicts
+from resnet8ptq.report.families import Cell
 from resnet8ptq.report.pages import page
 from resnet8ptq.report.selection import select
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, VOID, Verdict
@@ -50,13 +50,13 @@ def test_runs_with_equal_files_are_corrected_as_one_model():
     many = sweep(*((str(n), near, {"seed": str(n), **digest}) for n in range(100)))
     judged = judged_of(many)
     assert {*judged.values()} == {PASS} and len(judged) == 100
-    assert set(facts.adjusted_p(many.records).values()) == {many.records[0].p_alone}
+    assert set(equal_files.adjusted_p(many.records).values()) == {many.records[0].p_alone}
     messages = notes.collect(verdicts.assess(many, ReportConfig()))
     assert not any("corrected for 100" in line for line in messages)
     other = ("other", near, {"artifact_sha256": "f" * 64})  # on the same samples, another file
     engine = ("engine", near, {"engine": "qnnpack", **digest})  # the same file, other kernels
     three = sweep(("a", near, digest), ("b", near, {"seed": "7", **digest}), other, engine)
-    assert set(facts.adjusted_p(three.records).values()) == {3 * three.records[0].p_alone}
+    assert set(equal_files.adjusted_p(three.records).values()) == {3 * three.records[0].p_alone}
     messages = notes.collect(verdicts.assess(three, ReportConfig()))
     assert any("corrected for 3 models (Holm)" in line for line in messages)
 
@@ -67,9 +67,9 @@ def test_one_dynamic_file_at_two_batch_sizes_is_two_models():
     same = {"artifact_sha256": "e" * 64, "method": "dynamic"}
     family = sweep(("a", near, {batch: 256.0, **same}), ("b", changed, {batch: 1.0, **same}))
     outcomes = [*judged_of(family).values()]
-    assert (outcomes, facts.count_models(family.records)) == ([PASS, FAIL], 2)
+    assert (outcomes, equal_files.count_models(family.records)) == ([PASS, FAIL], 2)
     static = sweep(*((n, near, {batch: float(n), **same, "method": "static"}) for n in "12"))
-    assert facts.count_models(static.records) == 1
+    assert equal_files.count_models(static.records) == 1
 
 
 def test_a_model_that_was_confirmed_alone_is_corrected_for_the_one_that_could_follow():

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.report import verdicts
-from resnet8ptq.report.comparison import Cell, Family
+from resnet8ptq.report.families import Cell, Family
 from resnet8ptq.report.verdicts import FAIL, PASS
 from resnet8ptq.results.bounds import add_bounds, levels
 from resnet8ptq.tasks.deviation import DeviationValues

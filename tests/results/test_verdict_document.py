@@ -17,8 +17,8 @@ from pydantic import ValidationError
 
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core.errors import ConfigError, TrackingError
-from resnet8ptq.report import facts
-from resnet8ptq.report.comparison import Family, compare
+from resnet8ptq.report import equal_files
+from resnet8ptq.report.families import Family, make_family
 from resnet8ptq.report.selection import select
 from resnet8ptq.results import continuous_integration, document, summaries, to_frame
 from resnet8ptq.results.continuous_integration import assess_run, assess_sweep
@@ -132,7 +132,7 @@ def test_figures_are_those_of_the_report():
     limits = ReportConfig(max_drop=0.02)
     (selected,) = select([family], limits)
     summary = summarize(family, limits=limits)
-    words, adjusted = judged_of(family, limits), facts.adjusted_p(family.records)
+    words, adjusted = judged_of(family, limits), equal_files.adjusted_p(family.records)
     for cell, run in zip(selected.family.cells, summary.runs, strict=True):
         assert run.verdict_text == words[run.run_id]
         assert run.samples_needed == cell.record.samples_needed
@@ -185,7 +185,7 @@ def test_below_the_least_accuracy_is_a_fail():
 
 def test_an_unsupported_run_and_one_that_failed():
     cells = [unmeasured("a", "unsupported", "no such kernels"), unmeasured("b", "failed", "boom")]
-    summary = summarize(compare(cells))
+    summary = summarize(make_family(cells))
     answered = read(assess_run(summary.run("a")))
     assert (answered["verdict"], answered["exit_code"]) == ("unsupported", 4)
     assert answered["because"] == "no such kernels"
@@ -200,7 +200,7 @@ def test_an_unsupported_run_and_one_that_failed():
         assess_run(summary.run("b"))
     with pytest.raises(TrackingError, match="no run was measured, and 1 did not end"):
         assess_sweep(summary)
-    alone = read(assess_sweep(summarize(compare(cells[:1]))))
+    alone = read(assess_sweep(summarize(make_family(cells[:1]))))
     assert alone["verdict"] == "unsupported"
     assert alone["because"] == "No quantized run was measured (1 unsupported)."
     assert alone["sweep"]["runs"] == {"unsupported": 1}
@@ -265,7 +265,7 @@ def hostile() -> Family:
     params = {"model": NASTY, "data": NASTY, "artifact_sha256": NASTY}
     family = amend_family(family, tags=dict.fromkeys(names, NASTY), params=params)
     others = [unmeasured("c", "unsupported", NASTY)]
-    return compare([replace(cell, label=NASTY) for cell in (*family.cells, *others)])
+    return make_family([replace(cell, label=NASTY) for cell in (*family.cells, *others)])
 
 
 @pytest.mark.parametrize("run_id", ["a", "b", "c"])
@@ -313,7 +313,7 @@ def test_markdown_is_a_sentence_and_a_table():
 def test_frame_has_a_row_for_each_run():
     family = sweep(("a", PASSES, {"seed": "1"}), ("b", LOSES, {"seed": "2", "latency_p50_ms": 0.5}))
     cells = [*family.cells, unmeasured("c", "unsupported", "no")]
-    summary = summarize(compare(cells))
+    summary = summarize(make_family(cells))
     frame = summary.to_frame()
     assert list(frame.index) == ["a", "b", "c"]
     assert list(frame.seed[:2]) == ["1", "2"]

@@ -34,7 +34,7 @@ from resnet8ptq.data.sources import cifar10
 from resnet8ptq.models import conversion
 from resnet8ptq.models import model as model_module
 from resnet8ptq.models.gates import keras
-from resnet8ptq.report import comparison
+from resnet8ptq.report import loading
 from resnet8ptq.tasks.classification import ACCURACY
 from resnet8ptq.tasks.registry import recall
 from resnet8ptq.tasks.scoring.hits import MCNEMAR
@@ -368,7 +368,7 @@ def test_hostile_predictions_are_one_error(tmp_path, write):
     path = tmp_path / "predictions.npz"
     write(path)
     record = RunRecord.of("id", {}, {}, {}, artifact_uri=str(tmp_path), in_folder=True)
-    reader = partial(comparison._read_predictions, MCNEMAR, kept={})
+    reader = partial(loading._read_predictions, MCNEMAR, kept={})
     with pytest.raises(TrackingError, match=r"predictions\.npz is damaged") as caught:
         history.read_artifact(Store("", "", ""), record, path.name, reader)
     line(caught.value)
@@ -495,5 +495,5 @@ def test_a_traceback_steers_no_terminal(capsys):
 def test_a_run_with_an_impossible_number_of_samples_was_not_measured(total):
     metrics = {ACCURACY.name: 0.9, TOTAL: total}
     record = RunRecord.of("1", {}, metrics, {"status": "ok"})
-    cell = comparison._load_cell(Store("", "", ""), recall({}), record, "onnx", {})
+    cell = loading._load_cell(Store("", "", ""), recall({}), record, "onnx", {})
     assert cell.paired is None  # and its files are not read

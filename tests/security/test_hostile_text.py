@@ -20,7 +20,7 @@ from resnet8ptq.core import figures, files
 from resnet8ptq.experiment.layers import sensitivity_table
 from resnet8ptq.experiment.layers.sensitivity import LayerSensitivity, SensitivityResult
 from resnet8ptq.report import table, terminal
-from resnet8ptq.report.comparison import Family, compare
+from resnet8ptq.report.families import Family, make_family
 from resnet8ptq.report.pages import page, trade_off
 from resnet8ptq.report.pages import plots as sweep_plots
 from resnet8ptq.report.selection import select
@@ -50,7 +50,7 @@ def found() -> Family:
     )
     cells = [*whole.cells, unmeasured("c", "unsupported", NASTY), unmeasured("d", "failed", NASTY)]
     names = {"model": NASTY, "data": NASTY}
-    return compare([replace(amend(cell, params=names), label=NASTY) for cell in cells])
+    return make_family([replace(amend(cell, params=names), label=NASTY) for cell in cells])
 
 
 class Tags(HTMLParser):

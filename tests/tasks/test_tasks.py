@@ -19,7 +19,7 @@ from resnet8ptq.experiment.stopping import try_choice
 from resnet8ptq.exploration import file_check
 from resnet8ptq.exploration.search.searching import Step
 from resnet8ptq.report import verdicts
-from resnet8ptq.report.comparison import Cell, Family
+from resnet8ptq.report.families import Cell, Family
 from resnet8ptq.report.recommend import ModelSelection
 from resnet8ptq.report.verdicts import PASS, UNDECIDED
 from resnet8ptq.sweeps import search

@@ -116,3 +116,8 @@ def test_a_run_without_a_logged_model_is_not_registered(own_store, tmp_path):
     source = SourceRun(run.record, make_config(), tmp_path / "model.onnx")
     with pytest.raises(TrackingError, match=f"run {run.run_id} has logged no model; try a new run"):
         register(own_store, source, "name")
+
+
+def test_a_terminal_shows_a_run_in_one_line():
+    run = RunRecord.of("id", {"dtype": "u8s8"}, {"accuracy": 0.9}, {"status": "ok"})
+    assert "run_id='id'" in repr(run) and len(repr(run)) < 200

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from resnet8ptq.report.comparison import Family
-from resnet8ptq.report.facts import samples_of
+from resnet8ptq.report.families import Family
+from resnet8ptq.report.naming import samples_of
 from resnet8ptq.tasks.task import Task
 from resnet8ptq.tracking.record import RunRecord
 

@@ -23,16 +23,17 @@ from resnet8ptq.core.console import waiting
 from resnet8ptq.core.table import Table
 from resnet8ptq.core.text import escape_markdown, safe_name
 from resnet8ptq.report import answer, notes, table, verdicts
-from resnet8ptq.report.comparison import (
-    MAX_BYTES,
+from resnet8ptq.report.equal_files import count_models
+from resnet8ptq.report.families import (
     Family,
-    add_earlier_runs,
     all_records,
+    best_first,
     class_power,
     headings_of,
     records_of,
 )
-from resnet8ptq.report.facts import LIMITS, best_first, count_models, limits_of
+from resnet8ptq.report.loading import MAX_BYTES, add_earlier_runs
+from resnet8ptq.report.logged_limits import LIMITS, limits_of
 from resnet8ptq.report.pages import (
     layer_errors,
     methodology,

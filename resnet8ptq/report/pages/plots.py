@@ -10,8 +10,7 @@ from matplotlib.patches import Rectangle
 
 from resnet8ptq.core import figures
 from resnet8ptq.core.text import plain
-from resnet8ptq.report.comparison import Family, records_of
-from resnet8ptq.report.facts import best_first
+from resnet8ptq.report.families import Family, best_first, records_of
 from resnet8ptq.report.table import FIRST, MANY
 
 _PREFIX = re.compile(r"^(?:model|functional|sequential)(?:_\d+)?[/_]")  # Keras's

@@ -8,7 +8,7 @@ from resnet8ptq.core import background, invocation
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import code_span, escape_markdown
 from resnet8ptq.report.answer import say_facts, say_verdict
-from resnet8ptq.report.comparison import Cell
+from resnet8ptq.report.families import Cell
 from resnet8ptq.report.recommend import ModelSelection
 from resnet8ptq.report.table import VOID
 from resnet8ptq.tracking import metrics

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import ReportConfig
-from resnet8ptq.report.comparison import Cell, Family
-from resnet8ptq.report.facts import asked, varied
+from resnet8ptq.report.families import Cell, Family
+from resnet8ptq.report.naming import asked, varied
 from resnet8ptq.report.verdicts import Verdict, outcomes
 from resnet8ptq.tasks.scoring.statistics import CrossedMean, Margin, crossed_mean
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import templates
 from resnet8ptq.report import equal_files
-from resnet8ptq.report.comparison import Cell, Family
+from resnet8ptq.report.families import Cell, Family
 from resnet8ptq.report.recommend import ModelSelection
 from resnet8ptq.report.table import VOID
 from resnet8ptq.report.timing import fp32_name

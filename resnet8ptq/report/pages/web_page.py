@@ -21,8 +21,7 @@ from resnet8ptq.core import templates
 from resnet8ptq.core.table import Table
 from resnet8ptq.report import notes, table
 from resnet8ptq.report.answer import explain
-from resnet8ptq.report.comparison import records_of
-from resnet8ptq.report.facts import best_first
+from resnet8ptq.report.families import best_first, records_of
 from resnet8ptq.report.pages import trade_off
 from resnet8ptq.report.pages.layer_errors import HeatMap
 from resnet8ptq.report.pages.trade_off import Panel

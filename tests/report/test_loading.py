@@ -1,4 +1,4 @@
-"""Tests across a sweep: Holm's correction, and classes."""
+"""Families are read from a store: values of each sample, ranges, earlier runs."""
 
 import json
 import math
@@ -8,88 +8,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from resnet8ptq.report import comparison, facts
-from resnet8ptq.report.comparison import Cell, compare
-from resnet8ptq.tasks.classification import metric_names
+from resnet8ptq.report import equal_files, loading
+from resnet8ptq.report.families import Cell
 from resnet8ptq.tasks.scoring.hits import MCNEMAR, Hits
-from resnet8ptq.tasks.scoring.statistics import flips, mcnemar
 from resnet8ptq.tracking import history, ledger
 from resnet8ptq.tracking.mlflow_store.store import Store
 from resnet8ptq.tracking.record import RunRecord
 from tests.helpers.cells import (
     BASELINE,
     LABELS,
-    NAMES,
-    amend,
     amend_record,
     predictions,
     record,
-    sweep,
-    unmeasured,
 )
 from tests.helpers.logged_runs import log_everything
 from tests.helpers.stores import new_store
-
-
-def test_mcnemar_of_no_images_is_one():
-    nothing = np.zeros(0, dtype=bool)
-    assert mcnemar(*flips(nothing, nothing)) == 1.0
-
-
-def test_every_cell_stays_and_only_measured_ones_are_tested():
-    measured = sweep(("a", predictions(lost=30), {}), ("b", predictions(), {"dtype": "uint8"}))
-    refused = unmeasured("c", "unsupported", "no kernel")
-    result = compare([*measured.cells, refused])
-    assert [cell.record.run_id for cell in result.cells] == ["a", "b", "c"]
-    adjusted = facts.adjusted_p(result.records)
-    assert list(adjusted) == ["a", "b"]
-    assert adjusted["a"] == pytest.approx(2 * 2 * 0.5**30)
-    assert adjusted["b"] == 1.0
-
-
-def test_a_class_is_flagged_only_where_it_lost_significantly():
-    result = sweep(
-        ("a", predictions(lost=25, label=1), {}),
-        ("b", predictions(lost=3, label=1), {"dtype": "uint8"}),
-        ("c", predictions(won=40), {"dtype": "u8s8"}),
-    )
-    assert result.class_names == NAMES
-    assert [cell.worse_classes for cell in result.cells] == [("dog",), (), ()]
-
-
-def test_nothing_measured_gives_an_empty_comparison():
-    result = compare([unmeasured("a", "failed", "boom")])
-    assert result.measured == []
-    assert result.class_names == ()
-
-
-def test_classes_of_any_name_are_tested():
-    names = ("c++", "c--/")
-    odd = sweep(("a", predictions(lost=25, label=1), {}))
-    (cell,) = odd.cells
-    drops = {
-        f"class/{name}/drop": cell.record.metrics[f"class/{plain}/drop"]
-        for plain, name in zip(NAMES, metric_names(names), strict=True)
-    }
-    cell = amend(cell, tags={"class_names": json.dumps(names)}, metrics=drops)
-    result = compare([cell])
-    assert result.class_deltas(result.cells[0]) == [0, pytest.approx(-0.05)]
-    assert result.cells[0].worse_classes == ("c--/",)
-
-
-def test_what_a_cell_knows_of_itself():
-    (cell,) = sweep(("a", predictions(), {})).cells
-    assert (
-        cell.record.backend,
-        cell.record.status,
-        cell.metric("counts/total"),
-        cell.quantized,
-    ) == ("onnx", "ok", 1000, True)
-    bare = Cell(RunRecord.of("id", {}, {}, {}), "label")
-    assert (bare.record.backend, bare.record.status, bare.quantized) == ("?", "?", False)
-    assert math.isnan(bare.metric("accuracy"))
-    (baseline,) = sweep(("a", predictions(), {"dtype": "fp32"})).cells
-    assert not baseline.quantized
 
 
 def test_families_are_read_and_tested_apart(tmp_path, monkeypatch):
@@ -105,7 +38,7 @@ def test_families_are_read_and_tested_apart(tmp_path, monkeypatch):
     first = amend_record(first, tags={"test_digest": "1"})
     failed = amend_record(failed, tags={"test_digest": "1"})
     other = amend_record(other, tags={"test_digest": "2"})
-    one, two = comparison.load_families(None, [first, failed, other])
+    one, two = loading.load_families(None, [first, failed, other])
     cell, unread = one.cells
     assert one.measured == [cell]
     assert unread == Cell(failed, unread.label)
@@ -116,7 +49,7 @@ def test_families_are_read_and_tested_apart(tmp_path, monkeypatch):
         assert np.array_equal(hits.predictions, predicted)
         assert np.array_equal(hits.labels, LABELS)
     assert cell.worse_classes == two.cells[0].worse_classes == ("dog",)
-    (p,), (other_p,) = (facts.adjusted_p(family.records).values() for family in (one, two))
+    (p,), (other_p,) = (equal_files.adjusted_p(family.records).values() for family in (one, two))
     assert p == other_p == pytest.approx(2 * 0.5**25)
 
 
@@ -127,7 +60,7 @@ def test_predictions_are_an_integer_for_each_image(tmp_path, name, dtype):
     for wrong in (np.arange(3).astype(dtype), np.arange(4), np.arange(3)[None]):
         np.savez(tmp_path / "predictions.npz", **{**good, name: wrong})
         with pytest.raises(ValueError, match="not one number for each item"):
-            comparison._read_predictions(MCNEMAR, tmp_path / "predictions.npz", {})
+            loading._read_predictions(MCNEMAR, tmp_path / "predictions.npz", {})
 
 
 @pytest.mark.parametrize("kind", ["activations", "weights"])
@@ -137,7 +70,7 @@ def test_a_range_that_is_read_has_an_inside(tmp_path, kind, ends):
     ranges[kind]["y"] = list(ends)
     (tmp_path / "ranges.json").write_text(json.dumps(ranges))
     with pytest.raises(ValueError, match="a range with low > high"):
-        comparison._read_ranges(tmp_path / "ranges.json")
+        loading._read_ranges(tmp_path / "ranges.json")
 
 
 def log_scored(store: Store, folder: Path, ids: np.ndarray) -> str:
@@ -160,24 +93,12 @@ def test_samples_that_earlier_runs_have_not_scored_are_found(tmp_path):
     store, ids = new_store(tmp_path / "mlruns"), np.arange(900, dtype=np.uint64)
     first = log_scored(store, tmp_path / "a", ids[:500])
     second = log_scored(store, tmp_path / "b", ids[::-1])
-    families = comparison.load_families(store, [history.load_named(store, "run_id", second)])
-    [family] = comparison.add_earlier_runs(store, families)
+    families = loading.load_families(store, [history.load_named(store, "run_id", second)])
+    [family] = loading.add_earlier_runs(store, families)
     assert family.earlier_runs.count == 1
     assert family.added is not None
     np.testing.assert_array_equal(family.added, ids[::-1] >= 500)
     for path in tmp_path.glob(f"mlruns/**/{first}/artifacts/predictions.npz"):
         path.unlink()
-    [family] = comparison.add_earlier_runs(store, families)
+    [family] = loading.add_earlier_runs(store, families)
     assert (family.earlier_runs.count, family.added) == (1, None)
-
-
-def test_a_failed_run_alone_has_the_metric_of_its_task():
-    """As a confirmation that the end of the time interrupts."""
-    failed = RunRecord.of("id", {"scored_as": "deviation"}, {}, {"status": "failed"})
-    assert facts.task_of([failed]).metric.name == "relative_error"
-    assert facts.task_of([RunRecord.of("id", {}, {}, {})]).name == "classification"
-
-
-def test_a_terminal_shows_a_run_in_one_line():
-    run = RunRecord.of("id", {"dtype": "u8s8"}, {"accuracy": 0.9}, {"status": "ok"})
-    assert "run_id='id'" in repr(run) and len(repr(run)) < 200

@@ -1,0 +1,305 @@
+"""Families of runs: those that were scored in the same way on the same samples.
+
+Only runs of one family are ranked, tested and drawn together. P-values of one kind are corrected
+together (Holm, 1979). The kinds are: runs against their FP32 baselines (`equal_files.adjusted_p`),
+the same by class (`make_family`), and runs against the best one (`verdicts.as_good_as`).
+`loading` reads the families of a sweep from MLflow.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resnet8ptq.config.schema import ReportConfig
+from resnet8ptq.report import equal_files, naming
+from resnet8ptq.tasks import registry
+from resnet8ptq.tasks.classification import metric_names
+from resnet8ptq.tasks.scoring.metric import CHOICE, Metric
+from resnet8ptq.tasks.scoring.statistics import SIGNIFICANCE, holm
+from resnet8ptq.tasks.scoring.values import Paired
+from resnet8ptq.tasks.task import Task
+from resnet8ptq.tracking.ledger import NO_EARLIER_RUNS, EarlierRuns
+from resnet8ptq.tracking.record import RunRecord
+
+_OF_TASK = ("task.join", "task.metric._target_")
+_SCORED_BY = ("scored_as", "metric", *_OF_TASK)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One requested combination, with any outcome."""
+
+    record: RunRecord
+    label: str  # the combination in words
+    paired: Paired | None = None
+    worse_classes: tuple[str, ...] = ()  # classes that lost significantly, after correction
+    choice: Paired | None = None  # on the selection samples, if any
+    lost: bool = False  # measured, but its predictions are missing or damaged
+    # `ranges.json`, only for the first run of each backend and calibration, which the figures show.
+    ranges: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+
+    @property
+    def quantized(self) -> bool:
+        """Whether the run was measured and is not the baseline itself."""
+        return self.paired is not None and self.record.quantized
+
+    def metric(self, name: str) -> float:
+        """Return a metric; NaN if it was not measured."""
+        return self.record.metrics.get(name, float("nan"))
+
+
+@dataclass(frozen=True)
+class Family:
+    """The cells of one family, scored on the same samples and tested together."""
+
+    cells: tuple[Cell, ...]
+    limits: ReportConfig = field(default_factory=ReportConfig)  # see `verdicts.assess`
+    earlier_runs: EarlierRuns = NO_EARLIER_RUNS  # on the same samples
+    # Samples that no earlier run was scored on, if only some
+    added: NDArray[np.bool_] | None = None
+
+    @property
+    def records(self) -> list[RunRecord]:
+        """The records of the cells."""
+        return records_of(self.cells)
+
+    @property
+    def measured(self) -> list[Cell]:
+        """The quantized cells with predictions."""
+        return [cell for cell in self.cells if cell.quantized]
+
+    @property
+    def pairs(self) -> list[Paired]:
+        """The values of the measured cells beside those of FP32, in their order."""
+        pairs = []
+        for cell in self.measured:
+            assert cell.paired is not None  # of every measured cell
+            pairs.append(cell.paired)
+        return pairs
+
+    @property
+    def sound(self) -> list[Cell]:
+        """The measured cells whose FP32 is not in doubt, so that the loss has a meaning."""
+        return [cell for cell in self.measured if not cell.record.doubt]
+
+    @cached_property
+    def models(self) -> list[Cell]:
+        """The measured cells; runs with equal files count as one, with all their names."""
+        cells = by_run_id(self.measured)
+        keys = naming.varied(self.records)
+        models = []
+        for members in equal_files.group(records_of(self.measured)):
+            cell = cells[members[0].run_id]
+            if len(members) > 1:
+                cell = replace(cell, label=naming.label(members, keys))
+            models.append(cell)
+        return models
+
+    @property
+    def stopped(self) -> bool:
+        """Whether runs stopped when their verdict was decided, after unequal numbers of samples."""
+        return any(record.stopped_early for record in self.records)
+
+    @property
+    def planned(self) -> int:
+        """The smallest number of models by which verdicts are corrected.
+
+        It is `report.confirmations`. If the file of a model was lost, it is at least the number of
+        measured models, so that the others do not pass more easily.
+        """
+        planned = max((record.confirmations for record in self.records), default=1)
+        lost = [cell for cell in self.cells if cell.lost and cell.record.quantized]
+        if not lost:
+            return planned
+        return max(planned, equal_files.count_models(records_of([*self.measured, *lost])))
+
+    def without_held_out(self) -> "Family":
+        """Return the family without the runs on held-out or selection samples."""
+        kept = [cell for cell in self.cells if not cell.record.held_out]
+        return replace(self, cells=tuple(kept))
+
+    @cached_property
+    def task(self) -> Task:
+        """The task that scored the runs."""
+        return task_of(self.records)
+
+    @property
+    def metric(self) -> Metric:
+        """The task's primary metric."""
+        return self.task.metric
+
+    @cached_property
+    def class_names(self) -> tuple[str, ...]:
+        """Class names in the order of the labels; empty if no run has logged its loss by class."""
+        names = self.task.class_names
+        keys = set(_loss_keys(names))
+        for cell in self.cells:
+            if not keys.isdisjoint(cell.record.metrics):
+                return names
+        return ()
+
+    def class_deltas(self, cell: Cell) -> list[float]:
+        """Return a cell's accuracy minus FP32's on each class; NaN if it was not measured."""
+        return [-cell.metric(key) for key in _loss_keys(self.class_names)]
+
+
+def _loss_keys(class_names: Sequence[str]) -> list[str]:
+    """Return the key of the metric with the loss of each class."""
+    return [f"class/{name}/drop" for name in metric_names(class_names)]
+
+
+class _WithRecord(Protocol):
+    @property
+    def record(self) -> RunRecord:
+        """The run."""
+
+
+def records_of(items: Iterable[_WithRecord]) -> list[RunRecord]:
+    """Return the records of cells, or of rows of a table, in their order."""
+    return [item.record for item in items]
+
+
+def all_records(families: Iterable[Family]) -> list[RunRecord]:
+    """Return the records of all families, in their order."""
+    records: list[RunRecord] = []
+    for family in families:
+        records += family.records
+    return records
+
+
+def with_verdict(cells: Iterable[Cell], outcome: str) -> list[Cell]:
+    """Return the cells with this outcome, one of `verdicts.OUTCOMES`, in their order."""
+    return [cell for cell in cells if cell.record.verdict == outcome]
+
+
+def by_run_id(cells: Iterable[Cell]) -> dict[str, Cell]:
+    """Return cells by the ids of their runs, in their order."""
+    return {cell.record.run_id: cell for cell in cells}
+
+
+def headings_of(families: Sequence[Family]) -> list[str]:
+    """Return the heading of each family, see `naming.headings`."""
+    return naming.headings([family.records for family in families])
+
+
+def class_power(family: Family) -> tuple[float, float] | None:
+    """Return the smallest and the largest detectable loss over the classes.
+
+    A loss is detectable if the tests of `make_family` have 80% power; for each class, the median
+    over the runs counts. None without classes.
+    """
+    classes = len(family.class_names)
+    models = equal_files.count_models(records_of(family.measured))
+    level = SIGNIFICANCE / max(models * classes, 1)
+    rows = [paired.found_by_class(classes, level) for paired in family.pairs]
+    if not any(rows):
+        return None
+    by_class = np.median(rows, axis=0)
+    return float(by_class.min()), float(by_class.max())
+
+
+def make_family(cells: Sequence[Cell]) -> Family:
+    """Return the family of these cells, with each model's significantly worse classes (Holm)."""
+    family = Family(tuple(cells))
+    names = family.class_names
+    measured = family.measured
+    by_class = [paired.by_class(len(names)) for paired in family.pairs]
+    if not any(by_class):  # no classes, or no test of them
+        return family
+
+    def correct(rows: list[list[float]]) -> list[list[float]]:
+        corrected = holm(np.ravel(rows).tolist())
+        return np.reshape(corrected, (len(rows), len(names))).tolist()
+
+    class_p = equal_files.by_model(records_of(measured), by_class, correct)
+    worse = {}
+    for cell, p_values in zip(measured, class_p, strict=True):
+        worse[id(cell)] = _find_worse(names, p_values, family.class_deltas(cell))
+    tested = []
+    for cell in cells:
+        tested.append(replace(cell, worse_classes=worse.get(id(cell), ())))
+    return Family(tuple(tested))
+
+
+def _find_worse(
+    names: Sequence[str], p_values: Sequence[float], deltas: Sequence[float]
+) -> tuple[str, ...]:
+    """Return the classes with a significant loss."""
+    worse = []
+    for name, p, delta in zip(names, p_values, deltas, strict=True):
+        if p < SIGNIFICANCE and delta < 0:
+            worse.append(name)
+    return tuple(worse)
+
+
+def group_by_samples(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
+    """Return families of runs, which were scored in the same way on the same samples.
+
+    Families of selection samples come last, because they recommend nothing. Only runs of one family
+    are ranked, tested and drawn together. A run without samples joins the family with the same
+    settings for samples, else the first family. Without runs there is one empty family.
+    """
+    by_settings: dict[tuple[str | None, ...], tuple[str | None, ...]] = {}
+    for record in records:
+        if _has_samples(record):
+            by_settings.setdefault(_asked(record), _scored(record))
+    first = next(iter(by_settings.values()), ())
+
+    # Runs without samples join by their settings
+    families: dict[tuple[str | None, ...], list[RunRecord]] = {}
+    for record in records:
+        scored = _scored(record) if _has_samples(record) else by_settings.get(_asked(record), first)
+        families.setdefault(scored, []).append(record)
+    return sorted(families.values(), key=lambda f: naming.samples_of(f) == "selection") or [[]]
+
+
+def _has_samples(record: RunRecord) -> bool:
+    """Return whether a run has scored samples; an unsupported one has at most drawn them."""
+    return bool(record.samples_digest) and record.status != "unsupported"
+
+
+def _scored(record: RunRecord) -> tuple[str | None, ...]:
+    return (record.samples_digest, *record.select(*_SCORED_BY, "evaluate.stop"))
+
+
+def _asked(record: RunRecord) -> tuple[str | None, ...]:
+    """Return the settings that determine the scored samples and their metric."""
+    keys = ["data", "evaluate.split", "evaluate.stop", "task", "task.primary", *_OF_TASK]
+    if record.held_out:
+        keys.append("held_out_images")
+    return record.select(*keys)
+
+
+def task_of(records: Sequence[RunRecord]) -> Task:
+    """Return the task of a family; classification if no run has logged its task."""
+    for record in records:
+        if record.samples is not None:
+            return record.task
+    for record in records:
+        if "scored_as" in record.params:
+            return record.task
+    return registry.recall({})
+
+
+def best_first(records: Sequence[RunRecord]) -> list[int]:
+    """Return the indices of the runs, the best metric first, runs without it last.
+
+    Runs that stopped at different samples are ordered by the selection samples.
+    """
+    metric = task_of(records).metric
+    prefix = ""  # the values of the table
+    if any(record.stopped_early for record in records):
+        prefix = CHOICE
+
+    def cost(index: int) -> float:
+        value = records[index].value_of(metric, prefix)
+        if value is None:
+            return math.inf
+        return metric.cost(value)
+
+    return sorted(range(len(records)), key=cost)

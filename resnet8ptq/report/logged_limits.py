@@ -1,0 +1,60 @@
+"""The limits of a loss that runs have logged, by which they are judged."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from resnet8ptq.config.limits import check
+from resnet8ptq.config.schema import ReportConfig
+from resnet8ptq.core.errors import TrackingError
+from resnet8ptq.tracking.record import RunRecord
+
+LIMITS = ("max_drop", "min_sqnr_db", "min_accuracy")  # keys of `report`
+PREFER = "prefer"  # the same
+
+
+def limits_of(records: Sequence[RunRecord], asked: Mapping[str, float | None]) -> ReportConfig:
+    """Return the limits that the runs have logged, and their preference.
+
+    Args:
+        asked: requested limits, by the key of `report`; None: the logged limit.
+
+    Raises:
+        ConfigError: a limit is out of range.
+        TrackingError: a logged limit is not a number; a store is untrusted.
+    """
+    limits: dict[str, Any] = {}
+    preferred = _find_preferred(records)
+    if preferred:
+        limits[PREFER] = preferred
+    try:
+        for name, text in zip(LIMITS, _find_logged(records), strict=False):
+            if text is not None:
+                limits[name] = json.loads(text)
+        for name, value in asked.items():
+            if value is not None:
+                limits[name] = value
+        config = ReportConfig(**limits)
+        check(config)
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        raise TrackingError("report.max_drop: the runs have logged invalid limits") from None
+    return config
+
+
+def _find_preferred(records: Sequence[RunRecord]) -> str | None:
+    """Return the preference that the runs have logged; None if they have not."""
+    for record in records:
+        [preferred] = record.select(f"report.{PREFER}")
+        if preferred:
+            return preferred
+    return None
+
+
+def _find_logged(records: Sequence[RunRecord]) -> tuple[str | None, ...]:
+    """Return the `LIMITS` of the first run that has logged them, as texts; else empty."""
+    keys = [f"report.{name}" for name in LIMITS]
+    for record in records:
+        texts = record.select(*keys)
+        if texts[0] is not None:
+            return texts
+    return ()

@@ -1,0 +1,181 @@
+"""What the runs of a table, a figure and a page are called: the settings that vary, and titles."""
+
+from collections.abc import Sequence
+
+from resnet8ptq.tracking.record import RunRecord
+
+_VARY = (  # settings beyond the four of every table
+    "seed",
+    "threads",
+    "nodes_to_quantize",
+    "nodes_to_exclude",
+    "op_types",
+    "data.name",
+    "format",
+    "reduce_range",
+    "float_output",
+    "float_tail",
+    "attention",
+    "slim",
+    "max_drop",
+    "held_out_images",
+    "precision.max_bytes",
+    "precision.max_drop",
+    "precision.placement",
+    "measured_on",
+    "planned_bits",  # stands for precision.plan, which is a key for each layer
+)
+_VARY_BELOW = (
+    "backend.",
+    "calib.",
+    "model.",
+    "evaluate.",
+    "latency.",
+    "symmetric.",
+    "corrections.",
+    "weight_only.",
+    "qat.",
+    "task.",
+)
+_MEASURES = ("evaluate.split", "latency.enabled")  # they change no model
+_NAMED = ("backend.flow", "backend.path")
+
+
+def varied(records: Sequence[RunRecord]) -> list[str]:
+    """Return the settings that differ between runs, besides the four of every table.
+
+    They name the runs of a table, a figure and a page: see `label`. Settings that differ only
+    between backends count as defaults.
+    """
+    by_backend: dict[str, list[RunRecord]] = {}
+    for record in records:
+        by_backend.setdefault(record.backend, []).append(record)
+    varying: set[str] = set()
+    for members in by_backend.values():
+        keys: set[str] = set()
+        for record in members:
+            keys.update(record.params)
+        for key in filter(_is_setting, keys):
+            if _differs(members, key):
+                varying.add(key)
+    return sorted(varying)
+
+
+def _differs(records: Sequence[RunRecord], key: str) -> bool:
+    """Return whether the resolved values of a setting differ."""
+    values = {record.params.get(key) for record in records if _is_resolved(record, key)}
+    return len(values) > 1
+
+
+def _is_resolved(record: RunRecord, key: str) -> bool:
+    """Return whether a setting is a resolved value and not only the requested one."""
+    if record.status == "unsupported":
+        return key not in ("data.name", "planned_bits", "measured_on")
+    return record.status != "failed" or record.params.get(key) not in (None, "null")
+
+
+def _is_setting(key: str) -> bool:
+    """Return whether a key is a user's setting, and not a derived value or a path."""
+    shown = key.endswith(".name") or key in _NAMED  # in separate columns
+    return key in _VARY or (key.startswith(_VARY_BELOW) and not shown and key not in _MEASURES)
+
+
+def asked(record: RunRecord, keys: Sequence[str]) -> tuple[str | None, ...]:
+    """Return the requested settings: bits that a run chose itself are `auto`."""
+    params = record.params
+    if params.get("precision.plan") == "auto":
+        params = {**params, "planned_bits": "auto"}
+    return tuple(map(params.get, keys))
+
+
+def labels(records: Sequence[RunRecord]) -> list[str]:
+    """Return each run's combination as text, with the other settings that vary."""
+    keys = varied(records)
+    return [label([record], keys) for record in records]
+
+
+def label(members: Sequence[RunRecord], keys: Sequence[str]) -> str:
+    """Return a row's name: backend, dtype and calibration, then the settings that vary."""
+    cells = name_cells(members, keys)
+    first = len(cells) - len(keys)
+    words = cells[:first]
+    for key, value in zip(keys, cells[first:], strict=True):
+        if value:
+            words.append(f"{key}={value}")
+    return " ".join(filter(None, words))
+
+
+def name_cells(members: Sequence[RunRecord], keys: Sequence[str]) -> list[str]:
+    """Return the cells that name the runs of a row: the combination, and settings that vary.
+
+    Different values of a cell are joined, such as `int8/u8s8`.
+    """
+    named = []
+    for member in members:
+        settings = [member.params.get(key, "") for key in keys]
+        named.append([*member.combination.cells, *settings])
+    return ["/".join(dict.fromkeys(values)) for values in zip(*named, strict=True)]
+
+
+def headings(families: Sequence[Sequence[RunRecord]]) -> list[str]:
+    """Return the title of each family of `families.group_by_samples`.
+
+    Equal titles get `task.join` if it differs, else the digest of the samples.
+    """
+    joins = [_find_join(family) for family in families]
+    titles = []
+    for family, join in zip(families, joins, strict=True):
+        text = title(family)
+        if join and len(set(joins)) > 1:
+            text += f", task.join={join}"
+        titles.append(text)
+
+    # The digest tells equal titles apart
+    shown = []
+    for text, family in zip(titles, families, strict=True):
+        if titles.count(text) > 1:
+            digest = max((record.samples_digest for record in family), default="")
+            text = f"{text}, digest {digest[:16]}…"
+        shown.append(text)
+    return shown
+
+
+def _find_join(family: Sequence[RunRecord]) -> str:
+    """Return how a family joins the scores of a sample; empty for the task's default."""
+    if not family:
+        return ""
+    join = family[0].params.get("task.join", "null")
+    return "" if join == "null" else join
+
+
+def title(records: Sequence[RunRecord]) -> str:
+    """Return the data sets and models of the runs, and the number of scored samples."""
+    names = set()
+    scored = set()
+    totals = set()
+    measured = [record for record in records if record.samples is not None]
+    for record in measured or records:
+        names.add((record.dataset, record.model))
+        scored.add(record.scored_as)
+        if record.samples is not None:
+            totals.add(int(record.samples_planned or record.samples))
+    text = "; ".join(f"{data}, {model}" for data, model in sorted(names))
+
+    # The number of samples, if it is the same
+    if len(totals) == 1:
+        most = ""
+        if any(record.stopped_early for record in records):
+            most = "up to "
+        text += f", {most}{totals.pop():,} {samples_of(measured)} samples"
+    for name in sorted(scored - {"classification"}):
+        text += f", task={name}"
+    return text
+
+
+def samples_of(records: Sequence[RunRecord]) -> str:
+    """Return the kind of the scored samples."""
+    kinds = {record.samples_from for record in records}
+    for kind in ("selection", "held-out training"):
+        if kind in kinds:
+            return kind
+    return "test"
