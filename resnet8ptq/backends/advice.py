@@ -81,7 +81,10 @@ def beyond_x86(flags: Collection[str]) -> str:
 
 
 def in_float(backend: str, network: Summary | None) -> str:
-    """Return the operators that stay in float, with their counts, as text; empty for none."""
+    """Return the end of a sentence: operators that stay in float, with their counts.
+
+    It is empty if there are none, or without a network.
+    """
     if network is None:
         return ""
     left = []

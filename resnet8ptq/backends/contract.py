@@ -243,7 +243,11 @@ class Quantizer(ABC):
         return Decisions.of(self.config)
 
     def plan(self, decisions: Decisions | None = None) -> Plan:
-        """Return the grids of the weights; None: by the decisions that the settings contain."""
+        """Return the grids of the weights.
+
+        Args:
+            decisions: by default, those that the settings contain.
+        """
         return Plan.of(decisions or self.asked, WeightScheme.of(self.config))
 
     def select(self, decisions: Decisions) -> Selection:
@@ -290,7 +294,7 @@ class Quantizer(ABC):
         Also called before the run starts its work, to refuse settings early.
 
         Args:
-            decisions: None: those that the settings contain.
+            decisions: by default, those that the settings contain.
 
         Raises:
             UnsupportedError: the framework does not support the combination, with the reason.
@@ -390,7 +394,7 @@ def refuse_empty(framework: str, graph: onnx.GraphProto, advice: str = "") -> No
 
     Raises:
         UnsupportedError: all layers multiply by several matrices, which the framework has no
-            integer kernel for; names them.
+            integer kernel for; the message names them.
         QuantizationError: any other reason.
     """
     stacks = find_stacks(graph)

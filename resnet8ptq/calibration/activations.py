@@ -116,7 +116,8 @@ class Activations:
     def find_unbounded(self) -> list[str]:
         """Return the names of nodes with an input or output that is NaN or infinite.
 
-        Such a node, for example the logarithm of zero, can stay in float. Layers are left out.
+        Such a node, for example the logarithm of zero, can stay in float. Layers are left out. The
+        list is empty if the ranges are preset, or torch chooses them.
         """
         if self.preset or not find_method(self.calib.name).choose:
             return []

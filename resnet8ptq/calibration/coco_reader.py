@@ -119,7 +119,7 @@ class CocoReader(CalibrationDataReader):  # type: ignore[misc]
         """Return the next batch by the inputs' names; None after the last.
 
         Raises:
-            DataError: a picture cannot be read; names the file.
+            DataError: a picture cannot be read; the message names the file.
         """
         start = self._next
         if start >= len(self.paths):

@@ -101,7 +101,7 @@ class BackendConfig:
         return False
 
     def on_cpu(self) -> Self:
-        """Return the settings for this machine's CPU, where another machine runs the files."""
+        """Return the settings for this machine's CPU; used if a target runs the files."""
         return self
 
 
@@ -567,7 +567,7 @@ class QuantizationConfig:
 
     @property
     def inference_precision(self) -> str:
-        """The float type for layers without integers, by OpenVINO's name, such as `f32`.
+        """The float type of the layers that stay in float, by OpenVINO's name, such as `f32`.
 
         FP32 is always computed in float32, so that the other type is compared with it.
         """

@@ -130,7 +130,7 @@ def wait() -> None:
     """Wait for all calls.
 
     Raises:
-        TrackingError: a call failed; names the first error and the number of errors.
+        TrackingError: a call failed; the message names the first error and the number of errors.
     """
     errors = []
     while _pending:

@@ -20,7 +20,7 @@ class PtqError(Exception):
 
 
 class ConfigError(PtqError):
-    """A setting is wrong; names the key, its value and the accepted values."""
+    """A setting is wrong; the message names the key, its value and the accepted values."""
 
 
 class DataError(PtqError):
@@ -32,7 +32,7 @@ class DataNotFoundError(DataError):
 
 
 class JobError(PtqError):
-    """A job of a sweep could not be started, or its process died; names the job or the key."""
+    """A job of a sweep could not be started, or its process died; the message names it or its key."""
 
 
 class ModelError(PtqError):
@@ -48,7 +48,7 @@ class QuantizationError(PtqError):
 
 
 class TrackingError(PtqError):
-    """The MLflow store cannot be reached or written."""
+    """The MLflow store cannot be reached or written, or a record cannot be read."""
 
 
 class UnsupportedError(PtqError):

@@ -46,7 +46,7 @@ Number = TypeVar("Number", np.int64, np.float64)
 
 @dataclass(frozen=True)
 class Problem:
-    """The rounding of one layer: rows of its inputs and outputs, consecutive for a batch."""
+    """The rounding of one layer: rows of its inputs and the outputs to reproduce."""
 
     inputs: torch.Tensor  # [n, groups, inputs], after layers that are already rounded
     targets: torch.Tensor  # [n, groups, channels of a group], of FP32, after a following ReLU

@@ -100,7 +100,7 @@ def lengths(mask: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def find_masked(dtype: np.dtype[Any]) -> tuple[str, ...]:
-    """Return the mask and the fields of the same length; () without a mask."""
+    """Return the names of the mask and of the fields of its length; () without a mask."""
     mask = find_mask(dtype)
     if mask is None:
         return ()

@@ -39,7 +39,8 @@ def read(
         calibrating: a folder of unlabelled pictures for calibration; None: training samples.
 
     Raises:
-        DataError: a file is missing or damaged, or its labels do not fit; names the file.
+        DataError: a file is missing or damaged, or its labels do not fit; the message names the
+            file.
         ConfigError: the settings do not fit the data, or the cache folder cannot be written.
     """
     return _read(json.dumps([asdict(config), asdict(preprocess), calibrating]), cache_root)

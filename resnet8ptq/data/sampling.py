@@ -37,9 +37,9 @@ def draw_calibration(
     sample.
 
     Args:
-        samples_per_class: None: 100 for each class, or all of a smaller class. With more than 20
-            classes, 2,000 in total; without classes, 1,000. If these are more than half of the
-            training samples, the samples of `draw_held_out` stay free for choices.
+        samples_per_class: None for the default: 100 for each class, or all of a smaller class. With
+            more than 20 classes, it is 2,000 in total; without classes, 1,000. If this is more than
+            half of the training samples, the samples of `draw_held_out` stay free for choices.
         held_out: splits whose samples are not drawn.
 
     Raises:

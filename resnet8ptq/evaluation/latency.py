@@ -126,7 +126,7 @@ def measure_operators(
 
 
 def find_batch_size(timing: LatencyConfig, split: Split) -> int:
-    """Return the batch size that is timed beside batch 1.
+    """Return the batch size that is timed in addition to batch 1.
 
     It is `latency.batch_size`, or else the largest power of two within `BATCH_SIZE` and
     `BATCH_BYTES`.

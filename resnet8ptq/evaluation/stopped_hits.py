@@ -1,4 +1,4 @@
-"""Hits of a run that stopped early (`evaluate.stop=decided`), beside the plan of its test.
+"""Hits of a run that stopped early (`evaluate.stop=decided`), and the plan of its test.
 
 A task only declares that its test is `sequential`; it does not depend on this module.
 """
@@ -57,7 +57,7 @@ class StoppedHits(SampleValues):
         return (-high, -low), min(1.0, 2 * min(equal.p_within, equal.p_beyond))
 
     def margin(self, baseline: SampleValues, metric: Metric, limit: float, items: int) -> Margin:
-        """Return the corrected margin of the accuracy."""
+        """Return the margin of the accuracy, corrected for the interim analyses."""
         return self.plan.margin(*self._changes(baseline), limit)
 
     def margin_over(self, other: SampleValues, metric: Metric, limit: float, items: int) -> Margin:

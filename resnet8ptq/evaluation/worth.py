@@ -1,4 +1,4 @@
-"""The rule that decides whether a quantized file is worth deploying beside FP32."""
+"""The rule that decides whether a quantized file is worth deploying instead of FP32."""
 
 MOST_BYTES = 0.9  # of FP32's
 LEAST_SPEED = 1.05  # of FP32's: latencies of one file differ by less between two loadings

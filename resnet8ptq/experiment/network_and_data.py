@@ -56,7 +56,7 @@ def load_data_and_network(settings: Settings) -> tuple[Dataset, Fp32Model]:
     """Read data and network; return the data arranged for the network, and the network.
 
     Raises:
-        PtqError: data or network are missing, or do not fit, in one line.
+        PtqError: data or network are missing, or do not fit each other.
     """
     config = settings.config
     cache_root = settings.runtime.cache_root

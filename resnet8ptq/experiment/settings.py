@@ -234,5 +234,9 @@ def fill_defaults(
 
 
 def fill_threads(asked: RunConfig, threads: int | None) -> RunConfig:
-    """Return the settings with `threads` as default; None if no other job runs at the same time."""
+    """Return the settings with `threads` as their default.
+
+    Args:
+        threads: None if no other job runs at the same time.
+    """
     return replace(asked, threads=threads) if asked.threads is None else asked

@@ -1,4 +1,4 @@
-"""Samples with a wrong answer of the quantized model, beside FP32's answer, for the report.
+"""Samples with a wrong answer of the quantized model, and FP32's answer to them, for the report.
 
 The run writes them, because it has the samples: a report reads no data set. They exist only for
 answers that are classes, and for pictures and texts.

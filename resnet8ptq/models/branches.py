@@ -27,7 +27,7 @@ Feeds = Mapping[str, NDArray[Any]]  # inputs by name
 def take_branches(proto: onnx.ModelProto, feeds: Sequence[Feeds] = ({},)) -> onnx.ModelProto:
     """Replace each If whose condition is equal for all `feeds` by its branch; return the model.
 
-    If there was one, `proto` must not be used afterwards; else it is returned.
+    If an If was replaced, `proto` must not be used afterwards; else it is returned.
 
     Args:
         feeds: inputs of several batch sizes; without inputs, only constants decide.

@@ -245,7 +245,8 @@ def find_layout(sample_shape: tuple[int, ...], tensor: Tensor) -> Layout | None:
         The permutation; None if samples fit unchanged.
 
     Raises:
-        ModelError: no layout fits; names both shapes, and for pictures the settings that fit.
+        ModelError: no layout fits; the message names both shapes, and for pictures the settings
+            that fit.
     """
     takes = tensor.shape
     if _fits(sample_shape, takes):

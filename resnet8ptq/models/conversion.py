@@ -63,9 +63,9 @@ class Conversion:
     """The record of a conversion.
 
     Attributes:
-        parity: largest difference of outputs, by framework and file, of probabilities or else
-            relative to the largest value. ONNX Runtime is compared with the original, torch with
-            ONNX Runtime.
+        parity: largest difference of an output, by framework and file. Probabilities differ in
+            absolute terms, other outputs relative to the largest value. ONNX Runtime is compared
+            with the original, torch with ONNX Runtime.
         source_opset: opset of the original ONNX file, or of the export from another format.
         contract: the graphs' inputs and outputs, without free sizes.
         final: kind of the single output [N, classes], `probabilities` or `logits`; else `values`.

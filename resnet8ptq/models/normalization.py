@@ -54,7 +54,8 @@ def raise_opset(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
     """Return a copy; convert a graph below opset 13 to 17, or to the highest possible one.
 
     Raises:
-        ModelError: onnx cannot reach opset 13; names the step, its operators and the reason.
+        ModelError: onnx cannot reach opset 13; the message names the step, its operators and the
+            reason.
     """
     raised = copy.deepcopy(proto)
     version = opset(proto)

@@ -1,4 +1,4 @@
-"""The decisions for one network, beside the settings: bits, layers in float, and ranges."""
+"""The decisions for one network, which settings alone do not give: bits, float layers, ranges."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

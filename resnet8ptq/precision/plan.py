@@ -140,7 +140,11 @@ class Selection:
 
     @classmethod
     def of(cls, config: QuantizationConfig, decisions: Decisions | None = None) -> "Selection":
-        """Return the selection of the settings, with the decisions; None: those in the settings."""
+        """Return the nodes to quantize by the settings and the decisions.
+
+        Args:
+            decisions: by default, those that the settings contain.
+        """
         decisions = decisions or Decisions.of(config)
         bits, float_layers = split_bits(decisions)
         return cls(

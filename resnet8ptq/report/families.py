@@ -75,7 +75,7 @@ class Family:
 
     @property
     def pairs(self) -> list[Paired]:
-        """The values of the measured cells beside those of FP32, in their order."""
+        """The values of the measured cells, each with those of FP32, in the order of the cells."""
         pairs = []
         for cell in self.measured:
             assert cell.paired is not None  # of every measured cell

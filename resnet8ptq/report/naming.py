@@ -120,7 +120,8 @@ def name_cells(members: Sequence[RunRecord], keys: Sequence[str]) -> list[str]:
 def headings(families: Sequence[Sequence[RunRecord]]) -> list[str]:
     """Return the title of each family of `families.group_by_samples`.
 
-    Equal titles get `task.join` if it differs, else the digest of the samples.
+    If `task.join` differs between the families, it is part of each title that has one. Titles that
+    are still equal get the digest of the samples.
     """
     joins = [_find_join(family) for family in families]
     titles = []

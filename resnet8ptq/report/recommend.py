@@ -97,9 +97,10 @@ class ModelSelection:
 
     @cached_property
     def candidates(self) -> list[Cell]:
-        """The models of `_ran`; empty if all fail, or if FP32 is in doubt.
+        """The models that may be recommended; empty if all fail, or if FP32 is in doubt.
 
-        Without selection samples, only models that do not fail and that reach the metric's minimum.
+        With selection samples, these are all models that ran: the selection samples judge them.
+        Without, only models that do not fail and that reach the metric's minimum.
         """
         kept = _without_failed(self._ran)
         if kept and self.apart:

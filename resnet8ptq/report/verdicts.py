@@ -183,7 +183,7 @@ def _find_equal_runs(records: Sequence[RunRecord]) -> dict[str, tuple[str, ...]]
 
 
 def find_fault(metric: Metric, record: RunRecord, limits: ReportConfig) -> str:
-    """Return why a model fails whatever its loss; empty if nothing is known."""
+    """Return why a model fails whatever its loss; empty without such a reason."""
     if record.silent:
         return record.silent
     least = least_of(metric, limits)

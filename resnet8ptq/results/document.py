@@ -46,7 +46,7 @@ class _Part(BaseModel):
 
 
 class ChosenRun(_Part):
-    """The run."""
+    """The run that the verdict is about."""
 
     run_id: str = _of("run_id")
     name: Known = _of("name")
@@ -119,7 +119,7 @@ class Latency(_Part):
 
 
 class Files(_Part):
-    """Files."""
+    """The files of the run and of its sweep."""
 
     artifact: str | None = _of("artifact")
     sha256: Known = _of("artifact_sha256")
@@ -148,7 +148,7 @@ class AsGood(_Part):
 
 
 class Sweep(_Part):
-    """The sweep."""
+    """The sweep of the run."""
 
     run_id: str = Field(description="id of the sweep's run in MLflow")
     name: str = Field(description="name of the sweep")

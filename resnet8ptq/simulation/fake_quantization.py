@@ -52,7 +52,7 @@ class FakeQuantize(nn.Module):  # type: ignore[misc]
         return float(low.detach()), float(high.detach())
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the nearest level of each value."""
+        """Return the nearest level of each value; with `drop`, some values stay exact."""
         rounded = Round.apply(values, *self.ends(), self.scheme.steps)
         if not self.drop:
             return rounded

@@ -1,6 +1,6 @@
 """The time of a search: how much is left, and how long a step is expected to take.
 
-All expected times follow from what this command has measured, so they grow with the load of the
+All expected times follow from times that this command measured, so they grow with the load of the
 machine.
 """
 

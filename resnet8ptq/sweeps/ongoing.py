@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # Hydra imports this module for every job
 
 @dataclass
 class Ongoing:
-    """A command line and what it has begun.
+    """A command line, and the sweep or the run that it has begun.
 
     Attributes:
         sweep: the sweep, once it has begun; None for a single run.

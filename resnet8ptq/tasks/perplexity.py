@@ -86,7 +86,7 @@ class NextToken:
 
 
 def _find_tokens(names: Sequence[str]) -> str:
-    """Return the input with the tokens: `TOKENS`, or the only one beside masks."""
+    """Return the input with the tokens: `TOKENS`, or the only input that is not a mask."""
     if TOKENS in names:
         return TOKENS
     others = [name for name in names if not name.lower().endswith("mask")]

@@ -340,7 +340,7 @@ def read_tags(path: Path) -> tuple[str, ...]:
     """Return the tags of a file, in the order of the network's classes.
 
     Raises:
-        ConfigError: it cannot be read, or holds the same tag twice.
+        ConfigError: it cannot be read, holds the same tag twice, or has fewer than two tags.
     """
     with errors_as(ConfigError, f"task.classes: got {path}", EXPECTED):
         text = files.read_bytes(path, MAX_BYTES).decode("utf-8")

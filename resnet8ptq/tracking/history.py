@@ -205,7 +205,7 @@ def require_newest(store: Store) -> RunRecord:
     """Return the newest sweep or single run; see `say_newest`.
 
     Raises:
-        ConfigError: the experiment has no run; names the command that makes one.
+        ConfigError: the experiment has no run; the message names the command that makes one.
     """
     newest = find_newest(store)
     if newest is None:

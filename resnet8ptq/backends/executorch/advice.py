@@ -12,7 +12,7 @@ def sweep(flags: Collection[str], network: Summary | None) -> str | None:
 
 
 def advise(flags: Collection[str], network: Summary | None) -> Iterator[Advice]:
-    """Yield the candidate."""
+    """Yield ExecuTorch's configuration, whatever the CPU."""
     rest = in_float("executorch", network)
     why = f"XNNPACK's kernels take s8 activations; runs on phones too{rest}"
     settings = "backend=executorch dtype=int8 per_channel=true"

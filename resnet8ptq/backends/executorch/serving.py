@@ -1,7 +1,7 @@
 """Serves ExecuTorch files.
 
-MLflow copies this module beside the file, for `tracking.served_model`. It does not import this
-package.
+MLflow copies this module beside the file, and calls it from `tracking.mlflow_store.served_model`.
+It does not import this package.
 """
 
 from collections.abc import Callable

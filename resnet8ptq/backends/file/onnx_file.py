@@ -86,7 +86,9 @@ def open_run(
 
 
 def open_tensors(content: bytes, threads: int) -> Tensors:
-    """Load a copy whose outputs are its float tensors, without graph optimization.
+    """Load a copy of a file whose outputs are the float tensors of its graph.
+
+    `Tensors.run` does not optimize the graph; `Tensors.run_kernels` does, as in use.
 
     A rounded tensor is returned once: its rounded values, under the name of the float tensor.
     """

@@ -77,7 +77,7 @@ def open_run(content: bytes, threads: int) -> RawRun:
 
 
 def open_tensors(content: bytes, threads: int) -> Tensors:
-    """Compile a copy whose outputs are its float tensors, in float arithmetic.
+    """Compile a copy of a file whose outputs are the float tensors of its graph.
 
     A rounded tensor is returned once: its rounded values, under the name of the float tensor.
     """

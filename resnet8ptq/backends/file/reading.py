@@ -38,7 +38,7 @@ class Admitted:
         return run
 
     def open_tensors(self, threads: int) -> Tensors:
-        """Load a copy that returns every float tensor, computed in float arithmetic.
+        """Load a copy that returns every float tensor inside the file.
 
         Raises:
             UnsupportedError: the format does not give its tensors.

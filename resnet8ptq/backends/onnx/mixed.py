@@ -1,4 +1,4 @@
-"""`method=mixed`: dynamic matrix products and LSTMs beside static convolutions, in one file.
+"""`method=mixed`: static convolutions, and dynamic matrix products and LSTMs, in one file.
 
 A static range fits convolutions, whose dynamic kernel is slower than FP32. A range computed at
 inference fits matrix products, and is the only one that ONNX Runtime takes for an LSTM.

@@ -1,4 +1,4 @@
-"""The settings of the backends that OpenVINO runs."""
+"""The settings of `backend=openvino`, which `backend=openvino_nncf` extends."""
 
 from dataclasses import dataclass
 
@@ -13,8 +13,8 @@ class OpenvinoConfig(BackendConfig):
     """OpenVINO on the CPU.
 
     Attributes:
-        inference_precision: the float type of the layers that are not on integers, by OpenVINO's
-            name. The FP32 baseline has f32, so that the loss includes this type's rounding.
+        inference_precision: the float type of the layers that stay in float, by OpenVINO's name.
+            The FP32 baseline has f32, so that the loss includes this type's rounding.
     """
 
     name: str = "openvino"

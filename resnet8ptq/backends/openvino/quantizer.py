@@ -123,7 +123,7 @@ class OpenvinoQuantizer(RunsInOpenvino):
 
         Raises:
             UnsupportedError: OpenVINO cannot compile the file, or computes every layer in float.
-            QuantizationError: OpenVINO crashes.
+            QuantizationError: the file is invalid, or OpenVINO crashes.
         """
         artifact = self._writer.quantize(model, decisions, calibration, folder)
         if self.config.computes_in_float:

@@ -151,7 +151,7 @@ def quantize(
             float.
 
     Raises:
-        QuantizationError: there is nothing to quantize.
+        QuantizationError: there is nothing to quantize, or ai-edge-quantizer crashes.
         UnsupportedError: ai-edge-quantizer cannot quantize the network.
     """
     ranges = _spread(model, ranges)

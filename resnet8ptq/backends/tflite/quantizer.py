@@ -189,11 +189,11 @@ class TfliteQuantizer(Quantizer):
     def quantize(
         self, model: Fp32Model, decisions: Decisions, calibration: Split, folder: Path
     ) -> Artifact:
-        """Convert the network, in a separate process.
+        """Convert the network in a separate process, quantize it, and write the file.
 
         Raises:
-            UnsupportedError: see `resolve`, `fit` and `rewriting.rewrite`; or the converter ignores
-                `per_channel`.
+            UnsupportedError: see `resolve`, `fit` and `rewriting.rewrite`; the converter ignores
+                `per_channel`; or a layer cannot stay in float32 beside stored weights.
             ConfigError: `precision.plan` names an unknown layer.
         """
         self.resolve(decisions)

@@ -71,7 +71,8 @@ def load(config: ArraysConfig, preprocess: PreprocessConfig, cache_root: Path) -
 
     Raises:
         ConfigError: no such file, or no array is recognized as inputs or labels.
-        DataError: a file is damaged, holds pickled objects, or does not fit; names the file.
+        DataError: a file is damaged, holds pickled objects, or does not fit; the message names the
+            file.
     """
     root = Path(str(config.root))
     arrays = _open(root, cache_root)

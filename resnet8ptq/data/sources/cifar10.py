@@ -48,7 +48,7 @@ def load(config: DataConfig, preprocess: PreprocessConfig, cache_root: Path) -> 
     """Return the data set, which the cache keeps.
 
     Raises:
-        DataError: a batch is missing, damaged or inconsistent; names the file.
+        DataError: a batch is missing, damaged or inconsistent; the message names the file.
     """
     folder = Path(str(config.root))
     keys: dict[Side, cache.Key] = {side: digests(folder, side, cache_root) for side in SIDES}
@@ -78,7 +78,7 @@ def digests(folder: Path, split: Side, cache_root: Path) -> dict[str, str]:
     """Return the SHA-256 of each file of a split by name, computed again if a file changes.
 
     Raises:
-        DataError: a batch is missing, or cannot be read; names the file.
+        DataError: a batch is missing, or cannot be read; the message names the file.
     """
     states = {str(folder / name): _read_state(folder / name) for name in BATCHES[split]}
 
@@ -96,7 +96,8 @@ def read_split(folder: Path, split: Side) -> tuple[NDArray[np.uint8], NDArray[np
     A batch may hold any number of images.
 
     Raises:
-        DataError: a batch is missing, truncated, refused, or inconsistent; names the file.
+        DataError: a batch is missing, truncated, refused, or inconsistent; the message names the
+            file.
     """
     planes, labels = zip(*(_read_batch(folder / name) for name in BATCHES[split]), strict=True)
     images = np.concatenate(planes).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)

@@ -145,7 +145,7 @@ def read_annotations(path: Path, classes: Sequence[str] | None = None) -> Annota
             the categories in the order of their ids.
 
     Raises:
-        DataError: it is not in COCO's format; names the entry.
+        DataError: it is not in COCO's format; the message names the entry.
         ConfigError: `classes` lacks a category.
     """
     with errors_as(DataError, f"{path}: is not JSON"):

@@ -144,7 +144,7 @@ def pictures_at(table: DataTable, name: str, folder: Path) -> list[Picture]:
     """Return the pictures at the paths in a column, which are relative to `folder`.
 
     Raises:
-        DataError: a path is missing, or leads out of `folder`; names the row.
+        DataError: a path is missing, or leads out of `folder`; the message names the row.
     """
     top = folder.resolve()
     pictures = []
@@ -170,7 +170,8 @@ def packed_pictures(table: DataTable, name: str, folder: Path) -> list[Picture]:
     """Return the pictures in a column: their bytes, or their paths if all bytes are null.
 
     Raises:
-        DataError: a picture has neither, or its path leads out of `folder`; names the row.
+        DataError: a picture has neither, or its path leads out of `folder`; the message names the
+            row.
     """
     content = table.column("data.inputs", name)
     if pa.types.is_struct(content.type):
@@ -198,7 +199,7 @@ def write_numbers(
 
     Raises:
         ConfigError: the numbers of a row do not fit this shape.
-        DataError: a cell is not a finite number; names the row and the column.
+        DataError: a cell is not a finite number; the message names the row and the column.
     """
     parts = [_read_numbers(table, name) for name in names]
     has_lists = any(part.ndim > 1 for part in parts)
@@ -270,7 +271,7 @@ def check_filled(column: Column, source: str, per_row: int = 1) -> None:
         per_row: number of cells for each row of the table.
 
     Raises:
-        DataError: a cell is empty; names the row.
+        DataError: a cell is empty; the message names the row.
     """
     if column.null_count:
         first = int(np.flatnonzero(pc.is_null(column))[0])
@@ -303,7 +304,7 @@ def labels(
     A column of `TRANSCRIPTS` holds texts, [N].
 
     Raises:
-        DataError: a label is missing or has another type; names the row.
+        DataError: a label is missing or has another type; the message names the row.
     """
     [name, *others] = names
     if name == arrays.NO_LABELS:
@@ -350,7 +351,7 @@ def word_labels(
         words: the column with lists of words.
 
     Raises:
-        DataError: a row has more or fewer labels than words; names the row.
+        DataError: a row has more or fewer labels than words; the message names the row.
     """
     column = table.column("data.labels", names[0])
     source = f"{table.source}: column {names[0]!r}"
@@ -406,7 +407,7 @@ def _several(
     lists of labels do not.
 
     Raises:
-        DataError: a label is not a class; names the row.
+        DataError: a label is not a class; the message names the row.
     """
     different: set[Any] = set()
     is_repeated = False

@@ -34,8 +34,8 @@ def load(config: FolderConfig, preprocess: PreprocessConfig, cache_root: Path) -
     Raises:
         ConfigError: the pictures differ in size, and `preprocess.size` is null; or `data.classes`
             differs from the class folders.
-        DataError: there are no class folders, a class folder has no pictures, or a picture cannot
-            be read.
+        DataError: there are no class folders, a class folder has no pictures, the training pictures
+            lack a class of the test pictures, or a picture cannot be read.
     """
     root = Path(str(config.root))
     sides = _find_sides(root)

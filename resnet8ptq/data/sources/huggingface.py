@@ -30,8 +30,8 @@ def load(config: TableConfig, preprocess: PreprocessConfig, cache_root: Path) ->
 
     Raises:
         ConfigError: `datasets` is not installed, or the inputs or labels are not recognized.
-        DataError: it is damaged, names files outside of the folder, or a cell is unsuitable; names
-            the row and the column.
+        DataError: it is damaged, refers to files outside of the folder, or has an unsuitable cell,
+            whose row and column the message names.
     """
     table_of_rows, config = _open(config, cache_root)
     return table.build(table_of_rows, table_of_rows.source, config, preprocess, cache_root)

@@ -51,7 +51,7 @@ def load(config: TableConfig, preprocess: PreprocessConfig, cache_root: Path) ->
 
     Raises:
         ConfigError: the columns of inputs or labels are not recognized.
-        DataError: it is damaged, or a cell is unsuitable; names the row and the column.
+        DataError: it is damaged, or a cell is unsuitable; the message names the row and column.
     """
     table, config = _open(config, cache_root)
     return build(table, table.source.parent, config, preprocess, cache_root)
@@ -297,7 +297,7 @@ def read_tagged(path: Path) -> pa.Table:
         A row for each sentence, of lists: `tokens` and `labels`.
 
     Raises:
-        DataError: a line has no tag, or another number of columns; names the line.
+        DataError: a line has no tag, or another number of columns; the message names the line.
     """
     words: list[list[str]] = [[]]
     tags: list[list[str]] = [[]]

@@ -107,7 +107,7 @@ def encode(
 
     Raises:
         ConfigError: the package tokenizers is not installed.
-        DataError: the tokenizer cannot be read, or a cell holds no text; names the row.
+        DataError: the tokenizer cannot be read, or a cell holds no text; the message names the row.
     """
     if find_spec("tokenizers") is None:
         raise ConfigError(

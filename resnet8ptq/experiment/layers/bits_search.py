@@ -215,7 +215,7 @@ def choose(
             decides.
 
     Raises:
-        ConfigError: no plan is within the limit; names the smallest value found.
+        ConfigError: no plan is within the limit; the message names the smallest value found.
     """
     # In this order, all plans after one that fits also fit.
     ordered = plans if max_bytes is not None else plans[::-1]

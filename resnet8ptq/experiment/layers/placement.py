@@ -4,7 +4,8 @@ Q and DQ around a small layer can cost more than its integer kernel saves. The n
 blocks, in the order of execution. All files that are quantized up to a cut, or from a cut on, are
 timed in turns. Each has one border; they give the time that 8 bits save in each block, and that of
 each border. Of all placements with blocks of both kinds, the one with the smallest sum is timed
-again, beside all layers in 8 bits and FP32: sums of differences are only an estimate.
+again, in turns with all layers in 8 bits and with FP32, because sums of differences are only an
+estimate.
 """
 
 import logging

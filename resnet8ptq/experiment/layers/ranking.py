@@ -13,7 +13,7 @@ class LayerSensitivity:
 
     Attributes:
         name: the short name; `node` is the name in the ONNX graph, for `nodes_to_exclude`.
-        sqnr_db: SQNR of the output over all samples; see `tasks.distortion`.
+        sqnr_db: SQNR of the output over all samples; see `tasks.scoring.distortion`.
         lost: the loss of `value` against FP32, see `Metric.loss`.
         saved_bytes: the FP32 artifact's size minus this one's.
     """

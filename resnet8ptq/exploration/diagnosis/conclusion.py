@@ -143,7 +143,7 @@ class DiagnosisResult(RunResult):
         return f"best change: {self.best.words} (measured: {gain}; {where})"
 
     def to_json(self) -> str:
-        """Return the findings and the changes against them, for programs."""
+        """Return the findings and the changes that may help, for programs."""
         return json.dumps(to_entries(self.findings))
 
     def summary(self) -> str:

@@ -32,7 +32,7 @@ def advise(flags: Collection[str], network: Summary | None = None) -> list[Advic
 
     Args:
         flags: the CPU's flags, see `machine.cpu`.
-        network: None: any network.
+        network: None for advice on any network.
     """
     order = (TRY, SLOW, WRONG, CANNOT)
     listed: list[Advice] = []

@@ -77,13 +77,16 @@ class Step:
 
     @property
     def part(self) -> float:
-        """The part of the expected time that must be left; below 1 if it stops at the deadline."""
+        """The fraction of its expected time without which the step does not begin.
+
+        It is below 1 if the step stops at the deadline, with the best result so far.
+        """
         rows = step_table.find_rows(self.kind)
         return min((row.part for row in rows), default=1.0)
 
     @property
     def is_static(self) -> bool:
-        """Whether its model has activation ranges from calibration, which other steps change."""
+        """Whether calibration gives activation ranges, so that steps for calibration apply."""
         return self.settings.get("method") in (None, "method=static", _MIXED, "method=qat")
 
     @property
@@ -445,7 +448,10 @@ def _excluded(settings: Mapping[str, str]) -> list[str]:
 
 
 def find_fallbacks(asked: Asked, tried: Sequence[Tried], backend: str) -> list[Step]:
-    """Return the untried last resorts before FP32, while no model passes; else empty."""
+    """Return the untried last resorts before FP32.
+
+    Empty if a model of the backend passes, or the closest one that saves loses nothing.
+    """
     own = _of_backend(tried, backend)
     if passing(own):
         return []

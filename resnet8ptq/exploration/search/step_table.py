@@ -59,8 +59,8 @@ class StepKind:
         plain: whether it starts afresh; others change the best static model.
         only_8_bits: whether it has no meaning with 16-bit activations.
         free: whether its models have the bytes and the speed of the one that it changes.
-        part: the part of its time that must be left; below 1 if it stops at the deadline with the
-            best so far.
+        part: the fraction of its expected time without which it does not begin; below 1 if it stops
+            at the deadline, with the best result so far.
         drops_corrections: whether it switches off the corrections of the model that it changes.
         needs_classes: whether the labels must be classes.
     """

@@ -112,9 +112,9 @@ class Spread:
 
     @property
     def reach(self) -> float:
-        """The smallest power of two above 99% of the values, with at least one value beyond.
+        """The smallest power of two above 99% of the nonzero values.
 
-        0 if no value lies below it.
+        With fewer than 100 values, the largest value may lie above it. 0 if none lies below it.
         """
         octave = self._last
         if octave < 0:

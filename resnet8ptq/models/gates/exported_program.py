@@ -69,7 +69,8 @@ def read_network(path: Path) -> dict[str, bytes]:
     which torch would look up and evaluate.
 
     Raises:
-        ModelError: it holds more than `torch.export.save` writes for a network; names the excess.
+        ModelError: it holds more than `torch.export.save` writes for a network; the message names
+            the excess.
     """
     try:
         content = torch_archive.read_archive(path, _OWN_RECORDS)

@@ -289,7 +289,7 @@ def _strange_origin(value: dict[str, Any], where: str) -> Reasons:
 
 
 def _strange_settings(config: dict[str, Any], where: str) -> Reasons:
-    """Yield reasons to refuse the settings of a layer, which differ in what they may hold."""
+    """Yield reasons to refuse the settings of a layer; each key allows other values."""
     for key, value in config.items():
         yield from _strange_key(key, where)
         if key == "name":

@@ -168,7 +168,8 @@ def to_supported(proto: onnx.ModelProto, source: Path, sample: Sample) -> onnx.M
     Every reader calls it last, so that later steps do not depend on the format.
 
     Raises:
-        ModelError: NaN in weights, an unsupported opset, or an input without samples.
+        ModelError: NaN or infinity in weights, an unsupported opset, or an input that samples
+            cannot fill, such as a single number.
     """
     for _, weights in gate.find_weights(proto.graph):
         if not np.isfinite(numpy_helper.to_array(weights)).all():

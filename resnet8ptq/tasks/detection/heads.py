@@ -83,7 +83,12 @@ class Frame:
 
 @dataclass(frozen=True)
 class Candidates:
-    """Boxes [n, A, 4 + F] and scores [n, A, C] of each class, before the suppression."""
+    """A boxes in each of n pictures, before the suppression.
+
+    Attributes:
+        boxes: [n, A, 4 + F], the corners and F further values, such as keypoints.
+        scores: [n, A, C], the score of each class.
+    """
 
     boxes: Floats
     scores: Floats
@@ -139,7 +144,8 @@ def find_head(frame: Frame) -> str:
 
     Raises:
         ConfigError: an unknown name.
-        ModelError: the named head does not fit, or none or several fit; names the heads that fit.
+        ModelError: the named head does not fit, or none or several fit; the message names the heads
+            that fit.
     """
     fitting = fitting_heads(frame)
     name = frame.config.head

@@ -1,4 +1,4 @@
-"""Metrics that are a mean over classes, with a bootstrap over the pictures: AP and mIoU."""
+"""Metrics by class, such as AP, mIoU and F1, with a bootstrap over the samples."""
 
 import math
 from abc import abstractmethod

@@ -46,6 +46,8 @@ def noise_ratio(signal: Array, values: Array, transform: Transform | None = None
 def is_silent(signal: Array, values: Array) -> bool:
     """Return whether the values are equal for every sample, although the signal varies.
 
+    Values of zero alone are also silent if the signal is constant, but not zero.
+
     An average over the samples hides such an output if a few samples have most of the signal. For
     example, a network that returned only zeros had a mean error of 23%, and its verdict was
     undecided.

@@ -291,7 +291,7 @@ def _unusable(uri: str, experiment: str, error: Exception) -> TrackingError:
 def in_one_line(store: Store) -> Iterator[None]:
     """Turn the errors of MLflow and its database, which have dozens of lines, into one line.
 
-    These are any errors: a store is untrusted, and MLflow does not check what it reads there.
+    It catches every exception: a store is untrusted, and MLflow does not check its content.
     """
     try:
         yield
