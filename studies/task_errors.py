@@ -264,7 +264,7 @@ class MatchedScores(ClasswiseScores):
         return ap_bootstrap.by_class(self.matches, draw_weights(self.total, self.resamples))
 
     @property
-    def pictures_of_class(self) -> NDArray[np.int64]:
+    def samples_of_class(self) -> NDArray[np.int64]:
         """Number of pictures with objects of each class [classes]."""
         return np.array([np.count_nonzero(match.objects) for match in self.matches])
 

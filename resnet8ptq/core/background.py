@@ -2,7 +2,7 @@
 
 `put` and `ask` queue calls, which the process runs in order. Outside of `allowed`, for example in
 workers of a sweep, each call runs immediately in this process. With the background process,
-README's sweep takes 82% of the time (median of five pairs on two cores).
+README's sweep takes 82% of the time without it (median of five pairs on two cores).
 """
 
 import gc

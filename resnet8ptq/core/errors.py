@@ -32,7 +32,7 @@ class DataNotFoundError(DataError):
 
 
 class JobError(PtqError):
-    """A job of a sweep could not be started, or its process died; the message names it or its key."""
+    """A job of a sweep could not be started, or its process died; the message names which."""
 
 
 class ModelError(PtqError):
@@ -40,7 +40,7 @@ class ModelError(PtqError):
 
 
 class ParityError(ModelError):
-    """A converted model disagrees with the original; reports the difference."""
+    """A converted model disagrees with the original; the message gives the difference."""
 
 
 class QuantizationError(PtqError):

@@ -68,7 +68,7 @@ class MultilabelScores(ClasswiseScores):
         return np.stack([self._precision(drawn) for drawn in weights])
 
     @property
-    def pictures_of_class(self) -> NDArray[np.int64]:
+    def samples_of_class(self) -> NDArray[np.int64]:
         """Number of samples of each class [classes]."""
         return self.labels.sum(axis=0)
 

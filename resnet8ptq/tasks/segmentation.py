@@ -138,7 +138,7 @@ class SegmentationScores(ClasswiseScores):
         return _iou(pooled.reshape(self.resamples, 3, self.classes))
 
     @property
-    def pictures_of_class(self) -> NDArray[np.int64]:
+    def samples_of_class(self) -> NDArray[np.int64]:
         """Number of pictures with pixels of each class [classes]."""
         return np.count_nonzero(self.counts[:, 1], axis=0)
 

@@ -213,7 +213,7 @@ class TokenScores(ClasswiseScores):
         return _f1(pooled.reshape(self.resamples, 3, -1))
 
     @property
-    def pictures_of_class(self) -> NDArray[np.int64]:
+    def samples_of_class(self) -> NDArray[np.int64]:
         """Number of sentences with spans of each kind [kinds]."""
         return np.count_nonzero(self.counts[:, 1], axis=0)
 

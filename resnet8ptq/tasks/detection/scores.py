@@ -136,7 +136,7 @@ class DetectionScores(ClasswiseScores):
             return ap_bootstrap.by_class(self.evaluation.matches, weights)
 
     @property
-    def pictures_of_class(self) -> NDArray[np.int64]:
+    def samples_of_class(self) -> NDArray[np.int64]:
         """Number of pictures with objects of each class [classes]."""
         return np.array([np.count_nonzero(m.objects) for m in self.evaluation.matches])
 

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CLASSES = "classes.png"
-ENOUGH = 10  # pictures with a class, at least, for a test of the class
+ENOUGH = 10  # samples with a class, at least, for a test of the class
 
 
 @dataclass(frozen=True)
 class ClasswiseScores(OutputScores):
-    """Scores of pictures, whose outputs the task reduces; the metric is the mean over classes."""
+    """Scores with a metric for each class; the mean of these is the metric, by default."""
 
     @property
     def value(self) -> float:
@@ -46,8 +46,8 @@ class ClasswiseScores(OutputScores):
 
     @property
     @abstractmethod
-    def pictures_of_class(self) -> NDArray[np.int64]:
-        """Number of pictures with objects of each class [classes]."""
+    def samples_of_class(self) -> NDArray[np.int64]:
+        """Number of samples with each class, such as pictures with its objects [classes]."""
 
     @cached_property
     def per_sample(self) -> Replicates:
@@ -57,7 +57,7 @@ class ClasswiseScores(OutputScores):
         """
         replicates = mean_of(self.by_class)
         shifted = np.asarray(replicates - np.nanmean(replicates) + self.value)
-        return Replicates(shifted, class_counts=self.pictures_of_class)
+        return Replicates(shifted, class_counts=self.samples_of_class)
 
     def sqnr_db(self, baseline: Self) -> float | None:
         """Return the SQNR of the network's outputs on the first pictures, in dB."""
@@ -107,7 +107,7 @@ class ClassChanges:
         deltas = np.asarray(model.of_class - baseline.of_class)
         differences = model.by_class - baseline.by_class
         p_values = np.full(differences.shape[1], np.nan)
-        tested = np.flatnonzero(baseline.pictures_of_class >= ENOUGH)
+        tested = np.flatnonzero(baseline.samples_of_class >= ENOUGH)
         errors = np.nanstd(differences[:, tested], axis=0, ddof=1)
         with np.errstate(divide="ignore", invalid="ignore"):
             scores = np.where(deltas[tested] == 0, 0, np.abs(deltas[tested]) / errors)
@@ -133,7 +133,7 @@ def list_classes(metric: str, names: Sequence[str], comparison: Comparison) -> d
     changes = ClassChanges.of(model, baseline)
     columns = (
         names,
-        baseline.pictures_of_class.tolist(),
+        baseline.samples_of_class.tolist(),
         model.of_class,
         baseline.of_class,
         changes.deltas,

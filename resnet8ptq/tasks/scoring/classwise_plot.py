@@ -41,7 +41,7 @@ def draw(comparison: Comparison, class_names: Sequence[str], title: str) -> Figu
     right.axvline(0, color="0.6", linewidth=1)
 
     # Names and titles
-    counts = baseline.pictures_of_class[shown]
+    counts = baseline.samples_of_class[shown]
     names = []
     for label, count in zip(shown, counts, strict=True):
         names.append(f"{plain(class_names[label])} ({count})")
