@@ -42,7 +42,7 @@ class SearchSweeper(Sweeper):
         from resnet8ptq.config.loading import parse_config
         from resnet8ptq.config.schema import RunConfig
         from resnet8ptq.core import machine
-        from resnet8ptq.exploration.search.searching import Asked, Step
+        from resnet8ptq.exploration.search.searching import Asked, Step, find_fixed
         from resnet8ptq.sweeps import callback, search
 
         OmegaConf.save(self.config, Path(self.config.hydra.sweep.dir) / "multirun.yaml")
@@ -65,7 +65,7 @@ class SearchSweeper(Sweeper):
             batch = [[*shared, *step.overrides, *own] for step in steps]
             return self._launch(batch, None if running.parallel else limits.hard_s)
 
-        fixed = {key: override.input_line or "" for key, override in typed.items()}
+        fixed = find_fixed(typed.values())
         asked = Asked(self.goal, tuple(backends), 0.0, fixed, machine.sums_exactly())
         if running.parallel is None:  # other machines may hold the network and the data
             asked = search.read_network(asked, compose([f"backend={backends[0]}"]), running)
@@ -75,7 +75,7 @@ class SearchSweeper(Sweeper):
             allowed=running.limits,
             budget=running.budget,
             at_once=running.parallel.at_once if running.parallel else 1,
-            check=lambda step: compose(step.overrides),
+            check=lambda step: search.check_step(compose(step.overrides), [*typed.values()]),
             delivery=running.delivery,
             begun_s=running.command_begun_s,
         )

@@ -457,7 +457,7 @@ def find_idle(
     Args:
         config: the settings of a run, or the composed config of a sweep.
         typed: the settings of the command line.
-        swept: the settings in the sweep's config, which typed ones override.
+        swept: the settings of the sweep, which typed ones override; they are not in `config`.
     """
     lines = []
     for override in typed:
@@ -467,7 +467,7 @@ def find_idle(
             conditions: list[tuple[str, Limit]] = []
             for item in path:
                 conditions += item.metadata.get("only", {}).items()
-            unmet.append(_unmet(conditions, config, [*swept, *typed]))
+            unmet.append(_unmet(conditions, config, typed=typed, swept=swept))
         if unmet and None not in unmet:  # no path to the key has an effect
             lines.append(f"{key}: has no effect with {unmet[0]}")
     return lines
@@ -476,11 +476,12 @@ def find_idle(
 def _unmet(
     conditions: Sequence[tuple[str, Limit]],
     config: RunConfig | DictConfig,
-    overrides: Sequence[Override],
+    typed: Sequence[Override],
+    swept: Sequence[Override],
 ) -> str | None:
     """Return the first condition that no job fulfils, as text; None if all are fulfilled."""
     for key, limit in conditions:
-        got = _job_values(key, config, overrides)
+        got = _job_values(key, config, typed=typed, swept=swept)
         if not any(limit.holds(value) for value in got):
             name = key.removesuffix(".name")
             return f"{name}={' | '.join(map(shown, got))}; try {name}={limit.takes}"
@@ -488,15 +489,21 @@ def _unmet(
 
 
 def _job_values(
-    key: str, config: RunConfig | DictConfig, overrides: Sequence[Override]
+    key: str,
+    config: RunConfig | DictConfig,
+    typed: Sequence[Override],
+    swept: Sequence[Override],
 ) -> list[Any]:
     group, _, name = key.rpartition(".")
     names = {key}
     if name == "name" and group in _GROUPS:
         names.add(group)
-    setting = [override for override in overrides if override.key_or_group in names]
+    setting = [override for override in typed if override.key_or_group in names]
     if setting and setting[-1].is_sweep_override():
         return values(setting[-1])
+    of_sweep = [override for override in swept if override.key_or_group in names]
+    if of_sweep and not setting:
+        return values(of_sweep[-1])
     value: Any = config
     for part in key.split("."):
         value = getattr(value, part, None)

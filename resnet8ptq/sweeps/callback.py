@@ -381,13 +381,15 @@ def _start(
     assert isinstance(tracking, TrackingConfig) and isinstance(limits, ReportConfig)
     overrides = list(config.hydra.overrides.task)
     typed = [words.parse(word) for word in overrides]
+    swept = _find_swept(config.hydra.sweeper)
+    varied = swept
     if is_search(config.hydra.sweeper):
         search.check(config.hydra.sweeper, typed)
-    swept = _find_swept(config.hydra.sweeper)
+        varied = search.find_varied()
     count = _count_jobs(config.hydra.sweeper, [*swept, *typed])
     # No log is set up yet. The imports that follow take a second, or several from a cold disk.
     console.say(console.stderr(), f"{_say_jobs(config.hydra.sweeper, count)}: {folder}")
-    for line in words.find_idle(config, typed, swept):
+    for line in words.find_idle(config, typed, varied):
         log.warning("%s", line)
     tags = {"overrides": " ".join(overrides), "sweep_key": identity.sweep_key(overrides)}
     if parallel:

@@ -4,6 +4,7 @@
 converts their records into the input of the next choice.
 """
 
+import itertools
 import math
 import re
 import time
@@ -19,10 +20,11 @@ from resnet8ptq.config import limits, words
 from resnet8ptq.config.schema import ReportConfig, RunConfig
 from resnet8ptq.core import console
 from resnet8ptq.core.alarm import AlarmError
-from resnet8ptq.core.descriptor import FILE
+from resnet8ptq.core.descriptor import FILE, find_backends
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError
 from resnet8ptq.core.text import printable, unescape_markdown
-from resnet8ptq.exploration.search import searching
+from resnet8ptq.exploration.search import searching, step_table
+from resnet8ptq.exploration.search.changes import Change
 from resnet8ptq.exploration.search.searching import Asked, Step, Tried
 from resnet8ptq.exploration.search.step_table import FALLBACKS, GOALS
 from resnet8ptq.report.verdicts import find_fault
@@ -388,6 +390,31 @@ def check(sweeper: DictConfig, typed: Sequence[Override]) -> None:
             raise ConfigError(f"{key}: got {value}, but experiment=auto sets it itself")
 
 
+def check_step(config: RunConfig, typed: Sequence[Override]) -> None:
+    """Raise `ConfigError` if a step ignores the nodes that the user has chosen."""
+    chosen = [override for override in typed if override.key_or_group in _CHOOSE_NODES]
+    for line in words.find_idle(config, chosen):
+        raise ConfigError(line)
+
+
+def find_varied() -> list[Override]:
+    """Return the settings that steps vary, as a sweep over all of their values."""
+    changes = [row.change for row in step_table.STEPS]
+    for backend in find_backends().values():
+        changes.append(Change(backend.search.start))
+    values: dict[str, list[str]] = {}
+    for word in itertools.chain.from_iterable(one.settings for one in changes):
+        key, is_set, value = word.partition("=")
+        is_gap = value.startswith("{")  # filled in from the state of the search
+        if is_set and not is_gap:
+            values.setdefault(key, []).append(value)
+    varied = []
+    for key, all_values in values.items():
+        varied.append(words.parse(f"{key}={','.join(dict.fromkeys(all_values))}"))
+    return varied
+
+
+_CHOOSE_NODES = ("op_types", "nodes_to_quantize")
 _TIMES = ("quantize_s", "evaluate_s")
 _REFUSED = {
     ("method", "dynamic"): "try resnet8ptq run method=dynamic",

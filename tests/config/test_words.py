@@ -279,6 +279,13 @@ def test_a_typed_setting_without_effect_is_named(typed, line):
     assert words.find_idle(cfg, parsed, swept) == ([line] if line else [])
 
 
+def test_a_sweeps_only_value_of_a_setting_counts():
+    """Hydra composes a sweep's own settings into its jobs only."""
+    typed = words.parse("calib.percentile=99")
+    composed = compose_whole(typed.input_line)
+    assert words.find_idle(composed, [typed], [words.parse("calib=percentile")]) == []
+
+
 def test_conditions_name_settings_that_exist():
     def walk(cls: type, prefix: str = "") -> None:
         for item in vars(cls)["__dataclass_fields__"].values():

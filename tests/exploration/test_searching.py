@@ -196,6 +196,41 @@ def test_settings_of_the_user_are_never_changed():
     assert "calibrations" not in kinds_of(tried)
 
 
+@pytest.mark.parametrize(
+    ("word", "dropped"),
+    [
+        ("attention=all", "op_types="),
+        ("calib.table=a.json", "calib="),
+        ("dtype.name=uint8", "dtype="),
+        ("++calib.name='mse'", "calib="),
+    ],
+)
+@pytest.mark.parametrize("backend", ["onnx", "torch"])
+def test_no_step_overrules_a_setting_of_the_user(backend, word, dropped):
+    fixed = searching.find_fixed([words.parse(word)])
+    asked = replace(ASKED, goal="best", backends=(backend,), fixed=fixed)
+    tried = run_search(asked, lambda step: replace(LOST, properties=(properties.POOLS,)))
+    typed = [one for item in tried for one in item.step.overrides]
+    assert not any(one.startswith(dropped) for one in typed)
+    assert "learned_rounding" in kinds_of(tried)
+
+
+@pytest.mark.parametrize("backend", QUANTIZING)
+def test_plain_8_bits_come_first_whatever_the_user_has_set(backend):
+    for word in step_table.start(step_table.Seen(backend, exact_sums=True, limit=0.01)).settings:
+        fixed = searching.find_fixed([words.parse(word)])
+        first, *_ = next_steps(replace(ASKED, backends=(backend,), fixed=fixed), [])
+        assert first.kind == step_table.START, word
+        assert not first.settings.keys() & fixed.keys()
+
+
+@pytest.mark.parametrize("word", ["dtype.name=w8a16", "++dtype='w8a16'"])
+def test_every_spelling_of_a_setting_counts_as_the_users(word):
+    fixed = searching.find_fixed([words.parse(word)])
+    first, *_ = next_steps(replace(ASKED, fixed=fixed), [])
+    assert first.why == "8-bit weights, 16-bit activations"
+
+
 def test_a_backend_that_cannot_is_left_and_the_other_goes_on():
     asked = replace(ASKED, backends=("tflite", "torch"))
     refused = replace(LOST, status="unsupported", loss=float("nan"))

@@ -12,6 +12,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from resnet8ptq.config import words
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core.alarm import AlarmError
 from resnet8ptq.core.errors import ConfigError, DataError, QuantizationError, UnsupportedError
@@ -21,12 +22,19 @@ from resnet8ptq.report.selection import select
 from resnet8ptq.shipping import to_run
 from resnet8ptq.sweeps.budget import Budget
 from resnet8ptq.sweeps.delivery import Delivery
-from resnet8ptq.sweeps.search import SettingsSearch, TimeLimits, measure, noise
+from resnet8ptq.sweeps.search import (
+    SettingsSearch,
+    TimeLimits,
+    check_step,
+    find_varied,
+    measure,
+    noise,
+)
 from resnet8ptq.sweeps.winner import announce, to_yaml
 from resnet8ptq.tracking.record import RunRecord
 from tests.helpers.calling import NO_REAL_FILES, call
 from tests.helpers.cells import amend_record, predictions, sweep
-from tests.helpers.configs import make_config
+from tests.helpers.configs import compose_whole, make_config
 
 
 def record(loss: float, half_width: float = 0.002, **more: Any) -> RunRecord:
@@ -105,6 +113,30 @@ def test_settings_of_the_user_that_conflict_are_an_error_before_any_job():
     with pytest.raises(ConfigError, match=r"precision\.max_bytes"):
         jobs.run(check=lambda step: make_config("precision.max_bytes=1", *step.overrides))
     assert not jobs.steps
+
+
+@pytest.mark.parametrize("word", ["op_types=[Conv]", "nodes_to_quantize=[a]"])
+def test_a_step_that_ignores_the_users_nodes_is_refused(word):
+    typed = [words.parse(word)]
+    check_step(make_config(word), typed)
+    with pytest.raises(ConfigError, match=f"{word.split('=')[0]}: has no effect with dtype=fp16"):
+        check_step(make_config(word, "dtype=fp16", "method=weight_only"), typed)
+
+
+@pytest.mark.parametrize(
+    ("word", "is_idle"),
+    [
+        ("qat.epochs=1", False),
+        ("calib.percentile=99", False),
+        ("corrections.adaround_iterations=5", False),
+        ("weight_only.block_size=64", False),
+        ("max_drop=0.02", False),
+        ("calib.averaging_constant=0.1", True),  # no step calibrates by moving_average
+    ],
+)
+def test_a_setting_that_some_step_reads_has_an_effect(word, is_idle):
+    composed = compose_whole("experiment=auto", word)
+    assert bool(words.find_idle(composed, [words.parse(word)], find_varied())) == is_idle
 
 
 def test_ship_takes_no_other_experiment():

@@ -7,16 +7,18 @@ runs.
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from resnet8ptq.config import words
+from hydra.core.override_parser.types import Override
+
+from resnet8ptq.config import limits, words
 from resnet8ptq.core.descriptor import find_search
 from resnet8ptq.evaluation.worth import saves
 from resnet8ptq.experiment.network_properties import BESIDE, PRODUCTS, RECURRENT
 from resnet8ptq.exploration.search import step_table
 from resnet8ptq.exploration.search.changes import Change, change
-from resnet8ptq.exploration.search.step_table import ANSWERS, FALLBACKS, Proposal, Seen
+from resnet8ptq.exploration.search.step_table import ANSWERS, FALLBACKS, START, Proposal, Seen
 
 SKIPPED = "skipped"  # the status of a step that did not fit into the time
 # kinds of steps that are not in `step_table`
@@ -28,6 +30,8 @@ SAME_NOISE = 1.25
 FEWEST = 0.35  # of the bytes of 8 bits: 2 or 3 bits a weight
 _EXCLUDE = "nodes_to_exclude"
 _MIXED = "method=mixed"
+# A step's setting, and settings of the user that would have no effect with it
+_OVERRULED = {"op_types": ("attention",), "calib": ("calib.table",)}
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Asked:
             than 8 bits; `best`: the least loss.
         backends: the values of `backend=`.
         limit: the largest loss that passes, in the unit of the loss.
-        fixed: the user's settings by key, as typed; no step changes them.
+        fixed: the user's settings by key, see `find_fixed`; no step changes them.
         exact_sums: whether this CPU sums 8-bit products exactly.
         properties: properties of the network, see `properties`; empty if they are not known yet.
         nodes: names of the network's nodes, which an error may name.
@@ -192,6 +196,29 @@ class Tried:
     def saves(self) -> bool:
         """Whether the model is clearly smaller or faster than FP32."""
         return saves(self.size_bytes, self.fp32_bytes, self.speedup)
+
+
+def find_fixed(typed: Iterable[Override]) -> dict[str, str]:
+    """Return the user's settings by key, written as the steps write theirs.
+
+    A group has several spellings: `calib=mse`, `calib.name=mse`, `++calib='mse'`.
+
+    >>> find_fixed([words.parse("calib.name=mse"), words.parse("+per_channel=True")])
+    {'calib': 'calib=mse', 'per_channel': 'per_channel=true'}
+    """
+    fixed = {}
+    for override in typed:
+        key = override.key_or_group
+        group = key.removesuffix(".name")
+        if words.is_group(group):
+            key = group
+        value = override.get_value_string()
+        if not override.is_sweep_override():
+            read = override.value()
+            if isinstance(read, str | bool | None):
+                value = limits.shown(read)
+        fixed[key] = f"{key}={value}"
+    return fixed
 
 
 def closest(tried: Sequence[Tried]) -> Tried:
@@ -384,7 +411,8 @@ def _propose(
     seen = _see(asked, backend, own, changed)
     steps = []
     for proposal in step_table.propose(name, seen):
-        if not _is_fixed(asked, proposal):
+        # Plain 8 bits have no main setting
+        if name == START or not _is_fixed(asked, proposal):
             steps.append(_step(asked, base, kind=name, proposal=proposal))
     if name == ANSWERS and changed is not None:
         steps = _diagnose(asked, own, changed) or steps
@@ -419,7 +447,7 @@ def _make_plainer(asked: Asked, failed: Tried) -> list[Step]:
         key = _key(setting)
         is_set = kept.get(key, f"{key}=null") == setting
         to_blame = failed.status == "failed" or key in failed.reason
-        if is_set and to_blame and key not in asked.fixed:
+        if is_set and to_blame and not _keeps(asked, key):
             kept[key] = plainer
             return [replace(step, settings=kept, words=say(kept), why=f"it failed: {why}")]
     return []
@@ -664,18 +692,24 @@ def _step(asked: Asked, base: Mapping[str, str], kind: str, proposal: Proposal) 
 
 
 def _is_fixed(asked: Asked, proposal: Proposal) -> bool:
-    """Return whether the user has set the first setting of a proposal, its main one."""
-    return _key(proposal.change.settings[0]) in asked.fixed
+    """Return whether the user's settings keep the first setting of a proposal, its main one."""
+    return _keeps(asked, _key(proposal.change.settings[0]))
 
 
 def _without_fixed(asked: Asked, settings: Sequence[str]) -> dict[str, str]:
-    """Return settings by key, without those that the user has set."""
+    """Return settings by key, without those that the user's settings keep."""
     by_key = {}
     for word in settings:
         key = _key(word)
-        if key not in asked.fixed:
+        if not _keeps(asked, key):
             by_key[key] = word
     return by_key
+
+
+def _keeps(asked: Asked, key: str) -> bool:
+    """Return whether the user has set a key, or a setting that this key would overrule."""
+    kept = {key, *_OVERRULED.get(key, ())}
+    return not kept.isdisjoint(asked.fixed)
 
 
 def _key(word: str) -> str:
