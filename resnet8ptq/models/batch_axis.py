@@ -131,8 +131,9 @@ def fix_sizes(
         _free_reshapes(graph, read_contract(graph).batch, static)
     sizes: Sequence[int] = SIZES if batch is None else (batch,)
     inputs = [feed(zeros(sample, size), input_names(graph)) for size in sizes]
+    rows = _name_batch(batch)
     for value in graph.input:
-        shape: list[int | str] = ["N" if batch is None else batch, *inputs[0][value.name].shape[1:]]
+        shape: list[int | str] = [rows, *inputs[0][value.name].shape[1:]]
         if value.name in any_length:
             shape[1] = _LENGTH
         _set_shape(value, shape)
@@ -210,7 +211,7 @@ def _shape_outputs(
         shape = data_sized.get(value.name, example.shape)
         value.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(example.dtype)
         if value.name in rows:
-            _set_shape(value, ("N" if batch is None else batch, *shape[1:]))
+            _set_shape(value, (_name_batch(batch), *shape[1:]))
         elif batch == 1:  # one value for the only sample
             alone[value.name] = shape
         else:
@@ -448,6 +449,7 @@ def _fix_shaped(
         by_batch = []
         dims[0] = 0  # copies the size of the Reshape's input
     elif (dims == -1).any():
+        # The product of the target is negative, because it contains the -1
         dims[dims == -1] = -math.prod(before[0]) // np.prod(dims)
     varying = by_batch + by_length
     if len(varying) > 1 or (varying and (dims == -1).any()):
@@ -497,6 +499,11 @@ def _find_shape(
     if other or not np.array_equal(indices.reshape(-1, depth), every):
         return np.empty(0, np.int64)
     return np.array([*indices.shape[:-1], *data.shape[depth:]], np.int64)
+
+
+def _name_batch(batch: int | None) -> int | str:
+    """Return the size of the batch axis in a declared shape; the name of a free one is N."""
+    return "N" if batch is None else batch
 
 
 def _set_shape(value: onnx.ValueInfoProto, sizes: Sequence[int | str]) -> None:

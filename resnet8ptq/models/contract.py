@@ -77,10 +77,13 @@ def read_contract(graph: onnx.GraphProto) -> Contract:
     batches: list[int | None] = []
     for value in inputs:
         batches += _sizes(value)[:1]
+    batch = None
+    if batches:
+        batch = batches[0]
     return Contract(
         inputs=tuple(map(_tensor, inputs)),
         outputs=tuple(map(_tensor, graph.output)),
-        batch=batches[0] if batches else None,
+        batch=batch,
     )
 
 
@@ -193,8 +196,12 @@ def _only_length(contract: Contract, stored: np.dtype[Any]) -> int | None:
     """Return the length that a network takes for its texts; None if it is free or differs."""
     lengths = set()
     for tensor in contract.inputs:
-        if _is_text(tensor.name, stored):
-            lengths.add(tensor.shape[0] if tensor.shape else None)
+        if not _is_text(tensor.name, stored):
+            continue
+        if tensor.shape:
+            lengths.add(tensor.shape[0])
+        else:
+            lengths.add(None)
     return lengths.pop() if len(lengths) == 1 else None
 
 
@@ -253,7 +260,7 @@ def find_layout(sample_shape: tuple[int, ...], tensor: Tensor) -> Layout | None:
         return None
     rank = len(sample_shape)
     layouts = [*_moves(rank), tuple(range(rank + 1)), *_moves(rank + 1)]
-    if rank and sample_shape[-1] == 1:
+    if rank and sample_shape[-1] == 1:  # the network lacks the channel axis
         layouts.append(tuple(range(rank - 1)))
     extended = (*sample_shape, 1)  # with a channel axis, in case the sample lacks one
     for layout in layouts:
@@ -263,7 +270,8 @@ def find_layout(sample_shape: tuple[int, ...], tensor: Tensor) -> Layout | None:
     # None fits: name a setting that fixes it
     shapes = f"takes {_show(takes)}, the samples are {_show(sample_shape)}"
     sizes = [size for size in takes if size is not None]
-    if len(sizes) == len(takes) and rank == 1 and math.prod(sizes) == sample_shape[0]:
+    is_fixed = len(sizes) == len(takes)
+    if is_fixed and rank == 1 and math.prod(sizes) == sample_shape[0]:
         shape = ",".join(map(str, sizes))
         raise ModelError(f"{shapes}; if they are rows of a table: data.shape=[{shape}]")
     advice = _advise(sample_shape, takes)

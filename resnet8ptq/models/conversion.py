@@ -285,7 +285,9 @@ def _run_on(
         full = batch_axis.in_full_batches(predict, contract.batch)
 
         def run_cut(batch: SampleArray) -> Outputs:
-            return full(batch if cut is None else cut(batch))
+            if cut is not None:
+                batch = cut(batch)
+            return full(batch)
 
         return batch_axis.in_batches(run_cut, samples, at_once)
 
@@ -304,7 +306,7 @@ def _find_batch(network: Network, samples: SampleArray) -> Network:
     if not data_sized and not any(map(is_scalar, graph.output)):
         with suppress(Exception):  # ONNX Runtime raises a dozen types
             network.predict(samples[:2])
-            return network
+            return network  # two samples run, so the batch is free
     for value in graph.input:
         value.type.tensor_type.shape.dim[0].dim_value = 1
     return replace(network, predict=batch_axis.in_full_batches(network.predict, 1))
@@ -444,6 +446,7 @@ def compare(got: Outputs, expected: Outputs, final: str, label: str) -> float:
         scale = 1.0 if final == PROBABILITIES or largest == 0 else largest
         differences.append(float(np.abs(output - original).max(initial=0) / scale))
         if final != VALUES:
+            # Flipped, if the original scores the chosen class clearly below its own: ties may swap
             chosen = np.take_along_axis(original, output.argmax(1)[:, np.newaxis], 1)[:, 0]
             flipped += int((original.max(1) - chosen > TIE * scale).sum())
     worst = float(np.max(differences))  # NaN if any difference is

@@ -152,11 +152,12 @@ def load_network(
             )
 
     folder = cache.entry(cache_root, "models", key, make)
+    graph = conversion.FOLDED if config.fold else conversion.UNFOLDED
     model = Fp32Model(
         name=config.name,
         source=source,
         sha256=digest,
-        onnx_path=folder / (conversion.FOLDED if config.fold else conversion.UNFOLDED),
+        onnx_path=folder / graph,
         fold=config.fold,
         conversion=conversion.read_record(folder),
         is_module=is_module,

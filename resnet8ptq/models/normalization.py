@@ -558,8 +558,12 @@ def avoid_quantizer_names(model: ir.Model) -> None:
         for length in range(1, len(name)):
             base = name[:length]
             suffix = name[length:]
-            if base in names and _SUFFIX.fullmatch(suffix):
-                renamed.add(base if name in kept else name)
+            if base not in names or not _SUFFIX.fullmatch(suffix):
+                continue
+            if name in kept:  # so the other one of the two is renamed
+                renamed.add(base)
+            else:
+                renamed.add(name)
     if renamed - kept:
         rename({name: f"{name}__of_file" for name in renamed - kept})(model)
 

@@ -115,7 +115,10 @@ def summarize(
     proto = _export_graph(path, cache_root, config, sample)
     graph = proto.graph
     contract = read_contract(graph)
-    final = Links(graph).producers.get(graph.output[0].name)
+    last = Links(graph).producers.get(graph.output[0].name)
+    final = ""
+    if last is not None:
+        final = last.op_type
 
     # The backends that take the network
     static = static_tensors(graph)
@@ -137,7 +140,7 @@ def summarize(
         depthwise=sum(map(is_grouped, graph.node)),
         parameters=sum(math.prod(t.dims) for t in find_all(graph, onnx.TensorProto)),
         quantized=quantized,
-        final="" if final is None else final.op_type,
+        final=final,
         converted=tuple(converted),
         left=dict(_count_operators(left_by_attention(graph), static)),
         inner_layers=dict(Counter(gate.find_inner_layers(graph))),
@@ -213,10 +216,13 @@ def _export_graph(
     name = formats.format_name(path, is_module)
     if not is_module:
         sample = None  # the file declares its inputs
+    shape = ""
+    if sample is not None:
+        shape = f"{sample.shape} {sample.dtype}"
     key: cache.Key = {
         "model": hash_network(config, path),
         "format": name,
-        "shape": "" if sample is None else f"{sample.shape} {sample.dtype}",
+        "shape": shape,
         "code": code.behind(__name__),
         **machine.versions(),
     }

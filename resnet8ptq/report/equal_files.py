@@ -75,9 +75,10 @@ def by_model(
     """
     models = models_of(records)
     first: dict[tuple[str | None, ...], T] = {}  # the argument of each model
-    for model, item in reversed(list(zip(models, items, strict=True))):
-        first[model] = item
-    results = dict(zip(first, test(list(first.values())), strict=True))
+    for model, item in zip(models, items, strict=True):
+        first.setdefault(model, item)
+    tested = test(list(first.values()))
+    results = dict(zip(first, tested, strict=True))
     return [results[model] for model in models]
 
 
@@ -89,7 +90,5 @@ def adjusted_p(records: Sequence[RunRecord]) -> dict[str, float]:
         if record.quantized and record.p_alone is not None:
             tested.append(record)
             p_values.append(record.p_alone)
-    adjusted = {}
-    for record, p in zip(tested, by_model(tested, p_values, holm), strict=True):
-        adjusted[record.run_id] = p
-    return adjusted
+    corrected = by_model(tested, p_values, holm)
+    return {record.run_id: p for record, p in zip(tested, corrected, strict=True)}

@@ -212,6 +212,7 @@ def make_family(cells: Sequence[Cell]) -> Family:
     if not any(by_class):  # no classes, or no test of them
         return family
 
+    # Holm's correction is over all classes of all models, because the report names them together
     def correct(rows: list[list[float]]) -> list[list[float]]:
         corrected = holm(np.ravel(rows).tolist())
         return np.reshape(corrected, (len(rows), len(names))).tolist()
@@ -253,9 +254,14 @@ def group_by_samples(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
     # Runs without samples join by their settings
     families: dict[tuple[str | None, ...], list[RunRecord]] = {}
     for record in records:
-        scored = _scored(record) if _has_samples(record) else by_settings.get(_asked(record), first)
+        scored = by_settings.get(_asked(record), first)
+        if _has_samples(record):
+            scored = _scored(record)
         families.setdefault(scored, []).append(record)
-    return sorted(families.values(), key=lambda f: naming.samples_of(f) == "selection") or [[]]
+
+    # Reported samples first; the sort keeps the order of the families otherwise
+    ordered = sorted(families.values(), key=lambda f: naming.samples_of(f) == "selection")
+    return ordered or [[]]
 
 
 def _has_samples(record: RunRecord) -> bool:

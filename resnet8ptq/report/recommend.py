@@ -210,6 +210,7 @@ class ModelSelection:
 
     def _rank(self, cells: Sequence[Cell]) -> list[Cell]:
         """Return the cells by accuracy on the samples that choose, the best first."""
+        # Not a sort: which model is the best depends on the others, see `best`.
         left = list(cells)
         ranked = []
         while left:
@@ -593,8 +594,10 @@ def _balanced(selected: ModelSelection, best: Recommendation) -> Recommendation 
         why = f"no model more than {SAME_SIZE:.1%} smaller is shown to be {say_margin(selected)}"
     else:
         metric = selected.family.metric
-        why = f"{_bytes(chosen) / 1000:.1f} kB, the best has {_bytes(best.choice) / 1000:.1f} kB; "
-        why += f"{metric.show(chosen.metric(metric.name))}, shown to be {say_margin(selected)}"
+        value = metric.show(chosen.metric(metric.name))
+        best_kb = _bytes(best.choice) / 1000
+        why = f"{_bytes(chosen) / 1000:.1f} kB, the best has {best_kb:.1f} kB; "
+        why += f"{value}, shown to be {say_margin(selected)}"
     return _to_recommendation(
         BALANCED,
         cell=chosen,
@@ -619,9 +622,12 @@ def _smallest(selected: ModelSelection) -> Recommendation:
     if left_out:
         smaller = min(left_out, key=_bytes)
         samples = "selection" if selected.apart else "reported"
-        why += f"; {smaller.label} is smaller ({_bytes(smaller) / 1000:.1f} kB), but "
-        why += "does not pass" if selected.passing else "its loss exceeds the limit"
-        why += f" on the {samples} samples"
+        fault = "its loss exceeds the limit"
+        if selected.passing:
+            fault = "does not pass"
+        smaller_kb = _bytes(smaller) / 1000
+        why += f"; {smaller.label} is smaller ({smaller_kb:.1f} kB), but {fault} on the {samples} "
+        why += "samples"
     close = up_to(_bytes(best) * (1 + CLOSE), _without(best, selected.within), _bytes)
     return _to_recommendation(
         "smallest", cell=best, why=why, equals=close, equals_mean=f"size within {CLOSE:.0%}"
@@ -703,7 +709,10 @@ def _timed(cells: Sequence[Cell]) -> list[Cell]:
 
 def _loss(cell: Cell, by_selection: bool) -> float:
     """Return the loss against FP32 on the selection samples, or on the reported ones."""
-    return cell.metric(f"{CHOICE}drop" if by_selection else "drop")
+    name = "drop"
+    if by_selection:
+        name = f"{CHOICE}drop"
+    return cell.metric(name)
 
 
 def _bytes(cell: Cell) -> float:

@@ -54,5 +54,8 @@ def _load_timings(store: Store, parent: RunRecord, families: int) -> list[Paired
 def _read_timings(path: Path) -> list[PairedLatency | None]:
     timings: list[PairedLatency | None] = []
     for kept in json.loads(files.read_bytes(path, MAX_BYTES)):
-        timings.append(None if kept is None else PairedLatency.of(kept))
+        timing = None
+        if kept is not None:
+            timing = PairedLatency.of(kept)
+        timings.append(timing)
     return timings

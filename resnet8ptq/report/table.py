@@ -162,8 +162,10 @@ def brief(
     def label(row: Row) -> str:
         words = []
         for head, text in zip(heads, row.names, strict=True):
-            if text:
-                words.append(text if head in CHOICES else f"{head}={text}")
+            if text and head in CHOICES:
+                words.append(text)
+            elif text:
+                words.append(f"{head}={text}")
         return " ".join(words)
 
     def outcome(row: Row) -> str:
@@ -214,7 +216,10 @@ def _make_baselines(records: Sequence[RunRecord], keys: Sequence[str]) -> list[R
         record = baselines[key]
         names = [record.combination.baseline, "fp32", "", ""]
         for name in keys:
-            names.append(record.params.get(name, "") if name in RUN_ON else "")
+            shown = ""  # of a baseline, only what it ran on
+            if name in RUN_ON:
+                shown = record.params.get(name, "")
+            names.append(shown)
         baseline = _to_baseline(record, scored=is_same)
         ms = _show_extremes(latencies.get(key, []))
         rows.append(Row(baseline, tuple(names), p=None, ms=ms, is_run=False))

@@ -74,7 +74,10 @@ def print_answers(chosen: Sequence[ModelSelection]) -> None:
     for heading, selected in zip(titles, chosen, strict=True):
         if not selected.family.measured:
             continue
-        say(console, f"\n{heading}" if len(chosen) > 1 else "")
+        title = ""  # an empty line; only several families need headings
+        if len(chosen) > 1:
+            title = f"\n{heading}"
+        say(console, title)
         answers = explain(selected)
         for answer in answers[1:]:
             say(console, _say_other_use(answer, selected.apart))

@@ -108,6 +108,9 @@ def assess(family: Family, limits: ReportConfig) -> Family:
         settings = {}
         for key in keys:
             settings[printable(key)] = printable(record.params.get(key, ""))
+        verdict = None  # of a measured run, see `assess_losses`
+        if record.status == UNSUPPORTED:
+            verdict = UNSUPPORTED
         known = record.changed(
             label=cell.label,
             settings=settings,
@@ -118,7 +121,7 @@ def assess(family: Family, limits: ReportConfig) -> Family:
             limit=metric.limit(limits),
             p_value=adjusted.get(record.run_id),
             equal_runs=equal[record.run_id],
-            verdict=UNSUPPORTED if record.status == UNSUPPORTED else None,
+            verdict=verdict,
         )
         cells.append(replace(cell, record=known))
     return assess_losses(replace(family, cells=tuple(cells), limits=limits))
@@ -252,7 +255,8 @@ def decide(margins: Sequence[tuple[Margin, int]], planned: int = 1) -> list[Verd
         planned: see `Family.planned`.
     """
     results = outcomes([margin for margin, _ in margins], planned)
-    level = SIGNIFICANCE / max(len(margins), planned)  # for the sample size
+    # The sample size is for the strictest of Holm's levels: the others depend on which models pass.
+    level = SIGNIFICANCE / max(len(margins), planned)
     decided = []
     for outcome, (margin, total) in zip(results, margins, strict=True):
         verdict = Verdict(outcome)

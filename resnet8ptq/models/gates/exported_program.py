@@ -150,13 +150,16 @@ def _is_plain(key: str, value: Any) -> bool:
 
 
 def _items(content: Any) -> Iterator[tuple[str, Any]]:
-    """Yield every key and value of nested JSON; list items have the key of the list."""
+    """Yield every key and value of nested JSON; texts in a list have its key, other items none."""
     waiting = [("", content)]
     while waiting:
         key, value = waiting.pop()
         yield key, value
         if isinstance(value, list):
             for item in value:
-                waiting.append((key if isinstance(item, str) else "", item))
+                key_of_item = ""
+                if isinstance(item, str):
+                    key_of_item = key
+                waiting.append((key_of_item, item))
         elif isinstance(value, dict):
             waiting += value.items()

@@ -207,8 +207,11 @@ def _check_inlined_size(proto: onnx.ModelProto) -> None:
     @cache
     def measure(key: tuple[str, str, str] | None) -> tuple[int, int]:
         """Return the numbers of nodes and bytes of a function, or of the graph."""
+        measured: onnx.GraphProto | onnx.FunctionProto = proto.graph
+        if key is not None:
+            measured = functions[key]
         count = size = 0
-        for node in find_all(proto.graph if key is None else functions[key], onnx.NodeProto):
+        for node in find_all(measured, onnx.NodeProto):
             called = (node.domain, node.op_type, node.overload)
             if called in functions:
                 inner_count, inner_size = measure(called)

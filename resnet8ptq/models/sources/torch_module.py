@@ -149,7 +149,10 @@ def _export_program(network: torch.nn.Module, inputs: Mapping[str, torch.Tensor]
             network(*examples)
 
         # From the most general form to one sample of one length
-        for free in [texts, set()] if texts else [set()]:
+        forms: list[set[str]] = [set()]
+        if texts:
+            forms.insert(0, texts)
+        for free in forms:
             shapes = []
             for name in inputs:
                 axes = [0, 1] if name in free else [0]

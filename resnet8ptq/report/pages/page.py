@@ -236,8 +236,19 @@ def _render(
     for name, caption in family.task.files.captions.items():
         if prefix + name in figures:
             of_task[prefix + name] = caption
+
+    # Below the heading of the family, if there are several
+    level = "##"
+    if prefix:
+        level = "###"
+    folds = []
+    if cut:
+        folds = _fold(whole, family.metric)
+    tested_classes = family.class_names
+    if family.stopped:  # no class is tested then
+        tested_classes = ()
     return templates.load("resnet8ptq.report.pages", "family.md.j2").render(
-        level="###" if prefix else "##",  # below the heading of the family, if there are several
+        level=level,
         page=page,
         summary=summarize(selected),
         other_choice=other_choice(selected),
@@ -248,10 +259,10 @@ def _render(
         metric=family.metric,
         table=_to_markdown(shown),
         cut=cut,
-        folds=_fold(whole, family.metric) if cut else [],
+        folds=folds,
         many=table.MANY,
         notes=lines,
-        class_names=() if family.stopped else family.class_names,
+        class_names=tested_classes,
         class_power=class_power(family),
         losses=losses,
         losing=losing.most_common(),

@@ -117,8 +117,11 @@ def _make_rows(whole: Table[Row], shown: Table[Row], every: Table[Row]) -> list[
     long_lines = every.lines
     rows = []
     for rank, index in enumerate(order, -first):
+        key: int | str = "fp32"
+        if rank >= 0:
+            key = index - first
         row = {
-            "key": index - first if rank >= 0 else "fp32",  # links the row to the figure
+            "key": key,  # links the row to the figure
             "framework": whole.rows[index].names[0],
             "cells": short_lines[index],
             "all": long_lines[index],
