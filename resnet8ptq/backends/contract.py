@@ -223,7 +223,10 @@ Key = tuple[str, str, str]  # of a node: name, operator, kind
 def to_nodes(times: Sequence[Mapping[Key, float]]) -> list[NodeTime]:
     """Return the nodes in execution order, each with its mean time in ms over the middle runs."""
     keys = [*dict.fromkeys(itertools.chain.from_iterable(times))]
-    table = np.array([[run.get(key, 0.0) for key in keys] for run in times])  # [runs, nodes]
+    rows = []
+    for run in times:
+        rows.append([run.get(key, 0.0) for key in keys])
+    table = np.array(rows)  # [runs, nodes]
     table.sort(axis=0)
     cut = len(times) // 4
     middle = table[cut : len(times) - cut].mean(axis=0)
@@ -379,8 +382,9 @@ def run_once(
         read(artifact.path)
     with running(quantizer.config.backend.name):
         predictor = quantizer.load(artifact.path, quantizer.runtime.threads)
-        for batch in calibration.take(np.arange(min(1, len(calibration)))).batches(1):
-            predictor.predict(batch)
+        count = min(1, len(calibration))  # none if all ranges are preset
+    for batch in calibration.take(np.arange(count)).batches(1):
+        predictor.predict(batch)
     return {}
 
 

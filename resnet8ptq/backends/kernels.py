@@ -41,13 +41,18 @@ def saturates(resolved: Resolved, operators: Collection[str], flags: Collection[
         return resolved.engine != "qnnpack" and whole
     if resolved.weight_bits != 8:
         return False
-    return {
-        "QDQ": True,
-        "QOperator": "uint8" in resolved.activation_dtype,
-        "IntegerOps": not _LINEAR.isdisjoint(operators),
-    }.get(resolved.file_format or "", False)
+    if resolved.file_format == "QDQ":
+        return True
+    if resolved.file_format == "QOperator":
+        return "uint8" in resolved.activation_dtype
+    if resolved.file_format == "IntegerOps":
+        return not _LINEAR.isdisjoint(operators)
+    return False
 
 
 def avoid_saturation(resolved: Resolved) -> str:
     """Return the settings with which no sum saturates."""
-    return f"reduce_range=true{'' if resolved.engine is not None else ' or dtype=uint8'}"
+    settings = "reduce_range=true"
+    if resolved.engine is None:  # ONNX Runtime, which also takes unsigned weights
+        settings += " or dtype=uint8"
+    return settings

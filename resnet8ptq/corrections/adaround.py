@@ -123,6 +123,7 @@ def round_weights(
     graph = proto.SerializeToString(deterministic=True)
     before = hashlib.sha256(graph + bytes([correct_biases])).hexdigest()
     for index, (name, node) in enumerate(layers.find_plain_layers(result.graph, every).items()):
+        # Of each layer alone: a layer from the cache draws nothing
         random = np.random.default_rng([seed, index])
         label = _label(name, index, len(twins))
         scheme = setting.weights.scheme(name)
@@ -144,7 +145,7 @@ def round_weights(
             setting.runtime.deadline.cut(f"learned rounding: {index} of {len(twins)} layers")
             return result
 
-        # Later layers see this one rounded
+        # Later layers see this one rounded, so their cache keys depend on its levels
         before = hashlib.sha256(before.encode() + name.encode() + levels.tobytes()).hexdigest()
         rounded = on_levels(weights, levels, scheme)
         if name in kept:
@@ -284,7 +285,9 @@ def _pose(
     batches = []
     for walk in walks:
         walk.to(node, label)
-        shown = label if walk is walks[0] else None  # one progress bar for both
+        shown = None  # one progress bar for both
+        if walk is walks[0]:
+            shown = label
         batches.append(walk.run([node.input[0]], shown))
     for tensors in zip(*batches, strict=True):
         samples = tensors[0][0]
@@ -394,8 +397,12 @@ def regularize(shares: Sequence[torch.Tensor], done: float) -> torch.Tensor:
     progress = (done - WARM_UP) / (1 - WARM_UP)
     if progress < 0:
         return torch.zeros(())
-    beta = BETA[1] + (BETA[0] - BETA[1]) * (1 + np.cos(np.pi * progress)) / 2
-    means = [(1 - (2 * share - 1).abs().pow(beta)).mean() for share in shares]
+    annealed = (1 + np.cos(np.pi * progress)) / 2  # from 1 to 0
+    beta = BETA[1] + (BETA[0] - BETA[1]) * annealed
+    means = []
+    for share in shares:
+        distance = (2 * share - 1).abs()  # from the middle: 1 at a level
+        means.append((1 - distance.pow(beta)).mean())
     return REGULARIZER * torch.stack(means).sum()
 
 

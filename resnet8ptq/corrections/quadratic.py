@@ -62,7 +62,8 @@ class Quadratic:
                 # Move a weight if the quadratic error falls, and update the slope of the others
                 moves = step[..., index] * (1 - 2 * ups[..., index])
                 curve = self.products[:, None, index, index]
-                better = (moves * (2 * slope[..., index] + moves * curve) < 0).nonzero().unbind(1)
+                rises = moves * (2 * slope[..., index] + moves * curve)
+                better = (rises < 0).nonzero().unbind(1)
                 slope[better] += moves[better][:, None] * self.products[better[1], index]
                 ups[(*better, index)] = 1 - ups[(*better, index)]
             if torch.equal(ups, before):

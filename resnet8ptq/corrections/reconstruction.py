@@ -255,7 +255,7 @@ class _Problem:
         for value in (*shares, *ends):
             value.requires_grad_(False)
 
-        # Back to nearest rounding, if nothing was gained
+        # Back to nearest rounding, if nothing was gained; an error of NaN is no gain
         if not self.error() < before:
             for part, state in zip(parts, nearest, strict=True):
                 part.load_state_dict(state)

@@ -50,7 +50,9 @@ def lower(module: Any, example: Example, most: int) -> bytes:
 
         # To choose a convolution's kernel, torch tests whether the batch has 16 samples, even while
         # it traces. With 16 as the largest batch, the program would take only batches of 16.
-        program = export(module, example, 15 if most == 16 else most)
+        if most == 16:
+            most = 15
+        program = export(module, example, most)
         with waiting(f"Lowering a graph of {len(program.graph.nodes)} nodes to XNNPACK"):
             try:
                 lowered = to_edge_transform_and_lower(

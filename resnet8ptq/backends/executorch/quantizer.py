@@ -171,7 +171,8 @@ def _check_run(content: bytes, module: Any, calibration: Split) -> None:
     """Run one sample; raise `UnsupportedError` if it fails, or has more noise than signal."""
     why = "backend=executorch: the runtime cannot run the file"
     mend = "try backend=onnx"
-    for batch in calibration.take(np.arange(min(1, len(calibration)))).batches(1):
+    count = min(1, len(calibration))  # none if all ranges are preset
+    for batch in calibration.take(np.arange(count)).batches(1):
         with errors_as(UnsupportedError, why, mend):
             outputs = predictor.LoadedProgram(content, 1)(batch)
         for output, expected in zip(outputs, infer(module, batch), strict=True):

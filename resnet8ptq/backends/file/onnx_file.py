@@ -178,7 +178,10 @@ class _Graph:
         triples = set()
         for node in self._takers(value.name):
             triples.add(self._scale(node, _SCALES.get(node.op_type)))
-        return _port(value, triples.pop() if len(triples) == 1 else None)
+        triple = None
+        if len(triples) == 1:
+            triple = triples.pop()
+        return _port(value, triple)
 
     def _takers(self, name: str) -> list[onnx.NodeProto]:
         """Return the consumers of a tensor, including those of its transpositions."""
@@ -381,4 +384,6 @@ def _port(value: onnx.ValueInfoProto, triple: tuple[float, int, str] | None) -> 
     if triple is None or triple[2] not in _ROUNDED:
         return port
     scale, zero_point, levels = triple
-    return rounded(port, scale, zero_point, levels=dtype if dtype in _ROUNDED else levels)
+    if dtype in _ROUNDED:  # the port itself holds the levels
+        levels = dtype
+    return rounded(port, scale, zero_point, levels=levels)

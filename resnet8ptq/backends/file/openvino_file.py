@@ -60,9 +60,12 @@ def read(content: bytes, path: Path) -> Contents:
     operators = Counter(operator.get_type_name() for operator in graph.get_ordered_ops())
     for unseen in ("Constant", "Parameter", "Result"):
         operators.pop(unseen, None)
+    producer = "OpenVINO"
+    if graph.has_rt_info(["nncf"]):
+        producer = "OpenVINO, NNCF"
     return Contents(
         format="OpenVINO IR",
-        producer="OpenVINO, NNCF" if graph.has_rt_info(["nncf"]) else "OpenVINO",
+        producer=producer,
         inputs=tuple(map(_port, graph.inputs)),
         outputs=tuple(map(_port, graph.outputs)),
         layers=tuple(_layers(graph)),
@@ -177,7 +180,9 @@ def _compute(layers: list[_Layer]) -> list[NDArray[np.float32]]:
     arrays = []
     for number, layer in enumerate(layers):
         array = made[number].astype(np.float32)
-        arrays.append(array.reshape(-1, *array.shape[2:]) if layer.grouped else array)
+        if layer.grouped:
+            array = array.reshape(-1, *array.shape[2:])
+        arrays.append(array)
     return arrays
 
 

@@ -71,12 +71,15 @@ class FileQuantizer(Quantizer):
         """Return the dtypes of the file."""
         refuse_others(self.config, _TAKES)
         contents = self._admitted.contents
+        engine = None
+        if self._engine == "openvino":
+            engine = "openvino"
         return Resolved(
             weight_dtype=contents.weight_dtype,
             activation_dtype=contents.activation_dtype,
             execution=contents.execution,
             file_format=contents.format,
-            engine="openvino" if self._engine == "openvino" else None,
+            engine=engine,
         )
 
     def fit(self, model: Fp32Model) -> dict[str, object]:

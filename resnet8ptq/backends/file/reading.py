@@ -177,7 +177,9 @@ def _try(contents: Contents, opened: Any) -> Contents:
         # Free sizes stay free: the zeros have a size that this function chose
         shaped = []
         for port, array in zip(contents.outputs, outputs, strict=True):
-            shaped.append(port if free else replace(port, shape=tuple(array.shape[1:])))
+            if not free:
+                port = replace(port, shape=tuple(array.shape[1:]))
+            shaped.append(port)
         fixed = contents.batch
         if fixed in (None, 1):
             fixed = None if size == 2 else 1
@@ -190,5 +192,7 @@ def _try(contents: Contents, opened: Any) -> Contents:
 def _zeros(port: Port, size: int) -> NDArray[Any]:
     shape = [size]
     for length in port.shape:
-        shape.append(_FREE if length is None else length)
+        if length is None:
+            length = _FREE
+        shape.append(length)
     return np.zeros(shape, port.dtype)

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -139,17 +140,20 @@ class OnnxQuantizer(Quantizer):
                 dtype = f"{dtype}, uint8 (dynamic)"
             own = f"torch's own observer; onnx takes {' | '.join(SHARED)}"
             refuse_others(config, {"calib.name": (SHARED, own)})
-        symmetric = config.symmetric.activations
-        return Resolved(
+        resolved = Resolved(
             weight_dtype=plan.describe(),
-            weight_scheme="symmetric" if weights.symmetric else "affine",
+            weight_scheme=_name_scheme(weights.symmetric),
             weight_bits=plan.most_bits,
             activation_dtype=dtype,
-            activation_bits=16 if wide else None,
-            activation_scheme="symmetric" if symmetric else "affine",
-            execution="simulated" if plan.is_narrow or wide else "integer",
+            activation_scheme=_name_scheme(bool(config.symmetric.activations)),
+            execution="integer",
             file_format=file_format,
         )
+        if wide:
+            resolved = replace(resolved, activation_bits=16)
+        if wide or plan.is_narrow:  # ONNX Runtime has no integer kernel for them
+            resolved = replace(resolved, execution="simulated")
+        return resolved
 
     def fit(self, model: Fp32Model) -> dict[str, object]:
         """Choose the format if it is `auto`; see `contract.Quantizer`.
@@ -448,7 +452,9 @@ class OnnxQuantizer(Quantizer):
         # ONNX Runtime takes external ranges through its calibration cache.
         cache = source.with_name("ranges.json")
         save_tensors_data(table.as_tensors_data(ranges), cache)
-        float_outputs = self._leaves_outputs_in_float(graph)
+        float_outputs: list[str] = []
+        if self._leaves_outputs_in_float(graph):
+            float_outputs = _FLOAT_OUTPUTS
         proto = rewrite(onnx.load(source), [rewriting.add_readers])
         known = {node.name for node in graph.node}
         added = [node.name for node in proto.graph.node if node.name not in known]
@@ -469,7 +475,7 @@ class OnnxQuantizer(Quantizer):
                 extra_options={
                     "ActivationSymmetric": bool(config.symmetric.activations),
                     "WeightSymmetric": config.symmetric.weights,
-                    "OpTypesToExcludeOutputQuantization": _FLOAT_OUTPUTS if float_outputs else [],
+                    "OpTypesToExcludeOutputQuantization": float_outputs,
                     "TensorQuantOverrides": whole,
                 },
             )
@@ -489,6 +495,10 @@ class OnnxQuantizer(Quantizer):
                 "provider_nodes counts the nodes of each provider"
             )
         return profiler.profile(path, threads)
+
+
+def _name_scheme(symmetric: bool) -> str:
+    return "symmetric" if symmetric else "affine"
 
 
 @contextmanager

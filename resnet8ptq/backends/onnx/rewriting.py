@@ -63,7 +63,10 @@ def raise_opset(proto: onnx.ModelProto, bits: int) -> onnx.ModelProto:
     Raises:
         UnsupportedError: an operator cannot be converted.
     """
-    _, opset, ir_version = _TYPES[2 if bits == 2 else 4]
+    stored = 4  # weights of 3 bits too; 16-bit activations came with the same opset
+    if bits == 2:
+        stored = 2
+    _, opset, ir_version = _TYPES[stored]
     (version,) = [entry.version for entry in proto.opset_import if not entry.domain]
     raised = proto
     if version < opset:
@@ -95,7 +98,10 @@ def write_narrow_weights(network: onnx.GraphProto, schemes: Mapping[str, WeightS
             # ONNX Runtime 1.31 fuses 2-bit weights of a Gemm, and computes wrong values.
             bits = 2 if scheme.bits == 2 and layer.op_type == "Conv" else 4
             kind, _, _ = _TYPES[bits]
-            scales = grid.scale.reshape(-1 if scheme.per_channel else ())
+            shape: tuple[int, ...] = ()
+            if scheme.per_channel:
+                shape = (-1,)
+            scales = grid.scale.reshape(shape)
             dequantize = producer_of(node, 1)
             assert dequantize is not None
             stored = helper.make_tensor("", kind, levels.shape, levels.ravel())

@@ -245,11 +245,17 @@ def _algorithm(library: Any, config: QuantizationConfig, embeddings: bool) -> An
     bits = _bits(config)
     if chosen.algorithm == "hqq":
         return library.HQQWeightOnlyQuantConfig(block_size=chosen.block_size, bits=bits)
+    accuracy_level = None
+    if chosen.int8_products:
+        accuracy_level = _ACCURACY_LEVEL
+    operators: tuple[str, ...] = ("MatMul",)
+    if embeddings:
+        operators = ("MatMul", _EMBEDDING)
     return library.DefaultWeightOnlyQuantConfig(
         block_size=chosen.block_size,
         is_symmetric=_is_symmetric(config),
-        accuracy_level=_ACCURACY_LEVEL if chosen.int8_products else None,
-        op_types_to_quantize=("MatMul", _EMBEDDING) if embeddings else ("MatMul",),
+        accuracy_level=accuracy_level,
+        op_types_to_quantize=operators,
         bits=bits,
     )
 

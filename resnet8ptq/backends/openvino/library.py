@@ -47,7 +47,9 @@ def open_front_end(name: str) -> Any:
 
 def read_graph(model: Path | bytes) -> Any:
     """Return the graph of an ONNX file, or of its content."""
-    return core().read_model(model if isinstance(model, bytes) else str(model))
+    if isinstance(model, Path):
+        return core().read_model(str(model))
+    return core().read_model(model)
 
 
 def refuse_missing(precision: str) -> None:

@@ -83,7 +83,7 @@ class CompiledNetwork:
 
     def request(self, size: int) -> Any:
         """Return the compiled graph for a batch size."""
-        key = size if self.by_size else None
+        key = self._key_of(size)
         if key not in self._requests:
             self.compile(key)
         self._requests.move_to_end(key)
@@ -91,7 +91,7 @@ class CompiledNetwork:
 
     def run(self, request: Any, batch: NDArray[Any]) -> list[NDArray[Any]]:
         """Run a batch in a compiled graph."""
-        memory = self._memory.get(len(batch) if self.by_size else None)
+        memory = self._memory.get(self._key_of(len(batch)))
         if memory is not None:
             inputs, outputs = memory
             for name, values in feed(batch, self.names).items():
@@ -104,6 +104,9 @@ class CompiledNetwork:
             tensor.data[...] = values  # faster than memory of another address in each run
         request.infer()
         return [values.copy() for values in self._read_outputs(request)]
+
+    def _key_of(self, size: int) -> int | None:
+        return size if self.by_size else None
 
     def _read_outputs(self, request: Any) -> list[NDArray[Any]]:
         """Return the memory of a request's outputs."""

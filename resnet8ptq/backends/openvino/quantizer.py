@@ -151,5 +151,6 @@ class OpenvinoQuantizer(RunsInOpenvino):
         config = self.config
         if config.dtype.name == "int8":
             config = replace(config, dtype=DtypeConfig("u8s8"))
-        static = not config.dtype.is_float and config.method in ("static", "qat")
-        return OnnxQuantizer(replace(config, format="qdq") if static else config, self.runtime)
+        if not config.dtype.is_float and config.method in ("static", "qat"):
+            config = replace(config, format="qdq")
+        return OnnxQuantizer(config, self.runtime)

@@ -77,6 +77,7 @@ class NncfQuantizer(RunsInOpenvino):
             raise UnsupportedError(_MISSING)
         refuse_others(self.config, _TAKES)
         options = self._options
+        # Without a preset, NNCF takes mixed for a transformer, else performance
         mixed = options.preset == "mixed" or (not options.preset and options.model_type)
         resolved = Resolved(
             weight_dtype="int8",
@@ -177,17 +178,27 @@ def quantize(
         nncf.set_log_level(logging.ERROR)
         graph = read_graph(network)
         names = [value.get_any_name() for value in graph.inputs]
+        preset = None
+        if options.preset:
+            preset = nncf.QuantizationPreset(options.preset)
+        model_type = None
+        if options.model_type:
+            model_type = nncf.ModelType(options.model_type)
         channels = QuantizationParameters(per_channel=per_channel)
         fix = {None: None, True: nncf.OverflowFix.ENABLE, False: nncf.OverflowFix.DISABLE}
         smooth = nncf.AdvancedSmoothQuantParameters()
         if not options.smooth_quant:
-            smooth.matmul = -1
+            smooth.matmul = -1  # off
+
+        def read_sample(number: int) -> Any:
+            return feed(samples.inputs(np.array([number])), names)
+
         quantized = nncf.quantize(
             graph,
-            nncf.Dataset(range(len(samples)), lambda n: feed(samples.inputs(np.array([n])), names)),
+            nncf.Dataset(range(len(samples)), read_sample),
             subset_size=len(samples),
-            preset=options.preset and nncf.QuantizationPreset(options.preset),
-            model_type=options.model_type and nncf.ModelType(options.model_type),
+            preset=preset,
+            model_type=model_type,
             fast_bias_correction=options.bias_correction == "fast",
             advanced_parameters=nncf.AdvancedQuantizationParameters(
                 disable_bias_correction=options.bias_correction == "none",

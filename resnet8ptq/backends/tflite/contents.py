@@ -217,7 +217,8 @@ def transpose_output(model: Any, number: int, axes: Sequence[int]) -> None:
         builtinOptions=schema.TransposeOptionsT(),
     )
     graph.operators.append(operator)
-    graph.outputs = [new if index == old else int(index) for index in graph.outputs]
+    outputs = [int(index) for index in graph.outputs]
+    graph.outputs = [new if index == old else index for index in outputs]
     for signature in model.signatureDefs or ():
         for output in signature.outputs:
             if output.tensorIndex == old:
@@ -267,7 +268,9 @@ def _drop_unused_buffers(model: Any, merge: bool) -> None:
         if data is None:
             holder.buffer = 0
             continue
-        key: object = bytes(data) if merge else holder.buffer
+        key: object = holder.buffer
+        if merge:
+            key = bytes(data)
         if key not in numbers:
             numbers[key] = len(kept)
             kept.append(model.buffers[holder.buffer])

@@ -172,8 +172,10 @@ def quantize(
     recipe = [_rule(scopes, operation="*", config=config)]
     ends = _integer_ends(model, chosen, scheme.integer_io)
     for kind, (indices, integer) in zip(("INPUT", "OUTPUT"), ends, strict=True):
-        rule = _rule([_scope(model, indices)], kind, config if integer else None)
-        recipe.append(rule)
+        own = None
+        if integer:
+            own = config
+        recipe.append(_rule([_scope(model, indices)], kind, own))
     crashed = QuantizationError("backend=tflite: ai-edge-quantizer crashed")
     content = contents.write_model(model)
     return isolation.call(_run, content, recipe, _statistics(model, ranges), crashed=crashed)

@@ -72,7 +72,9 @@ def path_of(cache_root: Path) -> Path:
 
 def interpreter_of(folder: Path) -> Path:
     """Return the Python interpreter of a virtual environment."""
-    return folder / ("bin/python" if os.name == "posix" else "Scripts/python.exe")
+    if os.name == "posix":
+        return folder / "bin/python"
+    return folder / "Scripts/python.exe"
 
 
 def find(cache_root: Path) -> Path:

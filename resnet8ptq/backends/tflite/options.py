@@ -33,5 +33,6 @@ def choose_flow(
 
     if options.flow is not None:
         return options
-    by_tensorflow = is_tflites(network_format, is_float) and not outputs
-    return replace(options, flow="convert" if by_tensorflow else "onnx2tf")
+    if is_tflites(network_format, is_float) and not outputs:
+        return replace(options, flow="convert")
+    return replace(options, flow="onnx2tf")

@@ -33,13 +33,16 @@ def open_interpreter(
         reference: whether LiteRT's slow reference kernels run.
         keeps_all: whether the values of every tensor can be read after a run; without XNNPACK.
     """
+    resolver = OpResolverType.AUTO
+    if reference:
+        resolver = _REFERENCE
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Warning: Enabling `experimental_preserve_all_tensors`")
         interpreter = Interpreter(
             model_content=content,
             num_threads=threads,
             experimental_preserve_all_tensors=keeps_all,
-            experimental_op_resolver_type=_REFERENCE if reference else OpResolverType.AUTO,
+            experimental_op_resolver_type=resolver,
         )
     interpreter.allocate_tensors()
     return interpreter

@@ -156,14 +156,15 @@ class TfliteQuantizer(Quantizer):
             refuse_others(self.config, _DYNAMIC_TAKES)
         if self._is_wide:
             refuse_others(self.config, _WIDE_TAKES[self._flow])
-        return Resolved(
+        resolved = Resolved(
             weight_dtype=plan.describe(),
-            # with method=dynamic, at inference
-            activation_dtype="int16" if self._is_wide else "int8",
-            activation_bits=16 if self._is_wide else None,
+            activation_dtype="int8",  # with method=dynamic, at inference
             execution="integer",
             file_format="TFLite",
         )
+        if self._is_wide:
+            resolved = replace(resolved, activation_dtype="int16", activation_bits=16)
+        return resolved
 
     def fit(self, model: Fp32Model) -> dict[str, object]:
         """Check that the converter supports the network's file; see `contract.Quantizer`."""
@@ -353,12 +354,8 @@ class TfliteQuantizer(Quantizer):
         if calibrated:
             # The other process gets only these samples, not the file that holds them.
             samples = replace(calibration, stored=calibration.stored[:])
-        settings = (
-            quantized,
-            self.config.per_channel,
-            self._options.integer_io is not False,
-            self._is_wide,
-        )
+        integer_io = self._options.integer_io is not False  # null is true here
+        settings = (quantized, self.config.per_channel, integer_io, self._is_wide)
         crashed = QuantizationError(f"{source}: converting it crashed TensorFlow")
         return isolation.call(converter.convert, source, samples, *settings, crashed=crashed)
 

@@ -202,10 +202,13 @@ class GridObserver(FixedQParamsObserver):  # type: ignore[misc]
 
 
 def _spec(grid: Grid, scheme: WeightScheme, axis: int = 0, per_channel: bool = False) -> Any:
+    qscheme = torch.per_tensor_affine
+    if per_channel:
+        qscheme = torch.per_channel_affine
     return QuantizationSpec(
         dtype=getattr(torch, scheme.dtype),
         observer_or_fake_quant_ctr=GridObserver.with_args(grid=grid, axis=axis),
         quant_min=grid.lowest,
         quant_max=grid.highest,
-        qscheme=torch.per_channel_affine if per_channel else torch.per_tensor_affine,
+        qscheme=qscheme,
     )

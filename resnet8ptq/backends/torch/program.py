@@ -55,7 +55,10 @@ def export(module: Any, example: Example, most: int | None = None) -> ExportedPr
     free = []
     for values, any_length in zip(example.inputs, example.any_length, strict=True):
         batch.append(values.repeat(most or 2, *[1] * (values.ndim - 1)))
-        free.append({**axes, 1: length} if any_length else axes)
+        own_axes = dict(axes)
+        if any_length:
+            own_axes[1] = length
+        free.append(own_axes)
     printed = io.StringIO()  # torch prints the whole graph on an error
     why = "torch.export cannot trace the network, which backend=onnx takes"
     with errors_as(UnsupportedError, why), known_warnings(), contextlib.redirect_stderr(printed):

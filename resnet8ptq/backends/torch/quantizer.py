@@ -6,6 +6,7 @@ torchao, which takes two seconds, so only the PT2E flow imports them.
 """
 
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -85,15 +86,17 @@ class TorchQuantizer(Quantizer):
         refuse_others(config, method.TAKES)
         activations = self._activations
         suffix = " (dynamic)" if config.method == "dynamic" else ""
-        return Resolved(
+        resolved = Resolved(
             weight_dtype=self._weights.dtype,
             activation_dtype=f"{activations.dtype}{suffix}",
             weight_bits=7 if self._weights.reduce_range else None,
             activation_bits=7 if activations.reduce_range else 8,
-            execution="integer" if fx_flow else "simulated",
+            execution="simulated",
             file_format=file.FORMAT,
-            engine=self._engine if fx_flow else None,
         )
+        if fx_flow:
+            resolved = replace(resolved, execution="integer", engine=self._engine)
+        return resolved
 
     def quantize(
         self, model: Fp32Model, decisions: Decisions, calibration: Split, folder: Path
@@ -179,7 +182,9 @@ class TorchQuantizer(Quantizer):
             from resnet8ptq.backends.torch import program, pt2e
 
             return pt2e, program
-        return (dynamic if self.config.method == "dynamic" else fx), torchscript
+        if self.config.method == "dynamic":
+            return dynamic, torchscript
+        return fx, torchscript
 
     @property
     def _engine(self) -> str:
@@ -199,9 +204,11 @@ class TorchQuantizer(Quantizer):
     def _activations(self) -> WeightScheme:
         """The activation scheme; torch's integer kernels take uint8 only."""
         config = self.config
-        integer = self._options.flow != "pt2e"
+        dtype = "uint8"
+        if self._options.flow == "pt2e":
+            dtype = DTYPES[config.dtype.name][0]
         return WeightScheme(
-            "uint8" if integer else DTYPES[config.dtype.name][0],
+            dtype,
             symmetric=bool(config.symmetric.activations),
             reduce_range=self._reduced == "activations",
         )
@@ -219,9 +226,10 @@ class TorchQuantizer(Quantizer):
             reduce_range = config.method == "dynamic" or self._engine in ("fbgemm", "x86")
         if not reduce_range:
             return None
+        if self._options.reduced != "auto":
+            return self._options.reduced
         finer = config.per_channel and config.method != "dynamic"
-        auto = "weights" if finer else "activations"
-        return auto if self._options.reduced == "auto" else self._options.reduced
+        return "weights" if finer else "activations"
 
     @property
     def _options(self) -> TorchConfig:
