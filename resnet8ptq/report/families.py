@@ -26,9 +26,6 @@ from resnet8ptq.tasks.task import Task
 from resnet8ptq.tracking.ledger import NO_EARLIER_RUNS, EarlierRuns
 from resnet8ptq.tracking.record import RunRecord
 
-_OF_TASK = ("task.join", "task.metric._target_")
-_SCORED_BY = ("scored_as", "metric", *_OF_TASK)
-
 
 @dataclass(frozen=True)
 class Cell:
@@ -270,15 +267,17 @@ def _has_samples(record: RunRecord) -> bool:
 
 
 def _scored(record: RunRecord) -> tuple[str | None, ...]:
-    return (record.samples_digest, *record.select(*_SCORED_BY, "evaluate.stop"))
+    scored_by = record.select("scored_as", "metric", "evaluate.stop")
+    return (record.samples_digest, *scored_by, *registry.find_changed(record.params))
 
 
 def _asked(record: RunRecord) -> tuple[str | None, ...]:
     """Return the settings that determine the scored samples and their metric."""
-    keys = ["data", "evaluate.split", "evaluate.stop", "task", "task.primary", *_OF_TASK]
+    keys = ["data", "evaluate.split", "evaluate.stop", "task"]
+    keys += sorted(key for key in record.params if key.startswith("task."))
     if record.held_out:
         keys.append("held_out_images")
-    return record.select(*keys)
+    return (*keys, *record.select(*keys))
 
 
 def task_of(records: Sequence[RunRecord]) -> Task:

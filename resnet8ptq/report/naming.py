@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from resnet8ptq.tasks import registry
 from resnet8ptq.tracking.record import RunRecord
 
 _VARY = (  # settings beyond the four of every table
@@ -120,16 +121,15 @@ def name_cells(members: Sequence[RunRecord], keys: Sequence[str]) -> list[str]:
 def headings(families: Sequence[Sequence[RunRecord]]) -> list[str]:
     """Return the title of each family of `families.group_by_samples`.
 
-    If `task.join` differs between the families, it is part of each title that has one. Titles that
-    are still equal get the digest of the samples.
+    Settings of the task that differ between the families are part of their titles. Titles that are
+    still equal get the digest of the samples.
     """
-    joins = [_find_join(family) for family in families]
+    changed = [_find_changed(family) for family in families]
+    shared = set(changed[0]).intersection(*changed) if changed else set()
     titles = []
-    for family, join in zip(families, joins, strict=True):
-        text = title(family)
-        if join and len(set(joins)) > 1:
-            text += f", task.join={join}"
-        titles.append(text)
+    for family, settings in zip(families, changed, strict=True):
+        own = [setting for setting in settings if setting not in shared]
+        titles.append(", ".join([title(family), *own]))
 
     # The digest tells equal titles apart
     shown = []
@@ -141,12 +141,9 @@ def headings(families: Sequence[Sequence[RunRecord]]) -> list[str]:
     return shown
 
 
-def _find_join(family: Sequence[RunRecord]) -> str:
-    """Return how a family joins the scores of a sample; empty for the task's default."""
-    if not family:
-        return ""
-    join = family[0].params.get("task.join", "null")
-    return "" if join == "null" else join
+def _find_changed(family: Sequence[RunRecord]) -> tuple[str, ...]:
+    """Return the settings of a family's task that differ from its defaults."""
+    return registry.find_changed(family[0].params) if family else ()
 
 
 def title(records: Sequence[RunRecord]) -> str:

@@ -22,6 +22,7 @@ from resnet8ptq.tasks.task import Task, TaskType
 log = logging.getLogger(__name__)
 
 AUTO = "auto"
+_PREFIX = "task."  # of the settings in MLflow params
 EMBEDDING = 32  # values; shorter vectors count as classes, unless there are more texts than values
 TASKS = {
     "classification": "resnet8ptq.tasks.classification:CLASSIFICATION",
@@ -193,6 +194,24 @@ def recall(params: Mapping[str, str], class_names: tuple[str, ...] = ()) -> Task
         return kind.recall(config, class_names)
     except Exception as error:  # anyone who writes to the store may have changed them
         raise TrackingError(f"scored_as: {error}") from None
+
+
+def find_changed(params: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the settings of the task that differ from its defaults, as typed, from MLflow params.
+
+    Runs whose settings differ have other scores, and another FP32 score, on the same outputs.
+    """
+    scored_as = params.get("scored_as", "classification")
+    defaults: dict[str, Any] = {}
+    if scored_as in TASKS:  # anyone may write to the store
+        defaults = vars(_find(scored_as).schema())
+    changed = []
+    for key in sorted(params):
+        if key.startswith(_PREFIX):
+            default = defaults.get(key.removeprefix(_PREFIX))
+            if _parse(params[key]) != default:
+                changed.append(f"{key}={params[key]}")
+    return tuple(changed)
 
 
 def _parse(text: str) -> Any:

@@ -307,6 +307,27 @@ def test_titles_name_how_samples_are_joined():
     ]
 
 
+@pytest.mark.parametrize(
+    ("task", "key", "values"),
+    [
+        ("segmentation", "task.threshold", ("0.5", "0.3")),
+        ("detection", "task.strides", ("[8, 16, 32]", "[8]")),
+        ("regression", "task.resamples", ("9999", "200")),
+        ("custom", "task.metric.k", ("1", "5")),
+    ],
+)
+def test_runs_of_another_setting_of_the_task_are_another_family(task, key, values):
+    """They have another FP32 score; with other resamples, replicates cannot be paired."""
+    scored = OK.changed(tags={"status": "ok", "test_digest": "1" * 64})
+    plain, *runs = (
+        scored.changed(params={**OK.params, "scored_as": task, **more})
+        for more in ({}, *({key: value} for value in values))
+    )
+    grouped = families.group_by_samples([plain, *runs])
+    assert [len(family) for family in grouped] == ([1, 1, 1] if task == "custom" else [2, 1])
+    assert naming.headings(grouped)[-1].endswith(f", {key}={values[1]}")
+
+
 OPTIONS = {"data": ["a", "b"], "evaluate.split": ["test", "held_out"], "seed": ["1", "2"]}
 
 
