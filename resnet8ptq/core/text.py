@@ -52,7 +52,21 @@ def one_line(error: BaseException) -> str:
     >>> one_line(OSError("cannot reach\\nhttp://me:password@host/runs"))
     'OSError: cannot reach http://host/runs'
     """
-    return printable(redact(f"{type(error).__name__}: {error}"))[:300]
+    return shorten(printable(redact(f"{type(error).__name__}: {error}")), 300)
+
+
+def shorten(text: str, length: int) -> str:
+    """Return a text of at most `length` characters: its beginning and its end.
+
+    The end counts: ONNX Runtime names the node first, then a C++ signature, then the reason.
+
+    >>> shorten("Attention failed in f(int, int, int): wrong shape", 27)
+    'Attention f ... wrong shape'
+    """
+    if len(text) <= length:
+        return text
+    half = (length - len(" ... ")) // 2
+    return f"{text[:half].rstrip()} ... {text[-half:].lstrip()}"
 
 
 def escape_markdown(text: object) -> str:

@@ -13,6 +13,11 @@ from resnet8ptq.experiment.settings import KNOWN_FORM, Settings
 from resnet8ptq.exploration import file_inspection
 from resnet8ptq.models.contract import IF_PICTURES, Contract, SampleArray, arranged, match
 from resnet8ptq.models.summary import print_summary, summarize
+from resnet8ptq.tasks.classification import find_class_output
+from resnet8ptq.tasks.registry import AUTO
+from resnet8ptq.tasks.scoring.outputs import count_scores, describe, is_vector
+
+OF_ONE_OUTPUT = (AUTO, "classification", "top5", "binary")
 
 NO_DATA = (
     "data: not given; data=arrays | folder | table | huggingface | coco with data.root= (coco: "
@@ -61,6 +66,7 @@ class _SampleFacts:
         named: see `Dataset`.
         pictures: the samples are pictures, which can be resized.
         steps: their preprocessing.
+        single_labels: each sample has the label of one class.
     """
 
     one: SampleArray
@@ -68,6 +74,7 @@ class _SampleFacts:
     named: bool = True
     pictures: bool = True
     steps: Preprocessing = RAW
+    single_labels: bool = False
 
 
 def _find_samples(settings: Settings) -> _SampleFacts | str:
@@ -85,12 +92,14 @@ def _find_samples(settings: Settings) -> _SampleFacts | str:
     except PtqError as error:
         return f"data={config.data.name}: {error}"
     test = data.test
+    labels = test.labels
     return _SampleFacts(
         one=test.stored[:1],
         classes=len(data.class_names),
         named=data.named,
         pictures=test.has_pictures,
         steps=test.preprocessing,
+        single_labels=labels is not None and labels.dtype.kind in "iu" and labels.ndim == 1,
     )
 
 
@@ -110,11 +119,19 @@ def _compare(config: RunConfig, contract: Contract, samples: _SampleFacts) -> li
             line += f"; {advice} makes pictures fit"
     lines = [line]
 
-    # The number of classes, of a network that has one output
-    shapes = [tensor.shape for tensor in contract.outputs]
+    # The number of classes, and the output that holds them
+    kept = config.model.outputs or [tensor.name for tensor in contract.outputs]
+    outputs = {tensor.name: tensor.shape for tensor in contract.outputs if tensor.name in kept}
+    shapes = list(outputs.values())
     copies = shapes == [tensor.shape for tensor in contract.inputs]  # for task=anomaly
-    if samples.classes and not copies and len(shapes) == 1 and len(shapes[0]) == 1:
-        lines.append(f"{data}: {_compare_classes(samples, shapes[0][0])}")
+    if samples.classes and not copies and len(shapes) == 1 and is_vector(shapes[0]):
+        lines.append(f"{data}: {_compare_classes(samples, count_scores(shapes[0]))}")
+    elif samples.single_labels and len(shapes) > 1 and config.task.name in OF_ONE_OUTPUT:
+        name = find_class_output(outputs, samples.classes) or "NAME"
+        lines.append(
+            f"{data}: labels from 0 to {samples.classes - 1} do not fit: it returns "
+            f"{describe(outputs)}; model.outputs=[{name}] keeps one, task=deviation compares all"
+        )
     if all(tensor.is_integer for tensor in contract.inputs):
         return lines  # integers are not preprocessed
     lines.append(

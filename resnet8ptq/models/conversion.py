@@ -37,7 +37,13 @@ from resnet8ptq.models.contract import Contract, SampleArray, is_scalar, match, 
 from resnet8ptq.models.folding import Folding, preprocess
 from resnet8ptq.models.sources import read_network, select_outputs
 from resnet8ptq.models.sources.contract import Network
-from resnet8ptq.tasks.scoring.outputs import LOGITS, PROBABILITIES, VALUES
+from resnet8ptq.tasks.scoring.outputs import (
+    LOGITS,
+    PROBABILITIES,
+    VALUES,
+    as_rows,
+    count_scores,
+)
 
 log = logging.getLogger(__name__)
 
@@ -389,14 +395,18 @@ def find_final(outputs: Outputs, samples: SampleArray) -> str:
     """Return the kind of a network's outputs: `probabilities`, `logits` or `values`.
 
     A single float output [n, classes] holds probabilities if its rows are not negative and sum to
-    1 within 1e-3; with one class, if they lie between 0 and 1. Otherwise it holds logits. All other
-    outputs are values, such as a reconstruction of the input, which has a sample's shape.
+    1 within 1e-3; with one class, if they lie between 0 and 1. Otherwise it holds logits. Further
+    axes of size 1 do not matter. All other outputs are values, such as a reconstruction of the
+    input, which has a sample's shape.
     """
     if len(outputs) != 1:
         return VALUES
     [scores] = outputs
-    if scores.ndim != 2 or scores.dtype.kind != "f" or scores.shape == samples.shape:
+    if count_scores(scores.shape[1:]) is None or scores.dtype.kind != "f":
         return VALUES
+    if scores.shape == samples.shape:
+        return VALUES
+    scores = as_rows(scores)
     if scores.shape[1] == 1:
         are_probabilities = 0 <= scores.min() <= scores.max() <= 1
     else:
@@ -447,8 +457,9 @@ def compare(got: Outputs, expected: Outputs, final: str, label: str) -> float:
         differences.append(float(np.abs(output - original).max(initial=0) / scale))
         if final != VALUES:
             # Flipped, if the original scores the chosen class clearly below its own: ties may swap
-            chosen = np.take_along_axis(original, output.argmax(1)[:, np.newaxis], 1)[:, 0]
-            flipped += int((original.max(1) - chosen > TIE * scale).sum())
+            rows = as_rows(original)
+            chosen = rows[np.arange(len(rows)), as_rows(output).argmax(1)]
+            flipped += int((rows.max(1) - chosen > TIE * scale).sum())
     worst = float(np.max(differences))  # NaN if any difference is
     tolerance = PARITY_TOLERANCE_OF_VALUES if final == VALUES else PARITY_TOLERANCE
     if not flipped and worst <= tolerance:

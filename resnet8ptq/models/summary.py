@@ -31,6 +31,7 @@ from resnet8ptq.models.normalization import opset
 from resnet8ptq.models.sources import formats, read_network
 from resnet8ptq.models.sources.contract import Sample
 from resnet8ptq.models.sources.onnx import read_graph
+from resnet8ptq.tasks.scoring.outputs import count_scores, is_vector
 
 FOLDED = {"BatchNormalization", "Identity", "Dropout"}  # removed before quantization
 
@@ -297,14 +298,21 @@ def _require_labels(summary: Summary) -> str:
     outputs = summary.contract.outputs
     if [tensor.shape for tensor in inputs] == [tensor.shape for tensor in outputs]:
         return "no labels, or labels of anomalies: input and output have the same shape"
-    if len(outputs) == 1 and len(outputs[0].shape) == 1:
+    scores = [tensor for tensor in outputs if is_vector(tensor.shape)]
+    if len(outputs) == 1 and scores:
+        size = count_scores(outputs[0].shape) or "?"
+        if size == 1:
+            return "labels 0 and 1, or values: it returns one value"
         kind = "probabilities" if summary.final == "Softmax" else "logits or values"
-        size = outputs[0].shape[0] or "?"
         return f"labels of {size} classes, if these are classes: {kind}"
-    return (
+    line = (
         "no labels: its outputs are compared with FP32, value by value; or, if it is a detector, "
         "boxes (data=coco)"
     )
+    if scores:
+        kept = " or ".join(f"[{tensor.name}]" for tensor in scores)
+        line += f"; or labels of classes, if model.outputs={kept} keeps one output"
+    return line
 
 
 def _describe(tensor: Tensor) -> str:

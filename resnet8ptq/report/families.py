@@ -262,8 +262,8 @@ def group_by_samples(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
 
 
 def _has_samples(record: RunRecord) -> bool:
-    """Return whether a run has scored samples; an unsupported one has at most drawn them."""
-    return bool(record.samples_digest) and record.status != "unsupported"
+    """Return whether a run has scored samples; one that ended before has at most drawn them."""
+    return bool(record.samples_digest) and record.status not in ("unsupported", "failed")
 
 
 def _scored(record: RunRecord) -> tuple[str | None, ...]:

@@ -25,6 +25,7 @@ from resnet8ptq.tasks.scoring.outputs import (
     Outputs,
     Targets,
     TaskContext,
+    as_rows,
     check_labels,
 )
 from resnet8ptq.tasks.scoring.ranking import AUC, DELONG, ROC_CAPTION, ROC_FILE, Ranking, doubt_auc
@@ -85,7 +86,7 @@ def _score(threshold: float, outputs: Outputs, targets: Targets) -> BinaryScores
 
 
 def _to_probabilities(outputs: Outputs, targets: Targets) -> Outputs:
-    if outputs.values[0].shape[1] == 1:
+    if as_rows(outputs.values[0]).shape[1] == 1:
         outputs = _as_two(outputs)
     return classification.to_probabilities(outputs)
 
@@ -96,8 +97,8 @@ def _vote(threshold: float, probabilities: Array) -> Array:
 
 
 def _as_two(outputs: Outputs) -> Outputs:
-    """Return one output value [n, 1] as values of two classes."""
-    [second] = outputs.values
+    """Return one output value of each sample as values of two classes [n, 2]."""
+    second = as_rows(outputs.values[0])
     first = 1 - second
     if outputs.final == LOGITS:  # a sigmoid is the softmax of zero and the value
         first = np.zeros_like(second)

@@ -1,7 +1,7 @@
 """`task=classification`: the top-1 class of each sample."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Self
@@ -20,7 +20,9 @@ from resnet8ptq.tasks.scoring.outputs import (
     Outputs,
     Targets,
     TaskContext,
+    as_rows,
     check_labels,
+    count_scores,
     describe,
 )
 from resnet8ptq.tasks.scoring.statistics import (
@@ -226,11 +228,15 @@ def _centre(logits: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def to_probabilities(outputs: Outputs, targets: Targets | None = None) -> Outputs:
-    """Return outputs in which logits [n, classes] are replaced by their softmax."""
+    """Return probabilities [n, classes]; logits are replaced by their softmax."""
     [values] = outputs.values
-    if outputs.final != LOGITS:
-        return outputs
-    return Outputs((distortion.softmax(values),), values)
+    values = as_rows(values)
+    if outputs.final == LOGITS:
+        return Outputs((distortion.softmax(values),), values)
+    logits = outputs.logits
+    if logits is not None:
+        logits = as_rows(logits)
+    return replace(outputs, values=(values,), logits=logits)
 
 
 def vote(probabilities: Probabilities) -> NDArray[np.bool_]:
@@ -375,14 +381,10 @@ def check_classes(task: str, setting: TaskContext) -> tuple[str, ...]:
     returned = setting.classes
     named = len(setting.class_names)
     if returned is None:
-        name = "NAME"
-        fitting = [name for name, shape in setting.outputs.items() if _may_be_classes(shape)]
-        if len(fitting) == 1 and len(setting.outputs) > 1:
-            [name] = fitting
         raise ModelError(
-            f"returns {describe(setting.outputs)}; expected one output with a value for each "
-            f"class; model.outputs=[{name}] keeps one of several, and task=deviation and "
-            "task=anomaly score other outputs"
+            f"returns {describe(setting.outputs)}; expected one output with a value for each class"
+            f"{_choose_output(setting.outputs, named)}; task=deviation and task=anomaly score "
+            "other outputs"
         )
     if not setting.named and named < returned:
         return tuple(map(str, range(returned)))  # the samples may lack the last classes
@@ -395,8 +397,33 @@ def check_classes(task: str, setting: TaskContext) -> tuple[str, ...]:
     return setting.class_names
 
 
-def _may_be_classes(shape: Sequence[int | None]) -> bool:
-    return len(shape) == 1 and (shape[0] or 0) > 1
+def _choose_output(outputs: Mapping[str, Sequence[int | None]], classes: int) -> str:
+    """Return the mend that keeps one of several outputs; empty for one output."""
+    if len(outputs) == 1:
+        return ""
+    name = find_class_output(outputs, classes) or "NAME"
+    return f"; model.outputs=[{name}] keeps one of several"
+
+
+def find_class_output(outputs: Mapping[str, Sequence[int | None]], classes: int) -> str | None:
+    """Return the name of the output that holds classes; None if none or several may.
+
+    Args:
+        outputs: the shape of each output by name, without the batch axis.
+        classes: the number of classes that the labels have.
+    """
+    exact = []
+    possible = []
+    for name, shape in outputs.items():
+        scores = count_scores(shape) or 0
+        if scores == classes:
+            exact.append(name)
+        if scores > 1:
+            possible.append(name)
+    for names in (exact, possible):
+        if len(names) == 1:
+            return names[0]
+    return None
 
 
 def _count_from_zero(setting: TaskContext) -> str:

@@ -27,6 +27,7 @@ from resnet8ptq.tasks.scoring.outputs import (
     Outputs,
     Targets,
     TaskContext,
+    as_rows,
     check_labels,
     describe,
 )
@@ -54,7 +55,7 @@ class MultilabelScores(ClasswiseScores):
 
     @cached_property
     def _precision(self) -> Callable[[NDArray[np.integer]], Values]:
-        return rank(self.outputs.values[0], self.labels)
+        return rank(as_rows(self.outputs.values[0]), self.labels)
 
     @cached_property
     def of_class(self) -> Values:
@@ -85,11 +86,11 @@ class MultilabelScores(ClasswiseScores):
 
 
 def _to_probabilities(outputs: Outputs, targets: Targets | None = None) -> Outputs:
-    """Return outputs in which logits are replaced by their sigmoid."""
-    [values] = outputs.values
-    if values.min() >= -ROUNDED and values.max() <= 1 + ROUNDED:
-        return outputs
-    return replace(outputs, values=(expit(values),))
+    """Return probabilities [n, classes]; logits are replaced by their sigmoid."""
+    values = as_rows(outputs.values[0])
+    if values.min() < -ROUNDED or values.max() > 1 + ROUNDED:
+        values = expit(values)
+    return replace(outputs, values=(values,))
 
 
 def _vote(threshold: float, probabilities: Array) -> Array:

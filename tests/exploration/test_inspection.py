@@ -7,6 +7,7 @@ from onnx import TensorProto, helper
 
 from resnet8ptq.exploration.inspection import _compare, _compare_classes, _SampleFacts
 from resnet8ptq.models import summary
+from resnet8ptq.models.contract import Contract, Tensor
 from resnet8ptq.models.summary import print_summary, requirements, summarize
 from tests.helpers.calling import call
 from tests.helpers.configs import make_config
@@ -172,6 +173,17 @@ def test_no_network_is_refused_in_one_line(tmp_path, suffix, content):
 )
 def test_classes_are_compared_with_outputs(classes, named, values, says):
     assert _compare_classes(_SampleFacts(np.zeros((1, 5)), classes, named), values) == says
+
+
+def test_the_output_that_holds_the_classes_is_named():
+    outputs = (Tensor("embedding", (16,), "float32"), Tensor("scores", (10,), "float32"))
+    contract = Contract((Tensor("x", (3, 8, 8), "float32"),), outputs)
+    sample = _SampleFacts(np.zeros((1, 3, 8, 8)), 10, named=False, single_labels=True)
+    lines = _compare(make_config(), contract, sample)
+    assert any("do not fit" in line and "model.outputs=[scores]" in line for line in lines)
+    kept = make_config("model.outputs=[scores]")
+    lines = _compare(kept, contract, sample)
+    assert any("labels from 0 to 9 fit" in line for line in lines)
 
 
 @pytest.mark.parametrize("pictures", [True, False])

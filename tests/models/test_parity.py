@@ -72,7 +72,10 @@ def test_values_have_no_top_1_class():
         ([SURE - 0.5], "logits"),
         ([SURE, SURE], "values"),
         ([np.ones((2, 10), np.float32)], "values"),
-        ([SURE[..., None]], "values"),
+        ([SURE[..., None]], "probabilities"),
+        ([SURE[..., None, None] * 3], "logits"),
+        ([SURE[:, 0]], "probabilities"),
+        ([SURE.reshape(1, 2, 2)], "values"),
         ([np.array([[1, 0]])], "values"),
     ],
 )

@@ -372,6 +372,13 @@ def test_a_run_without_samples_joins_those_of_its_metric():
     assert grouped == [["ok0", "unsupported0"], ["ok1", "unsupported1"]]
 
 
+def test_a_run_that_failed_after_it_drew_samples_joins_the_others():
+    drawn = {"test_digest": "1", "status": "failed"}
+    failed = RunRecord.of("failed", {}, {}, drawn)
+    scored = RunRecord.of("ok", {"scored_as": "classification"}, {}, {"test_digest": "1"})
+    assert [len(family) for family in families.group_by_samples([failed, scored])] == [2]
+
+
 def test_csv_parses_back():
     odd = record("torch", "uint8", "failed", calib='a "quoted", comma')
     odd = odd.as_failed("first, second")

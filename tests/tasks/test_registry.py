@@ -7,7 +7,7 @@ from resnet8ptq.config.schema import TaskConfig
 from resnet8ptq.core import console
 from resnet8ptq.core.errors import ConfigError, ModelError
 from resnet8ptq.tasks import registry
-from resnet8ptq.tasks.scoring.outputs import LOGITS, VALUES
+from resnet8ptq.tasks.scoring.outputs import LOGITS, PROBABILITIES, VALUES, Outputs, Targets
 from tests.helpers.task_cases import (
     CLASSES,
     LINES,
@@ -121,3 +121,37 @@ def test_options_need_their_group():
 def test_a_network_may_know_more_classes_than_unnamed_samples_show():
     data = setting(TWO, {"out": (5,)}, named=False)
     assert registry.make(TaskConfig(), data).class_names == ("0", "1", "2", "3", "4")
+
+
+@pytest.mark.parametrize("shape", [(1, 1), ()])
+def test_axes_of_size_1_do_not_hide_the_classes(shape):
+    scores = setting(TWO, {"out": (2, *shape)}, LOGITS)
+    assert registry.make(TaskConfig(), scores).name == "classification"
+    one = setting(TWO, {"out": shape}, LOGITS)
+    assert registry.make(TaskConfig(), one).name == "binary"
+
+
+@pytest.mark.parametrize("shape", [(1, 1), ()])
+@pytest.mark.parametrize("final", [PROBABILITIES, LOGITS])
+def test_scores_are_those_of_a_flat_output(shape, final):
+    drawn = np.random.default_rng(0).random((len(TWO), 2)).astype(np.float32)
+    targets = Targets(TWO)
+    for columns in (2, 1):
+        task = registry.make(TaskConfig(), setting(TWO, {"out": (columns,)}, final))
+        flat = drawn[:, :columns]
+        lead = (len(TWO), columns) if columns > 1 else (len(TWO),)
+        deep = flat.reshape(*lead, *shape)
+        values = []
+        for array in (flat, deep):
+            values.append(task.score(Outputs((array,), None, final), targets).value)
+        assert values[0] == values[1]
+
+
+def test_the_output_that_holds_the_classes_is_named():
+    several = setting(TWO, {"embedding": (16,), "scores": (2,)}, VALUES)
+    with pytest.raises(ModelError, match=r"model\.outputs=\[scores\]"):
+        registry.make(TaskConfig(), several)
+    maps = setting(TWO, {"map": (4, 4)}, VALUES)
+    with pytest.raises(ModelError) as raised:
+        registry.make(TaskConfig(), maps)
+    assert "model.outputs" not in str(raised.value)  # there is nothing to choose

@@ -123,9 +123,7 @@ class TaskContext:
         if len(self.outputs) != 1 or self.final == VALUES:
             return None
         [shape] = self.outputs.values()
-        if len(shape) != 1:
-            return None
-        return shape[0]
+        return count_scores(shape)
 
     @property
     def of_tokens(self) -> bool:
@@ -146,6 +144,33 @@ class TaskContext:
     def has_masks(self) -> bool:
         """Whether the labels are boxes with masks of their objects. See `data.boxes`."""
         return self.labels is not None and "masks" in (self.labels.dtype.names or ())
+
+
+def count_scores(shape: Sequence[int | None]) -> int | None:
+    """Return the number of scores in an output of this shape, without its batch axis.
+
+    None if the size is free, or if several axes have more than one value. A convolution that ends
+    a network leaves axes of size 1, and a squeeze removes them all.
+
+    >>> [count_scores(shape) for shape in ([10], [10, 1, 1], [], [10, 4])]
+    [10, 10, 1, None]
+    """
+    if not is_vector(shape):
+        return None
+    for size in shape:
+        if size != 1:
+            return size
+    return 1
+
+
+def is_vector(shape: Sequence[int | None]) -> bool:
+    """Return whether at most one axis of an output may have more than one value."""
+    return sum(1 for size in shape if size != 1) < 2
+
+
+def as_rows(values: Array) -> Array:
+    """Return the scores of each sample [n, scores], see `count_scores`."""
+    return values.reshape(len(values), -1)
 
 
 def check_labels(task: str, setting: TaskContext, kinds: str, expected: str) -> None:
