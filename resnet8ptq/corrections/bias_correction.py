@@ -38,7 +38,7 @@ def correct_biases(
     layer without a bias is corrected in the next layer with one.
     """
     proto = copy.deepcopy(proto)
-    rounded = copy.deepcopy(proto)
+    rounded = copy.deepcopy(proto)  # measured; the result keeps its float weights
     nodes = layers.find_plain_layers(proto.graph, setting.selection)
     simulated = layers.find_plain_layers(rounded.graph, setting.selection)
 

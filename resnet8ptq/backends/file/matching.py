@@ -16,6 +16,7 @@ from resnet8ptq.models.contract import Shape, Tensor
 
 Match = dict[str, dict[str, Any]]  # by the FP32 network's name: name, axes, scale, zero_point
 _KEYS = ("name", "axes", "scale", "zero_point", "shape")
+# TensorFlow adds these to the names of a signature.
 _AFFIXES = re.compile(r"^serving_default_|:\d+$|^Statefulpartitionedcall:?", re.IGNORECASE)
 
 
@@ -51,6 +52,7 @@ def _pair(key: str, tensors: Sequence[Tensor], ports: Sequence[Port], asked: Any
     """Return the pairs in the network's order: by setting, name, shape, or as the last pair."""
     names = [tensor.name for tensor in tensors]
     matched = _read_all(key, names, ports, asked=asked)
+    # The surest way first: names may differ, and shapes may be equal by chance
     ways = (
         lambda tensor, port: tensor.name == port.name,
         lambda tensor, port: _plain(tensor.name) == _plain(port.name),

@@ -81,7 +81,7 @@ def open_tensors(content: bytes, threads: int) -> Tensors:
     """Load the file with an interpreter that keeps every tensor; integers are dequantized."""
     model = tflite.read_model(content)
     tensors = model.subgraphs[0].tensors
-    made: list[int] = []
+    made: list[int] = []  # without the conversions, whose outputs are their inputs again
     for name, operator in tflite.operators(model):
         if name not in ("QUANTIZE", "DEQUANTIZE"):
             made += map(int, operator.outputs)

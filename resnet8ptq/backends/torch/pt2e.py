@@ -138,6 +138,7 @@ def _calibrate(
     for node in exported.graph.nodes:
         if node.name in observed:
             observers[node] = make_observer(config)
+    # The observed tensors are read after each run, so none may be freed during it
     interpreter = torch.fx.Interpreter(exported, garbage_collect_values=False)
     with torch.inference_mode():
         for batch, _ in run_pass(calibration, config):
