@@ -43,7 +43,7 @@ def measure(network: Path, samples: Split, iterations: int, device: str, cache: 
     nearest = layers.errors(proto, proto, setting)
 
     start = time.perf_counter()
-    rounded = adaround.round_weights(proto, setting, iterations, SEED)
+    rounded = adaround.learn_rounding(proto, setting, iterations, SEED)
     seconds = time.perf_counter() - start
     errors = layers.errors(proto, rounded, setting)
     ratio = float(np.median([errors[name] / nearest[name] for name in nearest]))

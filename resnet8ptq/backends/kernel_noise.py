@@ -72,7 +72,7 @@ def _sqnr_db(signal: Sequence[Array], values: Sequence[Array]) -> float:
     return math.inf if value is None else value
 
 
-def draw(calibration: Split, most: int = SAMPLES) -> Array | None:
+def draw_batch(calibration: Split, most: int = SAMPLES) -> Array | None:
     """Return a few calibration samples as one batch; None if there are none (all ranges preset)."""
     count = min(calibration.limit(most), len(calibration))
     return calibration.inputs(np.arange(count)) if count else None

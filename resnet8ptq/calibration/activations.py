@@ -41,7 +41,15 @@ from resnet8ptq.graph.layers import (
     float_tensors,
     weight_layers,
 )
-from resnet8ptq.graph.session import Runner, between, expose, fit, group, keep_apart, open_runner
+from resnet8ptq.graph.session import (
+    Runner,
+    between,
+    expose,
+    fit_batch,
+    group_by_memory,
+    keep_apart,
+    open_runner,
+)
 
 Stats = dict[str, TensorStats]
 
@@ -265,7 +273,7 @@ class Activations:
         observers = {name: make_observer(self.calib) for name in names}
         inputs = [value.name for value in proto.graph.input if value.name in observers]
         computed = [name for name in names if name not in inputs]
-        parts = group(proto, computed)
+        parts = group_by_memory(proto, computed)
         runs, at_once = self._open(proto, parts)
         masked = stretched_by_masks(proto.graph)
         batched: Collection[str] = ()
@@ -309,7 +317,7 @@ class Activations:
         if len(parts) == 1:
             run = open_runner(expose(proto, parts[0]), threads)
             (sample,) = self.calibration.take(np.arange(1)).batches(1)
-            return [run], fit([run], sample)
+            return [run], fit_batch([run], sample)
         # The tensors of one sample exceed the memory budget.
         memory.return_large_blocks()
         source = proto.graph.input[0].name

@@ -93,7 +93,7 @@ class Problem:
         return torch.baddbmm(self.bias, self.inputs[rows].transpose(0, 1), matrix)
 
 
-def round_weights(
+def learn_rounding(
     proto: onnx.ModelProto,
     setting: CorrectionSettings,
     iterations: int,
@@ -119,7 +119,7 @@ def round_weights(
     twins = layers.find_plain_layers(simulated.graph, every)
     kept = layers.find_plain_layers(simulated.graph, setting.selection)
     exact = setting.walk(proto)
-    walks = (exact, exact.beside(simulated))
+    walks = (exact, exact.through(simulated))
     graph = proto.SerializeToString(deterministic=True)
     before = hashlib.sha256(graph + bytes([correct_biases])).hexdigest()
     for index, (name, node) in enumerate(layers.find_plain_layers(result.graph, every).items()):
@@ -230,7 +230,7 @@ def learn_apart(
     torch.set_num_threads(setting.runtime.threads)
     walk = setting.walk(proto)
     learned: dict[tuple[str, int], Array] = {}
-    walks = (walk, walk.beside(proto))
+    walks = (walk, walk.through(proto))
     nodes = layers.find_plain_layers(proto.graph, setting.selection)
     for index, (name, node) in enumerate(nodes.items()):
         random = np.random.default_rng([seed, index])

@@ -52,7 +52,7 @@ def correct_biases(
         targets |= _means(walk, {name: axes[name] for name in part}, "Bias correction: FP32")
 
     # Layer by layer, after those that are corrected
-    walk = walk.beside(rounded)
+    walk = walk.through(rounded)
     for number, (output, (name, node)) in enumerate(zip(outputs, nodes.items(), strict=True), 1):
         twin = simulated[name]
         layers.round_weights(rounded.graph, twin, setting.weights.scheme(name))

@@ -98,7 +98,7 @@ def errors(
     power = dict.fromkeys(names, 0.0)
     walk = setting.walk(fp32)
     for part in walk.parts(names):
-        outputs_of = walk.beside(rounded).run(part)
+        outputs_of = walk.through(rounded).run(part)
         targets_of = walk.run(part, "Measuring the layers' error")
         for targets, outputs in zip(targets_of, outputs_of, strict=True):
             for name, target, output in zip(part, targets, outputs, strict=True):

@@ -30,7 +30,7 @@ from resnet8ptq.corrections import adaround, layers
 from resnet8ptq.corrections.adaround import Choices
 from resnet8ptq.corrections.layers import CorrectionSettings
 from resnet8ptq.graph.links import Links
-from resnet8ptq.graph.session import end_at_logits, expose, group, open_runner
+from resnet8ptq.graph.session import end_at_logits, expose, group_by_memory, open_runner
 from resnet8ptq.graph.torch_module import to_torch_module
 from resnet8ptq.graph.weights import read_weights, write_weights
 from resnet8ptq.precision.plan import find_float_nodes
@@ -298,7 +298,7 @@ def _samples(proto: onnx.ModelProto, setting: CorrectionSettings) -> Any:
     for node in proto.graph.node:
         names += filter(None, node.output)
     largest = 0
-    for part in group(proto, names):
+    for part in group_by_memory(proto, names):
         run = open_runner(expose(proto, part), setting.runtime.threads, arena=False)
         for tensor in (sample, *run(sample)):
             largest = max(largest, tensor.nbytes)

@@ -62,7 +62,7 @@ def correct(
     if chosen.adaround:
         from resnet8ptq.corrections import adaround  # imports torch
 
-        corrected = adaround.round_weights(
+        corrected = adaround.learn_rounding(
             corrected,
             setting,
             iterations=chosen.adaround_iterations,

@@ -16,8 +16,8 @@ from resnet8ptq.graph.links import input_names
 from resnet8ptq.graph.session import (
     between,
     expose,
-    fit,
-    group,
+    fit_batch,
+    group_by_memory,
     open_runner,
     open_session,
     session_inputs,
@@ -61,14 +61,14 @@ class Walk:
         self._kept: list[Array] | None = None  # the source, by batch; None: the samples themselves
         (sample,) = samples.take(np.arange(1)).batches(1)
         names = float_tensors(proto)
-        if len(group(proto, names)) == 1:
+        if len(group_by_memory(proto, names)) == 1:
             run = open_runner(expose(proto, names), threads)
-            self._at_once = min(batch_size, fit([run], sample))
+            self._at_once = min(batch_size, fit_batch([run], sample))
         else:
             self._at_once = 1
             memory.return_large_blocks()
 
-    def beside(self, proto: onnx.ModelProto) -> "Walk":
+    def through(self, proto: onnx.ModelProto) -> "Walk":
         """Return a walk through the same network with other weights, with the same batches."""
         other = copy.copy(self)
         other._proto = proto
@@ -92,7 +92,7 @@ class Walk:
 
     def parts(self, names: list[str]) -> list[list[str]]:
         """Split tensors into parts that stay within a step's memory budget, for `run`."""
-        return group(self._proto, names)
+        return group_by_memory(self._proto, names)
 
     def run(self, names: list[str], label: str | None = None) -> Iterator[list[Array]]:
         """Yield tensors after the walk's position, batch by batch; a label shows a progress bar."""

@@ -101,7 +101,9 @@ def fine_tune(
         nonlocal student, done
         activations = Activations(fp32.onnx_path, calibration.split, settings.calib, runtime)
         grids = settings.weights, settings.activations, settings.float_output
-        student = network.prepare(fp32.onnx_path, skipped, activations.find_around(skipped), *grids)
+        student = network.build_student(
+            fp32.onnx_path, skipped, activations.find_around(skipped), *grids
+        )
         trainer = Trainer(
             settings=settings.training,
             seed=settings.seed,

@@ -94,7 +94,7 @@ def session_inputs(session: onnxruntime.InferenceSession) -> list[str]:
     return [value.name for value in session.get_inputs()]
 
 
-def fit(runners: Sequence[Runner], sample: NDArray[Any]) -> int:
+def fit_batch(runners: Sequence[Runner], sample: NDArray[Any]) -> int:
     """Return the number of samples whose inputs and outputs fit into a step's memory budget.
 
     Args:
@@ -108,7 +108,7 @@ def fit(runners: Sequence[Runner], sample: NDArray[Any]) -> int:
     return memory.fitting(size, memory.step())
 
 
-def group(proto: onnx.ModelProto, names: Sequence[str]) -> list[list[str]]:
+def group_by_memory(proto: onnx.ModelProto, names: Sequence[str]) -> list[list[str]]:
     """Split tensors into groups that, for one sample, fit into a step's memory budget.
 
     A step that reads many inner tensors runs the network once for each group.

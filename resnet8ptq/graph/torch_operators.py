@@ -490,7 +490,7 @@ def _recurrent(node: Node) -> torch.nn.Module | None:
     network = torch_recurrent.find_function(node.proto, node.constants, [*node.sizes, 0][0])
     if network is None:
         return None
-    parts = torch_recurrent.find_weights(node.proto, node.constants)
+    parts = torch_recurrent.weights_by_direction(node.proto, node.constants)
     directions = len(parts) // 4
     width = parts[1].shape[1]
     count = len(node.proto.output)

@@ -130,7 +130,7 @@ def _reset_first(
     return torch.cat(directions, 2), torch.stack(last)
 
 
-def find_weights(node: onnx.NodeProto, constants: Constants) -> list[torch.Tensor]:
+def weights_by_direction(node: onnx.NodeProto, constants: Constants) -> list[torch.Tensor]:
     """Return weights and biases of each direction, in torch's order of weights and gates."""
     directions, rows, _ = constants[1].shape
     biases = constants.get(3, np.zeros((directions, 2 * rows), np.float32))

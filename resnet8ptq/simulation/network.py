@@ -80,7 +80,7 @@ def load_logits(onnx_path: Path) -> Any:
     return to_torch_module(proto)
 
 
-def prepare(
+def build_student(
     onnx_path: Path,
     skipped: list[str],
     ranges: Mapping[str, Range],

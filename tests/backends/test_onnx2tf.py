@@ -59,7 +59,7 @@ def test_without_a_suitable_python_it_is_unsupported(tmp_path, monkeypatch):
     monkeypatch.setattr(environment, "VERSIONS", ("3.0",))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UnsupportedError, match=r"needs Python 3\.0 with venv, or uv; got neither"):
-        environment.find(tmp_path)
+        environment.find_interpreter(tmp_path)
 
 
 def test_a_failed_installation_leaves_nothing(tmp_path, monkeypatch):
@@ -73,7 +73,7 @@ def test_a_failed_installation_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(environment, "VERSIONS", ("3.0",))
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(UnsupportedError, match=r"cannot be installed \(no network\)"):
-        environment.find(tmp_path / "cache")
+        environment.find_interpreter(tmp_path / "cache")
     left = [path.name for path in (tmp_path / "cache" / "environments").iterdir()]
     assert all(name.endswith(".lock") for name in left)
 
@@ -132,7 +132,7 @@ def test_prepared_graphs_compute_the_same():
     onnx.checker.check_model(proto)
     sample = np.random.default_rng(0).random((1, 3, 8, 6), np.float32)
     expected = open_runner(proto)(sample)
-    prepared = onnx_converter.prepare(proto)
+    prepared = onnx_converter.prepare_graph(proto)
     kinds = [node.op_type for node in prepared.graph.node]
     assert (kinds.count("Gemm"), kinds.count("MatMul")) == (8, 2)
     [up] = [node for node in prepared.graph.node if "up.w" in node.input]

@@ -19,7 +19,7 @@ def test_a_wrong_optimizer_is_found_and_named(caplog):
         is_wrong = optimized and "Pad_Fusion" not in without
         return lambda batch: [batch * (2 if is_wrong else 1)]
 
-    params = checking.check(
+    params = checking.compare_kernels(
         "it.onnx", open_file, partial(open_file, optimized=False), Split(samples, None, "made")
     )
     assert float(params["kernels_sqnr_db"]) < checking.LIMIT_DB
@@ -32,7 +32,10 @@ def test_a_right_file_is_not_warned_about(caplog):
     def open_file(optimized=True, without=()):
         return lambda batch: [batch]
 
-    assert checking.check("it.onnx", open_file, open_file, Split(samples, None, "made")) == {}
+    assert (
+        checking.compare_kernels("it.onnx", open_file, open_file, Split(samples, None, "made"))
+        == {}
+    )
     assert not caplog.messages
 
 
@@ -60,7 +63,7 @@ def open_padded(tmp_path):
 def test_the_wrong_optimizer_of_onnxruntime_1_31_is_named(tmp_path, caplog):
     negative = -1 - np.random.default_rng(0).random((20, 1, 4, 4), np.float32)
     open_file = open_padded(tmp_path)
-    params = checking.check(
+    params = checking.compare_kernels(
         "it.onnx", open_file, partial(open_file, optimized=False), Split(negative, None, "made")
     )
     assert float(params["kernels_sqnr_db"]) < checking.LIMIT_DB
@@ -78,7 +81,7 @@ def test_noise_below_that_of_quantization_is_not_warned_about(faulty, caplog):
     def open_fp32():
         return lambda batch: [batch + 0.2 * noise]
 
-    checking.check("it.onnx", open_file, open_fp32, Split(samples, None, "made"))
+    checking.compare_kernels("it.onnx", open_file, open_fp32, Split(samples, None, "made"))
     assert bool(caplog.messages) == (faulty > 0.2)
 
 
@@ -91,5 +94,5 @@ def test_fp32_does_not_run_where_the_kernels_are_near():
     def open_fp32():
         raise AssertionError("work was done")
 
-    params = checking.check("it.onnx", open_file, open_fp32, Split(samples, None, "made"))
+    params = checking.compare_kernels("it.onnx", open_file, open_fp32, Split(samples, None, "made"))
     assert float(params["kernels_sqnr_db"]) > checking.LIMIT_DB

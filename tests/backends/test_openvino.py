@@ -26,7 +26,7 @@ from resnet8ptq.backends.openvino import (
 from resnet8ptq.backends.openvino.predictor import make_network
 from resnet8ptq.backends.openvino.profiler import count_kernels
 from resnet8ptq.backends.openvino.quantizer import OpenvinoQuantizer
-from resnet8ptq.backends.openvino.rewriting import rewrite
+from resnet8ptq.backends.openvino.rewriting import avoid_faults
 from resnet8ptq.config.schema import RunConfig, find_fields
 from resnet8ptq.core import isolation
 from resnet8ptq.core.descriptor import Backend
@@ -302,7 +302,7 @@ def test_a_scale_of_one_does_not_keep_a_layer_in_float(quantize):
     theirs, ours = (quantize(f"backend={name}", *settings) for name in ("onnx", "openvino"))
     assert count_kernels(theirs.artifact.path) == (9, 1)
     proto = onnx.load(theirs.artifact.path)
-    proto = rewrite(proto)
+    proto = avoid_faults(proto)
     assert proto == onnx.load(ours.artifact.path)
     pixels = theirs.data.test.take(np.arange(50)).inputs(np.arange(50))
     (before,), (after,) = (open_runner(str(c.artifact.path))(pixels) for c in (theirs, ours))
@@ -448,7 +448,7 @@ def test_values_reduced_behind_a_product_are_those_of_onnx_runtime(kind, axes, t
     )
     add_constants(proto.graph, constants)
     [expected] = open_runner(proto.SerializeToString())(x)
-    proto = rewrite(proto)
+    proto = avoid_faults(proto)
     onnx.checker.check_model(proto)
     onnx.save(proto, tmp_path / "model.onnx")
     [made] = predictor.load(tmp_path / "model.onnx", 1).predict(x)

@@ -107,7 +107,7 @@ def test_the_uncorrected_network_comes_back_as_the_converter_made_it(
         scale, zero_point = float(quantization.scale[0]), int(quantization.zeroPoint[0])
         theirs[name] = (scale * (-128 - zero_point), scale * (127 - zero_point))
     plan = Plan(WeightScheme("int8", per_channel))
-    written = rewriting.rewrite(content, graph, graph, plan, theirs)
+    written = rewriting.write_corrected(content, graph, graph, plan, theirs)
     pairs = zip(contents.layers(before), contents.layers(contents.read_model(written)), strict=True)
     for was, layer in pairs:
         # The two formats are folded by different programs, in another order of float32.
@@ -130,7 +130,7 @@ def test_the_file_holds_the_levels_of_the_corrected_network(converted, graph, ra
     first, second, third, *_ = nodes
     plan = Plan(WeightScheme("int8", per_channel), {first: 4, second: 2, third: 3})
     content = converted(per_channel)
-    written = rewriting.rewrite(content, graph, other, plan, ranges)
+    written = rewriting.write_corrected(content, graph, other, plan, ranges)
     read = contents.read_model(written)
     names = rewriting.match(contents.read_model(content), graph)
     for layer, name in zip(contents.layers(read), names, strict=True):
@@ -171,7 +171,7 @@ def empty_tensor(shape: list[int]) -> object:
 
 def test_activations_have_the_true_ranges(converted, graph, ranges):
     content = converted(True)
-    read = contents.read_model(rewriting.rewrite(content, graph, graph, INT8, ranges))
+    read = contents.read_model(rewriting.write_corrected(content, graph, graph, INT8, ranges))
     tensors, seen, ratios = read.subgraphs[0].tensors, [], []
     theirs = contents.read_model(content).subgraphs[0].tensors
     names = rewriting.match(read, graph)
@@ -216,13 +216,13 @@ def test_a_pool_over_whole_maps_has_a_range_of_its_own(converted, shapes_model, 
     content = converted(True)
     code, shared, name = find_pool(content, graph)
     assert code == "AVERAGE_POOL_2D"
-    free = rewriting.rewrite(content, graph, graph, INT8, ranges)
+    free = rewriting.write_corrected(content, graph, graph, INT8, ranges)
     low, high = ranges[name]
     assert find_pool(free, graph)[:2] == ("MEAN", pytest.approx((high - min(low, 0)) / 255))
     assert find_pool(free, graph)[1] < 0.7 * shared
     # Where its range is not known, it stays a pool with that of its input.
     others = {key: result for key, result in ranges.items() if key != name}
-    kept = rewriting.rewrite(content, graph, graph, INT8, others)
+    kept = rewriting.write_corrected(content, graph, graph, INT8, others)
     assert find_pool(kept, graph)[0] == "AVERAGE_POOL_2D"
     [batch] = shapes.test.take(np.arange(200)).batches(200)
     [exact] = open_runner(proto, THREADS)(batch)
@@ -298,7 +298,7 @@ def test_layers_of_every_kind_are_matched_and_run_in_4_bits(small, shapes, calib
     network, content = small
     graph = onnx.load(network.onnx_path).graph
     ranges = find_ranges(network.onnx_path, calibration)
-    written = rewriting.rewrite(content, graph, graph, INT4, ranges)
+    written = rewriting.write_corrected(content, graph, graph, INT4, ranges)
     read = contents.read_model(written)
     codes = [layer.code for layer in contents.layers(read)]
     assert codes == [
@@ -371,7 +371,9 @@ def test_a_channel_of_zeros_and_one_of_tiny_weights_keep_their_biases(converted,
     bias[:2] = 1.5
     graph_weights.write_weights(other, node, weights)
     graph_weights.write_bias(other, node, bias)
-    read = contents.read_model(rewriting.rewrite(converted(True), graph, other, INT8, ranges))
+    read = contents.read_model(
+        rewriting.write_corrected(converted(True), graph, other, INT8, ranges)
+    )
     layer = next(contents.layers(read))
     values = contents.read_values(read, layer.bias)
     np.testing.assert_allclose(values[:2], 1.5, atol=contents.scales(layer.bias).max() / 2)
@@ -384,12 +386,12 @@ def test_another_network_is_unsupported_and_the_layer_named(converted, graph, ra
     with pytest.raises(
         UnsupportedError, match=r"CONV_2D .*Relu.*: no layer of .*try backend.flow=onnx2tf"
     ):
-        rewriting.rewrite(converted(True), other, other, INT8, ranges)
+        rewriting.write_corrected(converted(True), other, other, INT8, ranges)
     shifted = copy.deepcopy(graph)
     name, node = next(iter(weight_layers(shifted).items()))
     graph_weights.write_bias(shifted, node, graph_weights.read_bias(shifted, node) + 1)
     with pytest.raises(UnsupportedError, match=f"its bias is not that of {name}"):
-        rewriting.rewrite(converted(True), shifted, shifted, INT8, ranges)
+        rewriting.write_corrected(converted(True), shifted, shifted, INT8, ranges)
 
 
 def test_an_activation_without_a_range_is_unsupported(converted, graph, ranges):
@@ -397,13 +399,13 @@ def test_an_activation_without_a_range_is_unsupported(converted, graph, ranges):
     with_relu = next(node.output[0] for node in graph.node if missing in node.input)
     left = {name: result for name, result in ranges.items() if name != with_relu}
     with pytest.raises(UnsupportedError, match=r"add_1/Add.*: the ONNX graph has no such"):
-        rewriting.rewrite(converted(True), graph, graph, INT8, left)
+        rewriting.write_corrected(converted(True), graph, graph, INT8, left)
 
 
 def test_a_layer_that_the_plan_misspells_is_an_error(converted, graph, ranges):
     plan = replace(INT8, bits={"conv9": 4})
     with pytest.raises(ConfigError, match=r"precision\.plan: got 'conv9'"):
-        rewriting.rewrite(converted(True), graph, graph, plan, ranges)
+        rewriting.write_corrected(converted(True), graph, graph, plan, ranges)
 
 
 def test_what_is_written_is_read_back(converted, graph, ranges):

@@ -16,7 +16,7 @@ from resnet8ptq.experiment import network_and_data
 from resnet8ptq.experiment.settings import resolve
 from resnet8ptq.graph.footprint import live_bytes, samples_at_once, tensor_bytes
 from resnet8ptq.graph.layers import float_tensors
-from resnet8ptq.graph.session import expose, group, open_runner
+from resnet8ptq.graph.session import expose, group_by_memory, open_runner
 from resnet8ptq.models import conversion
 from tests.helpers.assembling import assemble
 from tests.helpers.configs import make_config
@@ -121,9 +121,9 @@ def test_a_conversion_runs_few_samples_at_once(shapes, shapes_model, tmp_path, m
 def test_parts_of_a_network_are_as_large_as_the_budget(shapes_model, monkeypatch):
     proto = onnx.load(shapes_model.onnx_path)
     names, sizes = float_tensors(proto), tensor_bytes(proto)
-    assert group(proto, names) == [names]
+    assert group_by_memory(proto, names) == [names]
     monkeypatch.setattr(memory, "step", lambda: 2**17)
-    parts = group(proto, names)
+    parts = group_by_memory(proto, names)
     assert [name for part in parts for name in part] == names
     assert len(parts) > 1
     assert all(sum(sizes[name] for name in part) <= 2**17 for part in parts)

@@ -276,12 +276,12 @@ def test_learned_layers_are_kept_and_the_rest_ends_in_time(proto, images, caplog
 
     short = replace(setting, runtime=replace(setting.runtime, deadline=After()))
     over = replace(setting, runtime=replace(setting.runtime, deadline=Deadline(at=0)))
-    made = [adaround.round_weights(proto, split, 30, 0) for split in (short, over)]
+    made = [adaround.learn_rounding(proto, split, 30, 0) for split in (short, over)]
     assert made[0] == made[1] != proto
     for split in (short, over):
         assert split.runtime.deadline.cut_short == [f"learned rounding: 2 of {known} layers"]
     assert "max_seconds: the time is up: learned rounding" in caplog.text
-    assert adaround.round_weights(proto, setting, 30, 0) != made[0]
+    assert adaround.learn_rounding(proto, setting, 30, 0) != made[0]
     assert deadline.cut_short == []
 
 
@@ -299,7 +299,7 @@ def test_memory_of_large_networks_is_limited(proto, images, monkeypatch):
     monkeypatch.setattr(adaround, "learn_levels", spy)
     monkeypatch.setattr(adaround, "SAMPLES", 16_000)
     monkeypatch.setattr(memory, "step", lambda: 2**18)
-    adaround.round_weights(proto, setting, 1, 0)
+    adaround.learn_rounding(proto, setting, 1, 0)
     parts = [part for problem in posed for part in (problem.inputs, problem.targets)]
     assert all(part.nbytes <= 2**18 + part[0].nbytes * len(images) for part in parts)
     assert len({len(problem.inputs) for problem in posed}) > 1  # fewer of wide ones
@@ -371,7 +371,7 @@ def test_bias_correction_removes_the_mean_error(proto, images):
         layers.round_weights(simulated.graph, node, setting.weights.scheme(name))
     names = [node.output[0] for node in nodes.values()]
     walk = setting.walk(proto)
-    [targets], [outputs] = walk.run(names), walk.beside(simulated).run(names)
+    [targets], [outputs] = walk.run(names), walk.through(simulated).run(names)
     for target, output in zip(targets, outputs, strict=True):
         axes = (0, 2, 3) if target.ndim == 4 else (0,)
         error = (output - target).mean(axis=axes, dtype=np.float64)
@@ -386,7 +386,7 @@ def test_adaround_corrects_each_bias_before_the_next_layer(proto, images, monkey
 
     monkeypatch.setattr(adaround, "learn_levels", nearest)
     setting = setting_of(configure(), images)
-    made = adaround.round_weights(proto, setting, 1, 0, correct_biases=True)
+    made = adaround.learn_rounding(proto, setting, 1, 0, correct_biases=True)
     expected = bias_correction.correct_biases(proto, proto, setting)
     nodes = layers.find_plain_layers(proto.graph, setting.selection)
     for node in nodes.values():
@@ -417,7 +417,7 @@ def test_the_bias_of_a_matmul_is_in_the_add_after_it(images, first):
     for node in layers.find_plain_layers(simulated.graph, setting.selection).values():
         layers.round_weights(simulated.graph, node, setting.weights.scheme(node.name))
     walk = setting.walk(network)
-    [[target]], [[output]] = walk.run(["hidden"]), walk.beside(simulated).run(["hidden"])
+    [[target]], [[output]] = walk.run(["hidden"]), walk.through(simulated).run(["hidden"])
     error = np.abs((output - target).mean(axis=0, dtype=np.float64))
     assert error.max() < 1e-4 * np.abs(target).max()
     assert not np.array_equal(

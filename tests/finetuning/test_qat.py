@@ -189,7 +189,9 @@ def prepare(fp32: model.Fp32Model, calibration: Split, *overrides: str):
     )
     activations = ActivationScheme(level_pools=quantizer_of(config).level_pools)
     schemes = Plan(WeightScheme.of(config)), activations
-    return config, network.prepare(fp32.onnx_path, skipped, ranges, *schemes, config.float_output)
+    return config, network.build_student(
+        fp32.onnx_path, skipped, ranges, *schemes, config.float_output
+    )
 
 
 def assert_same_as_onnx(fp32, calibration, images, folder, *overrides):

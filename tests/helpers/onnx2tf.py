@@ -15,7 +15,7 @@ def link(cache_root: Path) -> bool:
     made = environment.path_of(USERS_CACHE)
     if not made.exists() and ASKS not in os.environ:
         return False
-    environment.find(USERS_CACHE)
+    environment.find_interpreter(USERS_CACHE)
     linked = environment.path_of(cache_root)
     linked.parent.mkdir(exist_ok=True)
     if not linked.exists():

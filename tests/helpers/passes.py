@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from resnet8ptq.backends.onnx import dynamic, rewriting, weight_only
 from resnet8ptq.backends.onnx.slim import slim
-from resnet8ptq.backends.openvino.rewriting import rewrite
+from resnet8ptq.backends.openvino.rewriting import avoid_faults
 from resnet8ptq.backends.tflite import onnx_converter
 from resnet8ptq.corrections import equalization
 from resnet8ptq.graph import passes, session, weights
@@ -257,8 +257,8 @@ PASSES: dict[str, Callable[[Proto], Proto]] = {
     "normalization.write_ceil_mode": _whole(normalization.write_ceil_mode),
     "normalization.write_explicitly": _whole(normalization.write_explicitly),
     "normalization.write_paddings": _whole(normalization.write_paddings),
-    "onnx_converter._to_dense_layers": lambda p: _whole(onnx_converter.prepare)(_single(p)),
-    "openvino.rewrite": _whole(rewrite),
+    "onnx_converter._to_dense_layers": lambda p: _whole(onnx_converter.prepare_graph)(_single(p)),
+    "openvino.avoid_faults": _whole(avoid_faults),
     "passes.rename": _whole(_rename_all),
     "passes.remove_unused": _rewriting(passes.remove_unused),
     "passes.sort": _rewriting(passes.sort),
@@ -266,7 +266,7 @@ PASSES: dict[str, Callable[[Proto], Proto]] = {
     "rewriting.keep_sums_apart": _rewriting(rewriting.keep_sums_apart),
     "rewriting.leave_output_in_float": _rewriting(rewriting.leave_output_in_float),
     "rewriting.protect_float_layers": _rewriting(rewriting.protect_float_layers),
-    "rewriting.raise_opset": _whole(lambda p: rewriting.raise_opset(p, 4)),
+    "rewriting.raise_opset_for_bits": _whole(lambda p: rewriting.raise_opset_for_bits(p, 4)),
     "session.end_at_logits": _whole(session.end_at_logits),
     "slim": slim,
     "weight_only.write_as_products": _products,

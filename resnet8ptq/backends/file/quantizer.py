@@ -127,11 +127,11 @@ class FileQuantizer(Quantizer):
         open_fp32 = partial(open_runner, str(model.onnx_path), self.runtime.threads)
         name = self._path.name
         if self._engine == "onnx":
-            return onnx_checking.check(
+            return onnx_checking.compare_kernels(
                 name, open_file=self._open_onnx, open_fp32=open_fp32, calibration=calibration
             )
         if self._engine == "tflite":
-            return tflite_checking.check(
+            return tflite_checking.compare_kernels(
                 name, open_file=self._open_tflite, open_fp32=open_fp32, calibration=calibration
             )
         return {}

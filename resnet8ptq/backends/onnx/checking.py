@@ -70,7 +70,7 @@ class Opener(Protocol):
         """Load the file; see `graph.session.open_session`."""
 
 
-def check(
+def compare_kernels(
     name: str, open_file: Opener, open_fp32: Callable[[], Run], calibration: Split
 ) -> dict[str, str]:
     """Return the SQNR of the kernels as a param; warn if it is below the quantization's.
@@ -80,7 +80,7 @@ def check(
         open_fp32: loads the FP32 network, which runs only if the kernels' SQNR is below `LIMIT_DB`.
         calibration: a few of these samples run in one batch.
     """
-    samples = kernel_noise.draw(calibration)
+    samples = kernel_noise.draw_batch(calibration)
     if samples is None:
         return {}
     defined = open_file(optimized=False)(samples)

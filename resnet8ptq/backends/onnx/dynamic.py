@@ -27,7 +27,7 @@ INTEGERS = {"int8": QuantType.QInt8, "uint8": QuantType.QUInt8, "uint16": QuantT
 LAYERS = ("ConvInteger", "MatMulInteger", "DynamicQuantizeLSTM")
 
 
-def check(config: QuantizationConfig) -> None:
+def refuse_static_settings(config: QuantizationConfig) -> None:
     """Raise `UnsupportedError` for a setting that applies to static quantization only."""
     unset = ([None], "has no meaning with method=dynamic")
     refuse_others(config, {"format": unset, "float_output": ([False], unset[1])})

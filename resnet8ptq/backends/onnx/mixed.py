@@ -15,7 +15,7 @@ from resnet8ptq.graph.links import inputs_of
 _PRODUCTS = ("MatMul", "Gemm")
 
 
-def check(graph: onnx.GraphProto, skipped: Collection[str]) -> None:
+def check_both_kinds(graph: onnx.GraphProto, skipped: Collection[str]) -> None:
     """Raise `UnsupportedError` if the nodes to quantize are of one kind only."""
     products = find_dynamic(graph, skipped)
     convolutions = 0

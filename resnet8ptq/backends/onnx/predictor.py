@@ -16,7 +16,7 @@ from resnet8ptq.graph.session import end_at_logits, open_runner
 from resnet8ptq.target.measure import CPU, OnnxFile, RefusalError, check_provider
 
 
-def check(path: Path) -> None:
+def check_file(path: Path) -> None:
     """Check that an ONNX file is valid: its structure, operators, attributes and names.
 
     Raises:

@@ -132,7 +132,7 @@ class OnnxQuantizer(Quantizer):
         if wide:
             refuse_others(config, _16_BITS_TAKES)
         if config.method == "dynamic":
-            dynamic.check(config)
+            dynamic.refuse_static_settings(config)
             dtype = "uint8 (dynamic)"
             file_format = "IntegerOps"
         else:
@@ -165,18 +165,18 @@ class OnnxQuantizer(Quantizer):
             return {}
         graph = onnx.load(model.onnx_path).graph
         if config.dtype.is_float:
-            weight_storage.check(graph, (), half=True)
+            weight_storage.check_storable(graph, (), half=True)
             return {}
 
         # Each method checks that something is left to quantize
         skipped = find_float_nodes(graph, self.select(self.asked))
         if config.method == "mixed":
-            mixed.check(graph, skipped)
+            mixed.check_both_kinds(graph, skipped)
             skipped, _ = self._find_skipped(graph, self.asked)
         if config.method == "weight_only":
             operators = weight_only.find_operators(config)
             others = [node.name for node in graph.node if node.op_type not in operators]
-            weight_only.check(graph, [*skipped, *others], config)
+            weight_only.check_layers(graph, [*skipped, *others], config)
             return {"op_types": operators}
 
         # The format depends on the operators and on `float_output`
@@ -237,7 +237,7 @@ class OnnxQuantizer(Quantizer):
                 return Artifact(path)
             proto = onnx.load(model.onnx_path)
             if config.dtype.is_float:
-                weight_storage.check(proto.graph, decisions.in_float, half=True)
+                weight_storage.check_storable(proto.graph, decisions.in_float, half=True)
                 proto = weight_storage.quantize(proto, decisions.in_float, half=True)
                 self._save(proto, temporary, calibration)
                 return Artifact(path, weight_storage.count_layers(proto.graph))
@@ -253,7 +253,7 @@ class OnnxQuantizer(Quantizer):
             source = Path(scratch, model.onnx_path.name)
             least = min((scheme.bits for scheme in narrow.values()), default=8)
             if narrow or config.dtype.name == "w8a16":
-                onnx.save(rewriting.raise_opset(proto, least), source)
+                onnx.save(rewriting.raise_opset_for_bits(proto, least), source)
             else:
                 onnx.save(proto, source)
             if config.method == "dynamic":
@@ -287,7 +287,7 @@ class OnnxQuantizer(Quantizer):
             return onnx.save(written, path)
         onnx.save(slim(written), path)
         with errors_as(QuantizationError, "slim: the slimmed file is invalid"):
-            predictor.check(path)
+            predictor.check_file(path)
         # With graph optimization, the slim copy of a network of 96 convolutions rounded
         # differently.
         batches = calibration.batches(self.config.calib.batch_size)
@@ -348,7 +348,7 @@ class OnnxQuantizer(Quantizer):
 
     def verify(self, artifact: Artifact, model: Fp32Model, calibration: Split) -> dict[str, str]:
         """Run one sample, then compare the kernels with the file; see `contract.Quantizer`."""
-        params = run_once(self, artifact, calibration, read=predictor.check)
+        params = run_once(self, artifact, calibration, read=predictor.check_file)
         if self.config.dtype.is_float:
             return params
         path = artifact.path
@@ -360,7 +360,7 @@ class OnnxQuantizer(Quantizer):
                 return open_runner(str(path), threads, optimized=False)
             return predictor.open_kernels(path, threads, self.provider, without)
 
-        return params | checking.check(path.name, open_file, open_fp32, calibration)
+        return params | checking.compare_kernels(path.name, open_file, open_fp32, calibration)
 
     def _find_narrow(
         self, graph: onnx.GraphProto, decisions: Decisions, skipped: Collection[str]

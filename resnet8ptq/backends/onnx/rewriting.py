@@ -57,7 +57,7 @@ _EIGHT_BITS = (
 )
 
 
-def raise_opset(proto: onnx.ModelProto, bits: int) -> onnx.ModelProto:
+def raise_opset_for_bits(proto: onnx.ModelProto, bits: int) -> onnx.ModelProto:
     """Return the network in an opset that supports these weight bits and 16-bit activations.
 
     Raises:

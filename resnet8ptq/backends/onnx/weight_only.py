@@ -133,14 +133,16 @@ def find_embeddings(graph: onnx.GraphProto, skipped: Collection[str] = ()) -> li
     return lookups
 
 
-def check(graph: onnx.GraphProto, skipped: Collection[str], config: QuantizationConfig) -> None:
+def check_layers(
+    graph: onnx.GraphProto, skipped: Collection[str], config: QuantizationConfig
+) -> None:
     """Check that there is a layer to quantize; warn about the layers that stay in float.
 
     Raises:
         UnsupportedError: there is no layer to quantize.
     """
     if by_channel(config):
-        return weight_storage.check(graph, skipped)
+        return weight_storage.check_storable(graph, skipped)
     left = count_left(graph, skipped)
     if not find_layers(graph, skipped):
         listed = ""
@@ -185,7 +187,7 @@ def quantize(source: Path, path: Path, skipped: Sequence[str], config: Quantizat
     if _EMBEDDING in find_operators(config):
         embeddings = {node.name for node in find_embeddings(proto.graph, skipped)}
     if embeddings:  # the library raises the opset without converting operators
-        proto = rewriting.raise_opset(proto, 4)
+        proto = rewriting.raise_opset_for_bits(proto, 4)
     chosen |= embeddings
     proto = rewrite(proto, [write_as_products(chosen)])
     others = [node.name for node in proto.graph.node if node.name not in chosen]

@@ -29,7 +29,7 @@ _RECURRENT = ("GRU", "LSTM", "RNN")
 _EMBEDDING = "Gather"
 
 
-def check(graph: onnx.GraphProto, skipped: Collection[str], half: bool = False) -> None:
+def check_storable(graph: onnx.GraphProto, skipped: Collection[str], half: bool = False) -> None:
     """Raise `UnsupportedError` if no layer has constant weights to store."""
     if any(find_weights(graph, skipped, half)):
         return

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 Array = NDArray[Any]
 
 
-def check(
+def compare_kernels(
     quantizer: Quantizer, artifact: Artifact, model: Fp32Model, calibration: Split
 ) -> dict[str, str]:
     """Return the SQNR of the kernels as a param; warn if it is below the quantization's.
@@ -41,7 +41,7 @@ def check(
     Raises:
         UnsupportedError: OpenVINO's outputs have other shapes than the network's.
     """
-    samples = kernel_noise.draw(calibration)
+    samples = kernel_noise.draw_batch(calibration)
     if samples is None or quantizer.config.computes_in_float:
         return {}
     name = quantizer.config.backend.name

@@ -26,11 +26,11 @@ from resnet8ptq.backends.contract import (
     refuse_others,
     resolve_stored,
 )
-from resnet8ptq.backends.onnx.predictor import check
+from resnet8ptq.backends.onnx.predictor import check_file
 from resnet8ptq.backends.onnx.quantizer import OnnxQuantizer
 from resnet8ptq.backends.openvino import checking, predictor, profiler
 from resnet8ptq.backends.openvino.library import library, read_graph, refuse_missing
-from resnet8ptq.backends.openvino.rewriting import rewrite
+from resnet8ptq.backends.openvino.rewriting import avoid_faults
 from resnet8ptq.config.schema import DtypeConfig
 from resnet8ptq.core import files, isolation
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_as
@@ -84,7 +84,7 @@ class RunsInOpenvino(Quantizer):
         """Compile a file to time its nodes; see `contract.Quantizer`."""
         return profiler.profile(path, threads, self._precision)
 
-    verify = checking.check
+    verify = checking.compare_kernels
     count_kernels = staticmethod(profiler.count_kernels)
 
 
@@ -128,11 +128,11 @@ class OpenvinoQuantizer(RunsInOpenvino):
         artifact = self._writer.quantize(model, decisions, calibration, folder)
         if self.config.computes_in_float:
             return artifact
-        proto = rewrite(onnx.load(artifact.path))
+        proto = avoid_faults(onnx.load(artifact.path))
         with files.atomic(artifact.path) as temporary:
             onnx.save(proto, temporary)
         with errors_as(QuantizationError, "backend=openvino: the quantizer wrote an invalid file"):
-            check(artifact.path)
+            check_file(artifact.path)
         why = "backend=openvino: OpenVINO cannot compile the quantized file; try backend=onnx"
         count = profiler.count_kernels  # in a separate process, whose crash does not end a sweep
         with errors_as(UnsupportedError, why):

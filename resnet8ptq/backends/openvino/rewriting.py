@@ -24,7 +24,7 @@ _REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin")
 Step = tuple[str, ArrayLike]  # an operator and its constant operand
 
 
-def rewrite(proto: onnx.ModelProto) -> onnx.ModelProto:
+def avoid_faults(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model without the patterns that OpenVINO computes wrongly, with the same meaning.
 
     `proto` must not be used afterwards.

@@ -15,7 +15,7 @@ SAMPLES = 4  # the reference kernels take a second for a picture of 224x224
 LIMIT_DB = 20.0  # XNNPACK rounds differently in each layer: ResNet8 with an 8-bit softmax has 29 dB
 
 
-def check(
+def compare_kernels(
     name: str, open_file: Callable[[bool], Run], open_fp32: Callable[[], Run], calibration: Split
 ) -> dict[str, str]:
     """Return the SQNR of the kernels as a param; warn if it is below the quantization's.
@@ -26,7 +26,7 @@ def check(
         open_fp32: loads the FP32 network, which runs only if the kernels' SQNR is below `LIMIT_DB`.
         calibration: a few of these samples run in one batch.
     """
-    samples = kernel_noise.draw(calibration, SAMPLES)
+    samples = kernel_noise.draw_batch(calibration, SAMPLES)
     if samples is None:
         return {}
     try:

@@ -77,7 +77,7 @@ def interpreter_of(folder: Path) -> Path:
     return folder / "Scripts/python.exe"
 
 
-def find(cache_root: Path) -> Path:
+def find_interpreter(cache_root: Path) -> Path:
     """Return the environment's interpreter; make the environment if it is missing.
 
     It is made under a temporary name and renamed, so a killed process leaves no partial
@@ -139,7 +139,7 @@ def _interpreters() -> Iterator[str]:
         candidates += map(str, sorted(pyenv.glob(f"{version}.*/bin/python")))
     for candidate in candidates:
         python = shutil.which(candidate)  # or pyenv's shim, which may refuse
-        if python and run([python, "-I", "-c", _CAN_MAKE]).stdout.strip() in VERSIONS:
+        if python and run_program([python, "-I", "-c", _CAN_MAKE]).stdout.strip() in VERSIONS:
             yield python
 
 
@@ -147,7 +147,7 @@ def _install(commands: Sequence[Sequence[str]], folder: Path) -> None:
     """Run the commands of `_ways`, in a separate process."""
     die = partial(confinement.die_with, os.getpid())
     for command in commands:
-        done = run([word.replace("{}", str(folder)) for word in command], before=die)
+        done = run_program([word.replace("{}", str(folder)) for word in command], before=die)
         if done.returncode:
             raise UnsupportedError(
                 f"{_NEEDS} its packages, which cannot be installed ({last_line(done)}); try again "
@@ -155,7 +155,7 @@ def _install(commands: Sequence[Sequence[str]], folder: Path) -> None:
             )
 
 
-def run(
+def run_program(
     command: Sequence[str],
     env: Mapping[str, str] | None = None,
     before: Callable[[], None] | None = None,

@@ -56,7 +56,7 @@ _CODE = (
 )
 
 
-def check(model: Fp32Model) -> None:
+def check_input(model: Fp32Model) -> None:
     """Raise `UnsupportedError` if a converted file cannot have the network's inputs."""
     contract = model.contract
     [tensor] = contract.inputs
@@ -82,16 +82,16 @@ def convert(model: Fp32Model, samples: Split, runtime: Runtime) -> bytes:
         samples: the file must return the network's outputs for the first of these samples.
 
     Raises:
-        UnsupportedError: see `check` and `environment.find`; or onnx2tf cannot convert the
-            network, or its file returns different outputs.
+        UnsupportedError: see `check_input` and `environment.find_interpreter`; or onnx2tf cannot
+            convert the network, or its file returns different outputs.
     """
-    check(model)
+    check_input(model)
     key: cache.Key = {"network": files.sha256(model.onnx_path), **cache.made_with(__name__)}
 
     def make(folder: Path) -> None:
         failed = f"backend=tflite: {environment.CONVERTER} cannot convert the network"
         with errors_as(UnsupportedError, failed):
-            written = _call(prepare(onnx.load(model.onnx_path)), runtime.cache_root)
+            written = _call(prepare_graph(onnx.load(model.onnx_path)), runtime.cache_root)
             count = min(PARITY_SAMPLES, max(PARITY_BYTES // samples.sample_bytes, 1), len(samples))
             batch = np.concatenate([*samples.take(np.arange(count)).batches(count)])
             run = in_full_batches(open_runner(str(model.onnx_path)), model.contract.batch)
@@ -104,7 +104,7 @@ def convert(model: Fp32Model, samples: Split, runtime: Runtime) -> bytes:
     return (cache.entry(runtime.cache_root, kind="tflite", key=key, make=make) / FILE).read_bytes()
 
 
-def prepare(proto: onnx.ModelProto) -> onnx.ModelProto:
+def prepare_graph(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Change the graph in place for one sample, with names and operators that onnx2tf supports."""
     graph = proto.graph
     default = [entry for entry in proto.opset_import if not entry.domain]
@@ -174,7 +174,7 @@ def _find_vectors(node: ir.Node, length: int) -> list[ir.Value]:
 
 def _call(proto: onnx.ModelProto, cache_root: Path) -> bytes:
     """Return onnx2tf's file of a graph, converted in a process without network access."""
-    python = environment.find(cache_root)
+    python = environment.find_interpreter(cache_root)
     if not confinement.limits_writes():
         log.warning("the converter can write files elsewhere: the kernel has no Landlock")
     name = environment.CONVERTER
@@ -199,7 +199,7 @@ def _run(python: Path, content: bytes, inputs: Sequence[str]) -> bytes:
 
         here = dict.fromkeys(("HOME", "TMPDIR"), name)  # libraries keep files in both
         words = [str(python), "-I", "-c", _CODE, str(source), name, *inputs]
-        done = environment.run(words, env=here, before=confine)
+        done = environment.run_program(words, env=here, before=confine)
         written = folder / _WRITTEN
         if done.returncode or not written.is_file():
             raise UnsupportedError(

@@ -184,7 +184,7 @@ class TfliteQuantizer(Quantizer):
                 f"({contract.input_names}), expected one; try backend=onnx"
             )
         if self._flow == "onnx2tf":
-            onnx_converter.check(model)
+            onnx_converter.check_input(model)
         return {}
 
     def quantize(
@@ -193,8 +193,8 @@ class TfliteQuantizer(Quantizer):
         """Convert the network in a separate process, quantize it, and write the file.
 
         Raises:
-            UnsupportedError: see `resolve`, `fit` and `rewriting.rewrite`; the converter ignores
-                `per_channel`; or a layer cannot stay in float32 beside stored weights.
+            UnsupportedError: see `resolve`, `fit` and `rewriting.write_corrected`; the converter
+                ignores `per_channel`; or a layer cannot stay in float32 beside stored weights.
             ConfigError: `precision.plan` names an unknown layer.
         """
         self.resolve(decisions)
@@ -244,7 +244,7 @@ class TfliteQuantizer(Quantizer):
         threads = self.runtime.threads
         open_file = partial(predictor.open_run, path.read_bytes(), threads)
         open_fp32 = partial(open_runner, str(model.onnx_path), threads)
-        return params | checking.check(path.name, open_file, open_fp32, calibration)
+        return params | checking.compare_kernels(path.name, open_file, open_fp32, calibration)
 
     load = staticmethod(predictor.load)
 
@@ -373,7 +373,7 @@ class TfliteQuantizer(Quantizer):
         activations = self.activations(model, decisions, calibration)
         fp32 = onnx.load(model.uncorrected or model.onnx_path).graph
         corrected = onnx.load(model.onnx_path).graph
-        return rewriting.rewrite(
+        return rewriting.write_corrected(
             content, fp32, corrected, plan=plan, ranges=activations.find_around([])
         )
 

@@ -58,7 +58,7 @@ class Rounded:
     bias_scale: NDArray[np.float32]
 
 
-def rewrite(
+def write_corrected(
     content: bytes, fp32: onnx.GraphProto, corrected: onnx.GraphProto, plan: Plan, ranges: Ranges
 ) -> bytes:
     """Return the file with the weights and biases of `corrected`, rounded by `plan`.
