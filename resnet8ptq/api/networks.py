@@ -106,9 +106,12 @@ def _write_module(
     """Export a module in evaluation mode; its mode and device are unchanged afterwards."""
     from resnet8ptq.models.sources import torch_module
 
-    weights = [value.detach().cpu().numpy() for value in model.state_dict().values()]
     with errors_as(ModelError, "model: torch cannot export the module", "try example=INPUTS"):
         program = torch_module.export(model, example, dict(samples))
+    # In float32, as in the file. Constants are buffers that no state dict has, and plain tensors.
+    weights = []
+    for values in (program.state_dict, program.constants):
+        weights += [value.detach().numpy() for value in values.values() if hasattr(value, "detach")]
     key = _hash_arrays([program.graph_module.code.encode(), str(program).encode()], weights)
 
     def save(path: Path) -> None:

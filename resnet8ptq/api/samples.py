@@ -58,11 +58,12 @@ def find_samples(data: Any, root: Path, takes: Sequence[str] = ()) -> tuple[list
     root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=root) as scratch:
         folder = Path(scratch)
+        few: Arrays = {}
         if _is_split(data):
-            for side in data:
-                few = _write_samples(data[side], folder, f"_{side}", takes)
+            for side in SIDES:
+                few = _write_samples(data[side], folder, end=f"_{side}", takes=takes, named_as=few)
         else:
-            few = _write_samples(data, folder, "", takes)
+            few = _write_samples(data, folder, end="", takes=takes)
         written = sorted(folder.iterdir())
         key = _hash_files(written)
         target = cache.entry(
@@ -94,16 +95,22 @@ def _is_split(data: Any) -> bool:
     return True
 
 
-def _write_samples(data: Any, folder: Path, end: str, takes: Sequence[str]) -> Arrays:
-    """Write the samples of one side as `.npy` files; return a few of them."""
+def _write_samples(
+    data: Any, folder: Path, end: str, takes: Sequence[str], named_as: Arrays | None = None
+) -> Arrays:
+    """Write the samples of one side as `.npy` files; return a few of them.
+
+    Args:
+        named_as: a few samples of the other side, whose inputs have the same names and files.
+    """
     writers: dict[str, _Writer] = {}
     few: Arrays = {}
     with ExitStack() as opened:
         for batch in _batches(data, takes):
             _check_counts(batch)
             if not few:  # the first batch names the files
-                few = {name: values[:2] for name, values in batch.items()}
-                for name, stem in _name_files(batch).items():
+                few = {name: values[:2] for name, values in _in_order(batch, named_as).items()}
+                for name, stem in _name_files(few).items():
                     file = opened.enter_context((folder / f"{stem}{end}.npy").open("wb"))
                     writers[name] = _Writer(file, name)
             if {*batch} != {*few}:
@@ -117,6 +124,27 @@ def _write_samples(data: Any, folder: Path, end: str, takes: Sequence[str]) -> A
         for writer in writers.values():
             writer.finish()
     return few
+
+
+def _in_order(batch: Arrays, named_as: Arrays | None) -> Arrays:
+    """Return the arrays of a batch with the inputs in the order of the other side's.
+
+    Raises:
+        DataError: the inputs have other names.
+    """
+    if not named_as:
+        return batch
+    inputs = [name for name in named_as if name != LABELS]
+    own = [name for name in batch if name != LABELS]
+    if {*own} != {*inputs}:
+        raise DataError(
+            f"data: got test samples with {', '.join(own)}, expected {', '.join(inputs)}, the "
+            "inputs of the training samples"
+        )
+    ordered = {name: batch[name] for name in inputs}
+    if LABELS in batch:
+        ordered[LABELS] = batch[LABELS]
+    return ordered
 
 
 def _name_files(batch: Arrays) -> dict[str, str]:

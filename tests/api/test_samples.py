@@ -102,6 +102,21 @@ def test_sides_stay_apart(tmp_path):
     assert np.array_equal(written["x_test"], X[:2])
 
 
+def test_both_sides_have_an_input_in_files_of_one_name(tmp_path):
+    """The order of the names in a dict has no effect."""
+    test = {"mask": X[:2] > 3, "ids": X[:2]}
+    for sides in (("train", "test"), ("test", "train")):
+        named = {"train": ({"ids": X, "mask": X > 3}, Y), "test": (test, Y[:2])}
+        words, _ = find_samples({side: named[side] for side in sides}, tmp_path)
+        assert "data.inputs={ids: input_0, mask: input_1}" in words
+        assert np.array_equal(read(words)["input_0_test"], X[:2])
+
+
+def test_sides_with_other_inputs_are_refused(tmp_path):
+    with pytest.raises(DataError, match="got test samples with b, expected a"):
+        find_samples({"train": {"a": X}, "test": {"b": X}}, tmp_path)
+
+
 def test_inputs_keep_their_names_in_the_settings(tmp_path):
     words, _ = find_samples(({"a/ids:0": X, "mask": X > 3}, Y), tmp_path)
     assert r"data.inputs={a/ids\:0: input_0, mask: input_1}" in words
