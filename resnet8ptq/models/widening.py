@@ -10,12 +10,13 @@ from functools import partial
 import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from resnet8ptq.graph.layers import LAYERS, RECURRENT
 from resnet8ptq.graph.links import find_all
 from resnet8ptq.graph.passes import input_of, nodes_of, replace_node, rewrite
 from resnet8ptq.graph.shapes import infer_shapes
+from resnet8ptq.models.contract import INPUT_DTYPES, read_contract
 from resnet8ptq.models.gates.onnx import read_constant
 
 DTYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
@@ -27,12 +28,23 @@ _SETTINGS = ("to", "dtype", "output_datatype", "stash_type", "softmax_precision"
 def find_dtype(proto: onnx.ModelProto) -> int | None:
     """Return the type of `DTYPES` in which a layer has its weights, inner graphs included.
 
-    None for a network that computes in float32 and needs no `to_float32`.
+    Also a type of an input that samples cannot have, such as float64 before a Cast. None for a
+    network that computes in float32 and needs no `to_float32`.
     """
     for dtype in DTYPES:
         if _has_layers(proto, dtype):
             return int(dtype)
+    for tensor in read_contract(proto.graph).inputs:
+        if tensor.dtype in INPUT_DTYPES:
+            continue
+        for dtype in DTYPES:
+            if tensor.dtype == _numpy_name(dtype):
+                return int(dtype)
     return None
+
+
+def _numpy_name(dtype: int) -> str:
+    return helper.tensor_dtype_to_np_dtype(dtype).name
 
 
 def _has_layers(proto: onnx.ModelProto, dtype: int) -> bool:

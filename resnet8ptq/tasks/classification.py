@@ -406,7 +406,9 @@ def _choose_output(outputs: Mapping[str, Sequence[int | None]], classes: int) ->
 
 
 def find_class_output(outputs: Mapping[str, Sequence[int | None]], classes: int) -> str | None:
-    """Return the name of the output that holds classes; None if none or several may.
+    """Return the name of the output that holds classes; None if no output stands out.
+
+    Logits and their probabilities hold the same classes: the first is taken.
 
     Args:
         outputs: the shape of each output by name, without the batch axis.
@@ -420,10 +422,9 @@ def find_class_output(outputs: Mapping[str, Sequence[int | None]], classes: int)
             exact.append(name)
         if scores > 1:
             possible.append(name)
-    for names in (exact, possible):
-        if len(names) == 1:
-            return names[0]
-    return None
+    if exact:
+        return exact[0]
+    return possible[0] if len(possible) == 1 else None
 
 
 def _count_from_zero(setting: TaskContext) -> str:

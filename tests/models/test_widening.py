@@ -111,6 +111,20 @@ def test_a_float32_network_with_a_float16_input_stays(tmp_path):
     assert record.contract.inputs[0].dtype == "float16"
 
 
+def test_a_float64_input_of_a_float32_network_is_read(tmp_path):
+    nodes = [
+        helper.make_node("Cast", ["x"], ["narrow"], to=TensorProto.FLOAT),
+        helper.make_node("Conv", ["narrow", "filters"], ["y"]),
+    ]
+    constants = {"filters": FILTERS.astype(np.float32)}
+    sides = {"x": ["N", 3, 8, 8]}, {"y": ["N", 4, 6, 6]}
+    proto = assemble(nodes, *sides, constants, kinds={"x": TensorProto.DOUBLE})
+    onnx.save(proto, tmp_path / "a.onnx")
+    record = convert(tmp_path / "a.onnx", tmp_path / "made", X)
+    assert record.original_dtype == "double"
+    assert [t.dtype for t in record.contract.inputs] == ["float32"]
+
+
 def test_a_float64_network_is_read(tmp_path):
     nodes = [helper.make_node("Conv", ["x", "filters"], ["y"])]
     sides = {"x": ["N", 3, 8, 8]}, {"y": ["N", 4, 6, 6]}

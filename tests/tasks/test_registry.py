@@ -151,6 +151,9 @@ def test_the_output_that_holds_the_classes_is_named():
     several = setting(TWO, {"embedding": (16,), "scores": (2,)}, VALUES)
     with pytest.raises(ModelError, match=r"model\.outputs=\[scores\]"):
         registry.make(TaskConfig(), several)
+    both = setting(TWO, {"features": (16,), "logits": (2,), "probabilities": (2,)}, VALUES)
+    with pytest.raises(ModelError, match=r"model\.outputs=\[logits\]"):
+        registry.make(TaskConfig(), both)
     maps = setting(TWO, {"map": (4, 4)}, VALUES)
     with pytest.raises(ModelError) as raised:
         registry.make(TaskConfig(), maps)
