@@ -359,7 +359,7 @@ class Quantizer(ABC):
 
 @contextmanager
 def running(backend: str) -> Iterator[None]:
-    """Raise `UnsupportedError` if the framework cannot run a valid file of its quantizer."""
+    """Raise `UnsupportedError` if the block, which runs a valid file of the quantizer, fails."""
     why = f"backend={backend}: the framework cannot run its quantized file"
     with errors_as(UnsupportedError, why, "try another backend, dtype or format"):
         yield

@@ -92,7 +92,7 @@ class BackendConfig:
 
     @property
     def inference_precision(self) -> str:
-        """OpenVINO's float type for layers without integers; other runtimes have only float32."""
+        """OpenVINO's type of the layers that stay in float; other runtimes have only float32."""
         return F32
 
     @property

@@ -27,7 +27,7 @@ class File:
     Attributes:
         path: path below `benchmark.folder`; if it is a pattern, the first match.
         sha256: SHA-256 of a file, if it is pinned.
-        url: the download below `REPOSITORY`; None: not available in this form.
+        url: the download below `REPOSITORY`; None if the repository does not have this file.
         source: the source of a file that the user must download.
     """
 

@@ -150,7 +150,7 @@ def _why_none(selected: ModelSelection) -> list[str]:
 
 
 def assess_runs(selected: ModelSelection, artifacts: Mapping[str, str | None]) -> list[RunRecord]:
-    """Return runs that were scored on the same samples, with bounds, file and command."""
+    """Return the runs of a selection, with their bounds, files and commands."""
     return _complete(selected, artifacts).family.records
 
 

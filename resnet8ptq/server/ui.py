@@ -73,7 +73,7 @@ def main(words: list[str]) -> None:
 
 
 def find_store(asked: Arguments) -> tuple[str, str]:
-    """Return the address of the store, and the page of the experiment in a local one.
+    """Return the address of the store, and the first page: the experiment if the store is local.
 
     Raises:
         ConfigError: the folder holds no store, or `uri` holds a password.

@@ -200,7 +200,8 @@ def find_output_nodes(graph: onnx.GraphProto) -> list[str]:
     """Return the names of the nodes after the last layers of an FP32 graph.
 
     Raises:
-        UnsupportedError: a last layer has an activation, which is fused into its kernel.
+        UnsupportedError: a last layer has an activation, which is fused into its kernel; or the
+            graph has no layer.
     """
     wrong = "float_output: got {} before the output, expected a layer"
     last, behind = find_tail(graph)

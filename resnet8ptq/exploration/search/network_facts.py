@@ -15,7 +15,7 @@ class NetworkFacts:
     """The converted network.
 
     Attributes:
-        properties: see `properties`.
+        properties: see `network_properties`.
         nodes: names of the nodes, which an error may name.
         onnx_path: its file, FP32.
         reported: number of test samples.

@@ -45,7 +45,7 @@ class Asked:
         limit: the largest loss that passes, in the unit of the loss.
         fixed: the user's settings by key, see `find_fixed`; no step changes them.
         exact_sums: whether this CPU sums 8-bit products exactly.
-        properties: properties of the network, see `properties`; empty if they are not known yet.
+        properties: properties of the network, see `network_properties`; empty if not known yet.
         nodes: names of the network's nodes, which an error may name.
         reported: number of samples on which a winner is reported, at most; 0: unknown.
     """

@@ -301,8 +301,8 @@ class Seen:
         backend: the value of `backend=`.
         exact_sums: whether this CPU sums 8-bit products exactly.
         limit: the largest loss.
-        properties: properties of the network, see `properties`, and of its loss: `WEIGHTS` or
-            `ACTIVATIONS` cost more.
+        properties: properties of the network, see `network_properties`, and of its loss: `WEIGHTS`
+            or `ACTIVATIONS` cost more.
         settings: settings of the user and of the model to change, by key.
         findings: the changes against the findings of a diagnosis, by the finding's name.
         classifies: whether the labels are classes.

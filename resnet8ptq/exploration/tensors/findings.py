@@ -121,7 +121,7 @@ def find_clipped(compared: TensorComparison) -> list[Finding]:
 
 
 def find_explained(compared: TensorComparison) -> list[Finding]:
-    """Report the layers whose own error has a single cause, or none that is known."""
+    """Report the layers whose own error has a single cause, or no known one."""
     kinds: dict[str, list[ComparedTensor]] = {}
     words: dict[str, str] = {}
     for tensor in sorted(compared.tensors, key=lambda tensor: tensor.own_db):
