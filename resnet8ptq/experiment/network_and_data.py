@@ -13,7 +13,7 @@ from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.graph.footprint import samples_at_once
 from resnet8ptq.graph.links import input_names
 from resnet8ptq.models import model
-from resnet8ptq.models.contract import match
+from resnet8ptq.models.contract import match_samples
 from resnet8ptq.models.conversion import UNFOLDED
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.decisions import Decisions
@@ -44,7 +44,7 @@ def fit_data(dataset: Dataset, fp32: Fp32Model) -> Dataset:
             f"({fp32.conversion.why_fixed})"
         )
     test = dataset.test
-    matched = match(test.stored[:1], test.preprocessing, contract)
+    matched = match_samples(test.stored[:1], test.preprocessing, contract)
     longest = None if matched.fields is None else matched.fields.longest(test.stored.dtype)
     most = samples_at_once(onnx.load(fp32.onnx_path), longest)
     # A split has the attributes of a match under the same names.

@@ -11,7 +11,7 @@ from resnet8ptq.data.preprocessing import RAW, Preprocessing
 from resnet8ptq.data.sources.cifar10 import CLASS_NAMES
 from resnet8ptq.experiment.settings import KNOWN_FORM, Settings
 from resnet8ptq.exploration import file_inspection
-from resnet8ptq.models.contract import IF_PICTURES, Contract, SampleArray, arranged, match
+from resnet8ptq.models.contract import IF_PICTURES, Contract, SampleArray, arranged, match_samples
 from resnet8ptq.models.summary import print_summary, summarize
 from resnet8ptq.tasks.classification import find_class_output
 from resnet8ptq.tasks.registry import AUTO
@@ -106,7 +106,7 @@ def _find_samples(settings: Settings) -> _SampleFacts | str:
 def _compare(config: RunConfig, contract: Contract, samples: _SampleFacts) -> list[str]:
     data = f"data={config.data.name}"
     try:
-        matched = match(samples.one, samples.steps, contract)
+        matched = match_samples(samples.one, samples.steps, contract)
         shape = samples.one.shape[1:]
         form = ", ".join(names_of(samples.one.dtype)) or list(shape)
         line = f"{data}: samples {form} fit"

@@ -132,7 +132,7 @@ class Match:
         return arrange(steps.apply(stored, self.dtype), self.layout)
 
 
-def match(stored: SampleArray, steps: Preprocessing, contract: Contract) -> Match:
+def match_samples(stored: SampleArray, steps: Preprocessing, contract: Contract) -> Match:
     """Match stored samples to the inputs of a network; records are matched by name.
 
     Args:

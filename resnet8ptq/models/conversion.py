@@ -33,8 +33,14 @@ from resnet8ptq.graph.passes import rewrite
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models import batch_axis, batch_first, branches, normalization
 from resnet8ptq.models.batch_axis import Outputs, Predict
-from resnet8ptq.models.contract import Contract, SampleArray, is_scalar, match, read_contract
-from resnet8ptq.models.folding import Folding, preprocess
+from resnet8ptq.models.contract import (
+    Contract,
+    SampleArray,
+    is_scalar,
+    match_samples,
+    read_contract,
+)
+from resnet8ptq.models.folding import Folding, fold_batch_norms
 from resnet8ptq.models.sources import read_network, select_outputs
 from resnet8ptq.models.sources.contract import Network
 from resnet8ptq.tasks.scoring.outputs import (
@@ -124,7 +130,7 @@ def convert(
         network = read_network(source, samples[:1], config)
         if config.outputs:
             network = select_outputs(network, config.outputs)
-        matched = match(samples, steps, read_contract(network.proto.graph))
+        matched = match_samples(samples, steps, read_contract(network.proto.graph))
         fields = matched.fields
         # Whole records: the length stays that of all samples if it cannot be free.
         prepared = matched.prepare(samples, steps) if fields is None else fields.whole(samples)
@@ -203,7 +209,7 @@ def _write_files(
     normalization.copy_shared_weights(proto.graph)
     proto = rewrite(proto, [normalization.avoid_quantizer_names])
     onnx.save(proto, folder / UNFOLDED)
-    preprocessing = preprocess(folder / UNFOLDED, folder / FOLDED)
+    preprocessing = fold_batch_norms(folder / UNFOLDED, folder / FOLDED)
     written = [UNFOLDED] if preprocessing.failure else [UNFOLDED, FOLDED]
 
     # Compare each file with the original
@@ -215,7 +221,7 @@ def _write_files(
     for name in written:
         path = folder / name
         label = f"onnx, {path.stem}"
-        parity[label] = compare(run(open_runner(str(path))), expected, final, label)
+        parity[label] = compare_outputs(run(open_runner(str(path))), expected, final, label)
     record = Conversion(
         parity=parity,
         source_opset=network.source_opset,
@@ -237,13 +243,13 @@ def check_torch(
     """Return JSON: torch's difference from ONNX Runtime, or why torch cannot run the network."""
     proto = onnx.load(path)
     label = f"torch, {path.stem}"
-    matched = match(samples, steps, read_contract(proto.graph))
+    matched = match_samples(samples, steps, read_contract(proto.graph))
     prepared = matched.prepare(samples, steps)
     run = _run_on(prepared, proto, matched.fields)
     expected = run(open_runner(str(path)))
     try:
         outputs = run(_torch_runner(path))
-        return json.dumps({"parity": {label: compare(outputs, expected, final, label)}})
+        return json.dumps({"parity": {label: compare_outputs(outputs, expected, final, label)}})
     except ParityError as error:
         reason = f"onnx2torch converts {_name_difference(proto, prepared)} wrongly ({error})"
     except PtqError as error:
@@ -342,7 +348,7 @@ def _fix_sizes(
     # A free batch if the graph then returns the same, otherwise the file's own
     try:
         freed = batch_axis.fix_sizes(network.proto, samples[:1], None)
-        compare(open_runner(freed)(first), network.predict(first), VALUES, "freed")
+        compare_outputs(open_runner(freed)(first), network.predict(first), VALUES, "freed")
     except Exception as error:  # ONNX Runtime raises a dozen types
         if fixed is None:
             raise
@@ -380,14 +386,14 @@ def _free_length(
     for index in shortest:
         padded = samples[index : index + 1]
         expected = network.predict(padded)
-        compare(run(padded), expected, VALUES, "a free length")
+        compare_outputs(run(padded), expected, VALUES, "a free length")
         returned = run(fields.cut(padded))
         kept = []
         for whole, part in zip(expected, returned, strict=True):
             if part.ndim > 1:  # an output for each token has as many as the input
                 whole = whole[:, : part.shape[1]]
             kept.append(whole)
-        compare(returned, kept, VALUES, "less padding")
+        compare_outputs(returned, kept, VALUES, "less padding")
     return freed
 
 
@@ -431,7 +437,7 @@ def _name_difference(proto: onnx.ModelProto, samples: SampleArray) -> str:
     return f"{node.op_type} {node.name}"
 
 
-def compare(got: Outputs, expected: Outputs, final: str, label: str) -> float:
+def compare_outputs(got: Outputs, expected: Outputs, final: str, label: str) -> float:
     """Return the largest difference of probabilities, or the relative one of other outputs.
 
     Args:

@@ -54,7 +54,7 @@ class Folding:
         }
 
 
-def preprocess(unfolded: Path, folded: Path) -> Folding:
+def fold_batch_norms(unfolded: Path, folded: Path) -> Folding:
     """Fold batch normalization into the convolutions, by ONNX Runtime's own preprocessing.
 
     Keras 3 exports batch normalization as Mul and Add, which would otherwise stay separate

@@ -99,7 +99,7 @@ def test_the_uncorrected_network_comes_back_as_the_converter_made_it(
 ):
     content = converted(per_channel)
     before = contents.read_model(content)
-    names = rewriting.match(before, graph)
+    names = rewriting.match_layers(before, graph)
     tensors = before.subgraphs[0].tensors
     theirs = {}  # the converter's own ranges, by ONNX name
     for index, name in rewriting._name_activations(before, names, graph).items():
@@ -132,7 +132,7 @@ def test_the_file_holds_the_levels_of_the_corrected_network(converted, graph, ra
     content = converted(per_channel)
     written = rewriting.write_corrected(content, graph, other, plan, ranges)
     read = contents.read_model(written)
-    names = rewriting.match(contents.read_model(content), graph)
+    names = rewriting.match_layers(contents.read_model(content), graph)
     for layer, name in zip(contents.layers(read), names, strict=True):
         narrow = name in plan.bits
         assert layer.weights.type == (TensorType.INT4 if narrow else TensorType.INT8)
@@ -174,7 +174,7 @@ def test_activations_have_the_true_ranges(converted, graph, ranges):
     read = contents.read_model(rewriting.write_corrected(content, graph, graph, INT8, ranges))
     tensors, seen, ratios = read.subgraphs[0].tensors, [], []
     theirs = contents.read_model(content).subgraphs[0].tensors
-    names = rewriting.match(read, graph)
+    names = rewriting.match_layers(read, graph)
     for index, name in rewriting._name_activations(read, names, graph).items():
         if "Reshape" in name:  # of the pooled sum, whose range it keeps
             continue
@@ -411,7 +411,7 @@ def test_a_layer_that_the_plan_misspells_is_an_error(converted, graph, ranges):
 def test_what_is_written_is_read_back(converted, graph, ranges):
     content = converted(True)
     read = contents.read_model(content)
-    names = rewriting.match(read, graph)
+    names = rewriting.match_layers(read, graph)
     held = {
         name: rewriting.Rounded(
             contents.read_levels(read, layer.weights),

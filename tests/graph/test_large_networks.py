@@ -16,7 +16,7 @@ from tests.helpers.passes import PASSES
 NODES = 20_000
 # They run the network in ONNX Runtime, which takes minutes to load it.
 RUN_IT = (
-    *("batch_axis.fix_sizes", "branches.take_branches", "folding.preprocess"),
+    *("batch_axis.fix_sizes", "branches.take_branches", "folding.fold_batch_norms"),
     "onnx_converter._to_dense_layers",
 )
 READERS = (attention_products, find_copies, find_cuts, find_tail, left_by_attention, weight_layers)

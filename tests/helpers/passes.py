@@ -210,7 +210,7 @@ def _preprocess(proto: Proto) -> Proto:
     with tempfile.TemporaryDirectory() as folder:
         before, after = Path(folder, "before.onnx"), Path(folder, "after.onnx")
         onnx.save(proto, before)
-        failure = folding.preprocess(before, after).failure
+        failure = folding.fold_batch_norms(before, after).failure
         assert failure is None, failure
         return onnx.load(after)
 
@@ -250,7 +250,7 @@ PASSES: dict[str, Callable[[Proto], Proto]] = {
     "dynamic.transpose_weights": _rewriting(dynamic.transpose_weights),
     "equalization.equalize": lambda p: equalization.equalize(p, Selection()),
     "folding.fold_into_products": _in_place(folding.fold_into_products),
-    "folding.preprocess": _preprocess,
+    "folding.fold_batch_norms": _preprocess,
     "normalization.avoid_quantizer_names": _rewriting(normalization.avoid_quantizer_names),
     "normalization.copy_shared_weights": _in_place(normalization.copy_shared_weights),
     "normalization.simplify_gemms": _in_place(normalization.simplify_gemms),

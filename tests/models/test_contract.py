@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.records import pack
 from resnet8ptq.data.preprocessing import RAW, Preprocessing
-from resnet8ptq.models.contract import Contract, Tensor, arrange, arranged, find_layout, match
+from resnet8ptq.models.contract import (
+    Contract,
+    Tensor,
+    arrange,
+    arranged,
+    find_layout,
+    match_samples,
+)
 
 SIZES = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple)
 
@@ -99,7 +106,7 @@ TEXTS = pack({"mask": np.ones((2, 6), np.bool_), "ids": np.ones((2, 6), np.int32
 
 
 def test_records_fill_inputs_by_name_in_the_networks_order_and_dtypes():
-    fields = match(TEXTS, RAW, Contract((IDS, MASK), ())).fields
+    fields = match_samples(TEXTS, RAW, Contract((IDS, MASK), ())).fields
     inputs = fields.prepare(TEXTS)
     assert inputs.dtype.names == ("ids", "mask")
     assert (inputs["ids"].dtype, inputs["mask"].dtype) == (np.int64, np.int32)
@@ -115,14 +122,14 @@ def test_records_fill_inputs_by_name_in_the_networks_order_and_dtypes():
     ],
 )
 def test_samples_keep_their_length_unless_the_network_takes_any_and_the_mask(inputs):
-    fields = match(TEXTS, RAW, Contract(inputs, ())).fields
+    fields = match_samples(TEXTS, RAW, Contract(inputs, ())).fields
     assert fields.prepare(TEXTS).dtype["ids"].shape == (6,)
 
 
 @pytest.mark.parametrize("inputs", [("ids",), ("ids", "mask")])
 def test_shorter_samples_are_padded_to_the_only_length_of_the_network(inputs):
     contract = Contract(tuple(Tensor(name, (9,), "int64") for name in inputs), ())
-    fields = match(TEXTS, RAW, contract).fields
+    fields = match_samples(TEXTS, RAW, contract).fields
     for prepared in (fields.prepare(TEXTS), fields.whole(TEXTS)):
         for name in inputs:
             assert prepared[name].tolist() == [[1] * 6 + [0] * 3] * 2
@@ -132,13 +139,13 @@ def test_only_texts_are_padded_and_only_to_one_length():
     """Padding of other values would change the result of a network that does not know of it."""
     numbers = pack({"numbers": np.ones((2, 6)), "mask": TEXTS["mask"]})
     with pytest.raises(ModelError, match=r"input numbers: takes \(9\), the samples are \(6\)"):
-        match(numbers, RAW, Contract((Tensor("numbers", (9,), "float32"),), ()))
+        match_samples(numbers, RAW, Contract((Tensor("numbers", (9,), "float32"),), ()))
     free = Contract((Tensor("ids", (None,), "int64"), Tensor("mask", (9,), "int64")), ())
     with pytest.raises(ModelError, match=r"input mask: takes \(9\), the samples are \(6\)"):
-        match(TEXTS, RAW, free)
+        match_samples(TEXTS, RAW, free)
     features = pack({"steps": np.ones((2, 6, 12)), "mask": TEXTS["mask"]})
     turned = Contract((Tensor("steps", (12, 6), "float32"), MASK), ())
-    assert match(features, RAW, turned).prepare(features, RAW)["steps"].shape == (2, 12, 6)
+    assert match_samples(features, RAW, turned).prepare(features, RAW)["steps"].shape == (2, 12, 6)
 
 
 def test_pictures_among_the_inputs_are_preprocessed_and_laid_out():
@@ -146,7 +153,7 @@ def test_pictures_among_the_inputs_are_preprocessed_and_laid_out():
     contract = Contract(
         (Tensor("picture", (3, 4, 5), "float32"), Tensor("size", (2,), "float32")), ()
     )
-    inputs = match(samples, Preprocessing(scale=1 / 255), contract).fields.prepare(samples)
+    inputs = match_samples(samples, Preprocessing(scale=1 / 255), contract).fields.prepare(samples)
     assert inputs["picture"].shape == (1, 3, 4, 5)
     assert inputs["picture"].max() == inputs["size"].max() == 1
 
@@ -170,5 +177,5 @@ def test_pictures_among_the_inputs_are_preprocessed_and_laid_out():
 )
 def test_samples_that_lack_an_input_are_refused(samples, inputs, says):
     with pytest.raises(ModelError) as caught:
-        match(samples, RAW, Contract(inputs, ()))
+        match_samples(samples, RAW, Contract(inputs, ()))
     assert str(caught.value).startswith(says)

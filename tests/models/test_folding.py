@@ -89,7 +89,7 @@ def test_a_graph_that_cannot_be_folded_can_be_taken_as_it_is(
     )
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, fail)
-        result = folding.preprocess(unfolded, folded)
+        result = folding.fold_batch_norms(unfolded, folded)
     assert not folded.exists()
     assert result.failure is not None
     assert "odd graph" in result.failure

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from resnet8ptq.core.errors import ParityError
 from resnet8ptq.models import conversion
-from resnet8ptq.models.conversion import compare
+from resnet8ptq.models.conversion import compare_outputs
 from resnet8ptq.tasks.scoring.outputs import PROBABILITIES
 
 SURE = np.array([[0.9, 0.1], [0.2, 0.8]], dtype=np.float32)
@@ -16,20 +16,20 @@ SURE = np.array([[0.9, 0.1], [0.2, 0.8]], dtype=np.float32)
 
 def test_the_largest_difference_is_returned():
     shifted = SURE + np.array([[0, 0], [5e-5, 0]], dtype=np.float32)
-    assert compare([SURE], [SURE], PROBABILITIES, "x") == 0
-    assert compare([shifted], [SURE], PROBABILITIES, "x") == pytest.approx(5e-5, rel=1e-2)
+    assert compare_outputs([SURE], [SURE], PROBABILITIES, "x") == 0
+    assert compare_outputs([shifted], [SURE], PROBABILITIES, "x") == pytest.approx(5e-5, rel=1e-2)
 
 
 def test_a_difference_above_the_tolerance_is_refused_with_its_size():
     got = SURE + np.array([[0.01, 0], [0, 0]], dtype=np.float32)
     with pytest.raises(ParityError, match=r"^torch, folded: .* 0 of 2 top-1 .* 1\.00e-02 "):
-        compare([got], [SURE], PROBABILITIES, "torch, folded")
+        compare_outputs([got], [SURE], PROBABILITIES, "torch, folded")
 
 
 def test_another_top_1_class_is_refused_even_if_the_difference_is_small():
     expected = np.array([[0.50001, 0.49999]], dtype=np.float32)
     with pytest.raises(ParityError, match=r"differs from the original on 1 of 1 top-1"):
-        compare([expected[:, ::-1]], [expected], PROBABILITIES, "onnx")
+        compare_outputs([expected[:, ::-1]], [expected], PROBABILITIES, "onnx")
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
@@ -37,13 +37,13 @@ def test_nan_and_infinity_are_refused(wrong):
     got = SURE.copy()
     got[1, 0] = wrong
     with pytest.raises(ParityError):
-        compare([got], [SURE], PROBABILITIES, "onnx")
+        compare_outputs([got], [SURE], PROBABILITIES, "onnx")
 
 
 def test_nan_of_the_original_is_refused():
     wrong = np.full_like(SURE, np.nan)
     with pytest.raises(ParityError, match="the original returns NaN"):
-        compare([wrong], [wrong], PROBABILITIES, "onnx")
+        compare_outputs([wrong], [wrong], PROBABILITIES, "onnx")
 
 
 @settings(max_examples=50)
@@ -53,15 +53,15 @@ def test_logits_and_values_are_compared_with_the_largest(scale, error):
     got = expected + np.float32(expected.max() * error)
     for final, limit in (("logits", 1e-4), ("values", 1e-3)):
         if error < 0.9 * limit:
-            assert compare([got], [expected], final, "x") == pytest.approx(error, abs=1e-6)
+            assert compare_outputs([got], [expected], final, "x") == pytest.approx(error, abs=1e-6)
         elif error > 1.1 * limit:
             with pytest.raises(ParityError, match="relative to the largest"):
-                compare([got], [expected], final, "x")
+                compare_outputs([got], [expected], final, "x")
 
 
 def test_values_have_no_top_1_class():
     swapped = SURE[:, ::-1] * np.float32(1e-6) + 1
-    assert compare([swapped], [SURE * np.float32(1e-6) + 1], "values", "x") < 1e-6
+    assert compare_outputs([swapped], [SURE * np.float32(1e-6) + 1], "values", "x") < 1e-6
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ from resnet8ptq.graph.passes import (
 )
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.batch_axis import in_full_batches
-from resnet8ptq.models.conversion import PARITY_BYTES, compare
+from resnet8ptq.models.conversion import PARITY_BYTES, compare_outputs
 from resnet8ptq.models.model import Fp32Model
 
 log = logging.getLogger(__name__)
@@ -229,7 +229,7 @@ def _check(
             contents.transpose_output(model, number, axes)
     aligned = contents.write_model(model)
     outputs = list(predictor.open_run(aligned, 1)(batch))
-    compare(outputs, expected=list(expected), final=final, label=label)
+    compare_outputs(outputs, expected=list(expected), final=final, label=label)
     return aligned
 
 

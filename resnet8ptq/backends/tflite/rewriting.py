@@ -73,13 +73,13 @@ def write_corrected(
 
     Raises:
         ConfigError: the plan names an unknown layer.
-        UnsupportedError: file and graph cannot be matched, see `match` and `scale_activations`.
+        UnsupportedError: file and graph do not match, see `match_layers` and `scale_activations`.
         QuantizationError: the written file does not hold the chosen integers.
     """
     model = contents.read_model(content)
     nodes = weight_layers(corrected)
     narrow = plan.narrow(nodes)
-    names = match(model, fp32)
+    names = match_layers(model, fp32)
 
     # First the activations: a bias has the scale of its layer's input
     scale_activations(model, names, graph=corrected, ranges=ranges)
@@ -104,7 +104,7 @@ def write_corrected(
     return written
 
 
-def match(model: Any, fp32: onnx.GraphProto) -> list[str]:
+def match_layers(model: Any, fp32: onnx.GraphProto) -> list[str]:
     """Return, for each layer of the file, the short name of its node in the graph.
 
     Raises:
@@ -143,7 +143,7 @@ def scale_activations(model: Any, names: list[str], graph: onnx.GraphProto, rang
     """Set the scale and zero point of each int8 activation from `ranges`, by ONNX tensor name.
 
     Args:
-        names: see `match`.
+        names: see `match_layers`.
 
     Raises:
         UnsupportedError: an activation has no ONNX tensor.
