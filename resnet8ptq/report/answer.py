@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from resnet8ptq.core.table import Column, Table
 from resnet8ptq.core.text import escape_markdown
-from resnet8ptq.report.families import Cell
+from resnet8ptq.report import timing
+from resnet8ptq.report.families import Cell, by_run_id
 from resnet8ptq.report.recommend import (
     BALANCED,
     BEST,
@@ -22,7 +23,7 @@ from resnet8ptq.report.verdicts import FAIL, PASS
 from resnet8ptq.tasks.scoring.metric import BASELINE
 from resnet8ptq.tracking.record import RunRecord
 
-NOTHING_FASTER = "One sample at a time, nothing here is shown to be faster than FP32 on {machine}."
+NOTHING_FASTER = "One sample at a time, {models} is shown to be faster than FP32 on {machine}."
 KNOWN = " Known to be fast here, and untried:"
 UNKNOWN_SPEED = "for an NPU: its speed was not measured, because this CPU computes it in float"
 
@@ -89,7 +90,7 @@ def _explain(selected: ModelSelection, choices: Sequence[Recommendation]) -> Exp
         if chosen.nothing_faster:
             untried = find_untried(selected.family.records)
             machine = cell.record.measured_on or "this CPU"
-            hint = NOTHING_FASTER.format(machine=machine)
+            hint = NOTHING_FASTER.format(models=_say_timed(selected), machine=machine)
             if untried:
                 hint += KNOWN
     note = ""
@@ -107,6 +108,22 @@ def _explain(selected: ModelSelection, choices: Sequence[Recommendation]) -> Exp
         hint=hint,
         untried=untried,
     )
+
+
+def _say_timed(selected: ModelSelection) -> str:
+    """Return `nothing here`; if a model beyond the limit is faster than FP32, the others in words.
+
+    The table shows the speed of that model too.
+    """
+    within = by_run_id(selected.within)
+    for cell in selected.candidates:
+        speed = None
+        if selected.timing is not None and cell.record.run_id not in within:
+            speed = timing.speed(cell.record, selected.timing, len(selected.candidates))
+        if speed is not None and speed.faster:
+            samples = "selection" if selected.apart else "reported"
+            return f"no model within the limit on the {samples} samples"
+    return "nothing here"
 
 
 def _explain_fp32(label: str, choices: Sequence[Recommendation]) -> Explanation:

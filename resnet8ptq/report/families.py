@@ -59,6 +59,7 @@ class Family:
     earlier_runs: EarlierRuns = NO_EARLIER_RUNS  # on the same samples
     # Samples that no earlier run was scored on, if only some
     added: NDArray[np.bool_] | None = None
+    in_turns: bool = False  # whether its latencies are those of one timing in turns
 
     @property
     def records(self) -> list[RunRecord]:
@@ -263,7 +264,8 @@ def group_by_samples(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
 
 def _has_samples(record: RunRecord) -> bool:
     """Return whether a run has scored samples; one that ended before has at most drawn them."""
-    return bool(record.samples_digest) and record.status not in ("unsupported", "failed")
+    ended_before = record.status in ("unsupported", "failed", "killed")
+    return bool(record.samples_digest) and not ended_before
 
 
 def _scored(record: RunRecord) -> tuple[str | None, ...]:

@@ -76,6 +76,14 @@ SPEEDUP_NOTE = (
     "the run's, timed in turns. Runs are timed at different times: compare their speedups, not "
     "their ms."
 )
+TURNS_NOTE = (
+    "ms: the median latency of one image, {threads} thread(s), of FP32 and the models timed in "
+    "turns; speedup: the latency of the fastest FP32 divided by the run's."
+)
+UNTIMED_NOTE = (
+    "without ms: not among the fastest, the smallest and the best, which alone are timed in turns; "
+    "latency_p50_ms in result.json is the latency of the run by itself"
+)
 FAMILIES_NOTE = (
     "The runs were scored on {count} different sets of samples, or by different metrics. Each set "
     "has its own table, tests and recommendations."
@@ -100,7 +108,8 @@ def collect(family: Family) -> list[str]:
         lines.append(task.reference.note)
     lines += _on_batches(task, named)
     lines += _on_undefined(task, named)
-    lines += _on_speed(records)
+    lines += _on_speed(family)
+    lines += _on_untimed(family)
     return lines
 
 
@@ -116,6 +125,7 @@ def collect_warnings(family: Family) -> list[str]:
     lines += _on_open_verdicts(records)
     lines += _on_batches(task, named)
     lines += _on_undefined(task, named)
+    lines += _on_untimed(family)
     return lines
 
 
@@ -135,10 +145,10 @@ def _on_equal_files(named: Sequence[tuple[RunRecord, str]]) -> list[str]:
     return [EQUAL_NOTE.format(names=_join(groups))]
 
 
-def _on_speed(records: Sequence[RunRecord]) -> list[str]:
+def _on_speed(family: Family) -> list[str]:
     executions = set()
     threads = set()
-    for record in records:
+    for record in family.records:
         executions.add(record.execution)
         if record.speedup is not None:
             threads.add(record.latency_threads)
@@ -146,8 +156,22 @@ def _on_speed(records: Sequence[RunRecord]) -> list[str]:
     if "simulated" in executions:
         lines.append(SIMULATED_NOTE)
     if threads:
-        lines.append(SPEEDUP_NOTE.format(threads=" or ".join(sorted(threads))))
+        note = TURNS_NOTE if family.in_turns else SPEEDUP_NOTE
+        lines.append(note.format(threads=" or ".join(sorted(threads))))
     return lines
+
+
+def _on_untimed(family: Family) -> list[str]:
+    """Explain the empty cells of models that ran on this machine and were not timed in turns."""
+    if not family.in_turns:
+        return []
+    untimed = []
+    for cell in family.measured:
+        if cell.record.latency_ms is None and cell.record.execution != "simulated":
+            untimed.append(cell)
+    if not untimed:
+        return []
+    return [UNTIMED_NOTE]
 
 
 def say_machine(metric: Metric, record: RunRecord) -> str:

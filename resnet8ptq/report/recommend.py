@@ -30,7 +30,7 @@ CLOSE = 0.05  # sizes within 5% count as close, and so do the values of a criter
 NEAR = 2.0  # paired standard errors: the criterion chooses among models this near to the best
 FAMILIAR = 0.02  # FP32 was probably trained on samples if it is better on them by this much
 FINALISTS = 3  # the fastest models of each use that are timed against each other
-ALL_TIMED = 8  # up to this many models within the limit, all are timed against each other
+ALL_TIMED = 8  # up to this many models, all are timed against each other
 RECOMMENDED = "recommended"
 BEST = "best"
 BALANCED = "balanced"
@@ -285,10 +285,16 @@ def _or_worst(cost: float) -> float:
 
 
 def finalists(selected: ModelSelection) -> list[Cell]:
-    """Return the models to time against each other and FP32; empty without measured latencies."""
+    """Return the models to time against each other and FP32; empty without measured latencies.
+
+    Models beyond the limit are never the fastest, and fill the table's column if there are few.
+    """
     timed = _timed(selected.within)
-    if len(timed) <= ALL_TIMED:
-        return timed
+    if not timed:
+        return []
+    for models in (_timed(selected.candidates), timed):
+        if len(models) <= ALL_TIMED:
+            return models
     chosen = [selected.best(timed), min(timed, key=_bytes)]
     chosen += sorted(timed, key=_latency)[:FINALISTS]
     chosen += sorted(timed, key=_batch_latency)[:FINALISTS]

@@ -61,7 +61,7 @@ def put_in(family: Family, timing: PairedLatency | None) -> Family:
         if not cell.record.was_carried:
             cell = replace(cell, record=_replace(cell, timing))
         cells.append(cell)
-    return replace(family, cells=tuple(cells))
+    return replace(family, cells=tuple(cells), in_turns=True)
 
 
 def without_carried(family: Family, timing: PairedLatency | None) -> PairedLatency | None:

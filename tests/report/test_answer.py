@@ -69,6 +69,17 @@ def test_finalists_have_the_latencies_of_the_timing_in_turns():
     assert "1.000 ms, 2.00 times as fast as FP32" in facts
 
 
+@pytest.mark.parametrize(("ms", "begins"), [(2.1, "nothing here"), (1.0, "no model within")])
+def test_a_fast_model_beyond_the_limit_does_not_make_the_hint_wrong(ms, begins):
+    times = {"a": [2.2, 2.2], "b": [ms, ms], "onnx fp32": [2.0, 2.0]}
+    timing = PairedLatency(times, {}, 32, 1)
+    cells = (("a", predictions(won=2), {}), ("b", predictions(won=1), {"calib": "mse"}))
+    family = sweep(*cells, choices=[predictions(), predictions(lost=90)])
+    (selected,) = select([family], LIMITS, [timing])
+    hint = answer.explain(selected)[0].hint
+    assert hint.startswith(f"One sample at a time, {begins}")
+
+
 @pytest.mark.parametrize(
     ("size", "ms", "gains"), [(330_000, 2.0, False), (330_000, 1.9, True), (200_000, 2.1, True)]
 )

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from resnet8ptq.evaluation.paired_latency import PairedLatency
+from resnet8ptq.report import notes, timing
 from resnet8ptq.report import recommend as recommending
 from resnet8ptq.report.recommend import finalists, recommend
 from resnet8ptq.tracking.journal import CARRIED_TAG
@@ -129,6 +130,17 @@ def test_up_to_eight_models_within_the_limit_are_all_timed():
     assert len(finalists(select(sweep(*cells, ("more", predictions(), TIMED))))) < 8
 
 
+def test_few_models_are_all_timed_also_beyond_the_limit_on_the_selection_samples():
+    """The table shows them all, and a model that passes there has a latency."""
+    cells = (("a", predictions(won=9), TIMED), ("b", predictions(won=8), {**TIMED, "seed": "b"}))
+    family = sweep(*cells, choices=[predictions(), predictions(lost=90)])
+    selected = select(family)
+    assert [cell.record.run_id for cell in selected.within] == ["a"]
+    assert [cell.record.run_id for cell in finalists(selected)] == ["a", "b"]
+    none = select(sweep(*cells, choices=[predictions(lost=90), predictions(lost=90)]))
+    assert finalists(none) == []
+
+
 def test_finalists_are_the_fastest_the_smallest_and_the_best(monkeypatch):
     monkeypatch.setattr(recommending, "ALL_TIMED", 0)
 
@@ -159,3 +171,15 @@ def test_the_headline_of_the_turns_is_the_fastest_that_passes():
     assert slow.headline.cell.record.run_id == "slow"  # the smallest
     assert slow.headline.nothing_faster
     assert "0.67 times as fast as FP32" in slow.headline.reason
+
+
+def test_latencies_in_turns_and_models_without_are_explained():
+    """Each of the two was timed by itself; one was timed in turns."""
+    family = sweep(("a", predictions(), TIMED), ("b", predictions(), {**TIMED, "calib": "mse"}))
+    timed = timing.put_in(family, turns(a=1.0, onnx_fp32=2.0))
+    assert notes.TURNS_NOTE.format(threads="1") in notes.collect(timed)
+    assert notes.UNTIMED_NOTE in notes.collect(timed)
+    assert notes.UNTIMED_NOTE in notes.collect_warnings(timed)
+    assert notes.UNTIMED_NOTE not in notes.collect(family)
+    all_timed = replace(timed, cells=timed.cells[:1])
+    assert notes.UNTIMED_NOTE not in notes.collect(all_timed)

@@ -379,6 +379,17 @@ def test_a_run_that_failed_after_it_drew_samples_joins_the_others():
     assert [len(family) for family in families.group_by_samples([failed, scored])] == [2]
 
 
+@pytest.mark.parametrize("status", ["failed", "killed"])
+def test_a_run_that_ended_before_its_score_joins_the_others(status):
+    """It has drawn the samples, and has no metric yet."""
+    drawn = {"test_digest": "1"}
+    scored = RunRecord.of(
+        "a", {"data": "shapes", "scored_as": "{}"}, {"counts/total": 9.0}, {**drawn, "status": "ok"}
+    )
+    ended = RunRecord.of("b", {"data": "shapes"}, {}, {**drawn, "status": status})
+    assert families.group_by_samples([scored, ended]) == [[scored, ended]]
+
+
 def test_csv_parses_back():
     odd = record("torch", "uint8", "failed", calib='a "quoted", comma')
     odd = odd.as_failed("first, second")

@@ -55,7 +55,7 @@ def sync(store: Store, root: Path, wait_s: float = 0) -> Synced:
     synced = Synced()
     known = _find_known(store, [kept for _, kept in pairs])
     ids: dict[str | None, str] = {}  # run ids in the folders -> in this store
-    for folder, kept in track(pairs, "runs", "runs"):
+    for folder, kept in track(pairs, "Reading the records", "runs"):
         # Whole, still running, or closed as killed
         record = known.get(kept.key)
         if record is not None:
