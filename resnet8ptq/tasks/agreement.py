@@ -65,10 +65,10 @@ def _keep(comparison: Comparison) -> dict[str, Array]:
     return {name: array for name, array in comparison.paired.arrays().items() if name != "labels"}
 
 
-def _make(setting: TaskContext) -> Task:
-    if (setting.classes or 0) < 2:
+def _make(context: TaskContext) -> Task:
+    if (context.classes or 0) < 2:
         raise ModelError(
-            f"returns {describe(setting.outputs)}; task=agreement takes one output, a value for "
+            f"returns {describe(context.outputs)}; task=agreement takes one output, a value for "
             "each class; task=deviation compares values of any kind"
         )
     return build()
@@ -92,5 +92,5 @@ def build() -> Task:
 
 
 AGREEMENT = TaskType(
-    make=lambda config, setting: _make(setting), recall=lambda config, class_names: build()
+    make=lambda config, context: _make(context), recall=lambda config, class_names: build()
 )

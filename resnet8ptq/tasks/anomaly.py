@@ -94,8 +94,8 @@ def _draw(comparison: Comparison, title: str) -> "dict[str, Figure]":
     return {ROC_FILE: roc_plot.draw(model, baseline, title)}
 
 
-def _make(config: AnomalyConfig, setting: TaskContext) -> Task:
-    labels = setting.labels
+def _make(config: AnomalyConfig, context: TaskContext) -> Task:
+    labels = context.labels
     values = []
     if labels is not None:
         values = np.unique(labels).tolist()
@@ -104,13 +104,13 @@ def _make(config: AnomalyConfig, setting: TaskContext) -> Task:
         if len(values) > 10:
             got += ", …"
         raise ConfigError(
-            f"task=anomaly: the labels of {setting.data} are {got}; expected 0 (normal) and 1 (an "
+            f"task=anomaly: the labels of {context.data} are {got}; expected 0 (normal) and 1 (an "
             "anomaly), one for each sample"
         )
-    if list(setting.outputs.values()) not in ([setting.input_shape], [(1,)], [()]):
+    if list(context.outputs.values()) not in ([context.input_shape], [(1,)], [()]):
         raise ModelError(
-            f"returns {describe(setting.outputs)}; task=anomaly takes one output: the "
-            f"reconstructed input {list(setting.input_shape)}, or a score"
+            f"returns {describe(context.outputs)}; task=anomaly takes one output: the "
+            f"reconstructed input {list(context.input_shape)}, or a score"
         )
     return build(config.max_fpr)
 

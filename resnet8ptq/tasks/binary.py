@@ -136,15 +136,15 @@ def _draw(names: Sequence[str], comparison: Comparison, title: str) -> "dict[str
     }
 
 
-def _make(config: BinaryConfig, setting: TaskContext) -> Task:
-    names = setting.class_names
-    if setting.classes != 1:
-        names = classification.check_classes("binary", setting)
-    check_labels("binary", setting, "iu", "two classes, 0 and 1")
-    labels = np.unique(np.asarray(setting.labels))
+def _make(config: BinaryConfig, context: TaskContext) -> Task:
+    names = context.class_names
+    if context.classes != 1:
+        names = classification.check_classes("binary", context)
+    check_labels("binary", context, "iu", "two classes, 0 and 1")
+    labels = np.unique(np.asarray(context.labels))
     if len(names) != 2 or labels.tolist() != [0, 1]:
         raise ConfigError(
-            f"task=binary: {setting.data} has {len(names)} classes, of which {len(labels)} have "
+            f"task=binary: {context.data} has {len(names)} classes, of which {len(labels)} have "
             "test samples; expected two, with samples of both"
         )
     return build(names, config.threshold)

@@ -369,32 +369,32 @@ def _doubt(baseline: ClassScores, expected: float | None) -> str | None:
     return doubt_below(f"{shown})", hits.interval, expected)
 
 
-def check_classes(task: str, setting: TaskContext) -> tuple[str, ...]:
+def check_classes(task: str, context: TaskContext) -> tuple[str, ...]:
     """Return the names of the classes.
 
     Raises:
         ConfigError: the labels are not classes.
         ModelError: the network does not return one value for each class.
     """
-    kinds = "" if setting.of_tokens else "iu"
-    check_labels(task, setting, kinds, "classes, integers from 0")
-    returned = setting.classes
-    named = len(setting.class_names)
+    kinds = "" if context.of_tokens else "iu"
+    check_labels(task, context, kinds, "classes, integers from 0")
+    returned = context.classes
+    named = len(context.class_names)
     if returned is None:
         raise ModelError(
-            f"returns {describe(setting.outputs)}; expected one output with a value for each class"
-            f"{_choose_output(setting.outputs, named)}; task=deviation and task=anomaly score "
+            f"returns {describe(context.outputs)}; expected one output with a value for each class"
+            f"{_choose_output(context.outputs, named)}; task=deviation and task=anomaly score "
             "other outputs"
         )
-    if not setting.named and named < returned:
+    if not context.named and named < returned:
         return tuple(map(str, range(returned)))  # the samples may lack the last classes
     if returned != named:
-        advice = _count_from_zero(setting) if returned == named - 1 else ""
+        advice = _count_from_zero(context) if returned == named - 1 else ""
         raise ModelError(
-            f"returns {returned} values; {setting.data} has {named} classes; expected a network "
+            f"returns {returned} values; {context.data} has {named} classes; expected a network "
             f"with one output for each class, or other data (data=){advice}"
         )
-    return setting.class_names
+    return context.class_names
 
 
 def _choose_output(outputs: Mapping[str, Sequence[int | None]], classes: int) -> str:
@@ -427,14 +427,14 @@ def find_class_output(outputs: Mapping[str, Sequence[int | None]], classes: int)
     return possible[0] if len(possible) == 1 else None
 
 
-def _count_from_zero(setting: TaskContext) -> str:
+def _count_from_zero(context: TaskContext) -> str:
     """Return the advice for labels that seem to start at 1; empty for others."""
-    if setting.named or setting.labels is None or setting.labels.min() != 1:
+    if context.named or context.labels is None or context.labels.min() != 1:
         return ""
     return "; the labels start at 1: subtract 1"
 
 
 CLASSIFICATION = TaskType(
-    make=lambda config, setting: build(check_classes("classification", setting)),
+    make=lambda config, context: build(check_classes("classification", context)),
     recall=lambda config, class_names: build(class_names),
 )

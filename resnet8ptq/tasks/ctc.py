@@ -259,12 +259,12 @@ def _fit(config: CtcConfig, outputs: Mapping[str, tuple[int | None, ...]]) -> Al
     )
 
 
-def _make(config: CtcConfig, setting: TaskContext) -> Task:
+def _make(config: CtcConfig, context: TaskContext) -> Task:
     expected = "the text of each line (a column named transcript, or an array of texts)"
-    check_labels("ctc", setting, "U", expected)
-    if not any(np.asarray(setting.labels).tolist()):
-        raise ConfigError(f"task=ctc: the texts of {setting.data} are empty")
-    return build(config.primary, _fit(config, setting.outputs), config.resamples)
+    check_labels("ctc", context, "U", expected)
+    if not any(np.asarray(context.labels).tolist()):
+        raise ConfigError(f"task=ctc: the texts of {context.data} are empty")
+    return build(config.primary, _fit(config, context.outputs), config.resamples)
 
 
 CTC = TaskType(

@@ -128,7 +128,7 @@ def _fingerprint(config: CustomConfig) -> str:
 
 
 CUSTOM = TaskType(
-    make=lambda config, setting: build(config, _load(config.metric), tuple(setting.outputs)),
+    make=lambda config, context: build(config, _load(config.metric), tuple(context.outputs)),
     recall=lambda config, class_names: build(config, None),
     schema=CustomConfig,
     fingerprint=_fingerprint,

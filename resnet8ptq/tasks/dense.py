@@ -198,21 +198,21 @@ def _draw(comparison: Comparison, title: str) -> "dict[str, Figure]":
     return {PICTURES: dense_plot.draw(comparison, title)}
 
 
-def _make(config: DenseConfig, setting: TaskContext) -> Task:
-    check_labels("dense", setting, "fu", "pictures, or a value for each pixel [N, height, width]")
-    shapes = list(setting.outputs.values())
-    labels = np.asarray(setting.labels)[:1]
+def _make(config: DenseConfig, context: TaskContext) -> Task:
+    check_labels("dense", context, "fu", "pictures, or a value for each pixel [N, height, width]")
+    shapes = list(context.outputs.values())
+    labels = np.asarray(context.labels)[:1]
     true = labels.shape[1:]
     accepted = {true, (*true, 1), (1, *true), (*true[2:], *true[:2])}
     if true[2:] == (1,):
         accepted.add(true[:2])
     if len(true) < 2 or len(shapes) != 1 or not _may_be(shapes[0], accepted):
         raise ModelError(
-            f"returns {describe(setting.outputs)}, and {setting.data} has targets {list(true)}; "
+            f"returns {describe(context.outputs)}, and {context.data} has targets {list(true)}; "
             "task=dense expects one output of their size"
         )
     if min(sorted(true)[-2:]) <= 2 * RADIUS and config.primary in PAIRS[0]:
-        raise ModelError(f"returns {describe(setting.outputs)}; SSIM needs more than 10 pixels")
+        raise ModelError(f"returns {describe(context.outputs)}; SSIM needs more than 10 pixels")
     return build(config.primary, config.peak, config.resamples)
 
 

@@ -227,6 +227,6 @@ def build(outputs: Sequence[str] = ()) -> Task:
 
 
 DEVIATION = TaskType(
-    make=lambda config, setting: build(tuple(setting.outputs)),
+    make=lambda config, context: build(tuple(context.outputs)),
     recall=lambda config, class_names: build(),
 )

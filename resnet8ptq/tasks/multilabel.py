@@ -167,20 +167,20 @@ def _doubt(baseline: MultilabelScores, expected: float | None) -> str | None:
     return doubt_below(shown, interval, expected)
 
 
-def _make(config: MultilabelConfig, setting: TaskContext) -> Task:
+def _make(config: MultilabelConfig, context: TaskContext) -> Task:
     expected = "a matrix [N, classes] of 0 and 1, or lists of classes"
-    check_labels("multilabel", setting, "b", expected)
-    labels = np.asarray(setting.labels)
-    if setting.classes != labels.shape[1]:
+    check_labels("multilabel", context, "b", expected)
+    labels = np.asarray(context.labels)
+    if context.classes != labels.shape[1]:
         raise ModelError(
-            f"returns {describe(setting.outputs)}; {setting.data} has labels of "
+            f"returns {describe(context.outputs)}; {context.data} has labels of "
             f"{labels.shape[1]} classes; expected one output with a value for each class"
         )
     if not (labels.any(axis=0) & ~labels.all(axis=0)).any():
         raise ConfigError(
-            f"task=multilabel: no class of {setting.data} has samples with and without it"
+            f"task=multilabel: no class of {context.data} has samples with and without it"
         )
-    return build(setting.class_names, config.threshold, config.resamples)
+    return build(context.class_names, config.threshold, config.resamples)
 
 
 MULTILABEL = TaskType(

@@ -193,15 +193,15 @@ def _doubt(baseline: WindowScores, expected: float | None) -> str | None:
     )
 
 
-def _make(config: PerplexityConfig, setting: TaskContext) -> Task:
+def _make(config: PerplexityConfig, context: TaskContext) -> Task:
     fitting = []
-    for output, shape in enumerate(setting.outputs.values()):
+    for output, shape in enumerate(context.outputs.values()):
         vocabulary = shape[1] if len(shape) == 2 else None
         if vocabulary is not None and vocabulary > 1:
             fitting.append(NextToken(output, vocabulary))
     if len(fitting) != 1:
         raise ModelError(
-            f"returns {describe(setting.outputs)}; task=perplexity takes one output [tokens, "
+            f"returns {describe(context.outputs)}; task=perplexity takes one output [tokens, "
             "vocabulary] with the logits of each next token"
         )
     return build(fitting[0], config.resamples)

@@ -70,7 +70,7 @@ BECAUSE = {
 }
 
 
-def make(config: TaskConfig, setting: TaskContext) -> Task:
+def make(config: TaskConfig, context: TaskContext) -> Task:
     """Return the task for a network and data: the one in `task`, or the one that fits the data.
 
     Raises:
@@ -79,19 +79,19 @@ def make(config: TaskConfig, setting: TaskContext) -> Task:
         ModelError: the outputs of the network do not fit.
     """
     if config.name == AUTO:
-        name = choose(setting)
+        name = choose(context)
         log_once(log, "task=auto chose %s: %s", name, BECAUSE[name])
         config = _find(name).schema(name, join=config.join)
     kind = _find(config.name)
     if not isinstance(config, kind.schema):
         raise ConfigError(f"task.name: got {config.name!r} alone; try task={config.name}")
-    task = kind.make(config, setting)
+    task = kind.make(config, context)
     if config.join is None:
         return task
     _check_join(task, config.join)
-    if not setting.grouped and config.join != kind.schema.join:
+    if not context.grouped and config.join != kind.schema.join:
         raise ConfigError(
-            f"task.join: got {config.join}, expected null: {setting.data} has no groups of samples "
+            f"task.join: got {config.join}, expected null: {context.data} has no groups of samples "
             "(data.groups)"
         )
     return joining.join(task, config.join)
@@ -115,53 +115,53 @@ def fingerprint(config: TaskConfig) -> str:
     return _find(config.name).fingerprint(config)
 
 
-def choose(setting: TaskContext) -> str:
+def choose(context: TaskContext) -> str:
     """Return the name of the task that fits the labels or, without labels, the outputs.
 
     Outputs that are not probabilities may be logits or other values. The deviation from FP32 is
     meaningful for both, the top-1 class only for logits.
     """
-    if setting.labels is None:
-        if setting.final == PROBABILITIES and (setting.classes or 0) > 1:
+    if context.labels is None:
+        if context.final == PROBABILITIES and (context.classes or 0) > 1:
             return "agreement"
         return "deviation"
-    if setting.of_tokens:
+    if context.of_tokens:
         return "tokens"
-    match setting.labels.dtype.kind:
+    match context.labels.dtype.kind:
         case "U":
-            return _choose_by_text(setting)
+            return _choose_by_text(context)
         case "V":
-            return _choose_by_boxes(setting)
+            return _choose_by_boxes(context)
         case "f":
             return "regression"
         case "u":
-            return "segmentation" if setting.labels.ndim == 3 else "dense"
+            return "segmentation" if context.labels.ndim == 3 else "dense"
         case "b":
             return "multilabel"
-    if (setting.classes, len(setting.class_names)) == (1, 2):
+    if (context.classes, len(context.class_names)) == (1, 2):
         return "binary"
     return "classification"
 
 
-def _choose_by_boxes(setting: TaskContext) -> str:
+def _choose_by_boxes(context: TaskContext) -> str:
     """Return the task for labels that are boxes, whose keypoints or masks the outputs may have."""
-    points = 3 * setting.keypoints
-    classes = len(setting.class_names)
-    sizes = set(chain.from_iterable(setting.outputs.values()))
+    points = 3 * context.keypoints
+    classes = len(context.class_names)
+    sizes = set(chain.from_iterable(context.outputs.values()))
     # The values of a box: label and score, or scores of all classes, with or without an objectness
     if points and not sizes.isdisjoint({6 + points, 4 + classes + points, 5 + classes + points}):
         return "keypoints"
-    if setting.has_masks and has_prototypes(setting.outputs):
+    if context.has_masks and has_prototypes(context.outputs):
         return "instance_segmentation"
     return "detection"
 
 
-def _choose_by_text(setting: TaskContext) -> str:
+def _choose_by_text(context: TaskContext) -> str:
     """Return the task for labels that are texts; `classification` then refuses them."""
-    shapes = list(setting.outputs.values())
+    shapes = list(context.outputs.values())
     if any(len(shape) == 2 for shape in shapes):
         return "ctc"
-    different = len(set(np.asarray(setting.labels).tolist()))
+    different = len(set(np.asarray(context.labels).tolist()))
     length = 0
     if len(shapes) == 1 and len(shapes[0]) == 1:
         length = shapes[0][0] or 0

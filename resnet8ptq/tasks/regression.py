@@ -86,16 +86,16 @@ def _take_output(scores: BootstrapScores) -> Array:
     return scores.outputs.values[0]
 
 
-def _make(config: RegressionConfig, setting: TaskContext) -> Task:
-    check_labels("regression", setting, "fiub", "values [N, ...]")
-    labels = np.asarray(setting.labels)
-    shapes = list(setting.outputs.values())
+def _make(config: RegressionConfig, context: TaskContext) -> Task:
+    check_labels("regression", context, "fiub", "values [N, ...]")
+    labels = np.asarray(context.labels)
+    shapes = list(context.outputs.values())
     if len(shapes) != 1 or math.prod(size or 0 for size in shapes[0]) != labels[:1].size:
         mend = ""
         if labels.ndim == 1 and (labels == labels.round()).all():
             mend = "; labels that are classes must be integers, not floats"
         raise ModelError(
-            f"returns {describe(setting.outputs)}, but {setting.data} has {labels[:1].size} values "
+            f"returns {describe(context.outputs)}, but {context.data} has {labels[:1].size} values "
             f"to predict; expected one output with as many{mend}"
         )
     return build(config.primary, config.resamples)

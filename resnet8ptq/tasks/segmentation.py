@@ -231,28 +231,28 @@ def _draw(names: Sequence[str], comparison: Comparison, title: str) -> "dict[str
     }
 
 
-def _make(config: SegmentationConfig, setting: TaskContext) -> Task:
-    masks = setting.labels
+def _make(config: SegmentationConfig, context: TaskContext) -> Task:
+    masks = context.labels
     if masks is None or masks.dtype != np.uint8 or masks.ndim != 3:
         raise ConfigError(
-            f"task=segmentation: {setting.data} has no masks; expected a folder of pictures with "
+            f"task=segmentation: {context.data} has no masks; expected a folder of pictures with "
             "data.masks=FOLDER, or labels as integers [N, height, width]"
         )
-    output, axis = _find_output(setting)
+    output, axis = _find_output(context)
     channels: int | None = 1
     if axis is not None:
-        channels = list(setting.outputs.values())[output][axis]
+        channels = list(context.outputs.values())[output][axis]
     scored = np.setdiff1d(np.unique(masks), config.ignored)
     if len(scored) < 2:
         raise ConfigError(
             f"task.ignored: got {config.ignored}, which leaves the labels {scored.tolist()} in the "
-            f"masks of {setting.data}; expected two or more"
+            f"masks of {context.data}; expected two or more"
         )
     needed = int(scored[-1]) + 1
-    names = setting.class_names or tuple(map(str, range(max(channels or 0, needed))))
+    names = context.class_names or tuple(map(str, range(max(channels or 0, needed))))
     if channels not in (1, len(names)) or needed > len(names):
         raise ModelError(
-            f"returns {describe(setting.outputs)}, and {setting.data} has {len(names)} classes and "
+            f"returns {describe(context.outputs)}, and {context.data} has {len(names)} classes and "
             f"labels up to {needed - 1}; expected a value of each class for each pixel; "
             "task.ignored= for labels of no class"
         )
@@ -261,17 +261,17 @@ def _make(config: SegmentationConfig, setting: TaskContext) -> Task:
     return build(names, decoder, config.ignored, config.resamples)
 
 
-def _find_output(setting: TaskContext) -> tuple[int, int | None]:
+def _find_output(context: TaskContext) -> tuple[int, int | None]:
     """Return the index of the first output with a map, and the axis of its classes."""
-    taken = setting.input_shape
+    taken = context.input_shape
     last = taken[:1] not in ((1,), (3,)) and taken[-1:] in ((1,), (3,))
-    for number, shape in enumerate(setting.outputs.values()):
+    for number, shape in enumerate(context.outputs.values()):
         if len(shape) == 3:
             return number, 2 if last else 0
         if len(shape) == 2:
             return number, None
     raise ModelError(
-        f"returns {describe(setting.outputs)}; task=segmentation takes values [classes, height, "
+        f"returns {describe(context.outputs)}; task=segmentation takes values [classes, height, "
         "width] or [height, width, classes], or classes [height, width]"
     )
 

@@ -139,22 +139,22 @@ def _doubt(baseline: Scores, expected: float | None) -> str | None:
     return doubt_below(shown, interval, expected)
 
 
-def _make(config: SimilarityConfig, setting: TaskContext) -> Task:
-    check_labels("similarity", setting, "fiu", "a score for each pair [N]")
-    labels = np.asarray(setting.labels)
+def _make(config: SimilarityConfig, context: TaskContext) -> Task:
+    check_labels("similarity", context, "fiu", "a score for each pair [N]")
+    labels = np.asarray(context.labels)
     if labels.ndim > 1:
         raise ConfigError(
-            f"task=similarity: the labels of {setting.data} are {list(labels.shape)}, expected a "
+            f"task=similarity: the labels of {context.data} are {list(labels.shape)}, expected a "
             "score for each pair [N]"
         )
-    flat = [number for number, shape in enumerate(setting.outputs.values()) if len(shape) < 2]
+    flat = [number for number, shape in enumerate(context.outputs.values()) if len(shape) < 2]
     if len(flat) != 1:
         raise ModelError(
-            f"returns {describe(setting.outputs)}; task=similarity takes one output with a score "
+            f"returns {describe(context.outputs)}; task=similarity takes one output with a score "
             "[1] of each pair, or the embedding [width] of each text"
         )
     [output] = flat
-    shape = list(setting.outputs.values())[output]
+    shape = list(context.outputs.values())[output]
     return build(config.resamples, output, embeds=shape not in ((), (1,)))
 
 

@@ -356,22 +356,22 @@ def read_tags(path: Path) -> tuple[str, ...]:
         return tags
 
 
-def _make(config: TokensConfig, setting: TaskContext) -> Task:
+def _make(config: TokensConfig, context: TaskContext) -> Task:
     expected = "a class for each token [N, tokens], or lists of a label for each word"
-    check_labels("tokens", setting, "i" if setting.of_tokens else "", expected)
-    assert setting.labels is not None
-    of_labels = setting.class_names
+    check_labels("tokens", context, "i" if context.of_tokens else "", expected)
+    assert context.labels is not None
+    of_labels = context.class_names
     tags = of_labels
     if config.classes is not None:
         tags = read_tags(Path(config.classes))
-        if not setting.named:  # the labels are the network's numbers
+        if not context.named:  # the labels are the network's numbers
             of_labels = tags
 
     # Every label must have a tag
-    used = np.unique(np.asarray(setting.labels))
+    used = np.unique(np.asarray(context.labels))
     used = used[used >= 0]
     if not len(used):
-        raise ConfigError(f"task=tokens: no token of {setting.data} has a label")
+        raise ConfigError(f"task=tokens: no token of {context.data} has a label")
     for number in used.tolist():
         if number >= len(of_labels):
             unknown = str(number)
@@ -380,32 +380,32 @@ def _make(config: TokensConfig, setting: TaskContext) -> Task:
         else:
             continue
         raise ConfigError(
-            f"task.classes: got {config.classes} with {len(tags)} tags, and {setting.data} has the "
+            f"task.classes: got {config.classes} with {len(tags)} tags, and {context.data} has the "
             f"label {unknown}; expected every label"
         )
 
     # Entities need tags of their schemes
-    output = _find_output(setting, tags)
+    output = _find_output(context, tags)
     odd = [tag for tag in tags if not ENTITY_TAG.fullmatch(tag)]
     if odd and config.primary == "entity_f1":
         raise ConfigError(
-            f"task.primary: got entity_f1, and the tags of {setting.data} include {odd[0]!r}; "
+            f"task.primary: got entity_f1, and the tags of {context.data} include {odd[0]!r}; "
             "expected O, B-..., I-... (or E-..., S-...); try task.classes= with the names of the "
             "network's classes, or task=tokens task.primary=token_accuracy"
         )
     decoder = TagDecoder(tags, of_labels, output, config.strict)
     if config.primary == "entity_f1" and not any(of_labels[n][0] != "O" for n in used):
-        raise ConfigError(f"task=tokens: no entity in {setting.data}: every tag is O")
+        raise ConfigError(f"task=tokens: no entity in {context.data}: every tag is O")
     return build(config.primary, decoder, config.resamples)
 
 
-def _find_output(setting: TaskContext, tags: Tags) -> int:
+def _find_output(context: TaskContext, tags: Tags) -> int:
     """Return the index of the first output with a value of each tag for each token."""
-    for number, shape in enumerate(setting.outputs.values()):
+    for number, shape in enumerate(context.outputs.values()):
         if len(shape) == 2 and shape[1] == len(tags):
             return number
     raise ModelError(
-        f"returns {describe(setting.outputs)}, and {setting.data} has {len(tags)} tags; expected "
+        f"returns {describe(context.outputs)}, and {context.data} has {len(tags)} tags; expected "
         f"one output [tokens, {len(tags)}]; task.classes=FILE names the network's classes"
     )
 

@@ -55,13 +55,13 @@ def build(class_names: tuple[str, ...] = ()) -> Task:
     return Task("top5", TOP5_ACCURACY, _score, MCNEMAR, class_names=class_names, doubt=_doubt)
 
 
-def _make(setting: TaskContext) -> Task:
-    names = check_classes("top5", setting)
+def _make(context: TaskContext) -> Task:
+    names = check_classes("top5", context)
     if len(names) <= TOP:
-        raise ConfigError(f"task=top5: {setting.data} has {len(names)} classes, expected 6 or more")
+        raise ConfigError(f"task=top5: {context.data} has {len(names)} classes, expected 6 or more")
     return build(names)
 
 
 TOP5 = TaskType(
-    make=lambda config, setting: _make(setting), recall=lambda config, names: build(names)
+    make=lambda config, context: _make(context), recall=lambda config, names: build(names)
 )

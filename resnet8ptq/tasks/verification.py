@@ -242,26 +242,26 @@ def _doubt(metric: Metric, baseline: VerificationScores, expected: float | None)
     return doubt_below(shown, interval, expected)
 
 
-def _make(config: VerificationConfig, setting: TaskContext) -> Task:
+def _make(config: VerificationConfig, context: TaskContext) -> Task:
     check_labels(
-        "verification", setting, "iuU", "an identity for each sample, or 0 and 1 for each pair"
+        "verification", context, "iuU", "an identity for each sample, or 0 and 1 for each pair"
     )
-    labels = np.asarray(setting.labels)
-    shapes = list(setting.outputs.values())
+    labels = np.asarray(context.labels)
+    shapes = list(context.outputs.values())
     if len(shapes) != 1 or len(shapes[0]) != 1 or shapes[0] == (1,):
         raise ModelError(
-            f"returns {describe(setting.outputs)}; task=verification takes one output, the "
+            f"returns {describe(context.outputs)}; task=verification takes one output, the "
             "embedding [width] of each sample; model.outputs=[NAME] keeps one of several"
         )
     counts = np.unique(labels, return_counts=True)[1]
     if labels.ndim > 1 or len(counts) < 2 or counts.max() < 2:
         raise ConfigError(
-            f"task=verification: {setting.data} has {len(counts)} identities for {len(labels)} "
+            f"task=verification: {context.data} has {len(counts)} identities for {len(labels)} "
             "samples; expected two or more, with two or more samples of some"
         )
     if config.k >= len(labels) - 1:
         raise ConfigError(
-            f"task.k: got {config.k}, and {setting.data} has {len(labels)} samples; expected fewer "
+            f"task.k: got {config.k}, and {context.data} has {len(labels)} samples; expected fewer "
             "than the other samples"
         )
     return build(config.primary, config.far, config.k, config.resamples)

@@ -397,5 +397,5 @@ def params_of(case: Case) -> dict[str, str]:
     return params
 
 
-def setting(labels, outputs=None, final=PROBABILITIES, names=("a", "b"), named=True) -> TaskContext:
+def context(labels, outputs=None, final=PROBABILITIES, names=("a", "b"), named=True) -> TaskContext:
     return TaskContext("pets", labels, names, named, (4,), outputs or {"out": (2,)}, final)

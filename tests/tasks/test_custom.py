@@ -9,7 +9,7 @@ from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.tasks import registry
 from resnet8ptq.tasks.scoring.outputs import Targets
 from resnet8ptq.tasks.task import Task
-from tests.helpers.task_cases import TARGETS, errors, noisy_values, setting
+from tests.helpers.task_cases import TARGETS, context, errors, noisy_values
 
 CASES_MODULE = "tests.helpers.task_cases"
 
@@ -31,7 +31,7 @@ class Scaled:
 
 def made(target: str | None, **arguments: Any) -> Task:
     config = CustomConfig(metric={"_target_": target, **arguments}, direction="minimize")
-    return registry.make(config, setting(TARGETS))
+    return registry.make(config, context(TARGETS))
 
 
 def test_functions_and_classes_are_called():

@@ -25,9 +25,9 @@ from tests.helpers.task_cases import (
     ITEMS,
     NAMES,
     WINDOWS,
+    context,
     drawn,
     noisy_windows,
-    setting,
     windows,
 )
 
@@ -118,12 +118,12 @@ def test_joined_values_are_those_of_scikit_learn(clips, how, reduce):
 )
 def test_samples_that_cannot_be_joined_are_refused(config, grouped, message):
     labels = np.eye(7)[CLASSES] if config.name == "regression" else CLASSES
-    data = replace(setting(labels, {"out": (7,)}, names=NAMES), grouped=grouped)
+    data = replace(context(labels, {"out": (7,)}, names=NAMES), grouped=grouped)
     with pytest.raises(ConfigError, match=f"task.join: {message}"):
         registry.make(config, data)
 
 
 def test_the_chosen_task_joins_samples_too():
-    data = replace(setting(CLASSES, {"out": (7,)}, names=NAMES), grouped=True)
+    data = replace(context(CLASSES, {"out": (7,)}, names=NAMES), grouped=True)
     assert registry.make(TaskConfig(join="vote"), data).scope.joins_groups
     assert not registry.make(TaskConfig(), data).scope.joins_groups

@@ -80,10 +80,10 @@ def test_logits_of_other_tokens_are_refused(logits):
 
 @pytest.mark.parametrize("outputs", [{"out": (13,)}, {"one": (9, 13), "other": (9, 4)}])
 def test_outputs_without_logits_of_tokens_are_refused(outputs):
-    setting = TaskContext("texts", None, (), False, (9,), outputs, VALUES)
+    context = TaskContext("texts", None, (), False, (9,), outputs, VALUES)
     with pytest.raises(ModelError, match="takes one output \\[tokens, vocabulary\\]"):
-        registry.make(PerplexityConfig(), setting)
-    setting = TaskContext(
+        registry.make(PerplexityConfig(), context)
+    context = TaskContext(
         "texts", None, (), False, (9,), {"past": (2, 9, 4), "logits": (9, 13)}, VALUES
     )
-    assert registry.make(PerplexityConfig(), setting).scope.reduction == NextToken(1, 13)
+    assert registry.make(PerplexityConfig(), context).scope.reduction == NextToken(1, 13)

@@ -19,25 +19,25 @@ from tests.helpers.task_cases import (
     TAGS,
     TARGETS,
     TWO,
-    setting,
+    context,
 )
 
 CHOSEN = [  # labels and outputs, and the task that `auto` takes
-    (setting(TWO), "classification"),
-    (setting(TWO, {"out": (1,)}), "binary"),
-    (setting(TARGETS), "regression"),
-    (setting(PICTURES, {"out": (3, 12, 12)}, VALUES), "dense"),
-    (setting(MASKS, {"out": (7, 8, 8)}, VALUES, NAMES), "segmentation"),
-    (setting(SENTENCES, {"out": (None, 5)}, VALUES, TAGS), "tokens"),
-    (setting(SEVERAL, {"out": (7,)}, LOGITS, NAMES), "multilabel"),
-    (setting(np.repeat(LINES[:9], 2), {"out": (5,)}, LOGITS), "verification"),
-    (setting(np.repeat(LINES[:9], 2), {"out": (64,)}, VALUES), "verification"),
-    (setting(None), "agreement"),
-    (setting(None, {"out": (4,)}, VALUES), "deviation"),  # a reconstruction
-    (setting(None, {"out": (1,)}, LOGITS), "deviation"),
-    (setting(None, {"out": (3,)}, LOGITS), "deviation"),  # logits, or three values
-    (setting(TARGETS, {"out": (2,)}, LOGITS), "regression"),
-    (setting(None, {"scores": (7, 2), "boxes": (7, 4)}, VALUES), "deviation"),
+    (context(TWO), "classification"),
+    (context(TWO, {"out": (1,)}), "binary"),
+    (context(TARGETS), "regression"),
+    (context(PICTURES, {"out": (3, 12, 12)}, VALUES), "dense"),
+    (context(MASKS, {"out": (7, 8, 8)}, VALUES, NAMES), "segmentation"),
+    (context(SENTENCES, {"out": (None, 5)}, VALUES, TAGS), "tokens"),
+    (context(SEVERAL, {"out": (7,)}, LOGITS, NAMES), "multilabel"),
+    (context(np.repeat(LINES[:9], 2), {"out": (5,)}, LOGITS), "verification"),
+    (context(np.repeat(LINES[:9], 2), {"out": (64,)}, VALUES), "verification"),
+    (context(None), "agreement"),
+    (context(None, {"out": (4,)}, VALUES), "deviation"),  # a reconstruction
+    (context(None, {"out": (1,)}, LOGITS), "deviation"),
+    (context(None, {"out": (3,)}, LOGITS), "deviation"),  # logits, or three values
+    (context(TARGETS, {"out": (2,)}, LOGITS), "regression"),
+    (context(None, {"scores": (7, 2), "boxes": (7, 4)}, VALUES), "deviation"),
 ]
 
 
@@ -62,48 +62,48 @@ def test_every_task_that_auto_takes_has_its_reason():
 @pytest.mark.parametrize(
     ("name", "data", "error", "message"),
     [
-        ("classification", setting(None), ConfigError, "labels of pets are none, expected classes"),
-        ("classification", setting(LINES), ConfigError, "try numpy.unique(labels, "),
-        ("classification", setting(TARGETS), ConfigError, "float32 [120, 2], expected classes"),
-        ("classification", setting(TWO, {"out": (3,)}), ModelError, "returns 3 values; pets"),
+        ("classification", context(None), ConfigError, "labels of pets are none, expected classes"),
+        ("classification", context(LINES), ConfigError, "try numpy.unique(labels, "),
+        ("classification", context(TARGETS), ConfigError, "float32 [120, 2], expected classes"),
+        ("classification", context(TWO, {"out": (3,)}), ModelError, "returns 3 values; pets"),
         (
             "classification",
-            setting(TWO + 1, names=("0", "1", "2"), named=False),
+            context(TWO + 1, names=("0", "1", "2"), named=False),
             ModelError,
             "the labels start at 1: subtract 1",
         ),
         (
             "classification",
-            setting(TWO, {"a": (7, 2)}, VALUES),
+            context(TWO, {"a": (7, 2)}, VALUES),
             ModelError,
             "returns a [7, 2]; exp",
         ),
-        ("binary", setting(TWO * 0), ConfigError, "expected two, with samples of both"),
-        ("anomaly", setting(CLASSES), ConfigError, "expected 0 (normal) and 1 (an anomaly)"),
-        ("anomaly", setting(None), ConfigError, "labels of pets are None; expected 0 (normal)"),
-        ("anomaly", setting(TWO), ModelError, "the reconstructed input [4], or a score"),
-        ("regression", setting(None), ConfigError, "are none, expected values [N, ...]"),
+        ("binary", context(TWO * 0), ConfigError, "expected two, with samples of both"),
+        ("anomaly", context(CLASSES), ConfigError, "expected 0 (normal) and 1 (an anomaly)"),
+        ("anomaly", context(None), ConfigError, "labels of pets are None; expected 0 (normal)"),
+        ("anomaly", context(TWO), ModelError, "the reconstructed input [4], or a score"),
+        ("regression", context(None), ConfigError, "are none, expected values [N, ...]"),
         (
             "regression",
-            setting(TARGETS, {"out": (3,)}),
+            context(TARGETS, {"out": (3,)}),
             ModelError,
             "2 values to predict; expected on",
         ),
-        ("segmentation", setting(TWO), ConfigError, "pets has no masks; expected a folder of"),
-        ("segmentation", setting(MASKS, {"out": (3,)}), ModelError, "takes values [classes, "),
+        ("segmentation", context(TWO), ConfigError, "pets has no masks; expected a folder of"),
+        ("segmentation", context(MASKS, {"out": (3,)}), ModelError, "takes values [classes, "),
         (
             "segmentation",
-            setting(MASKS, {"out": (5, 8, 8)}, VALUES, ()),
+            context(MASKS, {"out": (5, 8, 8)}, VALUES, ()),
             ModelError,
             "returns out [5, 8, 8], and pets has 7 classes and labels up to 6",
         ),
         (
             "dense",
-            setting(PICTURES, {"out": (3, 24, 24)}),
+            context(PICTURES, {"out": (3, 24, 24)}),
             ModelError,
             "pets has targets [12, 12, 3]; task=dense expects one output of their size",
         ),
-        ("agreement", setting(None, {"out": (1,)}), ModelError, "task=deviation compares values"),
+        ("agreement", context(None, {"out": (1,)}), ModelError, "task=deviation compares values"),
     ],
 )
 def test_data_that_do_not_fit_are_refused_in_one_line(name, data, error, message):
@@ -115,19 +115,19 @@ def test_data_that_do_not_fit_are_refused_in_one_line(name, data, error, message
 
 def test_options_need_their_group():
     with pytest.raises(ConfigError, match="try task=binary"):
-        registry.make(TaskConfig("binary"), setting(TWO))
+        registry.make(TaskConfig("binary"), context(TWO))
 
 
 def test_a_network_may_know_more_classes_than_unnamed_samples_show():
-    data = setting(TWO, {"out": (5,)}, named=False)
+    data = context(TWO, {"out": (5,)}, named=False)
     assert registry.make(TaskConfig(), data).class_names == ("0", "1", "2", "3", "4")
 
 
 @pytest.mark.parametrize("shape", [(1, 1), ()])
 def test_axes_of_size_1_do_not_hide_the_classes(shape):
-    scores = setting(TWO, {"out": (2, *shape)}, LOGITS)
+    scores = context(TWO, {"out": (2, *shape)}, LOGITS)
     assert registry.make(TaskConfig(), scores).name == "classification"
-    one = setting(TWO, {"out": shape}, LOGITS)
+    one = context(TWO, {"out": shape}, LOGITS)
     assert registry.make(TaskConfig(), one).name == "binary"
 
 
@@ -137,7 +137,7 @@ def test_scores_are_those_of_a_flat_output(shape, final):
     drawn = np.random.default_rng(0).random((len(TWO), 2)).astype(np.float32)
     targets = Targets(TWO)
     for columns in (2, 1):
-        task = registry.make(TaskConfig(), setting(TWO, {"out": (columns,)}, final))
+        task = registry.make(TaskConfig(), context(TWO, {"out": (columns,)}, final))
         flat = drawn[:, :columns]
         lead = (len(TWO), columns) if columns > 1 else (len(TWO),)
         deep = flat.reshape(*lead, *shape)
@@ -148,13 +148,13 @@ def test_scores_are_those_of_a_flat_output(shape, final):
 
 
 def test_the_output_that_holds_the_classes_is_named():
-    several = setting(TWO, {"embedding": (16,), "scores": (2,)}, VALUES)
+    several = context(TWO, {"embedding": (16,), "scores": (2,)}, VALUES)
     with pytest.raises(ModelError, match=r"model\.outputs=\[scores\]"):
         registry.make(TaskConfig(), several)
-    both = setting(TWO, {"features": (16,), "logits": (2,), "probabilities": (2,)}, VALUES)
+    both = context(TWO, {"features": (16,), "logits": (2,), "probabilities": (2,)}, VALUES)
     with pytest.raises(ModelError, match=r"model\.outputs=\[logits\]"):
         registry.make(TaskConfig(), both)
-    maps = setting(TWO, {"map": (4, 4)}, VALUES)
+    maps = context(TWO, {"map": (4, 4)}, VALUES)
     with pytest.raises(ModelError) as raised:
         registry.make(TaskConfig(), maps)
     assert "model.outputs" not in str(raised.value)  # there is nothing to choose

@@ -15,7 +15,7 @@ SCORES = np.array([0.0, 2.5, 5.0, 1.0])
 small = st.integers(0, 4).map(float)  # with ties
 
 
-def setting(labels, **outputs) -> TaskContext:
+def context(labels, **outputs) -> TaskContext:
     return TaskContext("pairs", labels, (), True, (), outputs, VALUES)
 
 
@@ -70,8 +70,8 @@ def test_samples_that_are_no_pairs_are_refused(groups, labels, kind, message):
 
 def test_the_outputs_decide_the_form():
     for shape in ((), (1,)):
-        assert not make(setting(SCORES, score=shape)).scope.joins_groups
-    task = make(setting(SCORES, tokens=(None, 8), embedding=(8,)))
+        assert not make(context(SCORES, score=shape)).scope.joins_groups
+    task = make(context(SCORES, tokens=(None, 8), embedding=(8,)))
     assert task.scope.joins_groups
     values = np.random.default_rng(0).normal(size=(4, 8))
     outputs = Outputs((np.zeros((4, 5, 8)), values))
@@ -83,9 +83,9 @@ def test_the_outputs_decide_the_form():
 
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ModelError, match="takes one output with a score"):
-        make(setting(SCORES, tokens=(None, 8)))
+        make(context(SCORES, tokens=(None, 8)))
     with pytest.raises(ConfigError, match="labels of pairs are none, expected a score"):
-        make(setting(None, score=(1,)))
+        make(context(None, score=(1,)))
     with pytest.raises(ConfigError, match=r"are \[4, 1\], expected a score"):
-        make(setting(SCORES[:, None], score=(1,)))
-    assert registry.make(TaskConfig(), setting(SCORES, score=(1,))).name == "regression"
+        make(context(SCORES[:, None], score=(1,)))
+    assert registry.make(TaskConfig(), context(SCORES, score=(1,))).name == "regression"

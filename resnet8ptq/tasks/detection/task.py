@@ -142,11 +142,11 @@ def _doubt(baseline: DetectionScores, expected: float | None) -> str | None:
     return doubt_below(shown, interval, expected)
 
 
-def _make(config: DetectionConfig, setting: TaskContext) -> Task:
-    labels = setting.labels
+def _make(config: DetectionConfig, context: TaskContext) -> Task:
+    labels = context.labels
     if labels is None or "boxes" not in (labels.dtype.names or ()):
         raise ConfigError(
-            f"task={config.name}: {setting.data} has no boxes; expected data=coco with "
+            f"task={config.name}: {context.data} has no boxes; expected data=coco with "
             "data.images and data.annotations"
         )
     boxes = labels["boxes"]
@@ -155,41 +155,41 @@ def _make(config: DetectionConfig, setting: TaskContext) -> Task:
     sigmas: tuple[float, ...] = ()
     parts = ""
     if isinstance(config, KeypointsConfig):
-        sigmas = _find_sigmas(config, setting)
+        sigmas = _find_sigmas(config, context)
         objects &= (boxes["keypoints"][..., 2::3] > 0).any(axis=2)
         parts = " with keypoints"
     with_masks = config.name == "instance_segmentation"
     if with_masks:
-        _check_masks(setting)
+        _check_masks(context)
     if not objects.any():
         raise ConfigError(
-            f"task={config.name}: the pictures of {setting.data} have no objects{parts}"
+            f"task={config.name}: the pictures of {context.data} have no objects{parts}"
         )
 
     # The decoder of the outputs
     decoder = make_decoder(
         config,
-        setting.input_shape,
-        setting.outputs,
-        setting.class_ids,
+        context.input_shape,
+        context.outputs,
+        context.class_ids,
         keypoints=len(sigmas),
         with_masks=with_masks,
     )
-    names = setting.class_names
-    return build(names, decoder, config.resamples, tuple(setting.outputs), config.name, sigmas)
+    names = context.class_names
+    return build(names, decoder, config.resamples, tuple(context.outputs), config.name, sigmas)
 
 
-def _check_masks(setting: TaskContext) -> None:
+def _check_masks(context: TaskContext) -> None:
     """Raise `ConfigError` if objects have no masks; log the number of those without."""
-    if not setting.has_masks:
+    if not context.has_masks:
         raise ConfigError(
-            f"task=instance_segmentation: the objects of {setting.data} have no masks; expected "
+            f"task=instance_segmentation: the objects of {context.data} have no masks; expected "
             "`segmentation` in data.annotations, polygons or run lengths; task=detection scores "
             "boxes alone"
         )
-    assert setting.labels is not None
+    assert context.labels is not None
     bare = {}  # number of objects without a mask, by picture
-    for record in setting.labels:
+    for record in context.labels:
         number = masks.of_record(record).count(b"")
         if number:
             bare[int(record["image_id"])] = number
@@ -198,18 +198,18 @@ def _check_masks(setting: TaskContext) -> None:
             log,
             "%s: %d objects have no valid `segmentation`, the first in picture %d: they count as "
             "neither right nor wrong",
-            setting.data,
+            context.data,
             sum(bare.values()),
             min(bare),
         )
 
 
-def _find_sigmas(config: KeypointsConfig, setting: TaskContext) -> tuple[float, ...]:
+def _find_sigmas(config: KeypointsConfig, context: TaskContext) -> tuple[float, ...]:
     """Return the constant of each keypoint: `task.sigmas`, or COCO's for the 17 of a person."""
-    count = setting.keypoints
+    count = context.keypoints
     if not count:
         raise ConfigError(
-            f"task=keypoints: the objects of {setting.data} have no keypoints; expected them in "
+            f"task=keypoints: the objects of {context.data} have no keypoints; expected them in "
             "data.annotations, such as person_keypoints_val2017.json"
         )
     sigmas: tuple[float, ...] = COCO_SIGMAS
@@ -220,7 +220,7 @@ def _find_sigmas(config: KeypointsConfig, setting: TaskContext) -> tuple[float, 
     if len(sigmas) != count:
         raise ConfigError(
             f"task.sigmas: got {got}, expected one for each of the {count} keypoints of "
-            f"{setting.data}; try task=keypoints task.sigmas={[round(1 / count, 3)] * count}"
+            f"{context.data}; try task=keypoints task.sigmas={[round(1 / count, 3)] * count}"
         )
     return sigmas
 

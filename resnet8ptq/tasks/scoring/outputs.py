@@ -173,9 +173,9 @@ def as_rows(values: Array) -> Array:
     return values.reshape(len(values), -1)
 
 
-def check_labels(task: str, setting: TaskContext, kinds: str, expected: str) -> None:
+def check_labels(task: str, context: TaskContext, kinds: str, expected: str) -> None:
     """Raise `ConfigError` if the labels are missing, or not of these NumPy kinds."""
-    labels = setting.labels
+    labels = context.labels
     if labels is not None and labels.dtype.kind in kinds:
         return
     got = "none"
@@ -185,7 +185,7 @@ def check_labels(task: str, setting: TaskContext, kinds: str, expected: str) -> 
         if labels.dtype.kind == "U" and "i" in kinds:
             mend = "; try numpy.unique(labels, return_inverse=True)[1]"
     raise ConfigError(
-        f"task={task}: the labels of {setting.data} are {got}, expected {expected}{mend}"
+        f"task={task}: the labels of {context.data} are {got}, expected {expected}{mend}"
     )
 
 
