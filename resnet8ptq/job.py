@@ -76,12 +76,12 @@ def run_in_sweep(asked: RunConfig, folder: Path, hydra: HydraConf) -> "RunRecord
         asked: the settings, not checked yet.
         hydra: Hydra's settings: the sweep's folder, the job's number and overrides.
     """
-    from resnet8ptq.sweeps import callback, jobs
+    from resnet8ptq.sweeps import jobs, running
     from resnet8ptq.tracking.sweep_file import SharedSweep
 
     # The process that began the sweep has a `RunningSweep`, whose store may still be opening. A
     # worker has the `SharedSweep` of the sweep's file.
-    begun = callback.find_running_sweep() or SharedSweep.load(Path(hydra.sweep.dir))
+    begun = running.find_running_sweep() or SharedSweep.load(Path(hydra.sweep.dir))
     number = hydra.job.num
     threads = None
     at_once = 1
@@ -105,7 +105,7 @@ def run_in_sweep(asked: RunConfig, folder: Path, hydra: HydraConf) -> "RunRecord
         **identity.tag(settings),  # reads the data and hashes the network
     }
     left_s = None if isinstance(begun, SharedSweep) else begun.seconds_left(number)
-    sweep = begun if isinstance(begun, SharedSweep) else callback.open_running_sweep()
+    sweep = begun if isinstance(begun, SharedSweep) else running.open_running_sweep()
     try:
         # A sweep over backend.path repeats the jobs of other backends, which do not read it.
         repeated = asked.backend.name != FILE and asked.backend.path is not None

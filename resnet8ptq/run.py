@@ -17,7 +17,7 @@ from resnet8ptq import job
 from resnet8ptq.config import folders, help_page, loading, words
 from resnet8ptq.core import background, command, importing, invocation
 from resnet8ptq.experiment import path_words
-from resnet8ptq.sweeps import callback, ongoing
+from resnet8ptq.sweeps import ongoing, running
 from resnet8ptq.tracking.mlflow_store import address, store
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def execute(
     """
     with ongoing.begin(typed) as begun:
         # `finish` also closes the sweep that Hydra's callback has begun: table and report.
-        ending = command.finish(partial(_call_hydra, typed), callback.find_running_sweep, report)
+        ending = command.finish(partial(_call_hydra, typed), running.find_running_sweep, report)
         record = begun.run.record if begun.run else None
         folder = begun.sweep.shared.folder if begun.sweep else None
         return CommandResult(ending, record, folder)
@@ -114,7 +114,7 @@ def run_job(cfg: DictConfig) -> Any:
             begun.run = job.run_alone(asked, folder, hydra.overrides.task)
         return None
     record = job.run_in_sweep(loading.type_composed(cfg), folder, hydra)
-    if callback.is_search(hydra.sweeper):
+    if running.is_search(hydra.sweeper):
         return record
     return record.loss
 

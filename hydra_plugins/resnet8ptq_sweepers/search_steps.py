@@ -43,13 +43,14 @@ class SearchSweeper(Sweeper):
         from resnet8ptq.config.schema import RunConfig
         from resnet8ptq.core import machine
         from resnet8ptq.exploration.search.searching import Asked, Step, find_fixed
-        from resnet8ptq.sweeps import callback, search
+        from resnet8ptq.sweeps import search
+        from resnet8ptq.sweeps.running import find_running_sweep
 
         OmegaConf.save(self.config, Path(self.config.hydra.sweep.dir) / "multirun.yaml")
         typed = {override.key_or_group: override for override in map(words.parse, arguments)}
         backends = words.values(typed["backend"]) if "backend" in typed else ["onnx"]
         shared = [word for word in arguments if words.parse(word).key_or_group != "backend"]
-        running = callback.find_running_sweep()
+        running = find_running_sweep()
         assert running is not None and running.delivery is not None  # started by the callback
         assert running.budget is not None
 

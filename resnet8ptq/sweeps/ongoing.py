@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # Hydra imports this module for every job
     from resnet8ptq.report.single_run import SingleRun
-    from resnet8ptq.sweeps.callback import RunningSweep
+    from resnet8ptq.sweeps.running import RunningSweep
 
 
 @dataclass

@@ -36,7 +36,7 @@ from resnet8ptq.tracking.journal import NOTE_TAG
 from resnet8ptq.tracking.record import RunRecord
 
 if TYPE_CHECKING:
-    from resnet8ptq.sweeps.callback import RunningSweep
+    from resnet8ptq.sweeps.running import RunningSweep
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.evaluation.result import RunResult
-from resnet8ptq.sweeps import callback, ongoing
+from resnet8ptq.sweeps import callback, ongoing, running
 from resnet8ptq.tracking import history, journal
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.mlflow_store import upload
@@ -435,7 +435,7 @@ def test_password_of_the_environment_stays_in_the_sweeps_private_file(store, tmp
     monkeypatch.setattr("resnet8ptq.tracking.run.start_parent", lambda _, *args: make(store, *args))
     with ongoing.begin([]):
         callback.SweepCallback().on_multirun_start(compose_sweep(tmp_path / "sweep"))
-        current = callback.open_running_sweep()
+        current = running.open_running_sweep()
     holders = [
         path for path in tmp_path.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()
     ]

@@ -7,16 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
-from resnet8ptq.config import words
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import command
 from resnet8ptq.core.errors import DataError
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.report.pages import page
-from resnet8ptq.sweeps import callback
-from resnet8ptq.sweeps.callback import RunningSweep
+from resnet8ptq.sweeps.running import RunningSweep
 from resnet8ptq.tracking import history, journal
 from resnet8ptq.tracking.mlflow_store.store import Store
 from resnet8ptq.tracking.run import start_parent, start_run
@@ -114,24 +111,6 @@ def test_a_sweep_over_splits_compares_each_apart(tmp_path):
         assert figures
         assert all(name.startswith(f"set{number}_") for name in figures)
         assert all(report.with_name(name).exists() for name in figures)
-
-
-@pytest.mark.parametrize(
-    ("params", "typed", "jobs"),
-    [
-        ({}, ["dtype=int8"], 1),
-        ({}, ["dtype=int8,uint8"], 2),
-        ({"seed": "1,2"}, [], 2),
-        ({"seed": "1,2"}, ["seed=1"], 1),
-        ({"seed": "1,2"}, ["seed=1", "calib=minmax,mse"], 2),
-        ({"seed": "range(1,4)"}, ["per_channel=choice(true,false)", "calib=minmax,mse"], 12),
-        ({}, ["dtype=int8,uint8", "calib=glob(*)"], None),
-    ],
-)
-def test_how_many_jobs_a_sweep_has(params, typed, jobs):
-    sweeper = OmegaConf.create({"params": params})
-    overrides = [*callback._find_swept(sweeper), *map(words.parse, typed)]
-    assert callback._count_jobs(sweeper, overrides) == jobs
 
 
 def test_the_time_left_is_that_of_the_jobs_before(running):

@@ -1,0 +1,211 @@
+"""The end of a sweep: its runs are compared, timed and reported, and the parent run is closed."""
+
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from resnet8ptq.core import background, console, invocation
+from resnet8ptq.core.errors import TrackingError
+from resnet8ptq.core.text import one_line
+from resnet8ptq.evaluation import paired_latency
+from resnet8ptq.report import loading, mlperf_tiny, terminal
+from resnet8ptq.report.families import all_records
+from resnet8ptq.report.pages import page
+from resnet8ptq.report.recommend import ModelSelection
+from resnet8ptq.report.selection import select
+from resnet8ptq.sweeps import final_timing, parent_run, winner
+from resnet8ptq.sweeps.running import RunningSweep
+from resnet8ptq.tracking import history
+from resnet8ptq.tracking.journal import Journal
+from resnet8ptq.tracking.mlflow_store import sync, upload
+from resnet8ptq.tracking.record import RunRecord
+
+log = logging.getLogger(__name__)
+
+
+def close(running: RunningSweep, status: str) -> int:
+    """Print the comparison, write it to the folder and the parent run, and close that run.
+
+    Args:
+        status: the status of the sweep's end: `ok`, `failed` or `killed`.
+
+    Returns:
+        The exit code: 1 if a job failed; for a search, that of the winner's verdict.
+
+    Raises:
+        TrackingError: the store is unavailable (the runs are in the sweep's folder), or the
+            report failed (the sweep's run is closed).
+        KeyboardInterrupt: the report was interrupted; the message names the command for it.
+    """
+    store = running.shared.store
+    parent_id = running.shared.parent_id
+    folder = running.shared.folder
+    records: list[RunRecord] = []
+    chosen: list[ModelSelection] = []
+    failure: BaseException | None = None
+    code: int | None = None  # of a search
+
+    # Wait for the last uploads
+    try:
+        with console.waiting("Sending the runs to MLflow"):
+            background.wait()
+    except TrackingError as error:
+        log.error("%s", error)
+        if status == "ok":
+            status = "failed"
+
+    # Compare, and write the report
+    try:
+        records += background.ask(parent_run.collect, running.shared)
+        is_timed = status != "killed" and not running.is_search
+        chosen = _print_comparison(running, records, timed=is_timed)
+        code = _announce(running, chosen, status)  # before the report, which may take long
+        _write_report(running, records, chosen)
+    except (Exception, KeyboardInterrupt) as error:  # raised after the sweep is closed
+        failure = error
+
+    # Close the sweep's run
+    if status == "killed":
+        done = records or sync.load_records(folder)
+        print(_how_far(done, running.jobs, running.words), file=sys.stderr)
+    # A job may fail without Hydra's knowledge: another package's sweeper may go on after it.
+    has_failed = any(record.status == "failed" for record in records)
+    if status == "ok" and not running.is_search and has_failed:
+        status = "failed"
+    away = background.ask(parent_run.end, store, parent_id, status, folder)
+    if away:
+        done = sync.load_records(folder)
+        terminal.print_runs(loading.without_files(done, running.limits))
+        if code is None:
+            _announce(running, chosen, status)
+        raise TrackingError(
+            f"the tracking store does not answer ({away[:200]}); the runs are kept in "
+            f"{folder}; try `{invocation.command('sync', f'folder={folder}', *store.words)}` "
+            "when it is back"
+        )
+
+    # Print the paths, then the answer
+    if records:
+        terminal.print_paths(folder, store)
+        if not running.is_search:
+            terminal.print_answers(chosen)
+    if code is None:
+        code = _announce(running, chosen, status)
+    if failure is not None:
+        again = invocation.command("report", f"run_id={parent_id}", *store.words)
+        if isinstance(failure, KeyboardInterrupt):
+            raise KeyboardInterrupt(f"the report was not written; try `{again}`")
+        raise TrackingError(
+            f"the report could not be made ({one_line(failure)}); try `{again}`"
+        ) from failure
+    if running.goal and status == "ok":
+        return code
+    return int(status != "ok")
+
+
+def _print_comparison(
+    running: RunningSweep, records: list[RunRecord], timed: bool
+) -> list[ModelSelection]:
+    """Assess the runs and print their table; return the recommended models of each family.
+
+    Args:
+        timed: whether to time the best models against each other first.
+    """
+    store = running.shared.store
+    folder = running.shared.folder
+    if not records:
+        return []
+    try:
+        families = loading.add_earlier_runs(store, loading.load_families(store, records))
+    except Exception:  # an artifact is missing, but the metrics are there
+        terminal.print_runs(loading.without_files(records, running.limits))
+        raise
+    with console.waiting("Comparing the runs"):
+        chosen = select(families, running.limits)
+    if timed:  # before the table, which shows these latencies
+        timings = final_timing.time_finalists(chosen, folder)
+        chosen = select(families, running.limits, timings)
+
+    # A search has printed the result of each step
+    shown = []
+    for selected in chosen:
+        family = selected.family
+        if running.is_search:
+            family = family.without_held_out()
+        if family.cells:
+            shown.append(family)
+    if shown:
+        terminal.print_runs(shown)
+    runs = all_records(shown)
+    if mlperf_tiny.is_suite(runs):
+        mlperf_tiny.print_suite(runs)
+    return chosen
+
+
+def _announce(running: RunningSweep, chosen: list[ModelSelection], status: str) -> int:
+    """Print the winner of a search, also after an error or Ctrl-C; return its exit code."""
+    if running.goal is None or running.delivery is None:
+        return 0
+    if status == "failed" and running.delivery.record is None:
+        return 0  # the error says why there is no model
+    return winner.announce(chosen, running.delivery, running.goal)
+
+
+def _write_report(
+    running: RunningSweep, records: list[RunRecord], chosen: list[ModelSelection]
+) -> None:
+    """Write the report to the folder and the parent run, and log the final timings.
+
+    A search that is late prints the command for its report instead.
+    """
+    store = running.shared.store
+    parent_id = running.shared.parent_id
+    folder = running.shared.folder
+    if _is_late(running):
+        again = invocation.command("report", f"run_id={parent_id}", *store.words)
+        print(f"The report would end after the time limit, and is not drawn; to draw it: {again}")
+    elif records or _has_analyses(running):
+        with console.waiting("Drawing the report"):
+            page.write_report(store, parent_id, chosen, folder)
+    if running.shared.resume:
+        skipped = sum(_is_earlier(running, record) for record in records)
+        print(f"Skipped: {skipped} of {len(records)} runs had finished before")
+    timings_file = folder / paired_latency.FILE
+    if timings_file.exists():
+        background.ask(upload.log_files, store, parent_id, [timings_file])
+
+
+def _is_late(running: RunningSweep) -> bool:
+    """Return whether a search is late, so that its report is not drawn."""
+    spent_s = time.monotonic() - running.command_begun_s
+    return running.budget is not None and not running.budget.has_time_to_draw(spent_s)
+
+
+def _has_analyses(running: RunningSweep) -> bool:
+    """Return whether a job of the sweep was an analysis, which the report shows."""
+    runs = background.ask(history.load_children, running.shared.store, running.shared.parent_id)
+    return any(run.is_analysis and run.status == "ok" for run in runs)
+
+
+def _is_earlier(running: RunningSweep, record: RunRecord) -> bool:
+    """Return whether a run had ended before this command, in any folder."""
+    if running.shared.folder not in Path(record.folder).parents:
+        return True
+    begun = time.time() - (time.monotonic() - running.command_begun_s)
+    try:
+        ended_ms = Journal.load(Path(record.folder)).end_ms
+    except TrackingError:  # its folder was removed, and the store has the run
+        return True
+    return ended_ms is not None and ended_ms < 1000 * begun
+
+
+def _how_far(records: Sequence[RunRecord], jobs: int | None, typed: Sequence[str]) -> str:
+    """Return the number of finished runs of an interrupted sweep, and the command to continue."""
+    finished = str(sum(record.finished for record in records))
+    if jobs is not None:
+        finished += f" of {jobs}"
+    kept = [word for word in typed if not word.lstrip("+").startswith("sweep.resume=")]
+    again = invocation.command("run", *kept, "sweep.resume=true")
+    return f"{finished} runs finished; continue: {again}"

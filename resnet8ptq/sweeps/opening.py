@@ -1,0 +1,168 @@
+"""The begin of a sweep: its settings are checked, and its store and parent run opened."""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+
+from resnet8ptq.config import words
+from resnet8ptq.config.schema import ReportConfig, TrackingConfig
+from resnet8ptq.core import background, clock, console
+from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.sweeps import identity, jobs, parent_run, resume, search
+from resnet8ptq.sweeps.budget import Budget
+from resnet8ptq.sweeps.delivery import Delivery
+from resnet8ptq.sweeps.running import RunningSweep, is_search
+from resnet8ptq.tracking import journal
+from resnet8ptq.tracking.mlflow_store import sender, sync
+from resnet8ptq.tracking.sweep_file import ParallelJobs, SharedSweep
+
+if TYPE_CHECKING:
+    from resnet8ptq.tracking.mlflow_store.store import Store
+
+log = logging.getLogger(__name__)
+
+
+def open_sweep(
+    config: DictConfig, folder: Path, parallel: ParallelJobs | None, command_line: Sequence[str]
+) -> RunningSweep:
+    """Check the settings before the first job, and start opening the store."""
+    if config.analysis.name == "inspect":
+        raise ConfigError("analysis.name: got 'inspect', expected one run: leave out -m")
+
+    # The words of the command line
+    tracking = OmegaConf.to_object(config.tracking)
+    limits = OmegaConf.to_object(config.report)
+    # For mypy: the schema says so.
+    assert isinstance(tracking, TrackingConfig) and isinstance(limits, ReportConfig)
+    overrides = list(config.hydra.overrides.task)
+    typed = [words.parse(word) for word in overrides]
+    swept = _find_swept(config.hydra.sweeper)
+    varied = swept
+    if is_search(config.hydra.sweeper):
+        search.check(config.hydra.sweeper, typed)
+        varied = search.find_varied()
+    count = _count_jobs(config.hydra.sweeper, [*swept, *typed])
+    # No log is set up yet. The imports that follow take a second, or several from a cold disk.
+    console.say(console.stderr(), f"{_say_jobs(config.hydra.sweeper, count)}: {folder}")
+    for line in words.find_idle(config, typed, varied):
+        log.warning("%s", line)
+    tags = {"overrides": " ".join(overrides), "sweep_key": identity.sweep_key(overrides)}
+    if parallel:
+        jobs.prepare_workers()
+        if parallel.at_once > 1 and config.latency.enabled:
+            log.warning("%d jobs at once: every job is timed while others run", parallel.at_once)
+
+    # Open the store in the background
+    folder.mkdir(parents=True, exist_ok=True)
+    held = journal.lock(folder)
+    if config.sweep.resume:
+        begun = _continue(tracking, folder, tags)
+    else:
+        begun = background.put(parent_run.begin, tracking, folder, tags)
+    background.prepare(sender.warm_up)
+    if parallel is None:
+        with console.waiting("Loading libraries"):
+            from resnet8ptq.experiment import pipeline  # noqa: F401  # meanwhile
+
+    def open_begun() -> SharedSweep:
+        store, parent_id = background.result(begun)
+        return SharedSweep(
+            store=store,
+            parent_id=parent_id,
+            folder=folder,
+            parallel=parallel,
+            resume=config.sweep.resume,
+            jobs=count,
+            varied=_find_varied([*swept, *typed]),
+        )
+
+    running = RunningSweep(
+        open=open_begun,
+        parallel=parallel,
+        limits=limits,
+        lock=held,
+        jobs=count,
+        words=command_line,
+    )
+    if is_search(config.hydra.sweeper):
+        return _as_search(running, config.hydra.sweeper, folder)
+    return running
+
+
+def _as_search(running: RunningSweep, sweeper: DictConfig, folder: Path) -> RunningSweep:
+    """Return a sweep with the goal, the file and the time limit of a search."""
+    limit_s = 60 * sweeper.minutes
+    return replace(
+        running,
+        goal=sweeper.goal,
+        delivery=Delivery(folder),
+        budget=Budget(limit_s, loading_s=time.monotonic() - clock.begun_s()),
+    )
+
+
+def _continue(
+    tracking: TrackingConfig, folder: Path, tags: Mapping[str, str]
+) -> "Future[tuple[Store, str]]":
+    """Reopen the newest sweep with the same overrides, or start a new sweep."""
+    from resnet8ptq.tracking.mlflow_store.store import in_one_line, open_store
+    from resnet8ptq.tracking.run import restart_parent
+
+    store = background.ask(open_store, tracking)
+    with in_one_line(store):
+        earlier = resume.find_sweep(store, tags["sweep_key"], own=folder)
+    if earlier is None:
+        log.warning("sweep.resume: no earlier sweep with these overrides, code and versions")
+        return background.put(parent_run.begin, tracking, folder, tags)
+    print(f"Resume: continuing {earlier.name}")  # no log is set up yet
+    opened: Future[tuple[Store, str]] = Future()
+    with in_one_line(store):
+        sync.sync(store, Path(earlier.folder), wait_s=5)
+        opened.set_result((store, restart_parent(store, earlier, folder)))
+    return opened
+
+
+def _find_varied(overrides: Sequence[Override]) -> tuple[str, ...]:
+    """Return the keys with several values, which differ between the jobs."""
+    varied = []
+    for override in overrides:
+        if override.is_sweep_override():
+            varied.append(override.key_or_group)
+    return tuple(varied)
+
+
+def _say_jobs(sweeper: DictConfig, count: int | None) -> str:
+    """Return the number of jobs as text; for a search, its goal and its time limit."""
+    if is_search(sweeper):
+        return f"goal={sweeper.goal}, at most {sweeper.minutes:g} minutes"
+    return f"{count or 'unknown number of'} job{'s' * (count != 1)}"
+
+
+def _find_swept(sweeper: DictConfig) -> list[Override]:
+    params = sweeper.get("params") or {}
+    return [words.parse(f"{key}={value}") for key, value in params.items()]
+
+
+def _count_jobs(sweeper: DictConfig, overrides: Sequence[Override]) -> int | None:
+    """Return the number of jobs; None if only Hydra knows it, such as for `glob(*)`.
+
+    The last override of a key wins.
+    """
+    if is_search(sweeper):
+        return None
+    last = {override.key_or_group: override for override in overrides}
+    count = 1
+    for override in last.values():
+        if override.is_sweep_override():
+            try:
+                count *= len(list(override.sweep_string_iterator()))
+            except HydraException:
+                return None
+    return count
