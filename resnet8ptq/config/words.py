@@ -105,6 +105,15 @@ def _unquote(value: Any) -> Any:
     return value.text if isinstance(value, QuotedString) else value
 
 
+def key_of(word: str) -> str:
+    """Return the key of a setting of the command line.
+
+    >>> key_of("+model.path=net.onnx")
+    'model.path'
+    """
+    return word.lstrip("+~").partition("=")[0]
+
+
 def is_group(key: str) -> bool:
     """Return whether a key chooses an option of a config group."""
     return key in (*_GROUPS, "model") or "/" in key

@@ -114,6 +114,11 @@ class Backend:
         return kind
 
     @property
+    def model_files(self) -> tuple[str, ...]:
+        """The names that a run's quantized file may have."""
+        return tuple(f"model{suffix}" for suffix in self.suffixes)
+
+    @property
     def is_installed(self) -> bool:
         """Whether the extra that it needs is installed."""
         return not self.extra or find_spec(self.extra) is not None

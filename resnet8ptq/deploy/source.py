@@ -170,8 +170,7 @@ def fetch_run(
 
     # Copy its files
     names = history.list_artifacts(store, record)
-    possible = {f"model{suffix}" for suffix in backend.suffixes}
-    models = sorted(possible.intersection(names))
+    models = [name for name in backend.model_files if name in names]
     if len(models) != 1 or CONFIG_FILE not in names:
         raise TrackingError(
             f"run {record.run_id}: has no artifact to deploy; expected a run that quantized a "

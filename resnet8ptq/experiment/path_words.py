@@ -99,7 +99,7 @@ def _name_path(word: str, before: str, words: Sequence[str]) -> str:
     from resnet8ptq.models.sources.formats import find_format  # imports numpy
 
     key = "model.path" if name_file(path) is None and find_format(path) else "data.root"
-    if key in map(_key, words):
+    if key in map(grammar.key_of, words):
         return word
     console.say(console.stderr(), f"{word}: taken as {key}={word}")
     return grammar.assign(key, word)
@@ -111,10 +111,10 @@ def _add_source(words: Sequence[str], settings: Mapping[str, str]) -> list[str]:
     key = f"data.{SOURCES[source].key}"
     renamed = []
     for word in words:
-        if _key(word) == "data.root":
+        if grammar.key_of(word) == "data.root":
             word = word.replace("data.root", key, 1)
         renamed.append(word)
-    known = {key, *map(_key, renamed)}
+    known = {key, *map(grammar.key_of, renamed)}
     more = [f"{name}={value}" for name, value in settings.items() if name not in known]
     console.say(console.stderr(), f"data: not set; chosen by the path: {' '.join(more)}")
     return [*renamed, *more]
@@ -204,7 +204,3 @@ def _is_own(key: str, value: Any) -> bool:
     if known and path.absolute() == Path(known).absolute():
         return False
     return path.is_dir() or files.sha256(path) != SHA256
-
-
-def _key(word: str) -> str:
-    return word.lstrip("+").partition("=")[0]

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from resnet8ptq.config import words
 from resnet8ptq.core import invocation, machine
 from resnet8ptq.core.descriptor import find_backends
 from resnet8ptq.tracking import origin
@@ -66,5 +67,5 @@ def _has(record: RunRecord, wanted: Mapping[str, str]) -> bool:
 
 
 def _is_left_out(word: str, wanted: Mapping[str, str]) -> bool:
-    key = origin.key_of(word)
+    key = words.key_of(word)
     return key in wanted or key.startswith(_DROPPED)

@@ -321,8 +321,10 @@ def _find_artifact(store: Store, record: RunRecord) -> str | None:
     """Return the path or address of a run's quantized file; None without a file."""
     if record.status != "ok":
         return None
-    suffixes = [suffix for backend in find_backends().values() for suffix in backend.suffixes]
-    return _find_file(store, record, {f"model{suffix}" for suffix in suffixes})
+    possible: set[str] = set()
+    for backend in find_backends().values():
+        possible.update(backend.model_files)
+    return _find_file(store, record, possible)
 
 
 def _find_file(store: Store, record: RunRecord, possible: Set[str]) -> str | None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from resnet8ptq.config.words import key_of
 from resnet8ptq.core import background, console, invocation
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import one_line
@@ -206,6 +207,6 @@ def _how_far(records: Sequence[RunRecord], jobs: int | None, typed: Sequence[str
     finished = str(sum(record.finished for record in records))
     if jobs is not None:
         finished += f" of {jobs}"
-    kept = [word for word in typed if not word.lstrip("+").startswith("sweep.resume=")]
+    kept = [word for word in typed if key_of(word) != "sweep.resume"]
     again = invocation.command("run", *kept, "sweep.resume=true")
     return f"{finished} runs finished; continue: {again}"

@@ -88,8 +88,8 @@ def _find_model(record: RunRecord) -> Path | None:
     backend = BACKENDS.get(record.backend)
     if backend is None or not record.folder:
         return None
-    for suffix in backend.suffixes:
-        path = Path(record.folder, f"model{suffix}")
+    for name in backend.model_files:
+        path = Path(record.folder, name)
         if path.is_file():
             return path
     return None

@@ -187,5 +187,5 @@ def to_yaml(settings: Sequence[str]) -> str:
 
 
 def _is_of_search(word: str) -> bool:
-    key = origin.key_of(word)
+    key = words.key_of(word)
     return key in _LEFT_OUT or key.startswith("hydra") or word == "latency.enabled=true"

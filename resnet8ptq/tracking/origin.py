@@ -43,19 +43,10 @@ def find_overrides(record: RunRecord, root: Path = RUNS) -> list[str] | None:
         settings = shlex.split(text)
     except ValueError:  # an open quote
         return None
-    kept = [word for word in settings if not key_of(word).startswith("hydra")]
+    kept = [word for word in settings if not words.key_of(word).startswith("hydra")]
     if own is None and not all(map(words.is_plain, kept)):
         return None
     return kept
-
-
-def key_of(word: str) -> str:
-    """Return the key of a setting of the command line.
-
-    >>> key_of("+model.path=net.onnx")
-    'model.path'
-    """
-    return word.lstrip("+~").partition("=")[0]
 
 
 def made_here(record: RunRecord, copies: Sequence[Path]) -> bool:

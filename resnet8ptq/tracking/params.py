@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from resnet8ptq.config.loading import type_config
 from resnet8ptq.config.schema import CalibConfig, ModelConfig, find_fields
+from resnet8ptq.config.words import key_of
 from resnet8ptq.core.text import redact
 from resnet8ptq.tracking.journal import Journal
 
@@ -94,10 +95,10 @@ def select(journal: Journal) -> dict[str, str]:
 def _find_swept(journal: Journal) -> list[str]:
     """Return the keys that the sweep sets for this job."""
     try:
-        words = shlex.split(journal.tags.get("job_overrides", ""))
+        overrides = shlex.split(journal.tags.get("job_overrides", ""))
     except ValueError:  # an open quote, which no sweep writes
-        words = []
-    return [word.lstrip("+").partition("=")[0] for word in words]
+        overrides = []
+    return [key_of(word) for word in overrides]
 
 
 def _has_effect(key: str, params: Mapping[str, str], implied: Mapping[str, str]) -> bool:
