@@ -134,7 +134,8 @@ class Connection:
                 written = os.write(self._write_end, view[:AT_ONCE])
             except BlockingIOError:
                 continue
-            except OSError:
+            except OSError:  # it has ended, perhaps after a text of its own
+                self._read_fields()
                 raise self._lost("ended") from None
             view = view[written:]
 

@@ -101,6 +101,13 @@ def test_a_target_that_cannot_answer_is_named_with_its_last_line(command, timeou
     assert "\n" not in str(caught.value)
 
 
+def test_a_target_that_ended_before_it_was_asked_is_named_with_its_text():
+    with pytest.raises(ConnectionLostError, match="answered with other text"):
+        connection = Connection(f"{PYTHON} -c 'print(1)'", 60)
+        connection._process.wait()
+        connection.ask({"do": "describe"})
+
+
 def test_unknown_command_is_wrong_input():
     with pytest.raises(ConfigError, match=r"^target\.command: got .*no_such_program"):
         Target("no_such_program python3", timeout_s=60).describe()
