@@ -4,7 +4,7 @@ import logging
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 from resnet8ptq.core import interrupts, invocation
@@ -281,7 +281,8 @@ def list_artifacts(store: Store, record: RunRecord) -> list[str]:
         listed = mlflow.artifacts.list_artifacts(
             artifact_uri=record.artifact_uri, tracking_uri=store.uri
         )
-    return sorted(item.path for item in listed)
+    # A server that hands out its artifacts lists `artifacts/model.onnx`
+    return sorted(PurePosixPath(item.path).name for item in listed)
 
 
 def read_artifact(store: Store, record: RunRecord, name: str, reader: Callable[[Path], T]) -> T:
