@@ -60,7 +60,12 @@ class FakeQuantize(nn.Module):  # type: ignore[misc]
 
 
 def drop_rounding(rounded: torch.Tensor, exact: torch.Tensor, probability: float) -> torch.Tensor:
-    """Return rounded values; each is replaced by its exact value with this probability."""
+    """Return rounded values; each is replaced by its exact value with this probability.
+
+    Whole numbers, such as tokens, are exact already.
+    """
+    if not exact.is_floating_point():
+        return exact
     # 1 or 0 by value. In torch 2.13 this takes half the time of torch.where and a comparison.
     kept = torch.rand_like(exact).add_(probability).floor_()
     return rounded.lerp(exact, kept)

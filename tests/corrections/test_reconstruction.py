@@ -21,7 +21,7 @@ from resnet8ptq.graph.session import expose, open_runner
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.precision.plan import Plan, Selection
-from resnet8ptq.simulation.fake_quantization import FakeQuantize
+from resnet8ptq.simulation.fake_quantization import FakeQuantize, drop_rounding
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantize_network, quantizer_of, runtime_of
 
@@ -176,3 +176,8 @@ def test_the_same_seed_gives_the_same_network(shapes_model, images):
 def test_it_goes_with_no_other_way_to_learn(other):
     with pytest.raises(ConfigError, match=r"with corrections\.reconstruction=true"):
         make_config("corrections.reconstruction=true", other)
+
+
+def test_tokens_of_a_block_stay_exact():
+    tokens = torch.tensor([[1, 2], [3, 4]])
+    assert torch.equal(drop_rounding(tokens, tokens, 0.5), tokens)

@@ -282,6 +282,11 @@ def test_calibration_samples_in_another_range_are_named():
         assert len(diagnosing.other_preprocessing(drawn, held_out)) == count
 
 
+def test_tokens_have_no_range():
+    tokens = Split(np.arange(8).reshape(4, 2), None, "tokens", dtype="int64")
+    assert diagnosing.other_preprocessing(tokens, tokens.take(np.arange(1))) == []
+
+
 def test_files_hold_every_tensor(diagnose, tmp_path):
     """The QDQ form of QOperator is diagnosed, and named."""
     result = diagnose(healthy(), "format=qoperator", "slim=true")

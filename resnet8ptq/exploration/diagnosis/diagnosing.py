@@ -261,13 +261,13 @@ def other_preprocessing(calibrating: Split, held_out: Split) -> list[Finding]:
 
 
 def _find_spread(split: Split) -> Spread:
-    """Return the magnitudes of some samples; tokens in records have none."""
+    """Return the magnitudes of some samples; whole numbers, such as tokens, have none."""
     spread = Spread()
     for batch in split.spaced(8 * SAMPLES).batches(SAMPLES):
-        if not names_of(batch.dtype):
-            spread.add(batch, batch)
-            continue
-        for values in unpack(batch).values():
+        inputs = [batch]
+        if names_of(batch.dtype):
+            inputs = [*unpack(batch).values()]
+        for values in inputs:
             if values.dtype.kind == "f":
                 spread.add(values, values)
     return spread
