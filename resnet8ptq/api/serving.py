@@ -1,6 +1,7 @@
 """Runs one command for `core.command_process`, and writes its answer as JSON to a file."""
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -49,11 +50,14 @@ def _deploy(words: Words) -> dict[str, Any]:
     return _describe(command.finish(lambda: deploying.main(words), report=command.exit_code))
 
 
+_SWEEP_WORDS = re.compile(r"to run each: -m .*")  # the command line's way
+
+
 def _describe(ending: command.Ending) -> dict[str, Any]:
     error = ending.error
     explained = None
     if error is not None:
-        explained = command.explain(error)
+        explained = _SWEEP_WORDS.sub("to run each: ptq.sweep", command.explain(error))
     return {"code": ending.code, "error": explained, "error_type": type(error).__name__}
 
 

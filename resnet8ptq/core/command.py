@@ -8,6 +8,7 @@
 | 130, 141, 143 | interrupted (SIGINT), pipe closed (SIGPIPE), terminated (SIGTERM) |
 """
 
+import errno
 import gc
 import json
 import os
@@ -209,6 +210,12 @@ _NO_KEY = (ConfigAttributeError, ConfigKeyError)  # an unknown key, or part of a
 _COMPOSING = (HydraException, OmegaConfBaseException)
 _INPUTS = (ConfigError, DataError, ModelError)
 EXPECTED = (*_COMPOSING, PtqError, OSError)
+_OF_DISK = {  # errors of the operating system: the mend
+    errno.EROFS: "try a working folder that can be written",
+    errno.EACCES: "try a file or a working folder with the rights for it",
+    errno.ENOSPC: "free some space on the disks of the working folder and of TMPDIR",
+    errno.EDQUOT: "free some space on the disks of the working folder and of TMPDIR",
+}
 _EXTRAS = {  # option of a plugin: the extra of this package that installs the plugin
     "launcher/ray": "ray",
     "launcher/submitit_slurm": "slurm",
@@ -298,6 +305,8 @@ def explain(error: BaseException) -> str:
         word, key = match.groups()
         text = f"{key}: got several values, expected one; to run each: -m {word}"
     text = _INTERNALS.split(text)[0]
+    if isinstance(error, OSError) and error.errno in _OF_DISK:
+        text += f"; {_OF_DISK[error.errno]}"
     for extra in extras:
         text = f"{text.strip(' .')}; {extra}: {invocation.install(extra)}"
     return redact(printable(text)) or type(error).__name__

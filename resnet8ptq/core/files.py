@@ -73,7 +73,12 @@ def check_room(size: int, folder: Path) -> None:
         raise ValueError(f"it unpacks to {size:,} bytes, but the cache has {free:,} free")
 
 
-_FULL = re.compile("no space left on device|disk is full|quota exceeded", re.IGNORECASE)
+# The last two are NumPy's, without the number of the operating system's error
+_FULL = re.compile(
+    "no space left on device|disk is full|quota exceeded|not enough free space"
+    r"|\d+ requested and \d+ written",
+    re.IGNORECASE,
+)
 
 
 def find_nearest(path: Path) -> Path | None:

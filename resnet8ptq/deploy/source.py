@@ -112,10 +112,10 @@ def find_run(
         raise TrackingError(f"sweep {parent.run_id}: {printable(lost[0].record.reason)}")
 
     # A sweep with a broken FP32 network has no advice
-    nothing = "run_id= of one of its runs: none passes"
+    nothing = "none passes; try run_id= of one of its runs"
     for record in runs.records:
         if record.doubt:
-            nothing = f"nothing: void: {printable(record.doubt)}"
+            nothing = f"void: {printable(record.doubt)}"
             break
     record, _ = find_use(use, recommended, parent.run_id, nothing=nothing)
     return record, use

@@ -157,7 +157,10 @@ def title(records: Sequence[RunRecord]) -> str:
         scored.add(record.scored_as)
         if record.samples is not None:
             totals.add(int(record.samples_planned or record.samples))
-    text = "; ".join(f"{data}, {model}" for data, model in sorted(names))
+    texts = []
+    for data, model in sorted(names):
+        texts.append(", ".join(filter(None, (data, model))))  # a failed run may lack one
+    text = "; ".join(texts)
 
     # The number of samples, if it is the same
     if len(totals) == 1:

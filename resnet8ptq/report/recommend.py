@@ -409,7 +409,7 @@ def find_use(
     """Return the run that a sweep recommends for a use, and the reason.
 
     Args:
-        nothing: the end of the message for a sweep that recommends no run at all.
+        nothing: the reason of a sweep that recommends no run at all, with its mend.
 
     Raises:
         ConfigError: the sweep recommends no run for the use, FP32 itself, or several models.
@@ -426,10 +426,12 @@ def find_use(
             f"use: sweep {sweep_id} recommends a run for each of {len(chosen)} sets of samples; "
             "try run_id="
         )
+    if not uses:
+        raise ConfigError(f"use: sweep {sweep_id} recommends no run: {nothing}")
     if not chosen:
-        mend = or_nearest(use, uses) if uses else nothing
         raise ConfigError(
-            f"use: got {use!r}, for which sweep {sweep_id} recommends no run; try {mend}"
+            f"use: got {use!r}, for which sweep {sweep_id} recommends no run; try "
+            f"{or_nearest(use, uses)}"
         )
     run = chosen[0].run
     if run is None:

@@ -92,7 +92,11 @@ def test_files_of_others_are_judged(network):
 
 @pytest.mark.parametrize(
     ("settings", "text"),
-    [({"dtype": "int9"}, "dtype: got 'int9'"), ({"per_chanel": True}, "per_chanel: no such key")],
+    [
+        ({"dtype": "int9"}, "dtype: got 'int9'"),
+        ({"per_chanel": True}, "per_chanel: no such key"),
+        ({"dtype": ["int8", "u8s8"]}, "dtype: got a list.*; to run each: ptq.sweep$"),
+    ],
 )
 def test_a_wrong_setting_is_the_error_of_the_command_line(tmp_path, monkeypatch, settings, text):
     monkeypatch.chdir(tmp_path)

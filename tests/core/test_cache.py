@@ -301,6 +301,23 @@ def test_only_a_full_disk_is_the_settings_fault(tmp_path, number):
         )
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Not enough free space to write 153375744 bytes after offset 128",
+        "153375744 requested and 40960 written",
+    ],
+)
+def test_a_full_disk_that_numpy_reports_names_the_setting(tmp_path, text):
+    """Its errors have no number; the data set was reported as unreadable instead."""
+
+    def fill(folder: Path) -> None:
+        raise OSError(text)
+
+    with pytest.raises(ConfigError, match=r"cache_dir: cannot write .*; free some space"):
+        cache.entry(tmp_path, "models", KEY, fill)
+
+
 def test_a_failed_build_lets_go_of_the_lock(tmp_path):
     """Also while somebody, as Hydra does, keeps the exception and with it the frames."""
     with pytest.raises(ValueError, match="half way") as kept:

@@ -1,8 +1,12 @@
 """The words of a command, as an instance of its dataclass."""
 
+import errno
+import os
 from dataclasses import dataclass, field
 
-from resnet8ptq.core.command import parse_words
+import pytest
+
+from resnet8ptq.core.command import explain, parse_words
 
 
 @dataclass
@@ -27,3 +31,13 @@ def test_a_text_that_looks_like_a_number_stays_a_text():
 
 def test_an_empty_word_is_an_empty_value():
     assert parse_words([""], Arguments, None, "file").file is None
+
+
+@pytest.mark.parametrize(
+    ("number", "mend"), [(errno.EROFS, "working folder"), (errno.ENOSPC, "free some space")]
+)
+def test_an_error_of_the_disk_names_the_mend(number, mend):
+    """The operating system names the fault alone."""
+    explained = explain(OSError(number, os.strerror(number)))
+    assert explained.startswith(f"[Errno {number}] {os.strerror(number)}; ")
+    assert mend in explained

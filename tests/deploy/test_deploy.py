@@ -189,6 +189,7 @@ def test_what_is_void_is_not_deployed(shapes_model, tmp_path):
         refused = deploy(broken, *words, f"folder={tmp_path}/new")
         assert refused.code == 2
         assert re.search("void: FP32 ACCURACY NEAR CHANCE", refused.errors[-1])
+        assert "try nothing" not in refused.errors[-1]
         assert not (tmp_path / "new").exists()
 
 

@@ -291,6 +291,12 @@ def test_runs_on_different_images_have_tables_of_their_own():
     assert REASON in second and REASON not in first
 
 
+def test_the_title_of_runs_that_read_no_network_has_the_data_alone():
+    params = {"data": "cifar10", "model": ""}
+    failed = RunRecord.of("a", params, {}, {"status": "failed"})
+    assert naming.title([failed]) == "cifar10"
+
+
 def test_titles_that_are_alike_have_the_digest():
     given = [OK.changed(tags={"status": "ok", "test_digest": digit * 64}) for digit in "12"]
     assert naming.headings(families.group_by_samples(given)) == [
