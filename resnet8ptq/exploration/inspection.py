@@ -125,7 +125,8 @@ def _compare(config: RunConfig, contract: Contract, samples: _SampleFacts) -> li
     shapes = list(outputs.values())
     copies = shapes == [tensor.shape for tensor in contract.inputs]  # for task=anomaly
     if samples.classes and not copies and len(shapes) == 1 and is_vector(shapes[0]):
-        lines.append(f"{data}: {_compare_classes(samples, count_scores(shapes[0]))}")
+        values = count_scores(shapes[0])
+        lines.append(f"{data}: {_compare_classes(samples, values, config.task.name)}")
     elif samples.single_labels and len(shapes) > 1 and config.task.name in OF_ONE_OUTPUT:
         name = find_class_output(outputs, samples.classes) or "NAME"
         lines.append(
@@ -141,9 +142,11 @@ def _compare(config: RunConfig, contract: Contract, samples: _SampleFacts) -> li
     return lines
 
 
-def _compare_classes(samples: _SampleFacts, values: int | None) -> str:
+def _compare_classes(samples: _SampleFacts, values: int | None, task: str = AUTO) -> str:
     """Return a text that compares the number of output values with the number of classes."""
     classes = samples.classes
+    if (classes, values) == (2, 1) and task in (AUTO, "binary"):
+        return "two classes fit task=binary: it returns one value"
     if not samples.named:
         fits = values is None or values >= classes
         labels = f"labels from 0 to {classes - 1}"
@@ -152,7 +155,4 @@ def _compare_classes(samples: _SampleFacts, values: int | None) -> str:
         labels = f"{classes} classes"
     fit = "fit" if fits else "do not fit"
     returned = "any number of" if values is None else values
-    line = f"{labels} {fit}: it returns {returned} values"
-    if (classes, values) == (2, 1):
-        line += " (task=binary takes one)"
-    return line
+    return f"{labels} {fit}: it returns {returned} values"

@@ -88,8 +88,7 @@ def to_torch_module(proto: onnx.ModelProto) -> Any:
     torch_recurrent.drop_zero_states(lowered.graph)
     own = torch_operators.find_modules(lowered)
     _lower(lowered, own)
-    why = "onnx2torch cannot convert the network"
-    with errors_as(UnsupportedError, why, "backend=onnx takes it"):
+    with errors_as(UnsupportedError, "onnx2torch cannot convert the network"):
         module = onnx2torch.convert(lowered)
 
     # Our modules in place of those that onnx2torch lacks

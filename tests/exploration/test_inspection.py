@@ -168,7 +168,8 @@ def test_no_network_is_refused_in_one_line(tmp_path, suffix, content):
         (3, True, None, "3 classes fit: it returns any number of values"),
         (3, False, 4, "labels from 0 to 2 fit: it returns 4 values"),
         (3, False, 2, "labels from 0 to 2 do not fit: it returns 2 values"),
-        (2, True, 1, "2 classes do not fit: it returns 1 values (task=binary takes one)"),
+        (2, True, 1, "two classes fit task=binary: it returns one value"),
+        (2, False, 1, "two classes fit task=binary: it returns one value"),
     ],
 )
 def test_classes_are_compared_with_outputs(classes, named, values, says):
