@@ -174,9 +174,7 @@ def _check_result(
         graph = onnx.load(evaluator.network.onnx_path).graph
         baseline_bytes = measurement.metrics[f"{BASELINE}size_bytes"] or 0
         size_bytes = measurement.size_bytes
-        run_warnings.warn_of_size(
-            graph, size_bytes, fp32_bytes=baseline_bytes, per_channel=config.per_channel
-        )
+        run_warnings.warn_of_size(graph, size_bytes, fp32_bytes=baseline_bytes, config=config)
     expected = config.report.expected_accuracy
     doubt = preprocessing_check.check(
         config.preprocess,

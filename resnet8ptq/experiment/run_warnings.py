@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 LOW_SQNR_DB = 10.0  # the noise has a tenth of the signal's power
 TINY_BYTES = 2**14  # of weights; operators, names and scales of a file take about as many
+SLIM = ("onnx", "openvino", "tflite")  # the backends that take slim=true
 MANY_SCALES = 6  # weights for each scale: its float and zero point cost what their 8 bits save
 
 
@@ -59,7 +60,7 @@ def warn_of_noise(
 
 
 def warn_of_size(
-    graph: onnx.GraphProto, size_bytes: float, fp32_bytes: float, per_channel: bool
+    graph: onnx.GraphProto, size_bytes: float, fp32_bytes: float, config: RunConfig
 ) -> None:
     """Warn if the quantized file is larger than the FP32 file, with the reason if it is known."""
     if size_bytes > fp32_bytes:
@@ -67,24 +68,29 @@ def warn_of_size(
             "the quantized file is larger than FP32's (%.1f kB, %.1f kB)%s",
             size_bytes / 1000,
             fp32_bytes / 1000,
-            _find_growth(graph, per_channel),
+            _find_growth(graph, config),
         )
 
 
-def _find_growth(graph: onnx.GraphProto, per_channel: bool) -> str:
-    """Return why 8 bits of this network need more bytes than FP32; empty if unknown."""
+def _find_growth(graph: onnx.GraphProto, config: RunConfig) -> str:
+    """Return why 8 bits need more bytes than FP32, and the mend; empty if unknown."""
     layers = weight_layers(graph).values()
     read = Counter(node.input[1] for node in layers)
     tensors = {tensor.name: tensor for tensor in graph.initializer if tensor.name in read}
     sizes = {name: math.prod(tensor.dims) for name, tensor in tensors.items()}
     stored = sum(sizes.values())
     channels = sum(tensors[node.input[1]].dims[channel_axis(node)] for node in layers)
+    copies = sum((read[name] - 1) * size for name, size in sizes.items())
+    shorter = "; try slim=true" if config.backend.name in SLIM and not config.slim else ""
     if 4 * stored < TINY_BYTES:
-        return f": its weights have {4 * stored / 1000:.1f} kB only, so scales and names weigh more"
-    if max(read.values()) > 1:
+        kilobytes = f"{4 * stored / 1000:.1f} kB"
+        return f": its weights have {kilobytes} only, so scales and names weigh more{shorter}"
+    if copies > 3 * stored:  # more bytes than 8 bits save
         return ": weights that several layers share are stored for each of them"
-    if per_channel and stored < MANY_SCALES * channels:
+    if config.per_channel and stored < MANY_SCALES * channels:
         return ": there is a scale for every few weights; try per_channel=false"
+    if shorter:
+        return f": the names and nodes of its scales weigh more than the weights save{shorter}"
     return ""
 
 

@@ -42,7 +42,7 @@ from resnet8ptq.models.contract import (
 )
 from resnet8ptq.models.folding import Folding, fold_batch_norms
 from resnet8ptq.models.sources import read_network, select_outputs
-from resnet8ptq.models.sources.contract import Network
+from resnet8ptq.models.sources.contract import Network, is_record
 from resnet8ptq.tasks.scoring.outputs import (
     LOGITS,
     PROBABILITIES,
@@ -410,7 +410,7 @@ def find_final(outputs: Outputs, samples: SampleArray) -> str:
     [scores] = outputs
     if count_scores(scores.shape[1:]) is None or scores.dtype.kind != "f":
         return VALUES
-    if scores.shape == samples.shape:
+    if scores.shape == samples.shape and not is_record(samples):
         return VALUES
     scores = as_rows(scores)
     if scores.shape[1] == 1:

@@ -15,6 +15,7 @@ from resnet8ptq.core import invocation
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import or_nearest, printable
 from resnet8ptq.evaluation.paired_latency import Blocks, PairedLatency, Ratio, ratio, typical
+from resnet8ptq.evaluation.worth import saves
 from resnet8ptq.report import rule, timing, verdicts
 from resnet8ptq.report.families import Cell, Family, by_run_id, with_verdict
 from resnet8ptq.report.rule import SAME_SIZE, SAME_SPEED, Headline, up_to
@@ -143,8 +144,27 @@ class ModelSelection:
     @cached_property
     def within(self) -> list[Cell]:
         """The passing models; if there are none, those with a measured loss within the limit."""
-        if self.passing:
-            return self.passing
+        return self.passing or self._measured_within
+
+    @cached_property
+    def others_passing(self) -> list[Cell]:
+        """The models that pass on the reported samples alone; empty if those `within` gain enough.
+
+        On the selection samples, their measured loss is within the limit, but does not pass. They
+        are candidates only if no model of `within` that passes saves bytes.
+        """
+        if any(map(_saves_bytes, with_verdict(self.within, PASS))):
+            return []
+        within = by_run_id(self.within)
+        others = []
+        for cell in with_verdict(self._measured_within, PASS):
+            if cell.record.run_id not in within and _saves_bytes(cell):
+                others.append(cell)
+        return others
+
+    @property
+    def _measured_within(self) -> list[Cell]:
+        """The candidates with a measured loss within the limit."""
         loss = partial(_loss, by_selection=self.apart)
         most = self.family.metric.limit(self.limits)
         return up_to(most, self.candidates, loss)
@@ -154,12 +174,16 @@ class ModelSelection:
         """The model that `rule` chooses; None if no model passes or may pass.
 
         The rule chooses among the models `within` that pass on the reported samples, where verdicts
-        are corrected for all models. If none passes, it chooses among the undecided ones. If there
-        are selection samples, only these choose then, and the chosen model is assessed by itself.
+        are corrected for all models; if it keeps FP32, also among `others_passing`. If none passes,
+        it chooses among the undecided ones. If there are selection samples, only these choose then,
+        and the chosen model is assessed by itself.
         """
         passing = with_verdict(self.within, PASS)
-        if passing:
-            return self._choose(passing)
+        chosen = self._choose(passing)
+        if chosen is None or chosen.advice == "keep":
+            chosen = self._choose([*passing, *self.others_passing])
+        if chosen is not None:
+            return chosen
         chosen = self._choose(with_verdict(self.within, UNDECIDED))
         if chosen is None or not self.apart:
             return chosen
@@ -284,12 +308,16 @@ def _or_worst(cost: float) -> float:
     return math.inf if math.isnan(cost) else cost
 
 
+def _saves_bytes(cell: Cell) -> bool:
+    return saves(_bytes(cell), cell.metric(f"{BASELINE}size_bytes"))
+
+
 def finalists(selected: ModelSelection) -> list[Cell]:
     """Return the models to time against each other and FP32; empty without measured latencies.
 
     Models beyond the limit are never the fastest, and fill the table's column if there are few.
     """
-    timed = _timed(selected.within)
+    timed = _timed([*selected.within, *selected.others_passing])
     if not timed:
         return []
     for models in (_timed(selected.candidates), timed):

@@ -8,7 +8,8 @@ from resnet8ptq.core.descriptor import find_backends
 from resnet8ptq.tracking import origin
 from resnet8ptq.tracking.record import RunRecord
 
-# Settings that are not repeated. Those of a backend or a method do not fit another one.
+# Settings that are not repeated. Those of a backend or a method do not fit another one, nor do
+# the formats of its files.
 _DROPPED = (
     "experiment",
     "hydra",
@@ -16,6 +17,8 @@ _DROPPED = (
     "sweep.",
     "tracking.",
     "backend.",
+    "format",
+    "slim",
     "method",
     "weight_only.",
 )

@@ -9,12 +9,13 @@ from resnet8ptq.experiment.run_warnings import warn_of_size
 from tests.helpers.configs import make_config
 
 
-def dense(inputs: int, outputs: int, shared: bool = False) -> onnx.GraphProto:
-    second = "y = MatMul(h, w)" if shared else "y = Relu(h)"
+def dense(inputs: int, outputs: int, products: int = 1) -> onnx.GraphProto:
+    repeated = [f"h{n} = MatMul(h{n - 1}, w)" for n in range(1, products)]
+    second = "  ".join([*repeated, f"y = Relu(h{products - 1})"])
     graph = parser.parse_model(
         f"""<ir_version: 8, opset_import: ["" : 17]>
         network (float[N, {inputs}] x) => (float[N, {outputs}] y) {{
-            h = MatMul(x, w)  {second}
+            h0 = MatMul(x, w)  {second}
         }}"""
     ).graph
     values = np.ones((inputs, outputs), np.float32)
@@ -28,18 +29,26 @@ def dense(inputs: int, outputs: int, shared: bool = False) -> onnx.GraphProto:
     ("graph", "words", "reason"),
     [
         (dense(4, 4), (), "0.1 kB only"),
-        (dense(100, 100, shared=True), (), "several layers share"),
+        (dense(100, 100, products=5), (), "several layers share"),
+        (dense(100, 100, products=2), (), "try slim=true"),
         (dense(4, 2000), ("per_channel=true",), "per_channel=false"),
         (dense(100, 100), (), "FP32's (3.0 kB, 2.0 kB)"),
+        (dense(100, 100), (), "try slim=true"),
     ],
 )
 def test_file_larger_than_fp32_has_one_line(caplog, graph, words, reason):
-    per_channel = make_config("data=shapes", *words).per_channel
-    warn_of_size(graph, 3000, 2000, per_channel)
+    warn_of_size(graph, 3000, 2000, make_config("data=shapes", *words))
     [record] = caplog.records
     assert reason in record.getMessage()
 
 
+@pytest.mark.parametrize("words", [("slim=true",), ("backend=torch",)])
+def test_slim_is_advised_only_where_it_is_new_and_possible(caplog, words):
+    warn_of_size(dense(100, 100, products=2), 3000, 2000, make_config("data=shapes", *words))
+    [record] = caplog.records
+    assert "slim" not in record.getMessage()
+
+
 def test_smaller_file_has_no_line(caplog):
-    warn_of_size(dense(4, 4), 2000, 3000, per_channel=False)
+    warn_of_size(dense(4, 4), 2000, 3000, make_config("data=shapes"))
     assert not caplog.records

@@ -83,6 +83,11 @@ def test_the_kind_of_the_output_is_found(outputs, final):
     assert conversion.find_final(outputs, np.zeros((2, 10))) == final
 
 
+def test_a_value_for_each_sample_of_several_inputs_is_a_score():
+    samples = np.zeros(2, [("left", np.float32, (4,)), ("right", np.float32, (4,))])
+    assert conversion.find_final([SURE[:, 0]], samples) == "probabilities"
+
+
 @pytest.mark.parametrize(("batch", "expected"), [("N", [1, 1, 1, 1]), ("2", [2, 2])])
 def test_the_original_runs_in_batches_whose_tensors_all_fit(batch, expected, monkeypatch):
     """Keras holds each tensor of a batch until its end; ONNX Runtime holds two of these."""

@@ -424,3 +424,27 @@ def test_a_model_that_no_correction_lets_pass_may_pass_by_itself():
     assert apart.headline.reason.endswith("not corrected for the other models")
     together = select(sweep(*cells), limits=limits)
     assert together.headline.advice == "test"
+
+
+def test_a_file_that_gains_nothing_does_not_hide_one_that_passes():
+    """The small file passes on the reported samples; on the selection samples it only may."""
+    cells = (
+        ("large", predictions(), {"size_bytes": 310_000.0}),
+        ("small", predictions(), {"size_bytes": 90_000.0, "calib": "entropy"}),
+    )
+    may_pass = predictions(lost=16)
+    selected = select(sweep(*cells, choices=[predictions(), may_pass]))
+    assert selected.headline.advice == "deploy"
+    assert selected.headline.cell.record.run_id == "small"
+    beyond = select(sweep(*cells, choices=[predictions(), predictions(lost=30)]))
+    assert beyond.headline.advice == "keep"  # FP32, instead of the large file
+
+
+def test_a_file_that_only_may_pass_does_not_hide_one_that_passes():
+    cells = (
+        ("doubtful", predictions(lost=16), {"size_bytes": 90_000.0}),
+        ("sound", predictions(), {"size_bytes": 95_000.0, "calib": "entropy"}),
+    )
+    selected = select(sweep(*cells, choices=[predictions(), predictions(lost=16)]))
+    assert selected.headline.advice == "deploy"
+    assert selected.headline.cell.record.run_id == "sound"

@@ -15,6 +15,8 @@ PROPOSED = {"backend": "onnx", "dtype": "u8s8"}
         ("weight_only.block_size=null", False),
         ("backend.path=theirs.tflite", False),
         ("latency.enabled=false", False),
+        ("format=qdq", False),
+        ("slim=true", False),
     ],
 )
 def test_the_proposed_command_repeats_what_fits_another_backend(word, repeated):
