@@ -185,6 +185,7 @@ def _learn(
     if input_quantizer:
         inputs[first] = input_quantizer(samples).detach()
     blocks = _measure(exact, _blocks(simulated, roundings), {first: samples[:1]})
+    readers = [index for index, block in enumerate(blocks) if _reads(block, first)]
     for index, block in enumerate(blocks):
         targets = _run(exact, block, originals)
         if block.roundings:
@@ -200,8 +201,10 @@ def _learn(
             deadline.cut(f"learned blocks: about {index} of {len(blocks)}")
             return
         # The next block reads quantized blocks, its targets exact ones
-        inputs = _keep(_run(simulated, block, inputs), inputs)
-        originals = _keep(targets, originals)
+        is_read = index < max(readers, default=-1)  # a later block reads the network's input, too
+        named = [first] if is_read else []
+        inputs = _keep(_run(simulated, block, inputs), inputs, named)
+        originals = _keep(targets, originals, named)
 
 
 @dataclass(frozen=True)
@@ -491,8 +494,16 @@ def _empty(values: torch.Tensor, count: int) -> torch.Tensor:
     )
 
 
-def _keep(outputs: Values, before: Values) -> Values:
-    """Return the tensors that later blocks read."""
+def _reads(block: Block, name: str) -> bool:
+    """Return whether a node of a block reads a tensor."""
+    for node in block.nodes:
+        if any(read.name == name for read in node.all_input_nodes):
+            return True
+    return False
+
+
+def _keep(outputs: Values, before: Values, named: Sequence[str]) -> Values:
+    """Return the tensors that later blocks read; of those before, the named ones."""
     if len(outputs) == 1:
-        return outputs
+        return {**{name: before[name] for name in named}, **outputs}
     return {**before, **outputs}

@@ -7,7 +7,7 @@ import onnx
 import pytest
 import torch
 from numpy.typing import NDArray
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 from resnet8ptq.config.schema import CorrectionsConfig
 from resnet8ptq.core import memory
@@ -22,6 +22,7 @@ from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.precision.plan import Plan, Selection
 from resnet8ptq.simulation.fake_quantization import FakeQuantize, drop_rounding
+from tests.helpers.assembling import assemble
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantize_network, quantizer_of, runtime_of
 
@@ -181,3 +182,23 @@ def test_it_goes_with_no_other_way_to_learn(other):
 def test_tokens_of_a_block_stay_exact():
     tokens = torch.tensor([[1, 2], [3, 4]])
     assert torch.equal(drop_rounding(tokens, tokens, 0.5), tokens)
+
+
+def test_a_later_block_may_read_the_networks_input(tmp_path):
+    """A denoiser adds its input to the last layer's output; two blocks lie between."""
+    random = np.random.default_rng(0)
+    names = ("a", "b", "c", "d")
+    nodes = [
+        helper.make_node("Conv", [before, f"w_{name}"], [name], f"conv_{name}", pads=[1] * 4)
+        for name, before in zip(names, ("x", *names), strict=False)
+    ]
+    nodes.append(helper.make_node("Add", ["x", "d"], ["y"], "residual"))
+    weights = {f"w_{name}": random.normal(size=(2, 2, 3, 3)) / 4 for name in names}
+    constants = {name: value.astype(np.float32) for name, value in weights.items()}
+    sizes = ["n", 2, 6, 6]
+    path = tmp_path / "denoiser.onnx"
+    onnx.save(assemble(nodes, {"x": sizes}, {"y": sizes}, constants), path)
+    noise = Split(random.normal(size=(8, 2, 6, 6)).astype(np.float32), None, "noise")
+    setting = setting_of(noise, WeightScheme("int8"))
+    _, ranges = reconstruction.reconstruct(path, setting, 2, 1)
+    assert {"x", "a", "b", "c"} <= {*ranges}
