@@ -496,10 +496,10 @@ def _empty(values: torch.Tensor, count: int) -> torch.Tensor:
 
 def _reads(block: Block, name: str) -> bool:
     """Return whether a node of a block reads a tensor."""
+    read = set()
     for node in block.nodes:
-        if any(read.name == name for read in node.all_input_nodes):
-            return True
-    return False
+        read.update(source.name for source in node.all_input_nodes)
+    return name in read
 
 
 def _keep(outputs: Values, before: Values, named: Sequence[str]) -> Values:
