@@ -496,7 +496,7 @@ def _empty(values: torch.Tensor, count: int) -> torch.Tensor:
 
 def _reads(block: Block, name: str) -> bool:
     """Return whether a node of a block reads a tensor."""
-    read = set()
+    read: set[str] = set()
     for node in block.nodes:
         read.update(source.name for source in node.all_input_nodes)
     return name in read
