@@ -480,3 +480,33 @@ def test_a_header_that_promises_more_than_there_is(tmp_path, shape):
     (tmp_path / "a.npy").write_bytes(content.getvalue() + bytes(100))
     with pytest.raises(DataError, match=r"a\.npy: cannot be read"):
         read(tmp_path / "a.npy")
+
+
+@pytest.mark.parametrize("side", ["val", "validation"])
+def test_validation_arrays_are_the_test_side_where_there_is_no_other(tmp_path, side):
+    train = {"x_train": INPUTS[:8], "y_train": LABELS[:8]}
+    other = {f"x_{side}": INPUTS[8:], f"y_{side}": LABELS[8:]}
+    np.savez(tmp_path / "a.npz", **train, **other)
+    data = read(tmp_path / "a.npz")
+    np.testing.assert_array_equal(data.train.stored, INPUTS[:8])
+    np.testing.assert_array_equal(data.test.stored, INPUTS[8:])
+    np.testing.assert_array_equal(data.test.labels, LABELS[8:])
+    np.savez(tmp_path / "b.npz", **train, **other, x_test=INPUTS[6:], y_test=LABELS[6:])
+    np.testing.assert_array_equal(read(tmp_path / "b.npz").test.stored, INPUTS[6:])
+    assert len(read(tmp_path / "a.npz", inputs=f"x_{side}", labels=f"y_{side}").test) < 8
+
+
+def test_array_files_of_one_name_are_refused(tmp_path):
+    for side in ("train", "test"):
+        np.save(tmp_path / f"x.{side}.npy", INPUTS)
+        np.save(tmp_path / f"y.{side}.npy", LABELS)
+    with pytest.raises(DataError, match=r"x\.train\.npy: has the name 'x', like x\.test\.npy"):
+        read(tmp_path)
+
+
+def test_an_unpacked_idx_file_beside_its_gz_is_one_array(tmp_path):
+    for name, array in zip(MNIST, (INPUTS, LABELS.astype(np.uint8)), strict=True):
+        packed = pack_idx(array)
+        (tmp_path / name.format("t10k")).write_bytes(packed)
+        (tmp_path / (name.format("t10k") + ".gz")).write_bytes(gzip.compress(packed))
+    same_samples(read(tmp_path))

@@ -16,7 +16,7 @@ from resnet8ptq.config.schema import TableConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError, DataError, PtqError
 from resnet8ptq.data import locate
-from resnet8ptq.data.sources import columns, table
+from resnet8ptq.data.sources import columns, find_settings, table
 from resnet8ptq.data.sources.columns import DataTable, Limits
 from tests.helpers.arrays import whole
 from tests.helpers.configs import make_config
@@ -466,3 +466,92 @@ def test_labels_that_are_no_classes_are_refused(columns_of, chosen, message):
     content = DataTable(Path("t"), pa.table(columns_of), "")
     with pytest.raises(DataError, match=message):
         columns.labels(content, chosen, ["cat", "dog"])
+
+
+# Columns that would be left out, or taken, without a word
+
+ODD_NUMBERS = {
+    "a mark for a missing number": (["1.5", "?", "2.5"], r"row 2: got '\?', where 2 of 3 rows"),
+    "decimal commas": (["1,5", "2,5", "3,5"], "row 1: got '1,5', .* try a decimal point"),
+    "thousands": (["1,234.5", "2,000", "5"], "row 1: got '1,234.5'"),
+    "percent": (["5%", "6%", "7 %"], "row 1: got '5%'"),
+}
+
+
+@pytest.mark.parametrize("case", ODD_NUMBERS)
+def test_numbers_that_are_text_are_not_left_out(tmp_path, case):
+    cells, says = ODD_NUMBERS[case]
+    path = write(tmp_path / "a.parquet", a=cells, b=[1.5, 2.5, 3.5], label=[0, 1, 1])
+    with pytest.raises(DataError, match=f"column 'a', {says}"):
+        read(path)
+    assert read(path, inputs=["b"]).image_shape == (1,)
+
+
+def test_a_column_of_texts_is_left_out(tmp_path):
+    names = ["Mill St 4", "7", "Elm St"]
+    path = write(tmp_path / "a.csv", street=names, b=[1.5, 2.5, 3.5], label=[0, 1, 1])
+    assert read(path).image_shape == (1,)
+
+
+def test_a_number_called_x_is_one_of_several(tmp_path):
+    path = write(tmp_path / "a.csv", x=[1.5, 2.5, 3.5], z=[4.5, 5.5, 6.5], label=[0, 1, 1])
+    assert read(path).image_shape == (2,)
+
+
+@pytest.mark.parametrize("name", [None, "patient"])
+def test_an_index_of_pandas_is_no_input(tmp_path, name):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": [1.5, 2.5, 3.5], "label": [0, 1, 1]}, index=[7, 5, 6])
+    frame.rename_axis(name).to_parquet(tmp_path / "a.parquet")
+    assert read(tmp_path / "a.parquet").image_shape == (1,)
+
+
+def test_decimals_of_a_database_are_numbers(tmp_path):
+    prices = pa.array([1, 2, 3]).cast(pa.decimal128(25, 2))
+    labels = pa.array([0, 1, 1]).cast(pa.decimal128(19, 0)).cast(pa.decimal128(9, 0))
+    pq.write_table(pa.table({"a": prices, "label": labels}), tmp_path / "a.parquet")
+    samples, numbered = whole(read(tmp_path / "a.parquet"))
+    assert samples.dtype == np.float64 and sorted(samples[:, 0]) == [1, 2, 3]
+    assert sorted(numbered) == [0, 1, 1]
+
+
+def test_spaces_and_a_mark_before_the_names(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("\ufeffsentence, b , label\n" + "".join(f"00{n},{n},{n}\n" for n in (0, 1)))
+    content = read_columns(path)
+    assert content.column_names == ["sentence", "b", "label"]
+    assert content.column("sentence").to_pylist() == ["000", "001"]
+
+
+@pytest.mark.parametrize(
+    ("content", "encoding", "says"),
+    [
+        ("a,label\n1,ü\n2,o\n", "latin-1", "column 'label', row 1: is not in UTF-8"),
+        ("path,label\nö.png,0\n", "cp1252", "column 'path', row 1: is not in UTF-8"),
+        ("größe,label\n1,0\n", "latin-1", "its line of names is not in UTF-8"),
+        ("a,label\n1,0\n", "utf-16", "is in UTF-16, expected UTF-8"),
+    ],
+)
+def test_another_encoding_is_named(tmp_path, content, encoding, says):
+    path = tmp_path / "a.csv"
+    path.write_bytes(content.encode(encoding))
+    with pytest.raises(DataError, match=says):
+        read(path)
+
+
+def test_booleans_take_the_order_of_classes_in_any_case(tmp_path):
+    path = write(tmp_path / "a.parquet", a=[1.5, 2.5, 3.5], label=[True, False, True])
+    data = read(path, classes=["True", "False"])
+    assert data.class_names == ("true", "false")
+    assert whole(data)[1].tolist() == [int(value == 2.5) for value in whole(data)[0][:, 0]]
+
+
+def test_one_hot_lists_of_two_classes(tmp_path):
+    content = DataTable(Path("t"), pa.table({"y": [[0, 1], [1, 0], [0, 1]]}), "")
+    labels = columns.labels(content, ["y"], None)[0]
+    assert labels.tolist() == [[False, True], [True, False], [False, True]]
+
+
+def test_tab_separated_files_are_tables(tmp_path):
+    (tmp_path / "a.tsv").write_text("a\tlabel\n1\t0\n")
+    assert find_settings(tmp_path / "a.tsv")["data"] == "table"

@@ -321,3 +321,39 @@ def test_large_pictures_are_not_in_memory_at_the_same_time():
         assert room.free == 0  # it is alone
         raise ValueError
     assert room.free == pictures.MAX_PIXELS
+
+
+@pytest.mark.parametrize("sides", [("test", "val"), ("train", "eval")])
+def test_sides_of_a_split_are_no_classes(tmp_path, sides):
+    for side in sides:
+        write_classes(tmp_path / "p" / side)
+    with pytest.raises(ConfigError, match=r"^data\.root: got .* the sides of a split; expected"):
+        read(tmp_path / "p")
+    config = FolderConfig(root=str(tmp_path / "p"), classes=list(sides))
+    data = registry.read(locate.find_data(config), PreprocessConfig(), tmp_path / "cache")
+    assert data.class_names == sides
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    for name in ("train", "bus"):
+        (tmp_path / "p" / name).mkdir(parents=True)
+        for shade in range(3):
+            picture((shade, len(name), 0)).save(tmp_path / "p" / name / f"{shade}.png")
+    assert read(tmp_path / "p").class_names == ("bus", "train")
+
+
+def test_a_link_to_a_missing_picture_is_unreadable(tmp_path, caplog):
+    root = write_classes(tmp_path / "p")
+    (root / "red" / "9.png").symlink_to(tmp_path / "gone.png")
+    with pytest.raises(DataError, match=r"9\.png: cannot be read \(no such file\)"):
+        read(root)
+    data = read(root, on_bad="skip")
+    assert len(data.train) + len(data.test) == 8 and "1 of 9 pictures" in caplog.text
+
+
+def test_a_linked_folder_is_reported(tmp_path, caplog):
+    root = write_classes(tmp_path / "p")
+    write_classes(tmp_path / "other")
+    (root / "red" / "more").symlink_to(tmp_path / "other" / "red")
+    read(root)
+    assert "1 files are not read" in caplog.text and "such as more" in caplog.text

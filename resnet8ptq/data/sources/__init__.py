@@ -79,7 +79,7 @@ SOURCES = {
 TAGGED = (".conll", ".bio", ".iob", ".iob2", ".bioes")  # suffixes of words and their tags
 # By suffix, of files; a number and a .gz may follow an idx file's name.
 _BY_SUFFIX = {".npz": "arrays", ".npy": "arrays", ".csv": "table", ".parquet": "table"}
-_BY_SUFFIX |= dict.fromkeys((".jsonl", ".ndjson", *TAGGED), "table")
+_BY_SUFFIX |= dict.fromkeys((".tsv", ".jsonl", ".ndjson", *TAGGED), "table")
 # By a file inside, of folders.
 _BY_CONTENT = {
     "data_batch_1": "cifar10",

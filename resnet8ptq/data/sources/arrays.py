@@ -30,7 +30,7 @@ from resnet8ptq.core.text import one_line, printable
 from resnet8ptq.data.dataset import SIDES, Dataset, Split
 from resnet8ptq.data.lazy import AT_ONCE, in_parts
 from resnet8ptq.data.sources import SOURCES
-from resnet8ptq.data.splitting import NamedSplit, keep_split, split_one
+from resnet8ptq.data.splitting import TEST_NAMES, NamedSplit, keep_split, split_one
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +76,8 @@ def load(config: ArraysConfig, preprocess: PreprocessConfig, cache_root: Path) -
     """
     root = Path(str(config.root))
     arrays = _open(root, cache_root)
+    if not isinstance(config.inputs, str) and config.labels in (None, NO_LABELS):
+        arrays = _test_by_validation(arrays, root)
     for key in KEYS:
         name = getattr(config, key.removeprefix("data."))
         if isinstance(name, str) and name != NO_LABELS:
@@ -137,7 +139,7 @@ def _open(root: Path, cache_root: Path) -> Arrays:
         paths = _find_files(root)
         if not paths:
             raise DataError(f"{root}: holds no array; {EXPECTED}")
-        return {path.name.partition(".")[0]: _opener(path, cache_root) for path in paths}
+        return {name: _opener(path, cache_root) for name, path in _name_files(paths).items()}
     if root.suffix.lower() != ".npz":
         return {"inputs": _opener(root, cache_root)}
     members = _find_members(root)
@@ -155,6 +157,24 @@ def _find_files(folder: Path) -> list[Path]:
         if path.is_file() and (path.suffix == ".npy" or _is_idx(path)):
             arrays.append(path)
     return arrays
+
+
+def _name_files(paths: Iterable[Path]) -> dict[str, Path]:
+    """Return array files by their names up to the first dot; an unpacked one beside its .gz.
+
+    Raises:
+        DataError: two different files have the same name, such as x.train.npy and x.test.npy.
+    """
+    named: dict[str, Path] = {}
+    for path in paths:
+        name = path.name.partition(".")[0]
+        other = named.setdefault(name, path)
+        if other.name.removesuffix(".gz") != path.name.removesuffix(".gz"):
+            raise DataError(
+                f"{path}: has the name {name!r}, like {other.name}; expected different names "
+                "before the first dot, such as x_train.npy and x_test.npy"
+            )
+    return named
 
 
 def _find_members(root: Path) -> list[str]:
@@ -369,6 +389,22 @@ def _find_split(arrays: Arrays, config: ArraysConfig, root: Path) -> list[Chosen
             f"{' | '.join(GROUPS)} with _train and _test"
         )
     return sides
+
+
+def _test_by_validation(arrays: Arrays, root: Path) -> Arrays:
+    """Return the arrays with `x_val` as `x_test` beside `x_train`, if there is no `_test`."""
+    if not _of_own_names(arrays, "train", ()):
+        return arrays
+    for name in arrays:
+        if "test" in _simple(name).split("_"):
+            return arrays
+    for validation in TEST_NAMES[1]:
+        own = _of_own_names(arrays, validation, ())
+        if own:
+            log.info("%s: has no test arrays; tested: %s", root, list_names(own.values()))
+            renamed = {name: f"{base}_test" for base, name in own.items()}
+            return {renamed.get(name, name): read for name, read in arrays.items()}
+    return arrays
 
 
 def _list_keys(inputs: Any) -> list[str]:

@@ -29,6 +29,9 @@ LABELS = (*arrays.LABELS, "class")
 TRANSCRIPTS = ("transcript", "transcription", "sentence", "text")  # of pictures and of speech
 SEPARATOR = "|"  # of several labels in one text
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+# A number as people write it: 1.5, 1,5, 1,234.5 or 12%
+_WRITTEN_NUMBER = r"^\s*[+-]?(\d{1,3}(,\d{3})+(\.\d*)?|\d+[.,]?\d*|[.,]\d+)([eE][+-]?\d+)?\s*%?\s*$"
+_INDEX = "__index_level_"  # begins the name that pandas gives to an index without a name
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +69,20 @@ class DataTable:
             column = column.cast(column.type.value_type)
         while isinstance(column.type, pa.BaseExtensionType):
             column = column.cast(column.type.storage_type)
+        if pa.types.is_decimal(column.type):  # of a database
+            is_whole = column.type.scale == 0 and column.type.precision <= 18
+            column = column.cast(pa.int64() if is_whole else pa.float64())
         return column
+
+    @cached_property
+    def row_numbers(self) -> frozenset[str]:
+        """The columns that pandas has written as the index of the rows."""
+        indices = {name for name in self.names if name.startswith(_INDEX)}
+        described = self.columns.schema.pandas_metadata or {}
+        for index in described.get("index_columns", ()):
+            if isinstance(index, str):  # others, such as ranges, are no columns
+                indices.add(index)
+        return frozenset(indices)
 
     def pick(self, usual: Sequence[str]) -> str | None:
         """Return the one column with a usual name; see `arrays.pick`."""
@@ -132,6 +148,36 @@ def is_numbers(column: Column) -> bool:
     while _is_list(kind):
         kind = kind.value_type
     return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+
+
+def is_number(column: Column) -> bool:
+    """Return whether a column holds one number in each row."""
+    return is_numbers(column) and not _is_list(column.type)
+
+
+def check_left_out(table: DataTable, name: str, column: Column) -> None:
+    """Check a column of text that is not taken as an input, because it holds no numbers.
+
+    A single cell such as `?` makes a column of numbers one of text. Without this check the samples
+    would lack it.
+
+    Raises:
+        DataError: half of its cells are numbers; the message names the first one that is not.
+    """
+    if not is_text(column):
+        return
+    written = pc.match_substring_regex(column, _WRITTEN_NUMBER).fill_null(False)
+    count = pc.sum(written).as_py() or 0
+    if 2 * count < len(column):
+        return
+    row, got = _first_not_a_number(column)
+    mend = "data.inputs='[a,b]' names the columns to take"
+    if got[1:-1] and _DECIMAL_COMMA.fullmatch(got[1:-1]):
+        mend = "try a decimal point, not a comma"
+    raise DataError(
+        f"{table.source}: column {name!r}, row {row}: got {got}, where {count} of {len(column)} "
+        f"rows hold numbers; expected a number in each; {mend}"
+    )
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -315,6 +361,8 @@ def labels(
     source = f"{table.source}: column {name!r}"
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.string())
+        if classes is not None:  # as Python and Excel write them
+            classes = [text.lower() for text in classes]
     check_filled(column, source)
 
     # By the type of the column
@@ -404,7 +452,7 @@ def _several(
     """Return lists of labels, texts or integers from 0, as [N, classes]; a list may be empty.
 
     Lists of 0 and 1 of equal length are taken as this matrix if one of them repeats a value, which
-    lists of labels do not.
+    lists of labels do not; or if all have both, which would give each sample the same labels.
 
     Raises:
         DataError: a label is not a class; the message names the row.
@@ -419,7 +467,8 @@ def _several(
         different.update(row)
         if len(set(row)) < len(row):
             is_repeated = True
-    if is_repeated and different <= {0, 1} and len({*map(len, rows)}) == 1:
+    of_one_length = len({*map(len, rows)}) == 1
+    if of_one_length and (is_repeated or len(rows[0]) == 2) and different <= {0, 1}:
         named_classes = arrays.name_classes(source, len(rows[0]) - 1, classes)
         return np.array(rows, np.bool_), *named_classes
 

@@ -25,6 +25,8 @@ from resnet8ptq.data.splitting import (
 log = logging.getLogger(__name__)
 
 TRAIN = "train"
+# Folders that are sides of a split, also under names that are not read as such
+SPLIT_FOLDERS = {*TRAIN_NAMES, *chain.from_iterable(TEST_NAMES), "eval", "evaluation", "holdout"}
 MASK = "_mask"  # end of a mask's name, beside that of its picture
 
 
@@ -229,6 +231,12 @@ def _find_classes(folder: Path, config: FolderConfig) -> tuple[str, ...]:
                 f"data.root: got {folder} with {' and '.join(names)}; for pictures with masks try "
                 f"data.root={folder / 'images'} data.masks={folder / beside}"
             )
+    if config.classes is None and {name.lower() for name in names} <= SPLIT_FOLDERS:
+        raise ConfigError(
+            f"data.root: got {folder} with {', '.join(names)}, the sides of a split; expected "
+            "train and test (or val), with the class folders in both; data.classes= if these are "
+            "the classes"
+        )
     if config.classes is None:
         return tuple(names)
     if set(config.classes) != set(names):
@@ -273,21 +281,31 @@ def find_pictures(folder: Path) -> list[Path]:
         kinds = ", ".join(pictures.SUFFIXES)
         raise DataError(f"{folder}: has no pictures; expected {kinds} files")
     if others:
-        log.warning("%s: %d files are not pictures by their names", folder, others)
+        log.warning(
+            "%s: %d files are not read, because they are not pictures by their names, or links to "
+            "folders, such as %s",
+            folder,
+            len(others),
+            others[0].relative_to(folder),
+        )
     return by_name
 
 
-def _list_by_name(folder: Path) -> tuple[list[Path], int]:
-    """Return the files in a folder with a suffix of pictures, and the number of other files."""
+def _list_by_name(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Return the files in a folder with a suffix of pictures, and others, such as linked folders.
+
+    A link to a missing picture is one of the former: `decode` reports it as unreadable.
+    """
     by_name = []
-    others = 0
+    others = []
     for path in sorted(folder.rglob("*")):
-        if not path.is_file() or any(map(_is_hidden, path.relative_to(folder).parts)):
+        is_folder = path.is_dir() and not path.is_symlink()
+        if is_folder or any(map(_is_hidden, path.relative_to(folder).parts)):
             continue
         if path.suffix.lower() in pictures.SUFFIXES:
             by_name.append(path)
         else:
-            others += 1
+            others.append(path)
     return by_name, others
 
 

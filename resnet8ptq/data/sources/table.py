@@ -1,5 +1,6 @@
 """`data=table`: a CSV, Parquet, JSON Lines or CoNLL file with a row for each sample."""
 
+import codecs
 import csv
 import json
 import logging
@@ -40,6 +41,7 @@ SPLITS = ("split", "subset", "set")
 SIDE = "split of the data set"  # name of an added column
 NUMBERING = ("", "id", "index", "row", "unnamed: 0")  # the last is written by pandas
 _SEPARATORS = ",;\t"
+MEND_ENCODING = "try to save the file as UTF-8"
 MAX_HEAD_BYTES = 2**24  # of the line of names
 ROWS_AT_ONCE = 1024
 
@@ -227,7 +229,7 @@ def find_pictures(table: DataTable, folder: Path, config: TableConfig) -> list[P
     """Return the pictures of a table's rows, see `build`; none for numbers and texts."""
     if config.tokenizer is not None:
         return []
-    inputs = _find_named(config, _list_inputs(table, config))
+    inputs = _find_named(table, config, _list_inputs(table, config))
     if not inputs:
         return []
     return _find_pictures(table, inputs, folder, config) or []
@@ -343,7 +345,9 @@ def _read_csv(path: Path) -> pa.Table:
         head = file.read(MAX_HEAD_BYTES)
     if head.startswith(arrays.GZIP):
         raise DataError(f"{path}: is gzipped, expected it unpacked; try gunzip {path.name}")
-    text = head.decode("utf-8", "replace")
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise DataError(f"{path}: is in UTF-16, expected UTF-8; {MEND_ENCODING}")
+    text = head.decode("utf-8", "replace").removeprefix("\ufeff")
     separator = max(_SEPARATORS, key=text.partition("\n")[0].count)
     lines = iter(text.splitlines(keepends=True))
     names = next(csv.reader(lines, delimiter=separator), [])
@@ -354,10 +358,34 @@ def _read_csv(path: Path) -> pa.Table:
     block = pyarrow.csv.ReadOptions(block_size=min(path.stat().st_size + 1, 2**31 - 1))
     parsing = pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=True)
     # Texts of digits, such as serial numbers, would lose their first zeros.
-    as_texts = {name: pa.string() for name in names if name.lower() in columns.TRANSCRIPTS}
+    as_texts = {}
+    for name in names:
+        if name.strip().lower() in columns.TRANSCRIPTS:
+            as_texts[name] = pa.string()
     converting = pyarrow.csv.ConvertOptions(column_types=as_texts)
     with pa.OSFile(str(path)) as file:  # Arrow unpacks some files by their names
-        return pyarrow.csv.read_csv(file, block, parsing, converting)
+        rows = pyarrow.csv.read_csv(file, block, parsing, converting)
+    try:
+        stripped = [name.strip() for name in rows.column_names]
+    except UnicodeDecodeError:
+        raise DataError(f"{path}: its line of names is not in UTF-8; {MEND_ENCODING}") from None
+    rows = rows.rename_columns(stripped)
+    _check_encoding(path, rows)
+    return rows
+
+
+def _check_encoding(path: Path, rows: pa.Table) -> None:
+    """Raise `DataError` for a text that is not UTF-8: Arrow returns its column as bytes."""
+    for name, column in zip(rows.column_names, rows.columns, strict=True):
+        if not pa.types.is_binary(column.type):
+            continue
+        for row, cell in enumerate(column, 1):
+            try:
+                cell.as_py().decode()
+            except UnicodeDecodeError:
+                raise DataError(
+                    f"{path}: column {name!r}, row {row}: is not in UTF-8; {MEND_ENCODING}"
+                ) from None
 
 
 def _keep_numbers(
@@ -406,15 +434,18 @@ def _find_inputs(table: DataTable, config: TableConfig, others: Sequence[str]) -
 
     A column that numbers the rows is left out.
     """
-    named = _find_named(config, others)
+    named = _find_named(table, config, others)
     if config.inputs is not None or len(named) == 1:
         return named
     numeric = []
     for name in others:
-        if name.lower() in NUMBERING:
+        if name.lower() in NUMBERING or name in table.row_numbers:
             continue
-        if columns.is_numbers(table.column("data.inputs", name)):
+        column = table.column("data.inputs", name)
+        if columns.is_numbers(column):
             numeric.append(name)
+        else:
+            columns.check_left_out(table, name, column)
     if named or not numeric:
         raise ConfigError(
             f"data.inputs: got null, and {table.source} has the columns {list_names(table.names)}; "
@@ -430,13 +461,22 @@ def _find_inputs(table: DataTable, config: TableConfig, others: Sequence[str]) -
     return numeric
 
 
-def _find_named(config: TableConfig, others: Sequence[str]) -> list[str]:
-    """Return the columns of `data.inputs`; if it is null, those with a usual name."""
+def _find_named(table: DataTable, config: TableConfig, others: Sequence[str]) -> list[str]:
+    """Return the columns of `data.inputs`; if it is null, those with a usual name.
+
+    A column of single numbers, such as `x` beside `z`, is one of several in a sample.
+    """
     if isinstance(config.inputs, list):
         return config.inputs
     if config.inputs is not None:
         return [config.inputs]
-    return [name for name in others if name.lower() in (*PICTURES, *arrays.INPUTS)]
+    named = []
+    for name in others:
+        if name.lower() not in (*PICTURES, *arrays.INPUTS):
+            continue
+        if not columns.is_number(table.column("data.inputs", name)):
+            named.append(name)
+    return named
 
 
 def _find_sides(table: DataTable, name: str, rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
