@@ -18,7 +18,8 @@ the time. All settings of `resnet8ptq run` apply to every step, see `resnet8ptq 
 command is short for `resnet8ptq run experiment=auto`. Ctrl-C prints the command to continue.
 
 Exit codes: 0 the winner passes; 3 no model passes, and the closest fails, or none is worth
-deploying beside FP32; 4 undecided; 2 wrong input; 1 an error; 130 interrupted. More: docs/ship.md.
+deploying instead of FP32; 4 undecided; 2 wrong input; 1 an error; 130 interrupted.
+More: docs/ship.md.
 """
 
 from collections.abc import Sequence

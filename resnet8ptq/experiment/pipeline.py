@@ -174,7 +174,9 @@ def _check_result(
         graph = onnx.load(evaluator.network.onnx_path).graph
         baseline_bytes = measurement.metrics[f"{BASELINE}size_bytes"] or 0
         size_bytes = measurement.size_bytes
-        run_warnings.warn_of_size(graph, size_bytes, fp32_bytes=baseline_bytes, config=config)
+        run_warnings.warn_of_size(
+            graph, size_bytes, fp32_bytes=baseline_bytes, settings=work.settings
+        )
     expected = config.report.expected_accuracy
     doubt = preprocessing_check.check(
         config.preprocess,

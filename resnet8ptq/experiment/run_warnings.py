@@ -12,7 +12,9 @@ from resnet8ptq.backends.contract import Resolved
 from resnet8ptq.calibration.outliers import Outliers
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import machine
+from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.data.dataset import Split
+from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.graph.embeddings import find_tied
 from resnet8ptq.graph.layers import channel_axis, is_grouped, weight_layers
 
@@ -20,7 +22,6 @@ log = logging.getLogger(__name__)
 
 LOW_SQNR_DB = 10.0  # the noise has a tenth of the signal's power
 TINY_BYTES = 2**14  # of weights; operators, names and scales of a file take about as many
-SLIM = ("onnx", "openvino", "tflite")  # the backends that take slim=true
 MANY_SCALES = 6  # weights for each scale: its float and zero point cost what their 8 bits save
 
 
@@ -60,7 +61,7 @@ def warn_of_noise(
 
 
 def warn_of_size(
-    graph: onnx.GraphProto, size_bytes: float, fp32_bytes: float, config: RunConfig
+    graph: onnx.GraphProto, size_bytes: float, fp32_bytes: float, settings: Settings
 ) -> None:
     """Warn if the quantized file is larger than the FP32 file, with the reason if it is known."""
     if size_bytes > fp32_bytes:
@@ -68,11 +69,11 @@ def warn_of_size(
             "the quantized file is larger than FP32's (%.1f kB, %.1f kB)%s",
             size_bytes / 1000,
             fp32_bytes / 1000,
-            _find_growth(graph, config),
+            _find_growth(graph, settings),
         )
 
 
-def _find_growth(graph: onnx.GraphProto, config: RunConfig) -> str:
+def _find_growth(graph: onnx.GraphProto, settings: Settings) -> str:
     """Return why 8 bits need more bytes than FP32, and the mend; empty if unknown."""
     layers = weight_layers(graph).values()
     read = Counter(node.input[1] for node in layers)
@@ -81,17 +82,28 @@ def _find_growth(graph: onnx.GraphProto, config: RunConfig) -> str:
     stored = sum(sizes.values())
     channels = sum(tensors[node.input[1]].dims[channel_axis(node)] for node in layers)
     copies = sum((read[name] - 1) * size for name, size in sizes.items())
-    shorter = "; try slim=true" if config.backend.name in SLIM and not config.slim else ""
+    shorter = "; try slim=true" if _could_be_slim(settings) else ""
     if 4 * stored < TINY_BYTES:
         kilobytes = f"{4 * stored / 1000:.1f} kB"
         return f": its weights have {kilobytes} only, so scales and names weigh more{shorter}"
     if copies > 3 * stored:  # more bytes than 8 bits save
         return ": weights that several layers share are stored for each of them"
-    if config.per_channel and stored < MANY_SCALES * channels:
+    if settings.config.per_channel and stored < MANY_SCALES * channels:
         return ": there is a scale for every few weights; try per_channel=false"
     if shorter:
         return f": the names and nodes of its scales weigh more than the weights save{shorter}"
     return ""
+
+
+def _could_be_slim(settings: Settings) -> bool:
+    """Return whether `slim=true` is another setting, and one that the backend takes."""
+    if settings.config.slim:
+        return False
+    try:
+        settings.vary(slim=True).quantizer.resolve()
+    except UnsupportedError:
+        return False
+    return True
 
 
 def _warn_of_saturation(resolved: Resolved, graph: onnx.GraphProto) -> bool:

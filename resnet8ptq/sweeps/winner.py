@@ -126,7 +126,7 @@ def _announce_confirmed(winner: Winner, delivery: Delivery, folder: Path, goal: 
     if outcome == PASS:
         title = "Winner"
     if not is_worth:
-        title = "Nothing is worth deploying beside FP32; the closest to it"
+        title = "Nothing is worth deploying instead of FP32; the closest to it"
     if outcome == VOID:
         title = "FP32 itself is void, so nothing can pass; the file in plain 8 bits"
 

@@ -1,4 +1,4 @@
-"""The rule of what is worth deploying beside FP32."""
+"""The rule of what is worth deploying instead of FP32."""
 
 import pytest
 

@@ -6,6 +6,7 @@ import pytest
 from onnx import parser
 
 from resnet8ptq.experiment.run_warnings import warn_of_size
+from resnet8ptq.experiment.settings import resolve
 from tests.helpers.configs import make_config
 
 
@@ -37,18 +38,20 @@ def dense(inputs: int, outputs: int, products: int = 1) -> onnx.GraphProto:
     ],
 )
 def test_file_larger_than_fp32_has_one_line(caplog, graph, words, reason):
-    warn_of_size(graph, 3000, 2000, make_config("data=shapes", *words))
+    warn_of_size(graph, 3000, 2000, resolve(make_config("data=shapes", *words)))
     [record] = caplog.records
     assert reason in record.getMessage()
 
 
 @pytest.mark.parametrize("words", [("slim=true",), ("backend=torch",)])
 def test_slim_is_advised_only_where_it_is_new_and_possible(caplog, words):
-    warn_of_size(dense(100, 100, products=2), 3000, 2000, make_config("data=shapes", *words))
+    warn_of_size(
+        dense(100, 100, products=2), 3000, 2000, resolve(make_config("data=shapes", *words))
+    )
     [record] = caplog.records
     assert "slim" not in record.getMessage()
 
 
 def test_smaller_file_has_no_line(caplog):
-    warn_of_size(dense(4, 4), 2000, 3000, make_config("data=shapes"))
+    warn_of_size(dense(4, 4), 2000, 3000, resolve(make_config("data=shapes")))
     assert not caplog.records
