@@ -1,7 +1,7 @@
 """Judges quantized files of any program by comparing them with their FP32 network.
 
-    resnet8ptq judge FP32 FILE... data=...          pass or fail, a line for each file
-    resnet8ptq judge fp32.onnx int8.onnx data=arrays data.root=samples.npz
+    resnet8ptq judge FP32 FILE... DATA              pass or fail, a line for each file
+    resnet8ptq judge fp32.onnx int8.onnx samples.npz
     resnet8ptq judge fp32.h5 a.onnx b.tflite c.xml data=folder data.root=pictures preprocess=unit
 
 FP32: any network for `resnet8ptq run model.path=`. FILE: .onnx (QDQ, QOperator, dynamic,
@@ -29,6 +29,7 @@ from resnet8ptq.config import words as grammar
 from resnet8ptq.core import background, invocation
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import no_such_name
+from resnet8ptq.data.sources import name_file
 from resnet8ptq.report.logged_limits import LIMITS
 from resnet8ptq.report.verdicts import EXIT_CODES, UNSUPPORTED
 from resnet8ptq.results import RunRecord, load_sweep
@@ -62,7 +63,9 @@ class Arguments:
         settings = []
         chosen = "text"
         for word in words:
-            if _is_file(word):
+            if files and _holds_samples(word):
+                settings.append(word)  # `run` takes it as data.root
+            elif _is_file(word):
                 files.append(word)
             elif word.startswith("format="):
                 chosen = word.partition("=")[2]
@@ -137,6 +140,12 @@ def _is_file(word: str) -> bool:
     if word.startswith(("-", "+", "~")):
         return False
     return "=" not in word or Path(word).is_file()
+
+
+def _holds_samples(word: str) -> bool:
+    """Return whether a word is the path of data, such as a folder of pictures."""
+    path = Path(word).expanduser()
+    return path.is_dir() or (path.is_file() and name_file(path) is not None)
 
 
 def _answer(judged: RunRecord) -> Answer:

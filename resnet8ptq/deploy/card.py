@@ -22,6 +22,7 @@ from resnet8ptq.tasks.task import Task
 from resnet8ptq.tracking.record import RunRecord
 
 FILE = "README.md"
+DIGITS = 6  # of a metric: a difference of two fractions has rounding errors behind them
 _SETTINGS = (
     "backend",
     "dtype",
@@ -185,11 +186,11 @@ def _header(source: SourceRun, task: Task, name: str, inputs: Sequence[str]) -> 
     values = []
     value = record.value_of(metric)
     if value is not None:
-        values.append({"type": metric.name, "name": metric.title, "value": value})
+        values.append({"type": metric.name, "name": metric.title, "value": round(value, DIGITS)})
     delta = record.delta(metric)
     if delta is not None:
         title = f"{metric.title} minus FP32's"
-        values.append({"type": "delta", "name": title, "value": delta})
+        values.append({"type": "delta", "name": title, "value": round(delta, DIGITS)})
     dataset = {"name": source.config.data.name, "type": source.config.data.name}
     results = [{"task": {"type": kind}, "dataset": dataset, "metrics": values}]
     known: dict[str, Any] = {

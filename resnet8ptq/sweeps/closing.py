@@ -13,7 +13,7 @@ from resnet8ptq.core.text import one_line
 from resnet8ptq.evaluation import paired_latency
 from resnet8ptq.report import loading, mlperf_tiny, terminal
 from resnet8ptq.report.families import all_records
-from resnet8ptq.report.pages import page
+from resnet8ptq.report.pages import page, run_pages
 from resnet8ptq.report.recommend import ModelSelection
 from resnet8ptq.report.selection import select
 from resnet8ptq.sweeps import final_timing, parent_run, winner
@@ -159,7 +159,7 @@ def _write_report(
 ) -> None:
     """Write the report to the folder and the parent run, and log the final timings.
 
-    A search that is late prints the command for its report instead.
+    A search that is late logs the verdicts alone, and prints the command for its report.
     """
     store = running.shared.store
     parent_id = running.shared.parent_id
@@ -167,6 +167,7 @@ def _write_report(
     if _is_late(running):
         again = invocation.command("report", f"run_id={parent_id}", *store.words)
         print(f"The report would end after the time limit, and is not drawn; to draw it: {again}")
+        run_pages.log_answers(store, parent_id, chosen)
     elif records or _has_analyses(running):
         with console.waiting("Drawing the report"):
             page.write_report(store, parent_id, chosen, folder)

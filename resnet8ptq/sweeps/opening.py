@@ -141,7 +141,8 @@ def _find_varied(overrides: Sequence[Override]) -> tuple[str, ...]:
 def _say_jobs(sweeper: DictConfig, count: int | None) -> str:
     """Return the number of jobs as text; for a search, its goal and its time limit."""
     if is_search(sweeper):
-        return f"goal={sweeper.goal}, at most {sweeper.minutes:g} minutes"
+        plural = "s" * (sweeper.minutes != 1)
+        return f"goal={sweeper.goal}, at most {sweeper.minutes:g} minute{plural}"
     return f"{count or 'unknown number of'} job{'s' * (count != 1)}"
 
 

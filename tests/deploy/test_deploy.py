@@ -114,6 +114,8 @@ def test_card_says_what_was_measured(runs, deployed):
     (result,) = head["model-index"][0]["results"]
     value = runs.result(run)["metrics"]["accuracy"]
     assert result["metrics"][0] == {"type": "accuracy", "name": "accuracy", "value": value}
+    delta = result["metrics"][1]["value"]  # of two fractions, without their rounding error
+    assert delta == round(delta, 6)
     assert {"license", "license_link", "datasets"} <= set(head)
     assert f"{value:.2%}" in text
     taken = re.search(r"\| input \| .* \| int8 \| ([\d.e-]+) \| (-?\d+) \|", text)

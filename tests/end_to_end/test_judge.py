@@ -38,6 +38,29 @@ def test_a_path_may_hold_an_equals_sign(tmp_path, monkeypatch):
     assert Arguments.parse(["fp32.onnx", "dtype=int8/a.onnx"]).files[1:] == ["dtype=int8/a.onnx"]
 
 
+def test_data_need_no_key(tmp_path, monkeypatch):
+    """As in `run` and `advise`, which take the plain path as data.root."""
+    monkeypatch.chdir(tmp_path)
+    Path("pictures").mkdir()
+    Path("rows.csv").touch()
+    for data in ("pictures", "rows.csv"):
+        asked = Arguments.parse(["fp32.onnx", "int8.onnx", data])
+        assert asked.judged == ["int8.onnx"]
+        assert asked.to_sweep()[-1] == data
+
+
+def test_a_folder_may_be_the_fp32_network(tmp_path):
+    asked = Arguments.parse([str(tmp_path), "int8.tflite", "data=shapes"])
+    assert asked.files == [str(tmp_path), "int8.tflite"]
+
+
+def test_missing_data_are_named_with_the_nearest(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("pictures").mkdir()
+    with pytest.raises(ConfigError, match=r"got picturs \(not there\).*nearest: pictures"):
+        main(["fp32.onnx", "int8.onnx", "picturs"])
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -12,7 +12,8 @@ from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import command
 from resnet8ptq.core.errors import DataError
 from resnet8ptq.evaluation.result import RunResult
-from resnet8ptq.report.pages import page
+from resnet8ptq.report.pages import page, run_pages
+from resnet8ptq.sweeps import closing
 from resnet8ptq.sweeps.running import RunningSweep
 from resnet8ptq.tracking import history, journal
 from resnet8ptq.tracking.mlflow_store.store import Store
@@ -118,3 +119,13 @@ def test_the_time_left_is_that_of_the_jobs_before(running):
     assert begun.seconds_left(0) is None  # nothing has been measured
     assert begun.seconds_left(2) == pytest.approx(20, rel=0.1)
     assert replace(begun, jobs=None).seconds_left(2) is None
+
+
+def test_a_search_that_is_late_still_logs_its_verdicts(running, monkeypatch, capsys):
+    """The report is not drawn, and the pages in MLflow have the answer."""
+    logged = []
+    monkeypatch.setattr(closing, "_is_late", lambda _: True)
+    monkeypatch.setattr(run_pages, "log_answers", lambda *given: logged.append(given[1]))
+    assert command.finish(lambda: None, lambda: running).code == 0
+    assert report_command(running) in capsys.readouterr().out
+    assert logged == [running.shared.parent_id]

@@ -80,6 +80,10 @@ def find_suffix(path: Path) -> str:
             f"safe; {takes}; torch.export.save writes .pt2"
         )
     if suffix not in find_readers():
+        if not path.exists():
+            raise ConfigError(
+                f"backend.path: got {path} (not there), {takes}{files.name_nearest(path)}"
+            )
         raise ConfigError(f"backend.path: got {path}, {takes}")
     return suffix
 

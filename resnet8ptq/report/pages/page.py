@@ -102,11 +102,7 @@ def write_report(
 
     # Log them on the pages in MLflow
     background.ask(upload.log_files, store, parent_id, paths)
-    answers = [answer.to_markdown(answer.explain(selected)) for selected in chosen]
-    note = "\n\n".join(filter(None, answers))
-    if chosen:
-        background.ask(upload.describe, store, parent_id, note or "No model is recommended.")
-    run_pages.log_run_pages(store, chosen)
+    run_pages.log_answers(store, parent_id, chosen)
     return paths
 
 

@@ -1,4 +1,7 @@
-"""The verdict, the deploy command and the latency of each run on its page in MLflow."""
+"""The verdict, the deploy command and the latency of each run on its page in MLflow.
+
+The page of a sweep has its answer.
+"""
 
 import logging
 import time
@@ -7,7 +10,7 @@ from collections.abc import Sequence
 from resnet8ptq.core import background, invocation
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import code_span, escape_markdown
-from resnet8ptq.report.answer import say_facts, say_verdict
+from resnet8ptq.report.answer import explain, say_facts, say_verdict, to_markdown
 from resnet8ptq.report.families import Cell
 from resnet8ptq.report.recommend import ModelSelection
 from resnet8ptq.report.table import VOID
@@ -24,6 +27,15 @@ SELECTION = "selection samples"
 
 
 Addition = tuple[str, list[Point], dict[str, str]]  # of a run's id, its latencies and tags
+
+
+def log_answers(store: Store, parent_id: str, chosen: Sequence[ModelSelection]) -> None:
+    """Log the answer of a sweep on its page in MLflow, and the verdicts on those of its runs."""
+    if chosen:
+        answers = [to_markdown(explain(selected)) for selected in chosen]
+        note = "\n\n".join(filter(None, answers))
+        background.ask(upload.describe, store, parent_id, note or "No model is recommended.")
+    log_run_pages(store, chosen)
 
 
 def log_run_pages(store: Store, chosen: Sequence[ModelSelection]) -> None:
