@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from logging import Logger, LogRecord
-from typing import TypeVar
+from typing import TextIO, TypeVar
 
 from rich.box import SIMPLE
 from rich.console import Console, ConsoleRenderable, JustifyMethod
@@ -35,7 +35,7 @@ _UNBOUNDED = 100_000  # characters
 @cache
 def stderr() -> Console:
     """Return the console shared by log and progress bars, so that neither overwrites the other."""
-    return stdout(Console(stderr=True), 130)
+    return stdout(Console(stderr=True, force_terminal=_force(sys.stderr)), 130)
 
 
 def stdout(console: Console | None, width: int) -> Console:
@@ -44,10 +44,22 @@ def stdout(console: Console | None, width: int) -> Console:
     Args:
         width: in characters, if stdout is not a terminal. In a pipe, rich would fold lines at 80.
     """
-    console = console or Console(soft_wrap=False)
+    console = console or Console(soft_wrap=False, force_terminal=_force(sys.stdout))
     if not console.is_terminal:
         console.width = width
     return console
+
+
+def _force(stream: TextIO) -> bool | None:
+    """Return rich's `force_terminal`: False for a pipe, whatever FORCE_COLOR says.
+
+    Jupyter sets FORCE_COLOR in its kernels, and CI for its logs. For rich it makes a terminal of a
+    pipe, where each frame of a spinner would be a line.
+    """
+    try:
+        return None if stream.isatty() else False
+    except ValueError:  # closed
+        return False
 
 
 @cache  # once a process, not once for each job of a sweep

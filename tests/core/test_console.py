@@ -64,3 +64,19 @@ def test_a_row_has_its_style():
     print_table(terminal, ("run",), [("good",), ("bad",)], styles=["", "yellow"])
     good, bad = (line for line in out.getvalue().splitlines() if "good" in line or "bad" in line)
     assert "\x1b[33m" in bad and "\x1b[33m" not in good
+
+
+def test_a_pipe_is_no_terminal_also_with_forced_colours(capsys, monkeypatch):
+    """Jupyter sets FORCE_COLOR: every frame of a spinner was a line of the notebook."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    console.stderr.cache_clear()
+    try:
+        with console.waiting("Reading"):
+            pass
+        print_table(console.stdout(None, 80), ["a"], [["1"]])
+        assert not console.stderr().is_interactive
+    finally:
+        console.stderr.cache_clear()
+    written = capsys.readouterr()
+    assert written.err == ""
+    assert "\x1b" not in written.out
