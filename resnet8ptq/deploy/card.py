@@ -2,13 +2,15 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from resnet8ptq.config.loading import find_paths
+from resnet8ptq.config.schema import QuantizationConfig
 from resnet8ptq.core import files, invocation, templates
 from resnet8ptq.core.records import names_of
 from resnet8ptq.core.text import printable
@@ -19,6 +21,7 @@ from resnet8ptq.deploy.vectors import Vectors
 from resnet8ptq.report import table
 from resnet8ptq.tasks.scoring.metric import BASELINE
 from resnet8ptq.tasks.task import Task
+from resnet8ptq.tracking import params
 from resnet8ptq.tracking.record import RunRecord
 
 FILE = "README.md"
@@ -48,6 +51,9 @@ _IN_BLOCKS = (
     "weight_only.int8_products",
     "symmetric.weights",
 )
+# Parts of the config whose other settings are named if they differ from their defaults, such as
+# `backend.flow`: a run with the settings of the card makes the same file
+_QUANTIZING = {*(field.name for field in fields(QuantizationConfig)), "qat"}
 _KINDS = {
     "classification": "image-classification",
     "detection": "object-detection",
@@ -102,7 +108,7 @@ def render_card(source: SourceRun, model: Path, facts: Facts) -> str:
         test=task.test,
         record=record,
         config=source.config,
-        settings=_say_settings(record),
+        settings=_say_settings(record, find_paths(source.config)),
         sha256=files.sha256(model),
         names=names,
         first=first,
@@ -117,13 +123,20 @@ def render_card(source: SourceRun, model: Path, facts: Facts) -> str:
     return templates.tidy(text)
 
 
-def _say_settings(record: RunRecord) -> str:
-    """Return the quantization settings with a value, as `key=value` words."""
+def _say_settings(record: RunRecord, paths: Collection[str]) -> str:
+    """Return the quantization settings with a value, as `key=value` words.
+
+    Args:
+        paths: keys of paths, which are of the author's machine and are left out.
+    """
     keys: tuple[str, ...] = _SETTINGS
     if record.combination.method == "weight_only":
         keys += _IN_BLOCKS
     settings = dict(zip(keys, record.select(*keys), strict=True))
     settings["precision.plan"] = record.planned_bits
+    for key, value in params.find_changed(record.params).items():
+        if key.partition(".")[0] in _QUANTIZING and key not in paths:
+            settings.setdefault(key, value)
     unset = (None, "", "null", "[]", "{}")
     return " ".join(f"{key}={value}" for key, value in settings.items() if value not in unset)
 

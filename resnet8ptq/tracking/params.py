@@ -92,6 +92,16 @@ def select(journal: Journal) -> dict[str, str]:
     return {key: params[key] for key in shown if key in params}
 
 
+def find_changed(params: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings of a run that differ from their defaults and had an effect."""
+    implied = _implied(params)
+    changed = {}
+    for key, value in params.items():
+        if implied.get(key) != value and find_fields(key) and _has_effect(key, params, implied):
+            changed[key] = value
+    return changed
+
+
 def _find_swept(journal: Journal) -> list[str]:
     """Return the keys that the sweep sets for this job."""
     try:

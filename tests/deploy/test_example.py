@@ -1,5 +1,6 @@
 """The code of a deployed example: its preprocessing and its execution provider."""
 
+import ast
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -31,6 +32,42 @@ def test_example_reads_pictures_as_runs_do(resize, tmp_path):
     exec(code, names)
     result = names["read"](tmp_path / "a.png")
     np.testing.assert_array_equal(result, pictures.decode(tmp_path / "a.png", config.preprocess))
+
+
+def render_reader(tmp_path, config, channels):
+    """The example's function that reads a picture file."""
+    samples = np.zeros((1, 24, 32, channels), np.uint8)
+    inputs = samples.astype(np.float32)
+    vectors = Vectors(samples, inputs, (inputs,), (0.0,), Preprocessing(), None)
+    record = SimpleNamespace(engine="", class_names=None)
+    source = SourceRun(record, config, tmp_path / "model.onnx")
+    code = example.render_example(source, vectors=vectors, file="model.onnx", outputs=["y"])
+    functions = [node for node in ast.parse(code).body if isinstance(node, ast.FunctionDef)]
+    [reader] = [node for node in functions if node.name == "read_picture"]
+    names = {"np": np}
+    exec(ast.unparse(reader), names)
+    return names["read_picture"]
+
+
+MODES = {
+    "16 bits": lambda random: Image.fromarray(random.integers(0, 2**16, (37, 61), np.uint16)),
+    "palette": lambda random: Image.fromarray(
+        random.integers(0, 256, (37, 61, 3), np.uint8)
+    ).quantize(),
+    "alpha": lambda random: Image.fromarray(random.integers(0, 256, (37, 61, 4), np.uint8)),
+    "two colours": lambda random: Image.fromarray(random.integers(0, 2, (37, 61)) > 0),
+}
+
+
+@pytest.mark.parametrize("channels", ["grey", "rgb"])
+@pytest.mark.parametrize("kind", MODES)
+def test_example_reads_each_mode_as_runs_do(kind, channels, tmp_path):
+    path = tmp_path / "a.png"
+    MODES[kind](np.random.default_rng(0)).save(path)
+    words = ("data=shapes", "preprocess.size=[24,32]", f"preprocess.channels={channels}")
+    config = make_config(*words)
+    read = render_reader(tmp_path, config, channels=1 if channels == "grey" else 3)
+    np.testing.assert_array_equal(read(path), pictures.decode(path, config.preprocess))
 
 
 @pytest.mark.parametrize("layout", [None, (2, 0, 1)])

@@ -116,3 +116,12 @@ def test_params_of_others_are_kept(stored):
     complete = params.complete(stored)
     assert stored.items() <= complete.items()
     assert ("backend" in stored) or complete == stored
+
+
+def test_changed_settings_are_those_that_made_the_file():
+    """`backend=torch` alone names another model than `backend=torch_pt2e`."""
+    words = ("backend=torch_pt2e", "calib=percentile", "calib.percentile=99.9", "slim=true")
+    changed = params.find_changed(journal_of(*words, "qat.epochs=7").params)
+    assert changed["backend.flow"] == "pt2e"
+    assert changed["calib.percentile"] == "99.9" and changed["slim"] == "true"
+    assert not {"calib.num_bins", "qat.epochs", "backend.engine"} & changed.keys()
