@@ -59,7 +59,7 @@ class Arguments:
         Raises:
             ConfigError: no quantized file, no FP32 network, or an unknown format.
         """
-        files = []
+        files: list[str] = []
         settings = []
         chosen = "text"
         for word in words:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import matplotlib.pyplot as plt
 import pytest
 
 from resnet8ptq import results
@@ -215,6 +216,8 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
     cells = json.loads(NOTEBOOK.read_text())["cells"]
     assert 5 <= len(cells) <= 10
     names: dict[str, Any] = {}
+    shown: list[int] = []
+    monkeypatch.setattr(plt, "show", lambda: shown.extend(plt.get_fignums()))
     for cell in cells:
         assert cell.get("outputs", []) == []
         if cell["cell_type"] == "code":
@@ -222,3 +225,5 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
                 exec(compile("".join(cell["source"]), NOTEBOOK.name, "exec"), names)
     assert len(names["kept"]) > 0
     assert names["figure"].axes[0].get_lines()
+    assert shown == [names["figure"].number]  # Jupyter draws the figures that pyplot knows
+    plt.close(names["figure"])
