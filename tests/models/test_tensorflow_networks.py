@@ -57,6 +57,9 @@ read_off = keras.ops.mean(wide, axis=(1, 2)) - keras.ops.max(wide[..., 1:], axis
 network = keras.Model(picture, layers.Dense(3)(layers.Activation("celu")(read_off)))
 network.save(folder / "operators.keras")
 
+plain = [picture, layers.Conv2D(4, 3, activation="relu"), layers.Flatten(), layers.Dense(3)]
+tf.saved_model.save(keras.Sequential(plain), folder / "copies")  # with a copy of each variable
+
 bent = keras.activations.gelu(layers.Concatenate()([seen, rows]), approximate=True)
 still = keras.Model([picture, tokens], layers.Dense(2)(bent))
 content = tf.lite.TFLiteConverter.from_keras_model(still).convert()
@@ -71,7 +74,7 @@ named = {"still.tflite": dict(zip(names, both.values()))}
 report = {}
 for path in sorted(folder.iterdir()):
     samples = pack(named.get(path.name, both))
-    one = path.name == "operators.keras"
+    one = path.name in ("operators.keras", "copies")
     report[path.name] = attempt(path, both["picture"] if one else samples)
 report["one"] = attempt(folder / "list.keras", both["picture"])
 (folder / "report.json").write_text(json.dumps(report))
@@ -123,9 +126,10 @@ def test_a_tflite_file_takes_several_inputs(kept, report):
     assert max(record.parity.values()) < 1e-5
 
 
-def test_calculations_with_tensors_are_taken(kept, report):
-    assert report["operators.keras"] == ["", ""]
-    record = record_of(kept, "operators.keras")
+@pytest.mark.parametrize("name", ["operators.keras", "copies"])
+def test_calculations_with_tensors_are_taken(kept, report, name):
+    assert report[name] == ["", ""]
+    record = record_of(kept, name)
     assert not record.without_torch
     assert max(record.parity.values()) < 1e-5
 

@@ -104,12 +104,44 @@ def _cut_to_inference(content: bytes, folder: Path) -> Program:
 
     # TensorFlow imports these nodes only, with the functions that they call
     graph = cut(whole, [*ends, *restores])
+    if restores:
+        _read_copies(graph, _find_copies(whole), _variables(restoring))
     functions = _reachable(graph)
     kept = [item for item in graph.library.function if item.signature.name in functions]
     del graph.library.function[:], graph.library.gradient[:]
     graph.library.function.extend(kept)
     restore = (saver.restore_op_name, saver.filename_tensor_name) if restores else None
     return Program(graph, inputs, outputs, restore)
+
+
+def _read_copies(graph: Any, copies: Mapping[str, str], restored: Collection[str]) -> None:
+    """Let the nodes read the restored copy of each variable that is not restored itself.
+
+    `tf.saved_model.save` of a Keras 3 model stores a copy of each variable, and restores the copies
+    only; TensorFlow 2 assigns them to the variables by the Python objects, which are not read here.
+    """
+    for node in graph.node:
+        for position, name in enumerate(node.input):
+            copy = copies.get(name)
+            if name not in restored and copy in restored:
+                node.input[position] = copy
+
+
+def _find_copies(graph: Any) -> dict[str, str]:
+    """Return the name of the variable that starts with the value of another one, by the other's."""
+    read = {}
+    for node in graph.node:
+        if node.op == "ReadVariableOp":
+            read[node.name] = node.input[0]
+    copies = {}
+    for node in graph.node:
+        if node.op == "AssignVariableOp" and node.input[1] in read:
+            copies[read[node.input[1]]] = node.input[0]
+    return copies
+
+
+def _variables(graph: Any) -> set[str]:
+    return {node.name for node in graph.node if node.op == "VarHandleOp"}
 
 
 def _check_operators(graph: Any, allowed: Collection[str], folder: Path) -> None:
