@@ -4,6 +4,7 @@ import copy
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -124,7 +125,10 @@ def normalize(proto: onnx.ModelProto) -> onnx.ModelProto:
     imports = [entry for entry in proto.opset_import if entry.domain in used]
     del proto.opset_import[:]
     proto.opset_import.extend(imports)
-    return rewrite(proto, [_store_constants, compute_outputs, _drop_allowzero, _keep_pads])
+    passes = [_store_constants, compute_outputs, _drop_allowzero, _keep_pads]
+    if any(node.op_type == "Einsum" for node in graph.node):
+        passes.append(write_products)
+    return rewrite(proto, passes)
 
 
 # They become initializers, where quantization looks for weights.
@@ -231,6 +235,109 @@ def write_scalers(model: ir.Model) -> None:
         shifted = write("Sub", [numbers, offset], f"{name}__shifted")
         scale = write.constant(f"{name}__scale", scales)
         replace_node(node, write("Mul", [shifted, scale], name))
+
+
+def store_and_write_products(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model without Einsums of weights, see `write_products`."""
+    return rewrite(proto, [_store_constants, write_products])
+
+
+def write_products(model: ir.Model) -> None:
+    """Replace each Einsum of a computed tensor and weights by a MatMul, which backends quantize.
+
+    The layers of attention in torch are such, for example `btd,dhk->bthk`. An Einsum stays if an
+    axis of its weights is an axis of the other tensor and of the output too.
+    """
+    written: dict[tuple[str, tuple[int, ...], int], ir.Value] = {}
+    for node in nodes_of(model, "Einsum"):
+        product = _Product.of(node)
+        if product is not None:
+            weights = input_of(node, int(not product.weights_first))
+            replace_node(node, product.write(node, written))
+            if not weights.uses():
+                model.graph.initializers.pop(str(weights.name))
+
+
+@dataclass(frozen=True)
+class _Product:
+    """An Einsum of a computed tensor and weights, with a letter for each axis.
+
+    Attributes:
+        weights_first: whether the weights are the first input.
+        summed: the axes of both that the output lacks.
+        kept: the axes of the tensor that the output has.
+        added: the axes of the weights that the output has.
+    """
+
+    weights_first: bool
+    tensor: str
+    weights: str
+    output: str
+    summed: str
+    kept: str
+    added: str
+
+    @classmethod
+    def of(cls, node: ir.Node) -> "_Product | None":
+        """Return the axes of a node; None if it is no MatMul of weights."""
+        constant = [value is not None and value.is_initializer() for value in node.inputs]
+        equation = node.attributes["equation"].as_string().replace(" ", "")
+        terms = re.fullmatch(r"([a-zA-Z]+),([a-zA-Z]+)->([a-zA-Z]+)", equation)
+        if terms is None or sum(constant) != 1 or len(constant) != 2:
+            return None
+        first, second, output = terms.groups()
+        weights, tensor = (first, second) if constant[0] else (second, first)
+        if any(len(set(axes)) < len(axes) for axes in (weights, tensor, output)):
+            return None
+
+        # Each axis is summed, or one of the tensor's or of the weights'
+        summed = "".join(axis for axis in tensor if axis in weights and axis not in output)
+        kept = "".join(axis for axis in tensor if axis in output and axis not in weights)
+        added = "".join(axis for axis in weights if axis in output and axis not in tensor)
+        sizes = len(kept) + len(summed), len(added) + len(summed)
+        if sizes != (len(tensor), len(weights)) or not (summed and kept and added):
+            return None
+        return cls(constant[0], tensor, weights, output, summed, kept, added)
+
+    def write(self, node: ir.Node, written: dict[Any, ir.Value]) -> ir.Value:
+        """Write the MatMul before the node, and return its result.
+
+        Args:
+            written: the matrices of weights so far, which several nodes may read.
+        """
+        write = Writer(node)
+        name = str(node.outputs[0].name)
+        value = input_of(node, int(self.weights_first))
+        weights = input_of(node, int(not self.weights_first))
+        array = values_of(weights)
+        sizes = dict(zip(self.weights, array.shape, strict=True))
+        rows = math.prod(sizes[axis] for axis in self.summed)
+
+        # The summed axes become the last axis of the tensor, and the rows of the weights
+        order = self.kept + self.summed
+        if self.tensor != order:
+            perm = [self.tensor.index(axis) for axis in order]
+            value = write("Transpose", [value], f"{name}__rows", perm=perm)
+        if len(self.summed) > 1:
+            shape = write.constant(f"{name}__flat", [0] * len(self.kept) + [rows])
+            value = write("Reshape", [value, shape], f"{name}__flat_rows")
+        axes = tuple(self.weights.index(axis) for axis in self.summed + self.added)
+        key = (weights.name, axes, rows)
+        if key not in written:
+            matrix = array.transpose(axes).reshape(rows, -1)
+            written[key] = write.constant(f"{name}__weights", matrix)
+        value = write("MatMul", [value, written[key]], f"{name}__product", name=node.name or "")
+
+        # The axes of the output
+        if len(self.added) > 1:
+            split = [0] * len(self.kept) + [sizes[axis] for axis in self.added]
+            shape = write.constant(f"{name}__split", split)
+            value = write("Reshape", [value, shape], f"{name}__parts")
+        order = self.kept + self.added
+        if self.output != order:
+            perm = [order.index(axis) for axis in self.output]
+            value = write("Transpose", [value], f"{name}__ordered", perm=perm)
+        return value
 
 
 def cast_constants(model: ir.Model) -> None:

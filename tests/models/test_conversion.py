@@ -87,9 +87,19 @@ def test_batch_normalization_in_training_mode_is_named_with_the_mend(tmp_path):
         convert(tmp_path / "a.onnx", tmp_path / "made", SAMPLES)
 
 
-def test_a_network_of_einsum_alone_is_refused_with_the_mend(tmp_path):
+def test_a_network_of_einsum_alone_has_a_product(tmp_path):
     nodes = [helper.make_node("Einsum", ["x", "weights"], ["y"], equation="ab,bc->ac")]
     proto = assemble(nodes, {"x": ["N", WIDTH]}, {"y": ["N", 3]}, {"weights": WEIGHTS})
+    onnx.save(proto, tmp_path / "a.onnx")
+    record = convert(tmp_path / "a.onnx", tmp_path / "made", SAMPLES)
+    assert max(record.parity.values()) < 1e-5
+    made = onnx.load(tmp_path / "made" / "unfolded.onnx")
+    assert [node.op_type for node in made.graph.node] == ["MatMul"]
+
+
+def test_an_einsum_that_is_no_product_is_refused_with_the_mend(tmp_path):
+    nodes = [helper.make_node("Einsum", ["x", "weights"], ["y"], equation="ab,cb->abc")]
+    proto = assemble(nodes, {"x": ["N", WIDTH]}, {"y": ["N", WIDTH, 3]}, {"weights": WEIGHTS.T})
     onnx.save(proto, tmp_path / "a.onnx")
     with pytest.raises(ModelError, match=r"Einsum.*MatMul"):
         convert(tmp_path / "a.onnx", tmp_path / "made", SAMPLES)

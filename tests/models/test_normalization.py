@@ -1,5 +1,7 @@
 """Normalized graphs compute the same, and mean the same in every framework."""
 
+import copy
+
 import numpy as np
 import onnx
 import pytest
@@ -10,6 +12,7 @@ from onnx import helper
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.graph.layers import attribute, find_offset_clips
 from resnet8ptq.graph.session import open_runner
+from resnet8ptq.models import normalization
 from resnet8ptq.models.batch_axis import fix_sizes
 from resnet8ptq.models.normalization import copy_shared_weights, write_ceil_mode, write_explicitly
 from tests.helpers.assembling import assemble
@@ -101,3 +104,59 @@ def test_widths_of_a_pad_are_written_for_all_axes(axes):
     [values] = open_runner(proto)(samples)
     assert len(proto.graph.node[0].input) == 3
     np.testing.assert_array_equal(values, expected)
+
+
+def einsum(equation: str, weights_first: bool, shared: bool = False) -> onnx.ModelProto:
+    """Return a network of an Einsum of x [N, 3, 4] and weights; `shared`: of two with the same."""
+    first, second = equation.split("->")[0].split(",")
+    axes = first if weights_first else second
+    axes = axes.strip()
+    sizes = {"b": 2, "t": 3, "d": 4, "h": 5, "k": 6}
+    weights = np.random.default_rng(0).normal(size=[sizes[axis] for axis in axes])
+    names = ["w", "x"] if weights_first else ["x", "w"]
+    outputs = ["y", "z"] if shared else ["y"]
+    nodes = []
+    for name in outputs:
+        nodes.append(helper.make_node("Einsum", names, [name], name=name, equation=equation))
+    rank = len(equation.split("->")[1])
+    gives = {name: [None] * rank for name in outputs}
+    return assemble(nodes, {"x": ["N", 3, 4]}, gives, {"w": weights.astype(np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("equation", "weights_first"),
+    [
+        ("btd,dhk->bthk", False),
+        ("btd,dhk->bhtk", False),
+        ("btd, htd -> bh", False),
+        ("btd,tdh->bh", False),
+        ("btd,th->bdh", False),
+        ("hd,btd->hbt", True),
+    ],
+)
+def test_an_einsum_of_weights_is_a_product(equation, weights_first):
+    model = einsum(equation, weights_first)
+    x = np.random.default_rng(1).normal(size=(2, 3, 4)).astype(np.float32)
+    expected = open_runner(copy.deepcopy(model))(x)
+    written = normalization.store_and_write_products(model)
+    operators = [node.op_type for node in written.graph.node]
+    assert "MatMul" in operators and "Einsum" not in operators
+    assert "w" not in {tensor.name for tensor in written.graph.initializer}
+    np.testing.assert_allclose(open_runner(written)(x)[0], expected[0], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("equation", "weights_first"),
+    [("btd,tdk->btk", False), ("btd,d->bt", False), ("btd,td->b", False), ("btd,dh", False)],
+)
+def test_another_einsum_stays(equation, weights_first):
+    model = einsum(equation if "->" in equation else "btd,dh->bth", weights_first)
+    model.graph.node[0].attribute[0].s = equation.encode()
+    written = normalization.store_and_write_products(model)
+    assert [node.op_type for node in written.graph.node] == ["Einsum"]
+
+
+def test_einsums_that_share_weights_share_the_matrix():
+    written = normalization.store_and_write_products(einsum("btd,dhk->bthk", False, shared=True))
+    products = [node for node in written.graph.node if node.op_type == "MatMul"]
+    assert len({node.input[1] for node in products}) == 1

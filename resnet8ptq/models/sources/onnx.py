@@ -115,6 +115,8 @@ def read_graph(source: Path, inputs: Mapping[str, Any]) -> ReadGraph:
     # The graph to quantize: basic operators, no branches, the batch axis first
     if gate.SCALER in operators:
         proto = rewrite(proto, [normalization.write_scalers])
+    if "Einsum" in operators:
+        proto = normalization.store_and_write_products(proto)
     proto = branches.take_branches(proto)
     gate.check_layers(proto, source)
     if axes:
