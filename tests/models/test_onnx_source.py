@@ -490,7 +490,7 @@ def test_what_onnx2torch_does_not_know_is_for_onnx_alone(take, tmp_path):
     record = take(build(middle=nodes))
     assert set(record.parity) == {"onnx, folded", "onnx, unfolded"}
     assert "Hardmax" in record.without_torch[conversion.FOLDED]
-    with pytest.raises(UnsupportedError, match=r"Hardmax.*backend=onnx") as caught:
+    with pytest.raises(UnsupportedError, match=r"Hardmax") as caught:
         load_torch_module(tmp_path / "made" / conversion.FOLDED)
     assert "\n" not in str(caught.value)
 
