@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from resnet8ptq.config.schema import PreprocessConfig
 from resnet8ptq.core.errors import DataError
@@ -76,11 +76,18 @@ def decode(file: Path | BinaryIO, preprocess: PreprocessConfig) -> NDArray[np.ui
         Exception: the file is not a picture, is truncated, or too large; Pillow raises many types.
     """
     with (
-        Image.open(file, formats=FORMATS) as picture,
+        _open(file, FORMATS) as picture,
         _ROOM.hold(math.prod(picture.size)),
     ):
         picture.load()
         return to_array(fit(_to_8_bits(ImageOps.exif_transpose(picture)), preprocess))
+
+
+def _open(file: Path | BinaryIO, formats: Sequence[str]) -> Image.Image:
+    try:
+        return Image.open(file, formats=formats)
+    except UnidentifiedImageError:  # its text shows an object of Python
+        raise ValueError(f"it is no {' or '.join(formats)} file") from None
 
 
 def decode_mask(file: Path | BinaryIO, preprocess: PreprocessConfig) -> NDArray[np.uint8]:
@@ -92,7 +99,7 @@ def decode_mask(file: Path | BinaryIO, preprocess: PreprocessConfig) -> NDArray[
         Exception: the file is not a picture, is in colours, or has labels above 255.
     """
     with (
-        Image.open(file, formats=("PNG", "BMP")) as picture,
+        _open(file, ("PNG", "BMP")) as picture,
         _ROOM.hold(math.prod(picture.size)),
     ):
         picture.load()

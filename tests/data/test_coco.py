@@ -267,3 +267,16 @@ def test_a_box_lies_where_the_picture_is_put(size, to, resize, align):
         if end - begin > 2 and end < len(lit) - 2:
             # Half of the step's width on either side of the edge cancels.
             assert begin + lit.sum() == pytest.approx(end, abs=1.0)
+
+
+@pytest.mark.parametrize("corners", [False, True])
+def test_boxes_of_two_corners_are_reported(boxes, caplog, corners):
+    path = boxes / "instances.json"
+    content = json.loads(path.read_text())
+    for entry in content["annotations"]:
+        left, top, wide, high = entry["bbox"]
+        if corners:
+            entry["bbox"] = [left, top, left + wide, top + high]
+    path.write_text(json.dumps(content))
+    read(boxes)
+    assert ("boxes end outside of their pictures" in caplog.text) == corners

@@ -555,3 +555,9 @@ def test_one_hot_lists_of_two_classes(tmp_path):
 def test_tab_separated_files_are_tables(tmp_path):
     (tmp_path / "a.tsv").write_text("a\tlabel\n1\t0\n")
     assert find_settings(tmp_path / "a.tsv")["data"] == "table"
+
+
+def test_bytes_that_are_no_picture_are_named_without_their_object(tmp_path):
+    content = {"image": [b"II*\0", b"MM\0*"], "label": [0, 1]}
+    with pytest.raises(DataError, match=r"row 1: cannot be read \(ValueError: it is no JPEG or"):
+        read(write(tmp_path / "a.parquet", **content))

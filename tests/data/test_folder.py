@@ -211,7 +211,11 @@ def test_grey_is_one_channel(tmp_path):
 
 
 KINDS = {  # how the reason begins
-    **{"empty": "it is empty)", "truncated": "OSError: ", "text": "Unidentified"},
+    **{
+        "empty": "it is empty)",
+        "truncated": "OSError: ",
+        "text": "ValueError: it is no JPEG or PNG",
+    },
     **{"gif": "", "bomb": "DecompressionBomb"},
 }
 

@@ -73,6 +73,7 @@ def load(config: CocoConfig, preprocess: PreprocessConfig, cache_root: Path) -> 
     """
     path = _find_annotations(config)
     annotations = _limit_masks(_read_large(path, config.classes), path)
+    _warn_outside(annotations, path)
     _check_pictures(annotations, Path(str(config.images)), path, config.on_bad)
     every = _list(annotations, config)
     images, kept = decode(every, preprocess, config.on_bad, cache_root)
@@ -355,6 +356,27 @@ def _check_pictures(annotations: Annotations, folder: Path, path: Path, on_bad: 
         for image_id, difference in zip(paths, differences, strict=True):
             if difference:
                 raise DataError(f"{paths[image_id]}: {difference} pixels, width x height")
+
+
+def _warn_outside(annotations: Annotations, path: Path) -> None:
+    """Warn about boxes that end outside of their pictures, such as those of two corners."""
+    total = 0
+    outside = 0
+    for image_id, placed in annotations.boxes.items():
+        _, width, height = annotations.images[image_id]
+        for bbox, *_ in placed:
+            left, top, wide, high = bbox
+            total += 1
+            # Annotations are rounded to pixels
+            outside += left < -1 or top < -1 or left + wide > width + 1 or top + high > height + 1
+    if outside:
+        log.warning(
+            "%s: %d of %d boxes end outside of their pictures; COCO's bbox is left, top, width and "
+            "height in pixels, not two corners",
+            path,
+            outside,
+            total,
+        )
 
 
 def _resolve(picture: Path) -> Path | None:
