@@ -186,5 +186,5 @@ def _is_whole(path: Path, key: str) -> bool:
 
 
 def downloads_folder() -> Path:
-    """Return the folder for downloads: pooch's cache folder for this program."""
-    return Path(pooch.os_cache("resnet8ptq"))
+    """Return the folder for downloads: the root of the cache, which `cache_dir` does not move."""
+    return folder(None)

@@ -456,3 +456,8 @@ def test_sha256_of_known_bytes(tmp_path):
     path = tmp_path / "abc"
     path.write_bytes(b"abc")
     assert files.sha256(path) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def test_downloads_go_to_the_folder_that_the_environment_names(tmp_path, monkeypatch):
+    monkeypatch.setenv("RESNET8PTQ_CACHE", str(tmp_path))
+    assert cache.downloads_folder() == tmp_path

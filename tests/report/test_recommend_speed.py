@@ -181,5 +181,9 @@ def test_latencies_in_turns_and_models_without_are_explained():
     assert notes.UNTIMED_NOTE in notes.collect(timed)
     assert notes.UNTIMED_NOTE in notes.collect_warnings(timed)
     assert notes.UNTIMED_NOTE not in notes.collect(family)
+    equal = {**TIMED, "artifact_sha256": "1"}
+    twins = sweep(("a", predictions(), equal), ("b", predictions(), equal))
+    shared = timing.put_in(twins, turns(a=1.0, onnx_fp32=2.0))
+    assert notes.UNTIMED_NOTE not in notes.collect(shared)  # one row, with its latency
     all_timed = replace(timed, cells=timed.cells[:1])
     assert notes.UNTIMED_NOTE not in notes.collect(all_timed)
