@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from resnet8ptq.tasks import registry
+from resnet8ptq.tracking.params import applies
 from resnet8ptq.tracking.record import RunRecord
 
 _VARY = (  # settings beyond the four of every table
@@ -63,8 +64,11 @@ def varied(records: Sequence[RunRecord]) -> list[str]:
 
 
 def _differs(records: Sequence[RunRecord], key: str) -> bool:
-    """Return whether the resolved values of a setting differ."""
-    values = {record.params.get(key) for record in records if _is_resolved(record, key)}
+    """Return whether the resolved values of a setting differ, among runs in which it matters."""
+    values = set()
+    for record in records:
+        if _is_resolved(record, key) and applies(key, record.params):
+            values.add(record.params.get(key))
     return len(values) > 1
 
 

@@ -147,17 +147,20 @@ class ModelSelection:
         return self.passing or self._measured_within
 
     @cached_property
-    def others_passing(self) -> list[Cell]:
-        """The models that pass on the reported samples alone; empty if those `within` gain enough.
+    def others(self) -> list[Cell]:
+        """The models that pass on the reported samples alone; if there are none, undecided ones.
 
         On the selection samples, their measured loss is within the limit, but does not pass. They
-        are candidates only if no model of `within` that passes saves bytes.
+        are candidates only if no model of `within` with the same verdict saves bytes.
         """
-        if any(map(_saves_bytes, with_verdict(self.within, PASS))):
+        return self._find_others(PASS) or self._find_others(UNDECIDED)
+
+    def _find_others(self, verdict: str) -> list[Cell]:
+        if any(map(_saves_bytes, with_verdict(self.within, verdict))):
             return []
         within = by_run_id(self.within)
         others = []
-        for cell in with_verdict(self._measured_within, PASS):
+        for cell in with_verdict(self._measured_within, verdict):
             if cell.record.run_id not in within and _saves_bytes(cell):
                 others.append(cell)
         return others
@@ -174,17 +177,14 @@ class ModelSelection:
         """The model that `rule` chooses; None if no model passes or may pass.
 
         The rule chooses among the models `within` that pass on the reported samples, where verdicts
-        are corrected for all models; if it keeps FP32, also among `others_passing`. If none passes,
-        it chooses among the undecided ones. If there are selection samples, only these choose then,
+        are corrected for all models; if it keeps FP32, also among the `others`. If none passes, it
+        chooses among the undecided ones. If there are selection samples, only these choose then,
         and the chosen model is assessed by itself.
         """
-        passing = with_verdict(self.within, PASS)
-        chosen = self._choose(passing)
-        if chosen is None or chosen.advice == "keep":
-            chosen = self._choose([*passing, *self.others_passing])
+        chosen = self._choose_among(PASS)
         if chosen is not None:
             return chosen
-        chosen = self._choose(with_verdict(self.within, UNDECIDED))
+        chosen = self._choose_among(UNDECIDED)
         if chosen is None or not self.apart:
             return chosen
 
@@ -193,6 +193,13 @@ class ModelSelection:
         if alone[0].record.verdict != PASS:
             return chosen
         return self._choose(alone, alone=True)
+
+    def _choose_among(self, verdict: str) -> Headline | None:
+        cells = with_verdict(self.within, verdict)
+        chosen = self._choose(cells)
+        if chosen is None or chosen.advice == "keep":
+            chosen = self._choose([*cells, *with_verdict(self.others, verdict)])
+        return chosen
 
     def _choose(self, cells: Sequence[Cell], alone: bool = False) -> Headline | None:
         kept = list(cells)
@@ -317,7 +324,7 @@ def finalists(selected: ModelSelection) -> list[Cell]:
 
     Models beyond the limit are never the fastest, and fill the table's column if there are few.
     """
-    timed = _timed([*selected.within, *selected.others_passing])
+    timed = _timed([*selected.within, *selected.others])
     if not timed:
         return []
     for models in (_timed(selected.candidates), timed):

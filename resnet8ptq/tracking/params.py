@@ -122,6 +122,15 @@ def _has_effect(key: str, params: Mapping[str, str], implied: Mapping[str, str])
         return False
     if key.startswith(_OUTSIDE):
         return False
+    return applies(key, params)
+
+
+def applies(key: str, params: Mapping[str, str]) -> bool:
+    """Return whether a setting has an effect beside the other settings of a run.
+
+    >>> [applies("calib.samples_per_class", {"method": way}) for way in ("static", "weight_only")]
+    [True, False]
+    """
     ways = find_fields(key)
     if not ways:  # not in the schema of this version, so without conditions
         return True
@@ -129,10 +138,13 @@ def _has_effect(key: str, params: Mapping[str, str], implied: Mapping[str, str])
 
 
 def _is_met(way: Sequence[Field[Any]], params: Mapping[str, str]) -> bool:
-    """Return whether the settings fulfil the conditions of all fields on the way to a key."""
+    """Return whether the settings fulfil the conditions of all fields on the way to a key.
+
+    Conditions on settings that a run lacks do not count.
+    """
     for item in way:
         for other, limit in item.metadata.get("only", {}).items():
-            if not limit.holds(_parse(params.get(other, "null"))):
+            if other in params and not limit.holds(_parse(params[other])):
                 return False
     return True
 

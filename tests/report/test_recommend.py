@@ -448,3 +448,15 @@ def test_a_file_that_only_may_pass_does_not_hide_one_that_passes():
     selected = select(sweep(*cells, choices=[predictions(), predictions(lost=16)]))
     assert selected.headline.advice == "deploy"
     assert selected.headline.cell.record.run_id == "sound"
+
+
+def test_a_file_that_gains_nothing_does_not_hide_one_to_test():
+    """Neither passes on the reported samples; the large one passes on the selection samples."""
+    undecided = predictions(lost=16)
+    cells = (
+        ("large", undecided, {"size_bytes": 310_000.0}),
+        ("small", undecided, {"size_bytes": 90_000.0, "calib": "entropy"}),
+    )
+    selected = select(sweep(*cells, choices=[predictions(), undecided]))
+    assert selected.headline.advice == "test"
+    assert selected.headline.cell.record.run_id == "small"

@@ -378,6 +378,15 @@ def test_a_run_without_samples_joins_those_of_its_metric():
     assert grouped == [["ok0", "unsupported0"], ["ok1", "unsupported1"]]
 
 
+def test_a_setting_without_effect_names_no_run():
+    scored = record(**{"method": "dynamic", "calib.samples_per_class": "null"})
+    refused = record(status="unsupported", method="weight_only")  # its default was filled in
+    refused = refused.changed(params={**refused.params, "calib.samples_per_class": "100"})
+    assert naming.varied([scored, refused]) == []
+    static = [record(**{"calib.samples_per_class": n}) for n in ("10", "100")]
+    assert naming.varied(static) == ["calib.samples_per_class"]
+
+
 def test_a_run_that_failed_after_it_drew_samples_joins_the_others():
     drawn = {"test_digest": "1", "status": "failed"}
     failed = RunRecord.of("failed", {}, {}, drawn)
