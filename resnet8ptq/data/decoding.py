@@ -104,8 +104,8 @@ def decode(
     return LazySamples(whole, good), good
 
 
-def differ_in_size(packed: Sequence[Picture]) -> bool:
-    """Return whether readable pictures differ in size, by the headers of their files.
+def list_sizes(packed: Sequence[Picture]) -> frozenset[tuple[int, int]]:
+    """Return heights and widths of readable pictures, by the headers of their files.
 
     It decodes nothing, and stops at the first different size. `decode` reports unreadable pictures.
     """
@@ -115,10 +115,11 @@ def differ_in_size(packed: Sequence[Picture]) -> bool:
         for start in range(0, len(packed), HEADERS_AT_ONCE):
             for size in pool.map(_read_size, packed[start : start + HEADERS_AT_ONCE]):
                 if size is not None:
-                    sizes.add(size)
+                    width, height = size
+                    sizes.add((height, width))
             if len(sizes) > 1:
-                return True
-    return False
+                break
+    return frozenset(sizes)
 
 
 def _read_size(picture: Picture) -> tuple[int, int] | None:

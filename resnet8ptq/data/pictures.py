@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -83,7 +83,7 @@ def decode(file: Path | BinaryIO, preprocess: PreprocessConfig) -> NDArray[np.ui
         return to_array(fit(_to_8_bits(ImageOps.exif_transpose(picture)), preprocess))
 
 
-def _open(file: Path | BinaryIO, formats: Sequence[str]) -> Image.Image:
+def _open(file: Path | BinaryIO, formats: tuple[str, ...]) -> Image.Image:
     try:
         return Image.open(file, formats=formats)
     except UnidentifiedImageError:  # its text shows an object of Python

@@ -46,13 +46,15 @@ def read(
     return _read(json.dumps([asdict(config), asdict(preprocess), calibrating]), cache_root)
 
 
-def differ_in_size(config: DataConfig, cache_root: Path) -> bool:
-    """Return whether the pictures of a located data set differ in size, by their files' headers.
+def list_sizes(config: DataConfig, cache_root: Path) -> frozenset[tuple[int, int]]:
+    """Return heights and widths of the pictures of a located data set, by their files' headers.
+
+    It stops at the first different one. Empty for sources that resize nothing, such as arrays.
 
     Raises:
         PtqError: the pictures cannot be listed.
     """
-    return _differ_in_size(json.dumps(asdict(config)), cache_root)
+    return _list_sizes(json.dumps(asdict(config)), cache_root)
 
 
 def find_size(
@@ -63,7 +65,7 @@ def find_size(
 ) -> PreprocessConfig:
     """Return the preprocessing with the size of pictures that the network fixes.
 
-    The network's size is used if the pictures of a located data set differ in size, and
+    The network's size is used if the pictures of a located data set have other sizes, and
     `preprocess.size` is null. All other faults are reported when data and network are loaded.
 
     Args:
@@ -73,13 +75,16 @@ def find_size(
     if preprocess.size is not None:
         return preprocess
     with suppress(PtqError, OSError):
-        if differ_in_size(data, cache_root):
+        sizes = list_sizes(data, cache_root)
+        if sizes:
             size = find_networks()
+        if sizes == {size}:
+            return preprocess
     if size is None:
         return preprocess
     log.info(
-        "preprocess.size: got null, and the pictures differ in size; the run uses the network's, "
-        "%s, by preprocess.resize=%s",
+        "preprocess.size: got null, and the pictures have other sizes than the network takes; the "
+        "run uses the network's, %s, by preprocess.resize=%s",
         list(size),
         preprocess.resize,
     )
@@ -87,16 +92,16 @@ def find_size(
 
 
 @functools.cache  # shared by the jobs of a sweep
-def _differ_in_size(settings: str, cache_root: Path) -> bool:
+def _list_sizes(settings: str, cache_root: Path) -> frozenset[tuple[int, int]]:
     data = json.loads(settings)
     source = SOURCES[data["name"]]
     if not source.pictures:
-        return False
+        return frozenset()
     from resnet8ptq.data import decoding  # imports Pillow
 
     config = source.schema(**data)
     with _damage_as_data_error(f"data.{source.key}", getattr(config, source.key)):
-        return decoding.differ_in_size(resolve_name(source.pictures)(config, cache_root))
+        return decoding.list_sizes(resolve_name(source.pictures)(config, cache_root))
 
 
 @functools.cache  # shared by the jobs of a sweep

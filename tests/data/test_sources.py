@@ -132,17 +132,18 @@ def test_each_sample_comes_once_with_its_label_and_a_share_of_each_class(settled
 
 
 def test_sizes_are_compared_by_the_headers_of_the_pictures(settled, read, tmp_path, monkeypatch):
-    assert not registry.differ_in_size(settled, tmp_path / "cache")
+    sizes = registry.list_sizes(settled, tmp_path / "cache")
+    assert sizes <= {PIXELS.shape[1:3]}
     listed = SOURCES[settled.name].pictures
     if not listed or not resolve_name(listed)(settled, tmp_path / "cache"):
         return  # it stores arrays, which have one size
-    registry._differ_in_size.cache_clear()
+    registry._list_sizes.cache_clear()
     sizes = iter([(5, 4)] * (COUNT - 1) + [(4, 5)])
     with monkeypatch.context() as patched:
         patched.setattr(pictures, "read_size", lambda file: next(sizes))
         patched.setattr(pictures, "decode", None)
-        assert registry.differ_in_size(settled, tmp_path / "cache")
-    registry._differ_in_size.cache_clear()
+        assert len(registry.list_sizes(settled, tmp_path / "cache")) == 2
+    registry._list_sizes.cache_clear()
 
 
 def test_the_split_is_the_seeds(settled, read):

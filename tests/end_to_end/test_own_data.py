@@ -123,22 +123,23 @@ def test_float_pictures_are_remarked_only_where_nothing_tells(run, tmp_path, cap
     assert line.startswith(REMARK) and "preprocess.scale=255" in line
 
 
-def write_pictures(folder: Path) -> Path:
-    """Pictures of two sizes in class folders, whose brighter channel is the class."""
+def write_pictures(folder: Path, sizes: int = 2) -> Path:
+    """Pictures of one or two sizes in class folders, whose brighter channel is the class."""
     random = np.random.default_rng(0)
     for channel, name in enumerate("abc"):
         (folder / name).mkdir(parents=True)
         for number in range(20):
-            pixels = random.integers(1, 100, (16 + number % 2, 12, 3), dtype=np.uint8)
+            pixels = random.integers(1, 100, (16 + number % sizes, 12, 3), dtype=np.uint8)
             pixels[..., channel] += 100
             Image.fromarray(pixels).save(folder / name / f"{number}.png")
     return folder
 
 
-def test_the_networks_picture_size_is_taken(run, tmp_path, caplog):
+@pytest.mark.parametrize("sizes", [1, 2])
+def test_the_networks_picture_size_is_taken(run, tmp_path, caplog, sizes):
     caplog.set_level("INFO")
     network = write_network(tmp_path / "own.onnx")
-    folder = write_pictures(tmp_path / "pictures")
+    folder = write_pictures(tmp_path / "pictures", sizes)
     settings = ("data=folder", f"data.root={folder}", f"model.path={network}", "preprocess=unit")
     settings += ("preprocess.resize=fit", "dtype=fp32")
     result = run(*settings)
