@@ -77,7 +77,7 @@ class Verdict:
         """Return the verdict as text; `after` says how many samples decided it."""
         text = self.outcome
         if self.samples is not None:
-            text += f" ({self.samples:,} samples)"
+            text += f" (needs {self.samples:,} samples)"
         text += after
         if self._is_at_fault:
             text += f", {self.fault}"

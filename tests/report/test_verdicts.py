@@ -84,11 +84,11 @@ def test_a_model_that_was_confirmed_alone_is_corrected_for_the_one_that_could_fo
 def test_undecided_says_how_many_samples_would_tell():
     (few,) = verdicts.assess(sweep(("a", predictions(lost=8, won=4), {})), ReportConfig()).records
     assert few.verdict == UNDECIDED
-    assert few.verdict_text == f"undecided ({few.samples_needed:,} samples)"
+    assert few.verdict_text == f"undecided (needs {few.samples_needed:,} samples)"
     assert 1000 < few.samples_needed < 3000
     (verge,) = verdicts.assess(sweep(("a", predictions(lost=10), {})), ReportConfig()).records
     assert (verge.samples_needed, verge.verdict_text) == (None, "undecided")  # at the limit
-    assert str(Verdict(UNDECIDED, 1234)) == "undecided (1,200 samples)"
+    assert str(Verdict(UNDECIDED, 1234)) == "undecided (needs 1,200 samples)"
     assert str(Verdict(UNDECIDED, 3e7)) == "undecided"  # beyond reason
     assert str(Verdict(PASS)) == "pass"
 
