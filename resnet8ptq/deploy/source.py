@@ -65,10 +65,10 @@ class SourceRun:
     @property
     def cautions(self) -> list[str]:
         """Warnings for the user: a verdict other than pass."""
-        verdict = self.record.verdict_text
-        if verdict in ("", PASS):
+        text = self.record.verdict_text
+        if self.record.verdict == PASS or not text:
             return []
-        return [f"CAUTION: verdict on its loss: {verdict}, not pass"]
+        return [f"CAUTION: verdict on its loss: {text}, not pass"]
 
     @property
     def folder(self) -> Path:

@@ -98,9 +98,10 @@ class Exclusion:
         costs = f"{self.excluded_bytes / 1000:+.1f} kB"
         if self.excluded_ms is not None:
             costs += f", {self.excluded_ms:+.3f} ms at batch 1"
+        stay = "1 node stays" if len(self.nodes) == 1 else f"{len(self.nodes)} nodes stay"
         return (
-            f"{len(self.nodes)} nodes stay in float: drop {first.drop:z.2%} -> {chosen.drop:z.2%} "
-            f"on held-out samples, {costs}: {', '.join(self.nodes)}"
+            f"{stay} in float: drop {first.drop:z.2%} -> {chosen.drop:z.2%} on held-out samples, "
+            f"{costs}: {', '.join(self.nodes)}"
         )
 
 
