@@ -79,6 +79,14 @@ def test_samples_that_can_show_no_loss_end_the_search_at_half_of_the_limit(loss,
     assert (kinds_of(tried) == FREE) == ends
 
 
+@pytest.mark.parametrize("within", [False, True])
+def test_items_that_hardly_change_may_be_too_few(within):
+    """Their loss is far below the limit, and still not shown to be."""
+    known = replace(LOST, loss=0.001, error=0.001, noise=0.001, within=within)
+    tried = run_search(ASKED, lambda step: known)
+    assert kinds_of(tried) == (["start"] if within else FREE)
+
+
 def test_outputs_far_from_fp32s_are_no_luck_of_few_samples():
     tried = run_search(ASKED, lambda step: replace(LOST, loss=0.0, error=0.015, noise=0.02))
     assert kinds_of(tried)[-4:] == [

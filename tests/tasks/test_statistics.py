@@ -14,7 +14,7 @@ from resnet8ptq.core import console
 from resnet8ptq.tasks import perplexity, regression
 from resnet8ptq.tasks.scoring import statistics
 from resnet8ptq.tasks.scoring.bootstrap import Replicates
-from resnet8ptq.tasks.scoring.metric import UNDEFINED
+from resnet8ptq.tasks.scoring.metric import UNDEFINED, Metric
 from resnet8ptq.tasks.scoring.ranking import AUC, Ranking
 from resnet8ptq.tasks.scoring.statistics import SIGNIFICANCE
 from resnet8ptq.tasks.scoring.values import Paired
@@ -434,3 +434,50 @@ def test_recipes_at_the_limit_pass_in_a_twentieth_of_the_cases():
         values = np.where(flips & (random.random((5, 1000)) < 0.5), sides, 0.0)
         passed += statistics.crossed_mean(values).margin(0.01).p_within <= 0.05
     assert 0.01 < passed / times <= 0.05 + 3 * (0.05 * 0.95 / times) ** 0.5
+
+
+@pytest.mark.parametrize("items", [50, 150, 400])
+@pytest.mark.parametrize("kind", ["mean", "AUC"])
+def test_models_that_lose_one_item_in_hundred_pass_rarely(kind, items):
+    """The other items change a little: by their spread alone, a third of such models would pass."""
+    random = np.random.default_rng(0)
+    counts = random.multinomial(items, np.full(items, 1 / items), size=200) / items
+    labels = np.repeat([1, 0], items)
+    passed = 0
+    for _ in range(200):
+        is_lost = random.random(items) < 0.01
+        if kind == "mean":
+            values = np.where(is_lost, 0.0, 0.8 + random.normal(0, 1e-4, items))
+            before = Replicates(counts @ np.full(items, 0.8))
+            result = Replicates(counts @ values).margin(before, Metric("iou", "IoU"), 0.008, items)
+        else:
+            scores = random.normal(size=2 * items) + 5 * labels
+            changed = scores + random.normal(0, 1e-3, 2 * items)
+            changed[:items][is_lost] = -9.0
+            ranking = Ranking(scores, labels)
+            result = Ranking(changed, labels).margin(ranking, AUC, 0.01, 2 * items)
+        passed += result.p_within <= SIGNIFICANCE
+    assert passed / 200 < 0.05 + 2 * 0.0154  # two standard errors
+
+
+def test_the_size_that_shows_no_rare_losses_is_named():
+    unchanged = statistics.Margin(-50.0).with_rare_losses(0.0, 0.01, items=100)
+    assert unchanged.p_within == pytest.approx(0.99**100)
+    needed = unchanged.items_needed(100, 0.05)
+    assert needed == pytest.approx(math.log(0.05) / math.log(0.99))
+    assert statistics.Margin(-50.0).with_rare_losses(0.0, 0.01, items=300).p_within <= 0.05
+    gain = statistics.Margin(-50.0).with_rare_losses(
+        -0.02, 0.0, items=200
+    )  # limit 0: a better model passes
+    assert gain.p_within <= 0.05
+
+
+def test_the_skewness_of_a_difference_of_aucs_is_that_of_its_means():
+    random = np.random.default_rng(0)
+    positive = np.repeat([True, False], [30, 50])
+    scores = random.normal(size=(2, 80)) + 2 * positive
+    ours, theirs = (statistics.auc(values, positive) for values in scores)
+    parts = (ours.of_positives - theirs.of_positives, ours.of_negatives - theirs.of_negatives)
+    means = sum(random.choice(part, (100_000, len(part))).mean(axis=1) for part in parts)
+    skewness = statistics.delong_skewness(ours, theirs)
+    assert skewness == pytest.approx(statistics.find_skewness(means), abs=0.03)

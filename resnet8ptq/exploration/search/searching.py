@@ -513,7 +513,9 @@ def loses_nothing(asked: Asked, best: Tried) -> bool:
     100 samples showed no loss for a KL divergence of 0.02, 800 others a loss of 1.1 points).
     """
     is_quiet = best.noise <= asked.limit and not best.refuted
-    has_few_samples = best.error >= asked.limit
+    # Items that hardly change have a small error, but too few of them prove nothing either
+    is_below = best.loss + best.error < asked.limit
+    has_few_samples = best.error >= asked.limit or (is_below and not best.within)
     loses_little = best.loss <= 0 or (has_few_samples and best.loss <= asked.limit / 2)
     return is_quiet and loses_little
 

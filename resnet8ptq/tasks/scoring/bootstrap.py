@@ -80,7 +80,11 @@ class Replicates(SampleValues):
         excess = losses - allowed
         if metric.geometric and not unchanged:
             excess = excess / before  # hard items multiply both values
-        return statistics.bootstrap_margin(excess, items, counts)
+        margin = statistics.bootstrap_margin(excess, items, counts)
+        if metric.bounded and len(known) and len(counts):
+            effective = statistics.count_effective(items, counts)
+            return margin.with_rare_losses(float(known.mean()), limit, effective)
+        return margin
 
     def metrics(self, baseline: Self) -> Metrics:
         """Return the share of bootstrap samples on which model or baseline has no value, if any."""

@@ -1,5 +1,6 @@
 """Scores that rank positives above negatives, whose AUCs are compared by DeLong's test."""
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, Self
@@ -11,7 +12,15 @@ from resnet8ptq.tasks.scoring.comparison import Scores, doubt_below
 from resnet8ptq.tasks.scoring.hits import Hits
 from resnet8ptq.tasks.scoring.metric import Metric
 from resnet8ptq.tasks.scoring.outputs import Array
-from resnet8ptq.tasks.scoring.statistics import Auc, Interval, Margin, auc, delong, delong_error
+from resnet8ptq.tasks.scoring.statistics import (
+    Auc,
+    Interval,
+    Margin,
+    auc,
+    delong,
+    delong_error,
+    delong_skewness,
+)
 from resnet8ptq.tasks.scoring.values import Arrays, PairedTest, SampleValues, check_columns
 
 AUC = Metric("auc", "AUC")
@@ -63,13 +72,16 @@ class Ranking(SampleValues):
 
         The variance is 0 if every positive is above the same negatives as before. The margin then
         counts disjoint pairs of a positive and a negative, one for each item of the rarer label.
+        Few items may have most of the loss, so the test is corrected for skewness.
         """
         rarer = min(len(self.auc.of_positives), len(self.auc.of_negatives))
         error = delong_error(self.auc, baseline.auc)
         if error == 0 and self.auc.value == baseline.auc.value:
             return Margin.unchanged(limit, rarer)
-        excess = baseline.auc.value - self.auc.value - limit
-        return Margin.student(excess, error, rarer)
+        loss = baseline.auc.value - self.auc.value
+        skewness = delong_skewness(baseline.auc, self.auc) * math.sqrt(rarer)  # of an item
+        margin = Margin.student(loss - limit, error, rarer, skewness)
+        return margin.with_rare_losses(loss, limit, rarer)
 
     def select(self, rows: NDArray[np.bool_]) -> Self | None:
         """Return the scores of some samples; None unless both labels are among them."""

@@ -103,16 +103,19 @@ class Margin:
             continuity correction, half a step of a counted loss, or the uncertain skewness;
             infinite without spread, or with fewer than `FEWEST` items.
         no_change: whether no item has changed, so the loss cannot be assumed to be lower.
+        unseen: the probability that the items show none of the rare losses that would reach the
+            limit, see `with_rare_losses`.
     """
 
     z: float
     correction: float = 0.0
     no_change: bool = False
+    unseen: float = 0.0
 
     @property
     def p_within(self) -> float:
         """One-sided p-value of "the loss is at the limit or above"; small below the limit."""
-        return float(ndtr(self.z + self.correction))
+        return max(float(ndtr(self.z + self.correction)), self.unseen)
 
     @property
     def p_beyond(self) -> float:
@@ -134,7 +137,10 @@ class Margin:
         if not self.z:
             return math.inf
         needed = float(ndtri(1 - level) + ndtri(POWER))
-        return max(self._items_of_z(needed, items), FEWEST)
+        count = max(self._items_of_z(needed, items), FEWEST)
+        if 0 < self.unseen < 1 and self.z < 0:
+            count = max(count, items * math.log(level) / math.log(self.unseen))
+        return count
 
     def _items_of_z(self, needed: float, items: int) -> float:
         """Return the sample size at which z exceeds the correction by `needed`."""
@@ -186,6 +192,16 @@ class Margin:
             error = float(excess.std(ddof=1)) / math.sqrt(items)
         skewness = find_skewness(excess) if skewed else None
         return cls.student(float(excess.mean()), error, items, skewness)
+
+    def with_rare_losses(self, loss: float, limit: float, items: float) -> Self:
+        """Return the margin that allows for rare losses which no item of the sample shows.
+
+        Items that change a little say nothing about a few others that lose all, so they prove no
+        more than items without a change, see `unchanged`: a worse model would pass more easily.
+        A measured gain counts, because a mean loss at the limit would need more of such items.
+        """
+        share = limit - min(loss, 0.0)
+        return replace(self, unseen=(1 - min(max(share, 0.0), 1.0)) ** items)
 
     @classmethod
     def unchanged(cls, limit: float, items: float) -> Self:
@@ -439,6 +455,24 @@ def delong_error(ours: Auc, theirs: Auc) -> float:
     return math.sqrt(variance + _variance(ours.of_negatives - theirs.of_negatives))
 
 
+def delong_skewness(ours: Auc, theirs: Auc) -> float:
+    """Return the skewness of the difference of two AUCs, ours minus theirs; 0 without spread.
+
+    It is the difference of two independent means, whose third cumulants add up.
+    """
+    error = delong_error(ours, theirs)
+    if error == 0:
+        return 0.0
+    third = 0.0
+    for own, other in (
+        (ours.of_positives, theirs.of_positives),
+        (ours.of_negatives, theirs.of_negatives),
+    ):
+        changes = own - other
+        third += float(((changes - changes.mean()) ** 3).mean()) / len(changes) ** 2
+    return third / error**3
+
+
 def ratio_interval(values: Values, weights: Values) -> Interval | None:
     """Return the 95% interval of sum(values) / sum(weights) over items [n]; None for one item.
 
@@ -518,13 +552,18 @@ def bootstrap_margin(excess: Values, items: int, class_counts: Counts | None = N
     if not len(finite) or not resampled:
         return UNKNOWN
     spread = float(finite.std(ddof=1))
-    effective = min(len(counts) ** 2 / variance, items)
+    effective = count_effective(items, counts)
     return Margin.student(
         float(finite.mean()),
         spread * math.sqrt(variance / resampled),
         effective,
         find_skewness(finite) * math.sqrt(effective),
     )
+
+
+def count_effective(items: int, class_counts: Counts) -> float:
+    """Return the effective number of items of a mean over classes, see `bootstrap_margin`."""
+    return min(len(class_counts) ** 2 / float((1 / class_counts).sum()), items)
 
 
 def bootstrap_p(differences: Values) -> float:
