@@ -104,9 +104,10 @@ def learn_rounding(
 
     Layers are learned in order: the inputs of a layer come from the network with rounded earlier
     layers, its target from the FP32 network (equation 25). The result is reproducible by `seed` on
-    the same number of threads. The cache keeps each learned layer. Layers of `nodes_to_exclude` are
-    learned too, but keep their weights, so a search for them learns once. Layers after the deadline
-    keep their weights.
+    the same number of threads. The cache keeps each learned layer. Layers in float are not learned,
+    and later layers see them in float. If a search chooses them (`setting.searches`), they are
+    learned too, but keep their weights, so the search learns once. Layers after the deadline keep
+    their weights.
 
     With `correct_biases`, the bias of each layer is corrected before the next layer is learned.
     Learned layers make up for the mean error of the layers before them; a correction of all biases
@@ -115,7 +116,9 @@ def learn_rounding(
     torch.set_num_threads(setting.runtime.threads)
     result = copy.deepcopy(proto)
     simulated = copy.deepcopy(proto)
-    every = replace(setting.selection, nodes_to_exclude=())
+    every = setting.selection
+    if setting.searches:
+        every = replace(every, nodes_to_exclude=())
     twins = layers.find_plain_layers(simulated.graph, every)
     kept = layers.find_plain_layers(simulated.graph, setting.selection)
     exact = setting.walk(proto)

@@ -29,6 +29,8 @@ class CorrectionSettings:
         calib: the calibration method; its `batch_size` is the largest batch.
         activations: the activation grid of the run's backend.
         float_output: whether the last layer's output stays in float.
+        searches: whether a search chooses the nodes to exclude. Learned rounding then learns their
+            layers too, once for all choices.
     """
 
     weights: Plan
@@ -38,6 +40,7 @@ class CorrectionSettings:
     runtime: Runtime
     activations: ActivationScheme
     float_output: bool
+    searches: bool = False
 
     def walk(self, proto: onnx.ModelProto) -> Walk:
         """Start a walk through a network on the samples."""

@@ -103,6 +103,7 @@ class Workspace:
             runtime=self.evaluator.runtime,
             activations=self.activations,
             float_output=self.config.float_output,
+            searches=self.config.nodes_to_exclude == "auto",
         )
 
     def quantize(self, prepared: Prepared, folder: Path) -> Quantized:

@@ -209,7 +209,7 @@ def _report(model: Fp32Model) -> None:
     if record.source_opset != record.opset:
         log.info("%s: opset %d converted to %d", model.source, record.source_opset, record.opset)
     if record.original_dtype:
-        text = "%s: computes in %s; the FP32 network uses float32 weights and arithmetic"
+        text = "%s: uses %s; the FP32 network has float32 inputs, weights and arithmetic"
         log_once(log, text, model.source, record.original_dtype)
     if model.fold:
         effect = record.preprocessing.describe()

@@ -464,6 +464,29 @@ def test_layers_in_float_are_left_alone(name, proto, shapes_model, images, tmp_p
     assert not changed & {*first.input, *last.input}
 
 
+def test_rounding_is_learned_beside_the_layers_in_float(images):
+    """8 bits would destroy the first layer: its largest weights are those of no sample."""
+    weights = normal(3, 8)
+    weights[0] = 200
+    network = make_network(
+        [
+            helper.make_node("ReduceMean", ["input"], ["mean"], name="mean", axes=[1, 2]),
+            helper.make_node("Flatten", ["mean"], ["flat"], name="flat"),
+            helper.make_node("Mul", ["flat", "mask"], ["masked"], name="mask"),
+            helper.make_node("MatMul", ["masked", "w"], ["hidden"], name="first"),
+            helper.make_node("MatMul", ["hidden", "v"], ["output"], name="last"),
+        ],
+        images.stored.shape[1:],
+        mask=np.array([0, 1, 1], np.float32),
+        w=weights,
+        v=normal(8, 3),
+    )
+    setting = setting_of(configure("nodes_to_exclude=[first]"), images)
+    nearest = layers.errors(network, network, setting)["last"]
+    learned = adaround.learn_rounding(network, setting, 100, 0)
+    assert layers.errors(network, learned, setting)["last"] <= nearest
+
+
 def test_a_pair_without_its_layer_is_reported(proto, caplog):
     firsts = [node.name for node, _ in equalization.find_pairs(proto.graph, Selection())]
     assert equalization.equalize(proto, Selection(nodes_to_exclude=firsts)) == proto
