@@ -20,9 +20,9 @@ from resnet8ptq.api.networks import is_of
 from resnet8ptq.core import cache, files
 from resnet8ptq.core.errors import ConfigError, DataError
 from resnet8ptq.data.sources import SOURCES, find_settings
+from resnet8ptq.data.sources.arrays import FROM_MEMORY
 from resnet8ptq.data.sources.arrays import LABELS as USUAL_LABELS
 
-KIND = "samples_from_memory"  # of the cache's entries
 LABELS = "labels"  # in a dict of arrays
 SIDES = ("train", "test")
 _EXPECTED = (
@@ -67,7 +67,7 @@ def find_samples(data: Any, root: Path, takes: Sequence[str] = ()) -> tuple[list
         written = sorted(folder.iterdir())
         key = _hash_files(written)
         target = cache.entry(
-            root, kind=KIND, key={"content": key}, make=lambda made: _move(written, made)
+            root, kind=FROM_MEMORY, key={"content": key}, make=lambda made: _move(written, made)
         )
 
     # The settings that name them

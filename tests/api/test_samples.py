@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from resnet8ptq.api.samples import _Writer, find_samples
 from resnet8ptq.core.errors import ConfigError, DataError
+from resnet8ptq.data import registry
 
 X = np.arange(24, dtype=np.float32).reshape(6, 4)
 Y = np.arange(6) % 2
@@ -100,6 +101,13 @@ def test_sides_stay_apart(tmp_path):
     written = read(words)
     assert {*written} == {"x_train", "labels_train", "x_test", "labels_test"}
     assert np.array_equal(written["x_test"], X[:2])
+
+
+def test_samples_in_memory_are_called_so(tmp_path):
+    """The folder's name is a hash, which says nothing in a report."""
+    words, _ = find_samples((X, Y), tmp_path)
+    (root,) = [word.partition("=")[2] for word in words if word.startswith("data.root=")]
+    assert registry.load("arrays", root, tmp_path).name == "samples in memory"
 
 
 def test_both_sides_have_an_input_in_files_of_one_name(tmp_path):

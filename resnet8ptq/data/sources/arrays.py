@@ -38,6 +38,7 @@ INPUTS = ("x", "inputs", "images", "features", "data")
 LABELS = ("y", "labels", "targets", "label", "target")
 GROUPS = ("groups", "clips")
 CLASSES = ("classes", "class_names")
+FROM_MEMORY = "samples_from_memory"  # of the cache's entries: see `api.samples`
 STEPS = {"scale": "data.scale", "zero_point": "data.offset", "offset": "data.offset"}
 KEYS = ("data.inputs", "data.labels", "data.groups")
 NO_LABELS = "none"
@@ -110,6 +111,8 @@ def load(config: ArraysConfig, preprocess: PreprocessConfig, cache_root: Path) -
     if highest:
         class_names, named = _find_classes(arrays, config, root, max(highest))
     title = root.name.partition(".")[0] or root.name
+    if root.parent.name == FROM_MEMORY:  # the folder's name is a hash
+        title = "samples in memory"
     if len(sides) == 1:
         mend = "arrays x_train, y_train, x_test and y_test"
         return split_one(title, class_names, sides[0], root, config, named, mend)
