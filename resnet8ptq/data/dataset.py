@@ -161,12 +161,20 @@ class Split:
 
     @property
     def has_pictures(self) -> bool:
-        """Whether the samples are pictures [H, W, C], which may be shifted and mirrored.
+        """Whether the samples are pictures, which may be shifted and mirrored.
+
+        They are [H, W, C], or [C, H, W] in arrays of the user's own.
 
         For a network with integer inputs, only uint8 samples count as pictures.
         """
         pixels = self.stored.dtype == np.uint8 and self.dtype in ("float32", "uint8")
         return pixels and len(self.stored.shape) == 4
+
+    @property
+    def channels_first(self) -> bool:
+        """Whether the pictures are [C, H, W], by their shape; see `has_pictures`."""
+        first, _, last = self.stored.shape[1:]
+        return first in (1, 3) and last not in (1, 3)
 
     def take(self, indices: NDArray[np.int64]) -> "Split":
         """Return the samples at `indices`, in that order, without a copy."""

@@ -140,7 +140,7 @@ class Trainer:
                 group["lr"] = rate * group["unit"]
             chosen = order[batch : batch + settings.batch_size]
             stored = self.train.stored[chosen]
-            shown = augment(stored, random) if self.train.has_pictures else stored
+            shown = self._augment(stored, random)
             loss, _ = self._loss(torch.from_numpy(self.train.prepare(shown)).to(self.device))
             optimizer.zero_grad()
             loss.backward()
@@ -156,6 +156,14 @@ class Trainer:
                 self._add(state, {**point, "qat/learning_rate": rate})
                 losses = []
 
+    def _augment(self, stored: NDArray[Any], random: np.random.Generator) -> NDArray[Any]:
+        """Return stored samples, pictures shifted and mirrored; see `augment`."""
+        if not self.train.has_pictures:
+            return stored
+        if self.train.channels_first:
+            return np.moveaxis(augment(np.moveaxis(stored, 1, -1), random), -1, 1)
+        return augment(stored, random)
+
     def _loss(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the loss and the student's logits.
 
@@ -165,7 +173,8 @@ class Trainer:
         with torch.no_grad():
             target = self.teacher(images)
             if self.train.has_pictures:
-                width_axis = 1 + (self.train.layout or (0, 1, 2)).index(1)
+                width = 2 if self.train.channels_first else 1  # the axis in a stored picture
+                width_axis = 1 + (self.train.layout or (0, 1, 2)).index(width)
                 target = (target + self.teacher(images.flip(width_axis))) / 2
         logits = self.student(images)
         return distillation_loss(logits, target, self.settings.temperature), logits

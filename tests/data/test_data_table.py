@@ -561,3 +561,10 @@ def test_bytes_that_are_no_picture_are_named_without_their_object(tmp_path):
     content = {"image": [b"II*\0", b"MM\0*"], "label": [0, 1]}
     with pytest.raises(DataError, match=r"row 1: cannot be read \(ValueError: it is no JPEG or"):
         read(write(tmp_path / "a.parquet", **content))
+
+
+def test_white_space_of_other_scripts_may_be_a_word(tmp_path):
+    (tmp_path / "a.conll").write_bytes("\u3000 O\r\na\u00a0b  B-X\r\n\r\n".encode())
+    content = read_columns(tmp_path / "a.conll")
+    assert content.column("tokens").to_pylist() == [["\u3000", "a\u00a0b"]]
+    assert content.column("labels").to_pylist() == [["O", "B-X"]]

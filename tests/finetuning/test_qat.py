@@ -414,6 +414,20 @@ def test_augmentation_shifts_and_flips(seed):
         assert any(np.array_equal(after, s) or np.array_equal(after[:, ::-1], s) for s in shifts)
 
 
+def test_pictures_with_channels_first_are_trained_on_as_the_others(few, shapes_model, tmp_path):
+    """Shifted along their channels, or mirrored upside down, they would be other pictures."""
+
+    def turn(split: Split) -> Split:
+        turned = np.ascontiguousarray(np.moveaxis(split.stored[:], -1, 1))
+        return replace(split, stored=turned, layout=(1, 2, 0), hashes=None)
+
+    some = few.with_splits(lambda split: split.take(np.arange(0, len(split), 2)))
+    expected, actual = Curves(), Curves()
+    fine_tune(some, shapes_model, tmp_path / "last", "qat.epochs=1", run=expected)
+    fine_tune(some.with_splits(turn), shapes_model, tmp_path / "first", "qat.epochs=1", run=actual)
+    assert actual.of("qat/loss") == pytest.approx(expected.of("qat/loss"), rel=1e-3)
+
+
 def test_curves_are_kept_as_json(tuned):
     points = json.loads((tuned[2].onnx_path.parent / qat.CURVES_FILE).read_text())
     assert [(int(p.pop("step")), p) for p in points] == tuned[1].steps

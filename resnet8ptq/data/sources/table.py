@@ -305,9 +305,9 @@ def read_tagged(path: Path) -> pa.Table:
     tags: list[list[str]] = [[]]
     width = 0
     for number, line in enumerate(path.read_text("utf-8-sig").split("\n"), 1):
-        cells = line.split()
-        if "\t" in line:
-            cells = line.split("\t")
+        cells = line.split("\t")
+        if len(cells) == 1:  # only spaces separate: other white space may be a word
+            cells = list(filter(None, line.strip("\r ").split(" ")))
         if not line.strip():
             words.append([])
             tags.append([])
