@@ -30,7 +30,9 @@ def own_folder(record: RunRecord, root: Path = RUNS) -> Path | None:
 
 
 def find_overrides(record: RunRecord, root: Path = RUNS) -> list[str] | None:
-    """Return the settings that a sweep set for a run, without Hydra's own; None if not known.
+    """Return the settings that make a run of a sweep again; None if not known.
+
+    Hydra's own and those of the sweep, such as `sweep.resume`, are left out: a run refuses them.
 
     Those of a run made here are in its folder. Others come from the store, which is untrusted:
     None if one of them could run code, or is not a setting.
@@ -43,7 +45,7 @@ def find_overrides(record: RunRecord, root: Path = RUNS) -> list[str] | None:
         settings = shlex.split(text)
     except ValueError:  # an open quote
         return None
-    kept = [word for word in settings if not words.key_of(word).startswith("hydra")]
+    kept = [word for word in settings if not words.key_of(word).startswith(("hydra", "sweep."))]
     if own is None and not all(map(words.is_plain, kept)):
         return None
     return kept

@@ -244,7 +244,7 @@ def test_reproduce_is_what_hydra_ran(monkeypatch):
         ("an open ' quote", None),
         ("backend=onnx \x1b[31m", None),
         (
-            "backend=onnx 'calib.table=a b' hydra.x=1",
+            "backend=onnx 'calib.table=a b' hydra.x=1 sweep.resume=true",
             "resnet8ptq run backend=onnx 'calib.table=a b' evaluate.choice=half hydra.mode=RUN",
         ),
     ):
