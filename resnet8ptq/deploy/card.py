@@ -180,13 +180,31 @@ def _summary(source: SourceRun, task: Task) -> str:
     record = source.record
     weights, activations = record.select("weight_dtype", "activation_dtype")
     dtypes = f"{weights or 'float32'} weights, {activations or 'float32'} activations"
-    summary = f"{source.config.model.name} quantized after training, {dtypes}"
+    summary = f"{source.config.model.name} {_say_how(record)}, {dtypes}"
     value = record.value_of(task.metric)
     if value is not None:
         summary += f"; {task.metric.title} {task.metric.show(value)}"
     if source.use:
         summary += f"; recommended for use={source.use}"
     return summary
+
+
+def _say_how(record: RunRecord) -> str:
+    """Return how the model was made, in words."""
+    if not record.quantized:
+        return "in FP32, not quantized"
+    if record.combination.method == "qat":
+        return "quantized with fine-tuning"
+    return "quantized after training"
+
+
+def _tags(record: RunRecord) -> list[str]:
+    """Return the Hub's tags of the way that the model was made."""
+    if not record.quantized:
+        return [record.dtype]
+    if record.combination.method == "qat":
+        return ["quantization", "quantization-aware-training", record.dtype]
+    return ["quantization", "post-training-quantization", record.dtype]
 
 
 def _header(source: SourceRun, task: Task, name: str, inputs: Sequence[str]) -> str:
@@ -204,11 +222,12 @@ def _header(source: SourceRun, task: Task, name: str, inputs: Sequence[str]) -> 
     if delta is not None:
         title = f"{metric.title} minus FP32's"
         values.append({"type": "delta", "name": title, "value": round(delta, DIGITS)})
-    dataset = {"name": source.config.data.name, "type": source.config.data.name}
+    named = record.dataset or source.config.data.name
+    dataset = {"name": named, "type": named}
     results = [{"task": {"type": kind}, "dataset": dataset, "metrics": values}]
     known: dict[str, Any] = {
         "library_name": source.backend.runtime,
-        "tags": ["quantization", "post-training-quantization", record.dtype],
+        "tags": _tags(record),
         "metrics": [metric.name],
         "model-index": [{"name": name, "results": results}],
     }
