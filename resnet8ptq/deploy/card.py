@@ -104,7 +104,7 @@ def render_card(source: SourceRun, model: Path, facts: Facts) -> str:
         steps=example.steps(vectors),
         pictures=example.reads_pictures(vectors),
         texts=example.reads_texts(source),
-        measured=_measured(task, record),
+        measured=_measured(task, record, model.stat().st_size),
         test=task.test,
         record=record,
         config=source.config,
@@ -257,7 +257,12 @@ def _to_yaml(values: Mapping[str, Any]) -> str:
     return _LIVE.sub(lambda sign: f"\\x{ord(sign[0]):02x}", text)  # all of them are in quotes
 
 
-def _measured(task: Task, record: RunRecord) -> list[tuple[str, str, str]]:
+def _measured(task: Task, record: RunRecord, size: int) -> list[tuple[str, str, str]]:
+    """Return the rows of figures: title, this model's and FP32's.
+
+    Args:
+        size: bytes of the model's file, which may be converted from the measured one.
+    """
     primary = task.metric
     interval = record.interval("value")
     rows = []
@@ -288,7 +293,7 @@ def _measured(task: Task, record: RunRecord) -> list[tuple[str, str, str]]:
 
     # Its costs
     for title, value, baseline, unit in (
-        ("size, kB", record.size_bytes, record.fp32_size_bytes, 1000),
+        ("size, kB", size, record.fp32_size_bytes, 1000),
         ("latency of one sample, ms", record.latency_ms, record.fp32_latency_ms, 1),
     ):
         if value is not None:

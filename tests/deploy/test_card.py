@@ -39,3 +39,11 @@ def test_card_names_the_settings_of_the_backend():
     settings = card._say_settings(record, {"calib.table"})
     assert "backend=torch" in settings and "backend.flow=pt2e" in settings
     assert "mine" not in settings
+
+
+def test_card_has_the_size_of_the_file_beside_it():
+    """A converted file, such as one of the ORT format, has another size than the measured one."""
+    record = source_of().record
+    assert record.size_bytes == 100_000
+    rows = {title: own for title, own, _ in card._measured(record.task, record, size=123_456)}
+    assert rows["size, kB"] == "123.456"
