@@ -7,6 +7,7 @@ unasked: `data.root` chooses the source that fits the path, and otherwise the da
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def complete(words: Sequence[str], conf: Path, own: Path | None = None) -> list[
     keyed = []
     before = ""
     for word in words:
-        keyed.append(_name_path(word, before, words))
+        keyed.append(_quote_path(_name_path(word, before, words)))
         before = word
     typed = list(_parse_all(keyed))
     if _names_data(typed, conf, own):
@@ -103,6 +104,20 @@ def _name_path(word: str, before: str, words: Sequence[str]) -> str:
         return word
     console.say(console.stderr(), f"{word}: taken as {key}={word}")
     return grammar.assign(key, word)
+
+
+def _quote_path(word: str) -> str:
+    """Quote a path that exists and that Hydra's grammar refuses, such as `data.root=größe`."""
+    key, _, value = word.partition("=")
+    if not value or word.startswith("-"):
+        return word
+    try:
+        grammar.parse(word)
+    except ConfigError:
+        with suppress(OSError):  # too long for a path
+            if Path(value).expanduser().exists():
+                return grammar.assign(key, value)
+    return word
 
 
 def _add_source(words: Sequence[str], settings: Mapping[str, str]) -> list[str]:

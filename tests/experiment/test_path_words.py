@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from resnet8ptq.config import words as grammar
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data import shapes
 from resnet8ptq.experiment.path_words import complete, require_data
@@ -51,6 +52,20 @@ def test_a_path_without_data_takes_the_source_that_fits(root, added, capsys):
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert added[0] in err
+
+
+@pytest.mark.parametrize("name", ["größe", "a (1)", "it's mine", "夏"])
+def test_a_path_that_exists_needs_no_quotes_of_hydra(name):
+    """Hydra's grammar refuses letters beyond ASCII, brackets and single quotes."""
+    Path(name).mkdir()
+    Path("classes").rename(Path(name, "cats"))
+    (root,) = [word for word in complete([f"data.root={name}"], CONF) if "root" in word]
+    assert grammar.parse(root).value() == name
+
+
+def test_other_values_stay_as_they_are_typed():
+    words = ["data.root=gräßlich", "dtype=int8,uint8", "-m"]
+    assert complete(words, CONF) == words
 
 
 def test_a_folder_with_annotations_is_coco():
