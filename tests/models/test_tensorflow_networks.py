@@ -57,7 +57,7 @@ read_off = keras.ops.mean(wide, axis=(1, 2)) - keras.ops.max(wide[..., 1:], axis
 network = keras.Model(picture, layers.Dense(3)(layers.Activation("celu")(read_off)))
 network.save(folder / "operators.keras")
 
-plain = [picture, layers.Conv2D(4, 3, activation="relu"), layers.Flatten(), layers.Dense(3)]
+plain = [picture, layers.Conv2D(6, 3, groups=3), layers.Flatten(), layers.Dense(3)]
 tf.saved_model.save(keras.Sequential(plain), folder / "copies")  # with a copy of each variable
 
 bent = keras.activations.gelu(layers.Concatenate()([seen, rows]), approximate=True)

@@ -20,6 +20,10 @@ from resnet8ptq.models.normalization import OPSET
 from resnet8ptq.models.sources.contract import Network, Sample, prepare_tensorflow
 from resnet8ptq.models.sources.onnx import to_supported
 
+# TensorFlow keeps calls of compiled functions, such as Keras's grouped convolutions, which tf2onnx
+# cannot convert. Other calls are replaced by the nodes of the function.
+_KEEP_CALLS = ("_XlaMustCompile", "_noinline")
+
 
 def read(source: Path, sample: Sample) -> Network:
     """Read a SavedModel folder. Its variables become constants.
@@ -50,6 +54,9 @@ def read(source: Path, sample: Sample) -> Network:
     bodies = [function.node_def for function in frozen.library.function]
     for node in chain(frozen.node, *bodies):
         node.attr.pop("_lower_using_switch_merge", None)  # tf2onnx takes whole loops only
+        _drop_attributes(node)
+    for function in frozen.library.function:
+        _drop_attributes(function)
     proto, _ = tf2onnx.convert.from_graph_def(
         frozen, input_names=list(inputs.values()), output_names=outputs, opset=OPSET
     )
@@ -57,6 +64,12 @@ def read(source: Path, sample: Sample) -> Network:
     proto = rewrite(proto, [rename(dict(zip(tensors.values(), tensors, strict=True)))])
     onnx_gate.check_graph(proto, source)
     return Network(to_supported(proto, source, sample), predict, OPSET)
+
+
+def _drop_attributes(called: Any) -> None:
+    """Remove the attributes that keep a call, or calls of a function, from being replaced."""
+    for name in _KEEP_CALLS:
+        called.attr.pop(name, None)
 
 
 def freeze(program: gate.Program, source: Path) -> Any:
