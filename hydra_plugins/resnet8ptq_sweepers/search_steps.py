@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hydra.core.default_element import GroupDefault
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
@@ -48,6 +49,16 @@ class SearchSweeper(Sweeper):
 
         OmegaConf.save(self.config, Path(self.config.hydra.sweep.dir) / "multirun.yaml")
         typed = {override.key_or_group: override for override in map(words.parse, arguments)}
+        own = []
+        if "experiment" in typed:
+            repository = self.hydra_context.config_loader.repository  # type: ignore[attr-defined]
+            own = read_experiment(repository, str(typed["experiment"].value()))
+        for word in own:  # as if typed, so that each job and the winner has it
+            override = words.parse(word)
+            if override.key_or_group not in typed:
+                arguments = [*arguments, word]
+                typed[override.key_or_group] = override
+        search.check(self.config.hydra.sweeper, [*typed.values()])
         backends = words.values(typed["backend"]) if "backend" in typed else ["onnx"]
         shared = [word for word in arguments if words.parse(word).key_or_group != "backend"]
         running = find_running_sweep()
@@ -99,6 +110,37 @@ class SearchSweeper(Sweeper):
         finally:
             self.jobs += len(batch)
         return [_outcome(result) for result in results]
+
+
+def read_experiment(repository: Any, name: str) -> list[str]:
+    """Return the settings of a file of the user that builds on `experiment=auto`, as words.
+
+    Args:
+        repository: Hydra's, which reads the files of `conf/`.
+        name: the option of `experiment`.
+    """
+    from resnet8ptq.api.keywords import to_words
+    from resnet8ptq.config.schema import find_fields
+
+    loaded = repository.load_config(f"experiment/{name}")
+    if name == "auto" or loaded is None:
+        return []
+    settings: dict[str, Any] = {}
+    for chosen in loaded.defaults_list or ():
+        if isinstance(chosen, GroupDefault) and chosen.is_override():
+            settings[str(chosen.group).lstrip("/")] = chosen.value
+    _add_leaves(settings, OmegaConf.to_container(loaded.config))
+    known = {key: value for key, value in settings.items() if find_fields(key)}
+    return to_words(known)
+
+
+def _add_leaves(settings: dict[str, Any], values: Any, prefix: str = "") -> None:
+    """Add the values of nested dicts by their full keys."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            _add_leaves(settings, value, f"{prefix}{name}.")
+        else:
+            settings[f"{prefix}{name}"] = value
 
 
 def _outcome(result: JobReturn) -> Any:

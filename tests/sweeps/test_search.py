@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from hydra_plugins.resnet8ptq_sweepers.search_steps import read_experiment
 from resnet8ptq.config import words
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core.alarm import AlarmError
@@ -137,6 +140,32 @@ def test_a_step_that_ignores_the_users_nodes_is_refused(word):
 def test_a_setting_that_some_step_reads_has_an_effect(word, is_idle):
     composed = compose_whole("experiment=auto", word)
     assert bool(words.find_idle(composed, [words.parse(word)], find_varied())) == is_idle
+
+
+def test_an_experiment_of_the_user_that_builds_on_auto_keeps_its_settings(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    lines = [
+        "# @package _global_",
+        "defaults: [auto, {override /dtype: uint8}]",
+        "per_channel: false",
+        "corrections: {bias_correction: true}",
+        "op_types: [Conv, Gemm]",
+        "hydra: {sweeper: {minutes: 3}}",
+    ]
+    (tmp_path / "experiment" / "mine.yaml").write_text("\n".join(lines))
+    (tmp_path / "experiment" / "auto.yaml").write_text("dtype: {name: int8}")
+    with initialize_config_dir(str(tmp_path), version_base="1.3"):
+        repository = GlobalHydra.instance().config_loader().repository
+        typed = read_experiment(repository, "mine")
+        assert read_experiment(repository, "auto") == []
+    assert sorted(typed) == [
+        *("corrections.bias_correction=true", "dtype=uint8", "op_types=[Conv, Gemm]"),
+        "per_channel=false",
+    ]
+    first, *_ = searching.next_steps(
+        Asked("fastest", ("onnx",), 0.0, searching.find_fixed(map(words.parse, typed))), []
+    )
+    assert {"dtype", "per_channel"}.isdisjoint(first.settings)
 
 
 def test_ship_takes_no_other_experiment():
