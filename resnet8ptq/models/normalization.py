@@ -21,6 +21,7 @@ from resnet8ptq.core.text import one_line
 from resnet8ptq.graph.layers import LAYERS, attribute, channel_axis
 from resnet8ptq.graph.links import Links, find_all, inputs_of
 from resnet8ptq.graph.passes import (
+    Pass,
     Writer,
     end_with,
     input_of,
@@ -125,7 +126,7 @@ def normalize(proto: onnx.ModelProto) -> onnx.ModelProto:
     imports = [entry for entry in proto.opset_import if entry.domain in used]
     del proto.opset_import[:]
     proto.opset_import.extend(imports)
-    passes = [_store_constants, compute_outputs, _drop_allowzero, _keep_pads]
+    passes: list[Pass] = [_store_constants, compute_outputs, _drop_allowzero, _keep_pads]
     if any(node.op_type == "Einsum" for node in graph.node):
         passes.append(write_products)
     return rewrite(proto, passes)
