@@ -568,3 +568,12 @@ def test_white_space_of_other_scripts_may_be_a_word(tmp_path):
     content = read_columns(tmp_path / "a.conll")
     assert content.column("tokens").to_pylist() == [["\u3000", "a\u00a0b"]]
     assert content.column("labels").to_pylist() == [["O", "B-X"]]
+
+
+def test_columns_of_one_file_only_are_listed(tmp_path, caplog):
+    caplog.set_level("INFO")
+    first = write(tmp_path / "a.csv", a=[1.5, 2.5], b=[1.5, 2.5], label=[0, 1])
+    second = write(tmp_path / "b.csv", a=[3.5, 4.5], label=[0, 1])
+    with pytest.raises(DataError, match=r"column 'b', row 3: holds nothing"):
+        read(first, test=str(second))
+    assert "b.csv: columns in one of both files only: b" in caplog.text

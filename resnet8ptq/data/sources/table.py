@@ -84,6 +84,9 @@ def _join(train: pa.Table, test: pa.Table, config: TableConfig) -> pa.Table:
         raise ConfigError(
             f"data.split: got {config.split} with data.test={config.test}; expected one of the two"
         )
+    odd = sorted({*train.column_names} ^ {*test.column_names})
+    if odd:  # a needed one is then missing in a row, which an error names
+        log.info("%s: columns in one of both files only: %s", config.test, list_names(odd))
     sides = [_append_side(train, "train"), _append_side(test, "test")]
     unlike = f"{config.test}: its columns do not fit those of {config.root}"
     with errors_as(DataError, unlike, "expected the same names and types"):
