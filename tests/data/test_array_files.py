@@ -510,3 +510,22 @@ def test_an_unpacked_idx_file_beside_its_gz_is_one_array(tmp_path):
         (tmp_path / name.format("t10k")).write_bytes(packed)
         (tmp_path / (name.format("t10k") + ".gz")).write_bytes(gzip.compress(packed))
     same_samples(read(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "expected"),
+    [
+        ([0, 255], [255], ([0, 1], [1])),
+        ([0, 255], [0], ([0, 1], [0])),
+        ([0, 1, 255], [0, 255], ([0, 1, 255], [0, 255])),
+    ],
+)
+def test_masks_of_both_sides_are_black_and_white_together(tmp_path, train, test, expected):
+    """Beside classes 0 and 1, 255 marks pixels without a class."""
+    sides = {}
+    for side, values in (("train", train), ("test", test)):
+        sides[f"x_{side}"] = np.arange(4 * 6 * len(side), dtype=np.uint8).reshape(-1, 2, 3, 4)[:3]
+        sides[f"y_{side}"] = np.resize(np.uint8(values), (len(sides[f"x_{side}"]), 2, 3))
+    np.savez(tmp_path / "a.npz", **sides)
+    data = read(tmp_path / "a.npz")
+    assert tuple(np.unique(split.labels).tolist() for split in (data.train, data.test)) == expected

@@ -91,6 +91,7 @@ def load(config: ArraysConfig, preprocess: PreprocessConfig, cache_root: Path) -
         labels = find("data.labels", names.labels)
         groups = find("data.groups", names.groups)
         sides.append(_read_split(str(root), inputs, labels, groups))
+    sides = name_binary(sides, root)
     for split in sides:
         if split.stored.dtype.kind not in "biu" and (config.offset, config.scale) != (0, 1):
             raise ConfigError(
@@ -782,26 +783,35 @@ def _read_masks(labels: _Sourced) -> NDArray[np.uint8]:
     high = int(stored.max())
     if not 0 <= low <= high < 256:
         raise DataError(f"{labels}: masks from {low} to {high}; expected 0 to 255")
-    return name_binary(stored.astype(np.uint8, copy=False), labels)
+    return stored.astype(np.uint8, copy=False)
 
 
-def name_binary(
-    masks: NDArray[np.uint8], source: object, padded: bool = False
-) -> NDArray[np.uint8]:
-    """Return masks with 1 in place of 255 if they hold only 0 and 255, black and white.
+def name_binary(sides: Sequence[Split], source: object, padded: bool = False) -> list[Split]:
+    """Return splits whose masks have 1 in place of 255 if all hold only 0 and 255, black and white.
+
+    Both sides decide together: one alone may be all white, or have only unlabelled pixels (255)
+    beside class 0.
 
     Raises:
         ConfigError: they are padded, because the padding is 255 too.
     """
-    if np.unique(masks).tolist() != [0, 255]:
-        return masks
+    values: set[int] = set()
+    for split in sides:
+        if split.labels is not None and split.labels.ndim == 3 and split.labels.dtype == np.uint8:
+            values.update(np.unique(split.labels).tolist())
+    if values != {0, 255}:
+        return list(sides)
     if padded:
         raise ConfigError(
             f"preprocess.resize: got letterbox, which pads with 255, and {source} has masks of 0 "
             "and 255; expected masks of 0 and 1"
         )
     log.info("%s: masks of 0 and 255, taken as classes 0 and 1", source)
-    return np.minimum(masks, 1)
+    named = []
+    for split in sides:
+        labels = split.labels
+        named.append(split if labels is None else replace(split, labels=np.minimum(labels, 1)))
+    return named
 
 
 def check_labels(labels: Array, source: object) -> NDArray[np.int64]:

@@ -79,6 +79,11 @@ def _load_paired(
     splits = []
     for folder, other in zip(sides, label_sides, strict=True):
         splits.append(_read_paired(folder, other, config, preprocess, cache_root))
+    if config.masks is not None:
+        named = name_binary(
+            [side.split for side in splits], beside, padded=preprocess.resize == "letterbox"
+        )
+        splits = [replace(side, split=split) for side, split in zip(splits, named, strict=True)]
     if len(splits) == 1:
         mend = f"{TRAIN}/ and test/ in data.root and {key}"
         data = split_one(root.name, (), splits[0].split, root, config, mend=mend)
@@ -115,7 +120,7 @@ def _read_paired(
     )
     labels = np.asarray(decoded)
     if config.masks is not None:
-        labels = name_binary(labels[..., 0], other, preprocess.resize == "letterbox")
+        labels = labels[..., 0]
     shown = np.array([pictured[index].name for index in kept], np.object_)
     split = Split(images, None, str(folder), names=shown).take(good)
     return NamedSplit(replace(split, labels=labels), shown[good].tolist())
