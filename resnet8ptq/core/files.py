@@ -62,6 +62,19 @@ def read_bytes(path: Path, most: int) -> bytes:
         return file.read(state.st_size)
 
 
+def name_substitute(path: Path) -> str:
+    """Return how a file stands in for one that was not downloaded, and the mend; else empty."""
+    with path.open("rb") as file:
+        start = file.read(64).lstrip().lower()
+    if not start:
+        return "is empty; copy or download it again"
+    if start.startswith(b"version https://git-lfs"):
+        return "is a pointer of Git LFS, not the file itself; try git lfs pull"
+    if start.startswith((b"<!doctype html", b"<html")):
+        return "is a web page; try the address of the file itself"
+    return ""
+
+
 def check_room(size: int, folder: Path) -> None:
     """Check for `size` free bytes: on a full disk, writing to a mapped file kills the process.
 

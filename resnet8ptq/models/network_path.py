@@ -106,8 +106,9 @@ def _checked(path: Path, key: str) -> Path:
     if not path.exists():
         near = files.name_nearest(path)
         raise ModelError(f"{key}: got {path}, no such file{near}; {formats.EXPECTED}")
-    if path.is_file() and not path.stat().st_size:
-        raise ModelError(f"{key}: {path} is empty")
+    substitute = files.name_substitute(path) if path.is_file() else ""
+    if substitute:
+        raise ModelError(f"{key}: {path} {substitute}")
     if formats.find_format(path) is None:
         suffix = path.suffix.lower()
         mend = ""

@@ -286,6 +286,43 @@ def test_other_files_are_refused_in_one_line(tmp_path, cache_root, name, says):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("suffix", [".onnx", ".tflite", ".xml", ".pt2", ".pte"])
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", r"is empty"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", r"git lfs pull"),
+        (b"<!DOCTYPE html><html>404</html>", r"is a web page"),
+    ],
+)
+def test_a_file_that_was_not_downloaded_is_named(tmp_path, cache_root, suffix, content, says):
+    path = tmp_path / f"own{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"^backend\.path: .*{says}"):
+        reading.admit(path, cache_root)
+
+
+def test_a_folder_is_no_file(tmp_path, cache_root):
+    (tmp_path / "own.onnx").mkdir()
+    with pytest.raises(ConfigError, match=r"own\.onnx \(a folder\)"):
+        reading.admit(tmp_path / "own.onnx", cache_root)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "dtype"),
+    [
+        (("dtype=fp16",), "float16"),
+        (("dtype=w8", "method=weight_only", "weight_only.block_size=null"), "int8"),
+    ],
+)
+def test_weights_behind_a_cast_of_tflite_are_those_of_the_layer(quantize, cache_root, words, dtype):
+    cell = quantize("backend=tflite", *words)
+    contents = contents_of(cell.artifact.path, cache_root)
+    assert (contents.weight_dtype, contents.activation_dtype) == (dtype, "float32")
+    assert not contents.dynamic
+
+
 def test_a_changed_reader_or_gate_admits_files_anew(quantize, tmp_path, monkeypatch):
     reader = find_readers()[".onnx"].reader
     gates = {"onnx", "exported_program"}

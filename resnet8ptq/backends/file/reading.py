@@ -125,7 +125,8 @@ def digest(path: Path) -> str:
         ConfigError: there is no such file.
     """
     if not path.is_file():
-        raise ConfigError(f"backend.path: got {path} (not there), expected a file that exists")
+        state = "a folder" if path.is_dir() else f"not there{files.name_nearest(path)}"
+        raise ConfigError(f"backend.path: got {path} ({state}), expected a file that exists")
     weights = path.with_suffix(".bin")
     of_weights = ""
     if path.suffix.lower() == ".xml" and weights.is_file():
@@ -145,6 +146,9 @@ def gives_tensors(suffix: str) -> bool:
 
 def _read(path: Path, module: str) -> tuple[bytes, dict[str, Any]]:
     """Return the content as a single file, and its description; runs in its own process."""
+    substitute = files.name_substitute(path)
+    if substitute:
+        raise ModelError(f"{path} {substitute}")
     reader = import_module(module)
     with errors_as(ModelError, f"{path}: cannot be read"):
         content: bytes = reader.fetch(path)

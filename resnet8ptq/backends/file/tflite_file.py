@@ -58,17 +58,40 @@ def read(content: bytes, path: Path) -> Contents:
     model = tflite.read_model(content)
     graph = model.subgraphs[0]
     operators = Counter(name for name, _ in tflite.operators(model))
-    stored = tuple(map(_layer, tflite.layers(model)))
-    layers = tuple(map(_at_inference, stored))
+    unpacked = _unpacked_constants(model)
+    layers = []
+    rounds_inputs = False
+    for layer in tflite.layers(model):
+        constant = unpacked.get(id(layer.weights))
+        if constant is not None:  # its kernel takes floats
+            layers.append(_layer(replace(layer, weights=constant)))
+            continue
+        stored = _layer(layer)
+        layers.append(_at_inference(stored))
+        rounds_inputs = rounds_inputs or layers[-1] != stored
     return Contents(
         format=f"TFLite version {model.version}",
         producer=(model.description or b"").decode(errors="replace"),
         inputs=_ports(model, graph.inputs, "inputs"),
         outputs=_ports(model, graph.outputs, "outputs"),
-        layers=layers,
+        layers=tuple(layers),
         operators=dict(operators.most_common()),
-        dynamic=layers != stored,
+        dynamic=rounds_inputs,
     )
+
+
+def _unpacked_constants(model: Any) -> dict[int, Any]:
+    """Return the constants that a DEQUANTIZE turns into float32, by the id of its output.
+
+    TensorFlow's converter stores float16 weights so, and other tools weights in 8 bits.
+    """
+    tensors = model.subgraphs[0].tensors
+    constants = {}
+    for name, operator in tflite.operators(model):
+        source = tensors[operator.inputs[0]]
+        if name == "DEQUANTIZE" and tflite.is_constant(model, source):
+            constants[id(tensors[operator.outputs[0]])] = source
+    return constants
 
 
 def open_run(content: bytes, threads: int, reference: bool = False) -> RawRun:
