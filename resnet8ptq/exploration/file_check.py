@@ -1,9 +1,9 @@
 """Finds why a file that another program has quantized loses accuracy.
 
-It uses training samples, never reported ones. It first tries two causes outside of the file's
-layers: another preprocessing of the pixels, and another order of the classes. A comparison of
-tensors would blame the first or the last layer for these. If neither is the cause, that comparison
-finds the layer that costs most.
+It uses training samples, never reported ones. It first tries the causes outside of the file's
+layers: another preprocessing of the pixels, another last step, another order of the classes, and
+the range of an input. A comparison of tensors would blame the first or the last layer for these. If
+none is the cause, that comparison finds the layer that costs most.
 """
 
 import logging
@@ -24,12 +24,14 @@ from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ModelError, UnsupportedError
+from resnet8ptq.core.records import feed
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.preprocessing import Preprocessing
 from resnet8ptq.evaluation.evaluator import Evaluator
 from resnet8ptq.experiment.preprocessing_check import run_all, usual
 from resnet8ptq.exploration.tensors import findings, network_picture
 from resnet8ptq.exploration.tensors.comparing import compare_file
+from resnet8ptq.exploration.tensors.spread import power, to_db
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.tasks.scoring.comparison import Comparison
 from resnet8ptq.tasks.scoring.distortion import sqnr_db
@@ -41,6 +43,7 @@ FAR_DB = 10.0  # the noise has a tenth of the signal's power
 BETTER_DB = 6.0  # a quarter of the noise
 
 Outputs = Sequence[NDArray[Any]]  # of all samples, each [N, ...]
+Matrix = NDArray[np.float64]  # [N, outputs]
 Run = Callable[[NDArray[Any]], Outputs]
 
 
@@ -73,7 +76,10 @@ def check_against_fp32(
         evaluator, samples=data.train.spaced(SAMPLES), path=path, config=config, folder=folder
     )
     if not cause:
-        log.warning("%s: no cause found in its preprocessing, class order and tensors", fault)
+        tried = "preprocessing, outputs, input range and tensors"
+        if not reading.gives_tensors(path.suffix.lower()):
+            tried = f"preprocessing, outputs and input range; {path.suffix} files give no tensors"
+        log.warning("%s: no cause found in its %s", fault, tried)
         return {}
     log.warning("%s: %s", fault, cause)
     return {"cause": cause}
@@ -82,7 +88,7 @@ def check_against_fp32(
 def find_cause(
     evaluator: Evaluator, samples: Split, path: Path, config: RunConfig, folder: Path
 ) -> str:
-    """Return the preprocessing or the order of classes that fits, else the layer that costs most.
+    """Return the preprocessing, last step or order of classes that fits, else the costliest layer.
 
     Empty if no cause is found.
     """
@@ -90,9 +96,12 @@ def find_cause(
     expected = run_all(open_runner(str(evaluator.network.onnx_path), threads), samples)
     run = evaluator.quantizer.load(path, threads).predict
     sized = config.preprocess.size is not None
+    outputs = run_all(run, samples)
     return (
         _find_preprocessing(run, samples, expected, sized)
-        or _find_class_order(run_all(run, samples), expected)
+        or _find_last_step(outputs, expected)
+        or _find_class_order(outputs, expected)
+        or _find_input_range(evaluator, samples, path)
         or _find_layer(evaluator, samples, path, config=config, folder=folder)
     )
 
@@ -130,6 +139,48 @@ def _other_steps(samples: Split, sized: bool) -> Iterator[tuple[str, Preprocessi
         yield f"preprocess.channels={order}", replace(own, bgr=not own.bgr)
 
 
+def _find_last_step(outputs: Outputs, expected: Outputs) -> str:
+    """Return a text if the file's output is a usual function of FP32's, such as its softmax."""
+    ours = expected[0].astype(np.float64)
+    theirs = outputs[0].astype(np.float64)
+    if len(outputs) != 1 or theirs.ndim != 2 or theirs.shape != ours.shape:
+        return ""
+    now = _centred_db(ours, theirs)
+    for name, step in _LAST_STEPS.items():
+        with np.errstate(all="ignore"):
+            added = _centred_db(step(ours), theirs)
+            left_out = _centred_db(ours, step(theirs))
+        if max(added, left_out) <= max(FAR_DB, now + BETTER_DB):
+            continue
+        if added >= left_out:
+            return f"its output is the {name} of the network's (SQNR {added:.1f} dB)"
+        return f"the network's output is the {name} of the file's (SQNR {left_out:.1f} dB)"
+    return ""
+
+
+def _softmax(values: Matrix) -> Matrix:
+    powers = np.exp(values - values.max(axis=1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=1, keepdims=True))
+
+
+def _sigmoid(values: Matrix) -> Matrix:
+    return np.asarray(1 / (1 + np.exp(-values)))
+
+
+_LAST_STEPS: dict[str, Callable[[Matrix], Matrix]] = {
+    "softmax": _softmax,
+    "sigmoid": _sigmoid,
+    "logarithm": np.log,
+}
+
+
+def _centred_db(expected: Matrix, outputs: Matrix) -> float:
+    """Return the SQNR without the mean of each output, which is most of a softmax of a softmax."""
+    if not (np.isfinite(expected).all() and np.isfinite(outputs).all()):
+        return -math.inf
+    return _sqnr_db([expected - expected.mean(axis=0)], [outputs - outputs.mean(axis=0)])
+
+
 def _find_class_order(outputs: Outputs, expected: Outputs) -> str:
     """Return a text if the file's classes are FP32's in another order."""
     ours = expected[0]
@@ -147,6 +198,26 @@ def _find_class_order(outputs: Outputs, expected: Outputs) -> str:
     if _sqnr_db([ours], [theirs[:, order]]) <= FAR_DB:
         return ""
     return f"its classes are in another order: {order[:20].tolist()} of the network's"
+
+
+def _find_input_range(evaluator: Evaluator, samples: Split, path: Path) -> str:
+    """Return a text if an input of the file cannot hold the samples' values."""
+    contents = reading.admit(path, evaluator.runtime.cache_root).contents
+    pairs = options_of(evaluator.quantizer.config, FileConfig).inputs or {}
+    values = feed(samples.inputs(slice(None)), [*pairs])
+    ports = {port.name: port for port in contents.inputs}
+    for name, pair in pairs.items():
+        port = ports[pair["name"]]
+        if port.low is None or port.high is None or values[name].dtype.kind != "f":
+            continue
+        held = np.clip(values[name], port.low, port.high)
+        if to_db(power(values[name]), power(held - values[name])) < FAR_DB:
+            return (
+                f"its input {port.name} holds values of {port.low:.4g} to {port.high:.4g}, and the "
+                f"samples have {values[name].min():.4g} to {values[name].max():.4g}: it was "
+                "calibrated on samples of another preprocessing"
+            )
+    return ""
 
 
 def _sqnr_db(expected: Outputs, outputs: Outputs) -> float:
@@ -176,10 +247,15 @@ def _find_layer(
         picture = network_picture.draw_network(compared, faults, title)
         files.write_text(folder / network_picture.FILE, picture)
 
+        other = findings.describe_other_weights(compared)
+        if other:
+            return other
+
         # The sentence names the worst layer, so its own findings add nothing
         sentences = [compared.describe()]
+        unsure = {worst.name, *compared.doubtful}
         for fault in faults:
-            if worst.name not in fault.tensors:
+            if not unsure.intersection(fault.tensors):
                 sentences.append(fault.say())
         return "; ".join(sentences)
     return ""

@@ -21,7 +21,7 @@ from resnet8ptq.backends.tflite.options import TfliteConfig
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import code, files
 from resnet8ptq.core.descriptor import find_readers
-from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.core.errors import ConfigError, ModelError
 from resnet8ptq.evaluation.evaluator import baseline_config
 from resnet8ptq.exploration.tensors.comparing import compare_file
 from resnet8ptq.graph.qdq import rounded_activations
@@ -409,7 +409,8 @@ def test_matches_outputs_by_shape():
             None,
             r"nothing fills a \[\?\] int64; .*try 'backend\.inputs=\{ids: \.\.\., mask: \.\.\.\}'",
         ),
-        ([IMAGE], [Port("a", (9, 6, 3), "float32")], None, r"expected the same sizes in any order"),
+        ([IMAGE], [Port("a", (9, 6, 3), "float32")], None, r"expected the same sizes: is the file"),
+        ([IMAGE], [Port("a", (6, 8, 3), "float32")], None, r"expected the same sizes in any order"),
         (
             [Tensor("image", (8, 8, 8), "float32")],
             [Port("a", (None, None, None), "float32")],
@@ -462,6 +463,20 @@ def test_integers_without_a_scale_take_whole_numbers():
     np.testing.assert_array_equal(network.predict(np.array([[3, 255]], np.float32))[0], [[3, 255]])
     with pytest.raises(Exception, match=r"^backend\.inputs: a \[2\] uint8 has no scale"):
         network.predict(np.array([[0.5, 1]], np.float32))
+
+
+def test_an_output_of_other_sizes_is_refused():
+    """Such as the index of the class, [N], where the network returns a score for each."""
+    contents = Contents("", "", (Port("x", (2,), "float32"),), (Port("y", (), "int64"),), (), {})
+    outputs: Any = {"scores": {"name": "y", "axes": None, "shape": [10]}}
+    network = predictor.MatchedNetwork(
+        lambda values: [np.zeros(len(values[0]), np.int64)],
+        contents,
+        inputs={"x": {"name": "x", "axes": None}},
+        outputs=outputs,
+    )
+    with pytest.raises(ModelError, match=r"^backend\.outputs: y has 1 values a sample.* 10;"):
+        network(np.zeros((3, 2), np.float32))
 
 
 def test_a_fixed_batch_is_filled():

@@ -165,6 +165,11 @@ def _complete(
             if not ways and _same_values(port.shape, network):
                 pair["shape"] = list(network)
                 ways = [None]
+        if not ways and _differ_in_sizes(port.shape, network):
+            raise ConfigError(
+                f"{key}: {path} has {port}, the network {tensor}; expected the same sizes: is the "
+                "file of another network, or of other classes?"
+            )
         if not ways:
             raise ConfigError(
                 f"{key}: {path} has {port}, the network {tensor}; expected the same sizes in any "
@@ -228,6 +233,13 @@ def _same_values(have: Shape, takes: Shape) -> bool:
         return False
     long = [size for size in have if size != 1]
     return long == [size for size in takes if size != 1] or not long
+
+
+def _differ_in_sizes(have: Shape, takes: Shape) -> bool:
+    """Return whether no order of the axes makes two known shapes equal."""
+    if None in have or None in takes:
+        return len(have) != len(takes)
+    return sorted(filter(None, have)) != sorted(filter(None, takes))
 
 
 def _open(

@@ -1,5 +1,6 @@
 """Runs a file on the FP32 network's samples, and returns the FP32 network's outputs."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -116,6 +117,13 @@ def _to_network(values: NDArray[Any], pair: dict[str, Any]) -> NDArray[np.float3
     if pair.get("scale") is not None:
         shifted = values.astype(np.float32) - np.float32(pair.get("zero_point") or 0)
         values = shifted * np.float32(pair["scale"])
-    if pair.get("shape") is not None:
-        values = values.reshape(len(values), *pair["shape"])
+    shape = pair.get("shape")
+    if shape is not None:
+        if values[:1].size != math.prod(shape):
+            raise ModelError(
+                f"backend.outputs: {pair['name']} has {values[:1].size} values a sample, the "
+                f"network {math.prod(shape)}; expected a file that returns the network's outputs, "
+                "not the index of the class"
+            )
+        values = values.reshape(len(values), *shape)
     return np.asarray(arrange(values, pair["axes"]), np.float32)

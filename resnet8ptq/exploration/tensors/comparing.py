@@ -267,6 +267,23 @@ class TensorComparison:
         return None
 
     @property
+    def doubtful(self) -> set[str]:
+        """The names of tensors and weights whose match may be wrong.
+
+        After the first lost tensor, values are far from FP32's, so only equal names are sure.
+        """
+        names: set[str] = set()
+        first = self.first_lost
+        is_lost = False
+        for tensor in self.tensors:
+            if is_lost and tensor.inner.name != tensor.name:
+                names.add(tensor.name)
+                if tensor.weight is not None:
+                    names.add(tensor.weight.rounded.name)
+            is_lost = is_lost or tensor is first
+        return names
+
+    @property
     def faulty(self) -> ComparedTensor | None:
         """The costliest layer if it is faulty, else one with a certain fault."""
         if self.costliest.is_faulty:
@@ -378,11 +395,13 @@ def _explain(
     for number in dict.fromkeys(explained):
         wanted: list[Array] = []
         got: list[Array] = []
+        own: list[Array] = []
         for tensors in runs:
-            _, file, alone = tensors[number]
+            fp32, file, alone = tensors[number]
             if not wanted or alone.shape == wanted[0].shape:
                 wanted.append(alone)
                 got.append(file)
+                own.append(fp32)
         compared = pairs[number].compared
         weights = None
         if compared.weight is not None:
@@ -394,6 +413,7 @@ def _explain(
             levels=compared.levels,
             weights=weights,
             biases=compared.biases,
+            fp32=np.concatenate(own),
         )
 
 

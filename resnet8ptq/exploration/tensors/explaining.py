@@ -20,6 +20,7 @@ WEIGHTS_DB = 15.0  # weights of 4 bits have about 20 dB
 FEW = 10  # values of a channel: with fewer, nothing is explained
 FEW_WEIGHTS = 4  # the same for weights, whose only noise is rounding
 NAMED = 5  # channels that an explanation lists
+UNUSED = 4  # times the largest value: a range that is larger is mostly unused
 OFF = 0.05  # from 1: a factor nearer than this is none
 
 
@@ -42,6 +43,7 @@ def explain(
     levels: Levels | None,
     weights: tuple[Array, Array] | None = None,
     biases: tuple[Array, Array] | None = None,
+    fp32: Array | None = None,
 ) -> LayerExplanation:
     """Return the explanation of a layer's error.
 
@@ -51,7 +53,12 @@ def explain(
         levels: the levels of this tensor in the file; None if they are not known.
         weights: the layer's weights [channels, ...] in FP32 and in the file; None: not known.
         biases: the layer's biases [channels] in FP32 and in the file; None: not known.
+        fp32: the layer's output in FP32 for FP32's own inputs; None: `exact`.
     """
+    if weights is not None:
+        lost = _find_lost_weights(*weights)
+        if lost is not None:
+            return lost
     if np.isfinite(exact).all() and not np.isfinite(actual).all():
         return LayerExplanation(
             step_table.UNEXPLAINED, "its values in the file are NaN or infinite"
@@ -76,7 +83,8 @@ def explain(
         if bias is not None:
             return bias
     if levels is not None:
-        rounding = _find_rounding(exact, actual, levels)
+        own = exact if fp32 is None else fp32
+        rounding = _find_rounding(exact, actual, levels, fp32=own)
         if rounding is not None:
             return rounding
 
@@ -139,15 +147,42 @@ def _find_bias(exact: Array, actual: Array, ours: Array, theirs: Array) -> Layer
     return LayerExplanation(step_table.WRONG_BIAS, words, certain=True)
 
 
-def _find_rounding(exact: Array, actual: Array, levels: Levels) -> LayerExplanation | None:
-    """Return an explanation if the levels, by ends or step, explain most of the error."""
+def _find_lost_weights(ours: Array, theirs: Array) -> LayerExplanation | None:
+    """Return an explanation if the file's weights are no numbers, or all zero."""
+    if not np.isfinite(ours).all() or not ours.any():
+        return None
+    is_finite = np.isfinite(_flatten(theirs)).all(axis=1)
+    if not is_finite.all():
+        channels = ", ".join(map(str, np.flatnonzero(~is_finite)[:NAMED]))
+        words = f"its weights in the file are NaN or infinite: channel {channels}"
+        return LayerExplanation(step_table.WRONG_WEIGHTS, words, certain=True)
+    if not theirs.any():
+        words = "its weights in the file are all zero"
+        return LayerExplanation(step_table.WRONG_WEIGHTS, words, certain=True)
+    return None
+
+
+def _find_rounding(
+    exact: Array, actual: Array, levels: Levels, fp32: Array
+) -> LayerExplanation | None:
+    """Return an explanation if the levels, by ends or step, explain most of the error.
+
+    A range that holds FP32's own values is right. An error in an earlier layer may still push
+    values beyond it.
+    """
     rounded = levels.round(exact)
     if power(actual - rounded) >= power(actual - exact) / 2:
         return None
     cut = power(np.clip(exact, levels.low, levels.high) - exact)
     if cut > power(rounded - exact) / 2:
+        cut_fp32 = power(np.clip(fp32, levels.low, levels.high) - fp32)
+        if cut_fp32 < LEFT * cut:
+            return LayerExplanation("", "its range cuts values that an error before it makes")
         words = f"its range in the file, {levels}, cuts values of {exact.min():.4g} to "
         return LayerExplanation(step_table.CLIPPED, f"{words}{exact.max():.4g}")
+    if max(-levels.low, levels.high) >= UNUSED * np.abs(exact).max(initial=0):
+        words = f"its range in the file, {levels}, is far wider than its values, "
+        return LayerExplanation("", f"{words}{exact.min():.4g} to {exact.max():.4g}")
     return LayerExplanation("", f"rounding to its levels, {levels.step:.3g} apart")
 
 

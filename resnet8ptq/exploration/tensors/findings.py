@@ -14,6 +14,7 @@ from resnet8ptq.core import machine
 from resnet8ptq.exploration.search import step_table
 from resnet8ptq.exploration.search.changes import Change
 from resnet8ptq.exploration.tensors.comparing import ComparedTensor, TensorComparison, Weight
+from resnet8ptq.exploration.tensors.explaining import UNUSED
 from resnet8ptq.exploration.tensors.spread import Spread
 from resnet8ptq.tasks.scoring.distortion import KERNELS_DB
 
@@ -22,7 +23,6 @@ UNLIKE = 64  # ranges that differ by 100 times, measured in octaves on both side
 OUTLIER = 8  # the largest value against the octave below which 99% of the values lie
 FEW_CHANNELS = 0.05  # of the channels: more are no outliers
 JOINED_UNLIKE = 16
-UNUSED = 4  # times the largest value: a range that is larger is mostly unused
 NAMED = 5  # channels that a finding lists
 LOST_LEVELS = 4  # a channel over so many levels is visible in the file
 LOST_PART = 0.02  # of the tensor's largest value, where its levels are not known
@@ -130,11 +130,8 @@ def find_explained(compared: TensorComparison) -> list[Finding]:
             kinds.setdefault(explanation.kind, []).append(tensor)
             words[tensor.name] = f"{tensor.own_db:.1f} dB alone; {explanation.words}"
 
-    # Most layers with other weights: another training
-    wrong = [weight for weight in compared.weights if weight.spread.sqnr_db < WRONG_DB]
-    more = ""
-    if len(wrong) > max(2, MOST * len(compared.weights)):
-        more = f"; {len(wrong)} layers have other weights: the file may be of another training"
+    other = describe_other_weights(compared)
+    more = f"; {other}" if other else ""
 
     def say(worst: ComparedTensor) -> str:
         return words[worst.name] + more
@@ -143,6 +140,14 @@ def find_explained(compared: TensorComparison) -> list[Finding]:
     for kind, tensors in kinds.items():
         reports += _report(kind, tensors, say)
     return reports
+
+
+def describe_other_weights(compared: TensorComparison) -> str:
+    """Return a text if most layers have other weights than FP32, which no single layer explains."""
+    wrong = [weight for weight in compared.weights if weight.spread.sqnr_db < WRONG_DB]
+    if len(wrong) <= max(2, MOST * len(compared.weights)):
+        return ""
+    return f"{len(wrong)} layers have other weights: the file may be of another training"
 
 
 def find_unlike_channels(compared: TensorComparison) -> list[Finding]:

@@ -1,0 +1,133 @@
+"""The cause that is named for a file of another program that is far from FP32."""
+
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+from onnxruntime.quantization import QuantFormat
+
+from resnet8ptq.data.dataset import Split
+from resnet8ptq.exploration.file_check import find_cause
+from tests.exploration.test_tensors import SAMPLES, change, input_of, quantize, rename
+from tests.helpers.configs import make_config
+from tests.helpers.factories import quantizer_of
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """The network, and its quantized file."""
+    return quantize(tmp_path_factory.mktemp("check"), QuantFormat.QDQ)
+
+
+@pytest.fixture
+def cause_of(files, tmp_path, cache_root):
+    """A function from a file to the cause that is named."""
+
+    def find(proto):
+        fp32 = tmp_path / "fp32.onnx"
+        path = tmp_path / "theirs.onnx"
+        onnx.save(files[0], fp32)
+        onnx.save(proto, path)
+        config = make_config(
+            "backend=file",
+            f"backend.path='{path}'",
+            f"backend.inputs={{x: {{name: '{proto.graph.input[0].name}', axes: null}}}}",
+            f"backend.outputs={{y: {{name: '{proto.graph.output[0].name}', axes: null}}}}",
+        )
+        evaluator: Any = SimpleNamespace(
+            runtime=SimpleNamespace(threads=1, cache_root=cache_root),
+            network=SimpleNamespace(onnx_path=fp32),
+            quantizer=quantizer_of(config),
+        )
+        samples = Split(SAMPLES, None, "made")
+        return find_cause(evaluator, samples, path=path, config=config, folder=tmp_path)
+
+    return find
+
+
+def append(proto, operator):
+    """Return a copy of a file with one more operator at its end."""
+    changed = copy.deepcopy(proto)
+    for node in changed.graph.node:
+        node.output[:] = ["before" if name == "y" else name for name in node.output]
+    changed.graph.node.append(helper.make_node(operator, ["before"], ["y"]))
+    return changed
+
+
+def scale_of(proto, name):
+    return next(
+        node.input[1]
+        for node in proto.graph.node
+        if node.op_type == "QuantizeLinear" and node.input[0] == name
+    )
+
+
+def test_a_right_file_has_no_cause(cause_of, files):
+    assert cause_of(files[1]) == ""
+
+
+@pytest.mark.parametrize("operator", ["Softmax", "Sigmoid"])
+def test_another_last_step_is_named(cause_of, files, operator):
+    assert f"is the {operator.lower()} of the network's" in cause_of(append(files[1], operator))
+
+
+def test_an_input_range_that_cuts_the_samples_is_named(cause_of, files):
+    quantized = copy.deepcopy(files[1])
+    change(quantized, scale_of(quantized, "x"), lambda scale: scale / np.float32(50))
+    cause = cause_of(quantized)
+    assert cause.startswith("its input x holds values of -0.") and "calibrated" in cause
+
+
+def test_an_input_range_that_holds_the_samples_is_no_cause(cause_of, files):
+    quantized = copy.deepcopy(files[1])
+    change(quantized, scale_of(quantized, "x"), lambda scale: scale * np.float32(2))
+    change(quantized, scale_of(quantized, "first"), lambda scale: scale * np.float32(60))
+    assert "its input" not in cause_of(quantized)
+
+
+def test_another_training_is_named_instead_of_a_layer(cause_of, files):
+    quantized = copy.deepcopy(files[1])
+    random = np.random.default_rng(0)
+    for tensor in quantized.graph.initializer:
+        levels = numpy_helper.to_array(tensor)
+        if levels.dtype == np.int8 and levels.ndim > 1:
+            change(quantized, tensor.name, lambda levels: random.permuted(levels).copy())
+    assert cause_of(quantized).startswith("4 layers have other weights")
+
+
+@pytest.mark.parametrize("names", ["kept", "others"])
+def test_no_layer_behind_a_fault_is_blamed(cause_of, files, names):
+    """The values that the first fault makes too large are cut by right ranges."""
+    quantized = copy.deepcopy(files[1])
+    scale = input_of(quantized, "left", 1)[1]
+    change(quantized, scale, lambda values: values * np.float32(30))
+    if names == "others":
+        rename(quantized)
+    cause = cause_of(quantized)
+    assert "left" in cause
+    assert "clipped activation in" not in cause and "error in" not in cause
+
+
+@pytest.mark.parametrize(
+    ("to_scales", "says"),
+    [
+        (lambda scales: np.where(np.arange(len(scales)) == 3, np.nan, scales), r"channel 3"),
+        (np.zeros_like, "all zero"),
+    ],
+)
+def test_weights_that_are_lost_are_named(cause_of, files, to_scales, says):
+    quantized = copy.deepcopy(files[1])
+    scale = input_of(quantized, "left", 1)[1]
+    change(quantized, scale, lambda values: to_scales(values).astype("f4"))
+    cause = cause_of(quantized)
+    assert "its weights in the file are" in cause and says in cause
+
+
+def test_a_range_that_is_far_too_wide_is_named(cause_of, files):
+    quantized = copy.deepcopy(files[1])
+    change(quantized, scale_of(quantized, "first"), lambda scale: scale * np.float32(60))
+    assert "is far wider than its values" in cause_of(quantized)
