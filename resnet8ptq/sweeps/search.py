@@ -449,6 +449,9 @@ def measure(step: Step, record: RunRecord, seconds: float, level: float = SIGNIF
     cut_short = record.params.get("cut_short", "")
     if cut_short:
         cut_short = f"; the time was up: {cut_short}"
+    named = record.params.get("excluded_nodes", "")
+    if named == "[]":  # a search that left no layer in float
+        named = ""
     return replace(
         shared,
         seconds=max(seconds, spent_s),
@@ -468,7 +471,7 @@ def measure(step: Step, record: RunRecord, seconds: float, level: float = SIGNIF
         latency_ms=record.latency_ms,
         properties=tuple(filter(None, properties)),
         classifies=record.scored_as == "classification",
-        named=record.params.get("excluded_nodes", ""),
+        named=named,
         cut_short=cut_short,
     )
 

@@ -99,6 +99,13 @@ def test_a_step_that_an_earlier_sweep_has_run_counts_with_its_own_time():
     assert measure(step, done, 0.1).seconds == 90
 
 
+@pytest.mark.parametrize(("excluded", "named"), [("[]", ""), ("[conv1]", "[conv1]")])
+def test_a_search_that_leaves_no_layer_in_float_names_none(excluded, named):
+    step = searching.Step("onnx", "exclude", {}, "", "")
+    done = amend_record(record(0.0), params={"excluded_nodes": excluded})
+    assert measure(step, done, 0.1).named == named
+
+
 def test_a_step_that_conflicts_with_a_setting_of_the_user_is_skipped_with_a_line(capsys):
     def check(step):
         make_config("corrections.equalization=true", *step.overrides)  # method=qat refuses it
