@@ -209,6 +209,7 @@ def keep_split(
         )
     _warn_untrained(sides, class_names, root, named)
     _warn_shared(train, test, root)
+    _warn_shared_groups(train.split, test.split, root)
     _warn_repeated(test.split, root)
     return Dataset(name, class_names, *sides, named)
 
@@ -246,6 +247,22 @@ def _warn_repeated(test: Split, root: Path) -> None:
             root,
             copies,
             len(test),
+        )
+
+
+def _warn_shared_groups(train: Split, test: Split, root: Path) -> None:
+    """Warn about groups on both sides, such as a speaker, if both sides number them alike."""
+    if train.groups is None or test.groups is None or not train.is_of(test):
+        return
+    tested = np.unique(test.groups)
+    shared = int(np.isin(tested, train.groups).sum())
+    if shared:
+        log.warning(
+            "%s: %d of %d groups of the test samples have training samples too: results on them "
+            "do not apply to new groups",
+            root,
+            shared,
+            len(tested),
         )
 
 

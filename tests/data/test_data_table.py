@@ -577,3 +577,14 @@ def test_columns_of_one_file_only_are_listed(tmp_path, caplog):
     with pytest.raises(DataError, match=r"column 'b', row 3: holds nothing"):
         read(first, test=str(second))
     assert "b.csv: columns in one of both files only: b" in caplog.text
+
+
+@pytest.mark.parametrize("divided", [True, False])
+def test_groups_that_the_split_divides_are_counted(tmp_path, caplog, divided):
+    groups = ["g", "g", "h", "i"] if divided else ["g", "h", "i", "i"]
+    split = ["train", "test", "train", "train"]
+    path = write(
+        tmp_path / "a.csv", a=[1.5, 2, 3, 4], label=[0, 1, 0, 1], groups=groups, split=split
+    )
+    read(path)
+    assert ("1 of 1 groups of the test samples have training" in caplog.text) == divided
