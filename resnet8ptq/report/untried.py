@@ -12,6 +12,7 @@ from resnet8ptq.tracking.record import RunRecord
 # the formats of its files.
 _DROPPED = (
     "experiment",
+    "evaluate.choice",  # `judge` sets it
     "hydra",
     "latency.",
     "sweep.",

@@ -17,6 +17,7 @@ PROPOSED = {"backend": "onnx", "dtype": "u8s8"}
         ("latency.enabled=false", False),
         ("format=qdq", False),
         ("slim=true", False),
+        ("evaluate.choice=none", False),
     ],
 )
 def test_the_proposed_command_repeats_what_fits_another_backend(word, repeated):
