@@ -330,7 +330,8 @@ def finalists(selected: ModelSelection) -> list[Cell]:
     for models in (_timed(selected.candidates), timed):
         if len(models) <= ALL_TIMED:
             return models
-    chosen = [selected.best(timed), min(timed, key=_bytes)]
+    small = up_to(min(map(_bytes, timed)) * (1 + SAME_SIZE), timed, _bytes)
+    chosen = [selected.best(timed), selected.best(small)]  # `_smallest` recommends the second
     chosen += sorted(timed, key=_latency)[:FINALISTS]
     chosen += sorted(timed, key=_batch_latency)[:FINALISTS]
     return list(by_run_id(chosen).values())

@@ -156,6 +156,21 @@ def test_finalists_are_the_fastest_the_smallest_and_the_best(monkeypatch):
     assert finalists(select(sweep(("a", predictions(), {})))) == []
 
 
+def test_of_equally_small_models_the_best_is_timed(monkeypatch):
+    """It is the one that is recommended as the smallest."""
+    monkeypatch.setattr(recommending, "ALL_TIMED", 0)
+    monkeypatch.setattr(recommending, "FINALISTS", 0)
+    fewest = {**TIMED, "size_bytes": 99_900.0}
+    cells = (
+        ("large", predictions(won=9), {**TIMED, "seed": "l", "size_bytes": 200_000.0}),
+        ("fewest", predictions(), {**fewest, "seed": "f"}),
+        ("better", predictions(won=5), {**TIMED, "seed": "b"}),
+    )
+    family = sweep(*cells)
+    assert [cell.record.run_id for cell in finalists(select(family))] == ["large", "better"]
+    assert chosen(by_use(*cells)["smallest"]) == "better"
+
+
 def test_the_headline_of_the_turns_is_the_fastest_that_passes():
     cells = (
         ("slow", predictions(won=5), {**TIMED, "size_bytes": 50_000.0}),
