@@ -686,8 +686,9 @@ def _fastest(selected: ModelSelection, use: str, times: Mapping[str, Blocks]) ->
     model = min(cells, key=ms.__getitem__)
     speedup = ratio(times[model], times[fp32], len(cells))  # the model is the best of several
     if speedup.value < 1:
+        samples = " on the selection samples" if selected.apart else ""
         why = (
-            f"{ms[fp32]:.3f} ms, timed in turns; the fastest model within the limit is "
+            f"{ms[fp32]:.3f} ms, timed in turns; the fastest model within the limit{samples} is "
             f"{cells[model].label}, {speedup}; {_to_try()}"
         )
         return Recommendation(use, fp32, why)

@@ -55,6 +55,15 @@ def test_the_fastest_is_that_of_the_turns_fp32_included():
     assert (fp32.equals, fp32.equals_mean) == ((), "")
 
 
+def test_the_fastest_of_the_selection_samples_is_called_so():
+    """A faster one of the table may pass on the reported samples alone."""
+    cells = (("a", predictions(), TIMED), ("b", predictions(), {**TIMED, "calib": "mse"}))
+    timed = turns(a=0.2, b=0.18, onnx_fp32=0.15)
+    choices = [predictions(), predictions(lost=90)]
+    fp32 = by_use(*cells, timing=timed, choices=choices)[SINGLE]
+    assert "within the limit on the selection samples is onnx int8 minmax" in fp32.because
+
+
 def test_a_model_as_fast_as_fp32_is_chosen_over_it():
     result = by_use(("a", predictions(), TIMED), timing=turns(a=0.15, onnx_fp32=0.15))[SINGLE]
     assert chosen(result) == "a"
