@@ -96,7 +96,7 @@ def ship(
     Args:
         goal: `fastest`, `smallest` or `best`.
         minutes: time for all jobs.
-        settings: as for `sweep`; `backend` may be a list.
+        settings: as for `quantize`; `backend` may be a list, of which each is tried.
 
     `model`, `data`, `example`, `quiet` and the errors are those of `quantize`.
     """
@@ -104,7 +104,9 @@ def ship(
 
     words = _find_inputs(model, data, example, settings)
     own = to_words({"goal": goal, "minutes": minutes})
-    return _run_sweep(to_run([*own, *words, *to_words(settings, swept=True)]), quiet)
+    if "backend" in settings:
+        own += to_words({"backend": settings.pop("backend")}, swept=True)
+    return _run_sweep(to_run([*own, *words, *to_words(settings)]), quiet)
 
 
 @_same_environment()

@@ -5,7 +5,8 @@
 2. A candidate is dropped if another is no worse in loss, bytes and latency, and clearly better in
    one of them.
 3. `speed` takes the fastest candidate, if it is shown to be faster than FP32.
-4. If none is, it takes the smallest candidate, and says that nothing is faster than FP32.
+4. If none is, it takes the fastest of the small candidates, those that the smallest one is not
+   clearly smaller than (`evaluation.worth`), and says that nothing is faster than FP32.
 5. `size` takes the smallest candidate, `accuracy` the most accurate one that is not slower than
    FP32, if there is one.
 6. Among candidates that are equal in speed or size, the smaller, then the faster, then the more
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from resnet8ptq.evaluation.paired_latency import Ratio
-from resnet8ptq.evaluation.worth import saves
+from resnet8ptq.evaluation.worth import MOST_BYTES, saves
 
 T = TypeVar("T")
 
@@ -122,6 +123,8 @@ def choose(
         fastest = min(map(_latency, faster))
         chosen = _first(faster, key=_latency, slack=fastest * SAME_SPEED)
         reason = "the fastest"
+    elif prefer == "speed" and timed:
+        chosen, reason = _choose_small(candidates)
     else:
         smallest = min(map(_size, candidates))
         chosen = _first(candidates, key=_size, slack=smallest * SAME_SIZE)
@@ -135,6 +138,20 @@ def choose(
     advice: Advice = "deploy" if chosen.passes else "test"
     reason = f"{reason}{_among(chosen)}{_costs(chosen)}"
     return Headline(advice, chosen, reason, nothing_faster=nothing_faster)
+
+
+def _choose_small(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
+    """Return the fastest of the candidates of about the smallest size, and the reason.
+
+    A few bytes less are not worth a file that takes twice the time.
+    """
+    smallest = min(map(_size, candidates))
+    small = up_to(smallest / MOST_BYTES, candidates, _size)
+    fastest = min(map(_latency, small))
+    chosen = _first(small, key=_latency, slack=fastest * SAME_SPEED)
+    if chosen.size_bytes <= smallest * (1 + SAME_SIZE):
+        return chosen, "the smallest"
+    return chosen, "the fastest of about the smallest size"
 
 
 def drop_dominated(candidates: Sequence[Candidate], loss_error: float = 0.0) -> list[Candidate]:

@@ -111,6 +111,14 @@ def test_an_unknown_path_of_data_is_refused_before_a_process_starts(tmp_path, mo
         ptq.quantize(None, tmp_path / "missing.npz")
 
 
+def test_of_ship_a_list_is_one_value_except_for_backends(monkeypatch):
+    started = []
+    monkeypatch.setattr(command_process, "run", lambda _, words, quiet: started.extend(words))
+    with pytest.raises(TypeError):  # there is no sweep to return
+        ptq.ship(None, "shapes", backend=["onnx", "tflite"], op_types=["Conv"], quiet=True)
+    assert {"backend=onnx,tflite", "op_types=[Conv]"} <= set(started)
+
+
 def test_a_process_without_an_answer_is_an_error(monkeypatch):
     monkeypatch.setattr(command_process, "_CODE", "raise SystemExit(7)")
     with pytest.raises(ptq.PtqError, match="ended with code 7"):

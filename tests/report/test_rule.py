@@ -99,6 +99,16 @@ def test_without_a_faster_model_the_smallest_is_named_with_its_speed():
     assert headline.reason.endswith("72% smaller, 0.83 times as fast as FP32")
 
 
+def test_a_few_bytes_are_not_worth_twice_the_time():
+    slow = model("torch int8", size=197, ms=2.15)
+    quick = model("tflite int8", size=202, ms=1.1)
+    large = model("onnx int8", size=225, ms=1.05)
+    headline = choose([slow, quick, large])
+    assert headline.candidate is quick
+    assert headline.reason.startswith("the fastest of about the smallest size that passes; ")
+    assert choose([slow, quick, large], "size").candidate is slow
+
+
 def test_a_model_that_gains_nothing_keeps_fp32():
     headline = choose([model("a", size=1200, ms=1.5)])
     assert headline.advice == "keep"
