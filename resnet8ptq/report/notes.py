@@ -66,6 +66,10 @@ SIMULATED_NOTE = (
     "execution: a simulated run emulates integer kernels in float. Its latency is not "
     "representative and is not measured."
 )
+PASSED_OVER_NOTE = (
+    "passes, but is not recommended, because this machine only simulates its integer kernels: "
+    "{names}"
+)
 INTERVAL_NOTE = (
     "interval: the 95% confidence interval of delta, not corrected{for_all}. It contains the "
     "differences from FP32 that these samples do not rule out. Method: {how}."
@@ -126,6 +130,7 @@ def collect_warnings(family: Family) -> list[str]:
     lines += _on_batches(task, named)
     lines += _on_undefined(task, named)
     lines += _on_untimed(family)
+    lines += _on_passed_over(named)
     return lines
 
 
@@ -172,6 +177,15 @@ def _on_untimed(family: Family) -> list[str]:
     if not untimed:
         return []
     return [UNTIMED_NOTE]
+
+
+def _on_passed_over(named: Sequence[tuple[RunRecord, str]]) -> list[str]:
+    """Name the passing runs that are simulated, unless all passing runs are."""
+    passing = [(record, label) for record, label in named if record.verdict == PASS]
+    names = [label for record, label in passing if record.execution == "simulated"]
+    if not names or len(names) == len(passing):
+        return []
+    return [PASSED_OVER_NOTE.format(names=_join(names))]
 
 
 def say_machine(metric: Metric, record: RunRecord) -> str:

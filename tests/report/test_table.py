@@ -98,6 +98,16 @@ def test_simulated_and_dynamic_runs_say_what_their_figures_are():
     assert notes.SIMULATED_NOTE not in notes_on([dynamic])
 
 
+def test_a_passing_run_that_is_only_simulated_is_named_in_the_short_notes():
+    ran = OK.model_copy(update={"verdict": "pass"})
+    simulated = record("onnx", "w4a8", execution="simulated").model_copy(update={"verdict": "pass"})
+    [family] = loading.without_files([ran, simulated], ReportConfig())
+    [line] = [line for line in notes.collect_warnings(family) if "only simulates" in line]
+    assert line.endswith(f": {naming.labels([ran, simulated])[1]}")
+    [alone] = loading.without_files([simulated], ReportConfig())
+    assert not any("only simulates" in line for line in notes.collect_warnings(alone))
+
+
 def test_title_says_which_images_were_scored():
     assert naming.title([OK]).endswith("5,000 test samples")
     held_out = record(**{"evaluate.split": "held_out"})
