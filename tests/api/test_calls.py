@@ -90,6 +90,16 @@ def test_files_of_others_are_judged(network):
     assert [run.verdict for run in checked.runs] == [made.verdict]
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("in_folder")  # in a process of its own, as a user calls it
+def test_a_damaged_file_is_a_failed_run_and_no_error_of_the_call(network, tmp_path):
+    damaged = tmp_path / "damaged.onnx"
+    damaged.write_bytes(b"\0" * 99)
+    x = np.random.default_rng(0).normal(size=(200, 3, 8, 8)).astype(np.float32)
+    [run] = ptq.judge(network, damaged, x, **QUICK).runs
+    assert run.status == "failed" and "not an ONNX model" in run.why_none
+
+
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
