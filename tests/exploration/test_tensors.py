@@ -210,6 +210,15 @@ def test_a_corrected_bias_is_no_fault():
     assert wrong.kind == step_table.WRONG_BIAS and wrong.certain
 
 
+def test_weights_that_are_not_known_are_not_blamed():
+    """Rounding of weights, in a format that does not show them, such as ConvInteger's."""
+    exact = np.random.default_rng(0).normal(size=(4, 8, 12, 12)).astype(np.float32)
+    noise = np.random.default_rng(1).normal(scale=0.2, size=exact.shape).astype(np.float32)
+    explanation = explain(exact, exact + noise, None)
+    assert explanation.kind == step_table.UNEXPLAINED
+    assert "wrong" not in explanation.words and "could not be compared" in explanation.words
+
+
 def rename(proto):
     """Give every tensor but the input another name."""
     for node in proto.graph.node:

@@ -96,7 +96,7 @@ def explain(
             f"its weights are right (SQNR {weights_db:.1f} dB), and no single change explains it"
         )
     else:
-        words = "its weights or its operator is wrong: no single scale, bias or range explains it"
+        words = "no single scale, bias or range explains it, and its weights could not be compared"
     return LayerExplanation(step_table.UNEXPLAINED, words)
 
 
