@@ -49,11 +49,11 @@ class SearchSweeper(Sweeper):
 
         OmegaConf.save(self.config, Path(self.config.hydra.sweep.dir) / "multirun.yaml")
         typed = {override.key_or_group: override for override in map(words.parse, arguments)}
-        own = []
+        of_experiment: list[str] = []
         if "experiment" in typed:
             repository = self.hydra_context.config_loader.repository  # type: ignore[attr-defined]
-            own = read_experiment(repository, str(typed["experiment"].value()))
-        for word in own:  # as if typed, so that each job and the winner has it
+            of_experiment = read_experiment(repository, str(typed["experiment"].value()))
+        for word in of_experiment:  # as if typed, so that each job and the winner has it
             override = words.parse(word)
             if override.key_or_group not in typed:
                 arguments = [*arguments, word]
@@ -73,8 +73,8 @@ class SearchSweeper(Sweeper):
             return parse_config(composed)
 
         def launch(steps: Sequence[Step], limits: search.TimeLimits) -> list[Any]:
-            own = [] if "max_seconds" in typed else [f"max_seconds={limits.soft_s:.0f}"]
-            batch = [[*shared, *step.overrides, *own] for step in steps]
+            limit = [] if "max_seconds" in typed else [f"max_seconds={limits.soft_s:.0f}"]
+            batch = [[*shared, *step.overrides, *limit] for step in steps]
             return self._launch(batch, None if running.parallel else limits.hard_s)
 
         fixed = find_fixed(typed.values())
