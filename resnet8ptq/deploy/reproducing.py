@@ -72,7 +72,7 @@ def open_samples(source: SourceRun, cache_dir: str | None) -> Scored | str:
         )
     batch_size = config.evaluate.batch_size
     scored = samples.as_scored(config.evaluate).reported
-    if source.record.stopped_early:  # the run stopped early
+    if source.record.stopped_early:
         scored = scored.take(np.arange(int(source.record.samples or 0)))
     return Scored(scored, Evaluator(settings.quantizer, network, task, batch_size))
 
