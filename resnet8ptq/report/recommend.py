@@ -15,7 +15,7 @@ from resnet8ptq.core import invocation
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import or_nearest, printable
 from resnet8ptq.evaluation.paired_latency import Blocks, PairedLatency, Ratio, ratio, typical
-from resnet8ptq.evaluation.worth import saves
+from resnet8ptq.evaluation.worth import MOST_BYTES, saves
 from resnet8ptq.report import rule, timing, verdicts
 from resnet8ptq.report.families import Cell, Family, by_run_id, with_verdict
 from resnet8ptq.report.rule import SAME_SIZE, SAME_SPEED, Headline, up_to
@@ -330,8 +330,11 @@ def finalists(selected: ModelSelection) -> list[Cell]:
     for models in (_timed(selected.candidates), timed):
         if len(models) <= ALL_TIMED:
             return models
-    small = up_to(min(map(_bytes, timed)) * (1 + SAME_SIZE), timed, _bytes)
-    chosen = [selected.best(timed), selected.best(small)]  # `_smallest` recommends the second
+    least = min(map(_bytes, timed))
+    smallest = up_to(least * (1 + SAME_SIZE), timed, _bytes)
+    small = up_to(least / MOST_BYTES, timed, _bytes)
+    chosen = [selected.best(timed), selected.best(smallest)]  # `_smallest` recommends the second
+    chosen.append(min(small, key=_latency))  # `rule` may
     chosen += sorted(timed, key=_latency)[:FINALISTS]
     chosen += sorted(timed, key=_batch_latency)[:FINALISTS]
     return list(by_run_id(chosen).values())

@@ -175,8 +175,7 @@ def test_of_equally_small_models_the_best_is_timed(monkeypatch):
         ("fewest", predictions(), {**fewest, "seed": "f"}),
         ("better", predictions(won=5), {**TIMED, "seed": "b"}),
     )
-    family = sweep(*cells)
-    assert [cell.record.run_id for cell in finalists(select(family))] == ["large", "better"]
+    assert "better" in {cell.record.run_id for cell in finalists(select(sweep(*cells)))}
     assert chosen(by_use(*cells)["smallest"]) == "better"
 
 
@@ -211,3 +210,18 @@ def test_latencies_in_turns_and_models_without_are_explained():
     assert notes.UNTIMED_NOTE not in notes.collect(shared)  # one row, with its latency
     all_timed = replace(timed, cells=timed.cells[:1])
     assert notes.UNTIMED_NOTE not in notes.collect(all_timed)
+
+
+def test_the_fastest_of_about_the_smallest_size_is_timed(monkeypatch):
+    """The rule of the headline may choose it."""
+    monkeypatch.setattr(recommending, "ALL_TIMED", 0)
+    monkeypatch.setattr(recommending, "FINALISTS", 0)
+    quick = {**TIMED, "latency_p50_ms": 0.01}
+    cells = (
+        ("best", predictions(won=9), {**TIMED, "seed": "b", "size_bytes": 200_000.0}),
+        ("smallest", predictions(won=5), {**TIMED, "seed": "s", "size_bytes": 100_000.0}),
+        ("near", predictions(), {**quick, "seed": "n", "size_bytes": 105_000.0}),
+        ("larger", predictions(), {**quick, "seed": "l", "size_bytes": 150_000.0}),
+    )
+    result = finalists(select(sweep(*cells)))
+    assert [cell.record.run_id for cell in result] == ["best", "smallest", "near"]
