@@ -348,7 +348,7 @@ def families_of(chosen: Iterable[ModelSelection]) -> list[Family]:
 def why_none(selected: ModelSelection) -> list[str]:
     """Return the reason why no model is recommended, and remedies."""
     if selected.on_selection:
-        return ["These are the selection samples; the reported samples recommend a model."]
+        return ["These are the selection samples; only the reported samples can recommend a model."]
     family = selected.family
     limits = selected.limits
     metric = family.metric

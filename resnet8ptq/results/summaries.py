@@ -103,11 +103,13 @@ def summarize_sweep(
     runs: list[RunRecord] = []
     choices: list[Recommendation] = []
     reasons: list[str] = []
+    has_reported = any(not selected.on_selection for selected in selections)
     for selected in selections:
         whole = _complete(selected, artifacts)
         runs += whole.family.records
         choices += _choose(whole)
-        if not selected.recommendations:
+        counts = not (selected.on_selection and has_reported)  # they never recommend
+        if counts and not selected.recommendations:
             reasons += _why_none(selected)
     why = ""
     if not choices:

@@ -206,6 +206,19 @@ def test_an_unsupported_run_and_one_that_failed():
     assert alone["sweep"]["runs"] == {"unsupported": 1}
 
 
+def test_the_selection_samples_give_no_reason_beside_void_reported_ones():
+    """A search: its steps ran on the selection samples, the best also on the reported ones."""
+    reported = sweep(("a", PASSES, {"doubt": "NEAR CHANCE"}))
+    steps = sweep(("b", PASSES, {"doubt": "NEAR CHANCE", "evaluate.split": "choice"}))
+    because = read(assess_sweep(summarize(reported, steps)))["because"]
+    assert "better than chance" in because
+    assert "selection samples" not in because
+
+    # Interrupted before the confirmation
+    because = read(assess_sweep(summarize(steps)))["because"]
+    assert "only the reported samples can recommend" in because
+
+
 def test_fp32_itself_has_no_verdict():
     summary = summarize(sweep(("a", PASSES, {"dtype": "fp32"})))
     with pytest.raises(ConfigError, match="run a is FP32 itself, expected a quantized run"):
