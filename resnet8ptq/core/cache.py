@@ -41,6 +41,28 @@ def folder(setting: str | None) -> Path:
     return Path(name).expanduser().absolute()
 
 
+def check_writable(setting: str | None) -> None:
+    """Check that new entries can be made in the cache, before work that needs them.
+
+    A full disk is no error yet: all entries may be there already.
+
+    Raises:
+        ConfigError: the cache folder cannot be written.
+    """
+    root = folder(setting)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=root):
+            pass
+    except OSError as error:
+        if files.full_disk(error):
+            return
+        raise ConfigError(
+            f"cache_dir: cannot write to {root} ({error}); try cache_dir= with a folder that can "
+            "be written"
+        ) from error
+
+
 def runtime(
     setting: str | None, threads: int | None, seconds: float | None = None, device: str = "auto"
 ) -> machine.Runtime:

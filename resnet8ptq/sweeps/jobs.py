@@ -71,6 +71,11 @@ def plan(launcher: DictConfig) -> ParallelJobs | None:
     return own(launcher)
 
 
+def run_here(launcher: DictConfig) -> bool:
+    """Return whether the launcher's processes run on this machine, with its folders."""
+    return launcher._target_.endswith(".ProcessJobs")
+
+
 def fit(key: str, cpus: object, cores: int) -> int:
     """Return the number of parallel jobs of `cpus` cores on `cores`.
 

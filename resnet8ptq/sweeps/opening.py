@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from resnet8ptq.config import words
 from resnet8ptq.config.schema import ReportConfig, TrackingConfig
-from resnet8ptq.core import background, clock, console
+from resnet8ptq.core import background, cache, clock, console
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.sweeps import identity, jobs, parent_run, resume, search
 from resnet8ptq.sweeps.budget import Budget
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from resnet8ptq.tracking.mlflow_store.store import Store
 
 log = logging.getLogger(__name__)
+
+_SET_CACHE = {"cache_dir", "experiment"}  # if they are swept, each job may have its own cache
 
 
 def open_sweep(
@@ -49,6 +51,9 @@ def open_sweep(
     if is_search(config.hydra.sweeper):
         search.check(config.hydra.sweeper, typed)
         varied = search.find_varied()
+    is_here = parallel is None or jobs.run_here(config.hydra.launcher)
+    if is_here and _SET_CACHE.isdisjoint(_find_varied([*swept, *typed])):
+        cache.check_writable(config.cache_dir)
     count = _count_jobs(config.hydra.sweeper, [*swept, *typed])
     # No log is set up yet. The imports that follow take a second, or several from a cold disk.
     console.say(console.stderr(), f"{_say_jobs(config.hydra.sweeper, count)}: {folder}")

@@ -349,6 +349,23 @@ def test_a_cache_that_cannot_be_written_is_refused(tmp_path, make, in_the_way):
     assert make.calls == 0
 
 
+def test_a_cache_is_checked_before_work(tmp_path, monkeypatch):
+    cache.check_writable(str(tmp_path / "new" / "cache"))
+    assert list((tmp_path / "new" / "cache").iterdir()) == []  # nothing stays behind
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        ConfigError, match=r"^cache_dir: cannot write to .*/file .*; try cache_dir="
+    ):
+        cache.check_writable(str(tmp_path / "file"))
+
+    # On a full disk, all entries may be there already
+    def fill(**_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("tempfile.TemporaryFile", fill)
+    cache.check_writable(str(tmp_path))
+
+
 # Processes
 
 

@@ -224,6 +224,20 @@ def test_a_run_in_a_read_only_folder_is_one_line(disk, tmp_path):
     assert "Traceback" not in result.err
 
 
+@pytest.mark.parametrize("launcher", ["basic", "processes"])
+def test_a_sweep_with_a_read_only_cache_starts_no_job(disk, tmp_path, launcher):
+    disk.make_read_only()
+    words = (*QUICK, "dtype=int8,uint8", f"hydra/launcher={launcher}")
+    cached = {**NO_REAL_FILES, "RESNET8PTQ_CACHE": str(disk.folder / "cache")}
+    result = call(tmp_path, "-m", *words, **cached)
+    assert result.code == 2
+    (error,) = result.errors
+    assert error.startswith(f"error: cache_dir: cannot write to {disk.folder}/cache")
+    assert "job 1" not in result.err
+    assert result.out == ""
+    assert not (tmp_path / "mlruns").exists()
+
+
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
