@@ -15,6 +15,20 @@ from dataclasses import dataclass, field
 QUIET_SECONDS = 2.5  # the longest silence
 LOOK_SECONDS = 0.5
 LINE_SECONDS = 15.0  # the longest pause between the lines of a step that takes minutes
+_FRAMEWORKS = {  # modules that users know by name
+    "ai_edge_quantizer",
+    "executorch",
+    "keras",
+    "mlflow",
+    "nncf",
+    "onnx",
+    "onnxruntime",
+    "openvino",
+    "tensorflow",
+    "torch",
+    "torchao",
+    "transformers",
+}
 
 
 def _now() -> float:
@@ -128,11 +142,18 @@ class Watch:
             return pause
 
     def _find_import(self) -> str:
-        """Return the library that is being imported; empty if there is none since the last line."""
-        if len(sys.modules) <= self._modules:
-            return ""
-        newest = next(reversed(list(sys.modules)))  # Python keeps them in the order of their start
-        return f"Loading {newest.partition('.')[0].lstrip('_')}"
+        """Return what is being imported; empty if nothing is since the last line.
+
+        Only frameworks that users know are named, not the libraries that those import.
+        """
+        names = list(sys.modules)  # Python keeps them in the order of their start
+        for name in reversed(names[self._modules :]):
+            library = name.partition(".")[0]
+            if library in _FRAMEWORKS:
+                return f"Loading {library}"
+        if len(names) > self._modules:
+            return "Loading libraries"
+        return ""
 
     def _run(self) -> None:
         with suppress(OSError, ValueError):  # the pipe or the stream is closed

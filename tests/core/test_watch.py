@@ -65,14 +65,22 @@ def test_outer_steps_are_reported_if_they_have_parts(clock):
     assert lines == ["Trying: 1 of 3 changes, 0:05 left; Evaluating: 0 batches"]
 
 
-def test_a_library_that_is_being_imported_is_named(clock, monkeypatch):
+@pytest.mark.parametrize(
+    ("modules", "named"),
+    [
+        (["torch.some_part", "sympy.inner"], "torch"),  # which imports the other
+        (["sympy.inner", "_onnx_part"], "libraries"),
+    ],
+)
+def test_only_frameworks_that_are_being_imported_are_named(clock, monkeypatch, modules, named):
     lines: list[str] = []
     seen = Watch(lines.append)
     seen.between = "Working"
-    monkeypatch.setitem(sys.modules, "some_framework.inner", None)
+    for name in modules:
+        monkeypatch.setitem(sys.modules, name, None)
     run(seen, clock, 2.5)
     run(seen, clock, 2.5)
-    assert lines == ["Loading some_framework ... 2 s", "Working ... 5 s"]
+    assert lines == [f"Loading {named} ... 2 s", "Working ... 5 s"]
 
 
 def test_between_steps_a_command_works_and_a_server_says_nothing(clock):
