@@ -90,6 +90,8 @@ class SearchSweeper(Sweeper):
             check=lambda step: search.check_step(compose(step.overrides), [*typed.values()]),
             delivery=running.delivery,
             begun_s=running.command_begun_s,
+            # A resumed sweep skips finished jobs, which log nothing
+            logs_here=running.parallel is None and not self.config.sweep.resume,
         )
         searched.run()
 

@@ -72,6 +72,7 @@ class SettingsSearch:
         clock: returns the time in seconds.
         begun_s: when the command began, by the clock; None: when the search begins.
         launched: number of jobs so far.
+        logs_here: whether each job prints its log here, before its outcome.
     """
 
     asked: Asked
@@ -86,6 +87,7 @@ class SettingsSearch:
     confirmed: list[Tried] = field(default_factory=list)
     begun_s: float | None = None
     launched: int = 0
+    logs_here: bool = False
     errors: list[Exception] = field(default_factory=list)
     unfit: list[str] = field(default_factory=list)  # steps that take too long, not yet printed
 
@@ -268,7 +270,7 @@ class SettingsSearch:
         for step, result in zip(steps, results, strict=True):
             trial = self._measure(step, result, seconds)
             done.append(trial)
-            _say(f"  {self._outcome(trial)}")
+            self._say_outcome(trial)
             if step.kind != searching.CONFIRM:
                 self.tried.append(trial)
             if not isinstance(result, Exception):
@@ -323,6 +325,16 @@ class SettingsSearch:
         done = measure(step, record=result, seconds=seconds, level=level)
         return replace(done, within=done.within and sound)
 
+    def _say_outcome(self, trial: Tried) -> None:
+        """Print a step's outcome, without the sentences that its job has just logged."""
+        line = self._outcome(trial)
+        if self.logs_here and trial.status == "ok":
+            if trial.step.kind == searching.DIAGNOSIS:
+                return
+            if trial.doubt:
+                line = "void: see the warning above"
+        _say(f"  {line}")
+
     def _outcome(self, tried: Tried) -> str:
         if tried.status != "ok":
             return f"{tried.status}: {tried.reason}"
@@ -333,7 +345,7 @@ class SettingsSearch:
         shown = tried.state_loss(tried.loss)
         passes = "passes" if tried.passes else "not shown to pass"
         size = f"{tried.size_bytes / 1000:.1f} kB"
-        line = f"{shown}: {passes}; noise {tried.noise:.2g}; {size}{tried.cut_short}"
+        line = f"{shown}: {passes}; {tried.say_noise()}; {size}{tried.cut_short}"
         if tried.searches:
             line += f"; in float: {tried.named or 'none'}"
         return line
@@ -461,6 +473,7 @@ def measure(step: Step, record: RunRecord, seconds: float, level: float = SIGNIF
         error=_error(record, metric),
         within=record.p_within is not None and record.p_within <= level,
         noise=noise(record),
+        noise_unit=_find_noise_unit(record),
         own_seconds=own_s,
         evaluate_s=record.metrics.get("system/evaluate_s", 0.0),
         samples=record.samples or 0,
@@ -488,6 +501,12 @@ def noise(record: RunRecord) -> float:
     if sqnr_db is None:  # equal outputs
         return 0.0
     return float(10 ** (-sqnr_db / 10))
+
+
+def _find_noise_unit(record: RunRecord) -> str:
+    if "kl_divergence" in record.metrics:
+        return "(KL divergence)"
+    return "of the signal"
 
 
 def _error(record: RunRecord, metric: Metric) -> float:

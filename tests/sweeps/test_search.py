@@ -513,6 +513,40 @@ def test_fp32_in_doubt_ends_the_search():
     assert jobs.kinds == ["start", CONFIRM]
 
 
+@pytest.mark.parametrize("logs_here", [False, True])
+def test_an_outcome_does_not_repeat_the_log_of_its_job(logs_here, capsys):
+    doubtful = amend_record(record(0.0), params={"doubt": "FP32 is near chance"})
+    Jobs(lambda step: doubtful).run(goal="best", logs_here=logs_here)
+    printed = capsys.readouterr().err
+    assert printed.count("  void: ") == 2  # the first step and the confirmation
+    assert printed.count("FP32 is near chance") == (0 if logs_here else 2)
+
+
+@pytest.mark.parametrize("logs_here", [False, True])
+def test_a_diagnosis_is_printed_once(logs_here, capsys):
+    diagnosis = RunRecord.of(
+        "id",
+        {"analysis.name": "diagnose"},
+        {},
+        {"status": "ok", "mlflow.note.content": "no single cause"},
+    )
+    jobs = Jobs(lambda step: diagnosis if step.kind == searching.DIAGNOSIS else record(0.1))
+    jobs.run(logs_here=logs_here)
+    assert searching.DIAGNOSIS in jobs.kinds
+    assert capsys.readouterr().err.count("no single cause") == (0 if logs_here else 1)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "unit"), [({}, "(KL divergence)"), ({"kl_divergence": None}, "of the signal")]
+)
+def test_noise_has_its_unit(metrics, unit):
+    step = searching.Step("onnx", "start", {}, "", "")
+    done = record(0.1)
+    kept = {key: value for key, value in done.metrics.items() if key not in metrics}
+    trial = measure(step, done.changed(metrics=kept), 1.0)
+    assert trial.say_noise().endswith(f" {unit}")
+
+
 def test_a_record_is_measured_by_its_interval_and_its_divergence():
     step = searching.next_steps(Asked("best", ("onnx",), 0.0), [])[0]
     done = measure(step, record(0.004), 1.0)

@@ -116,6 +116,7 @@ class Tried:
         within: whether the samples prove that the loss is within the limit.
         refuted: whether a run on the reported samples did not prove it.
         noise: distance of the outputs from FP32's, the criterion between models of equal loss.
+        noise_unit: its unit, to print.
         properties, findings: those that the job reported, see `step_table.Seen`; findings as JSON.
         classifies: see `step_table.Seen`.
         named: nodes that `nodes_to_exclude=auto` left in float.
@@ -141,6 +142,7 @@ class Tried:
     within: bool = False
     refuted: bool = False
     noise: float = math.inf
+    noise_unit: str = ""
     run_id: str = ""
     size_bytes: float = math.inf
     fp32_bytes: float = 0.0
@@ -164,6 +166,10 @@ class Tried:
     def measured(self) -> bool:
         """Whether the step has a model to compare."""
         return self.status == "ok" and not math.isnan(self.loss)
+
+    def say_noise(self) -> str:
+        """Return the noise with its unit, such as `noise 0.0016 (KL divergence)`."""
+        return f"noise {self.noise:.2g} {self.noise_unit}".rstrip()
 
     @property
     def searches(self) -> bool:
