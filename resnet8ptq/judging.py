@@ -10,8 +10,9 @@ weights in blocks, float16), .tflite, OpenVINO's .xml with its .bin, ExecuTorch'
 All files run on the same test samples. Their loss against FP32 is judged as in a sweep
 (docs/verdict.md).
 
-Exit codes, by the worst file: 0 all pass; 3 one fails; 4 one is undecided, void or unsupported; 2
-wrong input; 1 an error. `max_drop=0.05`, `min_sqnr_db=30` and `min_accuracy=0.85` set limits.
+Exit codes, from the worst, which decides: 1 an error; 2 wrong input, such as a file that is
+damaged, not quantized or of other sizes; 3 one fails; 4 one is undecided, void or unsupported; 0
+all pass. `max_drop=0.05`, `min_sqnr_db=30` and `min_accuracy=0.85` set limits.
 `format=json` prints a list of verdicts in the form of docs/verdict.md, `format=markdown` a summary
 for a pull request. Other words are settings of `resnet8ptq run`, such as `latency.enabled=false`.
 `resnet8ptq run +analysis=inspect backend=file backend.path=FILE` describes a file.
@@ -26,17 +27,19 @@ from pathlib import Path
 from resnet8ptq import run
 from resnet8ptq.backends.file import reading
 from resnet8ptq.config import words as grammar
-from resnet8ptq.core import background, invocation
+from resnet8ptq.core import background, command, invocation
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import no_such_name
 from resnet8ptq.data.sources import name_file
 from resnet8ptq.report.logged_limits import LIMITS
-from resnet8ptq.report.verdicts import EXIT_CODES, UNSUPPORTED
+from resnet8ptq.report.verdicts import UNSUPPORTED
 from resnet8ptq.results import RunRecord, load_sweep
 from resnet8ptq.results.continuous_integration import assess_run
 from resnet8ptq.results.document import Answer, describe, to_json, to_markdown
+from resnet8ptq.sweeps import running
 
 _FORMATS = ("text", "json", "markdown")
+_WORSE = (0, 4, 3, 2, 1)  # the exit codes, each worse than those before
 
 
 @dataclass(frozen=True)
@@ -124,15 +127,16 @@ def main(words: Sequence[str]) -> int:
         progress = sys.stderr
     with contextlib.redirect_stdout(progress):
         with background.allowed():
-            outcome = run.execute(asked.to_sweep())
+            outcome = run.execute(asked.to_sweep(), _report)
         code = outcome.ending.code
         if outcome.sweep_folder is None or code not in (0, 1):
             return code or 1
         answers = [_answer(judged) for judged in load_sweep(folder=outcome.sweep_folder).runs]
     _print(asked.format, answers)
-    if code:
+    codes = [*map(_exit_code, answers)]
+    if code and not {1, 2} & {*codes}:  # the sweep has an error, and no file
         return 1
-    return max((answer.exit_code for answer in answers), key=_badness, default=1)
+    return max(codes, key=_WORSE.index, default=1)
 
 
 def _is_file(word: str) -> bool:
@@ -146,6 +150,18 @@ def _holds_samples(word: str) -> bool:
     """Return whether a word is the path of data, such as a folder of pictures."""
     path = Path(word).expanduser()
     return path.is_dir() or (path.is_file() and name_file(path) is not None)
+
+
+def _report(error: Exception) -> int:
+    """Print an error of the sweep; return its exit code.
+
+    The log has the errors of its jobs, and the verdicts repeat them.
+    """
+    begun = running.find_running_sweep()
+    is_logged = begun is not None and command.explain(error) in begun.failures
+    if is_logged and isinstance(error, command.EXPECTED):
+        return command.exit_code(error)
+    return command.print_error(error)
 
 
 def _answer(judged: RunRecord) -> Answer:
@@ -166,15 +182,17 @@ def _print(form: str, answers: Sequence[Answer]) -> None:
         for answer in answers:
             assert answer.run is not None  # see `_answer`
             verdict = answer.verdict
-            if answer.run.status not in ("ok", UNSUPPORTED):
+            if not answer.run.finished:
                 verdict = "error"
             print(f"{verdict}: {describe(answer)}")
 
 
-def _badness(code: int) -> int:
-    """Return the rank of an exit code: a proven loss is worse than an undecided one."""
-    ranks = {0: 0, EXIT_CODES[UNSUPPORTED]: 1, 3: 2}
-    return ranks[code]
+def _exit_code(answer: Answer) -> int:
+    """Return the exit code of a file; that of a failed job tells a wrong input from an error."""
+    assert answer.run is not None  # see `_answer`
+    if answer.run.finished:
+        return answer.exit_code
+    return 2 if answer.run.has_wrong_input else 1
 
 
 def _of_report(word: str) -> str:

@@ -12,7 +12,7 @@ from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.evaluation import paired_latency
 from resnet8ptq.report import loading, mlperf_tiny, terminal
-from resnet8ptq.report.families import all_records
+from resnet8ptq.report.families import Family, all_records
 from resnet8ptq.report.pages import page, run_pages
 from resnet8ptq.report.recommend import ModelSelection
 from resnet8ptq.report.selection import select
@@ -135,7 +135,7 @@ def _print_comparison(
         family = selected.family
         if running.is_search:
             family = family.without_held_out()
-        if family.cells:
+        if family.cells and not _is_logged(running, family):
             shown.append(family)
     if shown:
         terminal.print_runs(shown)
@@ -143,6 +143,13 @@ def _print_comparison(
     if mlperf_tiny.is_suite(runs):
         mlperf_tiny.print_suite(runs)
     return chosen
+
+
+def _is_logged(running: RunningSweep, family: Family) -> bool:
+    """Return whether the log has all of a family: only failed runs, each with its reason."""
+    return all(
+        record.status == "failed" and record.reason in running.failures for record in family.records
+    )
 
 
 def _announce(running: RunningSweep, chosen: list[ModelSelection], status: str) -> int:

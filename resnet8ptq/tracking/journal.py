@@ -25,6 +25,7 @@ LOCK = ".lock"
 MAX_BYTES = 2**26
 NOTE_TAG = "mlflow.note.content"  # the description of a run in MLflow's UI, in Markdown
 PARENT_TAG = "mlflow.parentRunId"
+EXIT_CODE_TAG = "exit_code"  # of a failed run: 2 for a wrong input, else 1
 CARRIED_TAG = "target/machine"  # of a run that was measured elsewhere by hand afterwards
 Point = tuple[str, float, int, int]  # metric, value, time in ms, step
 ENDED = ("FINISHED", "FAILED", "KILLED")  # MLflow's words

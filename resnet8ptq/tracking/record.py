@@ -31,7 +31,7 @@ from resnet8ptq.evaluation.stopped_hits import PLANNED, STOPPED_LOSS
 from resnet8ptq.tasks import registry
 from resnet8ptq.tasks.scoring.metric import BASELINE, GROUPED, SAME_SAMPLES, TOTAL, Metric
 from resnet8ptq.tasks.task import Task
-from resnet8ptq.tracking.journal import CARRIED_TAG, ENDED, PARENT_TAG, Journal
+from resnet8ptq.tracking.journal import CARRIED_TAG, ENDED, EXIT_CODE_TAG, PARENT_TAG, Journal
 from resnet8ptq.tracking.mlflow_store.store import check_id
 from resnet8ptq.tracking.params import complete
 
@@ -297,6 +297,11 @@ class RunRecord(BaseModel):
     def finished(self) -> bool:
         """Whether the run has a result."""
         return self.status in ("ok", "unsupported")
+
+    @property
+    def has_wrong_input(self) -> bool:
+        """Whether a wrong input made the run fail, such as a file that cannot be read."""
+        return self.status == "failed" and self.tags.get(EXIT_CODE_TAG) == "2"
 
     @property
     def why_none(self) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from resnet8ptq.config.schema import RunConfig
-from resnet8ptq.core import background, interrupts, machine
+from resnet8ptq.core import background, command, interrupts, machine
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.records import names_of
 from resnet8ptq.core.text import escape_markdown, redact, show
@@ -152,6 +152,7 @@ class Run:
         reason = redact(" ".join(str(error).split())) or type(error).__name__
         note = f"**failed**: {escape_markdown(reason[:4000])}"
         self.journal.tags |= {"status": "failed", "reason": reason[:4000], journal.NOTE_TAG: note}
+        self.journal.tags[journal.EXIT_CODE_TAG] = str(command.exit_code(error))
         text = show(redact("".join(traceback.format_exception(error))))
         (self.folder / "traceback.txt").write_text(text, encoding="utf-8")
 

@@ -108,6 +108,36 @@ def test_a_broken_file_fails_and_its_cause_is_named(quantize, shapes_model, tmp_
 
 
 @pytest.mark.slow
+def test_a_file_that_cannot_be_read_is_wrong_input_and_named_once(shapes_model, tmp_path):
+    truncated = tmp_path / "truncated.onnx"
+    truncated.write_bytes(shapes_model.onnx_path.read_bytes()[:5000])
+    with mock.patch.object(background, "allowed", handed_over_here):
+        done = call_beside(tmp_path, "judge", str(shapes_model.onnx_path), str(truncated), *QUICK)
+    reason = "truncated.onnx: not an ONNX model, or a truncated one"
+    assert done.code == 2
+    assert done.err.count(reason) == 1  # in the log
+    assert done.out.count(reason) == 1  # the answer
+    assert done.out.splitlines()[-1].startswith("error: onnx file truncated.onnx: ")
+    assert "accuracy" not in done.out  # no table without a measured file
+
+
+@pytest.mark.slow
+def test_wrong_input_is_worse_than_a_fail_and_stops_no_other_file(quantize, shapes_model, tmp_path):
+    good = quantize("backend=onnx", "dtype=u8s8").artifact.path
+    files = map(str, (shapes_model.onnx_path, good, shapes_model.onnx_path))
+    with (
+        mock.patch.object(background, "allowed", handed_over_here),
+        mock.patch.object(figures, "to_png", lambda _: EMPTY),
+    ):
+        words = ("min_accuracy=1.0", "format=json")
+        done = call_beside(tmp_path, "judge", *files, *QUICK, *words)
+    first, second = json.loads(done.out)
+    assert (first["verdict"], second["verdict"]) == ("fail", "unsupported")
+    assert "expected a quantized file" in second["because"]
+    assert done.code == 2
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["agreement", "deviation", "classification"])
 def test_a_file_that_answers_nothing_fails_in_words(task, quantize, shapes_model, tmp_path):
     good, silent = quantize("backend=onnx", "dtype=u8s8").artifact.path, tmp_path / "silent.onnx"

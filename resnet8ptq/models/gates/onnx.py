@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx.inliner
+from google.protobuf.message import DecodeError
 from onnx import TensorProto, helper, numpy_helper
 
 from resnet8ptq.core import files
@@ -96,7 +97,10 @@ def read_onnx(path: Path) -> onnx.ModelProto:
 def _parse(content: bytes, path: Path) -> onnx.ModelProto:
     proto = onnx.ModelProto()
     with errors_as(ModelError, f"{path}: not an ONNX model"):
-        proto.ParseFromString(content)
+        try:
+            proto.ParseFromString(content)
+        except DecodeError:  # its text names only the wire format
+            raise ModelError(f"{path}: not an ONNX model, or a truncated one") from None
         if not proto.graph.node:
             raise ValueError("holds no graph")
         count = sum(1 for _ in find_all(proto.graph, onnx.NodeProto))  # inner graphs included
