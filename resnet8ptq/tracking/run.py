@@ -147,7 +147,7 @@ class Run:
         """Log the run's files as artifacts, see `upload.log_folder`."""
         self._send(upload.log_folder, self.folder)
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, error: Exception) -> None:
         """Log the reason in one line, and the traceback."""
         reason = redact(" ".join(str(error).split())) or type(error).__name__
         note = f"**failed**: {escape_markdown(reason[:4000])}"
