@@ -47,7 +47,9 @@ class CommandResult:
 
 
 def execute(
-    typed: Sequence[str], report: Callable[[Exception], int] = command.print_error
+    typed: Sequence[str],
+    report: Callable[[Exception], int] = command.print_error,
+    command_line: Sequence[str] | None = None,
 ) -> CommandResult:
     """Execute a command line of `resnet8ptq run`, and print its output.
 
@@ -56,8 +58,10 @@ def execute(
     Args:
         typed: the words after `resnet8ptq run`.
         report: see `command.finish`.
+        command_line: the words after `resnet8ptq`, which the command to continue repeats; by
+            default `run` with the typed words.
     """
-    with ongoing.begin(typed) as begun:
+    with ongoing.begin(command_line or ["run", *typed]) as begun:
         # `finish` also closes the sweep that Hydra's callback has begun: table and report.
         ending = command.finish(partial(_call_hydra, typed), running.find_running_sweep, report)
         record = begun.run.record if begun.run else None
@@ -119,7 +123,11 @@ def run_job(cfg: DictConfig) -> Any:
     return record.loss
 
 
-def start(typed: Sequence[str]) -> int:
-    """Execute a command line with a background process; return the exit code."""
+def start(typed: Sequence[str], command_line: Sequence[str] | None = None) -> int:
+    """Execute a command line with a background process; return the exit code.
+
+    Args:
+        command_line: see `execute`.
+    """
     with background.allowed():
-        return execute(typed).ending.code
+        return execute(typed, command_line=command_line).ending.code

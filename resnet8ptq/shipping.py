@@ -38,7 +38,7 @@ def main(words: Sequence[str]) -> int:
     if {"-h", "--help"} & set(words):
         print(invocation.adapt(__doc__ or ""))
         return 0
-    return run.start(to_run(words))
+    return run.start(to_run(words), command_line=["ship", *words])
 
 
 def to_run(words: Sequence[str]) -> list[str]:

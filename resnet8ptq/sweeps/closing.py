@@ -211,10 +211,16 @@ def _is_earlier(running: RunningSweep, record: RunRecord) -> bool:
 
 
 def _how_far(records: Sequence[RunRecord], jobs: int | None, typed: Sequence[str]) -> str:
-    """Return the number of finished runs of an interrupted sweep, and the command to continue."""
-    finished = str(sum(record.finished for record in records))
+    """Return the number of finished runs of an interrupted sweep, and the command to continue.
+
+    Args:
+        typed: the command and its words, such as `ship goal=best`.
+    """
+    count = sum(record.finished for record in records)
+    finished = f"{count} run{'s' * (count != 1)}"
     if jobs is not None:
-        finished += f" of {jobs}"
-    kept = [word for word in typed if key_of(word) != "sweep.resume"]
-    again = invocation.command("run", *kept, "sweep.resume=true")
-    return f"{finished} runs finished; continue: {again}"
+        finished = f"{count} of {jobs} runs"
+    name, *settings = typed
+    kept = [word for word in settings if key_of(word) != "sweep.resume"]
+    again = invocation.command(name, *kept, "sweep.resume=true")
+    return f"{finished} finished; continue: {again}"

@@ -1,4 +1,4 @@
-"""The command line of `resnet8ptq run` that this process executes, for code that Hydra creates.
+"""The command line of `run` or `ship` that this process executes, for code that Hydra creates.
 
 Hydra makes callbacks, sweepers and launchers from their names in the config, so no argument can
 reach them. The value belongs to one call and is gone after it.
@@ -20,6 +20,7 @@ class Ongoing:
     """A command line, and the sweep or the run that it has begun.
 
     Attributes:
+        words: the command's name and its words.
         sweep: the sweep, once it has begun; None for a single run.
         run: a single run, once it has ended.
     """

@@ -31,7 +31,7 @@ class RunningSweep:
     delivery: "Delivery | None" = None  # of a search: its best model so far
     budget: "Budget | None" = None  # of a search
     command_begun_s: float = field(default_factory=clock.begun_s)
-    words: Sequence[str] = ()  # of the command line
+    words: Sequence[str] = ("run",)  # of the command line: its name and its settings
     begun_s: float = field(default_factory=time.monotonic)
     failures: dict[str, str] = field(default_factory=dict)  # the first job of each error's text
 

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from resnet8ptq import run, shipping
 from resnet8ptq.config.schema import ReportConfig
-from resnet8ptq.core import command
+from resnet8ptq.core import command, invocation
 from resnet8ptq.core.errors import DataError
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.report.pages import page, run_pages
-from resnet8ptq.sweeps import closing
+from resnet8ptq.sweeps import closing, ongoing
 from resnet8ptq.sweeps.running import RunningSweep
 from resnet8ptq.tracking import history, journal
 from resnet8ptq.tracking.mlflow_store.store import Store
@@ -29,11 +30,28 @@ def running(own_store: Store, tmp_path: Path) -> RunningSweep:
     folder = tmp_path / "sweep"
     (folder / "0").mkdir(parents=True)
     parent_id = start_parent(own_store, "sweep", folder, {})
-    with start_run(own_store, "cell", folder / "0", parent_id) as run:
-        run.log_config(make_config("data=shapes", "backend=torch", "dtype=uint8"))
-        run.log_result(RunResult("unsupported", "no such kernel"))
+    with start_run(own_store, "cell", folder / "0", parent_id) as opened:
+        opened.log_config(make_config("data=shapes", "backend=torch", "dtype=uint8"))
+        opened.log_result(RunResult("unsupported", "no such kernel"))
     sweep = SharedSweep(own_store, parent_id, folder)
     return RunningSweep(lambda: sweep, None, ReportConfig(), journal.lock(folder))
+
+
+@pytest.mark.parametrize(
+    "typed", [("run", "-m", "dtype=int8,u8s8"), ("ship", "goal=best", "sweep.resume=true")]
+)
+def test_an_interrupted_sweep_is_continued_by_the_command_that_began_it(running, capsys, typed):
+    replace(running, words=typed).close("killed")
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "continue:" in line]
+    settings = [word for word in typed if word != "sweep.resume=true"]
+    assert line.endswith(invocation.command(*settings, "sweep.resume=true"))
+
+
+def test_ship_is_continued_as_ship(monkeypatch):
+    begun: list[ongoing.Ongoing | None] = []
+    monkeypatch.setattr(run, "_call_hydra", lambda typed: begun.append(ongoing.find_ongoing()))
+    shipping.main(["goal=best", "data=shapes"])
+    assert [one.words for one in begun if one] == [("ship", "goal=best", "data=shapes")]
 
 
 FAULTS = [ValueError("two\nlines"), KeyError("x"), OSError(errno.ENOSPC, "No space left on device")]
