@@ -129,6 +129,7 @@ def _announce_confirmed(winner: Winner, delivery: Delivery, folder: Path, goal: 
         title = "Nothing is worth deploying instead of FP32; the closest to it"
     if outcome == VOID:
         title = "FP32 itself is void, so nothing can pass; the file in plain 8 bits"
+        verdict = "No verdict, for the reason below the table."  # a long sentence with figures
 
     # Facts, then doubts, then the file
     name = naming.label([record], keys=())  # the settings follow
