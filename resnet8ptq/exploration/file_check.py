@@ -1,9 +1,9 @@
 """Finds why a file that another program has quantized loses accuracy.
 
 It uses training samples, never reported ones. It first tries the causes outside of the file's
-layers: another preprocessing of the pixels, another last step, another order of the classes, and
-the range of an input. A comparison of tensors would blame the first or the last layer for these. If
-none is the cause, that comparison finds the layer that costs most.
+layers: another preprocessing of the pixels, height and width exchanged, another last step, another
+order of the classes, and the range of an input. A comparison of tensors would blame the first or
+the last layer for these. If none is the cause, that comparison finds the layer that costs most.
 """
 
 import logging
@@ -41,6 +41,9 @@ log = logging.getLogger(__name__)
 SAMPLES = 100
 FAR_DB = 10.0  # the noise has a tenth of the signal's power
 BETTER_DB = 6.0  # a quarter of the noise
+# CIFAR-10's own mean and standard deviation, for pixels / 255.
+_CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
+_CIFAR10_STD = (0.247, 0.2435, 0.2616)
 
 Outputs = Sequence[NDArray[Any]]  # of all samples, each [N, ...]
 Matrix = NDArray[np.float64]  # [N, outputs]
@@ -99,6 +102,7 @@ def find_cause(
     outputs = run_all(run, samples)
     return (
         _find_preprocessing(run, samples, expected, sized)
+        or _find_exchanged_axes(evaluator, run, samples, expected=expected, outputs=outputs)
         or _find_last_step(outputs, expected)
         or _find_class_order(outputs, expected)
         or _find_input_range(evaluator, samples, path)
@@ -126,8 +130,8 @@ def _find_preprocessing(run: Run, samples: Split, expected: Outputs, sized: bool
     if not best:
         return ""
     return (
-        f"the file fits with {best} instead (SQNR {best_db:.1f} dB on {len(samples)} training "
-        f"samples, {now:.1f} dB with the network's own)"
+        f"of the usual preprocessings, the file fits best with {best} (SQNR {best_db:.1f} dB on "
+        f"{len(samples)} training samples, {now:.1f} dB with the network's own)"
     )
 
 
@@ -137,6 +141,43 @@ def _other_steps(samples: Split, sized: bool) -> Iterator[tuple[str, Preprocessi
     if samples.has_pictures and samples.stored.shape[-1] == 3:
         order = "rgb" if own.bgr else "bgr"
         yield f"preprocess.channels={order}", replace(own, bgr=not own.bgr)
+    if samples.has_pictures and samples.dtype == "float32" and samples.stored.shape[-1] == 3:
+        steps = replace(own, bgr=False, scale=1 / 255, mean=_CIFAR10_MEAN, std=_CIFAR10_STD)
+        mean = ",".join(map(str, _CIFAR10_MEAN))
+        std = ",".join(map(str, _CIFAR10_STD))
+        yield f"preprocess=unit preprocess.mean=[{mean}] preprocess.std=[{std}]", steps
+
+
+def _find_exchanged_axes(
+    evaluator: Evaluator, run: Run, samples: Split, expected: Outputs, outputs: Outputs
+) -> str:
+    """Return a text if the file takes square pictures with height and width exchanged."""
+    pairs = options_of(evaluator.quantizer.config, FileConfig).inputs or {}
+    if not samples.has_pictures or len(pairs) != 1:
+        return ""
+    height = 1 if samples.channels_first else 0  # axes of a sample
+    width = height + 1
+    shape = samples.stored.shape[1:]
+    if shape[height] != shape[width]:
+        return ""
+    turned = replace(samples, stored=np.swapaxes(samples.stored[:], height + 1, width + 1))
+    exchanged = _sqnr_db(expected, run_all(run, turned))
+    now = _sqnr_db(expected, outputs)
+    if exchanged <= max(FAR_DB, now + BETTER_DB):
+        return ""
+
+    # The setting that exchanges them
+    layout = samples.layout or (0, 1, 2)  # the axes of a sample in FP32's input
+    rows = layout.index(height)
+    columns = layout.index(width)
+    other = {rows: columns, columns: rows}
+    [(name, pair)] = pairs.items()
+    axes = [other.get(axis, axis) for axis in pair["axes"] or range(len(layout))]
+    return (
+        f"the file fits with height and width exchanged (SQNR {exchanged:.1f} dB on "
+        f"{len(samples)} training samples, {now:.1f} dB as they are); try "
+        f"'backend.inputs={{{name}: {{name: {pair['name']}, axes: {axes}}}}}'"
+    )
 
 
 def _find_last_step(outputs: Outputs, expected: Outputs) -> str:

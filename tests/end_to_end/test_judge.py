@@ -104,7 +104,7 @@ def test_a_broken_file_fails_and_its_cause_is_named(quantize, shapes_model, tmp_
     assert first["choice"]["dtype"] == "u8s8"
     assert first["commands"]["deploy"] is None
     said = " ".join(done.err.split())
-    assert "the file fits with preprocess=unit instead" in said
+    assert "the file fits best with preprocess=unit (" in said
 
 
 @pytest.mark.slow

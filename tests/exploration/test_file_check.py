@@ -8,11 +8,12 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
-from onnxruntime.quantization import QuantFormat
+from onnxruntime.quantization import QuantFormat, quantize_dynamic
 
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.exploration.file_check import find_cause
 from tests.exploration.test_tensors import SAMPLES, change, input_of, quantize, rename
+from tests.helpers.assembling import assemble
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantizer_of
 
@@ -27,10 +28,10 @@ def files(tmp_path_factory):
 def cause_of(files, tmp_path, cache_root):
     """A function from a file to the cause that is named."""
 
-    def find(proto):
+    def find(proto, network=files[0], stored=SAMPLES):
         fp32 = tmp_path / "fp32.onnx"
         path = tmp_path / "theirs.onnx"
-        onnx.save(files[0], fp32)
+        onnx.save(network, fp32)
         onnx.save(proto, path)
         config = make_config(
             "backend=file",
@@ -43,7 +44,7 @@ def cause_of(files, tmp_path, cache_root):
             network=SimpleNamespace(onnx_path=fp32),
             quantizer=quantizer_of(config),
         )
-        samples = Split(SAMPLES, None, "made")
+        samples = Split(stored, None, "made")
         return find_cause(evaluator, samples, path=path, config=config, folder=tmp_path)
 
     return find
@@ -131,3 +132,72 @@ def test_a_range_that_is_far_too_wide_is_named(cause_of, files):
     quantized = copy.deepcopy(files[1])
     change(quantized, scale_of(quantized, "first"), lambda scale: scale * np.float32(60))
     assert "is far wider than its values" in cause_of(quantized)
+
+
+PICTURES = np.random.default_rng(1).integers(0, 256, (60, 8, 8, 3), np.uint8)
+
+
+@pytest.fixture(scope="module")
+def of_pictures(tmp_path_factory):
+    """A network of pictures, whose weights differ from place to place, and its quantized file."""
+    folder = tmp_path_factory.mktemp("pictures")
+    weights = np.random.default_rng(0).normal(size=(192, 4)).astype("f4")
+    nodes = [
+        helper.make_node("Flatten", ["x"], ["flat"]),
+        helper.make_node("MatMul", ["flat", "weights"], ["y"]),
+    ]
+    takes = {"x": ["N", 8, 8, 3]}
+    onnx.save(assemble(nodes, takes, {"y": ["N", 4]}, {"weights": weights}), folder / "fp32.onnx")
+    quantize_dynamic(folder / "fp32.onnx", folder / "int8.onnx")
+    return onnx.load(folder / "fp32.onnx"), onnx.load(folder / "int8.onnx")
+
+
+def prepend(proto, *nodes, **constants):
+    """Return a copy of a file with more operators before it, from `x` to `changed`."""
+    changed = copy.deepcopy(proto)
+    for node in changed.graph.node:
+        node.input[:] = ["changed" if name == "x" else name for name in node.input]
+    for node in reversed(nodes):
+        changed.graph.node.insert(0, node)
+    for name, values in constants.items():
+        changed.graph.initializer.append(numpy_helper.from_array(np.float32(values), name))
+    return changed
+
+
+def normalized(proto, mean, std):
+    """Return a copy of a file that takes `(pixels / 255 - mean) / std`."""
+    return prepend(
+        proto,
+        helper.make_node("Mul", ["x", "factor"], ["multiplied"]),
+        helper.make_node("Add", ["multiplied", "offset"], ["changed"]),
+        factor=np.multiply(std, 255),
+        offset=np.multiply(mean, 255),
+    )
+
+
+def test_exchanged_height_and_width_are_named(cause_of, of_pictures):
+    network, quantized = of_pictures
+    theirs = prepend(
+        quantized, helper.make_node("Transpose", ["x"], ["changed"], perm=[0, 2, 1, 3])
+    )
+    cause = cause_of(theirs, network, PICTURES)
+    assert cause.startswith("the file fits with height and width exchanged")
+    assert cause.endswith("try 'backend.inputs={x: {name: x, axes: [1, 0, 2]}}'")
+    assert cause_of(quantized, network, PICTURES) == ""
+
+
+def test_the_normalization_of_cifar10_is_named(cause_of, of_pictures):
+    network, quantized = of_pictures
+    mean = [0.4914, 0.4822, 0.4465]
+    std = [0.247, 0.2435, 0.2616]
+    cause = cause_of(normalized(quantized, mean, std), network, PICTURES)
+    settings = "preprocess.mean=[0.4914,0.4822,0.4465] preprocess.std=[0.247,0.2435,0.2616]"
+    assert f"the file fits best with preprocess=unit {settings} (" in cause
+
+
+def test_a_preprocessing_that_is_only_near_is_named_so(cause_of, of_pictures):
+    network, quantized = of_pictures
+    theirs = normalized(quantized, [0.5, 0.45, 0.4], [0.2, 0.2, 0.2])
+    cause = cause_of(theirs, network, PICTURES)
+    near = "of the usual preprocessings, the file fits best with preprocess=torchvision_imagenet"
+    assert cause.startswith(near)
