@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import numpy_helper
-from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+from onnxruntime.quantization import (
+    CalibrationDataReader,
+    QuantFormat,
+    QuantType,
+    quantize_dynamic,
+    quantize_static,
+)
 
 from resnet8ptq.backends.file import onnx_file
 from resnet8ptq.backends.file.contents import Inner
@@ -191,6 +197,23 @@ def test_another_bias_of_an_integer_operator_is_found(tmp_path):
     assert (finding.name, finding.tensors) == (step_table.WRONG_BIAS, ("right",))
 
 
+@pytest.mark.parametrize("per_channel", [True, False])
+def test_the_weights_of_a_dynamic_file_are_compared(tmp_path, per_channel):
+    fp32 = build()
+    onnx.save(fp32, tmp_path / "fp32.onnx")
+    quantize_dynamic(tmp_path / "fp32.onnx", tmp_path / "int8.onnx", per_channel=per_channel)
+    quantized = onnx.load(tmp_path / "int8.onnx")
+    compared = compare(fp32, quantized)
+    assert len(compared.weights) == 4
+    assert min(weight.spread.sqnr_db for weight in compared.weights) > 30
+
+    # A scale that makes the weights of one layer 3 times as large
+    change(quantized, "w1_scale", lambda scale: scale * np.float32(3))
+    compared = compare(fp32, quantized)
+    assert compared.costliest.name == "left"
+    assert "weights" in compared.describe() and "could not be compared" not in compared.describe()
+
+
 def test_a_layer_that_returns_nan_is_faulty(files):
     quantized = copy.deepcopy(files[1])
     scale = next(n.input[1] for n in quantized.graph.node
@@ -211,7 +234,7 @@ def test_a_corrected_bias_is_no_fault():
 
 
 def test_weights_that_are_not_known_are_not_blamed():
-    """Rounding of weights, in a format that does not show them, such as ConvInteger's."""
+    """Rounding of weights, of a layer whose weights the file does not show."""
     exact = np.random.default_rng(0).normal(size=(4, 8, 12, 12)).astype(np.float32)
     noise = np.random.default_rng(1).normal(scale=0.2, size=exact.shape).astype(np.float32)
     explanation = explain(exact, exact + noise, None)

@@ -41,6 +41,7 @@ _LAYERS = {
 }
 _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _ON_INTEGERS = {"QLinearConv": 0, "QLinearMatMul": -1}  # the axis of the weights' scales
+_DYNAMIC = {"ConvInteger": 0, "MatMulInteger": -1}  # the same; their scales follow in a Mul
 # By operator: the input indices of scale and zero point, of its data and of its output.
 _SCALES = {"DequantizeLinear": (1, 2), "QLinearConv": (1, 2), "QLinearMatMul": (1, 2)}
 _SCALES |= {"QGemm": (1, 2), "QuantizeLinear": (1, 2)}
@@ -259,6 +260,8 @@ class _Graph:
         for node in proto.graph.node:
             if node.op_type in _ON_INTEGERS and self.constants.keys() >= {*node.input[3:6]}:
                 attributes[node.output[0]] = self._dequantized(node)
+            elif node.op_type in _DYNAMIC:
+                attributes |= self._dequantized_dynamic(node)
         return attributes
 
     def _dequantized(self, node: onnx.NodeProto) -> dict[str, Any]:
@@ -279,6 +282,57 @@ class _Graph:
             attributes["bias"] = (bias * data_scale * scale.reshape(-1)).astype(np.float32)
         return attributes
 
+    def _dequantized_dynamic(self, node: onnx.NodeProto) -> dict[str, dict[str, Any]]:
+        """Return the attributes of `Inner` for a layer of integers, by its float outputs.
+
+        As `quantize_dynamic` writes it: Cast, a Mul by the scales of data and weights, and an Add
+        of the bias. Empty for another form.
+        """
+        cast = self._only_taker(node.output[0], "Cast")
+        scaled = self._only_taker(cast.output[0], "Mul") if cast else None
+        if cast is None or scaled is None or node.input[1] not in self.constants:
+            return {}
+
+        # The scale of the weights is the constant factor of the scales
+        scales = None
+        for name in scaled.input:
+            maker = self.producers.get(name)
+            if name != cast.output[0] and maker is not None and maker.op_type == "Mul":
+                scales = maker
+        constants = [name for name in scales.input if name in self.constants] if scales else []
+        if len(constants) != 1:
+            return {}
+        levels = self._constant(node.input[1])
+        scale = self._constant(constants[0])
+        zero = np.zeros(1)
+        if len(node.input) > 3 and node.input[3]:
+            if node.input[3] not in self.constants:
+                return {}
+            zero = self._constant(node.input[3])
+
+        # One value for all weights, or one by channel
+        shape = [1] * levels.ndim
+        axis = _DYNAMIC[node.op_type]
+        shape[axis] = -1
+        if {scale.size, zero.size} - {1, levels.shape[axis]}:
+            return {}
+        centred = levels.astype(np.float32) - zero.astype(np.float32).reshape(shape)
+        weights = {"weights": centred * scale.reshape(shape), "weight_dtype": str(levels.dtype)}
+
+        # Without a bias the Mul has the layer's output
+        attributes = {scaled.output[0]: weights}
+        biased = self._only_taker(scaled.output[0], "Add")
+        if biased is not None:
+            attributes[biased.output[0]] = weights
+        return attributes
+
+    def _only_taker(self, name: str, operator: str) -> onnx.NodeProto | None:
+        """Return the only consumer of a tensor, if it is this operator."""
+        takers = self.consumers.get(name, [])
+        if len(takers) != 1 or takers[0].op_type != operator:
+            return None
+        return takers[0]
+
     def _constant(self, name: str) -> NDArray[Any]:
         return numpy_helper.to_array(self.constants[name])
 
@@ -286,7 +340,8 @@ class _Graph:
         """Return the output of a layer, or of the layer before an activation; else empty."""
         if node is not None and node.op_type in FUSED:
             node = self.producers.get(node.input[0])
-        if node is None or node.op_type not in (*_PRODUCTS, *_ON_INTEGERS):
+        ends = (*_PRODUCTS, *_ON_INTEGERS, "Mul", "Add")  # the last two of dynamic layers
+        if node is None or node.op_type not in ends:
             return ""
         return node.output[0]
 
