@@ -1,5 +1,6 @@
-"""ONNX operators that several frameworks compute on integers."""
+"""Sets of ONNX operators that several frameworks share."""
 
+# Computed on integers
 SHARED = frozenset(
     {
         "Conv",
@@ -22,3 +23,20 @@ SHARED = frozenset(
         "Unsqueeze",
     }
 )
+
+# Operators that neither onnx2tf nor onnx2torch converts, and that no optimization removes
+SEQUENCES = frozenset(
+    {
+        "ConcatFromSequence",
+        "SequenceAt",
+        "SequenceConstruct",
+        "SequenceEmpty",
+        "SequenceErase",
+        "SequenceInsert",
+        "SequenceLength",
+        "SequenceMap",
+        "SplitToSequence",
+    }
+)
+WITHOUT_TFLITE = SEQUENCES | {"Scan"}
+WITHOUT_TORCH = SEQUENCES | {"Attention", "Loop", "STFT", "Scan"}

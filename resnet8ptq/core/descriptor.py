@@ -68,6 +68,7 @@ class Backend:
         runs_code: whether loading its files can run code.
         operators: a set of the operators with integer kernels, by ONNX name, or a function that
             returns it; empty: the framework chooses them itself, network by network.
+        lacks: operators that it cannot run, in 8 bits or in float; not complete.
         dynamic_operators: operators that only `method=dynamic` quantizes.
         has_ranges: whether its artifacts have the ranges of activations that a plain run
             calibrates; not if the framework calibrates itself, or computes activations in float.
@@ -95,6 +96,7 @@ class Backend:
     suffixes: tuple[str, ...] = ()
     runs_code: bool = False
     operators: str = ""
+    lacks: frozenset[str] = frozenset()
     dynamic_operators: frozenset[str] = frozenset()
     has_ranges: bool = True
     single_input: bool = False

@@ -50,9 +50,13 @@ def inspect(settings: Settings, data_given: bool) -> None:
         lines = [samples]
     else:
         lines = _compare(config, summary.contract, samples)
+    name = config.backend.name
     known = config.backend.descriptor.operators
-    if known and config.backend.name not in summary.quantized:
-        lines.append(f"backend={config.backend.name}: unsupported: it takes one input of float32")
+    if name in summary.lacking:
+        operators = ", ".join(summary.lacking[name])
+        lines.append(f"backend={name}: unsupported: it lacks {operators}; try backend=onnx")
+    elif known and name not in summary.quantized:
+        lines.append(f"backend={name}: unsupported: it takes one input of float32")
     print_summary(summary, lines)
 
 

@@ -47,13 +47,14 @@ class Summary:
         layers: number of convolutions and matrix products with constant weights.
         parameters: number of values in all constants.
         quantized: the operators that each backend quantizes by default. Operators in `FOLDED` are
-            folded, all others stay in float. Backends that cannot take the network's inputs are
-            missing.
+            folded, all others stay in float. Backends that cannot take the network's inputs, or
+            run its operators, are missing.
         converted: the backends whose own converter quantizes the whole network.
         left: number of nodes by operator that stay in float by default because of attention. The
             converters of `converted` quantize them.
         inner_layers: number of layers inside If or Loop, by that operator; no backend quantizes
             them.
+        lacking: the operators that a backend cannot run, by backend, see `Backend.lacks`.
     """
 
     path: Path
@@ -69,6 +70,7 @@ class Summary:
     converted: tuple[str, ...] = ()
     left: dict[str, int] = field(default_factory=dict)
     inner_layers: dict[str, int] = field(default_factory=dict)
+    lacking: dict[str, list[str]] = field(default_factory=dict)
 
     def treatment(self, operator: str, backend: str) -> str:
         """Return how a backend computes an operator.
@@ -124,11 +126,16 @@ def summarize(
     # The backends that take the network
     static = static_tensors(graph)
     dtypes = [tensor.dtype for tensor in contract.inputs]
+    operators = dict(_count_operators(graph.node, static).most_common())
     converted = []
     quantized = {}
+    lacking = {}
     for backend in with_known_operators():
         if format_name in backend.converts:
             converted.append(backend.name)
+        elif not backend.lacks.isdisjoint(operators):
+            lacking[backend.name] = sorted(backend.lacks.intersection(operators))
+            continue
         if _takes(dtypes, backend, backend.name in converted):
             quantized[backend.name] = backend.find_operators()
     return Summary(
@@ -136,7 +143,7 @@ def summarize(
         format=words,
         contract=contract,
         opset=opset(proto),
-        operators=dict(_count_operators(graph.node, static).most_common()),
+        operators=operators,
         layers=sum(1 for _ in gate.find_weights(graph)),
         depthwise=sum(map(is_grouped, graph.node)),
         parameters=sum(math.prod(t.dims) for t in find_all(graph, onnx.TensorProto)),
@@ -145,6 +152,7 @@ def summarize(
         converted=tuple(converted),
         left=dict(_count_operators(left_by_attention(graph), static)),
         inner_layers=dict(Counter(gate.find_inner_layers(graph))),
+        lacking=lacking,
     )
 
 
@@ -285,8 +293,10 @@ def requirements(summary: Summary) -> list[str]:
         lines.append(f"an export without {name}, to quantize the {count} layers inside it")
     if contract.batch is not None:
         lines.append(f"batches of {contract.batch}, if this fixed size cannot be freed")
+    for name, operators in summary.lacking.items():
+        lines.append(f"a backend other than {name}, which lacks {', '.join(operators)}")
     for backend in with_known_operators():
-        if backend.name not in summary.quantized:
+        if backend.name not in summary.quantized and backend.name not in summary.lacking:
             lines.append(f"a backend other than {backend.name}, which takes only one float32 input")
             break
     return lines

@@ -5,7 +5,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from resnet8ptq.backends.advice import TRY
 from resnet8ptq.exploration.inspection import _compare, _compare_classes, _SampleFacts
+from resnet8ptq.exploration.search import candidates
 from resnet8ptq.models import summary
 from resnet8ptq.models.contract import Contract, Tensor
 from resnet8ptq.models.summary import print_summary, requirements, summarize
@@ -49,6 +51,36 @@ def test_it_is_reported_what_stays_in_float(found):
         assert found.treatment("Conv", backend) == "8 bits"
         assert found.treatment("Erf", backend) == "float"
         assert found.treatment("BatchNormalization", backend) == "folded"
+
+
+def _write_sequence(folder):
+    """Write a network that joins a sequence before its layers; return its path."""
+    nodes = [
+        helper.make_node("SplitToSequence", ["relu"], ["parts"], axis=1),
+        helper.make_node("ConcatFromSequence", ["parts"], ["middle"], axis=1),
+    ]
+    path = folder / "sequence.onnx"
+    onnx.save(build(13, takes=[1, 32, 32, 3], gives=[1, 10], middle=nodes), path)
+    return path
+
+
+def test_a_backend_that_lacks_an_operator_quantizes_nothing(tmp_path):
+    sequence = summarize(_write_sequence(tmp_path), tmp_path)
+    for backend in ("torch", "tflite", "executorch"):
+        assert sequence.treatment("Conv", backend) == "-"
+    for backend in ("onnx", "openvino"):
+        assert sequence.treatment("Conv", backend) == "8 bits"
+    needs = "\n".join(requirements(sequence))
+    assert "other than torch, which lacks ConcatFromSequence, SplitToSequence" in needs
+    assert "float32 input" not in needs
+
+
+def test_a_backend_that_lacks_an_operator_is_not_advised(tmp_path):
+    sequence = summarize(_write_sequence(tmp_path), tmp_path)
+    for flags in (("sse2", "avx2"), ("asimd",)):
+        advised = [one for one in candidates.advise(flags, sequence) if one.verdict == TRY]
+        assert advised and not any("torch" in one.settings for one in advised)
+        assert not any("torch" in line for line in candidates.sweeps(flags, sequence))
 
 
 def test_what_it_takes_to_run_it_is_reported(found):
@@ -112,6 +144,12 @@ def test_it_is_reported_what_the_settings_lack(tmp_path):
     done = call(tmp_path, *words)
     [messages] = [line for line in done.out.splitlines() if "data" in line]
     assert messages.startswith("  - data: not given; data=arrays | ")
+
+
+def test_a_backend_that_lacks_an_operator_is_unsupported(tmp_path):
+    network = _write_sequence(tmp_path)
+    done = call(tmp_path, "+analysis=inspect", f"model.path={network}", "backend=torch_pt2e")
+    assert "backend=torch: unsupported: it lacks ConcatFromSequence" in done.out
 
 
 def test_settings_that_fit(tmp_path):

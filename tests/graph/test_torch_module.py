@@ -6,6 +6,7 @@ import onnxruntime
 import pytest
 import torch
 
+from resnet8ptq.backends.operators import WITHOUT_TORCH
 from resnet8ptq.backends.torch.program import export, save
 from resnet8ptq.backends.torch.torchscript import Example
 from resnet8ptq.core.errors import UnsupportedError
@@ -203,6 +204,15 @@ def test_the_operators_in_use_have_a_converter(opset):
     for name in {*USED} - {*torch_operators._CONVERTERS}:
         if name != "LayerNormalization" or opset >= 17:  # which has it first
             assert callable(get_converter(name, version=opset, domain=""))
+
+
+@pytest.mark.parametrize("name", sorted(WITHOUT_TORCH))
+def test_the_operators_that_torch_is_said_to_lack_have_no_converter(name):
+    torch_module._import_onnx2torch()
+    from onnx2torch.node_converters.registry import _CONVERTER_REGISTRY
+
+    assert name not in {known.operation_type for known in _CONVERTER_REGISTRY}
+    assert name not in torch_operators._CONVERTERS
 
 
 def test_a_split_into_equal_parts_of_a_newer_opset_can_be_traced():

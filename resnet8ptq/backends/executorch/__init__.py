@@ -1,5 +1,6 @@
 """ExecuTorch: PT2E's program, lowered to XNNPACK's kernels and run by ExecuTorch's runtime."""
 
+from resnet8ptq.backends.operators import WITHOUT_TORCH
 from resnet8ptq.core.descriptor import Backend
 
 # PT2E quantizes them, and XNNPACK has 8-bit kernels for them.
@@ -27,6 +28,7 @@ BACKEND = Backend(
     extra="executorch",
     suffixes=(".pte",),
     operators="resnet8ptq.backends.executorch:OPERATORS",
+    lacks=WITHOUT_TORCH,
     advice="resnet8ptq.backends.executorch.advice",
     reads=(".pte",),
     reader="resnet8ptq.backends.file.executorch_file",

@@ -1,6 +1,6 @@
 """TensorFlow Lite: TensorFlow's converter, and LiteRT's interpreter."""
 
-from resnet8ptq.backends.operators import SHARED
+from resnet8ptq.backends.operators import SHARED, WITHOUT_TFLITE
 from resnet8ptq.core.descriptor import Backend, Search
 
 OPERATORS = SHARED | {  # of TensorFlow's converter
@@ -37,6 +37,7 @@ BACKEND = Backend(
     packages=("ai-edge-litert", "ai-edge-quantizer", "tensorflow-cpu", "tensorflow"),
     suffixes=(".tflite",),
     operators="resnet8ptq.backends.tflite:OPERATORS",
+    lacks=WITHOUT_TFLITE,
     has_ranges=False,  # the converter calibrates
     single_input=True,
     converts=("keras", "saved_model"),

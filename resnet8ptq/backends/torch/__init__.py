@@ -1,6 +1,6 @@
 """PyTorch: FX graph mode and PT2E, and the checks of the files that are loaded."""
 
-from resnet8ptq.backends.operators import SHARED
+from resnet8ptq.backends.operators import SHARED, WITHOUT_TORCH
 from resnet8ptq.core.descriptor import Backend, Search
 
 OPERATORS = SHARED | {"MatMul", "HardSwish", "Elu"}  # of FX graph mode
@@ -16,6 +16,7 @@ BACKEND = Backend(
     suffixes=(".pt", ".pt2"),
     runs_code=True,
     operators="resnet8ptq.backends.torch:OPERATORS",
+    lacks=WITHOUT_TORCH,
     search=Search(
         start=(
             "dtype=int8",

@@ -52,7 +52,7 @@ def sweeps(
     """
     chosen: dict[str, list[str]] = {}
     for backend in BACKENDS.values():
-        if not backend.advice:
+        if not backend.advice or _find_lacking(backend, network):
             continue
         tried = import_module(backend.advice).sweep(flags, network)
         if tried:
@@ -91,10 +91,19 @@ def steps(properties: Sequence[str], backend: str = "onnx") -> list[tuple[str, s
 
 
 def _advise(backend: Backend, flags: Collection[str], network: Summary | None) -> Iterator[Advice]:
+    lacking = _find_lacking(backend, network)
+    if lacking:
+        why = f"it lacks {', '.join(lacking)}"
+        return iter([Advice(f"backend={backend.name}", CANNOT, why, "docs/design.md")])
     if backend.advice:
         candidates: Iterator[Advice] = import_module(backend.advice).advise(flags, network)
         return candidates
     return advise_start(backend, network)
+
+
+def _find_lacking(backend: Backend, network: Summary | None) -> list[str]:
+    """Return the operators of a network that a backend cannot run."""
+    return [] if network is None else network.lacking.get(backend.name, [])
 
 
 def _per_tensor(network: Summary | None) -> Iterator[Advice]:
