@@ -5,14 +5,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from resnet8ptq.config.schema import RunConfig
-from resnet8ptq.core.errors import ModelError, PtqError
+from resnet8ptq.core.errors import ModelError, PtqError, UnsupportedError
 from resnet8ptq.core.records import names_of
 from resnet8ptq.data.preprocessing import RAW, Preprocessing
 from resnet8ptq.data.sources.cifar10 import CLASS_NAMES
+from resnet8ptq.experiment.network_and_data import fit_data, fit_settings
 from resnet8ptq.experiment.settings import KNOWN_FORM, Settings
 from resnet8ptq.exploration import file_inspection
 from resnet8ptq.models.contract import IF_PICTURES, Contract, SampleArray, arranged, match_samples
-from resnet8ptq.models.summary import print_summary, summarize
+from resnet8ptq.models.model import load_network
+from resnet8ptq.models.summary import Summary, print_summary, summarize
 from resnet8ptq.tasks.classification import find_class_output
 from resnet8ptq.tasks.registry import AUTO
 from resnet8ptq.tasks.scoring.outputs import count_scores, describe, is_vector
@@ -44,20 +46,28 @@ def inspect(settings: Settings, data_given: bool) -> None:
     if isinstance(samples, _SampleFacts):
         sample = samples.one
     summary = summarize(settings.network.path, cache_root, config=config.model, sample=sample)
+    reasons: list[str] = []
     if not data_given:
         lines = [NO_DATA]
     elif isinstance(samples, str):
         lines = [samples]
     else:
         lines = _compare(config, summary.contract, samples)
+        if samples.stored and "does not fit" not in lines[0]:
+            reasons = _find_reasons(settings)
+    lines += reasons or _find_limits(config, summary)
+    print_summary(summary, lines)
+
+
+def _find_limits(config: RunConfig, summary: Summary) -> list[str]:
+    """Return the reason why the backend cannot run the network, by its inputs and operators."""
     name = config.backend.name
-    known = config.backend.descriptor.operators
     if name in summary.lacking:
         operators = ", ".join(summary.lacking[name])
-        lines.append(f"backend={name}: unsupported: it lacks {operators}; try backend=onnx")
-    elif known and name not in summary.quantized:
-        lines.append(f"backend={name}: unsupported: it takes one input of float32")
-    print_summary(summary, lines)
+        return [f"backend={name}: unsupported: it lacks {operators}; try backend=onnx"]
+    if config.backend.descriptor.operators and name not in summary.quantized:
+        return [f"backend={name}: unsupported: it takes one input of float32"]
+    return []
 
 
 @dataclass(frozen=True)
@@ -69,6 +79,7 @@ class _SampleFacts:
         classes: number of classes; 0 without labels.
         named: see `Dataset`.
         pictures: the samples are pictures, which can be resized.
+        stored: the samples were read; otherwise, only their form is known.
         steps: their preprocessing.
         single_labels: each sample has the label of one class.
     """
@@ -77,6 +88,7 @@ class _SampleFacts:
     classes: int
     named: bool = True
     pictures: bool = True
+    stored: bool = False
     steps: Preprocessing = RAW
     single_labels: bool = False
 
@@ -102,9 +114,25 @@ def _find_samples(settings: Settings) -> _SampleFacts | str:
         classes=len(data.class_names),
         named=data.named,
         pictures=test.has_pictures,
+        stored=True,
         steps=test.preprocessing,
         single_labels=labels is not None and labels.dtype.kind in "iu" and labels.ndim == 1,
     )
+
+
+def _find_reasons(settings: Settings) -> list[str]:
+    """Return the reason why a run could not use the network, by the steps that begin a run."""
+    data = settings.data
+    torch = settings.quantizer.runs_torch
+    try:
+        fp32 = load_network(settings.config.model, data, settings.runtime.cache_root, torch=torch)
+        fit_data(data, fp32)
+        fit_settings(settings, fp32)
+    except UnsupportedError as error:
+        return [f"a run is unsupported: {error}"]
+    except PtqError as error:
+        return [f"a run fails: {error}"]
+    return []
 
 
 def _compare(config: RunConfig, contract: Contract, samples: _SampleFacts) -> list[str]:
