@@ -171,8 +171,8 @@ def test_settings_that_fit(tmp_path):
 
 
 def test_a_network_that_cannot_run_is_reported(tmp_path):
-    """Its samples fit its input, and onnx's checker finds no error."""
-    shape = numpy_helper.from_array(np.array([-1, 7, 11]), "shape")
+    """Its samples fit its input, and its file has no error: only a run finds it."""
+    shape = numpy_helper.from_array(np.array([-1, 8, 10, 10]), "shape")
     nodes = [helper.make_node("Reshape", ["relu", "shape"], ["middle"])]
     proto = build(13, takes=["N", 28, 28, 3], gives=["N", 2], middle=nodes)
     proto.graph.initializer.append(shape)
