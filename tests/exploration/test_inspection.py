@@ -171,7 +171,7 @@ def test_settings_that_fit(tmp_path):
 
 
 def test_a_network_that_a_backend_cannot_run_is_reported(tmp_path):
-    np.savez(tmp_path / "a.npz", x=np.zeros((4, 32, 32, 3), np.uint8), y=[0, 0, 1, 1])
+    np.savez(tmp_path / "a.npz", x=np.arange(4 * 32 * 32 * 3).reshape(4, 32, 32, 3), y=[0, 0, 1, 1])
     files = (f"model.path={_write_sequence(tmp_path)}", f"data.root={tmp_path / 'a.npz'}")
     done = call(tmp_path, "+analysis=inspect", "data=arrays", "backend=torch", *files)
     assert done.code == 0, done.err
