@@ -472,6 +472,17 @@ def test_the_size_that_shows_no_rare_losses_is_named():
     assert gain.p_within <= 0.05
 
 
+def test_the_size_that_an_unchanged_model_needs_is_named():
+    few = statistics.Margin.unchanged(0.01, 50)
+    assert few.p_within == few.p_beyond == 1
+    needed = few.items_needed(200, 0.05)  # of 200 items, 50 have the rarer label
+    assert needed == pytest.approx(4 * math.log(0.05) / math.log(0.99))
+    assert statistics.Margin.unchanged(0.01, math.ceil(needed / 4)).p_within <= 0.05
+    assert math.isnan(statistics.Margin.unchanged(0.0, 50).items_needed(50, 0.05))
+    constant = statistics.Margin.student(0.01, 0.0, 50).with_rare_losses(0.02, 0.01, items=50)
+    assert math.isnan(constant.items_needed(50, 0.05))  # every item loses 2 points
+
+
 def test_the_skewness_of_a_difference_of_aucs_is_that_of_its_means():
     random = np.random.default_rng(0)
     positive = np.repeat([True, False], [30, 50])

@@ -125,21 +125,25 @@ class Margin:
     def items_needed(self, items: int, level: float) -> float:
         """Return the sample size at which the test decides with `POWER`, at the measured loss.
 
-        If no item has changed, it is the size at which such a model passes. NaN without spread.
+        If no item has changed, it is the size at which such a model passes. NaN without spread,
+        except for items that are unchanged, see `unchanged`.
 
         Args:
             level: the level of the one-sided test.
         """
+        shown = math.nan  # the size that shows rare losses
+        if 0 < self.unseen < 1:
+            shown = items * math.log(level) / math.log(self.unseen)
         if math.isinf(self.correction) and not self.z:
-            return math.nan
+            return shown if self.no_change else math.nan
         if self.no_change:
             return self._items_of_z(float(ndtri(1 - level)), items)
         if not self.z:
             return math.inf
         needed = float(ndtri(1 - level) + ndtri(POWER))
         count = max(self._items_of_z(needed, items), FEWEST)
-        if 0 < self.unseen < 1 and self.z < 0:
-            count = max(count, items * math.log(level) / math.log(self.unseen))
+        if math.isfinite(shown) and self.z < 0:
+            count = max(count, shown)
         return count
 
     def _items_of_z(self, needed: float, items: int) -> float:
@@ -209,11 +213,11 @@ class Margin:
 
         If an item's loss is at most 1, a mean loss at the limit means that at least this share of
         the items changes. Then none of n items changes with probability (1 - limit)^n or less. The
-        margin is unknown if that is above 5%.
+        margin is unknown if that is above 5%; then only the sample size follows from it.
         """
         tail = (1 - min(max(limit, 0.0), 1.0)) ** items
         if tail > SIGNIFICANCE:
-            return cls(0.0, math.inf)
+            return cls(0.0, math.inf, no_change=True, unseen=tail)
         return cls(float(ndtri(max(tail, sys.float_info.min))))
 
 
