@@ -204,7 +204,7 @@ def test_replicates_equal_to_fp32_s_pass_with_enough_samples(counts, passes):
     counts = None if counts is None else np.array(counts)
     values = Replicates(drawn(0).normal(0.5, 0.1, 1000), class_counts=counts)
     assert (values.margin(values, AUC, 0.01, 300).p_within <= 0.05) == passes
-    assert values.margin(values, AUC, 0.01, 290) == statistics.UNKNOWN
+    assert values.margin(values, AUC, 0.01, 290).p_within == 1
     assert values.margin(values, regression.build().metric, 0.01, 300) != statistics.UNKNOWN
 
 
