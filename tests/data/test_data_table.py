@@ -147,6 +147,14 @@ def test_pictures_elsewhere(tmp_path):
     assert len(read(path, folder=str(tmp_path / "pictures")).train) == 4
 
 
+@pytest.mark.parametrize("on_bad", ["error", "skip"])
+def test_paths_that_all_lead_nowhere_ask_for_the_folder(tmp_path, on_bad):
+    (tmp_path / "lists").mkdir()
+    path = write(tmp_path / "lists" / "a.csv", **write_pictures(tmp_path / "pictures"))
+    with pytest.raises(DataError, match=r"row 1: .*0\.png: no such file.*data\.folder: got null"):
+        read(path, on_bad=on_bad)
+
+
 def test_the_split_of_a_column_is_kept(tmp_path):
     sides = ["train", "test", "Val", "train", "train", "train", "val", "test"]
     data = read(write(tmp_path / "a.csv", **numbers(), split=sides))

@@ -355,6 +355,19 @@ def test_a_link_to_a_missing_picture_is_unreadable(tmp_path, caplog):
     assert len(data.train) + len(data.test) == 8 and "1 of 9 pictures" in caplog.text
 
 
+def test_pictures_beside_class_folders_are_counted(tmp_path, caplog):
+    root = tmp_path / "p"
+    for side in ("train", "test"):
+        write_classes(root / side)
+    assert len(read(root).train) == 8 and "beside the folders" not in caplog.text
+    for name in ("loose.png", "other.JPG", ".hidden.png"):
+        picture(RED).save(root / "test" / name, "PNG")
+    picture(RED).save(root / "one.png")
+    read(root)
+    assert f"{root / 'test'}: 2 pictures beside the folders are not read" in caplog.text
+    assert f"{root}: 1 pictures beside the folders are not read" in caplog.text
+
+
 def test_a_linked_folder_is_reported(tmp_path, caplog):
     root = write_classes(tmp_path / "p")
     write_classes(tmp_path / "other")

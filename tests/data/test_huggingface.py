@@ -49,6 +49,13 @@ def test_splits_and_class_names_are_kept(tmp_path, side):
         assert np.array_equal(split.stored[:][:, 0, 0].argmax(1), split.labels)
 
 
+def test_a_third_split_is_refused_with_the_way_to_leave_it_out(tmp_path):
+    saved = {"train": pictures(0), "test": pictures(2, 2), "unsupervised": pictures(3, 2)}
+    datasets.DatasetDict(saved).save_to_disk(tmp_path / "a")
+    with pytest.raises(DataError, match=r"got 'unsupervised'.*del data\['unsupervised'\]"):
+        read(tmp_path / "a")
+
+
 def test_arrays_and_a_selection(tmp_path):
     """Of a data set that was shuffled or selected from, what it shows is read."""
     features = datasets.Features(

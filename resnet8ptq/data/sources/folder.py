@@ -44,6 +44,8 @@ def load(config: FolderConfig, preprocess: PreprocessConfig, cache_root: Path) -
     if config.masks is not None or config.targets is not None:
         return _load_paired(sides, root, config, preprocess, cache_root)
     names = _find_classes(sides[0], config)
+    if names:
+        _warn_of_loose(dict.fromkeys([root, *sides]))
     if len(sides) == 1:
         whole = _decode(root, names, config, preprocess, cache_root)
         return split_one(
@@ -54,6 +56,24 @@ def load(config: FolderConfig, preprocess: PreprocessConfig, cache_root: Path) -
         raise DataError(f"{sides[1]}: class {unknown[0]!r} has no folder in {sides[0]}")
     train, test = [_decode(side, names, config, preprocess, cache_root) for side in sides]
     return keep_split(root.name, names, train, test, root)
+
+
+def _warn_of_loose(folders: Iterable[Path]) -> None:
+    """Warn of pictures beside class folders: they have no label, and are not read."""
+    for folder in folders:
+        loose = []
+        for path in sorted(folder.iterdir()):
+            is_picture = path.suffix.lower() in pictures.SUFFIXES and path.is_file()
+            if is_picture and not _is_hidden(path.name):
+                loose.append(path.name)
+        if loose:
+            log.warning(
+                "%s: %d pictures beside the folders are not read, because they have no class, "
+                "such as %s",
+                folder,
+                len(loose),
+                loose[0],
+            )
 
 
 def _load_paired(

@@ -216,8 +216,21 @@ def _read_inputs(
         numbers = _keep_numbers(table, inputs, config.shape, cache_root)
         rows = np.arange(len(numbers))
         return _TableSamples(numbers, rows, _name_rows(table, rows))
+    _check_folder(pictures, config)
     images, rows = decode(pictures, preprocess, config.on_bad, cache_root)
     return _TableSamples(images, rows, [pictures[row].name for row in rows], decoded=True)
+
+
+def _check_folder(pictures: Sequence[Picture], config: TableConfig) -> None:
+    """Raise `DataError` if no path leads to a file: then the folder is the likely mistake."""
+    for picture in pictures:
+        if not isinstance(picture.content, Path) or picture.content.exists():
+            return
+    got = "null" if config.folder is None else config.folder
+    raise DataError(
+        f"{pictures[0].name}: no such file, nor those of the {len(pictures) - 1} other rows; "
+        f"data.folder: got {got}, expected the folder in which the paths begin"
+    )
 
 
 def _list_inputs(table: DataTable, config: TableConfig) -> list[str]:
@@ -489,9 +502,11 @@ def _find_sides(table: DataTable, name: str, rows: NDArray[np.int64]) -> list[ND
     takes = (*TRAIN_NAMES, *TEST_NAMES[0], *TEST_NAMES[1])
     for row, cell in zip(rows, cells, strict=True):
         if cell not in takes:
+            got = repr(printable(cell)[:80])
+            mend = f"; try a copy without it: del data[{got}], then data.save_to_disk(...)"
             raise DataError(
-                f"{table.source}: column {name!r}, row {row + 1}: got {printable(cell)[:80]!r}, "
-                f"expected {' | '.join(takes)}"
+                f"{table.source}: column {name!r}, row {row + 1}: got {got}, "
+                f"expected {' | '.join(takes)}{mend if name == SIDE else ''}"
             )
     train = np.flatnonzero(np.isin(cells, TRAIN_NAMES))
     for names in TEST_NAMES:
