@@ -5,39 +5,55 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from resnet8ptq.config.schema import TaskConfig
 from resnet8ptq.evaluation.evaluator import Evaluator
 from resnet8ptq.experiment.network_and_data import fit_settings, load_data_and_network, make_task
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.samples import SamplesByRole, draw_to_analyse
 from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.experiment.workspace import Workspace
+from resnet8ptq.tasks.registry import AUTO
 
 
-def open_subject(settings: Settings, run: Recorder) -> tuple[Evaluator, SamplesByRole]:
+def open_subject(
+    settings: Settings, run: Recorder, needs_labels: bool = True
+) -> tuple[Evaluator, SamplesByRole]:
     """Read data and network, draw the samples, and log the task.
 
     The measured samples are the tuning samples: training samples that do not calibrate.
+
+    Args:
+        needs_labels: whether the analysis scores the samples. If not, training samples without
+            labels get a task that needs none, such as those of anomaly data.
     """
     config = settings.config
     data, fp32 = load_data_and_network(settings)
     samples = draw_to_analyse(config, data)
     name = f"the training samples of {data.name}"
-    task = make_task(config.task, dataset=data, fp32=fp32, scored=samples.held_out, name=name)
+    scoring = config.task
+    if samples.held_out.labels is None and not needs_labels:
+        scoring = TaskConfig(AUTO)
+    task = make_task(scoring, dataset=data, fp32=fp32, scored=samples.held_out, name=name)
     run.log_params(task.describe())
     evaluator = Evaluator(settings.quantizer, fp32, task, config.evaluate.batch_size)
     return evaluator, samples
 
 
 @contextmanager
-def open_fitted(settings: Settings, run: Recorder) -> Iterator[Workspace]:
+def open_fitted(
+    settings: Settings, run: Recorder, needs_labels: bool = True
+) -> Iterator[Workspace]:
     """Open the subject with the backend's own defaults for the network.
 
     The files of the workspace are removed at the end of the block.
 
+    Args:
+        needs_labels: see `open_subject`.
+
     Raises:
         UnsupportedError: the framework cannot quantize this network with these settings.
     """
-    evaluator, samples = open_subject(settings, run)
+    evaluator, samples = open_subject(settings, run, needs_labels)
     settings = fit_settings(settings, evaluator.network)
     evaluator = evaluator.with_quantizer(settings.quantizer)
     with tempfile.TemporaryDirectory() as scratch:

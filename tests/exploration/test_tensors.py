@@ -32,6 +32,7 @@ from resnet8ptq.exploration.tensors.alignment import Fingerprint
 from resnet8ptq.exploration.tensors.explaining import explain
 from resnet8ptq.exploration.tensors.spread import Levels, Noise, Spread
 from resnet8ptq.graph.session import open_runner
+from tests.helpers.calling import call
 from tests.helpers.configs import make_config
 
 # Two parallel branches, which are equal in size, and a sum.
@@ -260,6 +261,30 @@ def test_the_results_are_written(files, tmp_path):
     document = tensor_table.to_document(compared, findings.find_faults(compared))
     assert document["costliest"] == compared.costliest.name
     tensor_table.save_figure(tmp_path / "tensors.png", compared, [], "title")
+
+
+def test_anomaly_data_are_compared_without_labels_of_training_samples(tmp_path):
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        coder (float[N, 6] x) => (float[N, 6] y)
+        { a = Gemm(x, v)
+          r = Relu(a)
+          y = Gemm(r, w) }"""
+    )
+    random = np.random.default_rng(0)
+    for name, shape in (("v", (6, 4)), ("w", (4, 6))):
+        values = random.normal(size=shape).astype(np.float32)
+        proto.graph.initializer.append(numpy_helper.from_array(values, name))
+    onnx.save(proto, tmp_path / "coder.onnx")
+    samples = random.normal(size=(2, 40, 6)).astype(np.float32)
+    np.savez(tmp_path / "a.npz", x_train=samples[0], x_test=samples[1], y_test=[0, 1] * 20)
+    words = (f"model.path={tmp_path / 'coder.onnx'}", f"data.root={tmp_path / 'a.npz'}")
+    words += ("data=arrays", "task=anomaly", "+analysis=compare")
+    done = call(tmp_path, *words)
+    assert done.code == 0, done.err
+    assert "3 tensors matched" in done.out
+    done = call(tmp_path, *words, "nodes_to_exclude=auto")
+    assert done.code == 2 and "labels of the training samples" in done.errors[0]
 
 
 def test_an_outlier_is_no_part_of_the_reach():

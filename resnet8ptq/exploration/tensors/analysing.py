@@ -52,7 +52,8 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> ComparisonResult
         UnsupportedError: the format does not give its inner tensors, or none is matched.
     """
     resolved = settings.quantizer.resolve()
-    with open_fitted(settings, run) as work:
+    scores = settings.config.nodes_to_exclude == "auto"  # the metric chooses these nodes
+    with open_fitted(settings, run, needs_labels=scores) as work:
         prepared = preparation.prepare(work)
         path = work.quantize(prepared, work.scratch).path
         network = prepared.network  # with corrections, which change what is between the layers
