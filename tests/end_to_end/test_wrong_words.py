@@ -95,7 +95,7 @@ CASES = {
     "inspect model.path=my.onnx": "inspect: no such command|run +analysis=inspect model.path",
     "sweep my.onnx a.npz dtype=int8,u8s8": "sweep: no such command|run -m my.onnx a.npz",
     "ship my.onnx a.npz minutes=30s": "minutes: got '30s'|try minutes=0.5",
-    "judge my.onnx pictures": "pictures|",
+    "judge my.onnx pictures": "judge: got my.onnx|FP32 FILE",
     "rnu model.path=my.onnx": "rnu: no such command|nearest: run",
     "my.onnx data.root=a.npz": "my.onnx: no such command|resnet8ptq run my.onnx",
     "advise My.onnx": "model.path: got My.onnx|my.onnx",
