@@ -21,7 +21,7 @@ def test_a_file_that_the_reference_kernels_lack_is_not_an_error(caplog):
         return run
 
     split = Split(SAMPLES, None, "made")
-    assert checking.check("it.tflite", open_file, lambda: run, split) == {}
+    assert checking.compare_kernels("it.tflite", open_file, lambda: run, split) == {}
     [line] = caplog.messages
     assert "it.tflite" in line and "'ELU'" in line
 
@@ -31,6 +31,6 @@ def test_wrong_kernels_are_warned_about(caplog):
         return run if reference else lambda batch: [batch * 2]
 
     split = Split(SAMPLES, None, "made")
-    params = checking.check("it.tflite", open_file, lambda: run, split)
+    params = checking.compare_kernels("it.tflite", open_file, lambda: run, split)
     assert float(params["kernels_sqnr_db"]) < checking.LIMIT_DB
     assert "it.tflite" in caplog.text
