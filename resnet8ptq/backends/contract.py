@@ -383,8 +383,8 @@ def run_once(
     with running(quantizer.config.backend.name):
         predictor = quantizer.load(artifact.path, quantizer.runtime.threads)
         count = min(1, len(calibration))  # none if all ranges are preset
-    for batch in calibration.take(np.arange(count)).batches(1):
-        predictor.predict(batch)
+        for batch in calibration.take(np.arange(count)).batches(1):
+            predictor.predict(batch)
     return {}
 
 
