@@ -111,12 +111,13 @@ def _quote_path(word: str) -> str:
     key, _, value = word.partition("=")
     if not value or word.startswith("-"):
         return word
-    try:
-        grammar.parse(word)
-    except ConfigError:
-        with suppress(OSError):  # too long for a path
-            if Path(value).expanduser().exists():
-                return grammar.assign(key, value)
+    with suppress(OSError):  # too long for a path
+        if not Path(value).expanduser().exists():  # most words; the grammar takes milliseconds
+            return word
+        try:
+            grammar.parse(word)
+        except ConfigError:
+            return grammar.assign(key, value)
     return word
 
 
