@@ -1,7 +1,6 @@
 """Runs one command for `core.command_process`, and writes its answer as JSON to a file."""
 
 import json
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -21,7 +20,7 @@ def main() -> None:
     answer, caller, name, *words = sys.argv[1:]
     del sys.argv[1:]
     confinement.die_with(int(caller))
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra ends this process after a failed job
+    command.let_hydra_raise()
     result = COMMANDS[name](words)
     files.write_text(Path(answer), json.dumps(result))
 

@@ -78,13 +78,18 @@ class Closable(Protocol):
         ...
 
 
+def let_hydra_raise() -> None:
+    """Let Hydra raise its errors here: by default it prints one, and ends the process."""
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+
+
 def main(run: Callable[[], int | None]) -> int:
     """Run a command as the whole program; return the exit code.
 
     Args:
         run: returns an exit code; None is 0.
     """
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
+    let_hydra_raise()
     # Imports make 400,000 objects that stay. By default Python collects garbage among them after
     # every 700 new objects, which takes a tenth of a sweep's time.
     gc.set_threshold(20_000, 20, 20)

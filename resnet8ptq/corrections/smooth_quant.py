@@ -227,9 +227,7 @@ def _is_constant(graph: Links, name: str) -> bool:
 def _divide(graph: Links, group: Group, divisors: Array) -> None:
     for edit in group.edits:
         values = read_initializer(graph, edit.node.input[edit.index])
-        changed = values / divisors
-        if edit.inverse:
-            changed = values * divisors
+        changed = values * divisors if edit.inverse else values / divisors
         write_input(graph, edit.node, edit.index, values=changed)
     for node in group.layers.values():
         write_weights(graph, node, read_weights(graph, node) * divisors)

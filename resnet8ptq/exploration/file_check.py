@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit
 
 from resnet8ptq.backends.contract import options_of
 from resnet8ptq.backends.file import reading
@@ -34,7 +35,7 @@ from resnet8ptq.exploration.tensors.comparing import compare_file
 from resnet8ptq.exploration.tensors.spread import power, to_db
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.tasks.scoring.comparison import Comparison
-from resnet8ptq.tasks.scoring.distortion import sqnr_db
+from resnet8ptq.tasks.scoring.distortion import softmax, sqnr_db
 
 log = logging.getLogger(__name__)
 
@@ -199,18 +200,9 @@ def _find_last_step(outputs: Outputs, expected: Outputs) -> str:
     return ""
 
 
-def _softmax(values: Matrix) -> Matrix:
-    powers = np.exp(values - values.max(axis=1, keepdims=True))
-    return np.asarray(powers / powers.sum(axis=1, keepdims=True))
-
-
-def _sigmoid(values: Matrix) -> Matrix:
-    return np.asarray(1 / (1 + np.exp(-values)))
-
-
-_LAST_STEPS: dict[str, Callable[[Matrix], Matrix]] = {
-    "softmax": _softmax,
-    "sigmoid": _sigmoid,
+_LAST_STEPS: dict[str, Callable[[Any], Any]] = {
+    "softmax": softmax,
+    "sigmoid": expit,
     "logarithm": np.log,
 }
 
