@@ -5,8 +5,8 @@
 2. A candidate is dropped if another is no worse in loss, bytes and latency, and clearly better in
    one of them.
 3. `speed` takes the fastest candidate, if it is shown to be faster than FP32.
-4. If none is, it takes the fastest of the small candidates, those that the smallest one is not
-   clearly smaller than (`evaluation.worth`), and says that nothing is faster than FP32.
+4. If none is, it takes the fastest candidate of about the smallest size (the smallest has at least
+   90% of its bytes), and says that nothing is faster than FP32.
 5. `size` takes the smallest candidate, `accuracy` the most accurate one that is not slower than
    FP32, if there is one.
 6. Among candidates that are equal in speed or size, the smaller, then the faster, then the more
@@ -141,9 +141,9 @@ def choose(
 
 
 def _choose_small(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
-    """Return the fastest of the candidates of about the smallest size, and the reason.
+    """Return the fastest candidate of about the smallest size, and the reason.
 
-    A few bytes less are not worth a file that takes twice the time.
+    Nobody saves a few bytes for twice the time.
     """
     smallest = min(map(_size, candidates))
     small = up_to(smallest / MOST_BYTES, candidates, _size)
