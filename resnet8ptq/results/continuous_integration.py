@@ -71,10 +71,12 @@ def find_answer(asked: Arguments) -> Answer:
 
     # The runs, from the store or from a folder
     limits = {key: getattr(asked, key) for key in LIMITS}
-    if asked.folder is None:
+    if asked.folder is not None:
+        source = lookup.read_folder(Path(asked.folder), asked.tracking)
+    elif named:
         source = lookup.find_in_store(open_store(asked.tracking), asked.run_id, asked.sweep)
     else:
-        source = lookup.read_folder(Path(asked.folder), asked.tracking)
+        source = lookup.find_newest(asked.tracking)
     if source.run is None:
         answer = assess_sweep(source.assess_sweep(limits), asked.use)
     elif asked.use != Arguments.use:

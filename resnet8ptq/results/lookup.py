@@ -18,8 +18,9 @@ from resnet8ptq.report.selection import load_selections, select
 from resnet8ptq.results.summaries import SweepSummary, assess_runs, summarize_sweep
 from resnet8ptq.tracking import history, origin
 from resnet8ptq.tracking.journal import FILE, Journal
-from resnet8ptq.tracking.mlflow_store import sync
-from resnet8ptq.tracking.mlflow_store.store import Store, open_store
+from resnet8ptq.tracking.mlflow_store import local, sync
+from resnet8ptq.tracking.mlflow_store.local import NewestRun
+from resnet8ptq.tracking.mlflow_store.store import Store, find_store, open_store
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.sweep_file import SharedSweep
 
@@ -128,6 +129,39 @@ def load_run(
     """
     source = _find(RUN, run_id, folder, tags=tags, tracking=tracking or TrackingConfig())
     return source.assess_run(limits or {})
+
+
+def find_newest(tracking: TrackingConfig) -> Runs:
+    """Return the newest sweep or single run; its folder answers sooner, if it has the same runs.
+
+    Raises:
+        ConfigError: the experiment has no run.
+        TrackingError: the store does not answer.
+    """
+    store = find_store(tracking)
+    newest = None if store is None else local.find_newest(store)
+    if newest is not None:
+        in_folder = _read_newest(newest, tracking)
+        if in_folder is not None:
+            return in_folder
+    return find_in_store(open_store(tracking), run_id=None, sweep=None)
+
+
+def _read_newest(newest: NewestRun, tracking: TrackingConfig) -> Runs | None:
+    """Return the runs of the newest run's folder; None if the store has others, or deleted some."""
+    if not (newest.folder / FILE).is_file():
+        return None
+    kept = Journal.load(newest.folder)
+    record = RunRecord.of_journal(kept, newest.folder)
+    is_own = origin.own_folder(record) is not None
+    if not is_own or record.run_id != newest.run_id or record.is_analysis:
+        return None
+    if record.kind == SWEEP and SharedSweep.load(newest.folder).resume:
+        return None  # with runs of other folders
+    keys = {job.key for job in sync.load_records(newest.folder)}
+    if keys != newest.keys or not kept.ended:
+        return None
+    return read_folder(newest.folder, tracking)
 
 
 def find_in_store(store: Store, run_id: str | None, sweep: str | None) -> Runs:

@@ -13,8 +13,10 @@ import matplotlib.pyplot as plt
 import pytest
 
 from resnet8ptq import results
+from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core.errors import ConfigError
-from resnet8ptq.results import RunRecord
+from resnet8ptq.results import RunRecord, lookup
+from resnet8ptq.tracking.mlflow_store.store import open_store
 from tests.helpers.calling import (
     NO_REAL_FILES,
     QUICK,
@@ -127,6 +129,25 @@ def test_a_folder_is_read_without_the_store(sweep, tmp_path):
     assert answered.report == str(folder / "report.html")
     artifact = next(run.artifact for run in answered.runs if run.artifact)
     assert Path(artifact).is_relative_to(folder)
+
+
+def test_the_newest_sweep_is_read_from_its_folder_unless_the_store_has_other_runs(sweep, in_folder):
+    tracking = TrackingConfig()
+    newest = lookup.find_newest(tracking)
+    assert newest.store.uri == ""  # no store was opened
+    by_id = lookup.find_in_store(open_store(tracking), None, sweep.parent.info.run_id)
+    assert facts_of(newest.assess_sweep({})) == facts_of(by_id.assess_sweep({}))
+
+    store = open_store(tracking)
+    deleted = sweep.children[0].info.run_id
+    store.client.delete_run(deleted)
+    try:
+        left = lookup.find_newest(tracking)
+    finally:
+        store.client.restore_run(deleted)
+    assert left.store.uri == store.uri
+    assert deleted not in {record.run_id for record in left.records}
+    assert len(left.records) == len(newest.records) - 1
 
 
 @pytest.mark.slow

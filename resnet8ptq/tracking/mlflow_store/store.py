@@ -185,13 +185,22 @@ def find_store(config: TrackingConfig) -> Store | None:
         return None
     query = "SELECT experiment_id FROM experiments WHERE name = ? AND lifecycle_stage = 'active'"
     try:
-        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
+        with closing(_connect(path)) as connection:
             row = connection.execute(query, (config.experiment_name,)).fetchone()
     except sqlite3.Error:
         return None
     if row is None or not str(row[0]).isdecimal() or not os.access(path.parent, os.W_OK):
         return None
     return Store(f"{_LOCAL}{path}", str(row[0]), config.experiment_name)
+
+
+def open_database(store: Store) -> sqlite3.Connection:
+    """Open the database of a local store, see `find_store`, only to read."""
+    return _connect(Path(store.uri.removeprefix(_LOCAL)))
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)
 
 
 def open_store(config: TrackingConfig) -> Store:
