@@ -77,6 +77,9 @@ class SearchSweeper(Sweeper):
             batch = [[*shared, *step.overrides, *limit] for step in steps]
             return self._launch(batch, None if running.parallel else limits.hard_s)
 
+        def check(step: Step) -> None:
+            search.check_step(compose(step.overrides), [*typed.values()], asked.untuned)
+
         fixed = find_fixed(typed.values())
         asked = Asked(self.goal, tuple(backends), 0.0, fixed, machine.sums_exactly())
         if running.parallel is None:  # other machines may hold the network and the data
@@ -87,7 +90,7 @@ class SearchSweeper(Sweeper):
             allowed=running.limits,
             budget=running.budget,
             at_once=running.parallel.at_once if running.parallel else 1,
-            check=lambda step: search.check_step(compose(step.overrides), [*typed.values()]),
+            check=check,
             delivery=running.delivery,
             begun_s=running.command_begun_s,
             # A resumed sweep skips finished jobs, which log nothing

@@ -1,11 +1,15 @@
 """The network of an analysis, and the samples to measure it on."""
 
+import logging
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from resnet8ptq.config.schema import TaskConfig
+from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.evaluation.evaluator import Evaluator
 from resnet8ptq.experiment.network_and_data import fit_settings, load_data_and_network, make_task
 from resnet8ptq.experiment.recorder import Recorder
@@ -13,6 +17,8 @@ from resnet8ptq.experiment.samples import SamplesByRole, draw_to_analyse
 from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.experiment.workspace import Workspace
 from resnet8ptq.tasks.registry import AUTO
+
+log = logging.getLogger(__name__)
 
 
 def open_subject(
@@ -23,17 +29,22 @@ def open_subject(
     The measured samples are the tuning samples: training samples that do not calibrate.
 
     Args:
-        needs_labels: whether the analysis scores the samples. If not, training samples without
-            labels get a task that needs none, such as those of anomaly data.
+        needs_labels: whether the labels decide the result. If not, training samples that the task
+            cannot score, such as those of anomaly data, get a task that needs no labels.
     """
     config = settings.config
     data, fp32 = load_data_and_network(settings)
     samples = draw_to_analyse(config, data)
     name = f"the training samples of {data.name}"
-    scoring = config.task
-    if samples.held_out.labels is None and not needs_labels:
-        scoring = TaskConfig(AUTO)
-    task = make_task(scoring, dataset=data, fp32=fp32, scored=samples.held_out, name=name)
+    make = partial(make_task, dataset=data, fp32=fp32, name=name)
+    try:
+        task = make(config.task, scored=samples.held_out)
+    except ConfigError as error:
+        if needs_labels:
+            raise
+        samples = replace(samples, tuning=replace(samples.held_out, labels=None))
+        task = make(TaskConfig(AUTO), scored=samples.held_out)
+        log.info("task=%s compares the training samples with FP32: %s", task.name, error)
     run.log_params(task.describe())
     evaluator = Evaluator(settings.quantizer, fp32, task, config.evaluate.batch_size)
     return evaluator, samples

@@ -23,6 +23,7 @@ from resnet8ptq.core.alarm import AlarmError
 from resnet8ptq.core.descriptor import FILE, find_backends
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError
 from resnet8ptq.core.text import printable, unescape_markdown
+from resnet8ptq.experiment.preparation import tunes
 from resnet8ptq.exploration.search import searching, step_table
 from resnet8ptq.exploration.search.changes import Change
 from resnet8ptq.exploration.search.searching import Asked, Step, Tried
@@ -372,7 +373,13 @@ def read_network(asked: Asked, config: RunConfig, running: "RunningSweep") -> As
         return asked
     assert running.delivery is not None  # of a search
     running.delivery.fp32 = facts.onnx_path
-    return replace(asked, properties=facts.properties, nodes=facts.nodes, reported=facts.reported)
+    return replace(
+        asked,
+        properties=facts.properties,
+        nodes=facts.nodes,
+        reported=facts.reported,
+        untuned=facts.untuned,
+    )
 
 
 def check(sweeper: DictConfig, typed: Sequence[Override]) -> None:
@@ -402,8 +409,14 @@ def check(sweeper: DictConfig, typed: Sequence[Override]) -> None:
             raise ConfigError(f"{key}: got {value}, but experiment=auto sets it itself")
 
 
-def check_step(config: RunConfig, typed: Sequence[Override]) -> None:
-    """Raise `ConfigError` if a step ignores the nodes that the user has chosen."""
+def check_step(config: RunConfig, typed: Sequence[Override], untuned: str = "") -> None:
+    """Raise `ConfigError` if a step ignores the user's nodes, or cannot choose its settings.
+
+    Args:
+        untuned: the reason if no step can choose settings by training samples; else empty.
+    """
+    if untuned and tunes(config):
+        raise ConfigError(untuned)
     chosen = [override for override in typed if override.key_or_group in _CHOOSE_NODES]
     for line in words.find_idle(config, chosen):
         raise ConfigError(line)

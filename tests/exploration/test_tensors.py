@@ -19,8 +19,11 @@ from onnxruntime.quantization import (
 
 from resnet8ptq.backends.file import onnx_file
 from resnet8ptq.backends.file.contents import Inner
+from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data.dataset import Split
+from resnet8ptq.experiment.settings import resolve
 from resnet8ptq.exploration.search import step_table
+from resnet8ptq.exploration.search.network_facts import read_network_facts
 from resnet8ptq.exploration.tensors import (
     alignment,
     comparing,
@@ -32,6 +35,7 @@ from resnet8ptq.exploration.tensors.alignment import Fingerprint
 from resnet8ptq.exploration.tensors.explaining import explain
 from resnet8ptq.exploration.tensors.spread import Levels, Noise, Spread
 from resnet8ptq.graph.session import open_runner
+from resnet8ptq.sweeps.search import check_step
 from tests.helpers.calling import call
 from tests.helpers.configs import make_config
 
@@ -263,7 +267,9 @@ def test_the_results_are_written(files, tmp_path):
     tensor_table.save_figure(tmp_path / "tensors.png", compared, [], "title")
 
 
-def test_anomaly_data_are_compared_without_labels_of_training_samples(tmp_path):
+@pytest.fixture
+def anomalies(tmp_path):
+    """The words of a run on anomaly data whose training samples have no labels."""
     proto = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["" : 17]>
         coder (float[N, 6] x) => (float[N, 6] y)
@@ -279,12 +285,30 @@ def test_anomaly_data_are_compared_without_labels_of_training_samples(tmp_path):
     samples = random.normal(size=(2, 40, 6)).astype(np.float32)
     np.savez(tmp_path / "a.npz", x_train=samples[0], x_test=samples[1], y_test=[0, 1] * 20)
     words = (f"model.path={tmp_path / 'coder.onnx'}", f"data.root={tmp_path / 'a.npz'}")
-    words += ("data=arrays", "task=anomaly", "+analysis=compare")
-    done = call(tmp_path, *words)
+    return (*words, "data=arrays", "task=anomaly")
+
+
+@pytest.mark.parametrize(
+    ("analysis", "printed"), [("compare", "3 tensors matched"), ("diagnose", "no single cause")]
+)
+def test_anomaly_data_need_no_labels_of_training_samples(analysis, printed, anomalies, tmp_path):
+    done = call(tmp_path, *anomalies, f"+analysis={analysis}")
     assert done.code == 0, done.err
-    assert "3 tensors matched" in done.out
-    done = call(tmp_path, *words, "nodes_to_exclude=auto")
+    assert printed in done.out
+    assert "task=deviation compares the training samples" in done.err
+
+
+def test_layers_are_not_chosen_by_samples_without_labels(anomalies, tmp_path):
+    done = call(tmp_path, *anomalies, "+analysis=compare", "nodes_to_exclude=auto")
     assert done.code == 2 and "labels of the training samples" in done.errors[0]
+
+
+def test_a_search_chooses_no_layers_by_samples_without_labels(anomalies):
+    facts = read_network_facts(resolve(make_config(*anomalies)))
+    assert "labels of the training samples" in facts.untuned
+    check_step(make_config(*anomalies, "+analysis=diagnose"), [], facts.untuned)
+    with pytest.raises(ConfigError, match="labels of the training samples"):
+        check_step(make_config(*anomalies, "nodes_to_exclude=auto"), [], facts.untuned)
 
 
 def test_an_outlier_is_no_part_of_the_reach():

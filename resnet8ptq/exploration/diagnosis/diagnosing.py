@@ -67,7 +67,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> DiagnosisResult:
     if find_search(config.backend.name).diagnoses:
         # A slim file has lost the names of its tensors.
         settings = settings.vary(format="qdq", slim=False)
-    with open_fitted(settings, run) as work:
+    with open_fitted(settings, run, needs_labels=preparation.tunes(config)) as work:
         result = _diagnose(work)
     config = work.config
     params = {**resolved.to_params(), **work.samples.digests, "findings": result.to_json()}

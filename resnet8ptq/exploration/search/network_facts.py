@@ -5,9 +5,13 @@ from pathlib import Path
 
 import onnx
 
-from resnet8ptq.experiment.network_and_data import load_data_and_network
+from resnet8ptq.config.schema import TaskConfig
+from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.data.dataset import Dataset
+from resnet8ptq.experiment.network_and_data import load_data_and_network, make_task
 from resnet8ptq.experiment.network_properties import find_properties
 from resnet8ptq.experiment.settings import Settings
+from resnet8ptq.models.model import Fp32Model
 
 
 @dataclass(frozen=True)
@@ -19,12 +23,15 @@ class NetworkFacts:
         nodes: names of the nodes, which an error may name.
         onnx_path: its file, FP32.
         reported: number of test samples.
+        untuned: the reason if the training samples cannot be scored, so that no step can choose
+            settings by them; else empty.
     """
 
     properties: tuple[str, ...]
     nodes: tuple[str, ...]
     onnx_path: Path
     reported: int
+    untuned: str
 
 
 def read_network_facts(settings: Settings) -> NetworkFacts:
@@ -41,4 +48,15 @@ def read_network_facts(settings: Settings) -> NetworkFacts:
         nodes=nodes,
         onnx_path=network.onnx_path,
         reported=len(data.test),
+        untuned=_find_unscored(settings.config.task, data, network),
     )
+
+
+def _find_unscored(config: TaskConfig, data: Dataset, network: Fp32Model) -> str:
+    """Return the reason if the task cannot score the training samples; else empty."""
+    name = f"the training samples of {data.name}"
+    try:
+        make_task(config, dataset=data, fp32=network, scored=data.train, name=name)
+    except ConfigError as error:
+        return str(error)
+    return ""

@@ -48,6 +48,7 @@ class Asked:
         properties: properties of the network, see `network_properties`; empty if not known yet.
         nodes: names of the network's nodes, which an error may name.
         reported: number of samples on which a winner is reported, at most; 0: unknown.
+        untuned: the reason if no step can choose settings by training samples; else empty.
     """
 
     goal: str
@@ -58,6 +59,7 @@ class Asked:
     properties: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     reported: int = 0
+    untuned: str = ""
 
 
 @dataclass(frozen=True)

@@ -52,8 +52,8 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> ComparisonResult
         UnsupportedError: the format does not give its inner tensors, or none is matched.
     """
     resolved = settings.quantizer.resolve()
-    scores = settings.config.nodes_to_exclude == "auto"  # the metric chooses these nodes
-    with open_fitted(settings, run, needs_labels=scores) as work:
+    tunes = preparation.tunes(settings.config)  # by the metric
+    with open_fitted(settings, run, needs_labels=tunes) as work:
         prepared = preparation.prepare(work)
         path = work.quantize(prepared, work.scratch).path
         network = prepared.network  # with corrections, which change what is between the layers
