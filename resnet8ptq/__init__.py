@@ -8,7 +8,8 @@
     checked = ptq.judge(model, ["theirs.tflite"], data)
     best.deploy("folder")
 
-These names are the public interface; docs/python.md explains them. Other modules may change.
+These names are the public interface; docs/python.md explains them. All other modules may change
+without notice.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -42,7 +43,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name at its first use, because the command line needs none of them."""
+    """Import a public name at its first use, since the command line needs none of them."""
     from importlib import import_module
 
     for home, names in _HOMES.items():

@@ -66,7 +66,7 @@ def call(words: list[str]) -> int | None:
 
 
 def _explain_unknown(name: str, words: list[str]) -> str:
-    """Return the message for an unknown command; a path or a setting belongs to `run`."""
+    """Return the message for an unknown command; for a path or a setting it suggests `run`."""
     from resnet8ptq.core import invocation, other_names
     from resnet8ptq.core.text import or_nearest
 
@@ -81,7 +81,7 @@ def _explain_unknown(name: str, words: list[str]) -> str:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Run the command line, by default that of this process; return the exit code."""
+    """Run a command line, by default this process's arguments; return the exit code."""
     clock.begin()
     importing.allow(Path.cwd())  # before other imports: with `-m`, Python searches there first
     from resnet8ptq.core import console

@@ -1,7 +1,8 @@
 """The commands as functions: `quantize`, `sweep`, `ship` and `judge`.
 
-Each runs in a separate process and writes the same folders and MLflow runs as the command line, in
-the current folder. Keywords are the keys of the command line, see `keywords.to_words`.
+Each function runs its command in a separate process. It writes the same folders and MLflow runs as
+the command line, in the current folder. Keywords are the keys of the command line; see
+`keywords.to_words`.
 """
 
 import os
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def _same_environment() -> Iterator[None]:
-    """Restore the caller's environment, to which exports of torch and MLflow add variables."""
+    """Restore the caller's environment afterwards: exports of torch and MLflow add variables to
+    it.
+    """
     before = dict(os.environ)
     try:
         yield
@@ -96,7 +99,7 @@ def ship(
     Args:
         goal: `fastest`, `smallest` or `best`.
         minutes: time for all jobs.
-        settings: as for `quantize`; `backend` may be a list, of which each is tried.
+        settings: as for `quantize`; `backend` may be a list of backends to try.
 
     `model`, `data`, `example`, `quiet` and the errors are those of `quantize`.
     """
@@ -140,7 +143,7 @@ def judge(
 
 
 def _find_inputs(model: Any, data: Any, example: Any, settings: dict[str, Any]) -> list[str]:
-    """Return the words that name data and network."""
+    """Return the command-line words that name the samples and the network."""
     root = cache.folder(settings.get("cache_dir"))
     sample_words, few = find_samples(data, root, takes=list_inputs(model))
     return [*sample_words, *find_network(model, example, samples=few, root=root)]

@@ -1,4 +1,4 @@
-"""Keywords of a Python call as the words of a command line."""
+"""Converts the keywords of a Python call to the words of a command line."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -46,7 +46,7 @@ def to_words(settings: Mapping[str, Any], swept: bool = False) -> list[str]:
 
 
 def _group_words(group: str, values: Mapping[str, Any], swept: bool) -> list[str]:
-    """Return the option of a group, its `name`, and the keys below it."""
+    """Return the word that chooses a group's option, its `name`, and a word for each other key."""
     result = []
     if "name" in values:
         result.append(_word(group, values["name"], swept))
@@ -94,7 +94,7 @@ def _show(key: str, value: Any) -> str:
 
 
 def _escape(name: str) -> str:
-    """Return the key of a dict: Hydra's grammar has no quotes there."""
+    """Return a dict's key with special characters escaped: Hydra's grammar has no quotes there."""
     return re.sub(r"([\\()\[\]{}:=, \t])", r"\\\1", name)
 
 

@@ -1,7 +1,7 @@
-"""A network from memory as a file in the cache, under the hash of its content.
+"""Writes a network from memory to a file in the cache, under the hash of its content.
 
 The process that quantizes reads it there. A second call with an equal network uses the same file,
-and all cache entries that were made from it.
+and every cache entry made from that file.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ KIND = "networks_from_memory"  # of the cache's entries
 def find_network(
     model: Any, example: Any, samples: Mapping[str, NDArray[Any]], root: Path
 ) -> list[str]:
-    """Return the words that name a network.
+    """Return the command-line words that name a network; writes one from memory to the cache.
 
     Args:
         model: a path, an ONNX model, a `torch.nn.Module` or a Keras model; None for the default.
@@ -108,7 +108,7 @@ def _write_module(
 
     with errors_as(ModelError, "model: torch cannot export the module", "try example=INPUTS"):
         program = torch_module.export(model, example, dict(samples))
-    # In float32, as in the file. Constants are buffers that no state dict has, and plain tensors.
+    # The key must cover all weights. Non-persistent buffers and plain tensors are in no state dict.
     weights = []
     for values in (program.state_dict, program.constants):
         weights += [value.detach().numpy() for value in values.values() if hasattr(value, "detach")]
@@ -144,9 +144,9 @@ def _hash_arrays(texts: Iterable[bytes], arrays: Iterable[NDArray[Any]]) -> str:
 
 
 def is_of(value: Any, package: str, name: str) -> bool:
-    """Return whether a value is of a library's class, without importing the library.
+    """Return whether a value is an instance of a library's class, without importing the library.
 
-    If the library is not imported, no value can be of its classes.
+    While a library is not imported, no value can be an instance of its classes.
     """
     kind: Any = sys.modules.get(package)
     for part in name.split("."):

@@ -1,4 +1,4 @@
-"""Samples from memory as arrays in the cache, under the hash of their content.
+"""Writes samples from memory as arrays to the cache, under the hash of their content.
 
 The process that quantizes reads them there, as `data=arrays` does.
 """
@@ -30,11 +30,11 @@ _EXPECTED = (
     "tf.data.Dataset, {'train': ..., 'test': ...} of these, or a path"
 )
 
-Arrays = Mapping[str, NDArray[Any]]  # of some samples, by input name or `LABELS`
+Arrays = Mapping[str, NDArray[Any]]  # [n, ...] for n samples, by input name or `LABELS`
 
 
 def find_samples(data: Any, root: Path, takes: Sequence[str] = ()) -> tuple[list[str], Arrays]:
-    """Return the words that name the samples, and a few samples.
+    """Return the command-line words that name the samples, and a few of the samples.
 
     Args:
         data: a path, the name of a data source, or samples in memory; None for settings only.
@@ -70,7 +70,7 @@ def find_samples(data: Any, root: Path, takes: Sequence[str] = ()) -> tuple[list
             root, kind=FROM_MEMORY, key={"content": key}, make=lambda made: _move(written, made)
         )
 
-    # The settings that name them
+    # Name the entry's files in settings
     named: dict[str, Any] = {"data.root": target}
     stems = _name_files(few)
     if LABELS in stems:
@@ -127,10 +127,10 @@ def _write_samples(
 
 
 def _in_order(batch: Arrays, named_as: Arrays | None) -> Arrays:
-    """Return the arrays of a batch with the inputs in the order of the other side's.
+    """Return the arrays of a batch, with the inputs in the order of the other side.
 
     Raises:
-        DataError: the inputs have other names.
+        DataError: the two sides name their inputs differently.
     """
     if not named_as:
         return batch
@@ -177,7 +177,9 @@ class _Writer:
         self._samples = 0
 
     def append(self, values: NDArray[Any]) -> None:
-        """Write a batch [n, ...]; raise `DataError` if its shape or dtype does not fit."""
+        """Write a batch [n, ...]; raise `DataError` if its shape or dtype differs from the first
+        batch's.
+        """
         if self._shape is None:
             self._shape = values.shape[1:]
             self._dtype = values.dtype
@@ -290,7 +292,9 @@ def _check_counts(batch: Arrays) -> None:
 
 
 def _is_several(item: Any, labels: Any, inputs: int) -> bool:
-    """Return whether a tuple or list holds an array for each input, and not samples or numbers."""
+    """Return whether a tuple or list holds one array for each input, instead of samples or
+    numbers.
+    """
     if not isinstance(item, tuple | list) or len(item) < 2:
         return False
     if not all(hasattr(value, "shape") for value in item):

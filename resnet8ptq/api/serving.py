@@ -13,9 +13,9 @@ Words = list[str]
 
 
 def main() -> None:
-    """Run the command in this process's arguments, and write its answer.
+    """Run the command that this process's arguments name, and write its answer.
 
-    The arguments: the file for the answer, the caller's process id, the command, and its words.
+    The arguments are the file for the answer, the caller's process id, the command, and its words.
     """
     answer, caller, name, *words = sys.argv[1:]
     del sys.argv[1:]
@@ -51,7 +51,7 @@ def _deploy(words: Words) -> dict[str, Any]:
     return _describe(command.finish(lambda: deploying.main(words), report=command.exit_code))
 
 
-_SWEEP_WORDS = re.compile(r"to run each: -m .*")  # the command line's way
+_SWEEP_WORDS = re.compile(r"to run each: -m .*")  # is advice for the command line only
 
 
 def _describe(ending: command.Ending) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""The frameworks that quantize: each writes an artifact and loads it again."""
+"""The frameworks that quantize: a folder for each, behind the interface of `contract.py`."""

@@ -1,9 +1,9 @@
-"""Advice on a backend's settings, from the flags of a CPU and the operators of a network alone.
+"""Advice on a backend's settings, from a CPU's flags and a network's operators, without a run.
 
-Each backend has a module of advice with two functions of the CPU's flags and the network (None: any
-network). `advise` yields `Advice` objects. `sweep` returns the settings of a sweep over the
-configurations to try, or None. Each candidate names its source. Figures were measured on the
-machine of docs/speed.md.
+A backend's module of advice has two functions, which take the CPU's flags and the network (None:
+any network). `advise` yields `Advice` objects. `sweep` returns the settings of a sweep over the
+configurations to try, or None. Each `Advice` names its source. Figures were measured on the machine
+of docs/speed.md.
 """
 
 from collections.abc import Collection, Iterator
@@ -56,7 +56,7 @@ def granularity(network: Summary | None) -> str:
 
 
 def may_saturate(dtype: str, flags: Collection[str]) -> bool:
-    """Return whether sums of a QDQ file with this dtype may saturate."""
+    """Return whether a QDQ file with this dtype may saturate its integer sums on this CPU."""
     activations, weights = DTYPES[dtype]
     return saturates(
         Resolved(
@@ -81,9 +81,9 @@ def beyond_x86(flags: Collection[str]) -> str:
 
 
 def in_float(backend: str, network: Summary | None) -> str:
-    """Return the end of a sentence: operators that stay in float, with their counts.
+    """Return the end of a sentence that counts the operators that stay in float.
 
-    It is empty if there are none, or without a network.
+    The text is empty if there are none, or if the network is unknown.
     """
     if network is None:
         return ""

@@ -48,7 +48,7 @@ def _backends_with(step: str) -> str:
 
 
 def without_corrections(reason: str) -> Takes:
-    """Return the settings of a flow that takes no correction, for `refuse_others`."""
+    """Return `Takes` that refuse every correction with this reason, for `refuse_others`."""
     return {f"corrections.{name}": ([False], reason) for name in CORRECTIONS}
 
 
@@ -57,7 +57,7 @@ _ALONE = (
     "dtype=w8 weight_only.block_size=null"
 )
 _DTYPES = ("int8", "uint8", "u8s8", "w4a8", "w8a16")  # a new dtype is added by name
-# The settings of a framework or a method that quantizes weights and activations.
+# The settings that frameworks accept when they quantize both weights and activations.
 WITH_ACTIVATIONS: Takes = {
     "method": (["static", "dynamic", "qat"], f"mixed needs {_backends_with('mixed')}; {_ALONE}"),
     "dtype.name": (
@@ -65,7 +65,7 @@ WITH_ACTIVATIONS: Takes = {
         f"expected {' | '.join(_DTYPES)}; {_ALONE}",
     ),
 }
-# The settings that 16-bit activations take in every framework.
+# The settings that every framework accepts with 16-bit activations.
 WITH_16_BITS: Takes = {
     "method": (["static"], "dtype=w8a16 is static"),
     "calib.name": (
@@ -74,13 +74,13 @@ WITH_16_BITS: Takes = {
         "percentile",
     ),
 }
-# The settings of dtype=fp16, which has no training and no ranges at inference.
+# The methods of dtype=fp16, which needs no training and no activation ranges.
 _HALF: Takes = {
     "method": (["static", "weight_only"], "dtype=fp16 stores weights alone in fewer bits"),
 }
 LARGEST_HALF = 65504.0  # of float16
 _FLOAT = "with method=weight_only activations are float"
-# The settings of method=weight_only.
+# The settings that method=weight_only accepts.
 WEIGHTS_ALONE: Takes = {
     "dtype.name": (WEIGHT_ONLY, f"method=weight_only takes dtype={' | '.join(WEIGHT_ONLY)}"),
     "reduce_range": ([None, False], "method=weight_only takes all bits"),
@@ -90,7 +90,7 @@ WEIGHTS_ALONE: Takes = {
     "float_output": ([False], f"has no meaning: {_FLOAT}"),
     **without_corrections("a correction has other scales than method=weight_only"),
 }
-# The settings of weight_only.block_size=null: one scale for each output channel.
+# The settings that weight_only.block_size=null accepts: one scale for each output channel.
 _BY_CHANNEL: Takes = {
     "dtype.name": (["w8"], "weights below 8 bits alone take blocks; try dtype=w8"),
     "weight_only.block_size": (
@@ -107,7 +107,7 @@ _BY_CHANNEL: Takes = {
 
 @dataclass(frozen=True)
 class Resolved:
-    """The effect of the settings in a framework; the defaults are those of dtype=fp32.
+    """The dtypes, bits and execution that settings lead to in a framework; by default dtype=fp32's.
 
     Attributes:
         execution: `integer` if the artifact is meant for integer kernels, `simulated` if it
@@ -208,7 +208,7 @@ class NodeTime:
 
 
 class Profiler(Protocol):
-    """A loaded artifact whose nodes are timed."""
+    """A loaded artifact that times its nodes."""
 
     def predict(self, batch: NDArray[np.float32]) -> Sequence[NDArray[np.float32]]:
         """Run a batch; see `Predictor`."""
@@ -260,7 +260,7 @@ class Quantizer(ABC):
     def activations(
         self, model: Fp32Model, decisions: Decisions, calibration: Split
     ) -> Activations:
-        """Return the source of the activation ranges."""
+        """Return the activation ranges, which are calibrated when they are first needed."""
         return Activations(
             model.onnx_path,
             calibration,
@@ -292,9 +292,10 @@ class Quantizer(ABC):
 
     @abstractmethod
     def resolve(self, decisions: Decisions | None = None) -> Resolved:
-        """Return the effect of the settings and decisions in this framework.
+        """Return the dtypes, bits and execution that settings and decisions lead to in this
+        framework.
 
-        Also called before the run starts its work, to refuse settings early.
+        The pipeline also calls this before any work, to refuse settings early.
 
         Args:
             decisions: by default, those that the settings contain.
@@ -304,7 +305,7 @@ class Quantizer(ABC):
         """
 
     def fit(self, model: Fp32Model) -> dict[str, object]:
-        """Return the settings that depend on the network, by key, before any work.
+        """Return the values of settings that depend on the network, by key, before any work.
 
         Raises:
             UnsupportedError: the framework cannot quantize this network with these settings, with
@@ -330,7 +331,7 @@ class Quantizer(ABC):
         """
 
     def verify(self, artifact: Artifact, model: Fp32Model, calibration: Split) -> dict[str, str]:
-        """Compare the kernels that run a file with its definition; return the result as params.
+        """Compare the outputs of a file's kernels with its definition; return the result as params.
 
         Called once for each run, on the final file, with the arguments of `quantize`.
         """
@@ -389,7 +390,7 @@ def run_once(
 
 
 def refuse_empty(framework: str, graph: onnx.GraphProto, advice: str = "") -> NoReturn:
-    """Raise the error of a run without a quantized layer.
+    """Raise the error for a framework that quantized no layer of the network.
 
     Args:
         framework: name of the framework, for the message.
@@ -397,8 +398,8 @@ def refuse_empty(framework: str, graph: onnx.GraphProto, advice: str = "") -> No
         advice: text at the end of the message, such as a mend.
 
     Raises:
-        UnsupportedError: all layers multiply by several matrices, which the framework has no
-            integer kernel for; the message names them.
+        UnsupportedError: every layer multiplies by a stack of matrices, for which the framework has
+            no integer kernel; the message names the layers.
         QuantizationError: any other reason.
     """
     stacks = find_stacks(graph)
@@ -442,14 +443,13 @@ def refuse_others(config: QuantizationConfig, takes: Takes) -> None:
 
 
 def resolve_stored(config: QuantizationConfig, file_format: str | None) -> Resolved:
-    """Return the effect of weights that are stored in fewer bits and computed in float32.
+    """Return how weights are stored and executed that have fewer bits but are computed in float32.
 
-    They are 16-bit floats (dtype=fp16), or 8 bits with a scale for each output channel
-    (method=weight_only). On a CPU without float16 arithmetic, other operators in float16 would be
-    slower, not smaller.
+    The weights are 16-bit floats (dtype=fp16), or 8-bit integers with a scale for each output
+    channel (method=weight_only). On a CPU without float16 arithmetic, other operators in float16
+    would be slower, not smaller.
 
-    Raises:
-        UnsupportedError: a setting has no meaning for such weights.
+    Raises: UnsupportedError: a setting does not apply to such weights.
     """
     if config.dtype.name != "fp16":
         refuse_others(config, WEIGHTS_ALONE)

@@ -1,4 +1,4 @@
-"""The noise of a runtime's kernels, compared with that of quantization.
+"""The noise of a runtime's kernels, compared with the noise of quantization.
 
 A quantized file defines its outputs. The kernels that run it should differ from them by rounding
 alone; where they add more noise than the quantization, a good file has bad results.
@@ -24,7 +24,8 @@ SAMPLES = 16
 class KernelNoise:
     """The SQNR of the kernels against the file's definition, and of the definition against FP32.
 
-    Both in dB; infinite without noise. `quantization_db` is None if the kernels reach the limit.
+    Both are in dB, and infinite without noise. `quantization_db` is None if the kernels' SQNR
+    reaches the limit, because it is then not measured.
     """
 
     kernels_db: float
@@ -38,7 +39,7 @@ class KernelNoise:
         run_fp32: Callable[[], Sequence[Array]],
         limit_db: float,
     ) -> "KernelNoise":
-        """Measure the outputs [n, ...] that the file defines, and those of its kernels.
+        """Compare the outputs [n, ...] that the file defines with those that its kernels compute.
 
         Args:
             run_fp32: returns FP32's outputs; called only if the kernels' SQNR is below `limit_db`.
@@ -50,7 +51,7 @@ class KernelNoise:
 
     @property
     def exceeds(self) -> bool:
-        """Whether the kernels are below the limit, and add more noise than the quantization."""
+        """Whether the kernels miss the limit, and add more noise than the quantization."""
         return self.quantization_db is not None and self.kernels_db < self.quantization_db
 
     def describe(self) -> str:

@@ -1,8 +1,8 @@
 """Predicts from CPU flags whether the frameworks' integer kernels saturate.
 
-x86 without VNNI multiplies 8-bit integers by vpmaddubsw: unsigned by signed, two products summed in
-16 bits. Such a sum saturates at 32,767, but 255 * 127 * 2 is 64,770. With 7 bits on one side no sum
-saturates. https://onnxruntime.ai/docs/performance/model-optimizations/quantization.html (U8S8),
+x86 without VNNI multiplies 8-bit integers by vpmaddubsw, unsigned by signed, and sums two products
+in 16 bits. Such a sum saturates at 32,767, but 255 * 127 * 2 is 64,770. With 7 bits on one side, no
+sum saturates. https://onnxruntime.ai/docs/performance/model-optimizations/quantization.html (U8S8),
 https://uxlfoundation.github.io/oneDNN/dev_guide_int8_computations.html.
 
 These kernels saturated with the largest integers, in ONNX Runtime 1.31 and torch 2.13 on a CPU with
@@ -18,7 +18,7 @@ from collections.abc import Collection
 from resnet8ptq.backends.contract import Resolved
 from resnet8ptq.core import machine
 
-_LINEAR = {"MatMul", "Gemm"}  # dynamic: MatMulInteger
+_LINEAR = {"MatMul", "Gemm"}  # become MatMulInteger with method=dynamic
 
 
 def is_arm(flags: Collection[str]) -> bool:

@@ -1,6 +1,6 @@
 """Sets of ONNX operators that several frameworks share."""
 
-# Computed on integers
+# Operators that most frameworks compute on integers
 SHARED = frozenset(
     {
         "Conv",

@@ -29,7 +29,7 @@ def make_quantizer(config: QuantizationConfig, runtime: Runtime) -> Quantizer:
 def complete(
     asked: BackendConfig, network_format: str, outputs: list[str] | None, is_float: bool
 ) -> BackendConfig:
-    """Return the settings of a backend with its own defaults for a network.
+    """Return a backend's settings, completed with the defaults that depend on the network.
 
     Args:
         outputs: `model.outputs`.
@@ -37,7 +37,7 @@ def complete(
     """
     if not asked.quantizes:
         return asked
-    backend = replace(asked, path=None)  # set by a sweep that also has backend=file
+    backend = replace(asked, path=None)  # only backend=file has it; a sweep sets it for all
     own = backend.descriptor.complete
     if not own:
         return backend

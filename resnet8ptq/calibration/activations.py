@@ -1,9 +1,9 @@
 """Activation ranges of a network on the calibration samples, measured once for all runs.
 
 The statistics of a tensor do not depend on dtype, granularity or framework, and its histogram does
-not depend on the method. So ONNX Runtime runs the ONNX graph once and observes every tensor. The
-cache keeps the statistics, and the ranges of each method, for all later runs. The statistics of a
-tensor after a Reshape or Relu follow from those of its input.
+not depend on the method. Therefore ONNX Runtime runs the ONNX graph once, and every tensor is
+observed. The cache keeps the statistics, and the ranges of each method, for all later runs. The
+statistics of a tensor after a Reshape or Relu follow from those of its input.
 """
 
 import json
@@ -60,7 +60,7 @@ _LOWEST = np.finfo(np.float32).min
 
 @dataclass(frozen=True)
 class Activations:
-    """The source of a backend's activation ranges.
+    """The activation ranges of a network, calibrated when they are first needed.
 
     Attributes:
         onnx_path: file of the FP32 network.
@@ -81,8 +81,8 @@ class Activations:
         (calib=histogram), only preset ranges are returned.
 
         Raises:
-            QuantizationError: one of these activations is NaN or infinite. Others may be, such as
-                the logarithm of zero in a node that stays in float.
+            QuantizationError: one of these activations is NaN or infinite. Tensors outside `names`
+                may be, such as the logarithm of zero in a node that stays in float.
         """
         names = list(names)
         ranges = dict(self.preset)
@@ -108,10 +108,10 @@ class Activations:
         )
 
     def find_around(self, skipped: Collection[str]) -> dict[str, Range]:
-        """Return the ranges of the input and of each float tensor around nodes not in `skipped`.
+        """Return the ranges of the inputs, and of each float tensor around nodes not in `skipped`.
 
         The keys are the names in the ONNX graph; the ranges (low, high) follow the run's
-        calibration method. A backend that rounds the activations itself needs them. The first call
+        calibration method. Backends that round activations themselves call this. The first call
         runs the network; later calls, from any backend with these samples, read the cache.
 
         Raises:
@@ -124,8 +124,8 @@ class Activations:
     def find_unbounded(self) -> list[str]:
         """Return the names of nodes with an input or output that is NaN or infinite.
 
-        Such a node, for example the logarithm of zero, can stay in float. Layers are left out. The
-        list is empty if the ranges are preset, or torch chooses them.
+        Such a node, for example the logarithm of zero, can stay in float. Layers are not listed.
+        The list is empty if the ranges are preset, or if torch chooses them.
         """
         if self.preset or not find_method(self.calib.name).choose:
             return []
@@ -159,7 +159,9 @@ class Activations:
         return beyond
 
     def outliers(self) -> list[Outliers]:
-        """Return the samples that stand out in a tensor; empty before the network has run."""
+        """Return the samples whose values stand out in a tensor; empty before the network has
+        run.
+        """
         kind, key = self._kind
         folder = cache.find(self.runtime.cache_root, kind, self._key(key))
         if folder is None:
@@ -218,7 +220,7 @@ class Activations:
         num_bins = self.calib.num_bins
         names = [*float_inputs(proto.graph), *float_tensors(proto)]
 
-        # Observe all but the copies of others
+        # Observe only tensors that do not copy the values of another
         every = find_copies(proto.graph)
         copies = {}
         originals = []
@@ -229,7 +231,7 @@ class Activations:
                 originals.append(name)
         observers = self._observe(proto, originals)
 
-        # A copy has the values of its source, unless clipping leaves it too few fine bins
+        # A copy takes the counts of its source, unless clipping leaves too few fine bins
         coarse = []
         for name, (source, low, high) in copies.items():
             observers[name] = observers[source].clipped(low, high)
@@ -253,7 +255,9 @@ class Activations:
         )
 
     def _compare_samples(self, observers: Mapping[str, TensorObserver]) -> Iterator[Outliers]:
-        """Yield the samples that stand out, each only with the first such tensor."""
+        """Yield the samples whose values stand out; a sample counts only in its first such
+        tensor.
+        """
         calibration = self.calibration
         every = np.arange(len(calibration))
         batches = calibration.parts(1, padded=False)
@@ -262,7 +266,7 @@ class Activations:
         for name, observer in observers.items():
             peaks = np.concatenate(observer.peaks)
             if len(peaks) != len(order):
-                continue  # its first axis is not that of the samples
+                continue  # the tensor's first axis does not count samples
             outliers = find_outliers(name, peaks[np.argsort(order)])
             if outliers is not None and not named.issuperset(outliers.samples):
                 named.update(outliers.samples)
@@ -281,19 +285,19 @@ class Activations:
             batched = self._find_batched(runs[0], parts[0])
 
         def observe(name: str, values: NDArray[np.float32], is_first: bool, samples: int) -> None:
-            if name in masked:  # by minus infinity, which has no range
+            if name in masked:  # masks hold minus infinity, which has no range
                 values = np.maximum(values, _LOWEST)
             is_batched = name in batched and len(values) == samples
             observers[name].observe(values, is_first, samples if is_batched else 1)
 
-        # Batch by batch, the tensors of a batch in parallel
+        # Run batch by batch; observe the tensors of a batch in parallel
         with ThreadPoolExecutor(self.runtime.threads) as pool:  # numpy releases the GIL
             for samples, first in run_pass(self.calibration, self.calib, at_once):
                 count = len(samples)
                 for name, values in feed(samples, inputs).items():
                     observers[name].observe(values, first, count)
                 for run, part in zip(runs, parts, strict=True):
-                    # Parts of a network return the sizes of their tensors, too; map drops these.
+                    # A part's extra outputs, the sizes of its tensors, come last: `map` drops them.
                     outputs = run(samples)
                     list(pool.map(observe, part, outputs, repeat(first), repeat(count)))
         return observers

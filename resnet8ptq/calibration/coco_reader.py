@@ -1,4 +1,4 @@
-"""Feeds a detector's pictures to ONNX Runtime's own tools, one by one or in batches."""
+"""Feeds a detector's pictures to ONNX Runtime's quantizer, one by one or in batches."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,7 +31,7 @@ class CocoReader(CalibrationDataReader):  # type: ignore[misc]
 
     Attributes:
         paths: the pictures' paths, sorted by name or in the order of the annotations.
-        records: their annotations, [n], see `data.boxes`; None without annotations.
+        records: the annotations of the pictures, [n], see `data.boxes`; None without annotations.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class CocoReader(CalibrationDataReader):  # type: ignore[misc]
             stride: number of pictures that are decoded at once, and in memory.
             batch_size: pictures of each step; the last step may have fewer.
             is_evaluation: whether each step contains the indices of its pictures, as `image_id`.
-            channels_first: the network takes [C, H, W].
+            channels_first: whether the network takes [C, H, W].
             inputs: values of the network's other inputs, such as `image_shape`, for one sample.
 
         Raises:
-            DataError: there are no pictures, or the annotations are not COCO's.
+            DataError: there are no pictures, or the annotations are not in COCO's format.
             ValueError: a number is too small.
         """
         for name, value, least in (
@@ -78,7 +78,7 @@ class CocoReader(CalibrationDataReader):  # type: ignore[misc]
             if value < least:
                 raise ValueError(f"{name}: got {value}, expected an integer >= {least}")
 
-        # The pictures, of the annotations or of the folder
+        # List the pictures of the annotations, or else of the folder
         folder = Path(images)
         chosen = slice(start_index, None)
         if size_limit:

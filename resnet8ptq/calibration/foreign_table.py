@@ -3,7 +3,8 @@
 Formats: `calibration.json` of any run; ONNX Runtime's `TensorQuantOverrides` as JSON; AIMET's
 encodings, versions 0.6, 1.0 and 2.0
 (https://quic.github.io/aimet-pages/releases/latest/techniques/encoding_spec.html). Each gives a
-range by tensor name. Encodings of weights are left out, because the weights give their ranges.
+range by tensor name. Encodings of weights are left out, because the ranges of weights follow from
+their values.
 """
 
 import logging
@@ -37,7 +38,7 @@ def read_ranges(parsed: object, path: Path) -> dict[str, Range]:
 
     Args:
         parsed: the content of the JSON file, in any of the formats.
-        path: of the file, for errors.
+        path: path of the file, for errors.
 
     Raises:
         ConfigError: the format is unknown, or a range is not valid.
@@ -123,7 +124,7 @@ def _is_by_channel(entry: Mapping[str, Any]) -> bool:
 
 
 def _find_range(entry: Any) -> Range | None:
-    """Return a range, from its two ends or from a scale and an offset; None without either."""
+    """Return the range of an entry, from two ends or from scale and offset; None without either."""
     if isinstance(entry, list) and len(entry) == 1:
         entry = entry[0]
     if not isinstance(entry, dict):
@@ -140,7 +141,7 @@ def _find_range(entry: Any) -> Range | None:
 
 
 def _from_levels(entry: Mapping[str, Any]) -> Range | None:
-    """Return the range of a scale and an offset.
+    """Return the range of an entry that has a scale and an offset or zero point.
 
     AIMET 0.6 and 1.0: low = scale * offset, with unsigned levels. AIMET 2.0 and ONNX:
     low = scale * (least level - zero_point).

@@ -46,7 +46,7 @@ def moving_average(stats: TensorStats, config: CalibConfig) -> Range:
 
 
 def percentile(stats: TensorStats, config: CalibConfig) -> Range:
-    """The middle `config.percentile` percent: half of the rest is cut on each side."""
+    """The range of the middle `config.percentile` percent; half of the rest is cut on each side."""
     cdf = np.cumsum(stats.counts / stats.counts.sum())
     cut = (100.0 - config.percentile) / 200.0
     edges = stats.edges
@@ -86,7 +86,7 @@ def _divergence(counts: NDArray[np.int64], middle: int, half: int, levels: int) 
     totals = window[:whole].reshape(levels, merged).sum(axis=1)
     totals[-1] += window[whole:].sum()
     occupied = (clipped[:whole] != 0).reshape(levels, merged).sum(axis=1)
-    # As in ONNX Runtime: integer counts, and zeros for the remainder.
+    # As in ONNX Runtime, counts are integers, and the remainder of the bins has zeros.
     spread = np.divide(totals, occupied, out=np.zeros(levels), where=occupied > 0).astype(np.int64)
     quantized = np.zeros(len(window), dtype=np.int64)
     quantized[:whole] = np.repeat(spread, merged)
@@ -137,7 +137,7 @@ def mse(stats: TensorStats, config: CalibConfig) -> Range:
     least = _squared_error(edges, counts, *ends)
     for spacing, reach in ((1 / 16, 16), (1 / 64, 4), (1 / 256, 4), (1 / 1024, 4)):
         offsets = spacing * np.arange(-reach, reach + 1)
-        tried = [[1.0], [1.0]]  # of an end at zero
+        tried = [[1.0], [1.0]]  # an end at zero stays there
         for side in np.flatnonzero(ends):
             tried[side] = np.unique(np.clip(best[side] + offsets, 1 / 1024, 1)).tolist()
         for fractions in itertools.product(*tried):
@@ -153,9 +153,9 @@ def _squared_error(
 ) -> float:
     """Sum `(x - Q(x))^2` over the bins between `edges`, with values spread evenly within each.
 
-    The integral has a closed form: with k the level of x and r = x - ks its error, each full cell
-    adds s^3 / 12, and the last one r^3 / 3. Beyond the ends of the range, r is not limited to s /
-    2.
+    The integral has a closed form. With k the level of x and r = x - ks its error, each full cell
+    adds s^3 / 12, and the last cell adds r^3 / 3. Beyond the ends of the range, r is not limited to
+    s / 2.
     """
     step = (high - low) / 255
     zero_point = np.rint(-low / step)
@@ -166,7 +166,7 @@ def _squared_error(
 
 
 def _within(stats: TensorStats, low: float, high: float) -> Range:
-    """Limit both ends to the observed range: a bin's edge may lie outside it."""
+    """Limit both ends to the observed range, because a bin's edge may lie outside that range."""
     low = min(max(float(low), stats.low), stats.high)
     high = min(max(float(high), stats.low), stats.high)
     return low, max(low, high)
@@ -195,7 +195,7 @@ METHODS = {
     "mse": Method(mse, ("num_bins",), histogram=True),
     "histogram": Method(None, ("batch_size",)),  # torch's own observer
 }
-SHARED = [name for name, method in METHODS.items() if method.choose]  # by all frameworks
+SHARED = [name for name, method in METHODS.items() if method.choose]  # methods of every framework
 
 
 def find_method(name: str) -> Method:
@@ -219,7 +219,7 @@ def make_observer(config: CalibConfig) -> TensorObserver:
 def find_range(stats: TensorStats, config: CalibConfig) -> Range:
     """Return the range [low, high] that `config.name` chooses for a tensor.
 
-    The range of a constant tensor contains its value.
+    The range of a constant tensor starts and ends at its value.
 
     Raises:
         QuantizationError: a value is NaN or infinite.

@@ -2,9 +2,9 @@
 
 The histogram of a calibration method spans the observed range, which is only known after the last
 batch. So values are counted in finer bins, with an edge at zero. Their width is 2**-15 of a power
-of two above the largest magnitude. When a larger value comes, the power grows, and neighbouring
-bins merge without rounding. So the counts depend neither on batch size nor on the order of the
-samples, and memory stays constant.
+of two above the largest magnitude. When a larger value arrives, the power grows, and neighbouring
+bins merge without rounding. The counts thus depend neither on the batch size nor on the order of
+the samples, and memory stays constant.
 """
 
 import math
@@ -17,7 +17,7 @@ from resnet8ptq.calibration.statistics import Range, TensorStats
 
 HALF = 2**15  # fine bins on each side of zero
 
-_BLOCK = 2**17  # values: intermediate results stay in the processor's cache
+_BLOCK = 2**17  # values at once, so that intermediate results stay in the processor's cache
 _LEAST = -100  # binary exponent: the inverse of smaller values overflows
 
 
@@ -53,8 +53,8 @@ class TensorObserver:
 
         Args:
             new_batch: whether the values start a batch; else they continue the last one.
-            samples: number of samples, if the first axis of the values is theirs; 1 for one sample,
-                or if the values do not belong to single samples.
+            samples: number of samples, if the first axis of the values counts samples; 1 for one
+                sample, or if the values do not belong to single samples.
         """
         lows = highs = np.zeros(samples, np.float32)  # such as the boxes of empty pictures
         if values.size:
@@ -93,7 +93,8 @@ class TensorObserver:
     def is_coarse(self, num_bins: int) -> bool:
         """Return whether one of `num_bins` bins over the range is narrower than a fine bin.
 
-        A clipped tensor has the fine bins of its source. Without finite values there are no bins.
+        A clipped tensor has the fine bins of its source, which may be too wide for its own range.
+        Without finite values there are no bins.
         """
         if not self.finite:
             return True
@@ -103,8 +104,8 @@ class TensorObserver:
     def stats(self, num_bins: int) -> TensorStats:
         """Return the statistics, with a histogram of `num_bins` bins.
 
-        A fine bin across an edge is divided in proportion. So the number of values below an edge is
-        exact, except for the values of one fine bin.
+        The count of a fine bin across an edge is divided in proportion. The number of values below
+        an edge is thus exact, except for the values of one fine bin.
         """
         stats = TensorStats.of_batches(np.array(self.batches))
         if self.counting and not self.finite:
@@ -135,8 +136,8 @@ class TensorObserver:
     def _count(self, values: NDArray[np.float32], first: int) -> None:
         """Count `values` [n]; the smallest lies in bin `first`, where bin 0 starts at zero.
 
-        The product with a power of two is exact in float32, and so is its floor. Each step fills a
-        buffer, and the differences wrap around in 16 bits.
+        The product with a power of two is exact in float32, and so is its floor. Each step writes
+        into a buffer, and the positions wrap around in 16 bits.
         """
         counts = self.counts[HALF + first :]
         scale = np.float32(1 / self.width)

@@ -1,6 +1,6 @@
 """Calibration samples whose values are far larger than those of all others, such as damaged ones.
 
-One of them sets the range of a tensor, and 8 bits leave no levels for the other samples.
+Such a sample sets the range of a tensor, and 8 bits leave few levels for the other samples.
 """
 
 import logging
@@ -19,12 +19,12 @@ from resnet8ptq.data.lazy import AT_ONCE
 
 log = logging.getLogger(__name__)
 
-RATIO = 16.0  # to the largest of the others, which then lose four of eight bits
-MOST = 0.05  # of the samples: more are a kind of sample, such as padded texts
+RATIO = 16.0  # to the largest other sample; the others lose four of eight bits
+MOST = 0.05  # share of the samples; more are a normal kind, such as padded texts
 LEAST = 10  # samples with values, to compare with
 LISTED = 5  # samples that a message names
 _CUT = 3  # a percentile cuts this multiple of their share: 2 would cut exactly them, on one side
-_LEAST_PERCENTILE = 99.0  # a smaller one clips the others
+_LEAST_PERCENTILE = 99.0  # a smaller one would clip the other samples
 _RESOLVED = 1000.0  # a larger ratio leaves the others in a few bins of a histogram
 
 Peaks = NDArray[np.floating]  # the largest magnitude of each sample, [N]
@@ -37,7 +37,8 @@ class Outliers:
     Attributes:
         tensor: the ONNX name of the first such tensor, in graph order.
         samples: indices in the calibration samples, the largest value first.
-        ratio: their smallest peak to the largest of the others; infinite for NaN and infinity.
+        ratio: the smallest peak of `samples` to the largest of all others; infinite for NaN and
+        infinity.
         total: number of calibration samples.
     """
 
@@ -61,7 +62,7 @@ class Outliers:
         )
 
     def clip(self, calib: CalibConfig) -> str:
-        """Return the settings whose range leaves these samples out; empty if there are none."""
+        """Return the settings whose range excludes these samples; empty if no setting does."""
         percentile = 100 - 100 * _CUT * len(self.samples) / self.total
         clips = calib.name == "percentile" and calib.percentile <= percentile
         if clips or percentile < _LEAST_PERCENTILE or self.ratio > _RESOLVED:
@@ -96,8 +97,8 @@ def find_outliers(tensor: str, peaks: Peaks) -> Outliers | None:
     if filled < LEAST:
         return None
 
-    # The last gap between neighbours
-    with np.errstate(invalid="ignore", over="ignore"):  # between infinite ones
+    # Find the last large gap between neighbours
+    with np.errstate(invalid="ignore", over="ignore"):  # two infinite neighbours give NaN
         ratios = descending[:most] / descending[1 : most + 1]
     gaps = np.flatnonzero(ratios >= RATIO)
     if not gaps.size:
@@ -110,7 +111,7 @@ def find_outliers(tensor: str, peaks: Peaks) -> Outliers | None:
 def find_in_inputs(samples: Split, names: list[str]) -> Iterator[Outliers]:
     """Yield the samples that stand out in a float input of the network.
 
-    It reads the samples without running a network, so it serves every backend. Pictures in uint8
+    This reads the samples without running a network, so every backend can use it. Pictures in uint8
     are left out, because their values have one scale.
 
     Args:

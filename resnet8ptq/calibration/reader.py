@@ -11,10 +11,10 @@ from resnet8ptq.data.sampling import draw_calibration
 
 
 class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
-    """Feeds samples to ONNX Runtime, one by one or in batches; memory stays flat.
+    """Feeds samples to ONNX Runtime, one by one or in batches; only one batch is in memory.
 
     ONNX Runtime's calibrators keep the activations of all samples. With many samples, give
-    `quantize_static` the extra option `CalibStridedMinMax`: a number of batches, as `len` counts.
+    `quantize_static` the extra option `CalibStridedMinMax`: a number of batches.
 
     An example with the calibration samples of a run of this package:
 
@@ -76,7 +76,8 @@ class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
         return {self.input_name: self.stored[start : start + self.batch_size].astype(np.float32)}
 
     def set_range(self, start_index: int, end_index: int) -> None:
-        """Read only the batches from `start_index` to before `end_index`; restart there.
+        """Read only the batches from `start_index` up to `end_index`, exclusive; restart at the
+        first.
 
         Raises:
             IndexError: a batch is out of range.

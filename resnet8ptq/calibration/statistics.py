@@ -30,9 +30,9 @@ class TensorStats:
 
     @classmethod
     def of_batches(cls, batches: NDArray[np.float64]) -> "TensorStats":
-        """Return the statistics without a histogram, from the ranges of the batches [n, 2]."""
+        """Return statistics without a histogram, from the ranges of the batches [n, 2]."""
         ranges = [(float(low), float(high)) for low, high in batches]
-        # NaN if any is NaN
+        # min and max are NaN if any value is NaN
         low = batches[:, 0].min()
         high = batches[:, 1].max()
         return cls(float(low), float(high), batches=ranges)

@@ -7,8 +7,8 @@
 | `calibration.cache` | the same as text |
 | `calibration.provenance.json` | network, method and samples of the ranges, and the files' hashes |
 
-ONNX Runtime's functions write the first three. Ranges belong to a network, a method and its
-calibration samples: a table is refused if one of the three differs.
+ONNX Runtime's functions write the first three. Ranges belong to a network, a method and calibration
+samples; a table is refused if one of the three differs.
 """
 
 import hashlib
@@ -51,8 +51,8 @@ def provenance(calib: CalibConfig, fp32_onnx_path: Path, calibration: Split) -> 
 def write_tables(folder: Path, ranges: Mapping[str, Range], provenance: Provenance) -> None:
     """Write `ranges` into `folder` in ONNX Runtime's formats, with their provenance.
 
-    Each file is written atomically. The hashes are written last, so that a mixture of two
-    writers' files is detected.
+    Each file is written atomically. The hashes are written last, so that `load_ranges` detects a
+    mixture of two writers' files.
     """
     with tempfile.TemporaryDirectory(prefix=".calibration-", dir=folder) as name:
         temporary = Path(name)
@@ -88,8 +88,8 @@ def load_ranges(path: str | Path, provenance: Provenance | None) -> dict[str, Ra
             any origin, in the formats of `foreign_table`.
 
     Raises:
-        ConfigError: the file is missing, damaged or edited; it belongs to another model, method or
-            samples; or a range is not valid.
+        ConfigError: the file is missing, damaged or edited; or it belongs to another model, method
+            or samples; or a range is not valid.
     """
     table = Path(path).expanduser()
     if table.suffix in (".flatbuffers", ".cache") and not table.is_dir():
@@ -103,7 +103,7 @@ def load_ranges(path: str | Path, provenance: Provenance | None) -> dict[str, Ra
     if provenance is None:
         return foreign_table.read_ranges(_decode(content, table), table)
 
-    # Without calib.trust, the table must be whole and of the same origin
+    # Without calib.trust, the table must be unchanged and have the same provenance
     beside = table.with_name(PROVENANCE_FILE)
     takes = f"a table with the {PROVENANCE_FILE} of its run; calib.trust=true takes any ranges"
     made_from = _decode(_read(beside, takes), beside)

@@ -1,7 +1,7 @@
-"""`--help`: the most common keys; those of a group or a topic; or, with `all`, every key.
+"""Prints `--help`: the most common keys, the keys of a group or topic, or with `all` every key.
 
-The YAML files of `conf/` are the one source: a key is explained by the comment on its line, an
-option by the comment above its keys.
+The YAML files of `conf/` are the only source: the comment on a key's line explains the key, and the
+comment above an option's keys explains the option.
 """
 
 import shutil
@@ -35,7 +35,7 @@ class Key:
     comment: str
 
 
-# The keys that people set first: an example, and its meaning.
+# The keys that people set first, each with its meaning.
 FIRST = (
     ("model.path=my.onnx", "the FP32 network: .onnx, .h5, .keras, .tflite, .pt2, or a SavedModel"),
     ("data.root=pictures", "its samples: class folders, .npz, .csv, ...; data= names the source"),
@@ -54,7 +54,7 @@ def print_page(conf: Path, words: Sequence[str], own: Path | None = None) -> Non
     """Print the help page: the first keys, or the topics and the options that the words name.
 
     Raises:
-        ConfigError: no such topic.
+        ConfigError: a topic is unknown.
     """
     chosen = {}
     topics = []
@@ -97,7 +97,7 @@ def show_topic(conf: Path, topic: str, option: str = "", own: Path | None = None
         option: an option of the group; empty: the default option.
 
     Raises:
-        ConfigError: neither a group nor a key.
+        ConfigError: the topic is neither a group nor a key.
     """
     text = (conf / "config.yaml").read_text("utf-8")
     listed, defaults = _read_defaults(text)
@@ -110,7 +110,7 @@ def show_topic(conf: Path, topic: str, option: str = "", own: Path | None = None
         if key.name == topic or key.name.startswith(f"{topic}."):
             keys.append(key)
 
-    # A group with its options, or keys alone
+    # Show a group with its options, or the keys alone
     lines = []
     groups = _groups_of(options)
     if topic in groups:
@@ -194,11 +194,11 @@ def _groups_of(options: Iterable[str]) -> set[str]:
 def read_keys(text: str, prefix: str = "") -> list[Key]:
     """Return the keys of a YAML text in its order, with the comments on their lines.
 
-    A key with keys below it is listed where it has a comment.
+    A key that has keys below it is listed only if it has a comment.
 
     >>> read_keys("a: 1 # one\\nb: # two\\n  c: [x]\\n")
     [Key(name='a', default='1', comment='one'), Key(name='b', default='', comment='two'), \
-Key(name='b.c', default='[x]', comment='')]
+    Key(name='b.c', default='[x]', comment='')]
     """
     node = yaml.compose(text, yaml.SafeLoader)
     if node is None:
@@ -212,7 +212,7 @@ def _walk(node: yaml.Node, prefix: str, lines: Sequence[str]) -> Iterator[Key]:
         name = f"{prefix}{named.value}"
         begin = value.start_mark
         end = value.end_mark
-        if name in _INTERNAL or named.value == "defaults":  # options extend others
+        if name in _INTERNAL or named.value == "defaults":  # `defaults` of an option names others
             continue
         if isinstance(value, yaml.MappingNode) and value.value:
             comment = _comment(lines[named.end_mark.line], named.end_mark.column)
@@ -243,7 +243,7 @@ def _show_group(
 def _show_keys(keys: Sequence[Key], width: int) -> list[str]:
     rows = []
     for key in keys:
-        if key.comment.startswith("|"):  # the file lists the default first
+        if key.comment.startswith("|"):  # the comment lists the other values
             key = replace(key, comment=f"{key.default} {key.comment}")
         left = key.name
         if key.default:
@@ -253,7 +253,7 @@ def _show_keys(keys: Sequence[Key], width: int) -> list[str]:
 
 
 def _describe(path: Path) -> str:
-    """Return the first comment of a file that fills whole lines."""
+    """Return the first block of whole-line comments in a file, as one line."""
     comments: list[str] = []
     for line in path.read_text("utf-8").splitlines():
         if line.startswith("# ") and line != _GLOBAL:
@@ -268,7 +268,7 @@ def _read_option(options: Mapping[str, Path], group: str, option: str) -> list[K
     text = options[f"{group}/{option}"].read_text("utf-8")
     prefix = "" if text.startswith(_GLOBAL) else f"{group}."
     listed = read_keys(text, prefix)
-    own = f"{group}.name"  # of the option itself, where no comment says otherwise
+    own = f"{group}.name"  # repeats the option, so it is shown only with a comment
     keys = {key.name: key for key in listed if key.comment or key.name != own}
     content = yaml.safe_load(text) or {}
     for parent in content.get("defaults", []):

@@ -14,7 +14,7 @@ MOST_PIXELS = 2**13  # along a side of a picture
 
 @dataclass(frozen=True)
 class Limit:
-    """The accepted values of a setting: their description and their check. Null always passes.
+    """The accepted values of a setting, as a description and a check. Null always passes.
 
     Attributes:
         choices: the accepted words, if the limit is a list of words.
@@ -119,7 +119,7 @@ def _are_inputs(got: Any) -> bool:
 
 FLOAT_BITS = 32
 BITS = (2, 3, 4, 8, FLOAT_BITS)  # of weights
-BLOCKS = (16, 32, 64, 128, 256)  # weights that share a scale
+BLOCKS = (16, 32, 64, 128, 256)  # numbers of weights that share a scale
 MEMORY = Limit("1 or more gigabytes", lambda got: 1 <= got <= 2**20)
 COUNT = (at_least(1), at_most(2**31 - 1))
 SEED = Limit("0 <= seed < 2**32", lambda got: 0 <= got < 2**32)

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 _BASES = {"backend": schema.BackendConfig, "data": schema.DataConfig, "task": schema.TaskConfig}
 
 CONFIG_FILE = "config.yaml"  # in a run's folder
-MAX_BYTES = 2**20  # of such a file
+MAX_BYTES = 2**20  # of a run's config file
 
 # `conf/config.yaml` names folders with `safe_name`: Hydra makes them before the config is checked.
 # OmegaConf 2.4 renames `register_new_resolver`; the older `register_resolver` takes no `replace`.
@@ -42,8 +42,8 @@ def register_schemas() -> None:
     """Register the schemas in Hydra's store, before Hydra composes.
 
     `RunConfig` types every group. A backend, data set or task with its own options needs another
-    schema. These schemas are below `hydra/`, so that Hydra does not offer them as options of the
-    group.
+    schema. These further schemas are stored below `hydra/`, so that Hydra does not offer them as
+    options of the group.
     """
     store = ConfigStore.instance()
     if RunConfig not in _registered:
@@ -85,7 +85,7 @@ def type_composed(cfg: DictConfig) -> RunConfig:
 
 
 def check(config: RunConfig) -> None:
-    """Raise `ConfigError` for a value outside its limit, or in conflict with another."""
+    """Raise `ConfigError` for a value outside its limit, or in conflict with another value."""
     limits.check(config, _find_conditions(config))
 
 
@@ -105,8 +105,8 @@ def load_config(path: Path, trusted: bool = True) -> RunConfig:
     """Read a config that `save_config` has written.
 
     Args:
-        trusted: False for a file from another person. It may hold plain values only: nothing that
-            is imported, called or looked up. See also `without_paths`.
+        trusted: False for a file from another person. Such a file may hold plain values only:
+            nothing that is imported, called or looked up. See also `without_paths`.
 
     Raises:
         ConfigError: the file is missing, is not a run's config, or holds more than plain values.
@@ -133,7 +133,7 @@ def load_config(path: Path, trusted: bool = True) -> RunConfig:
 
 def _drop_unknown(kept: DictConfig, typed: DictConfig, path: Path, group: str = "") -> None:
     """Remove settings of an earlier version that this version lacks, with a warning."""
-    known = {*typed}  # `in` of OmegaConf leaves out a setting without a default
+    known = {*typed}  # OmegaConf's `in` misses settings without a default
     for key in [*kept]:
         name = f"{group}{key}"
         if key not in known:
@@ -165,7 +165,7 @@ _READING = (yaml.YAMLError, OmegaConfBaseException)
 
 
 def _parse_plain(text: str) -> object:
-    """Parse YAML without aliases: a few lines with aliases can expand beyond the memory."""
+    """Parse YAML; refuse aliases, because a few lines with aliases can expand beyond the memory."""
     for event in yaml.parse(text, yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent):
             raise ValueError("an alias")
@@ -200,7 +200,7 @@ def _refuse_code(config: RunConfig, path: Path) -> None:
 
 
 def find_paths(node: object, prefix: str = "") -> dict[str, str]:
-    """Return the paths in a config, by key: files and folders of the config's author."""
+    """Return the paths of the user's files and folders in a config, by key."""
     paths: dict[str, str] = {}
     for item in fields(node):  # type: ignore[arg-type]
         value = getattr(node, item.name)
@@ -213,7 +213,7 @@ def find_paths(node: object, prefix: str = "") -> dict[str, str]:
 
 
 def without_paths(config: RunConfig) -> RunConfig:
-    """Return another user's config without its paths, cache and store; this machine has its own.
+    """Return another user's config without the paths, cache and store of that user's machine.
 
     A path may lead to this user's private files, and the content of a cache or a store that another
     user has named is unknown.
@@ -248,7 +248,7 @@ def _find_conditions(config: RunConfig) -> Iterator[limits.Condition]:
     takes = f"an even number > 2 * calib.num_quantized_bins = {2 * levels}"
     yield ("calib.num_bins", bins, bins % 2 == 0 and bins > 2 * levels, takes)
 
-    # Settings that another one makes useless
+    # Refuse settings that another setting makes useless
     if config.calib.table is not None and config.method != "static":
         raise ConfigError(f"calib.table: has no effect with method={config.method}")
     if config.calib.trust and config.calib.table is None:
@@ -262,7 +262,7 @@ def _find_conditions(config: RunConfig) -> Iterator[limits.Condition]:
                 "ranges it would change"
             )
 
-    # Learned rounding, and nodes in float
+    # Plans, learned rounding and nodes in float exclude some combinations
     yield from _find_conditions_of_plan(config)
     if config.corrections.reconstruction:
         required: dict[str, tuple[object, object]] = {
@@ -283,12 +283,12 @@ def _find_conditions(config: RunConfig) -> Iterator[limits.Condition]:
 
 
 def _find_conditions_of_analysis(config: RunConfig, named: bool) -> Iterator[limits.Condition]:
-    """Yield the conditions of an analysis; `named`: whether nodes_to_exclude lists names."""
+    """Yield the conditions of an analysis; `named` is whether nodes_to_exclude lists names."""
     chosen = config.nodes_to_quantize
     excluded = config.nodes_to_exclude
     analysis = config.analysis.name
     with_it = f"with analysis={config.analysis.name}"
-    if analysis in ("sensitivity", "diagnose", "profile"):  # they quantize the network themselves
+    if analysis in ("sensitivity", "diagnose", "profile"):  # these quantize the network themselves
         takes = f"a backend that quantizes {with_it}; +analysis=inspect takes a file"
         yield ("backend.name", config.backend.name, config.backend.quantizes, takes)
         plan = config.precision.plan
@@ -299,14 +299,14 @@ def _find_conditions_of_analysis(config: RunConfig, named: bool) -> Iterator[lim
         yield ("nodes_to_quantize", chosen, chosen is None, f"null {with_it}")
         yield ("nodes_to_exclude", excluded, not excluded, f"[] {with_it}")
 
-    # A setting of another analysis
+    # Refuse a setting of another analysis
     owners = {"mode": "sensitivity", "changed": "plan_test", "try_changes": "diagnose"}
     for key, owner in owners.items():
         default = getattr(AnalysisConfig, key)
         if analysis != owner and getattr(config.analysis, key) != default:
             raise ConfigError(f"analysis.{key}: has no effect without +analysis={owner}")
 
-    # These take names of layers, and do not search for them
+    # Diagnose and profile take names of layers, and do not search for them
     if analysis in ("diagnose", "profile"):
         yield ("nodes_to_exclude", excluded, named, f"a list of names {with_it}")
     if analysis == "profile":

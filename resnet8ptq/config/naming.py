@@ -44,7 +44,7 @@ class Combination:
             return cls(
                 backend.name,
                 flow=None,
-                dtype="",  # known when the file is read
+                dtype="",  # unknown until the file is read
                 method=config.method,
                 calib=config.calib.name,
                 per_channel=config.per_channel,
@@ -106,7 +106,9 @@ class Combination:
 
     @property
     def cells(self) -> list[str]:
-        """Framework, dtype, calibration, granularity; for floats and files only the first two."""
+        """The cells of a table: framework, dtype, calibration, granularity; floats and files have
+        two.
+        """
         if self.backend == FILE:
             return [f"{self.framework} {Path(self.path).name}".rstrip(), self.dtype, "", ""]
         if self.dtype in FLOATS:

@@ -28,11 +28,11 @@ DTYPES = {
 }
 FP32 = "fp32"  # the dtype of the baseline
 CPU = "CPUExecutionProvider"  # as in `target.measure`, whose import takes numpy
-F32 = "f32"  # as in `target.measure`, too
+F32 = "f32"  # equals the constant of `target.measure`
 FLOATS = (FP32, "fp16")  # dtypes without integers: nothing is calibrated
 WEIGHT_ONLY = ("w4", "w8")  # dtypes of method=weight_only
-BY_BATCH = ("dynamic", "mixed")  # methods with ranges that the batch sets
-# Applied in this order.
+BY_BATCH = ("dynamic", "mixed")  # methods whose ranges depend on the batch
+# The corrections are applied in this order.
 CORRECTIONS = ("smooth_quant", "equalization", "adaround", "reconstruction", "bias_correction")
 _THREADS = (*limits.COUNT, at_most(1024))
 _ON_BAD = one_of("error", "skip")
@@ -43,7 +43,7 @@ def _with(key: str, *values: str) -> dict[str, Limit]:
     return {key: one_of(*values)}
 
 
-# Conditions: the settings that other settings need to have an effect.
+# Conditions: the values of other settings without which a setting has no effect.
 _QUANTIZED = _with("dtype.name", *(name for name in DTYPES if name not in FLOATS))
 _STORED = _with("dtype.name", *(name for name in DTYPES if name != FP32))
 _CALIBRATED = {**_QUANTIZED, **_with("method", "static", "mixed", "qat")}
@@ -62,9 +62,9 @@ _WEIGHT_ONLY = {**_QUANTIZED, **_with("method", "weight_only")}
 
 @dataclass
 class BackendConfig:
-    """The framework that quantizes; base class of the options of each backend.
+    """The framework that quantizes; the base class of each backend's options.
 
-    A backend with more options has them in its folder, see `core.descriptor`.
+    A backend's folder defines its further options in a subclass, see `core.descriptor`.
     """
 
     name: str = MISSING
@@ -77,7 +77,7 @@ class BackendConfig:
 
     @property
     def quantizes(self) -> bool:
-        """Whether the backend quantizes; else another program has made the artifact."""
+        """Whether the backend quantizes; otherwise another program has made the artifact."""
         return self.descriptor.quantizes
 
     @property
@@ -97,23 +97,23 @@ class BackendConfig:
 
     @property
     def takes_every_operator(self) -> bool:
-        """Whether its converter quantizes every operator, whatever the settings."""
+        """Whether the backend's converter quantizes every operator, whatever the settings."""
         return False
 
     def on_cpu(self) -> Self:
-        """Return the settings for this machine's CPU; used if a target runs the files."""
+        """Return the settings for this machine's CPU, for runs whose files a target runs."""
         return self
 
 
 @dataclass
 class DtypeConfig:
-    """Types of activations and weights; each backend defines their meaning in its module."""
+    """Types of activations and weights; each backend defines in its module what a name means."""
 
     name: str = limited(MISSING, one_of(*DTYPES))
 
     @property
     def is_fp32(self) -> bool:
-        """Whether it is the dtype of the baseline."""
+        """Whether this is the dtype of the FP32 baseline."""
         return self.name == FP32
 
     @property
@@ -134,7 +134,7 @@ class CalibConfig:
     num_quantized_bins: int = limited(128, at_least(2), only=_with("calib.name", "entropy"))
     averaging_constant: float = limited(0.01, limits.SHARE, only=_AVERAGE)
     table: str | None = limited(None, is_path=True)
-    trust: bool = False  # a table of any origin
+    trust: bool = False  # accepts a table of any origin
     images: str | None = limited(None, is_path=True)
     synthetic: bool = False
 
@@ -154,13 +154,13 @@ class ModelConfig:
 
     @property
     def is_own(self) -> bool:
-        """Whether it is the user's own network; the embedded data do not fit it."""
+        """Whether the network is the user's own, for which the embedded data do not fit."""
         return self.path is not None or self.module is not None
 
 
 @dataclass
 class DataConfig:
-    """The data set; base class of the options of each source."""
+    """The data set; the base class of each source's options."""
 
     name: str = MISSING
     root: str | None = limited(None, is_path=True)
@@ -234,7 +234,7 @@ class CocoConfig(SplitConfig):
 
 @dataclass
 class TaskConfig:
-    """The metrics of a run; base class of the options of each task."""
+    """The metrics of a run; the base class of each task's options."""
 
     name: str = "auto"
     join: str | None = limited(None, one_of("mean", "max", "vote"))
@@ -562,14 +562,16 @@ class QuantizationConfig:
 
     @property
     def computes_in_float(self) -> bool:
-        """Whether nothing is rounded at inference: FP32, or weights alone have fewer bits."""
+        """Whether nothing is rounded at inference: the dtype is a float, or only weights have fewer
+        bits.
+        """
         return self.dtype.is_float or self.method == "weight_only"
 
     @property
     def inference_precision(self) -> str:
         """The float type of the layers that stay in float, by OpenVINO's name, such as `f32`.
 
-        FP32 is always computed in float32, so that the other type is compared with it.
+        FP32 is always computed in float32, so that the loss includes the other type's rounding.
         """
         return F32 if self.dtype.is_fp32 else self.backend.inference_precision
 

@@ -3,7 +3,7 @@
 from resnet8ptq.backends.operators import WITHOUT_TORCH
 from resnet8ptq.core.descriptor import Backend
 
-# PT2E quantizes them, and XNNPACK has 8-bit kernels for them.
+# PT2E quantizes these operators, and XNNPACK has 8-bit kernels for them.
 OPERATORS = {
     "Conv",
     "Gemm",

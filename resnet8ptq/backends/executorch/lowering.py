@@ -32,15 +32,15 @@ def check_installed() -> None:
 
 
 def lower(module: Any, example: Example, most: int) -> bytes:
-    """Return the content of a .pte file; XNNPACK gets the operators that it supports.
+    """Return the content of a .pte file, in which XNNPACK runs the operators that it supports.
 
     Args:
         most: the largest batch; the runtime plans its memory for it and refuses larger ones.
 
     Raises:
         UnsupportedError: torch cannot export the network, or ExecuTorch cannot lower it. For
-            example, XNNPACK lacks the kernel of a layer with a scale for each channel. An error of
-            `module` itself, which runs once, is raised unchanged.
+            example, XNNPACK lacks the kernel of a layer with a scale for each channel. `module`
+            runs once before this; its own errors are raised unchanged.
     """
     with torch.inference_mode():
         module(*example.inputs)
@@ -67,10 +67,10 @@ def lower(module: Any, example: Example, most: int) -> bytes:
 
 
 def _copy_dequantized(module: Any) -> Any:
-    """Pass over an edge program: give each user of a dequantized tensor its own copy.
+    """Give each user of a dequantized tensor its own copy; a pass over an edge program.
 
-    ExecuTorch splits an operator into several that share the tensor. If XNNPACK changes the layout
-    of the tensor for one of them, it would change it for the others too.
+    ExecuTorch splits an operator into several that share the tensor. When XNNPACK changes the
+    tensor's layout for one of them, a shared tensor changes for the others too.
     """
     from torch.fx.passes.infra.pass_base import PassResult
 
@@ -88,7 +88,8 @@ def _make_partitioner() -> Any:
     """Return XNNPACK's partitioner, which leaves out some operators that XNNPACK cannot load.
 
     XNNPACK concatenates 8-bit tensors of one scale only; its partitioner does not compare scales.
-    It rounds the output of a Pad of an 8-bit tensor even if the program leaves it in float.
+    XNNPACK also rounds the output of a Pad of an 8-bit tensor, even if the program keeps that
+    output in float.
     """
     from executorch.backends.xnnpack._passes.channels_last_tagged_reshape_pass import (
         ChannelsLastTaggedReshapePass,

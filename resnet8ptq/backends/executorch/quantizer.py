@@ -1,7 +1,7 @@
 """ExecuTorch: torch's runtime for phones and small computers.
 
-PT2E's quantized program (`backends/torch/pt2e.py`), with the same ranges and corrections, is
-lowered to XNNPACK, which runs its operators on 8-bit kernels. The result is one .pte file.
+The quantizer lowers PT2E's quantized program (`backends/torch/pt2e.py`), with the same ranges and
+corrections, to XNNPACK's 8-bit kernels. The result is one .pte file.
 """
 
 import logging
@@ -40,7 +40,7 @@ from resnet8ptq.precision.grid import WeightScheme
 log = logging.getLogger(__name__)
 
 MODEL_FILE = "model.pte"
-MOST_AT_ONCE = 64  # samples; the runtime plans memory for these, larger batches run in parts
+MOST_AT_ONCE = 64  # samples: the runtime plans memory for this batch; larger ones run in parts
 
 _KERNELS = "XNNPACK's int8 kernels take int8 activations and symmetric int8 weights"
 _TAKES: Takes = {
@@ -61,7 +61,9 @@ class ExecutorchQuantizer(Quantizer):
     level_pools: ClassVar[tuple[str, ...]] = ("AveragePool", "GlobalAveragePool")
 
     def resolve(self, decisions: Decisions | None = None) -> Resolved:
-        """Return weight and activation dtype; raise `UnsupportedError` without ExecuTorch."""
+        """Return dtypes, bits and execution; raise `UnsupportedError` if ExecuTorch is not
+        installed.
+        """
         config = self.config
         lowering.check_installed()
         if config.dtype.is_fp32:
@@ -97,7 +99,7 @@ class ExecutorchQuantizer(Quantizer):
         example = Example.of(calibration)
         chosen: dict[str, Range] = {}
 
-        # XNNPACK runs the layers that PT2E marks
+        # XNNPACK runs in 8 bits only the layers that PT2E marks
         if not config.dtype.is_fp32:
             proto = onnx.load(model.onnx_path)
             skipped = prepare(module, proto, self.select(decisions))
@@ -145,7 +147,7 @@ class ExecutorchQuantizer(Quantizer):
     load = staticmethod(predictor.load)
 
     def count_kernels(self, path: Path) -> tuple[int, int]:
-        """Count in XNNPACK's graph and among the portable kernels."""
+        """Count the layers of XNNPACK's graphs and those on portable kernels."""
         return _count_layers(contents.read_operators(path.read_bytes()))
 
     def profile(self, path: Path, threads: int) -> NoReturn:

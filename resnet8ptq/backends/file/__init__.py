@@ -1,4 +1,4 @@
-"""Files quantized by other programs: checked, matched to the FP32 network, scored."""
+"""Files that other programs quantized: checks, matches to the FP32 network, and scores them."""
 
 from resnet8ptq.core.descriptor import FILE, Backend
 

@@ -1,4 +1,4 @@
-"""Describes a quantized file of any format: inputs, outputs, bits of its layers."""
+"""The description of a quantized file of any format: inputs, outputs, and bits of its layers."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# Runs a file: its inputs [n, ...] to its outputs [n, ...], both in the file's order and dtypes.
+# Maps a file's inputs [n, ...] to its outputs [n, ...], both in the file's order and dtypes.
 RawRun = Callable[[Sequence[NDArray[Any]]], Sequence[NDArray[Any]]]
 
 FLOATS = ("float32", "float16", "bfloat16", "float64")
@@ -40,13 +40,13 @@ class Port:
 
 
 def _ends(scale: float, zero_point: int, levels: str) -> tuple[float, float]:
-    """Return the ends of the range that an integer dtype can hold."""
+    """Return the least and greatest real values that an integer dtype holds at this scale."""
     limits = np.iinfo(levels)
     return scale * (limits.min - zero_point), scale * (limits.max - zero_point)
 
 
 def rounded(port: Port, scale: float, zero_point: int, levels: str) -> Port:
-    """Return a port that is quantized to this dtype.
+    """Return a port whose values are rounded to this integer dtype.
 
     >>> rounded(Port("x", (2,), "uint8"), 0.5, 0, "uint8").high
     127.5
@@ -117,7 +117,7 @@ class Layer:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether its weights are integers."""
+        """Whether the layer's weights are integers."""
         return self.weights not in FLOATS
 
 
@@ -157,12 +157,12 @@ class Contents:
 
     @property
     def weight_dtype(self) -> str:
-        """The dtypes of the weights of `narrowed`."""
+        """The stored dtypes of the layers in `narrowed`, the most frequent first."""
         return _listed(map(attrgetter("weights"), self.narrowed))
 
     @property
     def activation_dtype(self) -> str:
-        """The dtypes of the activations of `narrowed`."""
+        """The input dtypes of the layers in `narrowed`, the most frequent first."""
         return _listed(map(attrgetter("activations"), self.narrowed))
 
     @property

@@ -15,7 +15,7 @@ from resnet8ptq.core.records import pack as pack_records
 
 _MAX_BYTES = 2**31 - 1
 _KNOWN = re.compile(r"XNN\w+|(aten|quantized_decomposed|executorch_prim|dim_order_ops)::.*")
-# torch's codes of types.
+# By torch's code of a scalar type.
 _DTYPES = {0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "float16", 6: "float32"}
 
 
@@ -32,8 +32,8 @@ def fetch(path: Path) -> bytes:
 def read(content: bytes, path: Path) -> Contents:
     """Return the description of a program.
 
-    Raises:
-        ModelError: damaged, or with operators that are neither torch's nor XNNPACK's.
+    Raises: ModelError: the file is damaged, or has operators that are neither torch's nor
+        XNNPACK's.
     """
     with errors_as(ModelError, f"{path}: not an ExecuTorch program for XNNPACK"):
         operators = executorch.read_operators(content)
@@ -61,7 +61,7 @@ def read(content: bytes, path: Path) -> Contents:
 
 
 def open_run(content: bytes, threads: int) -> RawRun:
-    """Load a program in ExecuTorch's runtime, which plans memory for a largest batch."""
+    """Load a program in ExecuTorch's runtime; larger batches than its memory plan run in parts."""
     network = LoadedProgram(content, threads)
 
     def run(values: Any) -> Any:

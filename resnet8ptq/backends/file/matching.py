@@ -1,7 +1,7 @@
 """Matches a file's inputs and outputs to those of the FP32 network, by name and shape.
 
-The result has the form of the settings `backend.inputs` and `backend.outputs`, so that a run's
-config holds it, and the user can resolve an ambiguous match.
+The result has the form of the settings `backend.inputs` and `backend.outputs`. A run's config
+therefore holds it, and a user resolves an ambiguous match with the same settings.
 """
 
 import itertools
@@ -49,7 +49,9 @@ def match_outputs(tensors: Sequence[Tensor], ports: Sequence[Port], asked: Any, 
 
 
 def _pair(key: str, tensors: Sequence[Tensor], ports: Sequence[Port], asked: Any) -> Match:
-    """Return the pairs in the network's order: by setting, name, shape, or as the last pair."""
+    """Pair tensors and ports by setting, name or shape, or as the last of each; in network
+    order.
+    """
     names = [tensor.name for tensor in tensors]
     matched = _read_all(key, names, ports, asked=asked)
     # The surest way first: names may differ, and shapes may be equal by chance
@@ -80,14 +82,14 @@ def _taken_ports(matched: Match) -> set[Any]:
 
 
 def _port_of(matched: Match, name: str) -> Any:
-    """Return the name of the port for a tensor; None if it has none yet."""
+    """Return the name of a tensor's port; None if the tensor has no port yet."""
     return matched.get(name, {}).get("name")
 
 
 def _read_all(
     key: str, names: Sequence[str], ports: Sequence[Port], asked: Any
 ) -> dict[str, dict[str, Any]]:
-    """Return the setting's pairs.
+    """Return the pairs that the setting names, by tensor of the network.
 
     Raises:
         ConfigError: the setting names an unknown tensor or port.
@@ -152,7 +154,7 @@ def _plain(name: str) -> str:
 def _complete(
     pair: dict[str, Any], tensor: Tensor, ports: Sequence[Port], is_input: bool, path: Any
 ) -> None:
-    """Add layout and scale of a pair, in place."""
+    """Add the layout and the scale that a pair lacks, in place."""
     network = tensor.shape
     side = "inputs" if is_input else "outputs"
     key = f"backend.{side}.{tensor.name}"
@@ -195,7 +197,7 @@ def _complete(
 
 
 def _ways(have: Shape, takes: Shape) -> list[tuple[int, ...] | None]:
-    """Return the permutations of axes that turn one shape into another; None: unchanged.
+    """Return the permutations of axes that turn one shape into another; None keeps the order.
 
     A free size fits every size. A permutation that fits by known sizes alone excludes the others.
     """
@@ -245,7 +247,7 @@ def _differ_in_sizes(have: Shape, takes: Shape) -> bool:
 def _open(
     key: str, tensors: Sequence[Tensor], ports: Sequence[Port], path: Any, why: str
 ) -> ConfigError:
-    """Return the error of a missing pair, with the setting that would name all."""
+    """Return the error of a missing pair; its message shows the setting to complete."""
     listed = ", ".join(map(str, ports))
     pairs = ", ".join(f"{tensor.name}: ..." for tensor in tensors)
     return ConfigError(f"{key}: {why}; {path} has {listed}; try '{key}={{{pairs}}}'")

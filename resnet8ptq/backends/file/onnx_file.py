@@ -1,4 +1,4 @@
-"""Reads a quantized ONNX file: QDQ, QOperator, dynamic, weights in blocks, float16."""
+"""Reads a quantized ONNX file: QDQ, QOperator, dynamic, blockwise weights, or float16."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ from resnet8ptq.graph.qdq import AT_OUTPUT
 from resnet8ptq.graph.session import between, end_at_logits, expose, open_session, session_inputs
 from resnet8ptq.models.gates import onnx as gate
 
-# By operator: the input index of its weights, and of its data's zero point (-1: none).
+# By operator: the input indices of its weights and its data's zero point (-1: no zero point).
 _LAYERS = {
     **dict.fromkeys(("Conv", "ConvTranspose", "Gemm", "MatMul", "FusedConv", "FusedGemm"), (1, -1)),
     **dict.fromkeys(("FusedMatMul", "LSTM", "GRU", "RNN", "Attention", "NhwcFusedConv"), (1, -1)),
@@ -41,8 +41,8 @@ _LAYERS = {
 }
 _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _ON_INTEGERS = {"QLinearConv": 0, "QLinearMatMul": -1}  # the axis of the weights' scales
-_DYNAMIC = {"ConvInteger": 0, "MatMulInteger": -1}  # the same; their scales follow in a Mul
-# By operator: the input indices of scale and zero point, of its data and of its output.
+_DYNAMIC = {"ConvInteger": 0, "MatMulInteger": -1}  # the axis; a Mul after them has the scales
+# By operator: the input indices of the scale and the zero point, for its data or its output.
 _SCALES = {"DequantizeLinear": (1, 2), "QLinearConv": (1, 2), "QLinearMatMul": (1, 2)}
 _SCALES |= {"QGemm": (1, 2), "QuantizeLinear": (1, 2)}
 _OUTPUT_SCALES = {"QuantizeLinear": (1, 2), "QLinearConv": (6, 7), "QLinearMatMul": (6, 7)}
@@ -91,7 +91,7 @@ def open_tensors(content: bytes, threads: int) -> Tensors:
 
     `Tensors.run` does not optimize the graph; `Tensors.run_kernels` does, as in use.
 
-    A rounded tensor is returned once: its rounded values, under the name of the float tensor.
+    A tensor that the file rounds is returned once, rounded, under the name of the float tensor.
     """
     proto = onnx.ModelProto.FromString(content)
     graph = _Graph.of(proto.graph)
@@ -99,7 +99,7 @@ def open_tensors(content: bytes, threads: int) -> Tensors:
     exposed = expose(proto, [*inner]).SerializeToString()
     defined = open_session(exposed, threads, optimized=False, arena=False)
 
-    # Those with float values, or integers with a scale
+    # Only float tensors, and integers whose scale is known
     types = {value.name: value.type for value in defined.get_outputs()}
     kept = {}
     for name, tensor in inner.items():
@@ -175,7 +175,7 @@ class _Graph:
         return cls(constants, producers, consumers)
 
     def input(self, value: onnx.ValueInfoProto) -> Port:
-        """Return an input, with the scale that its consumers give it, if all give the same."""
+        """Return an input, with the scale that its consumers use if all use the same one."""
         triples = set()
         for node in self._takers(value.name):
             triples.add(self._scale(node, _SCALES.get(node.op_type)))
@@ -195,7 +195,7 @@ class _Graph:
         return takers
 
     def output(self, value: onnx.ValueInfoProto) -> Port:
-        """Return an output, with the scale that its producer gives it."""
+        """Return an output, with the scale that its producer rounds it to."""
         node = self.producers.get(value.name)
         while node is not None and node.op_type in _MOVES and node.op_type != "Cast":
             node = self.producers.get(node.input[0])
@@ -285,8 +285,8 @@ class _Graph:
     def _dequantized_dynamic(self, node: onnx.NodeProto) -> dict[str, dict[str, Any]]:
         """Return the attributes of `Inner` for a layer of integers, by its float outputs.
 
-        As `quantize_dynamic` writes it: Cast, a Mul by the scales of data and weights, and an Add
-        of the bias. Empty for another form.
+        Expects the nodes that `quantize_dynamic` writes: a Cast, a Mul by the scales of data and
+        weights, and an Add of the bias. Returns an empty dict for any others.
         """
         cast = self._only_taker(node.output[0], "Cast")
         scaled = self._only_taker(cast.output[0], "Mul") if cast else None
@@ -310,7 +310,7 @@ class _Graph:
                 return {}
             zero = self._constant(node.input[3])
 
-        # One value for all weights, or one by channel
+        # Scale and zero point hold one value, or one for each channel
         shape = [1] * levels.ndim
         axis = _DYNAMIC[node.op_type]
         shape[axis] = -1
@@ -319,7 +319,7 @@ class _Graph:
         centred = levels.astype(np.float32) - zero.astype(np.float32).reshape(shape)
         weights = {"weights": centred * scale.reshape(shape), "weight_dtype": str(levels.dtype)}
 
-        # Without a bias the Mul has the layer's output
+        # The layer's float output is that of the Mul, or of the Add after it
         attributes = {scaled.output[0]: weights}
         biased = self._only_taker(scaled.output[0], "Add")
         if biased is not None:
@@ -337,10 +337,10 @@ class _Graph:
         return numpy_helper.to_array(self.constants[name])
 
     def _layer(self, node: onnx.NodeProto | None) -> str:
-        """Return the output of a layer, or of the layer before an activation; else empty."""
+        """Return the output of a layer, or of the layer before an activation; empty for others."""
         if node is not None and node.op_type in FUSED:
             node = self.producers.get(node.input[0])
-        ends = (*_PRODUCTS, *_ON_INTEGERS, "Mul", "Add")  # the last two of dynamic layers
+        ends = (*_PRODUCTS, *_ON_INTEGERS, "Mul", "Add")  # Mul and Add end dynamic layers
         if node is None or node.op_type not in ends:
             return ""
         return node.output[0]
@@ -407,7 +407,9 @@ class _Graph:
     def _scale(
         self, node: onnx.NodeProto, places: tuple[int, int] | None
     ) -> tuple[float, int, str] | None:
-        """Return scale, zero point and its dtype from these inputs; None unless per tensor."""
+        """Return scale, zero point and its dtype from these inputs; None if there is one per
+        channel.
+        """
         if places is None or len(node.input) <= places[0]:
             return None
         scale = self._scalar(node.input[places[0]])

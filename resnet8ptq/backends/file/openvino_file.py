@@ -1,6 +1,6 @@
 """Reads a quantized network of OpenVINO: an .xml file and the .bin file beside it.
 
-Both are kept in one zip archive, whose members are stored unchanged.
+`fetch` packs both files unchanged into one zip archive.
 """
 
 from collections import Counter
@@ -47,7 +47,7 @@ def read(content: bytes, path: Path) -> Contents:
     """Return the description of a file that `fetch` has read.
 
     Raises:
-        ModelError: damaged, or the graph has operators that are not OpenVINO's.
+        ModelError: the file is damaged, or has operators that are not OpenVINO's.
     """
     with errors_as(ModelError, f"{path}: OpenVINO cannot read it"):
         graph = archive.read(content)
@@ -82,7 +82,7 @@ def open_run(content: bytes, threads: int) -> RawRun:
 def open_tensors(content: bytes, threads: int) -> Tensors:
     """Compile a copy of a file whose outputs are the float tensors of its graph.
 
-    A rounded tensor is returned once: its rounded values, under the name of the float tensor.
+    A tensor that the file rounds is returned once, rounded, under the name of the float tensor.
     """
     graph = archive.read(content)
 
@@ -96,7 +96,7 @@ def open_tensors(content: bytes, threads: int) -> Tensors:
             if operator.get_type_name() == "FakeQuantize":
                 rounded_from.add(names[0])
 
-    # The float tensors among them
+    # Keep the float tensors that depend on an input
     inner = []
     values = []
     for operator in graph.get_ordered_ops():
@@ -129,9 +129,9 @@ class _Layer:
     """The weights of a layer in a file.
 
     Attributes:
-        weights: the graph's value that holds them, computed from constants only.
-        stored: their stored dtype.
-        grouped: whether their first axis counts groups.
+        weights: the graph's value that holds the weights, computed from constants only.
+        stored: the stored dtype of the weights.
+        grouped: whether the first axis of the weights counts groups.
     """
 
     weights: Any
@@ -172,7 +172,9 @@ def _is_constant(value: Any) -> bool:
 
 
 def _compute(layers: list[_Layer]) -> list[NDArray[np.float32]]:
-    """Return the weights of layers; grouped ones with the group axis merged into the next."""
+    """Return the weights of layers; the group axis of grouped weights is merged into the next
+    axis.
+    """
     if not layers:
         return []
     values = [layer.weights for layer in layers]

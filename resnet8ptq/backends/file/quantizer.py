@@ -1,7 +1,7 @@
-"""A file quantized by another program, scored unchanged and compared with its FP32 network.
+"""Scores a file of another program unchanged, and compares it with its FP32 network.
 
-The file is untrusted: `reading` checks it. `matching` maps its inputs and outputs to those of the
-FP32 network, which runs in the file's framework if that framework supports it.
+The file is untrusted: `reading` checks it. `matching` maps the file's inputs and outputs to those
+of the FP32 network. FP32 runs in the file's framework if that framework can run it.
 """
 
 import logging
@@ -52,7 +52,7 @@ _TAKES: Takes = {
     "slim": ([False], _UNCHANGED),
 }
 
-# By the framework of a file: its function that counts kernels.
+# By a file's framework: the function that counts its kernels.
 _COUNTERS = {
     "onnx": "resnet8ptq.backends.onnx.profiler:count_kernels",
     "openvino": "resnet8ptq.backends.openvino.profiler:count_kernels",
@@ -68,7 +68,7 @@ class FileQuantizer(Quantizer):
         return (self._options.fp32 or self._engine) in ("torch", "executorch")
 
     def resolve(self, decisions: Decisions | None = None) -> Resolved:
-        """Return the dtypes of the file."""
+        """Return the dtypes of the file; refuse settings that would change it."""
         refuse_others(self.config, _TAKES)
         contents = self._admitted.contents
         engine = None
@@ -107,7 +107,7 @@ class FileQuantizer(Quantizer):
     def quantize(
         self, model: Fp32Model, decisions: Decisions, calibration: Split, folder: Path
     ) -> Artifact:
-        """Copy the file as a single file; see `contract.Quantizer`."""
+        """Copy the file, with its external data, as a single file; see `contract.Quantizer`."""
         self.resolve()
         admitted = self._admitted
         contents = admitted.contents
@@ -165,7 +165,9 @@ class FileQuantizer(Quantizer):
         )
 
     def count_kernels(self, path: Path) -> tuple[int, int]:
-        """Count kernels in ONNX Runtime and OpenVINO; elsewhere, layers stored as integers."""
+        """Count the kernels of ONNX Runtime and OpenVINO; for others, the layers stored as
+        integers.
+        """
         counter = _COUNTERS.get(self._engine)
         if counter is not None:
             counts: tuple[int, int] = resolve_name(counter)(path)

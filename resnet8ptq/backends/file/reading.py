@@ -1,6 +1,7 @@
 """Checks, describes and test-runs an untrusted file, in a separate process.
 
-The cache keeps it as a single file, with its description. Then this process may load it.
+The cache keeps the file as a single file, with its description. This process loads only files that
+passed the check.
 """
 
 import json
@@ -21,7 +22,7 @@ from resnet8ptq.core.console import waiting
 from resnet8ptq.core.descriptor import find_readers
 from resnet8ptq.core.errors import ConfigError, ModelError, UnsupportedError, errors_as
 
-_FREE = 8  # the size to try for a free size
+_FREE = 8  # the length that a test run gives to an axis of free size
 _CODE = (".pt", ".pth", ".jit", ".ptl")
 
 
@@ -41,7 +42,7 @@ class Admitted:
         """Load a copy that returns every float tensor inside the file.
 
         Raises:
-            UnsupportedError: the format does not give its tensors.
+            UnsupportedError: files of this format do not give their inner tensors.
         """
         if not gives_tensors(self.path.suffix):
             raise UnsupportedError(f"{self.path.suffix} files do not give their inner tensors")
@@ -49,7 +50,7 @@ class Admitted:
         return tensors
 
     def open_logits(self, threads: int) -> RawRun | None:
-        """Load a copy that ends before the final softmax; None without one."""
+        """Load a copy that ends before the final softmax; None without a softmax."""
         run: RawRun | None = reader_of(self.path).open_logits(self.path.read_bytes(), threads)
         return run
 
@@ -58,7 +59,7 @@ def find_path(options: BackendConfig) -> Path:
     """Return the file that the settings name.
 
     Raises:
-        ConfigError: they name no file.
+        ConfigError: the settings name no file.
     """
     if options.path is None:
         suffixes = " | ".join(find_readers())
@@ -70,7 +71,7 @@ def find_suffix(path: Path) -> str:
     """Return the suffix of a file that can be scored.
 
     Raises:
-        ConfigError: its format is unknown, or holds code.
+        ConfigError: the format of the file is unknown, or holds code.
     """
     suffix = path.suffix.lower()
     takes = f"expected {' | '.join(find_readers())}"
@@ -89,11 +90,11 @@ def find_suffix(path: Path) -> str:
 
 
 def admit(path: Path, cache_root: Path) -> Admitted:
-    """Check and describe a file; the cache keeps both.
+    """Check and describe a file; the cache keeps the file and its description.
 
     Raises:
         ConfigError: the file is missing, unsafe, damaged, or cannot be run at its fixed sizes.
-        UnsupportedError: the library that runs it is not installed.
+        UnsupportedError: the library that runs the file is not installed.
     """
     suffix = find_suffix(path)
     name = "model.zip" if suffix == ".xml" else f"model{suffix}"  # the name in the cache

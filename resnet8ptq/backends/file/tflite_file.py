@@ -40,7 +40,7 @@ def fetch(path: Path) -> bytes:
     """Return the file's content.
 
     Raises:
-        ModelError: damaged, or with operators that are not TFLite's own.
+        ModelError: the file is damaged, or has operators that are not TFLite's own.
     """
     content = files.read_bytes(path, _MAX_BYTES)
     with errors_as(ModelError, f"{path}: not a TFLite model"):
@@ -63,7 +63,7 @@ def read(content: bytes, path: Path) -> Contents:
     rounds_inputs = False
     for layer in tflite.layers(model):
         constant = unpacked.get(id(layer.weights))
-        if constant is not None:  # its kernel takes floats
+        if constant is not None:  # the layer's kernel takes floats
             layers.append(_layer(replace(layer, weights=constant)))
             continue
         stored = _layer(layer)
@@ -83,7 +83,7 @@ def read(content: bytes, path: Path) -> Contents:
 def _unpacked_constants(model: Any) -> dict[int, Any]:
     """Return the constants that a DEQUANTIZE turns into float32, by the id of its output.
 
-    TensorFlow's converter stores float16 weights so, and other tools weights in 8 bits.
+    TensorFlow's converter stores float16 weights this way, and other tools 8-bit weights.
     """
     tensors = model.subgraphs[0].tensors
     constants = {}
@@ -104,7 +104,7 @@ def open_tensors(content: bytes, threads: int) -> Tensors:
     """Load the file with an interpreter that keeps every tensor; integers are dequantized."""
     model = tflite.read_model(content)
     tensors = model.subgraphs[0].tensors
-    made: list[int] = []  # without the conversions, whose outputs are their inputs again
+    made: list[int] = []  # without conversions, which only repeat their inputs in another dtype
     for name, operator in tflite.operators(model):
         if name not in ("QUANTIZE", "DEQUANTIZE"):
             made += map(int, operator.outputs)

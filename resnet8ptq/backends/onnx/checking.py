@@ -2,8 +2,8 @@
 
 The file defines its outputs: each node is computed separately, without graph optimization. With
 optimization, integer kernels replace groups of nodes; the outputs should differ by rounding alone.
-They differ more if an optimizer has a fault or sums saturate in 16 bits, which happens on some
-releases and CPUs. Then the file is right, but its results on this machine are wrong.
+On some releases and CPUs they differ more, because an optimizer has a fault or sums saturate in 16
+bits. The file is then right, but its results on this machine are wrong.
 """
 
 import logging
@@ -21,8 +21,8 @@ from resnet8ptq.tasks.scoring.distortion import sqnr_db
 log = logging.getLogger(__name__)
 
 LIMIT_DB = 40.0  # ResNet8 in 8 bits has 46 to 48 dB, and 35 dB with weights of 4 bits
-# ONNX Runtime's optimizers that change how a quantized graph is computed. There is no call that
-# lists them. Names that a release does not know are ignored.
+# ONNX Runtime's optimizers that change how a quantized graph is computed. No call of ONNX Runtime
+# lists them, and a release ignores names that it does not know.
 OPTIMIZERS = (
     "QDQSelectorActionTransformer",
     "QDQPropagationTransformer",
@@ -111,7 +111,7 @@ def find_optimizer(
     for optimizer in OPTIMIZERS:
         outputs = open_file(without=[optimizer])(samples)
         sqnr = sqnr_db(defined, outputs)
-        if sqnr is None or sqnr >= max(LIMIT_DB, kernels_db + 3):  # 3 dB: half of the noise
+        if sqnr is None or sqnr >= max(LIMIT_DB, kernels_db + 3):  # +3 dB halves the noise
             return optimizer
     return None
 

@@ -39,8 +39,8 @@ def quantize(
 ) -> None:
     """Write the dynamically quantized model to `path`; `onnx_path` is a copy that may change.
 
-    With per_channel=true, products of several matrices stay in float: their kernels have no scale
-    for each channel.
+    With per_channel=true, products of several constant matrices stay in float, because their
+    kernels take no scale for each channel.
     """
     proto = onnx.load(onnx_path)
     stacks = []

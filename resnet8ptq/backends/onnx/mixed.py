@@ -1,7 +1,7 @@
 """`method=mixed`: static convolutions, and dynamic matrix products and LSTMs, in one file.
 
-A static range fits convolutions, whose dynamic kernel is slower than FP32. A range computed at
-inference fits matrix products, and is the only one that ONNX Runtime takes for an LSTM.
+Convolutions get static ranges, because their dynamic kernel is slower than FP32. Matrix products
+get ranges that are computed at inference; ONNX Runtime accepts no others for an LSTM.
 """
 
 from collections.abc import Collection
@@ -47,9 +47,9 @@ def find_dynamic(graph: onnx.GraphProto, skipped: Collection[str]) -> list[str]:
 def find_not_static(graph: onnx.GraphProto, left: Collection[str]) -> list[str]:
     """Return the names of the nodes without a static range.
 
-    These are the nodes in `left`, and the operators without weights that no static layer reads: to
-    round their values costs time and gains nothing. A Relu or Clip in a convolution's kernel has a
-    range.
+    These are the nodes in `left`, and the operators without weights that no static layer reads:
+    rounding their values costs time and gains nothing. A Relu or Clip that runs in a convolution's
+    kernel keeps a static range.
 
     Args:
         left: names of the dynamic nodes and of those in float.

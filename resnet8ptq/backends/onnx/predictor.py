@@ -26,7 +26,7 @@ def check_file(path: Path) -> None:
 
 
 def load(path: Path, threads: int, provider: str = CPU) -> Predictor:
-    """Load an ONNX file; it runs on `threads` threads, and on an execution provider.
+    """Load an ONNX file, to run on `threads` threads of an execution provider.
 
     Raises:
         UnsupportedError: the provider is missing, does not start, or refuses the file.
@@ -39,7 +39,7 @@ def load(path: Path, threads: int, provider: str = CPU) -> Predictor:
 
 
 def open_kernels(path: Path, threads: int, provider: str, without: Sequence[str] = ()) -> Run:
-    """Load a file as a function without the given optimizers; see `load`."""
+    """Load a file as a function, with some optimizers disabled; see `load`."""
     if provider == CPU:
         return open_runner(str(path), threads, without=without)
     return partial(_run, _open(provider, str(path), threads, without))

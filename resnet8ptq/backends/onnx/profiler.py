@@ -83,7 +83,7 @@ def read_trace(events: Sequence[Event], unfused: Collection[str], runs: int) -> 
 def _kind(args: Mapping[str, Any]) -> str:
     if args["op_name"] in _CONVERSIONS:
         return "conversion"
-    if args["op_name"] == weight_only.OPERATOR:  # its 8-bit tensor holds weights alone
+    if args["op_name"] == weight_only.OPERATOR:  # only its weights have 8 bits
         return "float"
     dtypes = set[str]().union(*args.get("input_type_shape", ()))  # of each tensor: dtype to shape
     if dtypes & {"int8", "uint8"}:
@@ -92,9 +92,9 @@ def _kind(args: Mapping[str, Any]) -> str:
 
 
 def find_unfused(graph: onnx.GraphProto) -> set[str]:
-    """Return the nodes that compute in float between DequantizeLinear and QuantizeLinear.
+    """Return the names of nodes that compute in float between DequantizeLinear and QuantizeLinear.
 
-    The quantizer meant them for integer kernels, but ONNX Runtime's optimizer did not fuse them.
+    The quantizer meant these nodes for integer kernels, but ONNX Runtime did not fuse them.
     """
     producers: dict[str, str] = {}
     consumers: dict[str, set[str]] = defaultdict(set)

@@ -87,7 +87,7 @@ _16_BITS_TAKES: Takes = {
     "format": ([None, "qdq", "auto"], "16-bit activations take format=qdq"),
     "reduce_range": ([None, False], "no kernel sums 16-bit activations in 16 bits"),
 }
-# In a network with attention, float operators follow these: rounding their output gains nothing.
+# In a network with attention, float operators read these outputs: rounding gains nothing.
 _FLOAT_OUTPUTS = ["MatMul", "Gemm"]
 _INTEGER_LAYERS = ("QLinearConv", "QGemm", "QLinearMatMul")
 
@@ -108,7 +108,7 @@ class OnnxQuantizer(Quantizer):
         return () if self.config.format == "qoperator" else ("AveragePool",)
 
     def resolve(self, decisions: Decisions | None = None) -> Resolved:
-        """Return dtypes, schemes and the format; check kernels that may be missing."""
+        """Return dtypes, schemes and the format; refuse an execution provider that is missing."""
         config = self.config
         if self.provider != CPU:
             predictor.refuse_missing(self.provider)
@@ -125,7 +125,7 @@ class OnnxQuantizer(Quantizer):
         file_format = {"qdq": "QDQ", "qoperator": "QOperator"}.get(config.format or "qdq")
         plan = Plan.of(decisions or self.asked, weights)
 
-        # Each method and width takes some of the settings
+        # Each method and bit width accepts only some of the settings
         wide = dtype == "uint16"
         if plan.is_narrow:
             refuse_others(config, _NARROW_TAKES)
@@ -151,12 +151,12 @@ class OnnxQuantizer(Quantizer):
         )
         if wide:
             resolved = replace(resolved, activation_bits=16)
-        if wide or plan.is_narrow:  # ONNX Runtime has no integer kernel for them
+        if wide or plan.is_narrow:  # ONNX Runtime has no integer kernel for these widths
             resolved = replace(resolved, execution="simulated")
         return resolved
 
     def fit(self, model: Fp32Model) -> dict[str, object]:
-        """Choose the format if it is `auto`; see `contract.Quantizer`.
+        """Choose the format if it is `auto`, and refuse what cannot work; see `contract.Quantizer`.
 
         With method=weight_only, `op_types` is set to the operators that the method supports.
         """
@@ -168,7 +168,7 @@ class OnnxQuantizer(Quantizer):
             weight_storage.check_storable(graph, (), half=True)
             return {}
 
-        # Each method checks that something is left to quantize
+        # Refuse a selection that leaves nothing to quantize
         skipped = find_float_nodes(graph, self.select(self.asked))
         if config.method == "mixed":
             mixed.check_both_kinds(graph, skipped)
@@ -242,7 +242,7 @@ class OnnxQuantizer(Quantizer):
                 self._save(proto, temporary, calibration)
                 return Artifact(path, weight_storage.count_layers(proto.graph))
 
-            # From here on, some layers compute on integers
+            # The methods from here on compute some layers on integers
             skipped, dynamic_nodes = self._find_skipped(proto.graph, decisions)
             file_format = self._choose_format(proto.graph, decisions, skipped)
             tables = self._find_tables(proto.graph, decisions, skipped)
@@ -288,7 +288,7 @@ class OnnxQuantizer(Quantizer):
         onnx.save(slim(written), path)
         with errors_as(QuantizationError, "slim: the slimmed file is invalid"):
             predictor.check_file(path)
-        # With graph optimization, the slim copy of a network of 96 convolutions rounded
+        # Compare without graph optimization: with it, a slim copy (96 convolutions) rounded
         # differently.
         batches = calibration.batches(self.config.calib.batch_size)
         threads = self.runtime.threads
@@ -300,7 +300,9 @@ class OnnxQuantizer(Quantizer):
     def _find_skipped(
         self, graph: onnx.GraphProto, decisions: Decisions
     ) -> tuple[list[str], list[str]]:
-        """Return the nodes without a static range; with method=mixed, the dynamic ones too."""
+        """Return the nodes without a static range, and, with method=mixed, those with dynamic
+        ranges.
+        """
         skipped = find_float_nodes(graph, self.select(decisions))
         if self.config.method != "mixed":
             return skipped, []
@@ -313,7 +315,7 @@ class OnnxQuantizer(Quantizer):
         if count > 0:
             return count
 
-        # Two causes that other settings avoid: products of several matrices, and an LSTM
+        # Products of several matrices and an LSTM are causes that other settings avoid
         on_operators = self.config.method == "dynamic" or file_format == "qoperator"
         if self.config.per_channel and on_operators:
             stacks = find_stacks(network)
@@ -380,13 +382,13 @@ class OnnxQuantizer(Quantizer):
     ) -> list[str]:
         """Return the nodes whose embedding tables are stored in 8 bits, with a scale for each row.
 
-        Empty with `method=weight_only` and `Gather` in `op_types`: these tables have 4 bits in
+        Empty with `method=weight_only` and `Gather` in `op_types`, which stores tables in 4-bit
         blocks.
         """
         method = self.config.method
         if method == "weight_only" and "Gather" in weight_only.find_operators(self.config):
             return []
-        if method in ("weight_only", "mixed"):  # no static layer reads them
+        if method in ("weight_only", "mixed"):  # no static layer reads the tables
             skipped = decisions.in_float
         return [node.name for node in find_tables(graph) if node.name not in skipped]
 
@@ -402,10 +404,10 @@ class OnnxQuantizer(Quantizer):
     def _find_unsplit(
         self, graph: onnx.GraphProto, left: Collection[str]
     ) -> dict[str, list[dict[str, str]]]:
-        """Return the constants that have one scale although others have a scale for each channel.
+        """Return the constants that keep one scale with per_channel=true; no other options are set.
 
-        With scales by channel, the kernel of several matrices fails, and so does the bias of
-        grouped weights.
+        With a scale for each channel, products of several matrices do not run, and the bias of
+        grouped weights fails.
         """
         names = {*find_stacks(graph), *find_split_groups(graph)}.difference(left)
         nodes = [node for node in graph.node if node.name in names]
@@ -441,7 +443,7 @@ class OnnxQuantizer(Quantizer):
         # Layers that keep one scale for all channels, or none at all
         ranges = activations.find_around(in_float)
         whole: dict[str, list[dict[str, str]]] = {}  # weights with one scale, and no other options
-        if config.per_channel and file_format == "qoperator":  # which takes no such option
+        if config.per_channel and file_format == "qoperator":  # which has no option for one scale
             in_float |= dict.fromkeys(find_stacks(graph))
         elif config.per_channel:
             whole = self._find_unsplit(graph, in_float)
@@ -505,7 +507,8 @@ def _name_scheme(symmetric: bool) -> str:
 def _lines_counted() -> Iterator[None]:
     """Log one line with the number of biases beyond 32 bits; ONNX Runtime logs a line for each.
 
-    Its lines about scales without a channel axis, tensors of integers and copies are dropped.
+    The context drops ONNX Runtime's lines about scales without a channel axis, integer tensors and
+    copies.
     """
     raised = cut = 0
 
@@ -516,7 +519,7 @@ def _lines_counted() -> Iterator[None]:
         cuts = message.startswith("Quantized bias") and "exceeds the range" in message
         raised += raises
         cut += cuts
-        # Scales of a normalization, which are per tensor: they have no second axis.
+        # A normalization's scales have no second axis, so they are quantized per tensor.
         vector = message.startswith("Axis ") and message.endswith("with rank 1")
         integers = message.startswith("Inference failed or unsupported type")  # such as a shape
         copied = message.startswith("Created a copy of bias input")
@@ -545,7 +548,7 @@ def _lines_counted() -> Iterator[None]:
 def count_quantized_layers(proto: onnx.ModelProto) -> int:
     """Count convolutions and matrix products on integers, and those with weights in blocks.
 
-    In QDQ format these are float operators with dequantized data and weights.
+    In QDQ format, a layer on integers is a float operator with dequantized data and weights.
     """
     nodes = proto.graph.node
     stored = weight_storage.count_layers(proto.graph)

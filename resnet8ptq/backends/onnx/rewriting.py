@@ -49,7 +49,7 @@ from resnet8ptq.precision.grid import WeightScheme
 _TYPES = {4: (TensorProto.INT4, 21, 10), 2: (TensorProto.INT2, 25, 13)}
 _INTEGER = ("QGemm", "QLinearConv", "QLinearMatMul")
 _SAME_SCALE = (*MOVING, "Gather", "MaxPool", "Pad", "Resize", "Split")  # in QOperator format
-_ROUNDED = ("Conv", "ConvTranspose", "Gemm")  # on loading, see `protect_float_layers`
+_ROUNDED = ("Conv", "ConvTranspose", "Gemm")  # when ONNX Runtime loads a file
 _NARROW = {ir.DataType.INT4, ir.DataType.INT2}
 _EIGHT_BITS = (
     "float_output with format=qoperator: the last layer becomes {}, which returns 8 bits; expected "
@@ -63,7 +63,7 @@ def raise_opset_for_bits(proto: onnx.ModelProto, bits: int) -> onnx.ModelProto:
     Raises:
         UnsupportedError: an operator cannot be converted.
     """
-    stored = 4  # weights of 3 bits too; 16-bit activations came with the same opset
+    stored = 4  # 3-bit weights are stored in 4 bits; 16-bit activations need the same opset
     if bits == 2:
         stored = 2
     _, opset, ir_version = _TYPES[stored]
@@ -95,7 +95,8 @@ def write_narrow_weights(network: onnx.GraphProto, schemes: Mapping[str, WeightS
             weights = read_weights(originals, layer)
             grid = scheme.grid(weights, 0)
             levels = np.moveaxis(grid.quantize(weights), 0, channel_axis(layer))
-            # ONNX Runtime 1.31 fuses 2-bit weights of a Gemm, and computes wrong values.
+            # ONNX Runtime 1.31 fuses a Gemm with 2-bit weights and computes wrong values: store 4
+            # bits.
             bits = 2 if scheme.bits == 2 and layer.op_type == "Conv" else 4
             kind, _, _ = _TYPES[bits]
             shape: tuple[int, ...] = ()
@@ -144,7 +145,7 @@ def add_readers(model: ir.Model) -> None:
 
 
 def _copy_after(node: ir.Node, value: ir.Value, name: str) -> ir.Value:
-    """Return an Identity of a tensor, after the node that computes it."""
+    """Return the output of a new Identity, inserted after the node that computes a tensor."""
     copy = ir.node("Identity", [value], outputs=[ir.Value(name=name)], name=name)
     node.append(copy)
     return copy.outputs[0]
@@ -232,7 +233,7 @@ def leave_output_in_float(model: ir.Model) -> None:
         UnsupportedError: the last layer's integer operator returns 8 bits only.
     """
     for layer in _find_last(model.graph):
-        if layer.op_type in dynamic.LAYERS:  # they return float
+        if layer.op_type in dynamic.LAYERS:  # their outputs are float already
             continue
         output = layer.outputs[0]
         rounded = []  # the output, after quantization
@@ -269,10 +270,10 @@ def protect_float_layers(model: ir.Model) -> None:
 
     On loading, ONNX Runtime's WeightBiasQuantization (since 1.21) rounds the weights of a float
     Conv, ConvTranspose or Gemm between DequantizeLinear and QuantizeLinear, per tensor, and runs it
-    on integers: https://github.com/microsoft/onnxruntime/pull/22969. Only a session option turns
-    this off, and everyone who deploys the file would need to set it. No optimizer removes the Sum.
-    Layers with weights below 8 bits need the same: they compute in float, their biases would be
-    rounded, and 2-bit weights would reach integer kernels that do not take them (1.31).
+    on integers: https://github.com/microsoft/onnxruntime/pull/22969. A session option turns this
+    off, but every user of the file would need to set it. No optimizer removes the Sum. Layers with
+    weights below 8 bits compute in float and need the Sum too: otherwise their biases would be
+    rounded, and 2-bit weights would reach integer kernels that do not support them (1.31).
     """
     for node in model.graph:
         dequantize = producer_of(node, 0)
@@ -318,7 +319,7 @@ def _is_quantized(value: ir.Value) -> bool:
 def quantize_tables(names: Collection[str]) -> Pass:
     """Return a pass that stores the tables of the Gather nodes `names` in 8 bits.
 
-    See `round_rows`. A float table that another node reads stays too.
+    See `round_rows`. If another node reads a float table, the file keeps that table as well.
     """
 
     def quantize(model: ir.Model) -> None:

@@ -17,7 +17,7 @@ _WINDOW_DEFAULTS = {"strides": 1, "dilations": 1, "pads": 0}
 def slim(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy without descriptions, long names, unused opsets, defaults and duplicates.
 
-    Inputs and outputs keep their names. `contract.check_same` checks that the results are the same.
+    Inputs and outputs keep their names. `contract.check_same` then compares the results bit by bit.
     """
     graph = onnx.GraphProto(
         name="g",
@@ -45,9 +45,9 @@ def slim(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _merge_constants(graph: onnx_ir.Graph) -> None:
-    """Merge equal constants, in the compact encoding, and reduce equal zero points to one.
+    """Merge equal constants, and reduce the equal zero points of a layer to one.
 
-    QLinearConv takes one zero point for all channels, or one for each.
+    QLinearConv accepts one zero point for all channels, or one for each channel.
     """
     for node in graph:
         if node.op_type == "QLinearConv":
@@ -82,7 +82,7 @@ def _reduce_zero_points(graph: onnx_ir.Graph, node: onnx_ir.Node) -> None:
 
 def _drop_defaults(node: onnx.NodeProto, version: int) -> None:
     """Remove attributes whose value is the default."""
-    if not onnx.defs.has(node.op_type, node.domain):  # an operator of ONNX Runtime
+    if not onnx.defs.has(node.op_type, node.domain):  # ONNX Runtime's own operators
         return
     schemas = onnx.defs.get_schema(node.op_type, version, node.domain).attributes
     for attribute in [*node.attribute]:
@@ -104,7 +104,7 @@ def _rename(graph: onnx_ir.Graph) -> None:
     kept = {value.name for value in fixed}
     constants = [*graph.initializers.values()]
     values = [value for value in dict.fromkeys(_values(graph)) if value not in fixed]
-    for number, value in enumerate(values):  # a short name may still be another constant's
+    for number, value in enumerate(values):  # frees the short names, which constants may have
         value.name = f"renamed {number}"
     names = _short_names()
     for value in values:

@@ -51,10 +51,10 @@ _HQQ_TAKES: Takes = {
 
 
 def resolve(config: QuantizationConfig) -> Resolved:
-    """Return the effect of the settings.
+    """Return dtypes, bits and execution of the settings.
 
     Raises:
-        UnsupportedError: a setting has no meaning for weights in blocks.
+        UnsupportedError: a setting does not apply to weights in blocks.
     """
     if by_channel(config):
         return resolve_stored(config, file_format="Cast and Mul")
@@ -64,7 +64,7 @@ def resolve(config: QuantizationConfig) -> Resolved:
     if _EMBEDDING in find_operators(config):
         refuse_others(config, _EMBEDDING_TAKES)
 
-    # The defaults of the library: zero points, and products in float
+    # Start from the library's defaults: zero points, and products in float
     bits = _bits(config)
     resolved = Resolved(
         weight_dtype=f"uint{bits}",
@@ -159,7 +159,9 @@ def check_layers(
 def describe_left(
     graph: onnx.GraphProto, skipped: Collection[str], config: QuantizationConfig
 ) -> dict[str, str]:
-    """Return the number of float layers by operator, as a param; empty if there are none."""
+    """Return the number of layers that stay in float by operator, as a param; empty if there are
+    none.
+    """
     if by_channel(config):
         left = weight_storage.count_left(graph, skipped)
     else:
@@ -178,7 +180,7 @@ def quantize(source: Path, path: Path, skipped: Sequence[str], config: Quantizat
     """Write the model with quantized weights to `path`."""
     if by_channel(config):
         return onnx.save(weight_storage.quantize(onnx.load(source), skipped), path)
-    # The library configures logging when it is imported; in a run, this has no effect.
+    # The library configures logging on import, which has no effect once a run has configured it.
     from onnxruntime.quantization import matmul_nbits_quantizer as library
 
     proto = onnx.load(source)
@@ -267,7 +269,7 @@ def _bits(config: QuantizationConfig) -> int:
 
 
 def _is_symmetric(config: QuantizationConfig) -> bool:
-    # By default zero points, as in the library: they cost under 2% of a file, and 4 bits lose less.
+    # Zero points are the default, as in the library: for under 2% of a file, 4 bits lose less.
     return config.symmetric.weights is True
 
 

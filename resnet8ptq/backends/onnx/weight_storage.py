@@ -45,7 +45,7 @@ def find_weights(
     """Yield each layer with the index of a weight input, and the axes that share a scale.
 
     Args:
-        half: weights in float16, including tables of embeddings; for tables in 8 bits see
+        half: whether weights become float16, including embedding tables; for tables in 8 bits see
             `rewriting.quantize_tables`.
     """
     constants = Links(graph).constants
@@ -88,7 +88,7 @@ def _shared_axes(node: onnx.NodeProto, index: int, rank: int) -> tuple[int, ...]
 def _shrinks(tensor: onnx.TensorProto, axes: tuple[int, ...]) -> bool:
     """Return whether levels and scales have fewer bytes than the tensor."""
     shared = int(np.prod([tensor.dims[axis] for axis in axes]))
-    return shared > 2  # 1 byte a value, and 4 for the scale of `shared` values
+    return shared > 2  # 1 byte for each value, and 4 for the scale that `shared` values have
 
 
 def quantize(

@@ -1,8 +1,8 @@
 """Compares a file on OpenVINO's integer kernels with the same file in float arithmetic.
 
 The file defines its outputs, and integer kernels should differ from them by rounding alone. With
-OpenVINO 2026.4 they differ more if sums saturate, if a transformation to integers is wrong, and,
-beyond the first sample of a batch, after some fused operators.
+OpenVINO 2026.4 they differ more if sums saturate, or if a transformation to integers is wrong.
+After some fused operators, every sample of a batch but the first differs.
 """
 
 import logging
@@ -39,7 +39,7 @@ def compare_kernels(
         calibration: a few of these samples run in one batch, and in float one by one.
 
     Raises:
-        UnsupportedError: OpenVINO's outputs have other shapes than the network's.
+        UnsupportedError: the shapes of OpenVINO's outputs differ from the network's.
     """
     samples = kernel_noise.draw_batch(calibration)
     if samples is None or quantizer.config.computes_in_float:

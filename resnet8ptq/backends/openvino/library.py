@@ -16,11 +16,11 @@ _MISSING = "backend=openvino: got no package openvino; try pip install 'resnet8p
 def library() -> Any:
     """Return the module `openvino`.
 
-    Importing it sends telemetry to Intel, unless `openvino_telemetry` cannot be imported: then a
+    Its import sends telemetry to Intel, unless the import of `openvino_telemetry` fails: then a
     stub replaces the telemetry. An entry None in `sys.modules` makes that import fail.
 
     Raises:
-        UnsupportedError: it is not installed.
+        UnsupportedError: OpenVINO is not installed.
     """
     if not BACKEND.is_installed:
         raise UnsupportedError(_MISSING)
@@ -83,7 +83,7 @@ def compile_graph(
         "INFERENCE_PRECISION_HINT": precision,  # OpenVINO's default is bf16 on some CPUs
         "INFERENCE_NUM_THREADS": threads,
         "NUM_STREAMS": 1,
-        "ENABLE_CPU_PINNING": False,  # else several processes share the first core
+        "ENABLE_CPU_PINNING": False,  # with pinning, several processes share the first core
         "PERF_COUNT": timed,
     }
     why = "backend=openvino: OpenVINO cannot compile the network for this CPU"

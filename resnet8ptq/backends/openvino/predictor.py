@@ -17,7 +17,7 @@ from resnet8ptq.core.records import feed
 from resnet8ptq.graph.session import end_at_logits
 from resnet8ptq.target.measure import F32
 
-_KEPT = 4  # compiled batch sizes: evaluation, its last batch, and those that are timed
+_KEPT = 4  # compiled batch sizes: evaluation's, its last batch's, and the timed ones
 
 
 def load(path: Path, threads: int, precision: str = F32) -> Predictor:
@@ -55,10 +55,10 @@ def _open_logits(path: Path, threads: int, precision: str) -> Run | None:
 
 @dataclass(frozen=True)
 class CompiledNetwork:
-    """A graph that is compiled for each batch size if no other size is free.
+    """A graph, compiled once for each batch size if only the batch size is free.
 
-    With fixed sizes, a small network takes a seventh less time. Texts have too many lengths, so
-    their graph is compiled once, with free sizes.
+    With fixed sizes, a small network takes a seventh less time. Texts have too many lengths for
+    this: their graph is compiled once, with free sizes.
 
     Attributes:
         by_size: whether only the batch size is free.
@@ -71,8 +71,8 @@ class CompiledNetwork:
     threads: int
     options: Mapping[str, Any] = field(default_factory=dict)
     _requests: OrderedDict[int | None, Any] = field(default_factory=OrderedDict)
-    # Of graphs of fixed sizes: input tensors by name, and output tensors. Asking a request for them
-    # takes a tenth of the time of a small network.
+    # The memory of input tensors by name, and of outputs, for graphs of fixed sizes: to ask a
+    # request for it takes a tenth of the time of a small network.
     _memory: dict[int | None, tuple[dict[str, NDArray[Any]], list[NDArray[Any]]]] = field(
         default_factory=dict
     )
@@ -101,7 +101,7 @@ class CompiledNetwork:
         for name, values in feed(batch, self.names).items():
             tensor = request.get_tensor(name)
             tensor.shape = values.shape
-            tensor.data[...] = values  # faster than memory of another address in each run
+            tensor.data[...] = values  # faster than a new address in each run
         request.infer()
         return [values.copy() for values in self._read_outputs(request)]
 
@@ -114,7 +114,7 @@ class CompiledNetwork:
         return [request.get_output_tensor(number).data for number in numbers]
 
     def compile(self, size: int | None) -> None:
-        """Compile the graph for a batch size; None: for every size."""
+        """Compile the graph for a batch size, or with None for every size."""
         graph = self.graph
         if size is not None:
             graph = graph.clone()

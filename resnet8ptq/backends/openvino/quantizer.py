@@ -1,11 +1,11 @@
 """OpenVINO on the CPU: the artifact is an ONNX file in QDQ format, which OpenVINO compiles.
 
-OpenVINO's own format has two files for each network, and holds the same graph. The quantizer of
+OpenVINO's own format holds the same graph, but takes two files for each network. The quantizer of
 `backends.onnx` writes the file, so that ranges, corrections and plans are the same in both.
 
 Activations are u8, even with dtype=int8. OpenVINO 2026.4 moves the rounding of a Concat's output
 before the Concat. In s8, the next convolution then gets wrong zero points: YOLOX-nano had an AP of
-0.004, and 0.111 in ONNX Runtime. In u8 the levels are the same.
+0.004, and 0.111 in ONNX Runtime. In u8 a zero point of 0 stays right.
 """
 
 from contextlib import AbstractContextManager
@@ -42,7 +42,7 @@ from resnet8ptq.target.measure import F32
 ENGINE = "openvino"
 
 _FLOAT = "OpenVINO computes such layers in float"
-# Each was compiled and its kernels counted (2026.4).
+# Tried on OpenVINO 2026.4: compiled each setting and counted its kernels.
 _TAKES: Takes = {
     "method": (["static", "qat"], f"ranges at inference: {_FLOAT}; expected static | qat"),
     "format": ([None, "qdq", "auto"], "OpenVINO does not read QOperator files; expected qdq"),
@@ -56,10 +56,11 @@ class RunsInOpenvino(Quantizer):
     """The part of a quantizer that runs its files in OpenVINO."""
 
     def with_engine(self, resolved: Resolved) -> Resolved:
-        """Return the effect of the settings with OpenVINO and its float type as the engine.
+        """Return resolved settings with OpenVINO and its float type as the engine.
 
         Raises:
-            UnsupportedError: OpenVINO is missing, or the CPU that runs the files lacks the type.
+            UnsupportedError: OpenVINO is missing, or the CPU that runs the files lacks the float
+            type.
         """
         library()
         refuse_missing(self._precision)
@@ -93,7 +94,7 @@ class OpenvinoQuantizer(RunsInOpenvino):
 
     @property
     def level_pools(self) -> tuple[str, ...]:
-        """Return the average pools of QDQ files, see `contract.Quantizer`."""
+        """Return the pools of ONNX Runtime's QDQ files; see `contract.Quantizer`."""
         return self._writer.level_pools
 
     def resolve(self, decisions: Decisions | None = None) -> Resolved:

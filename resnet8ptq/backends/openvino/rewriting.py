@@ -25,7 +25,7 @@ Step = tuple[str, ArrayLike]  # an operator and its constant operand
 
 
 def avoid_faults(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model without the patterns that OpenVINO computes wrongly, with the same meaning.
+    """Return an equivalent model without the patterns that OpenVINO computes wrongly.
 
     `proto` must not be used afterwards.
     """
@@ -64,7 +64,7 @@ def _keep_reduced_axes(model: ir.Model) -> None:
     """Keep the axes of float reductions and squeeze them afterwards.
 
     OpenVINO moves the scales of a matrix product to after the reduction. If the reduction drops an
-    axis, such as in the mean over a text's tokens, outputs are wrong by up to the whole range.
+    axis, as the mean over a text's tokens does, outputs are wrong by up to the whole range.
     """
     for node in list(model.graph):
         if node.op_type not in _REDUCTIONS or node.attributes.get_int("keepdims", 1) == 1:
@@ -81,9 +81,10 @@ def _keep_reduced_axes(model: ir.Model) -> None:
 def _sum_signals(model: ir.Model, sizes: Mapping[str, Sequence[int]]) -> None:
     """Replace each mean of a tensor with three axes by a sum.
 
-    Global pools of signals [N, channels, time] and means of tokens are wrong by up to 145 of 256
-    levels: after a convolution, and in 8 bits if the batch is larger than the second axis. Sums are
-    right if they drop the axis before the division. Pools of pictures, with four axes, are right.
+    OpenVINO computes global pools of signals [N, channels, time] and means of tokens wrongly, by up
+    to 145 of 256 levels: after a convolution, and in 8 bits if the batch is larger than the second
+    axis. Sums are right if they drop the axis before the division. Pools of pictures, with four
+    axes, are right.
 
     Args:
         sizes: the shapes of the tensors, see `find_sizes`.
@@ -126,8 +127,10 @@ def _pad_before_pools(model: ir.Model) -> None:
 
 
 def _find_axes(node: ir.Node) -> list[int]:
-    """Return the axes of a reduction; none if they are not constant, or if all axes are reduced."""
-    if len(node.inputs) > 1:  # since opset 18, of ReduceSum since 13
+    """Return the axes of a reduction; empty if they are not constant, or if all axes are
+    reduced.
+    """
+    if len(node.inputs) > 1:  # since opset 18, and for ReduceSum since 13
         axes = node.inputs[1]
         if axes is None or not axes.is_initializer():
             return []

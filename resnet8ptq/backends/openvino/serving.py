@@ -23,7 +23,8 @@ def load(path: Path, engine: str | None) -> Run:
     """Compile a file without OpenVINO's telemetry, for the float type of `engine`.
 
     Args:
-        engine: `openvino` with float32, `openvino bf16` or `openvino f16`, as it was measured.
+        engine: the engine of the measured run: `openvino` (float32), `openvino bf16` or `openvino
+        f16`.
     """
     sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
     import openvino
@@ -43,7 +44,7 @@ def load(path: Path, engine: str | None) -> Run:
     taken = [value.get_any_name() for value in network.inputs]
 
     def run(batch: Batch) -> list[Array]:
-        if len(batch) == 1:  # the signature's name of a single input is not the file's
+        if len(batch) == 1:  # a signature names a single input differently
             batch = dict(zip(taken, batch.values(), strict=True))
         results = network({name: batch[name] for name in taken})
         return [results[number].copy() for number in range(len(network.outputs))]

@@ -1,7 +1,8 @@
 """NNCF, OpenVINO's own quantizer, as a reference for the files of `backend=openvino`.
 
 NNCF itself calibrates, corrects and places scales, so few settings apply; `resolve` refuses the
-others with a reason. It runs in a separate process, because it imports torch and prints on stdout.
+others with a reason. NNCF runs in a separate process, because it imports torch and prints on
+stdout.
 """
 
 import logging
@@ -77,7 +78,7 @@ class NncfQuantizer(RunsInOpenvino):
             raise UnsupportedError(_MISSING)
         refuse_others(self.config, _TAKES)
         options = self._options
-        # Without a preset, NNCF takes mixed for a transformer, else performance
+        # Without a preset, NNCF uses mixed for a transformer, and performance for other networks
         mixed = options.preset == "mixed" or (not options.preset and options.model_type)
         resolved = Resolved(
             weight_dtype="int8",
@@ -163,7 +164,7 @@ def quantize(
     Runs in a separate process, and closes its stdout.
 
     Args:
-        stored: file of the stored samples, which are read one by one.
+        stored: the file with the values of the samples, which are read one by one.
         samples: the calibration samples without their values.
         reduce_range: whether weights have 7 bits; None: only in the first convolutions.
     """
@@ -215,7 +216,9 @@ def quantize(
 
 
 def _store(samples: LazySamples | NDArray[Any], path: Path) -> None:
-    """Write stored samples into an .npy file, part by part: a pickle would hold all of them."""
+    """Write stored samples into an .npy file in parts, because a pickle would hold all in
+    memory.
+    """
     file = np.lib.format.open_memmap(path, "w+", samples.dtype, samples.shape)
     start = 0
     for part in in_parts(samples):
@@ -227,7 +230,8 @@ def _store(samples: LazySamples | NDArray[Any], path: Path) -> None:
 def renumber(graph: Any) -> None:
     """Name the unnamed operators by their position.
 
-    OpenVINO names them by a counter of the process, so equal settings would give different files.
+    OpenVINO numbers such operators by a counter of the process, so equal settings would give
+    different files.
     """
     for position, operator in enumerate(graph.get_ordered_ops()):
         kind = operator.get_type_name()

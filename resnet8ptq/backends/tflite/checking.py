@@ -22,7 +22,7 @@ def compare_kernels(
 
     Args:
         name: the file's name, for the warning.
-        open_file: loads the file; True: with LiteRT's reference kernels, which are slow.
+        open_file: loads the file; with True, for LiteRT's reference kernels, which are slow.
         open_fp32: loads the FP32 network, which runs only if the kernels' SQNR is below `LIMIT_DB`.
         calibration: a few of these samples run in one batch.
     """
@@ -31,7 +31,7 @@ def compare_kernels(
         return {}
     try:
         defined = open_file(True)(samples)
-    except (ValueError, RuntimeError) as error:  # LiteRT's, for an operator such as ELU
+    except (ValueError, RuntimeError) as error:  # LiteRT lacks a reference kernel, such as of ELU
         log.info(
             "%s: its kernels are not compared with LiteRT's reference kernels, which do not run "
             "it (%s)",

@@ -55,9 +55,10 @@ class TfliteLayer:
 
 
 def read_model(content: bytes) -> Any:
-    """Return the `ModelT` of a file's content; only its first graph is used.
+    """Return a file's content as a `ModelT`, of which this package reads only the first graph.
 
-    ai-edge-quantizer may write the data of large buffers after the graph, by offset and size.
+    ai-edge-quantizer may write the data of large buffers after the graph; the buffer then holds
+    only offset and size.
     """
     model = flatbuffer.convert_bytearray_to_object(content)
     for buffer in model.buffers:
@@ -107,17 +108,19 @@ def layers(model: Any) -> Iterator[TfliteLayer]:
 
 
 def _tensor_at(tensors: Any, index: int) -> Any:
-    """Return a tensor by its index; None below 0, for an input that an operator leaves out."""
+    """Return a tensor by its index; None for a negative index, of an input that an operator
+    omits.
+    """
     return None if index < 0 else tensors[index]
 
 
 def is_integer(model: Any, operator: Any) -> bool:
-    """Return whether an operator returns integers."""
+    """Return whether an operator's first output is an int8 or int16 activation."""
     return model.subgraphs[0].tensors[operator.outputs[0]].type in ACTIVATIONS
 
 
 def count_integer(model: Any) -> str:
-    """Return the number of integer operators, such as `20 of 31`, without conversions."""
+    """Return the share of integer operators as text, such as `20 of 31`, without conversions."""
     integer = 0
     whole = 0
     for code, operator in operators(model):
@@ -140,7 +143,7 @@ def is_constant(model: Any, tensor: Any) -> bool:
 def read_levels(model: Any, tensor: Any) -> NDArray[np.int64]:
     """Return the integers of a constant, in its shape."""
     data = np.asarray(model.buffers[tensor.buffer].data, np.uint8)
-    if tensor.type == TensorType.INT4:  # two in a byte, the low half first
+    if tensor.type == TensorType.INT4:  # a byte holds two, the low half first
         halves = np.stack([data & 15, data >> 4], axis=1).reshape(-1)[: np.prod(tensor.shape)]
         levels = (halves ^ 8).astype(np.int64) - 8
     else:
@@ -226,7 +229,7 @@ def transpose_output(model: Any, number: int, axes: Sequence[int]) -> None:
 
 
 def add_code(model: Any, builtin: int, version: int) -> int:
-    """Add an operator's code to the file; return its index."""
+    """Add the code of an operator type to the file; return its index."""
     code = schema.OperatorCodeT(builtin, builtinCode=builtin, version=version)
     model.operatorCodes.append(code)
     return len(model.operatorCodes) - 1

@@ -1,7 +1,7 @@
 """Converts a Keras file or a SavedModel to TFLite, by TensorFlow's converter.
 
-Runs in a separate process (see `quantizer`), like `conversion`: the main process never imports
-TensorFlow.
+`quantizer` calls this in a separate process, as `conversion` does, because the main process never
+imports TensorFlow.
 """
 
 import io
@@ -37,15 +37,16 @@ def convert(
 
     Args:
         source: a Keras .h5 or .keras file, or a SavedModel folder.
-        samples: calibration samples for full-integer quantization; None for float and dynamic
-            range.
-        quantized: False: a float file.
+        samples: calibration samples for full-integer quantization; None for float and dynamic-range
+            files.
+        quantized: whether to quantize; otherwise the file is float.
         per_channel: one scale of the weights per output channel instead of one per tensor.
-        integer_io: with `samples`: whether inputs and outputs are integers.
-        wide: with `samples`: activations have 16 bits instead of 8.
+        integer_io: whether inputs and outputs are integers; only with `samples`.
+        wide: whether activations have 16 bits instead of 8; only with `samples`.
 
     Raises:
-        ModelError: Keras refuses the file, or the folder holds operators beyond inference.
+        ModelError: Keras refuses the file, or the folder holds operators that inference does not
+        need.
         UnsupportedError: the converter lacks an operator of the network.
     """
     prepare_tensorflow()
@@ -54,7 +55,7 @@ def convert(
     # bar. This lasts for the process, which only converts.
     sys.stderr = _Stderr(os.fdopen(os.dup(2), "wb"), line_buffering=True)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    logging.getLogger("absl").setLevel(logging.ERROR)  # it warns that a SavedModel's graph is old
+    logging.getLogger("absl").setLevel(logging.ERROR)  # absl warns that a SavedModel's graph is old
     converter = _from_saved_model(source) if source.is_dir() else _from_keras(source)
     if quantized:
         _set_up(converter, samples, per_channel, integer_io=integer_io, wide=wide)
@@ -75,10 +76,10 @@ def _from_keras(source: Path) -> Any:
     import tensorflow as tf
 
     model = load_keras(source)
-    for layer in model._flatten_layers():  # `layers` leaves out nested layers
+    for layer in model._flatten_layers():  # `model.layers` would leave out nested layers
         if isinstance(layer, keras.layers.RNN):
             layer.unroll = True  # TFLite lacks the lists of TensorFlow's loops
-    keras.config.disable_interactive_logging()  # it reports each export on stdout
+    keras.config.disable_interactive_logging()  # Keras reports each export on stdout
     return tf.lite.TFLiteConverter.from_keras_model(model)
 
 
@@ -101,19 +102,19 @@ def _set_up(
     import tensorflow as tf
 
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
-    # There is no public option; `TfliteQuantizer` checks the effect in the file.
+    # The converter has no public option for this; `TfliteQuantizer` checks the effect in the file.
     converter._experimental_disable_per_channel = not per_channel
     converter._experimental_disable_per_channel_quantization_for_dense_layers = not per_channel
     if samples is None:
         return
 
     def calibration() -> Iterator[list[NDArray[np.float32]]]:
-        # One at a time: in a batch, convolutions sum in another order.
+        # One sample at a time: in a batch, convolutions sum in another order.
         for sample in track(samples.batches(1), "Calibrating", "samples"):
             yield [sample]
 
     converter.representative_dataset = calibration
-    # As in MLPerf Tiny: integers throughout, by default including input and output.
+    # As in MLPerf Tiny, all operators are integers, by default also inputs and outputs.
     sets = tf.lite.OpsSet
     dtype = tf.int8
     operators = sets.TFLITE_BUILTINS_INT8

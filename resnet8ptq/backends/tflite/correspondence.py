@@ -1,7 +1,7 @@
 """Maps the tensors of a converted .tflite file to those of the ONNX graph, by their values.
 
-Converters rename, transpose, reshape and fuse. The range of a tensor does not depend on the order
-of its values, so tensors with the same values in any order count as the same.
+Converters rename, transpose, reshape and fuse tensors. The range of a tensor does not depend on the
+order of its values, so two tensors match if they have the same values in any order.
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ TOLERANCE = 1e-3  # of the largest value: kernels sum in different orders
 _POINTS = np.linspace(0, 1, 65)  # positions among a tensor's sorted values
 _TIE = 1e-6  # of the largest value
 
-# Of each tensor, on each sample: the number of values, then values at `_POINTS`.
+# For each tensor and sample: the number of values, then the sorted values at `_POINTS`.
 Sketches = dict[Any, list[NDArray[np.float64]]]
 
 

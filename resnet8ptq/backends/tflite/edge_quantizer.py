@@ -1,6 +1,7 @@
-"""Quantizes a float .tflite file by ai-edge-quantizer, with this package's ranges and float layers.
+"""Quantizes a float .tflite file with ai-edge-quantizer, with ranges and float layers of this run.
 
-The library's own calibration averages over the samples, so its result depends on their order.
+The library's own calibration is not used: it averages over the samples in a way that depends on
+their order.
 """
 
 import io
@@ -24,7 +25,7 @@ from resnet8ptq.graph.layers import LAYERS
 from resnet8ptq.graph.links import Links
 from resnet8ptq.precision.grid import fit_bias
 
-# Operators that only move values, or leave some out: they are quantized if their input is.
+# Operators that only move or drop values: they are quantized if their input is.
 MOVES = {
     "MAX_POOL_2D",
     "PAD",
@@ -39,8 +40,8 @@ MOVES = {
     "SPACE_TO_DEPTH",
     "GATHER",
 }
-# Their constants need the scale of an activation. ai-edge-quantizer (0.10) gives it only if both
-# have the same number of axes.
+# A constant of these operators needs the scale of an activation. ai-edge-quantizer (0.10) sets it
+# only if constant and activation have the same number of axes.
 _SHARING = {"MAXIMUM", "MINIMUM", "PADV2"}
 _FLOAT = {"DIV"}  # its integer kernel aborts if a divisor rounds to 0
 
@@ -58,7 +59,7 @@ class Scheme:
         symmetric: activations have no zero point.
         integer_io: whether inputs and outputs are integers; None: only those at quantized
             operators.
-        wide: activations have 16 bits instead of 8, which are symmetric in TFLite.
+        wide: activations have 16 bits instead of 8; TFLite's 16-bit activations are symmetric.
     """
 
     per_channel: bool
@@ -96,7 +97,7 @@ def find_quantized(
 
 
 def _has_scalar(model: Any, operator: Any) -> bool:
-    """Return whether an operator has a float constant of fewer axes than its output."""
+    """Return whether an operator has a float constant with fewer axes than its output."""
     tensors = model.subgraphs[0].tensors
     axes = len(tensors[int(operator.outputs[0])].shape)
     for index in operator.inputs:
@@ -108,7 +109,9 @@ def _has_scalar(model: Any, operator: Any) -> bool:
 
 
 def _layer_before(name: str, producers: Mapping[str, onnx.NodeProto]) -> onnx.NodeProto | None:
-    """Return the layer before a tensor, past nodes with one computed input, such as a bias."""
+    """Return the layer before a tensor, past nodes with one computed input, such as a bias
+    addition.
+    """
     node = producers.get(name)
     while node is not None and node.op_type not in LAYERS:
         computed = [producers[name] for name in node.input if name in producers]
@@ -128,7 +131,7 @@ def tensors_around(model: Any, operators: Iterable[Any]) -> set[int]:
 
 
 def _spread(model: Any, ranges: Mapping[int, Range]) -> dict[int, Range]:
-    """Return the ranges, extended to tensors after operators that only move values."""
+    """Return the ranges, with those of tensors that an operator only moves or drops values for."""
     known = dict(ranges)
     for code, operator in contents.operators(model):
         if code not in MOVES:
@@ -143,7 +146,7 @@ def _spread(model: Any, ranges: Mapping[int, Range]) -> dict[int, Range]:
 def quantize(
     model: Any, operators: Sequence[Any], ranges: Mapping[int, Range], scheme: Scheme
 ) -> bytes:
-    """Return a float file with these operators quantized, where TFLite has integer kernels.
+    """Return a float file with these operators quantized; one without a range stays in float.
 
     Args:
         operators: the file's operators to quantize.
@@ -165,7 +168,7 @@ def quantize(
             len(operators) - len(chosen),
             len(operators),
         )
-    if not scheme.wide:  # its biases have 64 bits
+    if not scheme.wide:  # 16-bit activations come with 64-bit biases
         _fit_biases(model, ranges, scheme.per_channel)
     config = _config(scheme)
     scopes = [_scope(model, operator.outputs) for operator in chosen]
@@ -220,7 +223,7 @@ def _run(content: bytes, recipe: Recipe, statistics: dict[str, Any]) -> bytes:
 
 
 def _config(scheme: Scheme) -> dict[str, Any]:
-    """Return ai-edge-quantizer's configuration of an operator on integers."""
+    """Return ai-edge-quantizer's configuration for operators that compute on integers."""
     return {
         "compute_precision": "INTEGER",
         "activation_tensor_config": {
@@ -239,7 +242,9 @@ def _config(scheme: Scheme) -> dict[str, Any]:
 
 
 def _rule(scopes: Iterable[str], operation: str, config: dict[str, Any] | None) -> dict[str, Any]:
-    """Return a recipe's rule for operators, by their scopes; `config` None: they stay in float."""
+    """Return a recipe's rule for operators, by their scopes; with `config` None, they stay in
+    float.
+    """
     return {
         "regex": f"^(?:{'|'.join(map(re.escape, scopes))})$",
         "operation": operation,
@@ -263,7 +268,7 @@ def _is_known(model: Any, operator: Any, ranges: Mapping[int, Range]) -> bool:
 def _integer_ends(
     model: Any, operators: Sequence[Any], asked: bool | None
 ) -> list[tuple[list[int], bool]]:
-    """Return the input tensors and the output tensors; each with True if they are integers."""
+    """Return the graph's inputs and its outputs, each with whether they become integers."""
     graph = model.subgraphs[0]
     inputs = [*map(int, graph.inputs)]
     outputs = [*map(int, graph.outputs)]

@@ -80,8 +80,8 @@ def interpreter_of(folder: Path) -> Path:
 def find_interpreter(cache_root: Path) -> Path:
     """Return the environment's interpreter; make the environment if it is missing.
 
-    It is made under a temporary name and renamed, so a killed process leaves no partial
-    environment. Processes that need it wait for each other.
+    A new environment is made under a temporary name and renamed, so a killed process leaves no
+    partial one. Processes that need the environment wait for each other.
 
     Raises:
         UnsupportedError: there is no suitable Python, or the packages cannot be installed.
@@ -138,7 +138,7 @@ def _interpreters() -> Iterator[str]:
     for version in VERSIONS:
         candidates += map(str, sorted(pyenv.glob(f"{version}.*/bin/python")))
     for candidate in candidates:
-        python = shutil.which(candidate)  # or pyenv's shim, which may refuse
+        python = shutil.which(candidate)  # may be pyenv's shim, which fails for some versions
         if python and run_program([python, "-I", "-c", _CAN_MAKE]).stdout.strip() in VERSIONS:
             yield python
 
@@ -164,7 +164,7 @@ def run_program(
 
     Args:
         env: variables in addition to those of this process.
-        before: called in the new process; safe only while this process has a single thread.
+        before: function to call in the new process; safe only while this process has one thread.
     """
     kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     return subprocess.run(

@@ -1,7 +1,7 @@
 """Converts an ONNX graph to a float .tflite file, by onnx2tf in a separate environment.
 
-The file has the inputs and outputs of the graph, for one sample at a time. Inside, onnx2tf moves
-the channels last; its transpositions stay in the file.
+The file has the inputs and outputs of the graph, for one sample at a time. Inside the file, onnx2tf
+moves the channels last; the transpositions that it adds stay.
 """
 
 import itertools
@@ -79,11 +79,11 @@ def convert(model: Fp32Model, samples: Split, runtime: Runtime) -> bytes:
     """Return the network as the content of a float .tflite file; the cache keeps it.
 
     Args:
-        samples: the file must return the network's outputs for the first of these samples.
+        samples: for the first of these samples, the file must return the network's outputs.
 
     Raises:
-        UnsupportedError: see `check_input` and `environment.find_interpreter`; or onnx2tf cannot
-            convert the network, or its file returns different outputs.
+        UnsupportedError: onnx2tf cannot convert the network, or its file returns different outputs;
+            see also `check_input` and `environment.find_interpreter`.
     """
     check_input(model)
     key: cache.Key = {"network": files.sha256(model.onnx_path), **cache.made_with(__name__)}
@@ -125,8 +125,8 @@ def prepare_graph(proto: onnx.ModelProto) -> onnx.ModelProto:
 def _to_dense_layers(model: ir.Model) -> None:
     """Turn each MatMul with weights, and an added bias, into a Gemm of rows between two Reshapes.
 
-    TFLite's matrix product has one scale for all channels and no bias. A Gemm becomes TFLite's
-    dense layer, which has a scale for each channel and a bias.
+    A MatMul would become TFLite's matrix product, which has one scale for all channels and no bias.
+    A Gemm becomes TFLite's dense layer, which has a scale for each channel and a bias.
     """
     for node in list(model.graph):
         if node.op_type != "MatMul":
@@ -173,7 +173,7 @@ def _find_vectors(node: ir.Node, length: int) -> list[ir.Value]:
 
 
 def _call(proto: onnx.ModelProto, cache_root: Path) -> bytes:
-    """Return onnx2tf's file of a graph, converted in a process without network access."""
+    """Return the file that onnx2tf makes of a graph, in a confined process."""
     python = environment.find_interpreter(cache_root)
     if not confinement.limits_writes():
         log.warning("the converter can write files elsewhere: the kernel has no Landlock")
@@ -197,7 +197,7 @@ def _run(python: Path, content: bytes, inputs: Sequence[str]) -> bytes:
             confinement.die_with(parent)
             confinement.write_only_to(folder)
 
-        here = dict.fromkeys(("HOME", "TMPDIR"), name)  # libraries keep files in both
+        here = dict.fromkeys(("HOME", "TMPDIR"), name)  # libraries write files there
         words = [str(python), "-I", "-c", _CODE, str(source), name, *inputs]
         done = environment.run_program(words, env=here, before=confine)
         written = folder / _WRITTEN

@@ -26,7 +26,7 @@ def choose_flow(
     """Return the options with the converter for this network.
 
     Args:
-        outputs: `model.outputs`; TensorFlow converts whole files only.
+        outputs: `model.outputs`; TensorFlow's converter takes whole networks only.
         is_float: whether the dtype is a float type.
     """
     from resnet8ptq.models.sources.formats import is_tflites

@@ -31,7 +31,7 @@ def open_interpreter(
 
     Args:
         reference: whether LiteRT's slow reference kernels run.
-        keeps_all: whether the values of every tensor can be read after a run; without XNNPACK.
+        keeps_all: whether every tensor can be read after a run; XNNPACK is then disabled.
     """
     resolver = OpResolverType.AUTO
     if reference:
@@ -54,7 +54,9 @@ def open_run(content: bytes, threads: int, reference: bool = False) -> Run:
 
 
 def _open_logits(content: bytes, threads: int) -> Run | None:
-    """Open a copy without the softmax: an interpreter that keeps all tensors has no XNNPACK."""
+    """Open a copy without the softmax; to read its input from the whole file would disable
+    XNNPACK.
+    """
     cut = end_at_logits(content)
     return None if cut is None else open_run(cut, threads)
 
@@ -76,7 +78,7 @@ class LoadedFile:
         self._describe()
 
     def _describe(self) -> None:
-        """Keep the details of the tensors: reading them again takes 7 microseconds."""
+        """Keep the details of inputs and outputs, because each reading takes 7 microseconds."""
         self._inputs = self.interpreter.get_input_details()
         self._outputs = self.interpreter.get_output_details()
 
@@ -128,5 +130,5 @@ def end_at_logits(content: bytes) -> bytes | None:
         return None
     graph.operators.pop()
     graph.outputs = [last.inputs[0]]
-    model.signatureDefs = None  # they name the old output
+    model.signatureDefs = None  # the signatures name the old output
     return contents.write_model(model)

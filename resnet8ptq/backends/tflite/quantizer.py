@@ -1,17 +1,19 @@
-"""TensorFlow Lite: a .tflite file of 8-bit weights, run by LiteRT's interpreter.
+"""TensorFlow Lite: a .tflite file, run by LiteRT's interpreter.
 
 `backend.flow` names the converter. By default, TensorFlow's converter converts Keras files and
 SavedModels (`convert`); onnx2tf converts all other networks, and ai-edge-quantizer quantizes them
-(`onnx2tf`). A float .tflite file is an FP32 baseline without conversion.
+(`onnx2tf`). If the network is a float .tflite file, that file is the FP32 baseline, without
+conversion.
 
-TensorFlow's converter is the deployment path of MLPerf Tiny. It folds, calibrates and places scales
-itself, so few settings apply; `resolve` refuses the others with a reason. Changed weights or ranges
-(corrections, fine-tuning, fewer bits, another calibration) are written into the converter's file
-afterwards (`rewriting`), with all ranges from `calibration.activations`.
+TensorFlow's converter is the deployment path of MLPerf Tiny. The converter folds, calibrates and
+places scales itself, so few settings apply; `resolve` refuses the others with a reason. Changed
+weights or ranges (corrections, fine-tuning, fewer bits, another calibration) are written into the
+converter's file afterwards (`rewriting`), with all ranges from `calibration.activations`.
 
-Its calibrator (2.21) has a fault: it observes an operator's inputs again after the operator ran. An
-addition overwrites its first input, whose range then includes the range of the sum. The shortcut
-convolutions of a residual network lose half of their levels. Rewritten files have the true ranges.
+The converter's calibrator (2.21) has a fault: it observes an operator's inputs again after the
+operator ran. An addition overwrites its first input, whose range then includes the range of the
+sum. The shortcut convolutions of a residual network thus lose half of their levels. Files that
+`rewriting` changes have the true ranges.
 """
 
 import logging
@@ -71,7 +73,7 @@ MODEL_FILE = "model.tflite"
 _ONNX_FILES = "only for ONNX files"
 _OPERATORS = "the converter quantizes every operator"
 _WIDTHS = "TFLite's kernels take int8 or int16 activations, and int8 or int4 weights"
-_BOTH: Takes = {  # of TensorFlow's converter and of ai-edge-quantizer
+_BOTH: Takes = {  # for TensorFlow's converter and ai-edge-quantizer
     "calib.name": (SHARED, f"torch's own observer; tflite takes {' | '.join(SHARED)}"),
     "format": ([None], _ONNX_FILES),
     "reduce_range": ([None, False], "TFLite's kernels take 8 bits"),
@@ -133,7 +135,7 @@ class TfliteQuantizer(Quantizer):
         return (8, FLOAT_BITS) if self._flow == "onnx2tf" else (4, 8)
 
     def resolve(self, decisions: Decisions | None = None) -> Resolved:
-        """Return weight and activation dtype and the format."""
+        """Return dtypes, bits, execution and format of the file."""
         if self.config.dtype.is_fp32:
             return Resolved()
         decisions = decisions or self.asked
@@ -142,7 +144,7 @@ class TfliteQuantizer(Quantizer):
                 refuse_others(self.config, _STORED_TAKES)
             return resolve_stored(self.config, file_format="TFLite")
 
-        # Each flow, method and dtype refuses some settings
+        # Each flow, method and dtype accepts only some of the settings
         plan = self.plan(decisions)
         refuse_others(self.config, _TAKES[self._flow])
         if self._flow == "onnx2tf":
@@ -201,7 +203,7 @@ class TfliteQuantizer(Quantizer):
         path = folder / MODEL_FILE
         self.fit(model)
 
-        # Four cases: float, stored weights, onnx2tf, TensorFlow's converter
+        # The ways to make a file: float, stored weights, onnx2tf, TensorFlow's converter
         if self.config.dtype.is_fp32:
             content = self._make_float(model, calibration)
             artifact = Artifact(path)
@@ -249,7 +251,9 @@ class TfliteQuantizer(Quantizer):
     load = staticmethod(predictor.load)
 
     def count_kernels(self, path: Path) -> tuple[int, int]:
-        """Count in the file, which LiteRT runs unchanged; include products of computed tensors."""
+        """Count the layers of the file, which LiteRT runs unchanged, and products of computed
+        tensors.
+        """
         model = contents.read_model(path.read_bytes())
         quantized, in_float = self._split(model)
         on_integers = len(quantized)
@@ -318,18 +322,18 @@ class TfliteQuantizer(Quantizer):
         by_index = correspondence.find_onnx_names(content, network, some)
         graph = onnx.load(network).graph
 
-        # The operators that the settings ask for, and that have integer kernels
+        # Choose the operators that the settings ask for and that have integer kernels
         file = contents.read_model(content)
         rewriting.pools_to_means(file)
         skipped = find_float_nodes(graph, self.select(decisions))
-        if config.per_channel:  # a product of several matrices has no such kernel
+        if config.per_channel:  # TFLite's kernel for several matrices takes one scale
             skipped = [*skipped, *find_stacks(graph)]
         operators = edge_quantizer.find_quantized(
             file, names=by_index, graph=graph, skipped=skipped
         )
         around = edge_quantizer.tensors_around(file, operators)
 
-        # Ranges by ONNX name: corrections have set some of them
+        # Find ranges by ONNX name, because corrections set some of them
         names = {}
         for index, alike in by_index.items():
             if index in around:
@@ -354,7 +358,7 @@ class TfliteQuantizer(Quantizer):
         if calibrated:
             # The other process gets only these samples, not the file that holds them.
             samples = replace(calibration, stored=calibration.stored[:])
-        integer_io = self._options.integer_io is not False  # null is true here
+        integer_io = self._options.integer_io is not False  # null means true in this flow
         settings = (quantized, self.config.per_channel, integer_io, self._is_wide)
         crashed = QuantizationError(f"{source}: converting it crashed TensorFlow")
         return isolation.call(converter.convert, source, samples, *settings, crashed=crashed)
@@ -378,7 +382,7 @@ class TfliteQuantizer(Quantizer):
         )
 
     def _read(self, content: bytes, path: Path) -> Artifact:
-        """Return the artifact with the facts read from the file."""
+        """Return the artifact, with layers, ranges and details that are read from the file."""
         model = contents.read_model(content)
         quantized, in_float = self._split(model)
         if not quantized:
@@ -397,7 +401,7 @@ class TfliteQuantizer(Quantizer):
         if self._flow == "onnx2tf":
             bits = 16 if self._is_wide else 8
             details[f"operators_in_{bits}_bits"] = contents.count_integer(model)
-        elif in_float:  # dynamic-range quantization skips weights of less than 1,024 values
+        elif in_float:  # dynamic-range quantization skips weights of under 1,024 values
             count = in_float + len(quantized)
             log.warning("TFLite's converter left %d of %d layers in float", in_float, count)
         return Artifact(

@@ -23,7 +23,7 @@ from resnet8ptq.graph.weights import Array, read_bias, read_weights
 from resnet8ptq.precision.grid import Grid, WeightScheme
 from resnet8ptq.precision.plan import Plan
 
-# TensorFlow's version numbers of the operators that take 4-bit weights.
+# The operators' first versions with 4-bit weights, by TensorFlow's numbering.
 _VERSIONS = {"CONV_2D": 7, "DEPTHWISE_CONV_2D": 7, "FULLY_CONNECTED": 10}
 _BIAS_LIMIT = 2**30  # levels
 _SAME_NETWORK = 1.0  # largest difference of matching weights, in levels; rounding makes 0.5
@@ -68,12 +68,13 @@ def write_corrected(
     Args:
         content: a full-integer file from TensorFlow's converter.
         fp32: the network that was converted.
-        corrected: the same graph with other weights and biases.
+        corrected: the same graph with corrected weights and biases.
         ranges: activation ranges of `corrected`, by ONNX tensor name.
 
     Raises:
         ConfigError: the plan names an unknown layer.
-        UnsupportedError: file and graph do not match, see `match_layers` and `scale_activations`.
+        UnsupportedError: the file does not match the graph, see `match_layers` and
+        `scale_activations`.
         QuantizationError: the written file does not hold the chosen integers.
     """
     model = contents.read_model(content)
@@ -81,7 +82,7 @@ def write_corrected(
     narrow = plan.narrow(nodes)
     names = match_layers(model, fp32)
 
-    # First the activations: a bias has the scale of its layer's input
+    # Activations come first, because a bias has the scale of its layer's input
     scale_activations(model, names, graph=corrected, ranges=ranges)
     chosen = {}
     for layer, name in zip(contents.layers(model), names, strict=True):
@@ -120,7 +121,7 @@ def match_layers(model: Any, fp32: onnx.GraphProto) -> list[str]:
             errors[name] = _difference(model, layer, read_weights(fp32, nodes[name]))
         nearest = min(errors, key=errors.__getitem__, default="")
 
-        # A wrong pair would give a layer the weights of another
+        # A wrong pair would write one layer's weights into another
         if not nearest or errors[nearest] > _SAME_NETWORK:
             raise _unmatched(
                 layer,
@@ -184,7 +185,7 @@ def _unmatched(layer: TfliteLayer, reason: str) -> UnsupportedError:
 
 
 def _difference(model: Any, layer: TfliteLayer, weights: Array) -> float:
-    """Return the RMS difference of weights [output channels, ...] from the file's, in levels."""
+    """Return the RMS difference of weights [output channels, ...] and the file's, in levels."""
     shape = layer.weights.shape
     fits = weights.size == np.prod(shape) and len(weights) == shape[layer.axis]
     if not fits or not contents.is_constant(model, layer.weights):
@@ -198,7 +199,7 @@ def _to_layout(layer: TfliteLayer, weights: NDArray[Any]) -> NDArray[Any]:
     """Turn [output channels, input channels, ...] into the operator's layout."""
     axis = 0 if layer.code == "DEPTHWISE_CONV_2D" else 1
     moved = np.moveaxis(weights, axis, -1)
-    return moved.reshape(layer.weights.shape)  # with a height of 1 in one dimension
+    return moved.reshape(layer.weights.shape)  # adds the height of 1 of one-dimensional layers
 
 
 def _same_bias(
@@ -255,7 +256,7 @@ def _with_room(grid: Grid, weights: Array, bias: NDArray[np.float64], input_scal
 def _name_activations(model: Any, names: list[str], graph: onnx.GraphProto) -> dict[int, str]:
     """Return the ONNX name of each matched activation, by its index in the file.
 
-    These are the inputs and outputs of layers, and sums and products of matched activations.
+    The matched activations are the inputs and outputs of layers, and sums and products of these.
     """
     nodes = weight_layers(graph)
     activations = dict.fromkeys(model.subgraphs[0].inputs, graph.input[0].name)
@@ -297,7 +298,7 @@ def _pools_to_means(
 ) -> None:
     """Turn average pools over whole maps into means, whose outputs can have their own range.
 
-    TFLite gives the output of an average pool the range of its input, which is several times wider.
+    TFLite gives a pool's output the range of the pool's input, which is several times wider.
 
     Args:
         activations: see `_name_activations`; the outputs of the means are added.

@@ -19,7 +19,7 @@ _INTEGERS = (np.int8, np.int16)
 
 
 def load(path: Path, engine: str | None) -> Run:
-    """Load a file with one input; inputs and outputs are floats for any file."""
+    """Load a file with one input; callers pass and get floats, even if the file takes integers."""
     from ai_edge_litert.interpreter import Interpreter
 
     interpreter = Interpreter(model_path=str(path))

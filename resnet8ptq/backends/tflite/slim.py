@@ -4,7 +4,7 @@ from resnet8ptq.backends.tflite import contents
 
 
 def slim(content: bytes) -> bytes:
-    """Return a file without descriptions, metadata, inner names and duplicate vectors.
+    """Return a copy without descriptions, metadata, inner names and duplicate vectors.
 
     Inputs, outputs and the signature keep their names.
     """

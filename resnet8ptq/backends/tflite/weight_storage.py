@@ -1,8 +1,8 @@
 """Stores the weights of a float .tflite file in float16 or 8 bits.
 
-A DEQUANTIZE operator makes each of them float32 again, once, as LiteRT loads the file. TensorFlow's
-converter writes the same form for float16 (`supported_types=[tf.float16]`), but it takes only its
-own formats.
+A DEQUANTIZE operator turns each stored weight into float32 again, once, as LiteRT loads the file.
+TensorFlow's converter writes the same form for float16 (`supported_types=[tf.float16]`), but it
+converts only Keras files and SavedModels.
 """
 
 import copy
@@ -17,7 +17,7 @@ from resnet8ptq.backends.tflite import contents
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.graph.embeddings import round_rows
 
-# TensorFlow's version numbers of DEQUANTIZE
+# The versions of DEQUANTIZE that take float16, or a scale for each channel
 _OF_FLOAT16 = 3
 _OF_CHANNELS = 5
 
@@ -41,7 +41,7 @@ def store(content: bytes, half: bool) -> tuple[bytes, int]:
         if id(tensor) in axes and _fits(model, tensor, half):
             stored.append(index)
 
-    # The kernels take floats: a cast stands before each layer
+    # The layers' kernels take floats: insert a cast before each layer
     version = _OF_FLOAT16 if half else _OF_CHANNELS
     code = contents.add_code(model, schema.BuiltinOperator.DEQUANTIZE, version)
     casts = []
@@ -75,7 +75,7 @@ def _store(model: Any, index: int, code: int, axis: int | None) -> Any:
     """Move a constant into a smaller tensor; return the operator that makes it float32 again.
 
     Args:
-        axis: the axis of the 8-bit scales; None: float16.
+        axis: the axis of the 8-bit scales; None stores float16.
     """
     tensors = model.subgraphs[0].tensors
     tensor = tensors[index]

@@ -1,9 +1,9 @@
-"""PyTorch: FX graph mode and PT2E, and the checks of the files that are loaded."""
+"""PyTorch: quantization by FX graph mode or PT2E, saving and loading of the files."""
 
 from resnet8ptq.backends.operators import SHARED, WITHOUT_TORCH
 from resnet8ptq.core.descriptor import Backend, Search
 
-OPERATORS = SHARED | {"MatMul", "HardSwish", "Elu"}  # of FX graph mode
+OPERATORS = SHARED | {"MatMul", "HardSwish", "Elu"}  # that FX graph mode quantizes
 
 BACKEND = Backend(
     name="torch",

@@ -1,6 +1,6 @@
-"""Annotates where PT2E quantizes: a `Quantizer` that follows the nodes of the ONNX graph.
+"""Tells PT2E which tensors to quantize: a `Quantizer` that follows the nodes of the ONNX graph.
 
-It names the tensors to calibrate (`observed`), then sets the scales (`annotate`).
+`observed` names the tensors to calibrate; `annotate` then sets the scales.
 """
 
 from collections.abc import Collection, Mapping
@@ -36,7 +36,7 @@ LAYERS = (
 )
 _ARITHMETIC = (_aten.add.Tensor, _aten.mul.Tensor)
 ACTIVATIONS = (_aten.relu.default, _aten.clamp.default, _aten.hardtanh.default)
-# These return values of their input, or means of them: the output shares the input's scale.
+# These operators return values of their input or means of them: both share one scale.
 _PASSING = (
     _aten.permute.default,
     _aten.transpose.int,
@@ -53,13 +53,13 @@ _PASSING = (
     _aten.unsqueeze.default,
     _aten.dropout.default,
 )
-_CAT = _aten.cat.default  # its inputs take its output's scale, which XNNPACK requires
+_CAT = _aten.cat.default  # its inputs get its output's scale, as XNNPACK requires
 SOFTMAX = (_aten.softmax.int, _aten._softmax.default)
 
 
 @dataclass
 class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
-    """Annotates the nodes of an exported graph that are quantized.
+    """Annotates the nodes of an exported graph that PT2E quantizes.
 
     Attributes:
         float_output: whether the last layer's output and the softmax after it stay in float.
@@ -106,7 +106,7 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
     def _is_chosen(self, node: Node) -> bool:
         if node.name in self.float_nodes:
             return False
-        if node.target == _CAT:  # an output in float has no scale for the inputs
+        if node.target == _CAT:  # a float output has no scale that the inputs could share
             return self._has_own_output(node)
         if node.target in SOFTMAX:
             return not self.float_output
@@ -140,7 +140,7 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
         return not self._is_fused(node)
 
     def _root(self, node: Node) -> Node:
-        """Return the tensor whose scale `node` shares."""
+        """Return the node whose output has the scale that `node` shares."""
         while node.target in _PASSING and self._is_chosen(node):
             node = node.args[0]
         return node
@@ -156,7 +156,7 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
         axis = weights.ndim - 1 if layer.target == _aten.matmul.default else 0
         self._fit_bias(module, layer, weights)
         grid = self.weights.grid(weights.numpy(), axis)
-        # Rounded here: torch multiplies by 1/scale, which could round ties the other way.
+        # Round here, because torch multiplies by 1/scale, which could round ties the other way.
         weights.copy_(torch.from_numpy(grid.round(weights.numpy())))
         return _spec(grid, scheme=self.weights, axis=axis, per_channel=self.weights.per_channel)
 
@@ -179,7 +179,7 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
 
     def _activation_grid(self, node: Node) -> Grid:
         root = self._root(node)
-        if root.target in SOFTMAX:  # torch's kernels have probabilities in steps of 1/256
+        if root.target in SOFTMAX:  # torch's kernels return probabilities in steps of 1/256
             lowest, highest = (-128, 127) if self.activations.dtype == "int8" else (0, 255)
             return Grid(
                 np.array([1 / 256], np.float32),

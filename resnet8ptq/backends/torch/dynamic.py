@@ -29,7 +29,7 @@ def quantize(
     config: QuantizationConfig,
     weights: WeightScheme,
 ) -> tuple[torch.nn.Module, list[str]]:
-    """Quantize the linear layers: weights now, activations at inference; return their names too.
+    """Quantize the weights of linear layers; return the module and the layers' names.
 
     Raises:
         UnsupportedError: there is no linear layer; torch has no dynamic convolution.

@@ -61,7 +61,7 @@ class SlopeObserver(MinMaxObserver):  # type: ignore[misc]
     """Observes the slopes of a PReLU, and 1.
 
     torch's quantized PReLU multiplies values above 0 by a 1 that it rounds like a slope. If the
-    largest slope is 0.25, it would clip the 1 to 0.25 (torch 2.13).
+    range of slopes ended at 0.25, the 1 would be clipped to 0.25 (torch 2.13).
     """
 
     def forward(self, slopes: torch.Tensor) -> torch.Tensor:
@@ -102,9 +102,9 @@ class RangeObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
 
 
 _OBSERVERS = (RangeObserver, HistogramObserver)
-# oneDNN's kernel is wrong if the numbers of input and output channels differ, FBGEMM's for kernels
-# of 2 x 2 with 8 or 16 channels; the errors exceed the values (torch 2.13). FX refuses them per
-# channel.
+# In torch 2.13, oneDNN's kernel of transposed convolutions is wrong if the numbers of input and
+# output channels differ, and FBGEMM's for 2 x 2 kernels with 8 or 16 channels; the errors exceed
+# the values. Per channel, FX refuses these layers.
 _TRANSPOSED = (torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d)
 _KEEPING = {
     config.pattern
@@ -115,7 +115,7 @@ _OWN_WEIGHTS = {
     torch.nn.LayerNorm: PlaceholderObserver,
     torch.nn.PReLU: SlopeObserver.with_args(dtype=torch.quint8, qscheme=torch.per_tensor_affine),
 }
-# The operators of `_FIXED`, by their names in ONNX.
+# The layers of `_FIXED` by their ONNX operators.
 _FIXED_SCALES = ("Sigmoid", "Tanh", "HardSigmoid", "Softmax")
 _MOVING = ("Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice")
 _FIXED = (torch.nn.Softmax, torch.nn.Sigmoid, torch.nn.Tanh, torch.nn.Hardsigmoid)
@@ -162,7 +162,7 @@ def quantize(
             mapping.set_module_name(name, None)
     with known_warnings():
         with errors_as(UnsupportedError, "FX cannot trace the network", f"try {PT2E}"):
-            # FX quantizes a cat, a pad and a resize that it traced, whatever its settings.
+            # FX quantizes each cat, pad and resize that it traces, whatever the settings.
             left = [*_find_mixed(graph), *_find_opaque(module)]
             opaque = PrepareCustomConfig().set_non_traceable_module_names(left)
             prepared = prepare_fx(module, mapping, example, opaque)
@@ -172,7 +172,8 @@ def quantize(
         _preset_ranges(observers, activations)
         _calibrate(prepared, activations.calibration, config.calib)
 
-        # The first tensor names a shared observer; the first observer gives a name's range
+        # A shared observer gets the name of its first tensor, and a name the range of its first
+        # observer
         first = {}
         for name, observer in reversed(observers):
             first[id(observer)] = (name, observer)
@@ -184,7 +185,7 @@ def quantize(
 
 
 def _preset_ranges(observers: list[tuple[str, RangeObserver]], activations: Activations) -> None:
-    """Preset each observer to the ranges of its tensors: given or calibrated."""
+    """Preset each observer to the ranges of its tensors, which are preset or calibrated."""
     preset = set()
     for name, observer in observers:
         if name in activations.preset:
@@ -226,7 +227,7 @@ def _find_mixed(graph: onnx.GraphProto) -> list[str]:
 
 
 def _find_opaque(module: Any) -> list[str]:
-    """Return the names of layers of several steps, and of resizes without an 8-bit kernel."""
+    """Return the names of layers that FX must not trace: of several steps, or without a kernel."""
     without = ("linear", "trilinear", "bicubic")
     names = []
     for name, layer in module.named_modules():
@@ -238,9 +239,9 @@ def _find_opaque(module: Any) -> list[str]:
 def _share_observers(prepared: Any) -> None:
     """Share one observer among the tensors around an operator with one scale, such as a Concat.
 
-    FX does so operator by operator: a tensor that two of them read loses the observer of the first,
-    as in the feature pyramid of a detector. torch then clips the inputs of a Concat to the range of
-    the first input.
+    FX shares observers operator by operator. A tensor that two such operators read then loses the
+    first one's observer, as in the feature pyramid of a detector. torch then clips the inputs of a
+    Concat to the range of the first input.
     """
     modules = dict(prepared.named_modules(remove_duplicate=False))
     settings = prepared.meta["_observed_graph_module_attrs"].node_name_to_qconfig
@@ -251,7 +252,7 @@ def _share_observers(prepared: Any) -> None:
         if kind not in _KEEPING or settings.get(node.name) is None:  # in float
             continue
 
-        # The tensors that it takes and returns
+        # Collect the observers of the node's inputs and outputs
         first = node.args[0]
         taken = first if isinstance(first, list | tuple) else [first]
         shared = []
@@ -267,7 +268,7 @@ def _share_observers(prepared: Any) -> None:
 def _free_inputs(prepared: Any, observer: Any) -> None:
     """Observe inputs of fixed-scale operators, such as Softmax, that FX gave the output's scale.
 
-    FX does so after an operator without a quantized kernel, such as a Reshape.
+    FX sets that wrong scale after an operator without a quantized kernel, such as a Reshape.
     """
     modules = dict(prepared.named_modules())
     for node in prepared.graph.nodes:
@@ -282,7 +283,7 @@ def _activation_observer(calib: CalibConfig, scheme: WeightScheme) -> Any:
         return RangeObserver.with_args(config=calib, scheme=scheme)
     if not scheme.reduce_range:
         return HistogramObserver.with_args(qscheme=_qscheme(scheme))
-    # torch's zero_point is the middle of a custom range, but 128 for the default range.
+    # Pass a custom range only if needed: torch then puts zero_point in its middle, instead of 128.
     lowest, highest = scheme.levels
     return HistogramObserver.with_args(
         qscheme=_qscheme(scheme), quant_min=lowest, quant_max=highest
@@ -319,7 +320,7 @@ def _observers(prepared: Any, graph: onnx.GraphProto) -> list[tuple[str, RangeOb
             fused.add(str(node))
     names = name_tensors(prepared.graph, paths, graph, fused=fused)
 
-    # A tensor that only a Clip takes has the range of the clipped values
+    # The range of a tensor that only a Clip takes is that of the clipped values
     clipped = {}
     for activation in fused_activations(graph):
         if activation.op_type == "Clip":

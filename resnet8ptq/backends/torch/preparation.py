@@ -14,7 +14,7 @@ from resnet8ptq.precision.plan import Selection, find_float_nodes
 def prepare(module: Any, proto: onnx.ModelProto, selection: Selection) -> list[str]:
     """Store a module's embeddings in 8 bits, and return the nodes to leave unquantized.
 
-    These are:
+    The nodes to leave are:
 
     - nodes that stay in float, and operators of several steps;
     - embeddings, whose rows would be rounded twice;

@@ -19,7 +19,7 @@ _CONVERSIONS = {
     "aten::to",
     "aten::_to_copy",
 }
-_CALL = "forward"  # of the whole network; its outputs are dequantized after it
+_CALL = "forward"  # runs the network; its outputs are dequantized afterwards
 
 
 @contextmanager

@@ -34,14 +34,14 @@ def export(module: Any, example: Example, most: int | None = None) -> ExportedPr
     """Export a network for any batch size, and for any length if `example` has free lengths.
 
     Args:
-        most: the largest batch, of samples at most as long as the example. The trace uses a batch
-            of this size, because it may exclude batches larger than the traced one.
+        most: the largest batch; the example has the largest length. The trace uses a batch of this
+            size, because an exported program may refuse batches larger than the traced one.
 
     Raises:
         UnsupportedError: torch.export cannot trace the network.
     """
     for weights in [*module.parameters(), *module.buffers()]:
-        weights.data = weights.data.contiguous()  # else a transposed view is saved as a view
+        weights.data = weights.data.contiguous()  # torch would save a transposed view as a view
     axes = {}
     if most != 1:  # torch treats a batch of 1 as fixed
         axes[0] = torch.export.Dim("batch", max=most)
@@ -50,7 +50,7 @@ def export(module: Any, example: Example, most: int | None = None) -> ExportedPr
         longest = max(values.shape[1] for values in example.inputs)
     length = torch.export.Dim("length", max=longest)
 
-    # Each input as a batch, and its free axes
+    # Repeat each input into a batch, and name its free axes
     batch = []
     free = []
     for values, any_length in zip(example.inputs, example.any_length, strict=True):
@@ -68,14 +68,14 @@ def export(module: Any, example: Example, most: int | None = None) -> ExportedPr
 
 
 def save(module: Any, example: Example, path: Path, *_: bool) -> None:
-    """Export a network and write it to `path` atomically; the bytes are reproducible.
+    """Export a network and write it to `path` atomically; equal networks give equal bytes.
 
     Raises:
         UnsupportedError: see `export`; or `load` would refuse the file.
     """
     program = export(module, example)
     program.example_inputs = None
-    program._guards_code = []  # Python that loading would run, and the gate refuses: equal lengths
+    program._guards_code = []  # drop checks in Python code, which the gate refuses
     for node in program.graph.nodes:  # keep the shape; drop origins in Python code
         node.meta = {key: value for key, value in node.meta.items() if key == "val"}
     archive = io.BytesIO()
@@ -120,7 +120,9 @@ def _end_at_logits(module: Any) -> Run | None:
 
 
 def count_layers(path: Path) -> tuple[int, int]:
-    """Count convolutions and matrix products: with quantized data and weights, and in float."""
+    """Count the convolutions and matrix products with quantized data and weights, and the
+    others.
+    """
     quantized = 0
     in_float = 0
     for node in _open(path).graph.nodes:

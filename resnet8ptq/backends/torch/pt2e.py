@@ -60,7 +60,7 @@ def quantize(
         weights=weights,
     )
 
-    # Ranges of the tensors: by their names in the ONNX graph, or calibrated here
+    # Get ranges by ONNX names; calibrate the tensors that ONNX lacks
     names = name_tensors(exported.graph, paths, graph)
     observed = {name: names.get(name, name) for name in quantizer.observed(exported)}
     ranges = activations.find_ranges(observed.values())
@@ -81,8 +81,8 @@ def quantize(
 def _spell_out_norms(exported: Any) -> list[str]:
     """Replace each batch normalization by a product and a sum; return their names.
 
-    torchao would fold it into the convolution before, whose weights then leave their grid. With a
-    batch normalization, it traces 96 patterns of trained convolutions, which takes minutes; and
+    torchao would fold a batch normalization into the convolution before it, whose weights then
+    leave their grid. It would also trace 96 patterns of trained convolutions, which takes minutes.
     XNNPACK lacks the operator.
     """
     graph = exported.graph
@@ -109,7 +109,7 @@ def _spell_out_norms(exported: Any) -> list[str]:
 
 
 def _drop_unused(converted: Any) -> None:
-    """Drop the float weights: the graph reads the integer ones only."""
+    """Drop the float weights, because the converted graph reads only the integer ones."""
     used = {node.target for node in converted.graph.find_nodes(op="get_attr")}
     for name in [*dict(converted.named_parameters()), *dict(converted.named_buffers())]:
         if name not in used:

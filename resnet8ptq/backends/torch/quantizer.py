@@ -1,8 +1,8 @@
 """PyTorch: resolves the settings and selects the flow.
 
 FX graph mode runs on integer kernels, which take uint8 activations and int8 weights only; with
-other dtypes it silently quantizes nothing. PT2E simulates every dtype in float. Its modules import
-torchao, which takes two seconds, so only the PT2E flow imports them.
+other dtypes it silently quantizes nothing. PT2E simulates every dtype in float. The modules of PT2E
+import torchao, which takes two seconds, so only the PT2E flow imports them.
 """
 
 from contextlib import AbstractContextManager
@@ -64,7 +64,7 @@ class TorchQuantizer(Quantizer):
     level_pools: ClassVar[tuple[str, ...]] = ("AveragePool", "GlobalAveragePool")
 
     def resolve(self, decisions: Decisions | None = None) -> Resolved:
-        """Return weight and activation dtype, engine, and which of the two takes 7 bits."""
+        """Return dtypes, bits and engine; weights or activations may have 7 bits."""
         config = self.config
         fx_flow = self._options.flow == "fx"
         if config.computes_in_float and not config.dtype.is_fp32:
@@ -77,7 +77,7 @@ class TorchQuantizer(Quantizer):
         if self.plan(decisions).is_narrow:
             raise UnsupportedError("weights below 8 bits: torch's quantized kernels take 8")
 
-        # FX runs torch's integer kernels, PT2E simulates them
+        # FX runs torch's integer kernels; PT2E only simulates them
         method, file = self._flow
         if fx_flow:
             engines = torch.backends.quantized.supported_engines
@@ -117,7 +117,7 @@ class TorchQuantizer(Quantizer):
             file.save(module, example, path, options.freeze)
             return Artifact(path)
 
-        # Weights alone: the network still computes in float
+        # With weights alone in fewer bits, the network still computes in float
         proto = onnx.load(model.onnx_path)
         if config.computes_in_float:
             half = config.dtype.is_float
@@ -127,10 +127,10 @@ class TorchQuantizer(Quantizer):
             nodes = [*weight_layers(proto.graph).values(), *find_tables(proto.graph)]
             names = {node.name for node in nodes}.difference(skipped)
             count = weight_storage.store(module, names, half)
-            file.save(module, example, path, False)  # frozen, the weights would be float32 again
+            file.save(module, example, path, False)  # freezing would store float32 weights
             return Artifact(path, count)
 
-        # Weights and activations, at inference or by calibrated ranges
+        # Quantize weights and activations, with ranges at inference or from calibration
         skipped = prepare(module, proto, self.select(decisions))
         chosen: dict[str, Range] = {}
         details: dict[str, str] = {}
@@ -155,7 +155,7 @@ class TorchQuantizer(Quantizer):
         return predictor
 
     def count_kernels(self, path: Path) -> tuple[int, int]:
-        """Count in the file, which torch runs unchanged."""
+        """Count the layers of the file, which torch runs unchanged."""
         counted: tuple[int, int] = self._flow[1].count_layers(path)
         return counted
 
@@ -170,7 +170,7 @@ class TorchQuantizer(Quantizer):
     def _set_up(self, threads: int) -> None:
         """Set torch's settings for the whole process."""
         torch.set_num_threads(threads)
-        # Stack traces are not used, and to make them FX imports torch's compiler for a second.
+        # For stack traces, which nothing reads, FX would import torch's compiler for a second.
         torch.fx.config.do_not_emit_stack_traces = True
         if self._options.flow == "fx" and not self.config.computes_in_float:
             torch.backends.quantized.engine = self._engine
@@ -215,9 +215,10 @@ class TorchQuantizer(Quantizer):
 
     @property
     def _reduced(self) -> str | None:
-        """The part that takes 7 bits, `weights` or `activations`; None: neither.
+        """The part that has 7 bits, `weights` or `activations`; None if both have 8.
 
-        By default the weights, whose error is smaller, if each channel has a scale.
+        By default, weights with a scale for each channel have 7 bits, because they lose less than
+        activations.
         """
         config = self.config
         reduce_range = self.config.reduce_range

@@ -19,7 +19,7 @@ _OPERATORS = "torch.ao.quantization.fx._decomposed"  # importing it registers a 
 
 
 def load(path: Path, engine: str | None) -> Run:
-    """Load a file, with the weights packed for the engine on which it was measured."""
+    """Load a file; torch packs its weights for the engine of the measured run."""
     import torch
 
     if engine is not None:

@@ -1,6 +1,6 @@
 """Saves a network as a TorchScript file, loads it, and counts its layers.
 
-FX graphs do not survive `torch.save`; TorchScript does.
+`torch.save` cannot save FX graphs, so they are saved as TorchScript.
 """
 
 import io
@@ -25,7 +25,7 @@ from resnet8ptq.graph.torch_module import as_tensors, infer
 
 MODEL_FILE = "model.pt"
 FORMAT = "TorchScript"
-_STORED = (torch.float16, torch.int8)  # of weights that are stored in fewer bits
+_STORED = (torch.float16, torch.int8)  # dtypes of weights that are stored in fewer bits
 PT2E = "backend.flow=pt2e (backend=torch_pt2e)"
 
 
@@ -53,9 +53,9 @@ class Example:
 
 
 def load(path: Path) -> Predictor:
-    """Load a TorchScript file that `save` wrote; its weights are packed for the engine.
+    """Load a TorchScript file that `save` wrote; torch packs its weights for the current engine.
 
-    Weights in float16 or 8 bits are made float32 once.
+    Weights that are stored in float16 or 8 bits become float32 once, on loading.
     """
     module = _load(path)
     if any(values.dtype in _STORED for values in module.state_dict().values()):
@@ -93,11 +93,12 @@ def save(module: Any, example: Example, path: Path, freeze: bool, debug: bool = 
     """Trace `module` and write it to `path` atomically.
 
     Args:
-        freeze: write one class with the weights as constants, instead of one class for each layer.
-        debug: keep the records of the traced Python code.
+        freeze: whether to write one class with constant weights, instead of one class for each
+        layer.
+        debug: whether to keep the records of the traced Python code.
 
     Raises:
-        UnsupportedError: torch cannot run the network, such as an operator without a quantized
+        UnsupportedError: torch cannot run the network, for example an operator without a quantized
             kernel.
     """
     archive = io.BytesIO()
@@ -130,9 +131,10 @@ class _Network(torch.nn.Module):  # type: ignore[misc]
 def copy_reproducibly(archive: io.BytesIO, path: Path, compressed: tuple[str, ...] = ()) -> None:
     """Copy an archive without the records that differ between processes.
 
-    Debug records hold the Python origin of each operation. They are a quarter of a small quantized
-    file, and depend on the call stack and on the installation's path. Class names contain a counter
-    of the process; here it starts at 0. The serialization id is a hash of all records.
+    Debug records hold the Python origin of each operation. Debug records are a quarter of a small
+    quantized file, and depend on the call stack and on the installation's path. Class names contain
+    a counter of the process, which is replaced by one that starts at 0. The serialization id is a
+    hash of all records.
 
     Args:
         compressed: suffixes of the records to compress.
@@ -160,7 +162,7 @@ _MANGLED = re.compile(rb"___torch_mangle_(\d+)")
 
 
 def count_layers(path: Path) -> tuple[int, int]:
-    """Count the convolutions and matrix products in a TorchScript file: on integers, in float.
+    """Return the numbers of convolutions and matrix products on integers and in float in a file.
 
     `quantized::matmul` is in float: without ruy, which torch's builds lack, it dequantizes its
     operands and rounds the product (aten/src/ATen/native/quantized/cpu/qmatmul.cpp).
@@ -182,9 +184,10 @@ def known_warnings() -> Iterator[None]:
             r"`torch.jit.\w+` is deprecated",
             "torch.quantize_per_tensor, torch.quantize_per_channel",
             "Please use quant_min and quant_max to specify the range",
-            # onnx2torch's Reshape reads its shape, quantized operators their scale: constants.
+            # onnx2torch's Reshape reads its shape, and quantized operators their scale, as
+            # constants.
             "(Converting a tensor to a (Python|NumPy)|Iterating over a tensor|Using len to get)",
-            # onnx2torch's Slice.
+            # onnx2torch's Slice causes this.
             "Using a non-tuple sequence for multidimensional indexing is deprecated",
         ):
             warnings.filterwarnings("ignore", message=message)

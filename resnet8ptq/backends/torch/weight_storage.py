@@ -1,6 +1,6 @@
-"""Stores the weights of a torch module in float16 or 8 bits; it computes with them in float32.
+"""Stores the weights of a torch module in float16 or 8 bits; the module still computes in float32.
 
-A CPU without float16 arithmetic would take many times as long to compute in float16.
+On a CPU without float16 arithmetic, computing in float16 would take many times as long.
 """
 
 from collections.abc import Collection, Iterator
@@ -39,7 +39,7 @@ def store(module: Any, layers: Collection[str], half: bool) -> int:
 
     Args:
         module: result of `load_torch_module`.
-        layers: names of its modules.
+        layers: names of modules in `module`.
         half: whether to store float16; else 8 bits, with a scale for each output channel.
 
     Raises:
@@ -97,7 +97,7 @@ def _round(owner: Any, key: str) -> bool:
 
 
 def _replace(owner: Any, key: str, stored: torch.Tensor, restore: torch.nn.Module) -> None:
-    """Store a weight in another type, and compute the float32 values when it is read."""
+    """Store a weight in another type; each access to it returns the float32 values."""
     if key in owner._buffers:
         owner._buffers[key] = stored
     else:
