@@ -56,7 +56,7 @@ class TensorObserver:
             samples: number of samples, if the first axis of the values counts samples; 1 for one
                 sample, or if the values do not belong to single samples.
         """
-        lows = highs = np.zeros(samples, np.float32)  # such as the boxes of empty pictures
+        lows = highs = np.zeros(samples, np.float32)  # without values, as boxes of empty pictures
         if values.size:
             rows = values.reshape(samples, -1)
             lows = rows.min(axis=1)

@@ -23,7 +23,7 @@ RATIO = 16.0  # to the largest other sample; the others lose four of eight bits
 MOST = 0.05  # share of the samples; more are a normal kind, such as padded texts
 LEAST = 10  # samples with values, to compare with
 LISTED = 5  # samples that a message names
-_CUT = 3  # a percentile cuts this multiple of their share: 2 would cut exactly them, on one side
+_CUT = 3  # a percentile cuts this multiple of their share; half of it on each side
 _LEAST_PERCENTILE = 99.0  # a smaller one would clip the other samples
 _RESOLVED = 1000.0  # a larger ratio leaves the others in a few bins of a histogram
 

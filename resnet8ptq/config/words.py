@@ -1,8 +1,8 @@
-"""Checks the words of the command line of `resnet8ptq run`, before Hydra reads them.
+"""Checks the command-line words of `resnet8ptq run`, before Hydra reads them.
 
 A typo is reported in one line, before a framework is imported or a run is recorded. The values of
-all jobs of a sweep are checked before the first job starts. `find_idle` reports settings without
-effect after Hydra has composed the config.
+all jobs of a sweep are checked before the first job starts. After Hydra has composed the config,
+`find_idle` reports settings without effect.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def arrange(words: Sequence[str], conf: Path, own: Path | None = None) -> list[s
     modes = [f"--{name}" for name in _MODES if getattr(known, name)]
     limits.require("options", " ".join(modes), len(modes) < 2, "one of them")
 
-    # The options of each group, and those that the user's folder has too
+    # Find each group's options, and refuse names that both folders have
     groups = _find_groups(conf)
     added = _find_groups(own) if own else {}
     twice = {}
@@ -122,8 +122,8 @@ def is_group(key: str) -> bool:
 def is_plain(word: str) -> bool:
     """Return whether a setting from another person is safe to repeat.
 
-    Its key is in the schema, and names no code, store or cache; its value imports nothing and looks
-    up nothing.
+    The key must be in the schema, and name no code, store or cache. The value must import nothing
+    and look up nothing.
     """
     try:
         override = parse(word)
@@ -136,7 +136,7 @@ def is_plain(word: str) -> bool:
     return known and _is_plain_value(override.value())
 
 
-# Prefixes of settings that run code, or lead to data of others.
+# Prefixes of settings that run code, or name another user's store or cache.
 _OF_OTHERS = ("model.module", "task.metric", "target", "tracking", "cache_dir")
 
 
@@ -203,7 +203,7 @@ def _no_such_flag(word: str, parser: argparse.ArgumentParser, following: str) ->
     if not value and "=" not in following:
         value = following
 
-    # A setting, written like the options of other programs
+    # The option may be a setting, written as in other programs
     keys = _find_keys(key)
     if key in other_names.KEYS:
         keys = [other_names.KEYS[key]]
@@ -240,7 +240,7 @@ def _find_groups(conf: Path) -> dict[str, list[str]]:
 
 def _check_spaces(settings: Sequence[str], groups: dict[str, list[str]]) -> None:
     """Raise `ConfigError` for a word without a key; most often a space has split a value."""
-    padded = ["", *settings, ""]  # each word has neighbours
+    padded = ["", *settings, ""]  # so that each word has neighbours
     for i, word in enumerate(settings):
         if "=" in word[1:] or word.startswith("~"):
             continue
@@ -266,7 +266,7 @@ def _find_option(word: str, groups: dict[str, list[str]]) -> str:
     """Return the settings that choose the option `word`, or its closest match."""
     if ":" in word:
         return f"try {word.replace(':', '=', 1)}"
-    if Path(word).suffix.lower() in _NETWORKS:  # a file that exists has got its key already
+    if Path(word).suffix.lower() in _NETWORKS:  # words that name existing files have a key by now
         return "no such file; try model.path=FILE"
     near = nearest(word, [*itertools.chain.from_iterable(groups.values())])
     owners = [f"{name}={near}" for name, options in groups.items() if near in options]
@@ -307,7 +307,7 @@ def _check_key(override: Override, groups: Collection[str]) -> None:
     if first in [*known, "hydra"]:
         return
 
-    # The name of another program, or the last part of a key
+    # The key may be another tool's name, or the last part of a key
     others = {name.replace("_", ""): full for name, full in other_names.KEYS.items()}
     meant = others.get(first.casefold().replace("_", ""))
     keys = [meant] if meant else _find_keys(first)
@@ -318,7 +318,9 @@ def _check_key(override: Override, groups: Collection[str]) -> None:
 
 
 def _check_group(override: Override, groups: dict[str, list[str]], whole: bool) -> None:
-    """Raise `ConfigError` for a list, and for an unknown option if `groups` is the `whole` list."""
+    """Raise `ConfigError` for a list, and, if `groups` lists every option, for an unknown
+    option.
+    """
     group = override.key_or_group
     if group not in groups:
         return
@@ -354,7 +356,7 @@ def _check_values(override: Override, local: bool) -> None:
         if value is None or (isinstance(value, str) and "${" in value):
             continue
         faults = [_fault(key, path[-1].metadata, value, local) for path in paths]
-        if faults and all(faults):  # no backend, source or task takes it
+        if faults and all(faults):  # no backend, source or task accepts the value
             [first, *others] = dict.fromkeys(map(str, faults))
             expected = [text.partition("expected ")[2] for text in others]
             raise ConfigError("; or ".join([first, *expected]))
@@ -366,7 +368,8 @@ _WITH_OPTIONS = {"backend": BackendConfig, "data": DataConfig, "task": TaskConfi
 def _check_shared(typed: Sequence[Override], conf: Path) -> None:
     """Raise `ConfigError` for a setting that an option of its swept group lacks.
 
-    Hydra composes a sweep without the swept settings first, and would blame the group's default.
+    Hydra first composes a sweep without the swept settings, and its error would blame the group's
+    default option.
     """
     chosen = {override.key_or_group: override for override in typed}
     for override in typed:
@@ -379,7 +382,7 @@ def _check_shared(typed: Sequence[Override], conf: Path) -> None:
         if len(options) < 2 or not taking:
             continue
 
-        # Some options of the sweep have the setting, and others lack it
+        # Name the options of the sweep that lack the setting
         alone = f"{group}={','.join(taking)} {override.input_line}"
         for option in options:
             if option not in taking:
@@ -399,7 +402,7 @@ def _takes(group: str, option: str, name: str, conf: Path) -> bool:
     if not path.exists():
         return True
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    # `torch`, or `/hydra/schema/torch@_here_`
+    # An entry is `torch`, or `/hydra/schema/torch@_here_`
     [base] = content.get("defaults", [option])
     base = base.rpartition("/")[2].partition("@")[0]
     if base != option:
@@ -422,9 +425,10 @@ def _find_default(group: str, conf: Path) -> str:
 
 
 def _without_parts(paths: Sequence[list[Field[Any]]]) -> list[list[Field[Any]]]:
-    """Leave out a field whose words are all words of another one: a message lists each once.
+    """Leave out a field whose words are all words of another field, so that a message has no
+    repeats.
 
-    `task=anomaly` takes two of the three words of `task.join`.
+    For example, `task=anomaly` accepts two of the three words of `task.join`.
     """
     words: list[set[str]] = []
     for path in paths:
@@ -466,7 +470,7 @@ def find_idle(
     Args:
         config: the settings of a run, or the composed config of a sweep.
         typed: the settings of the command line.
-        swept: the settings of the sweep, which typed ones override; they are not in `config`.
+        swept: the settings of the sweep, which `config` lacks; typed settings override them.
     """
     lines = []
     for override in typed:

@@ -1,4 +1,4 @@
-"""A time limit for code of this process, by the clock."""
+"""A wall-clock time limit for code of this process."""
 
 import signal
 import threading
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_AGAIN_S = 5.0  # repeats, in case code has caught the first error
+_AGAIN_S = 5.0  # repeats the error, in case code has caught the first one
 
 
 class AlarmError(Exception):

@@ -1,8 +1,8 @@
 """Background process for drawing and uploading, so that runs do not wait for figures or MLflow.
 
-`put` and `ask` queue calls, which the process runs in order. Outside of `allowed`, for example in
-workers of a sweep, each call runs immediately in this process. With the background process,
-README's sweep takes 82% of the time without it (median of five pairs on two cores).
+`put` and `ask` queue calls, which the background process runs in order. Outside of `allowed`, for
+example in workers of a sweep, each call runs immediately in this process. The background process
+reduces the time of README's sweep to 82% (median of five pairs on two cores).
 """
 
 import gc
@@ -43,7 +43,7 @@ _store: Sequence[str] = ()  # the settings that name the store
 
 @contextmanager
 def allowed() -> Iterator[None]:
-    """Send calls of `put` in the block to the background process; wait for all at the end.
+    """Let `put` send calls to the background process in the block; wait for all of them at the end.
 
     The first `put` or `prepare` starts the process.
     """
@@ -60,7 +60,7 @@ def allowed() -> Iterator[None]:
         except TrackingError as error:
             log.error("%s", error)
         if _pool is not None:
-            if not _used:  # no call needed its preparation
+            if not _used:  # no call was sent, so do not wait for its preparation
                 os.kill(_pid.result(), signal.SIGKILL)
             _pool.shutdown()
             _pool = None
@@ -70,7 +70,7 @@ def put(function: Callable[P, T], *args: P.args, **named: P.kwargs) -> "Future[T
     """Call a module-level function in the background, after earlier calls; `wait` raises errors.
 
     Raises:
-        Exception: the function's own, if it is called in this process.
+        Exception: the function's own error, if the function runs in this process.
     """
     global _allowed, _used
     if _allowed:
@@ -150,8 +150,8 @@ def wait() -> None:
 def _start() -> ProcessPoolExecutor:
     global _pool, _pid
     if _pool is None:
-        sys.stdout.flush()  # otherwise a forked process prints the buffer again
-        # A fork keeps all imports so far. It is made before the frameworks start threads.
+        sys.stdout.flush()  # a forked process would print the buffer again
+        # A fork keeps all imports so far. The process is forked before frameworks start threads.
         context = get_context("fork" if sys.platform == "linux" else "spawn")
         _pool = ProcessPoolExecutor(1, context, _begin)
         _pid = _pool.submit(os.getpid)
@@ -159,7 +159,7 @@ def _start() -> ProcessPoolExecutor:
 
 
 def _prepare(function: Callable[[], object]) -> None:
-    # Imported objects stay: collecting garbage among them takes a third of MLflow's import time.
+    # Imported objects stay, so collecting garbage among them wastes a third of MLflow's import.
     gc.disable()
     try:
         function()
@@ -171,7 +171,7 @@ def _prepare(function: Callable[[], object]) -> None:
 def _call(content: bytes) -> Any:
     try:
         return pickle.loads(content)()
-    except Exception as error:  # the other process cannot unpickle some of MLflow's
+    except Exception as error:  # the main process cannot unpickle some of MLflow's errors
         raise portable(error, TrackingError) from None
 
 

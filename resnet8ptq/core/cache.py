@@ -1,7 +1,7 @@
 """Results kept on disk, each under a hash of all its inputs.
 
 An entry is a folder `<root>/<kind>/<hash of key>` with an `entry.json` that holds the key and the
-SHA-256 of each file. It is built in a temporary folder and renamed, so that it is complete or
+SHA-256 of each file. An entry is built in a temporary folder and renamed, so that it is complete or
 absent. An entry whose files do not match is made again. Once a day, the entries that no run has
 used for `UNUSED_DAYS` are removed.
 """
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 RECORD = "entry.json"  # in each entry: describes its other files
 MAX_RECORD_BYTES = 2**24
 UNUSED_DAYS = 90
-CHECKED = ".checked"  # in the root; its time is that of the last removal
+CHECKED = ".checked"  # in the root; its modification time is that of the last removal
 _DAY_S = 24 * 3600
 _HASHED = 20  # hexadecimal digits of a key's hash, the name of an entry
 Key = Mapping[str, str | int | bool]
@@ -44,7 +44,7 @@ def folder(setting: str | None) -> Path:
 def check_writable(setting: str | None) -> None:
     """Check that new entries can be made in the cache, before work that needs them.
 
-    A full disk is no error yet: all entries may be there already.
+    A full disk is not an error here, because all entries may exist already.
 
     Raises:
         ConfigError: the cache folder cannot be written.
@@ -66,7 +66,7 @@ def check_writable(setting: str | None) -> None:
 def runtime(
     setting: str | None, threads: int | None, seconds: float | None = None, device: str = "auto"
 ) -> machine.Runtime:
-    """Return cache folder, threads (null: one for each core), time limit and device of a run."""
+    """Return a run's cache folder, threads (None: one for each core), time limit and device."""
     return machine.Runtime(
         cache_root=folder(setting),
         threads=machine.threads(threads),
@@ -79,8 +79,9 @@ def runtime(
 def entry(root: Path, kind: str, key: Key, make: Callable[[Path], None]) -> Path:
     """Return the folder of the entry `key`; if it is missing, `make(empty folder)` fills it.
 
-    Use it for a step that takes longer than reading its result. The key must name all inputs of the
-    step, files by their hash, and its code. Processes that need the same entry wait for each other.
+    Use this for a step that takes longer than reading its result. The key must identify all inputs
+    of the step (files by their hash) and the step's code. Processes that need the same entry wait
+    for each other.
 
         key = {"network": sha256, "code": code.behind(__name__)}
         folder = cache.entry(root, "folded", key, make)
@@ -108,7 +109,7 @@ def entry(root: Path, kind: str, key: Key, make: Callable[[Path], None]) -> Path
         if not path.exists():
             _build(path, text, make)
             _remove_unused(root)
-    except Exception as error:  # libraries and other processes pass on the error's text only
+    except Exception as error:  # libraries and other processes pass on only its text
         reason = files.full_disk(error)
         if not reason:
             raise
@@ -162,7 +163,7 @@ def _as_text(key: Key) -> str:
 
 
 def _build(path: Path, key: str, make: Callable[[Path], None]) -> None:
-    # This process holds the lock, so that other temporary folders are those of killed processes.
+    # This process holds the lock, so other temporary folders were left by killed processes.
     for abandoned in path.parent.glob(f".{path.name}-*"):
         shutil.rmtree(abandoned, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as name:
@@ -176,15 +177,15 @@ def _build(path: Path, key: str, make: Callable[[Path], None]) -> None:
 
 
 def _mark_used(path: Path) -> None:
-    with suppress(OSError):  # missing, or in a folder that others write
+    with suppress(OSError):  # the entry is missing, or another user's
         os.utime(path / RECORD)
 
 
 def _remove_unused(root: Path) -> None:
-    """Once a day, remove the entries that no run has used for long; listing them takes time."""
+    """Remove the entries that no run has used for long; only once a day, as listing takes time."""
     now = time.time()
     checked = root / CHECKED
-    with suppress(OSError):  # a folder that others write, or another process removes an entry too
+    with suppress(OSError):  # another user's folder, or removed by another process
         if checked.exists() and now - checked.stat().st_mtime < _DAY_S:
             return
         checked.touch()
@@ -208,5 +209,5 @@ def _is_whole(path: Path, key: str) -> bool:
 
 
 def downloads_folder() -> Path:
-    """Return the folder for downloads: the root of the cache, which `cache_dir` does not move."""
+    """Return the folder for downloads: the default cache's root, whatever `cache_dir` is."""
     return folder(None)

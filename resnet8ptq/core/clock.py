@@ -6,7 +6,7 @@ _begun_s: float | None = None
 
 
 def begin() -> None:
-    """Note that a command begins now."""
+    """Record that a command begins now."""
     global _begun_s
     _begun_s = time.monotonic()
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 PACKAGE = __name__.partition(".")[0]
 _ROOT = Path(__file__).parents[2]
-# `from a.b import c, d`, also over several lines; `import a.b`; and "a.b:name" for
-# `pkgutil.resolve_name`, in which "a.*:name" stands for every folder of `a`. Imports inside
-# functions count.
+# The patterns find `from a.b import c, d`, also over several lines; `import a.b`; and "a.b:name"
+# for `pkgutil.resolve_name`, where "a.*:name" stands for every folder of `a`. Imports inside
+# functions count too.
 _FROM = re.compile(rf"^ *from ({PACKAGE}[\w.]*) import (\([^)]*\)|.+)$", re.MULTILINE)
 _IMPORT = re.compile(rf"^ *import ({PACKAGE}[\w.]*)", re.MULTILINE)
 _NAMED = re.compile(rf'"({PACKAGE}(?:\.\w+)+(?:\.\*)?):\w+"')
@@ -21,8 +21,8 @@ _NAME = re.compile(r"(\w+)(?: as \w+)?")
 def behind(module: str) -> str:
     """Return a hash of the code of a module and of its direct and indirect imports.
 
-    It is a part of each cache key: after a change of the code that makes an entry, the entry is
-    made again, without a version number to raise.
+    Each cache key contains such a hash. When the code that makes an entry changes, the entry is
+    made again, without a version number that someone must raise.
 
         key = {"network": sha256, "code": code.behind(__name__)}
 
@@ -69,7 +69,7 @@ def imports(module: str) -> frozenset[str]:
 
 
 def _file(module: str) -> Path:
-    if module.partition(".")[0] != PACKAGE:  # a backend of another package
+    if module.partition(".")[0] != PACKAGE:  # a backend may be in another package
         return Path(getattr(find_spec(module), "origin", None) or module)
     path = _ROOT.joinpath(*module.split("."))
     if path.is_dir():

@@ -45,7 +45,8 @@ T = TypeVar("T")
 class Abort(BaseException):
     """Ends Hydra with an error.
 
-    Hydra itself prints an `Exception` of a job, and turns that of a callback into a warning.
+    An `Exception` would not end Hydra's work: Hydra prints a job's, and turns a callback's into a
+    warning.
     """
 
     def __init__(self, error: Exception) -> None:
@@ -79,7 +80,7 @@ class Closable(Protocol):
 
 
 def let_hydra_raise() -> None:
-    """Let Hydra raise its errors here: by default it prints one, and ends the process."""
+    """Let Hydra raise its errors; by default Hydra prints an error and ends the process."""
     os.environ["HYDRA_FULL_ERROR"] = "1"
 
 
@@ -90,12 +91,12 @@ def main(run: Callable[[], int | None]) -> int:
         run: returns an exit code; None is 0.
     """
     let_hydra_raise()
-    # Imports make 400,000 objects that stay. By default Python collects garbage among them after
-    # every 700 new objects, which takes a tenth of a sweep's time.
+    # Imports make 400,000 objects that stay. By default Python collects garbage after every 700 new
+    # objects, which takes a tenth of a sweep's time.
     gc.set_threshold(20_000, 20, 20)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     code = finish(run).code
-    gc.freeze()  # at exit Python would look for garbage among those objects too: a second or two
+    gc.freeze()  # else Python looks for garbage in them at exit, for a second or two
     return code
 
 
@@ -104,10 +105,10 @@ def finish(
     find_sweep: Callable[[], Closable | None] = lambda: None,
     report: Callable[[Exception], int] | None = None,
 ) -> Ending:
-    """Call `run`, report its errors, and close its sweep; return the exit code and first error.
+    """Call `run`, report its errors and close its sweep; return exit code and first error.
 
-    A sweep ends here and not in Hydra's `on_multirun_end`, which Hydra does not call after an error
-    or a signal.
+    The sweep is closed here because Hydra does not call `on_multirun_end` after an error or a
+    signal.
 
     Args:
         find_sweep: returns the sweep that `run` has begun, if any.
@@ -155,7 +156,7 @@ def finish(
 
 
 def _find_interrupt(error: BaseException) -> KeyboardInterrupt | None:
-    """Return the Ctrl-C during which an error was raised, such as by the end of a block."""
+    """Return the Ctrl-C that an error followed, for example an error of a block's cleanup."""
     seen: BaseException | None = error
     while seen is not None and not isinstance(seen, KeyboardInterrupt):
         seen = seen.__context__
@@ -169,7 +170,7 @@ def parse_words(words: list[str], schema: type[T], usage: str | None, plain: str
         plain: the key that a word without `=` sets; empty: no key.
 
     Raises:
-        ConfigError: an unknown key, or a value of another type.
+        ConfigError: a key is unknown, or a value has the wrong type.
         SystemExit: after `--help` is printed.
     """
     if {"-h", "--help"} & set(words):
@@ -195,7 +196,7 @@ def parse_words(words: list[str], schema: type[T], usage: str | None, plain: str
 
 
 def _quote_text(word: str, schema: Any) -> str:
-    """Quote the value of a text field: a name may look like a number, and 1.20 is not 1.2.
+    """Quote the value of a text field, because YAML would read the name 1.20 as the number 1.2.
 
     Args:
         schema: a dataclass; values of its `str` fields are quoted.
@@ -215,7 +216,7 @@ _NO_KEY = (ConfigAttributeError, ConfigKeyError)  # an unknown key, or part of a
 _COMPOSING = (HydraException, OmegaConfBaseException)
 _INPUTS = (ConfigError, DataError, ModelError)
 EXPECTED = (*_COMPOSING, PtqError, OSError)
-_OF_DISK = {  # errors of the operating system: the mend
+_OF_DISK = {  # operating-system errors, with the mend
     errno.EROFS: "try a working folder that can be written",
     errno.EACCES: "try a file or a working folder with the rights for it",
     errno.ENOSPC: "free some space on the disks of the working folder and of TMPDIR",
@@ -258,7 +259,7 @@ def no_such_option(name: str, group: str, options: Collection[str]) -> str:
 
 @contextmanager
 def aborting(*errors: type[Exception]) -> Iterator[None]:
-    """Raise errors of these types as `Abort`.
+    """Raise errors of these types in the block as `Abort`.
 
     Do not use this around a job of a sweep: an `Abort` ends the sweep.
     """
@@ -282,13 +283,13 @@ def exit_code(error: Exception) -> int:
 
 
 def explain(error: BaseException) -> str:
-    """Return an error and its cause in one line, because Hydra's error may name only the key."""
+    """Return an error and its cause in one line; Hydra's error alone may name only the key."""
     text = str(error)
     cause = error.__cause__
     if isinstance(error, HydraException) and cause is not None:
         text += f": {cause}"
         if isinstance(cause, _NO_KEY) and is_dataclass(cause.object_type):
-            # Hydra advises to append the key, which leads to another error.
+            # Hydra advises adding the key with `+`, which leads to another error.
             known = [item.name for item in fields(cause.object_type)]
             key = str(cause.full_key)
             group = key.rpartition(".")[0]

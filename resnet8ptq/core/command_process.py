@@ -4,7 +4,8 @@ For a function that reads an untrusted file, see `isolation`; for drawing and up
 `background`.
 
 A command changes much of its process: logging, signals, threads of frameworks, environment. The
-caller, such as a notebook, keeps its own. The command's log appears where the caller's stderr goes.
+caller, such as a notebook, keeps its own state. The command's log appears where the caller's stderr
+goes.
 """
 
 import json
@@ -33,7 +34,7 @@ def run(name: str, words: Sequence[str], quiet: bool = False) -> dict[str, Any]:
         quiet: whether the command's log is dropped.
 
     Raises:
-        PtqError: the command's own error, with the type that it had there.
+        PtqError: the error of the command, with its own type.
         KeyboardInterrupt: the caller was interrupted; the command was interrupted too, and has
             ended.
     """
@@ -59,17 +60,17 @@ def run(name: str, words: Sequence[str], quiet: bool = False) -> dict[str, Any]:
 
 
 def _start(words: Sequence[str], quiet: bool) -> "subprocess.Popen[str]":
-    # A terminal gets the command's own progress bars.
+    # On a terminal, the command draws its own progress bars.
     direct = not quiet and sys.stderr is sys.__stderr__ and os.isatty(2)
     return subprocess.Popen(
         [sys.executable, "-P", "-c", _CODE, *words],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,  # its tables; the caller gets their values
+        stdout=subprocess.DEVNULL,  # drops tables; the caller gets the values
         stderr=None if direct else subprocess.PIPE,
         text=True,
         errors="replace",
-        start_new_session=True,  # Ctrl-C reaches the caller alone, which passes it on
+        start_new_session=True,  # Ctrl-C reaches only the caller, which forwards it
     )
 
 

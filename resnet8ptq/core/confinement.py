@@ -10,7 +10,7 @@ from pathlib import Path
 
 from resnet8ptq.core import memory
 
-MAX_SECONDS = 3600  # for each core, and by the clock
+MAX_SECONDS = 3600  # CPU time for each core, and wall-clock time
 MEMORY = 0.9  # fraction of the memory that is free when the process starts
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -18,7 +18,7 @@ _PR_SET_NO_NEW_PRIVS = 38
 # linux/sched.h
 _CLONE_NEWUSER = 0x10000000
 _CLONE_NEWNET = 0x40000000
-# Numbers of the system calls, equal on all processors: make rules, add one, obey them.
+# Numbers of the system calls to make, extend and obey a rule set; equal on all processors.
 _RULES = 444
 _ADD_RULE = 445
 _OBEY = 446
@@ -26,14 +26,14 @@ _VERSION = 1  # linux/landlock.h
 _BENEATH = 1
 _WRITE_FILE = 1 << 1
 _TRUNCATE = 1 << 14
-# Removing, and making files and folders of each kind.
+# The rights to remove, and to make files and folders of each kind.
 _CHANGE_FOLDER = sum(1 << bit for bit in range(4, 13))
 
 
 def die_with(parent: int) -> None:
     """Let the kernel kill this process when its parent ends or is killed (Linux).
 
-    Without prctl, the process ends when it next reads its pipe.
+    On systems without prctl, the process ends when it next reads its pipe.
     """
     with suppress(AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -44,8 +44,8 @@ def die_with(parent: int) -> None:
 def limit() -> None:
     """Limit this process to 90% of the free memory, and to one hour of each core.
 
-    A small file can need huge memory or endless time: a constant of 10**12 zeros, or an endless
-    loop.
+    A small file can need huge memory or endless time, for example a constant of 10**12 zeros or an
+    endless loop.
     """
     free = memory.free_bytes(file_cache=True)
     if free is None:
@@ -59,7 +59,7 @@ def limit() -> None:
 
 
 def cut_network() -> str:
-    """Move this process to a network namespace without interfaces; return the reason on failure.
+    """Move this process to a network namespace without interfaces; on failure return the reason.
 
     This needs root, or a user namespace, which the kernel makes only for single-threaded processes.
     """
@@ -72,7 +72,7 @@ def cut_network() -> str:
         return ""
     if library.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) != 0:
         return f"no network namespace ({os.strerror(ctypes.get_errno())})"
-    with suppress(OSError):  # access to files does not depend on the names of user and group
+    with suppress(OSError):  # access to files works without the maps
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1")

@@ -53,12 +53,12 @@ def stdout(console: Console | None, width: int) -> Console:
 def _force(stream: TextIO) -> bool | None:
     """Return rich's `force_terminal`: False for a pipe, whatever FORCE_COLOR says.
 
-    Jupyter sets FORCE_COLOR in its kernels, and CI for its logs. For rich it makes a terminal of a
-    pipe, where each frame of a spinner would be a line.
+    Jupyter and CI set FORCE_COLOR. rich would then treat a pipe as a terminal, and print each frame
+    of a spinner as a line.
     """
     try:
         return None if stream.isatty() else False
-    except ValueError:  # closed
+    except ValueError:  # the stream is closed
         return False
 
 
@@ -135,7 +135,7 @@ class LogHandler(RichHandler):
         return super().render_message(record, show(message))
 
     def emit(self, record: LogRecord) -> None:
-        """Write the record, without a terminal on one line; delay the next line of `watch`."""
+        """Write a record, on one line without a terminal; delay the next line of `watch`."""
         if stderr().is_terminal:
             super().emit(record)
         else:
@@ -200,12 +200,12 @@ def waiting(label: str, draws_per_second: float = 10) -> Iterator[None]:
 
 
 def measuring(label: str) -> AbstractContextManager[None]:
-    """Like `waiting`, for a measurement: draw seldom, because drawing would disturb it."""
+    """Show a spinner that draws seldom, so that drawing does not disturb a measurement."""
     return waiting(label, 1 / 2.5)
 
 
 def never_silent(between: str = "Working") -> None:
-    """From now on, print the current step whenever nothing was printed for a while.
+    """Start to print the current step whenever nothing was printed for a while.
 
     Args:
         between: the label between the steps of `waiting` and `track`; empty: no line.
@@ -223,8 +223,8 @@ def _say(line: str) -> None:
     text = f"{time.strftime('%H:%M:%S')} {show(line)}"
     if stderr().is_terminal:
         stderr().print(text, markup=False, highlight=False)
-    else:  # rich would end the thread that finds the pipe closed, and hide it from the others
-        sys.stderr.write(f"{text}\n")  # in one piece: `print` lets another thread come between
+    else:  # if the pipe closes, rich would end this thread silently
+        sys.stderr.write(f"{text}\n")  # one call, because `print` may interleave threads
         sys.stderr.flush()
 
 

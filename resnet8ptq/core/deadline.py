@@ -1,6 +1,6 @@
 """The time limit of a run, `max_seconds`: searches and learned rounding stop with the best so far.
 
-It ends no process; see `isolation` for the time limit of those that read files.
+This limit ends no process; `isolation` has the time limit of processes that read files.
 """
 
 import logging
@@ -20,7 +20,7 @@ class Deadline:
     """The time limit of a run, and the work that it cut short.
 
     Attributes:
-        at: the end, by `time.monotonic`; infinite: no limit.
+        at: the end, by `time.monotonic`; infinite without a limit.
         cut_short: the abandoned work, each text once.
     """
 
@@ -29,7 +29,7 @@ class Deadline:
 
     @classmethod
     def after(cls, seconds: float | None) -> "Deadline":
-        """Return the deadline after this number of seconds; None: no limit."""
+        """Return the deadline after this number of seconds; None means no limit."""
         return cls(math.inf if seconds is None else time.monotonic() + seconds)
 
     @property

@@ -1,7 +1,7 @@
 """The descriptor of a backend: all facts about it that the rest of the program uses.
 
-Each folder of `resnet8ptq/backends` holds one, `BACKEND`, whose import costs nothing: functions,
-classes and modules are named, as `module:name`, and imported when they are needed.
+Each folder of `resnet8ptq/backends` defines one as `BACKEND`. Its import is cheap: functions,
+classes and modules are named as `module:name`, and imported when they are needed.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from pkgutil import iter_modules, resolve_name
 from typing import Any
 
 _PACKAGE = __name__.partition(".")[0]
-FILE = "file"  # the backend that quantizes nothing: it scores files of other programs
+FILE = "file"  # this backend only scores files of other programs
 
 
 @dataclass(frozen=True)
@@ -20,16 +20,19 @@ class Search:
     """The steps that `experiment=auto` takes with a backend.
 
     Attributes:
-        start: the plain 8-bit configuration.
-        sums_in_16_bits: whether its kernels need `reduce_range` on a CPU whose sums saturate.
-        fewer_bits: settings in addition to `dtype=w4a8`; None: its files hold no weights below 8
-            bits.
+        start: settings of the plain 8-bit configuration.
+        sums_in_16_bits: whether the kernels need `reduce_range` on a CPU whose 16-bit sums
+        saturate.
+        fewer_bits: settings to add to `dtype=w4a8`; None if the backend's files hold no weights
+            below 8 bits.
         chooses_operators: whether `op_types` is a separate step, to leave pools in float.
         dynamic: whether `method=dynamic` quantizes matrix products.
-        mixed: whether `method=mixed` does, together with static convolutions.
+        mixed: whether `method=mixed` quantizes matrix products dynamically and convolutions
+        statically.
         diagnoses: whether the search diagnoses its models, in QDQ format.
         weights_alone: whether `method=weight_only` stores weights by output channel.
-        weights_in_blocks: whether it stores those of matrix products in blocks of 4 bits.
+        weights_in_blocks: whether `method=weight_only` stores weights of matrix products in 4-bit
+        blocks.
         float16_weights: whether `dtype=fp16` halves its files.
         wide_activations: whether integer kernels take 16-bit activations.
     """
@@ -53,34 +56,37 @@ class Backend:
 
     Attributes:
         name: the value of `backend=`.
-        rank: its place in lists and tables.
-        other_names: names that other tools have for it, for messages about a wrong `backend=`.
+        rank: the backend's position in lists and tables.
+        other_names: names of the backend in other tools, for messages about a wrong `backend=`.
         quantizer: the class of `backends.contract.Quantizer`.
-        options: the dataclass of its settings, below `schema.BackendConfig`.
+        options: the dataclass of the backend's settings, a subclass of `schema.BackendConfig`.
         complete: a function of the options, the network's format, `model.outputs` and whether the
-            dtype is float, that returns the options with defaults for this network; empty: none.
-        quantizes: False: it scores files of other programs.
-        runtime: the package that runs its files; its name on PyPI.
-        packages: all packages that its results depend on, for cache keys and tags.
-        extra: the extra of this package that installs it, by the name of the module that is
-            imported; empty: it is always installed.
+            dtype is float, that returns the options with defaults for this network; may be empty.
+        quantizes: whether the backend quantizes; False if it scores files of other programs.
+        runtime: the name on PyPI of the package that runs the files.
+        packages: all packages that the results depend on, for cache keys and tags.
+        extra: the extra of this package that installs the framework, also the name of its module;
+            empty if it is always installed.
         suffixes: suffixes of its files.
         runs_code: whether loading its files can run code.
         operators: a set of the operators with integer kernels, by ONNX name, or a function that
-            returns it; empty: the framework chooses them itself, network by network.
-        lacks: operators that it cannot run, in 8 bits or in float; not complete.
+            returns the set; empty if the framework chooses operators for each network.
+        lacks: operators that the framework cannot run, in 8 bits or in float; the list is
+        incomplete.
         dynamic_operators: operators that only `method=dynamic` quantizes.
-        has_ranges: whether its artifacts have the ranges of activations that a plain run
-            calibrates; not if the framework calibrates itself, or computes activations in float.
-        single_input: whether it takes one input of float32 only.
-        converts: formats of networks that its own converter quantizes as a whole.
+        has_ranges: whether artifacts have the activation ranges that a plain run calibrates. False
+            if the framework calibrates itself, or computes activations in float.
+        single_input: whether networks must have exactly one input, of float32.
+        converts: formats of networks that the framework's own converter quantizes as a whole.
         search: the start and the steps of `experiment=auto`.
-        advice: a module with `advise` and `sweep`, see `backends.advice`; empty: `search.start`.
+        advice: a module with `advise` and `sweep`, see `backends.advice`; if empty, the advice is
+        `search.start`.
         reads: suffixes of the files of other programs that `reader` reads.
-        reader: a module as `backends.file.reading` needs it.
+        reader: a module with the functions that `backends.file.reading` calls.
         example: the package whose `templates/runner.py.j2` loads and runs a deployed file.
-        serving: a flavor of MLflow, or a module for `served_model.py`; empty: `not_served`.
-        not_served: the reason why its files are not served.
+        serving: a flavor of MLflow, or a module for `served_model.py`; empty if files are not
+        served.
+        not_served: the reason why files are not served.
     """
 
     name: str
@@ -111,7 +117,7 @@ class Backend:
 
     @property
     def schema(self) -> type[Any]:
-        """The dataclass of its settings."""
+        """The dataclass of the backend's settings."""
         kind: type[Any] = resolve_name(self.options)
         return kind
 
@@ -122,7 +128,7 @@ class Backend:
 
     @property
     def is_installed(self) -> bool:
-        """Whether the extra that it needs is installed."""
+        """Whether the framework's package is installed."""
         return not self.extra or find_spec(self.extra) is not None
 
     def find_operators(self) -> frozenset[str]:
@@ -135,8 +141,8 @@ class Backend:
 def find_backends() -> dict[str, Backend]:
     """Return the backends by name, in the order of lists and tables.
 
-    The code does not spell the name of the package `backends`: a cache key depends on each module
-    that its code names (`core.code`), and most keys do not depend on the backends.
+    The code does not spell out the name of the package `backends`. Otherwise most cache keys would
+    depend on all backends, because a key depends on each module that the code names (`core.code`).
     """
     package = import_module(f"{_PACKAGE}.backends")
     folders = [item.name for item in iter_modules(package.__path__) if item.ispkg]
@@ -145,11 +151,11 @@ def find_backends() -> dict[str, Backend]:
 
 
 def find_search(option: str) -> Search:
-    """Return the search of an option of `backend=`; plain 8 bits for an option of the user."""
+    """Return the search steps of an option of `backend=`; the defaults for a user's own option."""
     backend = find_backends().get(option)
     return backend.search if backend else Search()
 
 
 def find_readers() -> dict[str, Backend]:
-    """Return the backend that reads files of other programs, by suffix."""
+    """Return the backends that read files of other programs, by the files' suffix."""
     return {suffix: backend for backend in find_backends().values() for suffix in backend.reads}

@@ -52,7 +52,7 @@ class TrackingError(PtqError):
 
 
 class UnsupportedError(PtqError):
-    """The framework does not support this combination. This is a result; the text is its reason."""
+    """The framework does not support this combination; a run records this as its result."""
 
 
 @contextmanager
@@ -81,6 +81,6 @@ def portable(error: Exception, other: type[Exception] = RuntimeError) -> Excepti
     """Return the error; if it cannot be pickled, an error of the type `other` with its text."""
     try:
         pickle.loads(pickle.dumps(error))
-    except Exception:  # of pickle, or of the error's constructor
+    except Exception:  # raised by pickle, or by the error's constructor
         return other(one_line(error))
     return error

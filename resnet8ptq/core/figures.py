@@ -22,7 +22,7 @@ _PNG_END = b"IEND\xaeB`\x82"
 
 
 def check_png(content: bytes) -> bytes:
-    """Return the content of a PNG file; raise `ValueError` if it is cut off or no PNG."""
+    """Return the content of a PNG file; raise `ValueError` if it is cut off or not a PNG."""
     if not (content.startswith(_PNG_START) and content.endswith(_PNG_END)):
         raise ValueError("not a PNG file")
     return content
@@ -34,7 +34,7 @@ def save(figure: Figure, path: pathlib.Path) -> None:
 
 
 def to_png(figure: Figure) -> bytes:
-    """Return a figure as a PNG; this fixes its layout."""
+    """Return a figure as a PNG; afterwards the figure's layout no longer changes."""
     figure.set_dpi(110)
     canvas = FigureCanvasAgg(figure)
     engine = figure.get_layout_engine()
@@ -77,7 +77,7 @@ def label_cells(axes: Axes, texts: NDArray[np.str_], dark: NDArray[np.bool_], si
     )
     assert axes.figure is not None
     labels.set_transform(Affine2D().scale(1 / 72) + axes.figure.dpi_scale_trans)
-    labels.set_in_layout(False)  # they are inside their cells and need no measuring
+    labels.set_in_layout(False)  # labels lie inside their cells, so layout can ignore them
     axes.add_collection(labels, autolim=False)
 
 

@@ -47,7 +47,7 @@ def write_text(path: Path, text: str, mode: int = 0o644) -> None:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """Return the content of a regular file. Reading a pipe could block, and a device never ends.
+    """Return the content of a regular file; refuse pipes, which could block, and endless devices.
 
     Raises:
         OSError: the file is not regular, cannot be read, or is larger than `most` bytes.
@@ -63,7 +63,9 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def name_substitute(path: Path) -> str:
-    """Return how a file stands in for one that was not downloaded, and the mend; else empty."""
+    """Return the end of a message if a file is only a substitute for a download; otherwise
+    empty.
+    """
     with path.open("rb") as file:
         start = file.read(64).lstrip().lower()
     if not start:
@@ -76,7 +78,7 @@ def name_substitute(path: Path) -> str:
 
 
 def check_room(size: int, folder: Path) -> None:
-    """Check for `size` free bytes: on a full disk, writing to a mapped file kills the process.
+    """Check that `size` bytes are free, because a write to a mapped file on a full disk is fatal.
 
     Raises:
         ValueError: the disk has less free space.
@@ -86,7 +88,7 @@ def check_room(size: int, folder: Path) -> None:
         raise ValueError(f"it unpacks to {size:,} bytes, but the cache has {free:,} free")
 
 
-# The last two are NumPy's, without the number of the operating system's error
+# The last two patterns match NumPy's messages, which lack the error number
 _FULL = re.compile(
     "no space left on device|disk is full|quota exceeded|not enough free space"
     r"|\d+ requested and \d+ written",
@@ -170,10 +172,10 @@ def hash_folder(folder: Path, pattern: str = "*") -> str:
 
 
 def hash_with_data(path: Path) -> str:
-    """Return the SHA-256 of a file; for an ONNX file, it covers the external data files too.
+    """Return the SHA-256 of a file, and for an ONNX file also of its external data files.
 
     Exporters may write the weights into a file beside the model (torch's do by default). The model
-    names that file in entries `location: NAME`.
+    names such a data file in entries `location: NAME`.
     """
     names = find_data_names(path)
     beside = [path.parent / name for name in sorted(names) if Path(name).name == name]
@@ -187,11 +189,12 @@ def hash_with_data(path: Path) -> str:
 def find_data_names(path: Path) -> set[str]:
     """Return the names of the external data files of an ONNX file, without parsing it.
 
-    A reader must read no other files, because the hash in a cache key does not cover them.
+    Code that reads the network must read no other files, because `hash_with_data` does not cover
+    them.
     """
     if path.suffix.lower() != ".onnx" or not path.stat().st_size:
         return set()
-    # Mapped, so not read into memory.
+    # Map the file, so that it is not read into memory
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         return _find_named(content)
 
@@ -207,5 +210,5 @@ def _find_named(content: mmap.mmap) -> set[str]:
     return names
 
 
-# A StringStringEntryProto: its key, then the length of its value in one byte or two.
+# A StringStringEntryProto: the key `location`, then the value's length in one or two bytes.
 _LOCATION = re.compile(rb"\n\x08location\x12([\x01-\x7f]|[\x80-\xff][\x01-\x7f])", re.DOTALL)

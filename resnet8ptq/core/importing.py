@@ -14,7 +14,7 @@ def allow(folder: Path) -> None:
     replace a library. This function moves the folder to the end, here and in later child processes.
     A checkout that runs from its own folder stays first.
     """
-    os.environ.setdefault("PYTHONSAFEPATH", "1")  # of Python, for `-m` and `-c` in other processes
+    os.environ.setdefault("PYTHONSAFEPATH", "1")  # for `-m` and `-c` in child processes
     path = str(folder)
     is_module = getattr(sys.modules["__main__"], "__spec__", None) is not None  # called with `-m`
     by_option = is_module and not sys.flags.safe_path

@@ -1,4 +1,4 @@
-"""The commands that this program prints; they can be pasted into the caller's shell."""
+"""Writes the commands that this program prints, so that users can paste them into their shell."""
 
 import re
 import shlex
@@ -17,8 +17,8 @@ CHECKOUT = "run.py"
 def command(name: str, *words: str) -> str:
     """Return the command line that calls `name` (`run`, `deploy`, `ui`, ...) with `words`.
 
-    It begins like the command line of this process: with the script `resnet8ptq`, or with Python
-    and `run.py` or `-m resnet8ptq`. A program that is not on PATH is given by its path.
+    The line begins as this process's command line does: with the script `resnet8ptq`, or with
+    Python and `run.py` or `-m resnet8ptq`. A program that is not on PATH gets its full path.
     """
     called = Path(sys.argv[0])
     if called.name == SCRIPT:
@@ -33,8 +33,8 @@ def command(name: str, *words: str) -> str:
 def shell(*words: str, **variables: str) -> str:
     """Return the command line of any program for a POSIX shell; the only function that quotes.
 
-    Every printed or written command comes from here: a name from a store could otherwise end a
-    word, and begin a command.
+    Every printed or written command comes from here, because a name from a store could otherwise
+    end a word and begin a command.
 
     >>> shell("cd", "my folder", ROOT="$HOME")
     "ROOT='$HOME' cd 'my folder'"
@@ -47,7 +47,7 @@ _SHOWN = re.compile(rf"(^ +|`|: ){SCRIPT} (\w+)", re.M)
 
 
 def adapt(usage: str) -> str:
-    """Return a help text whose commands, such as `resnet8ptq deploy`, start as in `command`."""
+    """Return a help text, with its commands started as `command` starts them."""
     return _SHOWN.sub(lambda match: match[1] + command(match[2]), usage)
 
 

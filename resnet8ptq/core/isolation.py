@@ -32,9 +32,9 @@ def call(
 ) -> T:
     """Call a function in a separate process; function, arguments and result are pickled.
 
-    TensorFlow's memory and settings end with that process, and a file that crashes the reader does
-    not end the sweep. The process ends when the calling process ends. It has no network access if
-    the system can prevent it; see `confinement`.
+    TensorFlow's memory and settings end with the separate process, and a file that crashes the
+    reader does not end the sweep. The separate process ends when the calling process ends. It has
+    no network access if the system can prevent access; see `confinement`.
 
     Args:
         network: whether the function has network access; user code may need it to download.
@@ -118,7 +118,7 @@ def _answer(content: bytes) -> tuple[bool, object]:
         error = portable(error)
         error.add_note(traceback.format_exc())
         return False, error
-    except BaseException as error:  # a panic of a library in Rust, whose state is unknown
+    except BaseException as error:  # a Rust library panicked, and its state is unknown
         if isinstance(error, SystemExit | KeyboardInterrupt):
             raise
         os._exit(1)

@@ -1,4 +1,4 @@
-"""The machine of a run: versions, CPU, threads, peak memory, commit."""
+"""Describes the machine of a run: versions, CPU, threads, peak memory and commit."""
 
 import os
 import platform
@@ -14,7 +14,7 @@ from pathlib import Path
 from resnet8ptq.core.deadline import Deadline
 from resnet8ptq.core.descriptor import find_backends
 
-# The packages that read, correct and calibrate networks; each backend names its own.
+# Packages that read, correct and calibrate networks; each backend lists further packages.
 PACKAGES = (
     "resnet8ptq",
     "numpy",
@@ -93,7 +93,7 @@ def is_x86(flags: Collection[str]) -> bool:
 def sums_exactly(flags: Collection[str] | None = None) -> bool:
     """Return whether a CPU with these flags, by default this one, sums 8-bit products exactly.
 
-    x86 without VNNI sums two of them in 16 bits, which saturate.
+    x86 without VNNI sums two products in 16 bits, and such a sum may saturate.
     """
     if flags is None:
         _, flags = cpu()
@@ -104,7 +104,7 @@ def sums_exactly(flags: Collection[str] | None = None) -> bool:
 def versions() -> dict[str, str]:
     """Return `{"version.<package>": version}` of the packages that affect results.
 
-    It reads the versions without importing the packages.
+    The versions are read from metadata, without importing the packages.
     """
     installed = {"version.python": platform.python_version()}
     packages = [*PACKAGES]
@@ -124,7 +124,7 @@ def find_version(package: str) -> str:
 def pin(package: str) -> str:
     """Return the requirement of a package in its installed version.
 
-    The name of a torch build, such as `+cpu`, is left out, because registries list only the number.
+    The build name of torch, such as `+cpu`, is left out, because registries list only the number.
     """
     name, number = _find_installed(package)
     return f"{name}=={number.partition('+')[0]}"
@@ -136,7 +136,7 @@ def _find_installed(package: str) -> tuple[str, str]:
     ONNX Runtime has a name for each kind of hardware, such as onnxruntime-gpu.
 
     Raises:
-        PackageNotFoundError: it is not installed.
+        PackageNotFoundError: the package is not installed.
     """
     try:
         return package, version(package)
@@ -169,7 +169,7 @@ def describe() -> dict[str, str]:
 def _find_project_commit() -> str:
     """Return the commit of the repository of the working folder; empty if there is none.
 
-    It does not check for changed files, because git would then run programs that the repository
+    Changed files are not checked, because git would then run programs that the repository
     configures.
     """
     with suppress(OSError, subprocess.SubprocessError):
@@ -184,7 +184,7 @@ def _git_commit() -> str:
     """Return the commit of this program's checkout, with `-dirty` if files differ, or `unknown`."""
     command = ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
     here = Path(__file__).parents[2]
-    if not (here / ".git").exists():  # installed, maybe below the repository of another project
+    if not (here / ".git").exists():  # installed, perhaps inside another project's repository
         return "unknown"
     with suppress(OSError, subprocess.SubprocessError):
         return subprocess.check_output(

@@ -1,7 +1,7 @@
 """Masks of objects as COCO's compressed run lengths, by pycocotools.
 
-A mask is a text of run lengths, down the columns of the picture; b"" if there is none. The masks of
-a picture are one text, joined by spaces, so that an array can hold those of many pictures.
+A mask is a text of run lengths, down the columns of the picture; b"" stands for no mask. The masks
+of a picture are one text, joined by spaces, so that an array can hold those of many pictures.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_PIXELS = 2**31  # of a picture
-MAX_OUTLINE = 2**22  # pixels of a polygon: pycocotools takes 60 bytes for each
+MAX_OUTLINE = 2**22  # pixels along a polygon; pycocotools needs 60 bytes for each
 _LEAST = 6  # numbers of a polygon: three points
 _FIRST = 48  # the character of the value 0
 
@@ -19,7 +19,7 @@ _FIRST = 48  # the character of the value 0
 def read(segmentation: Any, height: int, width: int) -> bytes:
     """Return the mask of an annotation: polygons [[x, y, ...], ...], or run lengths.
 
-    b"" if it is neither: many data sets of boxes have such annotations. Everything is checked here,
+    Returns b"" for any other form, which many data sets of boxes have. Everything is checked here,
     because the C code of pycocotools does not check its input.
     """
     from pycocotools import mask
@@ -49,7 +49,7 @@ def _is_polygon(polygon: Sequence[float], height: int, width: int) -> bool:
     if len(polygon) < _LEAST or len(polygon) % 2:
         return False
     points = np.array(polygon, np.float64).reshape(-1, 2)
-    near = (np.abs(points) <= 2 * max(height, width)).all()  # false for NaN
+    near = (np.abs(points) <= 2 * max(height, width)).all()  # NaN compares as False
     return bool(near and np.abs(points - np.roll(points, 1, axis=0)).sum() <= MAX_OUTLINE)
 
 
@@ -72,7 +72,7 @@ def _parse(text: bytes) -> list[int]:
             raise ValueError("no run lengths")
         value |= (bits & 31) << shift
         shift += 5
-        if bits & 32:  # more follow
+        if bits & 32:  # more digits of the number follow
             continue
         if bits & 16:  # negative
             value -= 1 << shift
@@ -100,7 +100,7 @@ def encode(inside: NDArray[np.bool_], top: int, left: int, height: int, width: i
     columns[:, :rows] = inside.T
     column, row = np.divmod(np.flatnonzero(np.diff(columns.ravel(), prepend=0)), rows + 1)
     edges = (left + column) * height + top + row
-    apart = edges[1:-1:2] != edges[2::2]  # else a run goes on in the next column
+    apart = edges[1:-1:2] != edges[2::2]  # drop edges where a run continues in the next column
     edges = edges[np.concatenate([[True], np.repeat(apart, 2), [True]])] if len(edges) else edges
     runs = np.diff(edges, prepend=0, append=height * width)
     if not runs[-1]:  # the last pixel is in the mask
@@ -148,7 +148,7 @@ def measure(mask: dict[str, Any]) -> list[float]:
 
 
 def join(masks: Sequence[bytes]) -> bytes:
-    """Return the masks of a picture as one text; b"" if there are none."""
+    """Return the masks of a picture as one text; b"" without masks."""
     return b" ".join(masks).rstrip()
 
 
@@ -172,7 +172,8 @@ def move(
     offset: Sequence[float],
     to: tuple[int, int],
 ) -> bytes:
-    """Return a mask resized to another grid of pixels, bilinear, with a threshold at 0.5.
+    """Return a mask resized to another grid of pixels, by bilinear interpolation and a threshold of
+    0.5.
 
     Args:
         size, to: height and width of the mask, and of the result.
@@ -196,10 +197,11 @@ def move(
 def sample(
     grid: NDArray[Any], rows: NDArray[np.float64], columns: NDArray[np.float64]
 ) -> NDArray[np.float32]:
-    """Return the values of a grid between its pixels, bilinear; beyond an edge, the edge's values.
+    """Return bilinearly interpolated values of a grid; positions beyond an edge get the edge's
+    value.
 
     Args:
-        rows, columns: positions, of which 0 is the centre of the first pixel.
+        rows, columns: positions; 0 is the centre of the first pixel.
     """
     return _between(_between(grid.astype(np.float32), rows).T, columns).T
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-# bytes of the budget
+# The bounds of the budget, in bytes
 MOST = 2**31
 LEAST = 2**28
 STEP = 8  # the tensors of one batch may take an eighth of the budget
@@ -39,7 +39,7 @@ def budget() -> int:
 
 @cache
 def _half_of_free() -> int:
-    """Return half of the memory that was free when this process first asked."""
+    """Return half of the memory that was free at this process's first call."""
     free = free_bytes()
     if free is None:
         return 2 * MOST
@@ -52,7 +52,7 @@ def step() -> int:
 
 
 def fitting(bytes_of_one: int, within: int) -> int:
-    """Return the number of items of `bytes_of_one` that fit into `within` bytes; at least 1.
+    """Return how many items of `bytes_of_one` bytes fit into `within` bytes; at least 1.
 
     >>> fitting(30, 100), fitting(300, 100)
     (3, 1)
@@ -61,7 +61,7 @@ def fitting(bytes_of_one: int, within: int) -> int:
 
 
 def in_groups(sizes: Sequence[int], within: int) -> list[slice]:
-    """Divide sizes, in order, into groups of at most `within` bytes; a larger size is alone.
+    """Divide sizes, in order, into groups of at most `within` bytes; a larger size gets its own.
 
     >>> in_groups([40, 50, 30, 200, 10], 100)
     [slice(0, 2, None), slice(2, 3, None), slice(3, 4, None), slice(4, 5, None)]
@@ -91,8 +91,8 @@ def return_large_blocks() -> None:
 def free_bytes(file_cache: bool = False) -> int | None:
     """Return the memory that is free for this process; None if the system does not report it.
 
-    It is the smaller of the machine's (`man 5 proc`, MemAvailable) and the control group's
-    (version 2).
+    The result is the smaller of the machine's free memory (`man 5 proc`, MemAvailable) and the
+    control group's (version 2).
 
     Args:
         file_cache: whether the control group's unused file cache counts as free.
@@ -100,7 +100,7 @@ def free_bytes(file_cache: bool = False) -> int | None:
     free = []
     with suppress(OSError):
         free.append(_read_number(Path("/proc/meminfo"), "MemAvailable:") * 1024)
-    with suppress(OSError, ValueError):  # ValueError: "max", no limit
+    with suppress(OSError, ValueError):  # "max", for no limit, raises ValueError
         left = int((_CGROUP / "memory.max").read_text())
         left -= int((_CGROUP / "memory.current").read_text())
         if file_cache:

@@ -1,6 +1,6 @@
 """Samples of several inputs: records of a structured array, with one field for each input.
 
-A structured array [N] is indexed, sliced, joined and mapped from a file like any other array. So
+A structured array [N] is indexed, sliced, joined and mapped from a file like any other array, so
 most code does not depend on the number of inputs.
 """
 
@@ -17,7 +17,8 @@ Array = NDArray[Any]
 def pack(arrays: Mapping[str, Array], path: Path | None = None) -> Array:
     """Return arrays [N, ...] by name as records [N], with the fields in the same order.
 
-    With a path, the records are written to an .npy file there, and need no memory.
+    With a path, the records are written to an .npy file there and mapped, so that they need no
+    memory.
 
     >>> records = pack({"ids": np.ones((2, 3), np.int64), "mask": np.ones((2, 3), np.bool_)})
     >>> records.shape, records.dtype.names
@@ -37,8 +38,9 @@ def pack(arrays: Mapping[str, Array], path: Path | None = None) -> Array:
 def unpack(samples: Array) -> dict[str, Array]:
     """Return the fields of records [N] as contiguous arrays [N, ...] by name.
 
-    They are copies: the field of a single record counts as contiguous, with the record's size as a
-    stride, which torch refuses if it is no multiple of the value's size.
+    The arrays are copies. Without a copy, the field of a single record would count as contiguous
+    although its stride is the record's size, which torch refuses unless the value's size divides
+    it.
     """
     return {name: samples[name].copy() for name in names_of(samples.dtype)}
 
@@ -53,7 +55,7 @@ def names_of(dtype: DTypeLike) -> tuple[str, ...]:
 
 
 def find_mask(dtype: DTypeLike) -> str | None:
-    """Return the field that masks padding: `attention_mask`, or the only one named `...mask`."""
+    """Return the field that masks padding: `attention_mask`, or the only field named `...mask`."""
     masks = []
     for name in names_of(dtype):
         field = np.dtype(dtype)[name]

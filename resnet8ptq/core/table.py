@@ -90,7 +90,7 @@ class Table(Generic[Row]):
         return replace(self, columns=kept)
 
     def to_markdown(self, escape: Callable[[str], str]) -> str:
-        """Return the table in Markdown; `escape` makes a text safe there."""
+        """Return the table in Markdown; `escape` makes a text safe for Markdown."""
         marks = ["---:" if head in self.numeric else "---" for head in self.heads]
         rows = []
         for cells in (self.heads, *self.lines):
@@ -106,7 +106,7 @@ class Table(Generic[Row]):
 
 
 def to_csv(*tables: Table[Any]) -> str:
-    """Return tables as one CSV file with unrounded values; a column that a table lacks is empty."""
+    """Return tables as one CSV text with unrounded values; columns that a table lacks are empty."""
     keys: dict[str, None] = {}  # an ordered set
     for table in tables:
         keys |= dict.fromkeys(column.key for column in table.columns if column.key)

@@ -25,7 +25,7 @@ def _without_secrets(url: re.Match[str]) -> str:
     scheme, rest = url.groups()
     user, _, address = rest.rpartition("@")
     if re.fullmatch(r"(sqlite(\+\w+)?|file)://", scheme) and rest.startswith("/"):
-        # a path may contain an @
+        # an @ here belongs to the path
         user = ""
         address = rest
     if "?" in user:  # part of the password, or of parameters that contain an @
@@ -58,7 +58,8 @@ def one_line(error: BaseException) -> str:
 def shorten(text: str, length: int) -> str:
     """Return a text of at most `length` characters: its beginning and its end.
 
-    The end counts: ONNX Runtime names the node first, then a C++ signature, then the reason.
+    The end matters, because ONNX Runtime's messages name the node, then a C++ signature, then the
+    reason.
 
     >>> shorten("Attention failed in f(int, int, int): wrong shape", 27)
     'Attention f ... wrong shape'
@@ -83,7 +84,7 @@ def code_span(text: object) -> str:
     shown = printable(str(text)) or " "
     longest = max(map(len, re.findall("`+", shown)), default=0)
     fence = "`" * (longest + 1)
-    pad = " " if longest else ""  # Markdown takes it away again
+    pad = " " if longest else ""  # Markdown removes one space on each side
     return f"{fence}{pad}{shown}{pad}{fence}"
 
 
@@ -114,7 +115,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     if close:
         return spelled[close[0]]
 
-    # Otherwise one part of a name, such as imagenet of torchvision_imagenet
+    # Otherwise compare parts of names, such as imagenet of torchvision_imagenet
     parts: dict[str, str] = {}
     for name in spelled:
         if "_" in name:
@@ -125,7 +126,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return spelled[parts[close[0]]]
 
 
-_MANY = 20  # words: more of them hide the closest match
+_MANY = 20  # longer lists would hide the closest match
 
 
 def or_nearest(word: object, known: Collection[str]) -> str:
@@ -198,10 +199,10 @@ def safe_name(text: str) -> str:
 
 
 def show(text: object) -> str:
-    """Return a text with `?` in place of control characters, which could control the terminal."""
+    """Return a text with `?` for each control character, since these could control a terminal."""
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in str(text))
 
 
 def plain(text: str) -> str:
-    """Return a text as a label for matplotlib: at most 80 characters, without formulas."""
+    """Return a label for matplotlib: at most 80 characters, without formula marks."""
     return printable(text)[:80].replace("$", r"\$")

@@ -66,10 +66,10 @@ class Watch:
 
     Args:
         write: writes a line.
-        draws: whether running steps are drawn already, as bars are.
+        draws: returns whether the terminal already shows running steps as bars.
 
     Attributes:
-        between: the label between steps; empty: no line.
+        between: the label between steps; if empty, no line is printed there.
         quiet_s: the longest silence of a step.
     """
 
@@ -79,7 +79,7 @@ class Watch:
         self._write = write
         self._draws = draws
         self._forget()
-        # A child starts without the thread, and must not inherit a lock that it holds.
+        # A forked child lacks the thread, and must not inherit a lock that the thread holds.
         os.register_at_fork(
             before=lambda: self._lock.acquire(),
             after_in_parent=lambda: self._lock.release(),
@@ -118,7 +118,7 @@ class Watch:
         try:
             yield step
         finally:
-            if step in self.steps:  # not in a fork, which starts without steps
+            if step in self.steps:  # a fork within the block has no steps
                 self.steps.remove(step)
             self._turned = _now()
 
@@ -142,11 +142,11 @@ class Watch:
             return pause
 
     def _find_import(self) -> str:
-        """Return what is being imported; empty if nothing is since the last line.
+        """Return a label for a framework imported since the last line; empty if there is none.
 
-        Only frameworks that users know are named, not the libraries that those import.
+        The label names frameworks that users know, not the libraries that a framework imports.
         """
-        names = list(sys.modules)  # Python keeps them in the order of their start
+        names = list(sys.modules)  # in the order in which their imports began
         for name in reversed(names[self._modules :]):
             library = name.partition(".")[0]
             if library in _FRAMEWORKS:
@@ -158,4 +158,4 @@ class Watch:
     def _run(self) -> None:
         with suppress(OSError, ValueError):  # the pipe or the stream is closed
             while True:
-                time.sleep(min(self.look(), LOOK_SECONDS))  # a new step may be due earlier
+                time.sleep(min(self.look(), LOOK_SECONDS))  # a new step may need a line earlier
