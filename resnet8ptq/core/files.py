@@ -153,7 +153,7 @@ def _make_safe(value: object) -> object:
     return f"'{safe}" if is_formula else safe
 
 
-_FORMULA = re.compile(r"[\t\r]|\s*[=+\-@\uFF1D\uFF0B\uFF0D\uFF20]")  # \uFF..: in full width
+_FORMULA = re.compile(r"[\t\r]|\s*[=+\-@\uFF1D\uFF0B\uFF0D\uFF20]")  # \uFF..: full-width characters
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|-?inf", re.IGNORECASE)
 
 

@@ -96,7 +96,7 @@ def _compress(counts: list[int], height: int, width: int) -> bytes:
 def encode(inside: NDArray[np.bool_], top: int, left: int, height: int, width: int) -> bytes:
     """Return the mask of a picture, of which `inside` [rows, columns] is the part at top, left."""
     rows = len(inside)
-    columns = np.zeros((inside.shape[1], rows + 1), np.int8)  # a column ends outside of the mask
+    columns = np.zeros((inside.shape[1], rows + 1), np.int8)  # the extra row ends each run
     columns[:, :rows] = inside.T
     column, row = np.divmod(np.flatnonzero(np.diff(columns.ravel(), prepend=0)), rows + 1)
     edges = (left + column) * height + top + row

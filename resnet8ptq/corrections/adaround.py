@@ -30,16 +30,16 @@ from resnet8ptq.precision.grid import WeightScheme
 from resnet8ptq.precision.plan import Plan
 from resnet8ptq.simulation.device import find_device
 
-SAMPLES = 16_000  # largest number of rows for a layer, the same from each sample
+SAMPLES = 16_000  # most rows for a layer; each sample gives equally many
 BATCH = 512  # rows
 LEARNING_RATE = 0.1
 STRETCH = (-0.1, 1.1)  # gamma and zeta of the rectified sigmoid, equation 23
-BETA = (20.0, 2.0)  # of the regularizer, equation 24; start and end of the annealing
-WARM_UP = 0.2  # share of the iterations without regularizer
+BETA = (20.0, 2.0)  # exponent of the regularizer (equation 24) at start and end of the annealing
+WARM_UP = 0.2  # share of the iterations, at the start, without the regularizer
 _TOLERANCE = 1e-3  # levels
-FEW = 64  # inputs of a group: up to this number, the levels are found without learning
-STARTS = 64  # of the descent, besides the nearest levels
-REGULARIZER = 10.0  # its weight, relative to the error of nearest rounding
+FEW = 64  # inputs of a group; up to this number, descent finds the levels without learning
+STARTS = 64  # random starts of the descent, besides the nearest levels
+REGULARIZER = 10.0  # weight, relative to the error of nearest rounding
 
 Number = TypeVar("Number", np.int64, np.float64)
 
@@ -103,15 +103,15 @@ def learn_rounding(
     """Return the network with weights that nearest rounding maps to the learned levels.
 
     Layers are learned in order: the inputs of a layer come from the network with rounded earlier
-    layers, its target from the FP32 network (equation 25). The result is reproducible by `seed` on
-    the same number of threads. The cache keeps each learned layer. Layers in float are not learned,
-    and later layers see them in float. If a search chooses them (`setting.searches`), they are
-    learned too, but keep their weights, so the search learns once. Layers after the deadline keep
-    their weights.
+    layers, and its targets from the FP32 network (equation 25). The result is reproducible by
+    `seed` on the same number of threads. The cache keeps each learned layer. Layers in float are
+    not learned, and later layers see them in float. If a search chooses the layers in float
+    (`setting.searches`), they are learned too, so that the search learns once; the returned network
+    keeps their weights. Layers after the deadline keep their weights.
 
     With `correct_biases`, the bias of each layer is corrected before the next layer is learned.
-    Learned layers make up for the mean error of the layers before them; a correction of all biases
-    afterwards would bring that error in again, with the other sign.
+    Learned layers compensate for the mean error of earlier layers; a correction of all biases
+    afterwards would add that error again, with the opposite sign.
     """
     torch.set_num_threads(setting.runtime.threads)
     result = copy.deepcopy(proto)
@@ -126,7 +126,7 @@ def learn_rounding(
     graph = proto.SerializeToString(deterministic=True)
     before = hashlib.sha256(graph + bytes([correct_biases])).hexdigest()
     for index, (name, node) in enumerate(layers.find_plain_layers(result.graph, every).items()):
-        # Of each layer alone: a layer from the cache draws nothing
+        # Each layer has its own generator, because a layer from the cache draws nothing
         random = np.random.default_rng([seed, index])
         label = _label(name, index, len(twins))
         scheme = setting.weights.scheme(name)
@@ -153,7 +153,7 @@ def learn_rounding(
         rounded = on_levels(weights, levels, scheme)
         if name in kept:
             write_weights(result.graph, node, rounded)
-        # Once, since protobuf keeps replaced weights in memory.
+        # Write them only once, because protobuf keeps replaced weights in memory.
         write_weights(simulated.graph, twins[name], scheme.grid(rounded, 0).round(rounded))
         if correct_biases and bias_correction.has_bias(proto.graph, node):
             find_error = partial(
@@ -194,11 +194,11 @@ def _learn_layer(
 def _keep(
     setting: CorrectionSettings, made_of: cache.Key, find: Callable[[], NDArray[Number]]
 ) -> NDArray[Number]:
-    """Return the levels of a layer, or the error of its bias, from the cache if it has them.
+    """Return a layer's levels or the error of its bias, from the cache if possible.
 
     Args:
-        made_of: their dependencies; samples, threads and memory, which set the order of sums, are
-            added here.
+        made_of: what the values depend on; samples are added here, and threads and memory, which
+            set the order of sums.
     """
     runtime = setting.runtime
     key: cache.Key = {
@@ -228,7 +228,7 @@ def learn_apart(
 ) -> dict[tuple[str, int], Array]:
     """Return the learned weights of each layer, by name and bits, with all other layers in float.
 
-    Nearest rounding maps them to the learned levels.
+    Nearest rounding maps the returned weights to the learned levels.
     """
     torch.set_num_threads(setting.runtime.threads)
     walk = setting.walk(proto)
@@ -304,7 +304,7 @@ def _pose(
             rows[done : done + positions.size] = windows
         done += positions.size
 
-    # The targets: FP32's outputs, after a following ReLU
+    # The targets are FP32's outputs, after a following ReLU
     bias = torch.from_numpy(read_bias(fp32.graph, node).reshape(groups, 1, -1))
     reader = Links(fp32.graph).only_reader(node.output[0])
     relu = reader is not None and reader.op_type == "Relu"
@@ -404,7 +404,7 @@ def regularize(shares: Sequence[torch.Tensor], done: float) -> torch.Tensor:
     beta = BETA[1] + (BETA[0] - BETA[1]) * annealed
     means = []
     for share in shares:
-        distance = (2 * share - 1).abs()  # from the middle: 1 at a level
+        distance = (2 * share - 1).abs()  # distance from the middle; 1 at a level
         means.append((1 - distance.pow(beta)).mean())
     return REGULARIZER * torch.stack(means).sum()
 
@@ -420,7 +420,7 @@ def learn_levels(
 ) -> NDArray[np.int64]:
     """Return the levels of the weights [output channels, ...] that reproduce the layer's output.
 
-    If learning does not help, these are the nearest levels.
+    If learning does not reduce the error, the nearest levels are returned.
 
     Raises:
         TimeUpError: the deadline passes before learning ends.
@@ -453,7 +453,7 @@ def _learn(
     """Return 1 for each weight to round up, 0 for the others."""
     value = choices.start().requires_grad_()
     optimizer = torch.optim.Adam([value], lr=LEARNING_RATE)
-    # Relative to the error of nearest rounding, so that one regularizer fits layers of any scale.
+    # Divide by the error of nearest rounding, so that one regularizer fits layers of any scale.
     nearest = problem.error(choices.weights(choices.nearest()))
     unit = nearest.clamp(min=torch.finfo(nearest.dtype).tiny)
     rows = len(problem.inputs)
@@ -475,8 +475,8 @@ def _descend(
     """Return 1 for each weight to round up, 0 for the others, without learning.
 
     Coordinate descent starts from the nearest levels, and from levels drawn with the weights'
-    fractions as probabilities. In depthwise layers it ends within 1% of the smallest error,
-    measured against all 2^9 choices of a channel.
+    fractions as probabilities. In depthwise layers the descent ends within 1% of the smallest
+    error, measured against all 2^9 choices of a channel.
     """
     fraction = choices.fraction.cpu().numpy()
     drawn = (random.random((STARTS, *fraction.shape)) < fraction).astype(np.float32)
@@ -491,10 +491,10 @@ def find_kept(weights: Array, scheme: WeightScheme) -> NDArray[np.bool_]:
     """Return a mask of the weights [output channels, ...] that keep their nearest level.
 
     Without clipping, these are the weights at the ends of the range, which define the grid, and the
-    weights whose nearest level is the first or the last. No level lies beyond those. In some
-    schemes (uint8, symmetric) their value lies outside the range, so a weight there would change
-    the grid. With clipping, these are the weights beyond the range, which define the outermost
-    level.
+    weights whose nearest level is the first or the last. No level lies beyond the first and the
+    last. In some schemes (uint8, symmetric) the value of such a level lies outside the range, so a
+    weight there would change the grid. With clipping, the kept weights are those beyond the range,
+    whose level is the outermost.
     """
     grid = scheme.grid(weights, 0)
     if scheme.clips:
@@ -512,14 +512,15 @@ def find_kept(weights: Array, scheme: WeightScheme) -> NDArray[np.bool_]:
 def on_levels(weights: Array, levels: NDArray[np.int64], scheme: WeightScheme) -> Array:
     """Return weights from which every backend derives the same grid and `levels`.
 
-    The weights have the values of their levels. Without clipping, weights of `find_kept` keep their
+    Each weight gets the value of its level. Without clipping, the weights of `find_kept` keep their
     value, which preserves the range.
     """
     kept = find_kept(weights, scheme) & (not scheme.clips)
     return np.where(kept, weights, scheme.grid(weights, 0).dequantize(levels))
 
 
-# A layer as a matrix product: the windows of its input, one for each position of its output.
+# The functions below turn a layer into a matrix product of input windows, one for each output
+# position.
 
 
 def count_positions(inputs: Array, node: onnx.NodeProto, weights: Array) -> int:
@@ -552,14 +553,14 @@ def _windows(inputs: Array, node: onnx.NodeProto, weights: Array) -> tuple[Array
     kernel = weights.shape[2:]
     rank = len(kernel)
 
-    # Windows of the padded input, at the layer's strides
+    # Take windows of the padded input, at the layer's strides
     strides = tuple(attribute(node, "strides", [1] * rank))
     dilations = tuple(attribute(node, "dilations", [1] * rank))
     extent = tuple((k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True))
     pads = attribute(node, "pads", [0] * 2 * rank)  # conversion has replaced auto_pad
     padded = np.pad(inputs, [(0, 0), (0, 0), *zip(pads[:rank], pads[rank:], strict=True)])
     view = np.lib.stride_tricks.sliding_window_view(padded, extent, axis=tuple(range(2, 2 + rank)))
-    steps: list[Any] = [...]  # the last axes are the positions, then the kernel
+    steps: list[Any] = [...]  # the last axes are those of the positions, then of the kernel
     for step in (*strides, *dilations):
         steps.append(slice(None, None, step))
     view = view[tuple(steps)]

@@ -34,15 +34,15 @@ def correct_biases(
     """Return `proto` with biases that give each output channel the same mean as in `fp32`.
 
     Layers are corrected in order: the means of a layer are measured after rounded and corrected
-    layers, with float activations. The bias of a MatMul is in the Add after it. The error of a
-    layer without a bias is corrected in the next layer with one.
+    layers, with float activations. The bias of a MatMul is the constant of an Add after it. The
+    error of a layer without a bias is corrected in the next layer with one.
     """
     proto = copy.deepcopy(proto)
-    rounded = copy.deepcopy(proto)  # measured; the result keeps its float weights
+    rounded = copy.deepcopy(proto)  # for measuring; the result keeps float weights
     nodes = layers.find_plain_layers(proto.graph, setting.selection)
     simulated = layers.find_plain_layers(rounded.graph, setting.selection)
 
-    # The means of FP32
+    # Measure the means of FP32
     walk = setting.walk(fp32)
     links = Links(proto.graph)
     axes = {biased_output(links, node): _channel_axis(node) for node in nodes.values()}
@@ -51,7 +51,7 @@ def correct_biases(
     for part in walk.parts(outputs):
         targets |= _means(walk, {name: axes[name] for name in part}, "Bias correction: FP32")
 
-    # Layer by layer, after those that are corrected
+    # Correct layer by layer; each layer is measured after corrected ones
     walk = walk.through(rounded)
     for number, (output, (name, node)) in enumerate(zip(outputs, nodes.items(), strict=True), 1):
         twin = simulated[name]
@@ -68,14 +68,14 @@ def correct_biases(
 
 
 def has_bias(graph: onnx.GraphProto, node: onnx.NodeProto) -> bool:
-    """Return whether a layer has a bias or can get one; that of a MatMul is in an Add after it."""
+    """Return whether a layer has a bias or can get one; a MatMul's bias is in an Add after it."""
     return node.op_type != "MatMul" or find_added_bias(graph, node) is not None
 
 
 def find_error(
     graph: onnx.GraphProto, walks: Sequence[Walk], node: onnx.NodeProto, label: str
 ) -> NDArray[np.float64]:
-    """Return the mean error of each output channel of a layer, with its bias.
+    """Return the mean error of each output channel of a layer, bias included.
 
     Args:
         walks: through the FP32 and the rounded network.
@@ -100,7 +100,9 @@ def shift_bias(graph: onnx.GraphProto, node: onnx.NodeProto, error: NDArray[np.f
 
 
 def _means(walk: Walk, axes: Mapping[str, int], label: str) -> dict[str, NDArray[np.float64]]:
-    """Return each tensor's means by channel, over samples and positions; `axes` names that axis."""
+    """Return each tensor's means by channel, over samples and positions; `axes` has channel
+    axes.
+    """
     sums: dict[str, NDArray[np.float64]] = {}
     counts = dict.fromkeys(axes, 0)
     for tensors in walk.run([*axes], label):

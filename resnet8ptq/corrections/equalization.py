@@ -2,8 +2,8 @@
 
 Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", ICCV 2019,
 section 4.1. A ReLU is positively homogeneous: a channel before it can be divided by a factor if the
-weights after it are multiplied by the same factor. So each channel gets the same range in both
-layers, and uses all levels of the common grid.
+weights after it are multiplied by the same factor. With the right factor, each channel gets the
+same range in both layers, and uses all levels of the common grid.
 """
 
 import copy
@@ -23,16 +23,16 @@ from resnet8ptq.precision.plan import Selection
 log = logging.getLogger(__name__)
 
 _HOMOGENEOUS = ("Relu", "LeakyRelu")
-_TOLERANCE = 1e-4  # of a factor, from 1
+_TOLERANCE = 1e-4  # distance of a factor from 1 that counts as equal
 _ROUNDS = 100
-_LEAST_SHARE = 0.01  # of the largest product of ranges before and after a channel
+_LEAST_SHARE = 0.01  # least product of a channel's ranges, as a share of the largest
 
 
 def equalize(proto: onnx.ModelProto, selection: Selection) -> onnx.ModelProto:
     """Return the network with equalized weights; its function is unchanged.
 
-    Pairs may share a layer, so the rounds repeat until all factors are 1. In grouped
-    convolutions, an input channel's range is that of the filters that read it.
+    Pairs may share a layer, so the rounds repeat until all factors are 1. In grouped convolutions,
+    the range of an input channel covers only the filters that read it.
     """
     proto = copy.deepcopy(proto)
     pairs = find_pairs(proto.graph, selection)
@@ -80,23 +80,25 @@ def find_pairs(
 def find_imbalance(graph: onnx.GraphProto) -> float:
     """Return the largest ratio of two factors that would equalize a pair; 1 without pairs.
 
-    The channel with the larger factor has a range that is larger by about that ratio. Both share
-    the scale of an activation. Channels that hardly contribute do not count: training leaves some
-    with weights of nearly zero.
+    The channel with the larger factor has a range that is larger by about that ratio, although both
+    channels share the scale of an activation. Channels that hardly contribute do not count, because
+    training leaves some with weights of nearly zero.
     """
     ratios = [1.0]
-    with suppress(QuantizationError):  # no layer at all
+    with suppress(QuantizationError):  # raised without a layer
         links = Links(graph)
         for first, second in find_pairs(graph, Selection()):
             before, after = _find_ranges(*_read_pair(links, first, second))
-            share = before * after  # equalization keeps it
+            share = before * after  # equalization does not change this product
             factors = _find_factors(before, after)[share >= _LEAST_SHARE * share.max()]
             ratios.append(float(factors.max() / factors.min()))
     return max(ratios)
 
 
 def _read_pair(graph: Linked, first: onnx.NodeProto, second: onnx.NodeProto) -> tuple[Array, Array]:
-    """Return a pair's weights; the second ones [groups, filters, channels of a group, ...]."""
+    """Return a pair's weights, the second layer's as [groups, filters, channels of a group,
+    ...].
+    """
     weights1 = read_weights(graph, first)
     weights2 = read_weights(graph, second)
     groups = len(weights1) // weights2.shape[1]
@@ -104,7 +106,9 @@ def _read_pair(graph: Linked, first: onnx.NodeProto, second: onnx.NodeProto) -> 
 
 
 def _find_ranges(weights1: Array, grouped: Array) -> tuple[Array, Array]:
-    """Return the largest weights [channels]: of the first layer's outputs, the second's inputs."""
+    """Return the largest weights of the first layer's outputs and the second's inputs,
+    [channels].
+    """
     others = (1, *range(3, grouped.ndim))  # all but the groups and the channels
     before = np.abs(weights1).reshape(len(weights1), -1).max(axis=1)
     after = np.abs(grouped).max(axis=others).reshape(-1)

@@ -17,7 +17,7 @@ from resnet8ptq.graph.weights import biased_output, read_weights, write_weights
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.precision.plan import Plan, Selection, find_quantized_layers
 
-SAMPLES = 64  # that `errors` runs
+SAMPLES = 64  # largest number of samples that `errors` runs
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class CorrectionSettings:
 def find_plain_layers(graph: onnx.GraphProto, selection: Selection) -> dict[str, onnx.NodeProto]:
     """Return the layers whose weights will be quantized, by short name, in the graph's order.
 
-    A Gemm that scales or transposes its input and a MatMul of several matrices are left out: no
-    exporter of a trained network writes these.
+    A Gemm that scales or transposes its input, and a MatMul of several matrices, are left out,
+    because exporters of trained networks do not write them.
 
     Raises:
         QuantizationError: no layer remains.
@@ -83,7 +83,8 @@ def round_weights(graph: Linked, node: onnx.NodeProto, scheme: WeightScheme) -> 
 def errors(
     fp32: onnx.ModelProto, corrected: onnx.ModelProto, setting: CorrectionSettings
 ) -> dict[str, float]:
-    """Return the squared error of each layer's output with bias, relative to its power.
+    """Return the squared error of each layer's output, bias included, relative to the output's
+    power.
 
     `corrected` runs on a few samples, with all weights rounded to the nearest level and with float
     activations.
@@ -95,7 +96,7 @@ def errors(
     for name, node in nodes.items():
         round_weights(links, node, setting.weights.scheme(name))
 
-    # Both networks beside each other, batch by batch
+    # Compare both networks batch by batch, to keep memory low
     names = [biased_output(links, node) for node in nodes.values()]
     error = dict.fromkeys(names, 0.0)
     power = dict.fromkeys(names, 0.0)

@@ -1,14 +1,14 @@
 """The squared error of a layer without an activation, as a quadratic function of its weights.
 
-It depends on the input rows only through their products. So the effect of changing one weight is
-known without running the layer.
+The error depends on the input rows only through their products, so the effect of a changed weight
+is known without running the layer.
 """
 
 from dataclasses import dataclass
 
 import torch
 
-SWEEPS = 20  # over the inputs, at most; most layers need less than ten
+SWEEPS = 20  # most sweeps over the inputs; most layers need fewer than ten
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class Quadratic:
         weights: the FP32 weights, [groups, channels of a group, inputs].
         products: products of two inputs, [groups, inputs, inputs], summed over the rows and divided
             by the number of all outputs.
-        slope: half the gradient of the error at `weights`, in their shape; not 0, because the
-            inputs come from rounded layers.
+        slope: half the gradient of the error at `weights`, in the shape of `weights`. It is not 0,
+            because the inputs come from rounded layers.
     """
 
     weights: torch.Tensor
@@ -39,7 +39,7 @@ class Quadratic:
     def descend(
         self, lower: torch.Tensor, step: torch.Tensor, starts: torch.Tensor
     ) -> torch.Tensor:
-        """Return the best levels that coordinate descent finds: 0 lower, 1 upper.
+        """Return the best choice of levels that coordinate descent finds: 0 for lower, 1 for upper.
 
         From each start, weights move to their other level if that lowers the error, until no weight
         moves. The best result is taken for each output channel separately, because the channels'

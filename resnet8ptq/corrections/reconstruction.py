@@ -38,19 +38,19 @@ from resnet8ptq.simulation.device import find_device
 from resnet8ptq.simulation.fake_quantization import FakeQuantize, drop_rounding
 from resnet8ptq.simulation.network import find_layer, quantize_activations
 
-BATCH = 32, 4  # samples at once: at most, and at least
-AT_ONCE = 2**21  # limit of a block's largest input or output, in bytes, for the samples at once
+BATCH = 32, 4  # largest and smallest number of samples at once
+AT_ONCE = 2**21  # bytes of a block's largest input or output for the samples at once
 DROP = 0.5  # probability that an activation stays in float; also for the block's inputs
-RATE = 0.1  # of Adam, for the rounding
-RANGE_RATE = 3e-3  # of Adam, for the logarithms of the ranges
+RATE = 0.1  # learning rate of the rounding
+RANGE_RATE = 3e-3  # learning rate of the logarithms of the ranges
 LEARNING = 32  # tensors of the largest size that a learning step holds for each sample
-KEPT = 7  # tensors that it holds for each output of a block's nodes; measured on YOLOX-nano
+KEPT = 7  # tensors that a step holds for each output of a block's nodes; measured on YOLOX-nano
 
 Values = dict[str, torch.Tensor]  # by the name of the traced node that makes them
 
 
 class LearnedRounding(nn.Module):  # type: ignore[misc]
-    """Weights [output channels, ...] between two levels; rounded, except during training."""
+    """Weights [output channels, ...] between two levels; outside of training they are rounded."""
 
     def __init__(self, choices: Choices) -> None:
         super().__init__()
@@ -93,8 +93,8 @@ def reconstruct(
     """Return the network with weights that nearest rounding maps to the learned levels.
 
     Blocks are learned in order: the inputs of a block come from the network with quantized earlier
-    blocks, its targets from the FP32 network. A block keeps nearest rounding if learning does not
-    reduce its error. The result is reproducible by `seed` on the same number of threads.
+    blocks, and its targets from the FP32 network. A block keeps nearest rounding if learning does
+    not reduce its error. The result is reproducible by `seed` on the same number of threads.
 
     Also returns the learned range of each activation, by ONNX tensor name.
 
@@ -200,7 +200,7 @@ def _learn(
         if deadline.is_over:
             deadline.cut(f"learned blocks: about {index} of {len(blocks)}")
             return
-        # The next block reads quantized blocks, its targets exact ones
+        # The next block's inputs come from quantized blocks, its targets from exact ones
         is_read = index < max(readers, default=-1)  # a later block reads the network's input, too
         named = [first] if is_read else []
         inputs = _keep(_run(simulated, block, inputs), inputs, named)
@@ -258,7 +258,7 @@ class _Problem:
         for value in (*shares, *ends):
             value.requires_grad_(False)
 
-        # Back to nearest rounding, if nothing was gained; an error of NaN is no gain
+        # Return to nearest rounding if nothing was gained; an error of NaN is no gain
         if not self.error() < before:
             for part, state in zip(parts, nearest, strict=True):
                 part.load_state_dict(state)
@@ -268,7 +268,7 @@ class _Problem:
         outputs = _run(self.module, self.block, self.inputs)
         errors = []
         for name, target in self.targets.items():
-            # In place, since they are large.
+            # Compute in place, because the outputs are large.
             errors.append(outputs[name].sub_(target).square_().mean())
         return float(torch.stack(errors).sum())
 
@@ -291,7 +291,7 @@ class _Problem:
 
 
 def _samples(proto: onnx.ModelProto, setting: CorrectionSettings) -> Any:
-    """Return a batch of samples [n, ...] whose tensors each fit into a step's memory budget.
+    """Return as many samples [n, ...] as the memory budget allows for each tensor.
 
     Raises:
         UnsupportedError: learning from one sample exceeds the memory budget.
@@ -312,7 +312,7 @@ def _samples(proto: onnx.ModelProto, setting: CorrectionSettings) -> Any:
 
 
 def _measure(module: Any, blocks: list[Block], inputs: Values) -> list[Block]:
-    """Return the blocks with `kept`, the bytes that learning keeps for one sample.
+    """Return the blocks with `kept` set: the bytes that learning keeps for one sample.
 
     Raises:
         UnsupportedError: learning from one sample exceeds the memory budget.
@@ -347,8 +347,8 @@ def _check(needed: int) -> None:
 def _blocks(module: Any, roundings: Mapping[str, LearnedRounding]) -> list[Block]:
     """Split a traced graph at the points where a single tensor is live.
 
-    A part without layers joins the next one. Two adjacent parts of one layer each become one block,
-    such as a depthwise convolution and the convolution after it.
+    A part without layers joins the next part. Two adjacent parts of one layer each become one
+    block, as a depthwise convolution and the convolution after it do.
     """
     index = {node: number for number, node in enumerate(module.graph.nodes)}
     last = {}  # the last reader of each node
@@ -366,7 +366,7 @@ def _blocks(module: Any, roundings: Mapping[str, LearnedRounding]) -> list[Block
     def names(part: list[Any]) -> list[str]:
         return [owners[id(own)] for own in modules_of(part) if id(own) in owners]
 
-    # A range belongs to the first block that has it
+    # A range is learned by the first block that has it
     learned: set[Any] = set()
     blocks: list[Block] = []
     for part in _join_parts(_cut(module, index, last), names):
@@ -385,7 +385,7 @@ def _blocks(module: Any, roundings: Mapping[str, LearnedRounding]) -> list[Block
 
 
 def _cut(module: Any, index: Mapping[Any, int], last: Mapping[Any, int]) -> list[list[Any]]:
-    """Return the runs of nodes between the points where a single tensor is live.
+    """Return the sequences of nodes between the points where a single tensor is live.
 
     Args:
         index: the position of each node.
@@ -404,7 +404,7 @@ def _cut(module: Any, index: Mapping[Any, int], last: Mapping[Any, int]) -> list
 def _join_parts(
     parts: Sequence[list[Any]], names: Callable[[list[Any]], list[str]]
 ) -> list[list[Any]]:
-    """Return the parts; those without layers, and pairs of one layer each, are joined.
+    """Return the parts, with parts without layers, and pairs of one layer each, joined.
 
     Args:
         names: returns the layers of a part.
@@ -422,7 +422,7 @@ def _join_parts(
             joined.append(pending)
         pending = []
 
-    # The rest at the end has no layer
+    # The remaining nodes at the end have no layer
     if pending and joined:
         joined[-1] += pending
     elif pending:
@@ -431,7 +431,7 @@ def _join_parts(
 
 
 def _is_fused(module: Any, node: Any) -> bool:
-    """Return whether a Relu or Clip follows that is fused with this node."""
+    """Return whether the only follower of a node is a Relu or Clip, which is fused with it."""
     kinds = (nn.ReLU, nn.ReLU6, nn.Hardtanh)
     followers = [user for user in node.users if user.op == "call_module"]
     if len(followers) != 1:
@@ -457,7 +457,7 @@ def _call(module: Any, nodes: list[Any], inputs: Values) -> Values:
 
 
 def _at_once(tensors: list[torch.Tensor], kept: int) -> int:
-    """Return the largest batch of a block's inputs and outputs [n, ...]; for `kept` see `Block`."""
+    """Return the batch size for a block's inputs and outputs [n, ...]; for `kept` see `Block`."""
     largest = max(tensor[0].nbytes for tensor in tensors)
     least = min(BATCH[1], memory.fitting(LEARNING * largest, memory.budget()))
     within = memory.fitting(kept, memory.budget())
@@ -481,9 +481,11 @@ def _run(module: Any, block: Block, inputs: Values) -> Values:
 
 
 def _empty(values: torch.Tensor, count: int) -> torch.Tensor:
-    """Return an empty tensor for `count` samples: concatenation would need twice the memory.
+    """Return an empty tensor for `count` samples, because concatenation would need twice the
+    memory.
 
-    Its memory format, which determines the order of sums, is the one that concatenation would give.
+    The tensor has the memory format that concatenation would give, because the format determines
+    the order of sums.
     """
     order = torch.contiguous_format
     is_plain = values.ndim != 4 or values.is_contiguous()
@@ -503,7 +505,9 @@ def _reads(block: Block, name: str) -> bool:
 
 
 def _keep(outputs: Values, before: Values, named: Sequence[str]) -> Values:
-    """Return the tensors that later blocks read; of those before, the named ones."""
+    """Return the tensors that later blocks read; after a single output, only the named earlier
+    ones.
+    """
     if len(outputs) == 1:
         return {**{name: before[name] for name in named}, **outputs}
     return {**before, **outputs}

@@ -4,8 +4,9 @@ Each correction takes an ONNX graph and returns a corrected one.
 
 SmoothQuant and equalization come first: they keep the network's function, but change the weights
 and therefore their grid. AdaRound or block-wise reconstruction then choose the levels. Bias
-correction comes last: it removes the mean of the remaining error, which depends on the levels.
-With it, AdaRound corrects the bias of each layer itself, so little is left to remove.
+correction comes last: it removes the mean of the remaining error, which depends on the levels. If
+both are chosen, AdaRound already corrects the bias of each layer, so little error is left to
+remove.
 """
 
 import logging
@@ -48,7 +49,7 @@ def correct(
     if not any(vars(chosen)[name] for name in CORRECTIONS):
         return model, None
 
-    # These keep the network's function, so the result is the new FP32 network
+    # SmoothQuant and equalization keep the function: the result is the new FP32 network
     fp32 = onnx.load(model.onnx_path)
     if chosen.smooth_quant:
         fp32 = smooth_quant.smooth(fp32, setting)
@@ -57,7 +58,7 @@ def correct(
         fp32 = equalization.equalize(fp32, setting.selection)
         before = _log("equalization", before, layers.errors(fp32, fp32, setting))
 
-    # These change the weights, and are compared with the new FP32 network
+    # The other corrections change the function, and are compared with the new FP32 network
     corrected = fp32
     if chosen.adaround:
         from resnet8ptq.corrections import adaround  # imports torch

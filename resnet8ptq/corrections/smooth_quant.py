@@ -37,8 +37,8 @@ from resnet8ptq.precision.plan import Selection
 log = logging.getLogger(__name__)
 
 ALPHAS = (0.0, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9)  # 0: unchanged
-_ROWS = 4096  # of an input, for choosing alpha
-# limits of a divisor
+_ROWS = 4096  # rows of an input that choose alpha
+# The limits of a divisor
 _LEAST = 1e-4
 _MOST = 1e4
 _HOMOGENEOUS = ("Relu", "LeakyRelu")
@@ -46,7 +46,7 @@ _HOMOGENEOUS = ("Relu", "LeakyRelu")
 
 @dataclass(frozen=True)
 class Edit:
-    """A constant [..., channels] that absorbs a division: an input of a node.
+    """A constant input [..., channels] of a node that absorbs a division.
 
     Attributes:
         inverse: whether the constant is multiplied instead, because the node divides by it.
@@ -94,7 +94,9 @@ class _Problem:
         return np.clip(divisors, _LEAST, _MOST).astype(np.float32)
 
     def error(self, divisors: Array) -> float:
-        """Return the mean of the layers' squared output errors, each relative to its power."""
+        """Return the mean of the layers' squared output errors, each relative to the output's
+        power.
+        """
         low = self.ranges[0] / divisors
         high = self.ranges[1] / divisors
         rounded = _round(
@@ -125,7 +127,7 @@ def smooth(proto: onnx.ModelProto, setting: CorrectionSettings) -> onnx.ModelPro
         )
         return proto
 
-    # Half of the samples give the ranges, the others choose
+    # Half of the samples give the ranges; the other half choose alpha
     samples = setting.samples
     count = len(samples)
     first = samples.take(np.arange(0, count, 2))
@@ -134,7 +136,7 @@ def smooth(proto: onnx.ModelProto, setting: CorrectionSettings) -> onnx.ModelPro
     ranges = _find_ranges(replace(setting, samples=first).walk(proto), names)
     rows = _draw_rows(replace(setting, samples=second).walk(proto), names, len(second))
 
-    # Each input has its own alpha
+    # Choose alpha separately for each input
     changes = []
     links = Links(proto.graph)
     for group in groups:
@@ -201,7 +203,7 @@ def find_edits(graph: Linked, tensor: str) -> list[Edit]:
     if kind == "MatMul" and constant[1]:
         return [Edit(node, 1)]
 
-    # The division can move to the input
+    # The division may move to the node's input
     source, own = _find_source(node, constant)
     if not source or graph.only_reader(source) is None:
         return []
@@ -210,7 +212,7 @@ def find_edits(graph: Linked, tensor: str) -> list[Edit]:
 
 
 def _find_source(node: onnx.NodeProto, constant: Sequence[bool]) -> tuple[str, list[Edit]]:
-    """Return the input to divide in place of the output, and the constants to divide too."""
+    """Return the input to divide instead of the output, and the constants to divide as well."""
     if node.op_type in _HOMOGENEOUS:
         return node.input[0], []
     if node.op_type in ("Add", "Sub") and any(constant):
@@ -263,7 +265,7 @@ def _draw_rows(walk: Walk, names: list[str], samples: int) -> dict[str, Array]:
 def _round(
     values: NDArray[np.float32], low: float, high: float, scheme: ActivationScheme
 ) -> NDArray[np.float32]:
-    """Return the nearest level of each value, with one range for all values."""
+    """Return each value rounded to the nearest level, with one range for all values."""
     low = min(low, 0.0)
     high = max(high, 0.0)
     if scheme.symmetric:

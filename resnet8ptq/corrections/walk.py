@@ -26,10 +26,10 @@ from resnet8ptq.graph.weights import Array
 
 
 class Walk:
-    """Runs a network from a stored cut tensor instead of from its input.
+    """Runs a network from a stored inner tensor, a cut, instead of from the network's input.
 
-    For a correction that measures a layer, changes it, and measures the next one: `to(node)` moves
-    past the nodes that no longer change, `run(names)` yields tensors [n, ...] batch by batch.
+    This serves corrections that measure a layer, change it, and measure the next one. `to(node)`
+    moves past the nodes that no longer change; `run(names)` yields tensors [n, ...] batch by batch.
 
         walk = setting.walk(fp32)
         for node in nodes:
@@ -37,7 +37,7 @@ class Walk:
             for [outputs] in walk.run([node.output[0]]):
                 ...
 
-    All layers after a cut depend only on its tensor and on the network's inputs
+    All layers after a cut depend only on the cut's tensor and on the network's inputs
     (`graph.layers.find_cuts`). If that tensor fits into a step's memory budget for all samples, a
     walk over all layers takes as long as a few runs of the network, instead of one run for each
     layer.
@@ -57,7 +57,7 @@ class Walk:
         self._threads = threads
         self._cuts = find_cuts(proto.graph)
         self._inputs = input_names(proto.graph)
-        self._source = self._inputs[0]  # stands for all inputs
+        self._source = self._inputs[0]  # the first input stands for all
         self._kept: list[Array] | None = None  # the source, by batch; None: the samples themselves
         (sample,) = samples.take(np.arange(1)).batches(1)
         names = float_tensors(proto)
@@ -69,7 +69,7 @@ class Walk:
             memory.return_large_blocks()
 
     def through(self, proto: onnx.ModelProto) -> "Walk":
-        """Return a walk through the same network with other weights, with the same batches."""
+        """Return a walk through the same network with other weights, from the same position."""
         other = copy.copy(self)
         other._proto = proto
         return other
@@ -95,7 +95,9 @@ class Walk:
         return group_by_memory(self._proto, names)
 
     def run(self, names: list[str], label: str | None = None) -> Iterator[list[Array]]:
-        """Yield tensors after the walk's position, batch by batch; a label shows a progress bar."""
+        """Yield tensors after the walk's position, batch by batch; with a label, show a progress
+        bar.
+        """
         computed = [name for name in names if name not in (*self._inputs, self._source)]
         part = between(self._proto, self._source, computed)
         taken = {*input_names(part.graph)}
@@ -109,7 +111,7 @@ class Walk:
 
     def _open(self, part: onnx.ModelProto) -> Callable[[dict[str, Array]], Sequence[Array]]:
         """Load a part of the network as a function from tensors by name."""
-        arena = self._at_once > 1  # the memory of one large sample is returned
+        arena = self._at_once > 1  # without an arena, the memory of a large sample is returned
         session = open_session(part.SerializeToString(), self._threads, arena=arena, spins=False)
         taken = session_inputs(session)
         return lambda tensors: session.run(None, {name: tensors[name] for name in taken})

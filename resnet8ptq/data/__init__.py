@@ -1,1 +1,1 @@
-"""Samples and labels: sources, preprocessing, and draws for calibration and choices."""
+"""Samples and labels: their sources, preprocessing, and draws for calibration and choices."""

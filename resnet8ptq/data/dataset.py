@@ -37,11 +37,11 @@ class Split:
         preprocessing: the arithmetic from samples to network inputs.
         layout: the order of a sample's axes in the network's input, see `preprocessing.arrange`.
         fields: the network's inputs, if samples are records; they replace layout and dtype.
-        at_once: the network's largest batch; None: any size.
+        at_once: the network's largest batch; None if any size works.
         within_memory: the largest batch whose tensors fit into the memory budget.
         groups: group numbers [N] int64, equal for samples that belong together, such as the windows
             of one clip; None: no groups.
-        hashes: the `pixel_hashes`, if known.
+        hashes: the `pixel_hashes`, if they are known already.
         names: names of the samples in messages, such as their files, [N]; None: not named.
         texts: the texts whose tokens are the samples, [N]; None: samples are not texts.
     """
@@ -67,7 +67,7 @@ class Split:
     def digest(self) -> str:
         """SHA-256 of shape, samples, labels, groups and preprocessing, in hexadecimal.
 
-        It does not depend on layout and dtype, which follow from the network.
+        The digest does not depend on layout and dtype, which follow from the network.
         """
         samples = self.stored
         described = str(self.stored.shape)
@@ -94,7 +94,9 @@ class Split:
 
     @property
     def sample_ids(self) -> NDArray[np.uint64]:
-        """A number for each sample, [N]: the first 8 bytes of its hash. Equal samples share it."""
+        """The first 8 bytes of each sample's hash as a number, [N]; equal samples have equal
+        numbers.
+        """
         return np.ascontiguousarray(self.pixel_hashes).view("<u8")[::2].astype(np.uint64)
 
     @property
@@ -121,7 +123,7 @@ class Split:
 
     @property
     def whole_length(self) -> int | None:
-        """The length of the longest network inputs; None without a mask."""
+        """The length of the longest network input; None without a mask."""
         if self.fields is None or self.fields.mask is None:
             return None
         if self.lengths is not None:  # each batch is cut to its longest sample
@@ -145,12 +147,14 @@ class Split:
     def zeros(self) -> NDArray[Any]:
         """One network input [1, ...] of zeros, for tracing networks."""
         stored = np.zeros((1, *self.stored.shape[1:]), self.stored.dtype)
-        if self.fields is not None:  # not cut to its length, which is 0
+        if self.fields is not None:  # `prepare` would cut zeros to length 0
             return np.zeros_like(self.fields.whole(stored))
         return np.zeros_like(self.prepare(stored))
 
     def is_of(self, other: "Split") -> bool:
-        """Return whether both are parts of the same array, so that their group numbers agree."""
+        """Return whether both splits are parts of one array, so that their group numbers are
+        comparable.
+        """
         return self._whole is other._whole
 
     @property
@@ -163,7 +167,7 @@ class Split:
     def has_pictures(self) -> bool:
         """Whether the samples are pictures, which may be shifted and mirrored.
 
-        They are [H, W, C], or [C, H, W] in arrays of the user's own.
+        Pictures are [H, W, C], or [C, H, W] in a user's own arrays.
 
         For a network with integer inputs, only uint8 samples count as pictures.
         """
@@ -172,7 +176,7 @@ class Split:
 
     @property
     def channels_first(self) -> bool:
-        """Whether the pictures are [C, H, W], by their shape; see `has_pictures`."""
+        """Whether the pictures are [C, H, W], judged by their shape; see `has_pictures`."""
         first, _, last = self.stored.shape[1:]
         return first in (1, 3) and last not in (1, 3)
 
@@ -188,7 +192,7 @@ class Split:
             return None if array is None else array[indices]
 
         hashes = self.hashes
-        if "pixel_hashes" in vars(self):  # they were computed, and are kept
+        if "pixel_hashes" in vars(self):  # keep hashes that were computed
             hashes = self.pixel_hashes
         return replace(
             self,
@@ -346,7 +350,7 @@ def load_cached(
     module: str,
     cache_root: Path,
 ) -> Dataset:
-    """Return a data set of samples [N, ...], which `read` reads once; the cache keeps them.
+    """Return a data set whose samples [N, ...] `read` reads once; the cache keeps the samples.
 
     Args:
         keys: the cache key of each split, without the hash of the code.

@@ -90,7 +90,7 @@ def decode(
 
     entry = cache.entry(cache_root, "pictures", key, make)
 
-    # Leave out those that cannot be read
+    # Leave out the pictures that cannot be read
     is_good = np.ones(len(packed), np.bool_)
     bad = []
     for index, reason in json.loads((entry / "bad.json").read_text()).items():
@@ -107,7 +107,8 @@ def decode(
 def list_sizes(packed: Sequence[Picture]) -> frozenset[tuple[int, int]]:
     """Return heights and widths of readable pictures, by the headers of their files.
 
-    It decodes nothing, and stops at the first different size. `decode` reports unreadable pictures.
+    No picture is decoded, and the search stops at the first different size. `decode` reports
+    unreadable pictures.
     """
     threads = machine.threads(None)
     sizes: set[tuple[int, int]] = set()
@@ -157,12 +158,12 @@ def _write(
     to: Path,
     threads: int,
 ) -> dict[str, str]:
-    """Decode into one array file; return the reason for each unreadable picture, by index."""
+    """Decode pictures into one array file; return why each unreadable one failed, by index."""
     bad: dict[str, str] = {}
     whole: NDArray[np.uint8] | None = None
     first = ""
     at_once = DECODED_AT_ONCE
-    if preprocess.size is None:  # each picture may have 90 million pixels
+    if preprocess.size is None:  # a picture may have 90 million pixels
         at_once = threads
     with pictures.bombs_refused(), ThreadPoolExecutor(threads) as pool:
         for start in track(range(0, len(packed), at_once), f"Decoding {len(packed)} pictures"):
@@ -243,7 +244,7 @@ def _report(bad: Sequence[tuple[str, str]], on_bad: str, total: int) -> None:
 
 
 def resize_all(data: Dataset, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
-    """Return the data set with its pictures resized or converted to grey, as `preprocess` sets.
+    """Return the data set with its pictures resized or converted to grey, following `preprocess`.
 
     Raises:
         ConfigError: the samples are not pictures.

@@ -1,8 +1,8 @@
 """The inputs of a network with several inputs, and the record fields that fill them.
 
 Samples are records (see `core.records`), padded to the longest one. If a network takes any length,
-each batch is cut to its longest sample, as in the training of text networks. If it takes one
-length, shorter texts are padded to it.
+each batch is cut to its longest sample, as in the training of text networks. If the network takes
+one length, shorter texts are padded to that length.
 """
 
 from dataclasses import dataclass
@@ -100,7 +100,9 @@ def lengths(mask: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def find_masked(dtype: np.dtype[Any]) -> tuple[str, ...]:
-    """Return the names of the mask and of the fields of its length; () without a mask."""
+    """Return the names of the fields that are as long as the mask, mask included; () without
+    one.
+    """
     mask = find_mask(dtype)
     if mask is None:
         return ()
@@ -122,5 +124,5 @@ def steps_of(dtype: np.dtype[Any], steps: Preprocessing) -> Preprocessing:
 
 
 def is_picture(dtype: np.dtype[Any]) -> bool:
-    """Whether a field of this dtype and shape holds pictures [H, W, C]."""
+    """Return whether a field of this dtype and shape holds pictures [H, W, C]."""
     return dtype.ndim == 3 and dtype.base == np.uint8

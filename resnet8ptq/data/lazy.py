@@ -14,8 +14,8 @@ AT_ONCE = 256  # samples in memory during a pass over many
 class LazySamples:
     """The samples of `whole` [M, ...] at `indices`, in that order, read on access.
 
-    Slices, index arrays and numpy's functions return arrays. Converting all samples to an array
-    takes the memory that this class saves.
+    Slices, index arrays and numpy's functions return arrays. To convert all samples to one array
+    needs the memory that this class saves.
     """
 
     whole: NDArray[Any]
@@ -64,7 +64,7 @@ class Batches:
 
     Attributes:
         parts: the sample indices of each batch.
-        order: the sample indices in the order of the batches; None: unchanged order.
+        order: the sample indices in the order of the batches; None if the order is unchanged.
     """
 
     stored: Stored

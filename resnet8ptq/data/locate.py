@@ -31,7 +31,7 @@ def find_data(config: DataConfig, own_network: bool = False) -> DataConfig:
         `name` is `shapes` in place of CIFAR-10.
 
     Raises:
-        ConfigError: an unknown data set, or `data.root` or `$CIFAR10_DIR` does not contain one.
+        ConfigError: the data set is unknown, or `data.root` or `$CIFAR10_DIR` holds no data set.
         DataNotFoundError: CIFAR-10 is not available, and `data.on_missing=error` or the network
             is the user's.
     """
@@ -104,6 +104,6 @@ def _find_cifar10() -> tuple[Path | None, str]:
         return local, ""
     try:
         return cifar10.fetch(cache.downloads_folder()).absolute(), ""
-    except Exception as error:  # of requests, urllib or pooch
+    except Exception as error:  # errors of requests, urllib or pooch
         log.debug("download failed", exc_info=True)
         return None, f"{local} (no such folder), {cifar10.URL} ({type(error).__name__})"

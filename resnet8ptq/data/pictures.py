@@ -18,9 +18,9 @@ from resnet8ptq.core.errors import DataError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 MAX_PIXELS = 2**27  # 512 MB of RGB in Pillow
-MAX_BYTES = 2**29  # of a file; a file with holes can be larger than the disk
+MAX_BYTES = 2**29  # of a file, since a sparse file can be larger than the disk
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
-UNLABELLED = 255  # of pixels of a mask without a class, as in PASCAL VOC and Cityscapes
+UNLABELLED = 255  # value of a mask's pixels without a class, as in PASCAL VOC and Cityscapes
 _FILTERS = {filter.name.lower(): filter for filter in Image.Resampling}
 _CENTRING = {"center": (0.5, 0.5), "top_left": (0.0, 0.0)}  # for Pillow's `pad`
 
@@ -86,17 +86,17 @@ def decode(file: Path | BinaryIO, preprocess: PreprocessConfig) -> NDArray[np.ui
 def _open(file: Path | BinaryIO, formats: tuple[str, ...]) -> Image.Image:
     try:
         return Image.open(file, formats=formats)
-    except UnidentifiedImageError:  # its text shows an object of Python
+    except UnidentifiedImageError:  # its text names a Python object
         raise ValueError(f"it is no {' or '.join(formats)} file") from None
 
 
 def decode_mask(file: Path | BinaryIO, preprocess: PreprocessConfig) -> NDArray[np.uint8]:
-    """Return a mask of labels [H, W, 1], resized like its picture, to the nearest pixel.
+    """Return a mask of labels [H, W, 1], resized as its picture is, by nearest neighbour.
 
     Labels are the indices of a palette, or grey values. Padding is `UNLABELLED`.
 
     Raises:
-        Exception: the file is not a picture, is in colours, or has labels above 255.
+        Exception: the file is not a picture, has colour channels, or has labels above 255.
     """
     with (
         _open(file, ("PNG", "BMP")) as picture,
@@ -112,7 +112,7 @@ def decode_mask(file: Path | BinaryIO, preprocess: PreprocessConfig) -> NDArray[
 
 
 def fit_mask(labels: NDArray[np.uint8], preprocess: PreprocessConfig) -> NDArray[np.uint8]:
-    """Return labels [H, W], resized like their picture, to the nearest pixel."""
+    """Return labels [H, W], resized as their picture is, by nearest neighbour."""
     nearest = replace(preprocess, channels="grey", filter="nearest", pad=UNLABELLED)
     return np.asarray(fit(Image.fromarray(labels), nearest), np.uint8)
 
@@ -124,14 +124,14 @@ def read_size(file: Path | BinaryIO) -> tuple[int, int]:
         Exception: the file is not a picture, or is too large; Pillow raises a dozen types.
     """
     with Image.open(file, formats=FORMATS) as picture:
-        # The `getexif` of PNG decodes the whole picture, because EXIF data may follow it.
+        # Avoid PNG's own `getexif`, which decodes the whole picture, since EXIF data may follow it.
         return turn_upright(picture.size, Image.Image.getexif(picture))
 
 
 def turn_upright(size: tuple[int, int], exif: Image.Exif) -> tuple[int, int]:
     """Return the width and height of a picture that is rotated according to its EXIF data."""
     width, height = size
-    if exif.get(ExifTags.Base.Orientation) in (5, 6, 7, 8):  # on its side
+    if exif.get(ExifTags.Base.Orientation) in (5, 6, 7, 8):  # the picture lies on its side
         return height, width
     return width, height
 
@@ -155,7 +155,7 @@ def fit(picture: Image.Image, preprocess: PreprocessConfig) -> Image.Image:
     # Crop from the middle
     scale = max(width / picture.width, height / picture.height) / preprocess.crop_fraction
     sides = (round(scale * picture.width), round(scale * picture.height))
-    if math.prod(sides) > MAX_PIXELS:  # such as for a picture that is one line of pixels
+    if math.prod(sides) > MAX_PIXELS:  # such as from a picture that is one line of pixels
         raise DataError(
             f"preprocess.resize: got 'crop', which makes {sides[0]} x {sides[1]} pixels of a "
             f"picture of {picture.width} x {picture.height}; try squash, fit or letterbox"
@@ -167,7 +167,7 @@ def fit(picture: Image.Image, preprocess: PreprocessConfig) -> Image.Image:
 
 
 def _sides(size: int | list[int]) -> tuple[int, int]:
-    """Return height and width."""
+    """Return height and width from `preprocess.size`, where one number stands for both."""
     if isinstance(size, int):
         return size, size
     height, width = size
@@ -192,7 +192,7 @@ def placement(width: int, height: int, preprocess: PreprocessConfig) -> Coordina
         offset = (round((wide - inside_wide) * left), round((high - inside_high) * top))
         return CoordinateMap((inside_wide / width, inside_high / height), offset)
     scale = max(wide / width, high / height)
-    if preprocess.resize == "fit":  # which crops before it resizes
+    if preprocess.resize == "fit":  # `fit` crops before it resizes
         middle = ((wide - scale * width) / 2, (high - scale * height) / 2)
         return CoordinateMap((scale, scale), middle)
     scale /= preprocess.crop_fraction

@@ -16,13 +16,13 @@ T = TypeVar("T", bound=np.generic)
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Arithmetic on samples, in this order; the default keeps their values.
+    """Arithmetic on samples, in the order of the attributes; the defaults keep the values.
 
     Attributes:
-        offset, step: a stored integer has the value `(stored - offset) * step`.
+        offset, step: a stored integer stands for the value `(stored - offset) * step`.
         bgr: whether the order of the channels, the last axis, is reversed.
-        mean, std: the last step is `(value - mean) / std`, with one number for all channels, or one
-            for each channel in the order after `bgr`.
+        mean, std: the last operation is `(value - mean) / std`, with one number for all channels,
+            or one for each channel in the order after `bgr`.
     """
 
     offset: float = 0.0
@@ -51,7 +51,7 @@ class Preprocessing:
         ordered = stored[..., ::-1] if self.bgr else stored
         if stored.dtype != np.uint8:
             return self._compute(ordered)
-        # A table of the 256 levels returns the same values in a fraction of the time.
+        # A table of the 256 levels gives the same values in a fraction of the time.
         tables = self._compute(np.arange(256)[:, np.newaxis])  # [256, 1 or channels]
         if tables.shape[1] == 1:
             return tables[:, 0][ordered]
@@ -126,9 +126,9 @@ def arrange(samples: NDArray[T], layout: Sequence[int] | None) -> NDArray[T]:
     """Return samples [n, ...] with their axes permuted, as a contiguous array.
 
     Args:
-        layout: the axes of a sample in their new order; None: unchanged. With one axis more than
-            the sample, a channel axis of size 1 is first added at the end; with one axis less, that
-            axis is removed.
+        layout: the axes of a sample in their new order; None keeps the order. With one axis more
+            than the sample, a channel axis of size 1 is first added at the end; with one axis less,
+            that axis is removed.
     """
     if layout is None:
         return samples

@@ -33,7 +33,7 @@ def read(
     cache_root: Path,
     calibrating: str | None = None,
 ) -> Dataset:
-    """Load a data set located by `locate.find_data`. Its samples are mapped from the cache.
+    """Load a data set that `locate.find_data` has located, with samples mapped from the cache.
 
     Args:
         calibrating: a folder of unlabelled pictures for calibration; None: training samples.
@@ -49,7 +49,8 @@ def read(
 def list_sizes(config: DataConfig, cache_root: Path) -> frozenset[tuple[int, int]]:
     """Return heights and widths of the pictures of a located data set, by their files' headers.
 
-    It stops at the first different one. Empty for sources that resize nothing, such as arrays.
+    The search stops at the first different size. The result is empty for sources that resize
+    nothing, such as arrays.
 
     Raises:
         PtqError: the pictures cannot be listed.
@@ -69,7 +70,8 @@ def find_size(
     `preprocess.size` is null. All other faults are reported when data and network are loaded.
 
     Args:
-        find_networks: returns height and width of the network's pictures, which takes a second.
+        find_networks: returns height and width of the network's pictures; slow, so called only if
+        needed.
     """
     size = None
     if preprocess.size is not None:
@@ -135,8 +137,8 @@ def _read(settings: str, cache_root: Path) -> Dataset:
 def _damage_as_data_error(key: str, path: str | None) -> Iterator[None]:
     """Turn a library's error into a `DataError` of one line, with the setting and its file.
 
-    Libraries raise dozens of error classes. The errors of the sources, which name the damaged part,
-    pass unchanged. Embedded data sets have no file.
+    Libraries raise dozens of error classes. The sources' own errors, which name the damaged part,
+    pass unchanged. Embedded data sets have no file, so no error is turned.
     """
     if path is None:
         yield

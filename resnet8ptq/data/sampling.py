@@ -16,7 +16,7 @@ from resnet8ptq.data.splitting import join_lone
 
 log = logging.getLogger(__name__)
 
-# These apply with `calib.samples_per_class=null`, which most of `conf/data` sets.
+# The defaults for `calib.samples_per_class=null`, which most options of `conf/data` set.
 _PER_CLASS = 100  # calibration samples of each class
 _OF_ALL_CLASSES = 2000  # calibration samples in total with more than 20 classes
 _WITHOUT_CLASSES = 1000  # calibration samples in total
@@ -33,13 +33,14 @@ def draw_calibration(
 
     Without classes, draw `samples_per_class` samples in total. Separate calibration samples of a
     data set replace its training samples. Copies of test samples are not drawn. Groups are drawn
-    whole, as long as they fit, but at least one of each class; a group has the class of its first
-    sample.
+    whole, as long as they fit, but at least one of each class; the class of a group is that of its
+    first sample.
 
     Args:
-        samples_per_class: None for the default: 100 for each class, or all of a smaller class. With
-            more than 20 classes, it is 2,000 in total; without classes, 1,000. If this is more than
-            half of the training samples, the samples of `draw_held_out` stay free for choices.
+        samples_per_class: number of samples of each class. None means 100, or all of a smaller
+            class; with more than 20 classes 2,000 in total, and without classes 1,000. If the
+            default is more than half of the training samples, the samples of `draw_held_out` stay
+            free for choices.
         held_out: splits whose samples are not drawn.
 
     Raises:
@@ -56,7 +57,7 @@ def draw_calibration(
         if 2 * most > len(pool) and count_units(pool) >= 2 * LEAST_TO_CHOOSE:
             held_out = [draw_held_out(data, None)]
 
-    # The samples that may calibrate
+    # Find the samples that may be drawn
     unseen = data.unseen
     if data.calibration is not None:
         unseen = _is_in_none(pool, [data.test])
@@ -126,9 +127,9 @@ def _check_wanted(wanted: int, counts: Sequence[int], data: Dataset, held_out: b
 def draw_held_out(data: Dataset, samples: int | None, taken: Sequence[Split] = ()) -> Split:
     """Draw training samples for choices, balanced by class as far as possible.
 
-    The draw depends on the data only, so runs with different seeds and calibration samples are
-    measured on the same samples. A smaller draw is part of a larger one. Copies of test samples are
-    not drawn. Groups are drawn whole, as long as they fit, but at least one.
+    The draw depends on the data only, so that runs with different seeds and calibration samples
+    choose on the same samples. A smaller draw is a subset of a larger one. Copies of test samples
+    are not drawn. Groups are drawn whole, as long as they fit, but at least one.
 
     Args:
         samples: number of samples; None: 2,000, or half of the free samples if this is less.
@@ -165,7 +166,7 @@ def draw_held_out(data: Dataset, samples: int | None, taken: Sequence[Split] = (
     # Take a sample (or group) of each class, then another of each, and so on: the sort is stable.
     random = np.random.default_rng(_HELD_OUT_SEED)
     classes = []
-    turns = []  # the number of samples of its class before each
+    turns = []  # for each, the number of samples of its class drawn before it
     for stratum in data.train.strata(len(data.class_names)):
         members = random.permutation(stratum[sizes[stratum] > 0])
         classes.append(members)
@@ -177,14 +178,14 @@ def draw_held_out(data: Dataset, samples: int | None, taken: Sequence[Split] = (
 
 
 def count_units(split: Split) -> int:
-    """Return the number of groups; without groups, of samples."""
+    """Return the number of groups, or of samples if there are no groups."""
     if split.groups is None:
         return len(split)
     return len(np.unique(split.groups))
 
 
 def _size_units(split: Split, free: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the number of free samples of each group, at its first free sample, else 0, [N].
+    """Return group sizes [N]: a group's number of free samples at its first free sample, else 0.
 
     Without groups, each sample counts as a group.
     """
@@ -200,7 +201,7 @@ def _size_units(split: Split, free: NDArray[np.bool_]) -> NDArray[np.int64]:
 def _fit(units: NDArray[np.int64], sizes: NDArray[np.int64], most: int) -> NDArray[np.int64]:
     """Return the first groups with at most `most` samples in total, but at least one group.
 
-    A group is given by its first sample, see `_size_units`.
+    The first sample of a group stands for the group, see `_size_units`.
     """
     fitting = int(np.searchsorted(np.cumsum(sizes[units]), most, side="right"))
     if not fitting:
@@ -219,7 +220,7 @@ def _join_units(
 
 
 def draw_selection(data: Dataset, samples: int | None, calibration: Split) -> Split | None:
-    """Draw selection samples from the training samples: `draw_held_out` without `calibration`.
+    """Draw the samples that choose among models: those of `draw_held_out` not in `calibration`.
 
     Runs with different calibration samples draw nearly the same samples.
 
@@ -260,9 +261,9 @@ def halve(split: Split, classes: int) -> tuple[Split, Split] | None:
 
 
 def shuffle(split: Split) -> Split:
-    """Return the samples in a random order that depends on their number alone.
+    """Return the samples in a random order that depends only on their number.
 
-    So two runs on the same samples score them in the same order.
+    Two runs on the same samples therefore score them in the same order.
     """
     return split.take(np.random.default_rng(_HELD_OUT_SEED).permutation(len(split)))
 

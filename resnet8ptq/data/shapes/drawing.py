@@ -1,12 +1,12 @@
-"""Embedded data set `shapes`: ten classes of 32x32 RGB pictures drawn with numpy.
+"""Draws the embedded data set `shapes`: ten classes of 32x32 RGB pictures.
 
-It replaces CIFAR-10 if that cannot be downloaded. It has the same picture size and number of
-classes. A ResNet8 is right on about nine pictures in ten, because shapes are small, faint, occluded
-or noisy.
+The data set replaces CIFAR-10 if that cannot be downloaded, and has the same picture size and
+number of classes. A ResNet8 classifies about nine pictures in ten correctly, because some shapes
+are small, faint, occluded or noisy.
 
-The pictures must be the same everywhere, bit for bit. So every random number comes from
-`numpy.random.RandomState`, whose stream is frozen. All operations are exactly rounded by IEEE 754
-(+ - * / sqrt floor abs). There is no sin, no exp, no normal deviate and no sum over an
+The pictures must be the same everywhere, bit for bit. Every random number therefore comes from
+`numpy.random.RandomState`, whose stream is frozen, and all operations are exactly rounded by IEEE
+754 (+ - * / sqrt floor abs). The code uses no sin, no exp, no normal deviate and no sum over an
 axis, because their last bits depend on the processor and on the library version.
 """
 
@@ -61,7 +61,7 @@ def _square(u: Floats, v: Floats, p: Floats) -> Floats:
 
 
 def _sides(normals: Sequence[tuple[float, float]], u: Floats, v: Floats) -> Floats:
-    """Return the distances to the lines of all sides [sides,n,32,32], the largest last."""
+    """Return the distances to the lines of all sides, [sides,n,32,32], in ascending order."""
     return np.sort([a * u + b * v for a, b in normals], axis=0)
 
 
@@ -87,7 +87,7 @@ def _cross(u: Floats, v: Floats, p: Floats) -> Floats:
 def _wave(x: Floats, p: Floats) -> Floats:
     """Signed distance to bands along x; their period is 0.5 to 0.8 radii."""
     period = 0.5 + 0.3 * p
-    turns = x / period + p  # p also varies the phase
+    turns = x / period + p  # p varies the phase as well as the period
     return (np.abs(turns - np.floor(turns) - 0.5) - 0.25) * period
 
 
@@ -149,14 +149,14 @@ def draw_seeded(seed: int, per_class: int) -> tuple[NDArray[np.uint8], NDArray[n
 
 
 def _uniform(rng: np.random.RandomState, low: float, high: float, *shape: int) -> Floats:
-    # Not rng.uniform: a compiler may fuse its multiplication and addition.
+    # rng.uniform is avoided: a compiler may fuse its multiplication and addition.
     return (low + (high - low) * rng.random_sample(shape)).astype(np.float32)
 
 
 def _axes(rng: np.random.RandomState, n: int, reach: float) -> tuple[Floats, Floats]:
     """Return the coordinates of all pixels in n randomly moved and turned frames [n,32,32].
 
-    They are in pixels. The origin is at most `reach` pixels from the picture's centre in x and y.
+    The unit is a pixel. The origin is at most `reach` pixels from the picture's centre in x and y.
     """
     grid = np.arange(SIDE, dtype=np.float32) - (SIDE - 1) / 2
     x = grid[None, None, :] - _uniform(rng, -reach, reach, n, 1, 1)
