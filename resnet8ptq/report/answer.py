@@ -111,18 +111,24 @@ def _explain(selected: ModelSelection, choices: Sequence[Recommendation]) -> Exp
 
 
 def _say_timed(selected: ModelSelection) -> str:
-    """Return `nothing here`; if a model beyond the limit is faster than FP32, the others in words.
+    """Return `nothing here`; if another model of the table is faster than FP32, the rest in words.
 
-    The table shows the speed of that model too.
+    That model is beyond the limit on the samples that choose, or neither set of samples decides it.
     """
     within = by_run_id(selected.within)
+    measured_within = by_run_id(selected.measured_within)
     for cell in selected.candidates:
         speed = None
         if selected.timing is not None and cell.record.run_id not in within:
             speed = timing.speed(cell.record, selected.timing, len(selected.candidates))
-        if speed is not None and speed.faster:
+        if speed is None or not speed.faster:
+            continue
+        if cell.record.run_id in measured_within:
+            words = "no model that passes"
+        else:
             samples = "selection" if selected.apart else "reported"
-            return f"no model within the limit on the {samples} samples"
+            words = f"no model within the limit on the {samples} samples"
+        return words
     return "nothing here"
 
 

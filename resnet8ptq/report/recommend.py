@@ -142,31 +142,39 @@ class ModelSelection:
         return list(filter(passes, self.candidates))
 
     @cached_property
+    def shown(self) -> list[Cell]:
+        """The models that are shown to keep the limit, on either set of samples.
+
+        They pass on the selection samples; or on the reported samples, corrected for all models,
+        with a measured loss on the selection samples within the limit. A pass in the table proves
+        the limit already: fewer samples that do not decide are no reason against such a model.
+        """
+        shown = by_run_id(self.passing)
+        shown.update(by_run_id(with_verdict(self.measured_within, PASS)))
+        return _among(shown, self.candidates)
+
+    @cached_property
     def within(self) -> list[Cell]:
-        """The passing models; if there are none, those with a measured loss within the limit."""
-        return self.passing or self._measured_within
+        """The shown models; if there are none, those with a measured loss within the limit."""
+        return self.shown or self.measured_within
 
     @cached_property
     def others(self) -> list[Cell]:
-        """The models that pass on the reported samples alone; if there are none, undecided ones.
+        """The undecided models whose measured loss is within the limit on the selection samples.
 
-        On the selection samples, their measured loss is within the limit, but does not pass. They
-        are candidates only if no model of `within` with the same verdict saves bytes.
+        They are candidates only if no undecided model of `within` saves bytes.
         """
-        return self._find_others(PASS) or self._find_others(UNDECIDED)
-
-    def _find_others(self, verdict: str) -> list[Cell]:
-        if any(map(_saves_bytes, with_verdict(self.within, verdict))):
+        if any(map(_saves_bytes, with_verdict(self.within, UNDECIDED))):
             return []
         within = by_run_id(self.within)
         others = []
-        for cell in with_verdict(self._measured_within, verdict):
+        for cell in with_verdict(self.measured_within, UNDECIDED):
             if cell.record.run_id not in within and _saves_bytes(cell):
                 others.append(cell)
         return others
 
-    @property
-    def _measured_within(self) -> list[Cell]:
+    @cached_property
+    def measured_within(self) -> list[Cell]:
         """The candidates with a measured loss within the limit."""
         loss = partial(_loss, by_selection=self.apart)
         most = self.family.metric.limit(self.limits)
@@ -177,14 +185,17 @@ class ModelSelection:
         """The model that `rule` chooses; None if no model passes or may pass.
 
         The rule chooses among the models `within` that pass on the reported samples, where verdicts
-        are corrected for all models; if it keeps FP32, also among the `others`. If none passes, it
-        chooses among the undecided ones. If there are selection samples, only these choose then,
-        and the chosen model is assessed by itself.
+        are corrected for all models. If none passes, it chooses among the undecided ones; if it
+        would keep FP32 then, also among the `others`. If there are selection samples, only these
+        choose then, and the chosen model is assessed by itself.
         """
-        chosen = self._choose_among(PASS)
+        chosen = self._choose(with_verdict(self.within, PASS))
         if chosen is not None:
             return chosen
-        chosen = self._choose_among(UNDECIDED)
+        undecided = with_verdict(self.within, UNDECIDED)
+        chosen = self._choose(undecided)
+        if chosen is None or chosen.advice == "keep":
+            chosen = self._choose([*undecided, *self.others])
         if chosen is None or not self.apart:
             return chosen
 
@@ -193,13 +204,6 @@ class ModelSelection:
         if alone[0].record.verdict != PASS:
             return chosen
         return self._choose(alone, alone=True)
-
-    def _choose_among(self, verdict: str) -> Headline | None:
-        cells = with_verdict(self.within, verdict)
-        chosen = self._choose(cells)
-        if chosen is None or chosen.advice == "keep":
-            chosen = self._choose([*cells, *with_verdict(self.others, verdict)])
-        return chosen
 
     def _choose(self, cells: Sequence[Cell], alone: bool = False) -> Headline | None:
         kept = list(cells)
@@ -670,7 +674,7 @@ def _smallest(selected: ModelSelection) -> Recommendation:
         smaller = min(left_out, key=_bytes)
         samples = "selection" if selected.apart else "reported"
         fault = "its loss exceeds the limit"
-        if selected.passing:
+        if smaller in selected.measured_within:
             fault = "does not pass"
         smaller_kb = _bytes(smaller) / 1000
         why += f"; {smaller.label} is smaller ({smaller_kb:.1f} kB), but {fault} on the {samples} "

@@ -328,7 +328,7 @@ def summarize(selected: ModelSelection) -> list[str]:
         return [*lines, *why_none(selected)]
     best = answer.explain(selected)[0]
     lines.append(f"{best.headline}. {best.verdict}")
-    if not selected.passing:
+    if not selected.shown:
         none = "No model passes."
         if selected.apart:
             none = (
