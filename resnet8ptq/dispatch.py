@@ -14,12 +14,12 @@ from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.settings import Settings
 
-if TYPE_CHECKING:  # a run imports what it calls
+if TYPE_CHECKING:  # a run imports only what it calls
     from resnet8ptq.experiment.pipeline import FileCheck
 
 EXPERIMENT = "resnet8ptq.experiment.pipeline:run_experiment"
 ANALYSES = {
-    "inspect": "resnet8ptq.exploration.inspection:inspect",  # called by `inspect` below
+    "inspect": "resnet8ptq.exploration.inspection:inspect",  # `inspect` below calls it
     "sensitivity": "resnet8ptq.experiment.layers.sensitivity:analyse",
     "diagnose": "resnet8ptq.exploration.diagnosis.diagnosing:analyse",
     "profile": "resnet8ptq.exploration.profiling.profile:analyse",
@@ -67,6 +67,6 @@ def inspect(settings: Settings, data_given: bool) -> None:
 
     Args:
         settings: see `settings.resolve_to_inspect`.
-        data_given: whether `data` was set; its default is not compared with the network.
+        data_given: whether `data` was set; default data are not compared with the network.
     """
     resolve_name(ANALYSES["inspect"])(settings, data_given)

@@ -49,7 +49,7 @@ class Problem:
     """The rounding of one layer: rows of its inputs and the outputs to reproduce."""
 
     inputs: torch.Tensor  # [n, groups, inputs], after layers that are already rounded
-    targets: torch.Tensor  # [n, groups, channels of a group], of FP32, after a following ReLU
+    targets: torch.Tensor  # [n, groups, channels of a group], FP32's, after a following ReLU
     bias: torch.Tensor  # [groups, 1, channels of a group]
     relu: bool
 
@@ -282,7 +282,7 @@ def _pose(
     per_image = -(-most // len(setting.samples))  # positions
 
     # Draw the same rows from both networks
-    drawn: list[Array] = []  # rows of both networks [n, groups, width], large: filled in place
+    drawn: list[Array] = []  # rows of both networks [n, groups, width], filled in place
     done = 0
     label = f"{label}: inputs"
     batches = []

@@ -75,8 +75,8 @@ class Block:
 
     Attributes:
         outputs: names of the nodes that later blocks read.
-        roundings: the learned rounding of its layers' weights, by short name.
-        quantizers: the learned ranges of its activations, except those learned by earlier blocks.
+        roundings: the learned rounding of the weights of the block's layers, by short name.
+        quantizers: the learned ranges of the block's activations that no earlier block learns.
         kept: bytes that a learning step holds for each sample.
     """
 

@@ -58,7 +58,7 @@ class Walk:
         self._cuts = find_cuts(proto.graph)
         self._inputs = input_names(proto.graph)
         self._source = self._inputs[0]  # the first input stands for all
-        self._kept: list[Array] | None = None  # the source, by batch; None: the samples themselves
+        self._kept: list[Array] | None = None  # the source of each batch; None: samples
         (sample,) = samples.take(np.arange(1)).batches(1)
         names = float_tensors(proto)
         if len(group_by_memory(proto, names)) == 1:

@@ -33,7 +33,7 @@ Read = Callable[[Path | io.BytesIO, PreprocessConfig], NDArray[np.uint8]]
 DECODED_AT_ONCE = 64  # pictures in memory
 HEADERS_AT_ONCE = 1024  # pictures whose sizes are compared
 LISTED = 10  # unreadable pictures that a warning names
-_SHAPING = {"size", "resize", "crop_fraction", "filter", "pad"}  # they change stored pixels
+_SHAPING = {"size", "resize", "crop_fraction", "filter", "pad"}  # keys that change stored pixels
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from resnet8ptq.data.dataset import Dataset, Split
 log = logging.getLogger(__name__)
 
 LISTED = 3  # equal samples that a warning names
-TRAIN_NAMES = ("train", "training")  # of a side, in lower case
+TRAIN_NAMES = ("train", "training")  # names of a side, in lower case
 TEST_NAMES = (("test", "testing"), ("val", "valid", "validation", "dev"))  # the first have priority
-COPIES = 0.01  # the largest part of repeated test samples without a warning
+COPIES = 0.01  # the largest share of repeated test samples without a warning
 
 Indices = NDArray[np.int64]
 
@@ -27,10 +27,10 @@ Indices = NDArray[np.int64]
 def stratify(
     labels: NDArray[np.int64], units: NDArray[Any], test_fraction: float, seed: int
 ) -> tuple[Indices, Indices]:
-    """Return the indices for training and for testing: the same fraction of each class, by `seed`.
+    """Return training and test indices: the same fraction of each class, drawn by `seed`.
 
     Classes with a single sample are pooled into one class. Equal samples, or samples of one group,
-    stay on one side: otherwise calibration samples would also be test samples. The draw does not
+    stay on one side; otherwise calibration samples could also be test samples. The draw does not
     depend on the order of the samples.
 
     Args:
@@ -52,9 +52,9 @@ def stratify(
 
 
 def join_lone(strata: Sequence[Indices]) -> list[Indices]:
-    """Return the strata; those with a single sample are joined into one, at the end.
+    """Return the strata, with those of a single sample joined into one, at the end.
 
-    Otherwise all of them would be on the same side of a split.
+    Otherwise all single samples would be on the same side of a split.
 
     >>> strata = [np.array([1]), np.array([0, 3]), np.array([2])]
     >>> [members.tolist() for members in join_lone(strata)]
@@ -91,7 +91,7 @@ def split_one(
 ) -> Dataset:
     """Divide samples [N, ...] into training and test samples.
 
-    Pictures get a warning: the network was often trained on all of them.
+    A warning follows for pictures, because the network was often trained on all of them.
 
     Args:
         mend: the setting or files that name the user's own test samples, for the warning.
@@ -118,7 +118,7 @@ def split_one(
     if whole.has_classes:
         _warn_rare(np.bincount(different, minlength=len(class_names)), class_names, root, kind)
 
-    # Draw, and describe the split
+    # Draw the split, and describe it in the log
     trained, tested = stratify(strata, units, config.test_fraction, config.split_seed)
     train = whole.take(trained)
     test = whole.take(tested)
@@ -188,7 +188,7 @@ def keep_split(
     root: Path,
     named: bool = True,
 ) -> Dataset:
-    """Return samples that have a split; warn about test samples that are also training samples.
+    """Return samples with their own split; warn about test samples that are training samples too.
 
     Raises:
         DataError: training and test samples differ in shape.
@@ -236,7 +236,9 @@ def _warn_untrained(
 
 
 def _warn_repeated(test: Split, root: Path) -> None:
-    """Warn if many test samples are equal: a verdict's test counts each as independent."""
+    """Warn if many test samples are equal, because the verdict's test counts each as
+    independent.
+    """
     if test.groups is not None:
         return
     copies = len(test) - len(np.unique(test.pixel_hashes))

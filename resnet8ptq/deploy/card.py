@@ -25,7 +25,7 @@ from resnet8ptq.tracking import params
 from resnet8ptq.tracking.record import RunRecord
 
 FILE = "README.md"
-DIGITS = 6  # of a metric: a difference of two fractions has rounding errors behind them
+DIGITS = 6  # decimals of a metric; further ones of a difference are rounding errors
 _SETTINGS = (
     "backend",
     "dtype",
@@ -51,8 +51,9 @@ _IN_BLOCKS = (
     "weight_only.int8_products",
     "symmetric.weights",
 )
-# Parts of the config whose other settings are named if they differ from their defaults, such as
-# `backend.flow`: a run with the settings of the card makes the same file
+# The parts of the config that decide the file. The card names their other settings, such as
+# `backend.flow`, if they differ from the defaults, so that a run with the card's settings makes the
+# same file
 _QUANTIZING = {*(field.name for field in fields(QuantizationConfig)), "qat"}
 _KINDS = {
     "classification": "image-classification",
@@ -127,7 +128,7 @@ def _say_settings(record: RunRecord, paths: Collection[str]) -> str:
     """Return the quantization settings with a value, as `key=value` words.
 
     Args:
-        paths: keys of paths, which are of the author's machine and are left out.
+        paths: keys of paths, which are left out because they belong to the author's machine.
     """
     keys: tuple[str, ...] = _SETTINGS
     if record.combination.method == "weight_only":
@@ -190,7 +191,7 @@ def _summary(source: SourceRun, task: Task) -> str:
 
 
 def _say_how(record: RunRecord) -> str:
-    """Return how the model was made, in words."""
+    """Return in words whether and how the model was quantized."""
     if not record.quantized:
         return "in FP32, not quantized"
     if record.combination.method == "qat":
@@ -199,7 +200,7 @@ def _say_how(record: RunRecord) -> str:
 
 
 def _tags(record: RunRecord) -> list[str]:
-    """Return the Hub's tags of the way that the model was made."""
+    """Return the Hub's tags for the way in which the model was quantized."""
     if not record.quantized:
         return [record.dtype]
     if record.combination.method == "qat":
@@ -254,7 +255,7 @@ _Dumper.add_representer(str, _represent_text)
 def _to_yaml(values: Mapping[str, Any]) -> str:
     """Return values as YAML that is also harmless as Markdown."""
     text = yaml.dump(values, Dumper=_Dumper, sort_keys=False)
-    return _LIVE.sub(lambda sign: f"\\x{ord(sign[0]):02x}", text)  # all of them are in quotes
+    return _LIVE.sub(lambda sign: f"\\x{ord(sign[0]):02x}", text)  # only quoted texts hold them
 
 
 def _measured(task: Task, record: RunRecord, size: int) -> list[tuple[str, str, str]]:
@@ -277,7 +278,7 @@ def _measured(task: Task, record: RunRecord, size: int) -> list[tuple[str, str, 
         shown_baseline = "" if baseline is None else metric.show(baseline)
         rows.append((metric.title, shown, shown_baseline))
 
-    # The difference from FP32
+    # Add the difference from FP32
     delta = record.delta(primary)
     if delta is not None:
         ends = table.show_interval(primary, record)
@@ -291,7 +292,7 @@ def _measured(task: Task, record: RunRecord, size: int) -> list[tuple[str, str, 
     if record.p_alone is not None:
         rows.append(("p of the difference", f"{record.p_alone:.3g}", ""))
 
-    # Its costs
+    # Add size and latencies
     for title, value, baseline, unit in (
         ("size, kB", size, record.fp32_size_bytes, 1000),
         ("latency of one sample, ms", record.latency_ms, record.fp32_latency_ms, 1),

@@ -89,7 +89,7 @@ def main(words: list[str]) -> None:
         else:
             say(stderr(), f"the newest run {run_words}")
 
-    # Write the folder whole, or not at all
+    # Write the folder completely, or not at all
     name = safe_name(record.name or "model") + f"-{safe_name(record.run_id[:8])}"
     folder = Path(asked.folder or Path("deployed", name)).expanduser().absolute()
     with tempfile.TemporaryDirectory() as scratch, _new_folder(folder) as temporary:
@@ -127,7 +127,7 @@ def _check(asked: Arguments) -> None:
 
 
 def _check_register(run: SourceRun, name: str | None) -> None:
-    """Refuse to register another person's model: serving it runs its unchecked code.
+    """Refuse to register another person's model, because serving it runs its unchecked code.
 
     MLflow registers the model that the run has logged, not the file that was checked.
     """
@@ -211,7 +211,7 @@ def _write(
     code = example.render_example(run, vectors=tested, file=model.name, outputs=outputs)
     (folder / example.FILE).write_text(code, encoding="utf-8")
 
-    # The options measure, verify and register; the card has their results
+    # Measure, verify and register if asked, before the card that has the results
     lines = [*run.cautions, again.summary]
     if change:
         lines.append(change)
@@ -234,7 +234,7 @@ def _convert(run: SourceRun, target: TargetFormat, folder: Path) -> tuple[Path, 
     """Write the model into the folder, converted to the target.
 
     Returns:
-        Its path, the change, and the known faults of the target that concern it.
+        The path, the change, and the known faults of the target that concern the file.
 
     Raises:
         ConfigError: the target needs an ONNX file, and the artifact is not one.

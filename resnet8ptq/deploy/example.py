@@ -43,10 +43,10 @@ def render_example(source: SourceRun, vectors: Vectors, file: str, outputs: Sequ
     if reads_pictures(vectors):
         height, width, channels = vectors.samples.shape[1:]
         mode = "L" if channels == 1 else "RGB"
-        if preprocess.size is None:  # other pictures may have another size than the test data
+        if preprocess.size is None:  # users' pictures may have other sizes
             preprocess = replace(preprocess, size=[height, width])
 
-    # Texts: the length that the network takes
+    # Texts need the length that the network takes
     texts = reads_texts(source)
     names = names_of(vectors.inputs.dtype)
     most = getattr(source.config.data, "max_tokens", None)
@@ -59,7 +59,7 @@ def render_example(source: SourceRun, vectors: Vectors, file: str, outputs: Sequ
         if tokens.shape != vectors.samples.dtype[names[0]].shape:
             most = length  # the network has a fixed length; samples are padded to it
 
-    # The result is code, so every value is a number, a checked name, or a text through `repr`.
+    # The result is code, so every value must be a number, a checked name, or a text through `repr`.
     runner = templates.load(source.backend.example, "runner.py.j2", extends="resnet8ptq.deploy")
     return runner.render(
         file=file,
@@ -206,7 +206,7 @@ def _temporary_folder() -> Iterator[str]:
 
 
 def run_example(python: Path | str, folder: Path) -> str:
-    """Run a folder's example with an interpreter, isolated from the packages of the user."""
+    """Run a folder's example with an interpreter, isolated from the user's packages."""
     with waiting(f"Running {FILE}"):
         return _call([str(python), "-I", str(folder / FILE)], f"{FILE} fails")
 

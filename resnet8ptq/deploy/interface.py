@@ -60,7 +60,7 @@ def read_interface(path: Path, vectors: Vectors, names: Sequence[str]) -> Interf
         returned = [_of_tflite(detail, name) for detail, name in outputs]
         return Interface((only_input,), tuple(returned))
 
-    # Other files name neither, so the vectors give the shapes
+    # Other files have neither names nor shapes, so the test vectors give both
     taken = []
     for name, values in feed(vectors.inputs, names_of(vectors.inputs.dtype) or ["input"]).items():
         taken.append(FileTensor(name, _free(values), values.dtype.name))
@@ -80,7 +80,7 @@ def _of_onnx(tensor: Any) -> FileTensor:
     for size in tensor.shape:
         shape.append(size if isinstance(size, int) else printable(str(size)))
     if shape and not isinstance(shape[0], int):
-        shape[0] = "n"  # samples
+        shape[0] = "n"  # the batch axis counts samples
     dtype = tensor.type.removeprefix("tensor(").removesuffix(")")
     if dtype == "float":
         dtype = "float32"

@@ -82,7 +82,7 @@ def main(words: list[str]) -> None:
         with waiting("Replacing the run's result"):
             _replace_result(store, run, scored, result)
 
-    # The verdicts of its sweep may change with it
+    # The new figures may change the verdicts of the whole sweep
     selections = lookup.find_in_store(store, record.run_id, None).select({})
     run_pages.log_run_pages(store, selections)
     for selected in selections:
@@ -125,7 +125,7 @@ def _run(
     """Evaluate the file and FP32, time both in turns, and count the kernels, on the target."""
     samples = scored.samples
     compared = evaluator.compare(run.artifact, samples, logits=False)
-    # Without a time limit: writing a job and reading its result must request the same times.
+    # No time limit: the calls that write a job and read its result must request the same times.
     timing = replace(run.config.latency, max_seconds=math.inf)
     resolved = evaluator.quantizer.resolve()
     times: Metrics = {}
@@ -141,7 +141,7 @@ def _measure(run: SourceRun, scored: Scored, evaluator: Evaluator) -> RunResult:
     """Return the result of the run on the target.
 
     Raises:
-        ConfigError: FP32 itself is broken there, so that a verdict would be void.
+        ConfigError: FP32 itself is broken on the target, so that a verdict would be void.
     """
     compared, times, params = _run(run, scored, evaluator)
     task = evaluator.task
@@ -152,7 +152,7 @@ def _measure(run: SourceRun, scored: Scored, evaluator: Evaluator) -> RunResult:
             "valid; expected a machine whose runtime runs FP32 correctly"
         )
 
-    # The values that a run would have logged
+    # Compute the values that a run on the target would log
     samples = scored.samples
     evaluation = compared.evaluation
     metrics = times | compare_machines(evaluator, run.artifact, samples, evaluation)
@@ -192,7 +192,7 @@ def _replace_result(store: Store, run: SourceRun, scored: Scored, result: RunRes
     journal = Journal(record.name, store.experiment_name) if own is None else Journal.load(own)
     journal.params = {**record.params, **result.resolved}
     if not measurement.silent:
-        journal.params.pop("silent", None)  # of the previous machine
+        journal.params.pop("silent", None)  # belongs to the previous machine
     carried = {CARRIED_TAG: result.resolved["measured_on"]}
     journal.tags = {**record.tags, **journal.tags, **carried}
     journal.points = [point for point in journal.points if point[0] not in stale]
@@ -207,7 +207,8 @@ def _replace_result(store: Store, run: SourceRun, scored: Scored, result: RunRes
                 with files.atomic(own / path.name) as temporary:
                     shutil.copyfile(path, temporary)
             journal.save(own)
-    # The record reads the plain names first, which a sweep has logged here.
+    # Update the plain names of latencies too: a sweep has logged them, and the record reads them
+    # first.
     shown = journal_metrics.show_latencies(values)
     now_ms = int(1000 * time.time())
     points = [(key, value, now_ms, 0) for key, value in shown.items()]
@@ -216,7 +217,9 @@ def _replace_result(store: Store, run: SourceRun, scored: Scored, result: RunRes
 
 
 def _refuse_provider(key: str, run: SourceRun) -> None:
-    """Raise `ConfigError` for a run on an execution provider: a job runs on the CPU."""
+    """Raise `ConfigError` for a run on another execution provider, because a job runs on the
+    CPU.
+    """
     provider = run.config.backend.provider
     if provider != CPU:
         raise ConfigError(

@@ -20,7 +20,7 @@ from resnet8ptq.core import templates
 from resnet8ptq.core.errors import UnsupportedError
 
 FOLDER = "microcontroller"
-ALIGNMENT = 16  # bytes; of the model's array and of every tensor in the arena
+ALIGNMENT = 16  # in bytes, of the model's array and of every tensor in the arena
 _SPELLED = {"PADV2": "PadV2", "BATCH_MATMUL": "BatchMatMul"}
 _BYTES = {
     **dict.fromkeys((TensorType.INT8, TensorType.UINT8, TensorType.BOOL), 1),
@@ -52,7 +52,7 @@ def write_sources(
     model = flatbuffer.convert_bytearray_to_object(content)
     operators = list_operators(model)
 
-    # Run all inputs; the first one is the test vector
+    # Run all inputs; only the first becomes the C test vector
     runs = [run_sample(content, inputs[n : n + 1]) for n in range(len(inputs))]
     samples, returned = zip(*runs, strict=True)
     raw = {"raw_inputs": np.concatenate(samples)}
@@ -80,7 +80,7 @@ def list_operators(model: Any) -> list[str]:
     """Return the calls of MicroMutableOpResolver that register a model's operators.
 
     Raises:
-        UnsupportedError: an operator is custom, so the resolver lacks it.
+        UnsupportedError: an operator is custom, and the resolver has no call for it.
     """
     names = set()
     for graph in model.subgraphs:
@@ -111,8 +111,8 @@ def least_arena(model: Any) -> int:
     """Return a lower bound of the tensor arena in bytes, from the tensors' lifetimes.
 
     While an operator runs, the arena holds its inputs, its outputs, and the tensors that later
-    operators read. The interpreter's structures and the kernels' scratch buffers need more, and
-    the planner may not reach the bound.
+    operators read. The interpreter's structures and the kernels' scratch buffers need further
+    memory, and the planner may not reach the bound.
     """
     graph = model.subgraphs[0]
     first = dict.fromkeys(map(int, graph.inputs), 0)
@@ -124,7 +124,7 @@ def least_arena(model: Any) -> int:
         for index in map(int, operator.inputs):
             last[index] = max(step, last.get(index, 0))
 
-    # The step with the most bytes
+    # Find the step that holds the most bytes
     held = [0] * len(graph.operators)
     for index in first:
         size = _size(graph.tensors[index])

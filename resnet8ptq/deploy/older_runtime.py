@@ -1,8 +1,9 @@
 """Converts an ONNX file for an older ONNX Runtime, or to ONNX Runtime's own format.
 
 The versions of the file format (IR) and of the operators (opset) are lowered to those that the
-older version reads. An operator with a changed definition is kept if the older definition has its
-attributes and inputs. A run in the older version then checks that the outputs are the same.
+older ONNX Runtime reads. An operator whose definition has changed is kept if the older definition
+has the operator's attributes and inputs. A run in the older ONNX Runtime then checks that the
+outputs are the same.
 """
 
 import re
@@ -27,7 +28,7 @@ ONNX_SINCE = {
 }
 # Operators that changed their meaning, but not their attributes or inputs -> opset of the change.
 _MEANS_OTHERWISE = {"AveragePool": (19,), "GridSample": (20,), "Resize": (18, 19)}
-# Operators on weights in blocks, with their bits -> the first ONNX Runtime 1.x with a CPU kernel.
+# Operators on blockwise weights, with their bits -> the first ONNX Runtime 1.x with a CPU kernel.
 _BLOCKS_SINCE = {("MatMulNBits", 4): 17, ("MatMulNBits", 8): 22, ("GatherBlockQuantized", 4): 20}
 NUMPY_2 = 19  # the first ONNX Runtime 1.x that runs with NumPy 2
 
@@ -54,7 +55,7 @@ def find_formats(version: int) -> tuple[int, int]:
     ((17, 8), (22, 10), (25, 13))
     """
     since = max(first for first in ONNX_SINCE if first <= version)
-    rows = {row[0]: row for row in onnx.helper.VERSION_TABLE}  # by release
+    rows = {row[0]: row for row in onnx.helper.VERSION_TABLE}  # by ONNX release
     _, ir_version, opset, *_ = rows[ONNX_SINCE[since]]
     return opset, ir_version
 
@@ -83,7 +84,7 @@ def lower(proto: onnx.ModelProto, version: int) -> str:
     _check_blocks(proto.graph, version)
     _drop_unused_opsets(proto)
 
-    # Only operators that mean the same in the older opset
+    # Check that each operator means the same in the older opset
     for entry in proto.opset_import:
         if entry.domain in ("", "ai.onnx") and entry.version > opset:
             for node in proto.graph.node:
@@ -120,7 +121,7 @@ def _check_node(node: onnx.NodeProto, opset: int, lower_opset: int, version: int
                 f"{refused} means something else before opset {new.since_version}"
             )
 
-    # Attributes that the older definition lacks must have their default
+    # Attributes that the older definition lacks must have their default value
     added = [attribute for attribute in node.attribute if attribute.name not in old.attributes]
     unknown = [attribute.name for attribute in added if not _is_default(attribute, new)]
     part = ""
@@ -137,8 +138,8 @@ def _check_node(node: onnx.NodeProto, opset: int, lower_opset: int, version: int
 def _drop_unused_opsets(proto: onnx.ModelProto) -> None:
     """Remove the opsets without an operator in the file.
 
-    ONNX Runtime lists all opsets that it knows in a file that it writes. An older version refuses a
-    newer opset, such as ai.onnx.ml 5, even without an operator of it.
+    A file that ONNX Runtime writes lists all opsets that it knows. An older version refuses a newer
+    opset, such as ai.onnx.ml 5, even if no operator uses it.
     """
     used = {node.domain for node in find_all(proto, onnx.NodeProto)} | {"", "ai.onnx"}
     for entry in list(proto.opset_import):
@@ -171,11 +172,13 @@ def requirements(version: int) -> list[str]:
 
 
 def to_ort(path: Path, target: Path) -> None:
-    """Write an ONNX file in the ORT format, with graph optimizations that suit every CPU."""
+    """Write an ONNX file in the ORT format, with only those graph optimizations that suit every
+    CPU.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    # `all` would arrange the weights for this CPU only.
+    # Avoid `all`, which would arrange the weights for this CPU.
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     options.optimized_model_filepath = str(target)
     options.add_session_config_entry("session.save_model_format", "ORT")

@@ -32,12 +32,12 @@ from resnet8ptq.tracking.mlflow_store.mlflow_model import EXAMPLE
 log = logging.getLogger(__name__)
 
 PREDICTIONS = ("probabilities", "predictions", "scores", "model")  # names in predictions.npz
-ROUNDING = 1e-5  # of float operations, whose order depends on the number of threads
+ROUNDING = 1e-5  # of float sums, whose order depends on the number of threads
 
 
 @dataclass(frozen=True)
 class Scored:
-    """The scored samples of the run, and their evaluator."""
+    """The scored samples of a run, and the evaluator that scores them."""
 
     samples: Split
     evaluator: Evaluator
@@ -62,7 +62,7 @@ def open_samples(source: SourceRun, cache_dir: str | None) -> Scored | str:
     except (ConfigError, DataError, ModelError) as error:
         return printable(str(error))
 
-    # The data may have changed since
+    # Refuse data that have changed since the run
     known = source.record.samples_digest
     digest = samples.reported.digest
     if known and digest != known:
@@ -83,18 +83,18 @@ class Rerun:
 
     summary: str
     vectors: Vectors
-    more: Vectors | None = None  # more samples, on request
+    more: Vectors | None = None  # more samples, if `many` asked for them
 
 
 def rerun(source: SourceRun, scored: Scored | str, runtime: Runtime, many: bool) -> Rerun:
     """Run the artifact on all scored samples; to be called by `SourceRun.call`.
 
     Args:
-        scored: the samples; or, as text, the reason why they are missing. Then the run's kept
-            sample is used.
+        scored: the samples, or as text the reason why they are missing. If they are missing, the
+            sample that the run kept is used.
 
     Raises:
-        QuantizationError: the predictions differ on the run's own CPU; or there is no sample.
+        QuantizationError: the predictions differ on the run's own CPU, or there is no sample.
     """
     predictor = make_quantizer(source.config, runtime).load(source.artifact, runtime.threads)
     if isinstance(scored, str):
@@ -108,7 +108,7 @@ def rerun(source: SourceRun, scored: Scored | str, runtime: Runtime, many: bool)
         summary = f"not compared on the run's samples, which are missing ({scored})"
         return Rerun(summary, vectors.predict(inputs, inputs, predictor))
 
-    # All scored samples
+    # Compare on all scored samples
     evaluator = scored.evaluator
     samples = scored.samples
     label = "Running the artifact"
@@ -122,7 +122,7 @@ def compare(source: SourceRun, task: Task, again: Comparison, samples: int) -> s
     """Compare outputs for the scored samples with the run's; return the result in a sentence.
 
     Raises:
-        QuantizationError: they differ on the run's own CPU.
+        QuantizationError: the outputs differ on the run's own CPU.
     """
     metric = task.metric
     value = again.model.value
@@ -165,7 +165,7 @@ def _count_different(
                 different += 1
         return different
 
-    # Arrays, of any other task
+    # Other tasks than detection keep arrays
     if not (folder / "predictions.npz").exists():
         return None
     with np.load(folder / "predictions.npz", allow_pickle=False) as known:
@@ -182,7 +182,7 @@ def _count_different(
 
 
 def _find_kept(known: Container[str], arrays: Container[str]) -> str | None:
-    """Return the name of the predictions that the run has kept and the task makes, if any."""
+    """Return the name under which both the run and the task have predictions; None without one."""
     for name in PREDICTIONS:
         if name in known and name in arrays:
             return name

@@ -1,8 +1,8 @@
 """Known faults of older ONNX Runtimes that concern a quantized file.
 
-Each row was tried on an x86 CPU with ONNX Runtime 1.12 to 1.30, on a file with only the named
-nodes, with and without graph optimization. Each failed in all releases before the one that `fixed`
-names.
+Each row of `FAULTS` was tried on an x86 CPU with ONNX Runtime 1.12 to 1.30, on a file with only the
+named nodes, with and without graph optimization. Each fault occurred in all releases before the one
+that `fixed` names.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from resnet8ptq.graph.links import Links
 _ISSUES = "https://github.com/microsoft/onnxruntime/issues"
 _MOVES = ("Reshape", "Transpose")
 TRIED = 12  # x of 1.x, the oldest release that was tried
-_NEAR = 0.01  # of the scale of a bias
+_NEAR = 0.01  # relative difference of scales that counts as equal
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Fault:
 
     Attributes:
         fixed: x of 1.x, the first release without the fault.
-        nodes: the nodes that it concerns, in words.
+        nodes: the affected nodes, in words.
         effect: the result, in words.
         source: the address of the public report.
         concerns: whether a node of a graph meets the condition.
@@ -64,7 +64,7 @@ def _interpolates_integers(node: onnx.NodeProto, links: Links) -> bool:
 
 
 def _reader_types(node: onnx.NodeProto, links: Links) -> list[str]:
-    """Return the operators that read the first output of a node."""
+    """Return the types of the operators that read the first output of a node."""
     return [reader.op_type for reader in links.readers(node.output[0])]
 
 
@@ -93,7 +93,7 @@ def _scales_bias_otherwise(node: onnx.NodeProto, links: Links) -> bool:
 
 
 def _read_scale(name: str, links: Links) -> np.ndarray | None:
-    """Return the scales [1] or [channels] of a dequantized tensor; None if it is not one."""
+    """Return the scales [1] or [channels] of a dequantized tensor; None for any other tensor."""
     if not _is_dequantized(name, links):
         return None
     scale = links.constants.get(links.producers[name].input[1])
@@ -160,9 +160,10 @@ def find_known_faults(proto: onnx.ModelProto, version: int) -> list[str]:
 
 
 def write_zero_points(graph: onnx.GraphProto) -> None:
-    """Add the zero points whose absence loses negative values, see `FAULTS`; in place.
+    """Add missing zero points in place, because without them some releases lose negative values.
 
-    The file's meaning does not change: a missing zero point counts as 0.
+    The file's meaning does not change, because a missing zero point counts as 0. `FAULTS` has the
+    releases.
     """
     links = Links(graph)
     for node in graph.node:

@@ -40,12 +40,12 @@ class SourceRun:
     artifact: Path  # in a folder with `config.yaml` and the files of `_COPIED` that the run has
     use: str = ""  # the recommended use; empty for a run by its id
     trusted: bool = False  # whether the run's code may run in this process
-    unread: str = ""  # the reason if its data must not be read
+    unread: str = ""  # the reason if the run's data must not be read
 
     def call(self, function: Callable[..., T], *args: object) -> T:
-        """Call a function that loads the artifact, in a separate process unless it is trusted.
+        """Call a function that loads the artifact, in a separate process unless the run is trusted.
 
-        Files that may hold code, such as torch's, always run in that process.
+        Files that may hold code, such as torch's, are always loaded in a separate process.
 
         Raises:
             QuantizationError: the artifact does not run, or needs more memory than is free.
@@ -64,7 +64,7 @@ class SourceRun:
 
     @property
     def cautions(self) -> list[str]:
-        """Warnings for the user: a verdict other than pass."""
+        """Warnings for the user: a verdict on the loss other than pass."""
         text = self.record.verdict_text
         if self.record.verdict == PASS or not text:
             return []
@@ -82,10 +82,10 @@ def find_run(
     """Return the run to deploy, with its verdict, and its recommended use.
 
     Args:
-        run_id: the run; None: a sweep's recommendation.
-        sweep: the id of a sweep's parent run; None: the newest sweep or single run.
+        run_id: the id of the run; None for a sweep's recommendation.
+        sweep: the id of a sweep's parent run; None for the newest sweep or single run.
         use: see `Recommendation.use`.
-        asked: requested limits by the key of `report`; None: the sweep's own.
+        asked: requested limits by key of `report`; a limit of None is the sweep's own.
 
     Raises:
         ConfigError: the run or sweep does not exist, or no run is recommended for the use.
@@ -100,7 +100,7 @@ def find_run(
             )
         return _assess(runs.run, runs, asked), ""
 
-    # The recommendation of a sweep
+    # Find the recommendation of a sweep
     assert runs.parent is not None
     parent = runs.parent
     recommended: list[Recommendation] = []
@@ -122,10 +122,10 @@ def find_run(
 
 
 def _assess(run: RunRecord, runs: lookup.Runs, asked: Asked) -> RunRecord:
-    """Return a run with its verdict in its sweep; a recommended run with the recommendation's."""
+    """Return a run with its verdict in its sweep, or with the recommendation's if recommended."""
     try:
         selections = runs.select(asked)
-    except TrackingError as error:  # another run has damaged texts
+    except TrackingError as error:  # a run of the sweep has damaged texts
         return run.changed(verdict_text=f"not judged ({one_line(error)})")
     for selected in selections:
         recommended = [model.choice for model in selected.recommendations if model.choice]
@@ -153,7 +153,7 @@ def fetch_run(
     Raises:
         ConfigError: the run is a sweep, did not finish, is unsupported or void, or would run
             untrusted code.
-        TrackingError: it has no artifact, or the artifact is not the measured file.
+        TrackingError: the run has no artifact, or the artifact is not the measured file.
     """
     if record.status != "ok":
         raise ConfigError(
@@ -168,7 +168,7 @@ def fetch_run(
             "expected a run that quantized a network"
         )
 
-    # Copy its files
+    # Copy the run's files
     names = history.list_artifacts(store, record)
     models = [name for name in backend.model_files if name in names]
     if len(models) != 1 or CONFIG_FILE not in names:
@@ -189,7 +189,7 @@ def fetch_run(
             f"{digest}, the run has logged {record.artifact_sha256})"
         )
 
-    # Without trust, its code does not run, and its paths are not read
+    # Without trust, no code of the run may run, and no path of it is read
     trusted = trust or origin.made_here(record, [artifact, folder / CONFIG_FILE])
     if artifact.suffix in RUN_CODE and not trusted:
         raise ConfigError(
@@ -198,7 +198,7 @@ def fetch_run(
             "if you trust its author, add trust=true"
         )
     config = load_config(folder / CONFIG_FILE, trusted)
-    if config.backend.name != backend.name:  # it decides how the file is loaded
+    if config.backend.name != backend.name:  # the backend decides how the file is loaded
         raise TrackingError(
             f"run {record.run_id}: {CONFIG_FILE} has backend={config.backend.name}, the run has "
             f"logged {backend.name}"
@@ -214,8 +214,8 @@ def fetch_run(
 def _forbid_data(record: RunRecord, config: RunConfig) -> str:
     """Return why the data of another user's run must not be read; empty if they may be.
 
-    Its config may name private files of this user, and the deployed folder is passed on to others.
-    Data that need no path are public, or named by this user's environment.
+    Such a run's config may name private files of this user, and the deployed folder is passed on to
+    others. Data without a path in the config are public, or named by this user's environment.
     """
     paths = find_paths(config)
     if paths:

@@ -1,4 +1,4 @@
-"""Test vectors: ten samples with the network's outputs, to check a port of the model."""
+"""Test vectors: ten samples with the model's outputs, to check a port of the model."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +13,10 @@ from resnet8ptq.data.preprocessing import RAW, Preprocessing
 
 FILE = "test_vectors.npz"
 COUNT = 10
-# samples to compare with another version of a runtime
+# The samples for a comparison with another version of a runtime
 MANY = 1000
 MANY_BYTES = 2**26
-TOLERANCE = 0.01  # of an output's largest value: kernels of other CPUs round differently
+TOLERANCE = 0.01  # share of an output's largest value, since other CPUs' kernels round differently
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Vectors:
 
     samples: NDArray[Any]  # [n, ...]; the same array as `inputs` if the data are missing
     inputs: NDArray[Any]  # [n, ...]
-    outputs: tuple[NDArray[np.float32], ...]  # [n, ...]; more rows if their number varies by sample
+    outputs: tuple[NDArray[np.float32], ...]  # [n, ...]; or more rows, if a sample has several
     tolerances: tuple[float, ...]  # of the outputs, absolute
     preprocessing: Preprocessing = RAW  # with `layout`, from samples to inputs, see `Split`
     layout: tuple[int, ...] | None = None
@@ -49,7 +49,7 @@ class Vectors:
 
 
 def of_split(split: Split, predictor: Predictor, many: bool = False) -> Vectors:
-    """Return vectors of samples spread evenly over a split: `COUNT`; with `many`, up to `MANY`."""
+    """Return vectors of evenly spread samples: `COUNT`, or with `many` up to `MANY`."""
     count = COUNT
     if many:
         count = max(COUNT, min(MANY, MANY_BYTES // split.sample_bytes))

@@ -1,4 +1,4 @@
-"""The fastest batching of an evaluation: batch size, threads for each batch, parallel batches."""
+"""Finds the fastest batching of an evaluation: batch size, threads of a batch, parallel batches."""
 
 import json
 import logging
@@ -23,15 +23,15 @@ from resnet8ptq.data.dataset import Split
 
 log = logging.getLogger(__name__)
 
-BATCH_SIZES = (16, 64)  # tried where `evaluate.batch_size` is not set
-TRIAL_IMAGES = 512  # at least; never fewer than four batches for each copy
-TRIAL_SECONDS = 0.5  # for each measurement, and until the last turn starts
-TURNS = 5  # of each way; the median counts, because a disturbance makes single turns slow
+BATCH_SIZES = (16, 64)  # the sizes to try if `evaluate.batch_size` is not set
+TRIAL_IMAGES = 512  # at least, and at least four batches for each copy
+TRIAL_SECONDS = 0.5  # for each measurement, and until the last turn begins
+TURNS = 5  # of each way; the median counts, because disturbances slow single turns
 # One batch on several threads must take less than this share of the time of several batches at
-# once: its threads wait for each other while another process runs, such as an upload.
+# once, because its threads wait for each other while another process, such as an upload, runs.
 MARGIN = 0.8
-WARM_UP = 2  # batches at most: torch compiles in its first two runs of a shape
-ENOUGH_SECONDS = 0.1  # a slower batch fills the cores: no larger one is tried
+WARM_UP = 2  # batches at most, because torch compiles in its first two runs of a shape
+ENOUGH_SECONDS = 0.1  # a slower batch fills the cores, so no larger one is tried
 
 Load = Callable[[int], Predictor]  # loads an artifact for a number of threads
 T = TypeVar("T")
@@ -73,7 +73,7 @@ def run_all(
     waiting: deque[Future[T]] = deque()
     with ThreadPoolExecutor(len(copies)) as pool:
         for batch in batches:
-            if len(waiting) > len(copies):  # a batch ahead, so that no copy waits for its input
+            if len(waiting) > len(copies):  # one batch ahead, so that no copy waits for input
                 yield waiting.popleft().result()
             waiting.append(pool.submit(run, batch))
         while waiting:
@@ -100,7 +100,7 @@ def find_batching(
     threads = runtime.threads
     most = split.within_memory or max(sizes) * threads
 
-    # The ways within memory: threads of one batch, batches at once
+    # List the ways that fit into memory: (threads of one batch, batches at once)
     ways = {(threads, 1)}
     if threads <= most:
         ways.add((1, threads))
@@ -143,7 +143,7 @@ def _find_fastest(
     load: Load, split: Split, sizes: Sequence[int], ways: Sequence[tuple[int, int]]
 ) -> Batching:
     """Return the fastest batch size, with its fastest parallelism; see `find_batching`."""
-    # The fastest batch size, run the widest way
+    # Find the fastest batch size, with the most batches at once
     widest = max(ways, key=_at_once)
     times: dict[Batching, float] = {}
     for size in sizes:
@@ -153,7 +153,7 @@ def _find_fastest(
             break
     fastest = min(times, key=times.__getitem__)
 
-    # Its fastest way, in turns; a slow network is not measured again
+    # Find the fastest way for that size, in turns; a slow network is not measured again
     paces = [Batching(fastest.batch_size, *way) for way in ways]
     if len(paces) == 1:
         return paces[0]
@@ -173,7 +173,7 @@ def _find_fastest(
 
 
 def _at_once(way: tuple[int, int]) -> int:
-    """Return the number of batches that run at once: a way is (threads of a batch, batches)."""
+    """Return the number of batches at once of a way (threads of a batch, batches at once)."""
     return way[1]
 
 

@@ -43,9 +43,9 @@ class CocoEvaluator:
         """Load the model.
 
         Args:
-            reader: reads the first pictures, with annotations and `is_evaluation`.
+            reader: the reader of the first pictures; it needs annotations and `is_evaluation`.
             config: settings of decoding and suppression; None: the defaults of `task=detection`.
-            threads: threads of ONNX Runtime; 0: every core.
+            threads: threads of ONNX Runtime; 0 for every core.
         """
         self.session = open_session(str(model), threads)
         self.reader = reader
@@ -101,7 +101,7 @@ class CocoEvaluator:
         return average_precision.evaluate(results, scored).metrics
 
     def _run_on(self, step: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
-        """Return the outputs [n, ...]."""
+        """Return the outputs [n, ...], with a batch axis added where the network has none."""
         outputs: list[NDArray[Any]] = self.session.run(None, dict(step))
         for index in self._unbatched:
             outputs[index] = outputs[index][np.newaxis]

@@ -1,4 +1,4 @@
-"""Evaluations in the cache: a file with small outputs runs only once on the same samples."""
+"""Keeps evaluations, so that a file with small outputs runs only once on the same samples."""
 
 import json
 from dataclasses import astuple, replace
@@ -12,7 +12,7 @@ from resnet8ptq.evaluation.inference import Evaluation
 from resnet8ptq.tasks.scoring.outputs import Array, Outputs
 
 KIND = "evaluations"
-MAX_BYTES = 2**26  # of outputs; larger ones are not cached, so that the cache stays small
+MAX_BYTES = 2**26  # of outputs; larger outputs are not cached, so that the cache stays small
 
 
 def find(root: Path, key: cache.Key, final: str) -> Evaluation | None:
@@ -44,7 +44,7 @@ def save(evaluation: Evaluation, folder: Path) -> None:
 
 
 def load(folder: Path, final: str) -> Evaluation:
-    """Return the evaluation that `save` wrote; its arrays are mapped."""
+    """Return the evaluation that `save` wrote, with arrays mapped from the files."""
     path = folder / "logits.npy"
     outputs = Outputs(
         values=_map_arrays(folder, "output"),

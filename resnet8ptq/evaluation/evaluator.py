@@ -1,4 +1,7 @@
-"""Quantizes, reloads, runs, scores and compares with FP32: the only module that scores a run."""
+"""Quantizes, reloads and runs a network, scores it, and compares it with FP32.
+
+No other module scores a run.
+"""
 
 import json
 import shutil
@@ -29,7 +32,7 @@ from resnet8ptq.tasks.scoring.comparison import Comparison, Scores
 from resnet8ptq.tasks.scoring.outputs import Outputs
 from resnet8ptq.tasks.task import Task
 
-DYNAMIC_BATCH_SIZE = 1  # the ranges depend on the batch, and latency is that of one sample
+DYNAMIC_BATCH_SIZE = 1  # ranges depend on the batch, and the latency metric is that of one sample
 REMOTE_BATCH_SIZE = 16
 
 Config = TypeVar("Config", bound=QuantizationConfig)
@@ -47,7 +50,7 @@ def loader(quantizer: Quantizer, path: Path, target: Target | None = None) -> Lo
     """Return a function that loads the artifact at `path` with a given number of threads.
 
     Args:
-        target: the machine that runs it; None: this one.
+        target: the machine that runs the artifact; None for this machine.
     """
     if target is None:
         return partial(quantizer.load, path)
@@ -89,7 +92,7 @@ class Quantized:
 
 @dataclass(frozen=True)
 class Baseline:
-    """The FP32 network in one framework: its outputs on some samples, and its file in the cache.
+    """The FP32 network in one framework: outputs on some samples, and the file in the cache.
 
     The cache keeps outputs instead of scores, so that another task needs no new run.
     """
@@ -118,10 +121,10 @@ class Evaluator:
     Attributes:
         quantizer: writes and loads the artifacts; FP32 runs in the same framework.
         network: the FP32 network that artifacts are compared with.
-        batch_size: the batch size of evaluations; None: the fastest.
-        before_softmax: whether the network ends before its softmax: its outputs are the logits.
-            Only the sensitivity analysis cuts it there.
-        target: the machine that runs the artifacts; None: this one.
+        batch_size: the batch size of evaluations; None for the fastest.
+        before_softmax: whether the network ends before its softmax, so that its outputs are the
+            logits. Only the sensitivity analysis cuts the network there.
+        target: the machine that runs the artifacts; None for this machine.
     """
 
     quantizer: Quantizer
@@ -177,8 +180,8 @@ class Evaluator:
     def _convert(self, network: Fp32Model, samples: Split) -> Path:
         """Return the file of the FP32 network in the framework.
 
-        The cache keeps it by content, because a conversion may take 20 seconds, and each role of
-        samples needs a baseline. The file depends on the shape and dtype of the samples, not on
+        The cache keeps the file by content, because a conversion may take 20 seconds, and each role
+        of samples needs a baseline. The file depends on the shape and dtype of the samples, not on
         their values.
         """
         inputs = samples.zeros
@@ -244,7 +247,7 @@ class Evaluator:
             outcome = find_outcome(stop(self.task.compare(scores, reference), plan))
             if outcome in (PASS, FAIL) or (outcome and not search):
                 break
-        assert evaluation is not None  # a plan has an analysis
+        assert evaluation is not None  # a plan has at least one analysis
         if not search:
             evaluation = inference.with_logits(evaluation, copies, seen)
         scores = self._score(evaluation.outputs, seen)
@@ -265,7 +268,7 @@ class Evaluator:
         batch_size: int | None = None,
         logits: bool = False,
     ) -> Evaluation:
-        """Load the artifact at `path` and run `samples`, unless cached; see `compare`."""
+        """Load the artifact at `path` and run `samples`, unless the cache has the result."""
         root = self.runtime.cache_root
         final = self.network.final
         key: cache.Key = {
@@ -327,7 +330,7 @@ class Evaluator:
             "format": config.format or "",
         }
         load = self.loader(quantizer, path)
-        if self.target is not None:  # no measurement: it takes many runs
+        if self.target is not None:  # not measured, because that takes many remote runs
             threads = self.target.cores
             if self.runtime.threads_fixed:
                 threads = self.runtime.threads
@@ -338,7 +341,7 @@ class Evaluator:
     def baseline(self, samples: Split) -> Baseline:
         """Return the FP32 network in the framework, run over `samples`.
 
-        The cache keeps it by content.
+        The cache keeps the outputs by the content of network and samples.
         """
         network = files.sha256(self.network.onnx_path)
         key = {"model": network, **self._evaluation_key(self.fp32_quantizer, samples)}

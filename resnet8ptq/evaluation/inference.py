@@ -16,7 +16,7 @@ from resnet8ptq.evaluation.batching import Batching, run_all
 from resnet8ptq.tasks.scoring.outputs import PROBABILITIES, Array, Outputs, Reduction, Targets
 
 LOGIT_SAMPLES = 1000
-RAW_BYTES = 2**25  # of raw outputs kept beside the reduced ones
+RAW_BYTES = 2**25  # limit of the raw outputs that are kept beside reduced ones
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class Evaluation:
 
     Attributes:
         seconds: the time for all samples, without loading.
-        cached: whether the cache had the outputs; `seconds` is then the time of the earlier run.
+        cached: whether the outputs are from the cache; `seconds` is then the time of the earlier
+        run.
     """
 
     outputs: Outputs
@@ -60,7 +61,7 @@ def infer(
         kept.append(reduced)
     seconds = time.perf_counter() - start
 
-    # One array for each output, in the order of the samples
+    # Join the batches of each output, in the order of the samples
     if split.lengths is not None:
         kept = _pad(kept)
     joined = tuple(map(batches.restore, _join(kept)))
@@ -84,12 +85,12 @@ def extend(before: Evaluation | None, after: Evaluation) -> Evaluation:
     if before is None:
         return after
     joined = _join([before.outputs.values, after.outputs.values])
-    whole = replace(after.outputs, values=joined)  # hits have no raw outputs
+    whole = replace(after.outputs, values=joined)  # outputs of hits have no raw part
     return replace(after, outputs=whole, seconds=before.seconds + after.seconds)
 
 
 def _pad(batches: Sequence[Sequence[Array]]) -> list[Sequence[Array]]:
-    """Return outputs [n, length, ...] of batches of several lengths with zeros up to the longest.
+    """Return outputs [n, length, ...] of batches, padded with zeros to the longest batch.
 
     Outputs without an axis of the length, such as classes, are unchanged.
     """
@@ -113,7 +114,7 @@ def _pad_to(values: Array, length: int) -> Array:
 
 
 def _join(batches: Sequence[Sequence[Array]]) -> tuple[Array, ...]:
-    """Return the outputs of all batches; none if their shapes differ."""
+    """Return the outputs of all batches, joined; empty if shapes differ between batches."""
     joined = []
     for of_all_batches in zip(*batches, strict=True):  # one output
         if len({values.shape[1:] for values in of_all_batches}) > 1:
@@ -139,7 +140,9 @@ def targets_of(split: Split) -> Targets:
 
 
 def with_logits(evaluation: Evaluation, copies: Sequence[Predictor], split: Split) -> Evaluation:
-    """Return the evaluation with the first samples' logits, if the model ends in a softmax."""
+    """Return the evaluation with the logits of the first samples, if the model ends in a
+    softmax.
+    """
     if evaluation.outputs.final != PROBABILITIES:
         return evaluation
     logits = collect_logits(copies, split, evaluation.batching.batch_size)
@@ -151,8 +154,8 @@ def collect_logits(
 ) -> NDArray[np.float32] | None:
     """Return the logits [m, classes] of the first m = `LOGIT_SAMPLES` samples.
 
-    None if the model does not end in a softmax. The first samples are enough for the SQNR,
-    which sums over every class of each sample. A pass over all would double the time.
+    Returns None if the model does not end in a softmax. The first samples are enough for the SQNR,
+    which sums over every class of each sample; a pass over all samples would double the time.
     """
     first = split.take(np.arange(min(LOGIT_SAMPLES, len(split))))
     batches = first.batches(batch_size)

@@ -21,9 +21,9 @@ from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation.batching import Load
 from resnet8ptq.tasks.scoring.metric import BASELINE
 
-LEAST = 5  # repeats, also beyond the time limit
+LEAST = 5  # least number of repeats, even beyond the time limit
 LEAST_WARM_UP = 2  # torch compiles in its first two runs of a shape
-# upper limits if `latency.batch_size` is not set
+# The upper limits if `latency.batch_size` is not set
 BATCH_SIZE = 32
 BATCH_BYTES = 2**24
 
@@ -48,7 +48,7 @@ class Timings:
         return medians
 
     def to_metrics(self, prefix: str = "") -> dict[str, float]:
-        """Return median and 95th percentile, at batch 1 and in batches, in ms by MLflow name."""
+        """Return median and 95th percentile in ms by MLflow name, for batch 1 and for batches."""
         times = {"latency": self.single_ms}
         if self.batch_ms is not None:
             times["latency_batch"] = self.batch_ms
@@ -128,7 +128,7 @@ def measure_operators(
 def find_batch_size(timing: LatencyConfig, split: Split) -> int:
     """Return the batch size that is timed in addition to batch 1.
 
-    It is `latency.batch_size`, or else the largest power of two within `BATCH_SIZE` and
+    The size is `latency.batch_size`, or else the largest power of two within `BATCH_SIZE` and
     `BATCH_BYTES`.
     """
     if timing.batch_size is not None:
@@ -145,11 +145,11 @@ def time_in_turns(
     limit: float = math.inf,
     least: int = LEAST,
 ) -> list[Times]:
-    """Return the times of each predictor; the order alternates, so that caches favour none.
+    """Return the times of each predictor; the order of turns changes, so that caches favour none.
 
     Args:
-        limit: seconds, after which `least` repeats are enough. The warm-up may take half of this
-            time, but runs at least `LEAST_WARM_UP` times.
+        limit: seconds after which `least` repeats are enough. The warm-up may take half of this
+            time, but has at least `LEAST_WARM_UP` repeats.
     """
     warm_up = max(LEAST_WARM_UP, repeats // 10)
     times: list[list[float]] = [[] for _ in predictors]

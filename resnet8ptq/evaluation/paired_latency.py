@@ -1,7 +1,7 @@
 """Ratios of latencies, with intervals, for models timed in turns.
 
-Latencies of different runs are minutes apart. In that time a machine's speed changes by more than
-the models differ.
+Latencies of different runs are measured minutes apart. In that time, a machine's speed changes by
+more than the models differ.
 """
 
 import math
@@ -50,7 +50,8 @@ class PairedLatency:
 
     Attributes:
         single: latency of one sample, by model name.
-        batch: latency of `batch_size` samples, by model name; without networks of batch size 1.
+        batch: latency of `batch_size` samples, by model name; networks with a fixed batch size of 1
+        are left out.
     """
 
     single: dict[str, Blocks]
@@ -74,11 +75,11 @@ class PairedLatency:
 
 
 def _read_blocks(kept: Any) -> dict[str, Blocks]:
-    """Return the latencies of each model; raise ValueError if one is not above 0."""
+    """Return the latencies of each model; raise `ValueError` if a latency is not above 0."""
     by_name = {}
     for name, times in kept.items():
         blocks = [float(time) for time in times]
-        if not blocks or not all(time > 0 for time in blocks):  # also for NaN
+        if not blocks or not all(time > 0 for time in blocks):  # refuses NaN too
             raise ValueError("expected latencies above 0")
         by_name[str(name)] = blocks
     return by_name
@@ -90,8 +91,8 @@ def time_in_blocks(
     """Time models in turns, in `BLOCKS` blocks; each block loads all models again.
 
     The speed of a model changes by some percent each time it is loaded. With one loading, a model
-    could appear faster than its own copy. After `latency.LEAST` blocks, another one starts only if
-    all are expected to end within `timing.max_seconds` for each model.
+    could appear faster than its own copy. After `latency.LEAST` blocks, another block starts only
+    if it is expected to end within `timing.max_seconds` for each model.
     """
     from resnet8ptq.evaluation import latency  # reports read timings without any backend
 
@@ -121,7 +122,7 @@ def time_in_blocks(
 
 
 def typical(blocks: Blocks) -> float:
-    """Return the geometric mean over the blocks in ms; the quotient of two equals `ratio`."""
+    """Return the geometric mean over the blocks in ms; two such means have the quotient `ratio`."""
     return float(np.exp(np.log(blocks).mean()))
 
 

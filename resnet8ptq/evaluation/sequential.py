@@ -1,17 +1,17 @@
-"""A group-sequential test of the loss of hits: samples are scored in blocks until it decides.
+"""A group-sequential test of the loss of hits: samples are scored in blocks until the test decides.
 
 After each block, at an interim analysis, two one-sided tests compare the paired loss with a limit,
 by Tango's score statistic (`statistics.tango`). One proves that the loss is within the limit, the
 other that it is beyond. The level of each test is spent over the analyses by the O'Brien-Fleming
 type function of Lan and DeMets, "Discrete sequential boundaries for clinical trials", Biometrika
-70, 1983, which spends little at the first ones. The bounds are computed by the recursive
+70, 1983, which spends little at the first analyses. The bounds are computed by the recursive
 integration of Armitage, McPherson and Rowe, "Repeated significance tests on accumulating data",
-JRSS A 132, 1969. They do not assume a stop by the other test or for futility, so each error rate
-stays below its level even if such a stop is ignored.
+JRSS A 132, 1969. The bounds do not assume a stop by the other test or for futility, so each error
+rate stays below its level even if such a stop is ignored.
 
 P-values, intervals and estimates after the stop use the stage-wise ordering of Tsiatis, Rosner and
 Mehta, "Exact confidence intervals following a group sequential test", Biometrics 40, 1984: an
-earlier stop for a side is stronger evidence for it than a later one.
+earlier stop for a side is stronger evidence for that side than a later stop.
 """
 
 import math
@@ -27,12 +27,12 @@ from scipy.special import ndtr, ndtri
 from resnet8ptq.tasks.scoring.statistics import UNKNOWN, Interval, Margin, find_edge, invert, tango
 
 ANALYSES = 20
-# reasons to end scoring
+# The reasons to end scoring
 PASS = "pass"
 FAIL = "fail"
 FUTILE = "undecided"
 HOPE = 0.1  # least predicted probability of a decision, below which scoring ends
-FARTHEST = 8.0  # standard deviations of a path that are integrated
+FARTHEST = 8.0  # range of the integration, in standard deviations of a path
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(64)
 
 Floats = NDArray[np.float64]
@@ -49,7 +49,8 @@ def spend(fraction: float, level: float) -> float:
 
 @lru_cache(maxsize=256)
 def find_bounds(fractions: tuple[float, ...], level: float) -> tuple[float, ...]:
-    """Return the critical value of a one-sided test at each analysis, in standard errors.
+    """Return the critical value of a one-sided test at each analysis, in units of the standard
+    error.
 
     Args:
         fractions: the fraction of the planned samples at each analysis, ascending; the last is 1.
@@ -218,5 +219,5 @@ def _margin_of(p_within: float, p_beyond: float) -> Margin:
 
 
 def _to_z(p_value: float) -> float:
-    """Return the normal quantile of a p-value; a finite one for 0 and 1, too."""
+    """Return the normal quantile of a p-value; it is finite for 0 and 1 too."""
     return float(ndtri(min(max(p_value, sys.float_info.min), 1 - sys.float_info.epsilon)))

@@ -26,7 +26,7 @@ from resnet8ptq.tasks.scoring.values import (
 PLAN = "plan"  # array of `predictions.npz`
 PLANNED = "stopping/planned"  # samples of the plan
 STOPPED_LOSS = "stopping/loss"  # against FP32, corrected for the interim analyses
-# samples and level of a plan that is read back
+# The accepted samples and level of a plan that is read from a file
 MOST = 2**40
 LEAST = 1e-9
 
@@ -46,7 +46,7 @@ class StoppedHits(SampleValues):
 
     @property
     def interval(self) -> Interval:
-        """95% interval of the accuracy, not corrected."""
+        """95% interval of the accuracy, not corrected for the interim analyses."""
         return self.hits.interval
 
     def against(self, other: SampleValues) -> tuple[Interval, float]:
@@ -61,7 +61,7 @@ class StoppedHits(SampleValues):
         return self.plan.margin(*self._changes(baseline), limit)
 
     def margin_over(self, other: SampleValues, metric: Metric, limit: float, items: int) -> Margin:
-        """Return an unknown margin: the plan only corrects the loss against FP32."""
+        """Return an unknown margin, because the plan corrects only the loss against FP32."""
         return UNKNOWN
 
     def metrics(self, baseline: SampleValues) -> Metrics:
@@ -76,7 +76,7 @@ class StoppedHits(SampleValues):
         return self.hits.losses(baseline)
 
     def by_class(self, baseline: SampleValues, classes: int) -> list[float]:
-        """Return 1 for each class: the plan does not correct tests of single classes."""
+        """Return 1 for each class, because the plan does not correct tests of single classes."""
         return [1.0] * classes
 
     def found_by_class(self, baseline: SampleValues, classes: int, level: float) -> list[float]:
@@ -90,7 +90,7 @@ class StoppedHits(SampleValues):
 
 
 def stop(comparison: Comparison, plan: StoppingPlan) -> Comparison:
-    """Return the comparison of a run that scores by this plan."""
+    """Return a comparison whose tests are corrected for this plan."""
     return replace(comparison, stopped=StoppedHits(comparison.model.per_sample, plan))
 
 
@@ -119,7 +119,7 @@ def read_pair(test: PairedTest, arrays: Arrays) -> Paired:
 
 
 def _read_plan(array: Array, seen: int) -> StoppingPlan:
-    """Return the plan of an array from a store; raise ValueError if it is not one."""
+    """Return the plan from a stored array; raise `ValueError` if the array is not a plan."""
     if array.shape != (3,) or array.dtype != np.float64 or not np.isfinite(array).all():
         raise ValueError("not a plan")
     total, limit, level = array.tolist()

@@ -1,7 +1,7 @@
 """The rule that decides whether a quantized file is worth deploying instead of FP32."""
 
 MOST_BYTES = 0.9  # of FP32's
-LEAST_SPEED = 1.05  # of FP32's: latencies of one file differ by less between two loadings
+LEAST_SPEED = 1.05  # of FP32's; two loadings of one file differ by less
 
 WORTH = (
     f"a file is worth deploying with at most {MOST_BYTES:.0%} of FP32's bytes, or "

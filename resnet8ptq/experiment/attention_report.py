@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 def report(config: QuantizationConfig, graph: onnx.GraphProto) -> None:
     """Log the operators left in float because of attention; warn about ranges stretched by a mask.
 
-    Does nothing without attention, and for floats.
+    Does nothing for a network without attention or a float dtype.
     """
     if config.dtype.is_float or not find_attention(graph):
         return

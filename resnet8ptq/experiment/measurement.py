@@ -44,10 +44,10 @@ def measure(
     memory: PeakMemory,
     plan: StoppingPlan | None,
 ) -> Measurement:
-    """Return the measurement of the artifact, with that of its baseline.
+    """Return the measurement of the artifact, together with its FP32 baseline.
 
     Args:
-        memory: measures the peak since the run began.
+        memory: the measurement of the peak since the run began.
         plan: the plan for an early stop; None evaluates all samples.
     """
     evaluator = work.evaluator
@@ -67,7 +67,7 @@ def measure(
     batching = evaluation.batching
     metrics: Metrics = {
         LAYERS: quantized.artifact.quantized_layers,
-        "system/quantize_s": quantized.seconds,  # without cached calibration
+        "system/quantize_s": quantized.seconds,  # a cached calibration takes no time
         "system/prepare_s": prepared.seconds,  # fine-tuning, corrections and choices
         "system/evaluate_s": evaluation.seconds,
         "system/evaluate_batch_size": batching.batch_size,
@@ -75,7 +75,7 @@ def measure(
         **prepared.metrics,
     }
 
-    # The same on the selection samples, and one by one
+    # Score the artifact on the selection samples, and one sample at a time
     choice = None
     if samples.selection is not None:
         label = "Evaluating to choose"
@@ -83,17 +83,17 @@ def measure(
         choice = chosen.comparison
         metrics["system/choose_s"] = chosen.evaluation.seconds
     by_batch = config.method in BY_BATCH and not config.dtype.is_float
-    if by_batch and batching.batch_size != 1:  # the batch sets its ranges
+    if by_batch and batching.batch_size != 1:  # the batch determines the ranges
         label = "Evaluating one by one"
         seen = reported.take(np.arange(comparison.model.total)) if plan else reported
         single = evaluator.compare(path, seen, label, batch_size=1, logits=False).comparison
         values = task.metrics(single)
         for name in (task.metric.name, task.metric.ranked_by):
             metrics[f"batch1/{name}"] = values.get(name)
-    if not evaluation.cached:  # before the baseline is loaded beside the model
+    if not evaluation.cached:  # read before the baseline is loaded too
         metrics["peak_memory_bytes"] = memory.read_bytes()
 
-    # Beside the FP32 baseline
+    # Add the FP32 baseline, the target and the times
     baseline = evaluator.baseline(reported)
     metrics[f"{BASELINE}size_bytes"] = baseline.size_bytes
     if evaluator.target is not None:
@@ -121,7 +121,7 @@ def find_execution(
     """Return the kernels that run the layers, and the nodes of each execution provider.
 
     Raises:
-        UnsupportedError: the asked provider runs no node of the file.
+        UnsupportedError: the requested provider runs no node of the file.
     """
     quantizer = evaluator.quantizer
     path = quantized.path
@@ -187,12 +187,12 @@ def compare_machines(
 
 
 def _without_masks(evaluation: Evaluation) -> list[NDArray[Any]]:
-    """Return the outputs that are numbers; masks are texts."""
+    """Return the outputs that are numbers, without masks, which are texts."""
     return [values for values in evaluation.outputs.values if values.dtype.kind != "S"]
 
 
 def find_silent(evaluator: Evaluator, compared: Compared, samples: Split) -> str:
-    """Return the output that depends on the sample in FP32 only; see `Scope.find_silent`."""
+    """Return the output that depends on the sample only in FP32; see `Scope.find_silent`."""
     outputs = compared.evaluation.outputs
     names = [output.name for output in evaluator.network.contract.outputs]
     fp32 = evaluator.baseline(samples).outputs.first(len(outputs))
@@ -204,8 +204,8 @@ def find_p_within(
 ) -> float | None:
     """Return the p-value of "the loss is at the limit or above", not corrected for other runs.
 
-    None if it would not be valid: samples of a group are counted as independent, or their number
-    was not fixed in advance.
+    Returns None if the p-value would not be valid, because samples of a group are not independent,
+    or because the number of samples was not fixed in advance.
     """
     stops = config.evaluate.stop != "all"
     if config.dtype.is_fp32 or stops or has_groups(samples, task):

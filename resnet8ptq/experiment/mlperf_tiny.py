@@ -25,7 +25,7 @@ class File:
     """A file or folder of the suite.
 
     Attributes:
-        path: path below `benchmark.folder`; if it is a pattern, the first match.
+        path: path below `benchmark.folder`; a pattern stands for its first match.
         sha256: SHA-256 of a file, if it is pinned.
         url: the download below `REPOSITORY`; None if the repository does not have this file.
         source: the source of a file that the user must download.
@@ -53,7 +53,7 @@ class Benchmark:
 _FEATURES = "features and labels as arrays, made of https://github.com/eembc/energyrunner"
 SUITE = {
     "ic": Benchmark(
-        network=None,  # the package's own default, and CIFAR-10
+        network=None,  # the default network, and CIFAR-10
         data=None,
         official=File("ic/pretrainedResnet_quant.tflite"),
     ),
@@ -108,7 +108,7 @@ SUITE = {
 
 @dataclass(frozen=True)
 class Paths:
-    """The paths of data, FP32 network and file of another program; None: not named."""
+    """The paths of data, FP32 network and another program's file; None if a path is not named."""
 
     data: str | None = None
     network: str | None = None
@@ -116,11 +116,11 @@ class Paths:
 
 
 def find_files(benchmark: BenchmarkConfig, named: Paths, quantizes: bool = True) -> Paths:
-    """Return the paths, with the benchmark's files in place of None; unchanged without benchmark.
+    """Return the paths, with the benchmark's files in place of None.
 
     Args:
         named: the paths of the settings.
-        quantizes: False for a backend that scores the suite's own file.
+        quantizes: whether the backend quantizes; otherwise it scores the suite's own file.
 
     Raises:
         UnsupportedError: a file is missing; the message names its source.
@@ -141,7 +141,7 @@ def find_files(benchmark: BenchmarkConfig, named: Paths, quantizes: bool = True)
 
 
 def _find(file: File, benchmark: BenchmarkConfig) -> str:
-    """Return the path of a file: in `benchmark.folder`, or downloaded."""
+    """Return the path of a file in `benchmark.folder`, or of its download."""
     folder = benchmark.folder
     paths = [] if folder is None else sorted(Path(folder).expanduser().glob(file.path))
     if paths:
@@ -162,7 +162,7 @@ def _find(file: File, benchmark: BenchmarkConfig) -> str:
             fname=Path(file.path).name,
             downloader=pooch.HTTPDownloader(progressbar=True, timeout=15),
         )
-    except Exception as error:  # requests, urllib and pooch each have their own
+    except Exception as error:  # requests, urllib and pooch have their own types
         raise UnsupportedError(
             f"{missing}, and {REPOSITORY}{file.url} is not available ({type(error).__name__})"
         ) from None

@@ -28,14 +28,14 @@ SYNTHETIC = 100  # samples
 
 
 def fit_data(dataset: Dataset, fp32: Fp32Model) -> Dataset:
-    """Return the data set for the network: with its order of axes, and its batch size limit.
+    """Return the data set with the network's order of axes and batch size limit.
 
     Called once, before samples are drawn, so that every role of samples has the same form. Pictures
-    [N, H, W, C] become [N, C, H, W] when they are read, if the network takes them so.
+    [N, H, W, C] become [N, C, H, W] when they are read, if the network takes that order.
 
     Raises:
         ModelError: the network cannot take the samples.
-        UnsupportedError: it takes a fixed number of samples at once, and more than one.
+        UnsupportedError: the network takes a fixed number of samples at once that is above one.
     """
     contract = fp32.contract
     if contract.batch not in (None, 1):
@@ -47,7 +47,7 @@ def fit_data(dataset: Dataset, fp32: Fp32Model) -> Dataset:
     matched = match_samples(test.stored[:1], test.preprocessing, contract)
     longest = None if matched.fields is None else matched.fields.longest(test.stored.dtype)
     most = samples_at_once(onnx.load(fp32.onnx_path), longest)
-    # A split has the attributes of a match under the same names.
+    # A split and a match have attributes of the same names.
     changes: dict[str, Any] = {**vars(matched), "at_once": contract.batch, "within_memory": most}
     return dataset.with_splits(lambda split: replace(split, **changes))
 
@@ -93,7 +93,7 @@ def _synthesize(settings: Settings, like: Split, fp32: Fp32Model) -> Split:
 
 
 def _learns(config: QuantizationConfig) -> bool:
-    """Return whether torch learns the network's weights."""
+    """Return whether the run learns in torch, by AdaRound, reconstruction or fine-tuning."""
     return config.corrections.adaround or any(_training(config).values())
 
 
@@ -153,14 +153,14 @@ def fit_settings(settings: Settings, fp32: Fp32Model) -> Settings:
     config = settings.config
     _refuse_training(config, fp32)
 
-    # Settings under which torch runs the network
+    # Refuse settings under which torch runs a network that it cannot run
     mends = ["backend=onnx"] if settings.quantizer.runs_torch else []
     mends += [_WITHOUT[setting] for setting, is_set in _training(config).items() if is_set]
     reason = fp32.conversion.without_torch.get(fp32.onnx_path.name)
     if reason and mends:
         raise UnsupportedError(f"torch cannot run the network: {reason}; try {' '.join(mends)}")
 
-    # Unknown names of nodes are errors
+    # Refuse unknown names of nodes
     graph = onnx.load(fp32.onnx_path).graph
     if not config.dtype.is_float:
         find_float_nodes(graph, Selection.of(config))
@@ -185,7 +185,7 @@ def _training(config: QuantizationConfig) -> dict[str, bool]:
 
 
 def _refuse_training(config: RunConfig, fp32: Fp32Model) -> None:
-    """Raise `UnsupportedError` for methods that cannot train a network with several inputs."""
+    """Raise `UnsupportedError` for settings that train the network, if it has several inputs."""
     contract = fp32.contract
     for setting, is_set in _training(config).items():
         if is_set and len(contract.inputs) > 1:

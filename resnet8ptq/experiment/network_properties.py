@@ -18,8 +18,8 @@ RECURRENT = "recurrent"
 BESIDE = "matrix products or LSTMs beside convolutions"
 UNEQUAL = "channels of unequal scale"
 
-_IMBALANCE = 16.0  # of channels that share a scale: the small ones keep 4 of 8 bits
-_BESIDE = 0.05  # of the weights, in convolutions and elsewhere
+_IMBALANCE = 16.0  # ratio of channels that share a scale, at which small channels keep 4 of 8 bits
+_BESIDE = 0.05  # least share of the weights in convolutions, and in other layers
 _RECURRENT = {"GRU", "LSTM", "RNN"}
 _POOLS = {"GlobalAveragePool", "AveragePool", "ReduceMean"}
 
@@ -50,14 +50,14 @@ def _find_weights(graph: onnx.GraphProto) -> tuple[int, int, int]:
     weights: Counter[str] = Counter()
     for node in graph.node:
         for name in node.input[:3]:
-            weights[node.op_type] += sizes.pop(name, 0)  # once, also if each step reads them
+            weights[node.op_type] += sizes.pop(name, 0)  # counts shared weights once
     convolutions = weights["Conv"] + weights["ConvTranspose"]
     return convolutions, weights["MatMul"] + weights["Gemm"], weights["LSTM"]
 
 
 def _has_silu(graph: onnx.GraphProto) -> bool:
     """Return whether a tensor is multiplied by its own sigmoid (Elfwing et al., 2018)."""
-    gates = {}  # gated tensors, by their sigmoid
+    gates = {}  # the gated tensor of each sigmoid
     for node in graph.node:
         if node.op_type in ("Sigmoid", "HardSigmoid"):
             gates[node.output[0]] = node.input[0]

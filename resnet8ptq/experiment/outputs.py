@@ -57,7 +57,7 @@ def write(
 ) -> None:
     """Write all files except the model and `result.json`, each atomically."""
     measured = result.measurement
-    assert measured is not None  # only measured runs come here
+    assert measured is not None  # only measured runs are written
     save_config(config, folder / CONFIG_FILE)
     write_scores(folder, config, measured, samples=samples.reported)
     example = samples.reported.inputs(slice(1))
@@ -65,7 +65,7 @@ def write(
     if measured.choice is not None:
         _save_arrays(folder / "choice.npz", measured.task.files.arrays(measured.choice))
 
-    # The calibration: samples and ranges
+    # Write the calibration samples and the ranges
     _write_csv(folder / "calibration.csv", _drawn(samples.calibrating))
     weights = layers.weight_ranges(onnx.load(fp32.onnx_path).graph)
     ranges = {"activations": artifact.ranges, "weights": weights}
@@ -87,7 +87,7 @@ def write_scores(folder: Path, config: RunConfig, measured: Measurement, samples
     background.put(_draw, folder, task, comparison, title)
     wrong_examples.write(folder, task, comparison, samples=samples)
 
-    # Values of each sample, for later tests
+    # Keep the values of each sample, for later tests
     ids = _scored_ids(samples, comparison)
     _save_arrays(folder / "predictions.npz", task.files.arrays(comparison) | {SAMPLES: ids})
 

@@ -1,7 +1,8 @@
 """Completes the words of a command line that name network and data, before Hydra composes it.
 
-Without `data`, Hydra would compose CIFAR-10. A network of the user's own is never scored on it
-unasked: `data.root` chooses the source that fits the path, and otherwise the data are required.
+Without `data`, Hydra would compose CIFAR-10. A user's own network must not be scored on CIFAR-10 by
+default. `data.root` therefore chooses the source that fits its path, and without it the data are
+required.
 """
 
 import os
@@ -25,7 +26,7 @@ WAYS = (
     "data.root=FOLDER (docs/data.md)"
 )
 _NETWORK = ("model.path", "model.module")
-# Modes that need no data. `-h` and `--version` are answered before.
+# Modes that need no data; `-h` and `--version` never get here.
 _NO_DATA = {"-c", "--cfg", "-i", "--info", "--hydra-help", "-sc", "--shell-completion"}
 _OTHER_CONF = ("--config-dir", "-cd", "--config-path", "-cp")
 _SWITCHES = ("-m", "--multirun", "-r", "--run")  # options without a value
@@ -36,7 +37,7 @@ _CHOOSES_DATA = re.compile(r"^\s*(- (override )?/)?(data|benchmark|data\.root): 
 def complete(words: Sequence[str], conf: Path, own: Path | None = None) -> list[str]:
     """Return the words with the keys of plain paths, and with the data source of `data.root`.
 
-    Words with other errors are returned unchanged: `config.words` reports them.
+    Words with other errors are returned unchanged, because `config.words` reports them.
 
     Args:
         conf: the folder of the config groups.
@@ -60,7 +61,7 @@ def complete(words: Sequence[str], conf: Path, own: Path | None = None) -> list[
 
 
 def require_data(words: Sequence[str], conf: Path, own: Path | None = None) -> None:
-    """Raise `ConfigError` if a network of the user's own has no data; see `complete`."""
+    """Raise `ConfigError` if the user's own network has no data; see `complete`."""
     typed = list(_parse_all(words))
     keys = {override.key_or_group for override in typed}
     is_named = _names_data(typed, conf, own) or "data.root" in keys
@@ -89,7 +90,7 @@ def _name_path(word: str, before: str, words: Sequence[str]) -> str:
     """Return a path without a key as `model.path=` if it is a network, else as `data.root=`.
 
     Args:
-        before: the word before it, which may be an option that takes it.
+        before: the word before `word`, which may be an option whose value `word` is.
     """
     path = Path(word).expanduser()
     is_plain = "=" not in word and not word.startswith(("-", "~"))
@@ -111,8 +112,8 @@ def _quote_path(word: str) -> str:
     key, _, value = word.partition("=")
     if not value or word.startswith("-"):
         return word
-    with suppress(OSError):  # too long for a path
-        if not Path(value).expanduser().exists():  # most words; the grammar takes milliseconds
+    with suppress(OSError):  # raised by texts that are too long for a path
+        if not Path(value).expanduser().exists():  # saves most words the grammar's milliseconds
             return word
         try:
             grammar.parse(word)
@@ -122,7 +123,7 @@ def _quote_path(word: str) -> str:
 
 
 def _add_source(words: Sequence[str], settings: Mapping[str, str]) -> list[str]:
-    """Return the words with the data source that fits `data.root`, and say so."""
+    """Return the words with the data source that fits `data.root`; print the choice."""
     source = settings["data"]
     key = f"data.{SOURCES[source].key}"
     renamed = []
@@ -164,7 +165,7 @@ def _experiment_names_data(name: str, folders: Sequence[Path | None]) -> bool:
     if _CHOOSES_DATA.search(text):
         return True
 
-    # An experiment extends those in its defaults
+    # An experiment extends the experiments in its defaults
     content = yaml.safe_load(text) or {}
     for parent in content.get("defaults") or []:
         is_other = isinstance(parent, str) and parent != name
@@ -195,9 +196,9 @@ def _find_source(typed: Sequence[Override]) -> dict[str, str]:
         return {}
     roots = [Path(str(value)).expanduser() for value in grammar.values(by_key["data.root"])]
     if not roots or not all(path.exists() for path in roots):
-        return {}  # not there, or on another machine
+        return {}  # missing, or on another machine
 
-    # All paths of a sweep need one source
+    # All paths of a sweep must have one source
     annotated = "data.annotations" in by_key
     settings = [find_settings(path, annotated) for path in roots]
     names = sorted({setting["data"] for setting in settings})
@@ -213,7 +214,7 @@ def _is_own(key: str, value: Any) -> bool:
     """Return whether a network is the user's, and not this project's ResNet8."""
     path = Path(str(value)).expanduser()
     if key != "model.path" or not path.exists():
-        return key != "model.path"  # a missing file is reported first
+        return key != "model.path"  # a missing file gets its own error first
     from resnet8ptq.models.network_path import SHA256  # imports pooch
 
     known = os.environ.get("RESNET8_H5")

@@ -1,4 +1,4 @@
-"""The data sources by name. A run imports only the module of its source."""
+"""The data sources by name. A run imports only the module of the source that it uses."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ class Source:
     """A kind of data set.
 
     Attributes:
-        load: the function that loads it, `module:name`.
+        load: the function that loads the data set, as `module:name`.
         takes: the accepted files or folders, as text; empty if the source reads none.
         file, folder: whether the source reads a file, or a folder.
         key: the key of `data` that names the file or folder.
@@ -77,10 +77,10 @@ SOURCES = {
 
 
 TAGGED = (".conll", ".bio", ".iob", ".iob2", ".bioes")  # suffixes of words and their tags
-# By suffix, of files; a number and a .gz may follow an idx file's name.
+# The sources of files, by suffix; idx files have no fixed suffix, see `name_file`.
 _BY_SUFFIX = {".npz": "arrays", ".npy": "arrays", ".csv": "table", ".parquet": "table"}
 _BY_SUFFIX |= dict.fromkeys((".tsv", ".jsonl", ".ndjson", *TAGGED), "table")
-# By a file inside, of folders.
+# The sources of folders, by a file inside.
 _BY_CONTENT = {
     "data_batch_1": "cifar10",
     "dataset_info.json": "huggingface",
@@ -92,7 +92,7 @@ _PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")  # as `data.pictures`, wh
 
 
 def find_settings(path: Path, annotated: bool = False) -> dict[str, str]:
-    """Return the settings that read a file or folder: its source, its path, and its labels.
+    """Return the settings that read a file or folder: source, path, and perhaps labels.
 
     >>> find_settings(Path("."), annotated=True)
     {'data': 'coco', 'data.images': '.'}
@@ -101,7 +101,7 @@ def find_settings(path: Path, annotated: bool = False) -> dict[str, str]:
         annotated: whether `data.annotations` is set, COCO's file of the boxes.
 
     Raises:
-        ConfigError: it does not exist, or no source reads it.
+        ConfigError: the path does not exist, or no source reads it.
     """
     if not path.exists():
         raise ConfigError(f"data.root: got {path}, no such file or folder")

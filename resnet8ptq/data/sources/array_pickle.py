@@ -1,6 +1,6 @@
 """Reads untrusted pickles of uint8 arrays, such as CIFAR-10's files (Python 2, numpy 1).
 
-The unpickler accepts only the parts of a uint8 array, so it refuses a file with code before the
+The unpickler accepts only the parts of a uint8 array. It thus refuses a file with code before the
 code runs.
 """
 
@@ -20,7 +20,7 @@ class _Dtype:
         self.args = args
 
     def __setstate__(self, state: Any) -> None:
-        """Ignore byte order and flags: neither matters for single bytes."""
+        """Ignore byte order and flags, which do not matter for single bytes."""
 
 
 class Array:
@@ -36,7 +36,8 @@ class Array:
         """Return the array.
 
         Raises:
-            Exception: it is not a uint8 array in C order, or its bytes do not fill the shape.
+            Exception: the state is not a uint8 array in C order, or its bytes do not fill the
+            shape.
         """
         _, shape, dtype, fortran_order, content = self.state
         if not isinstance(dtype, _Dtype) or dtype.args[0] != "u1" or fortran_order:
@@ -47,12 +48,12 @@ class Array:
 
 
 def _ndarray(*args: Any) -> Any:
-    """Replaces the class numpy.ndarray, which the files name but never call."""
+    """Replace the class numpy.ndarray, which the files name but never call."""
     raise pickle.UnpicklingError("it calls numpy.ndarray")
 
 
-# The names in the published files, under the module names of numpy 1 and numpy 2. numpy's own
-# classes are not used: they accept any state from a pickle, and some states crash them.
+# The globals in the published files, under the module names of numpy 1 and numpy 2. numpy's own
+# classes are replaced, because they accept any state from a pickle, and some states crash them.
 _ALLOWED = {
     ("numpy.core.multiarray", "_reconstruct"): Array,
     ("numpy._core.multiarray", "_reconstruct"): Array,
@@ -77,7 +78,7 @@ def loads(content: bytes) -> Any:
         Exception: any type, from a damaged or hostile pickle.
     """
     for opcode, argument, _ in pickletools.genops(content):  # also checks that no argument is cut
-        # The unpickler allocates a memo of this size at once.
+        # The unpickler would allocate a memo of this size at once.
         if opcode.name in ("PUT", "LONG_BINPUT") and int(argument or 0) > len(content):
             raise pickle.UnpicklingError("its memo is larger than the file")
     return _ArrayUnpickler(BytesIO(content), encoding="latin1").load()

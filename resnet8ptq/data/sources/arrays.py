@@ -38,29 +38,31 @@ INPUTS = ("x", "inputs", "images", "features", "data")
 LABELS = ("y", "labels", "targets", "label", "target")
 GROUPS = ("groups", "clips")
 CLASSES = ("classes", "class_names")
-FROM_MEMORY = "samples_from_memory"  # of the cache's entries: see `api.samples`
+FROM_MEMORY = "samples_from_memory"  # the kind of the cache's entries, see `api.samples`
 STEPS = {"scale": "data.scale", "zero_point": "data.offset", "offset": "data.offset"}
 KEYS = ("data.inputs", "data.labels", "data.groups")
 NO_LABELS = "none"
 IGNORED = -100  # the label of tokens that are not scored, as in PyTorch
 MAX_CLASSES = 1000
-MAX_SAMPLES = 10_000_000  # each is hashed
+MAX_SAMPLES = 10_000_000  # since each sample is hashed
 EXPECTED = f"expected {SOURCES['arrays'].takes}"
 
 # The format: http://yann.lecun.com/exdb/mnist/, "the IDX file format"; big-endian.
 _IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _MNIST = re.compile(r"(train|t10k)-(images|labels)(-idx\d-ubyte)?")  # MNIST's file names
 GZIP = b"\x1f\x8b"
-# limits of an unpacked file; the larger one applies
+# The limits of an unpacked file, of which the larger one applies
 PACKED_BYTES = 2**28
 PACKED_RATIO = 100
 
 Array = NDArray[Any]
-Arrays = Mapping[str, Callable[[], Array]]  # by name; none is read before its function is called
+Arrays = Mapping[str, Callable[[], Array]]  # by name; an array is read when its function is called
 
 
 class Chosen(NamedTuple):
-    """The names of the arrays for `KEYS`; several inputs are a dict, by the network's names."""
+    """The names of the arrays for `KEYS`; several inputs are a dict by input name of the
+    network.
+    """
 
     inputs: Any
     labels: str | None
@@ -71,7 +73,7 @@ def load(config: ArraysConfig, preprocess: PreprocessConfig, cache_root: Path) -
     """Read the arrays that `data.root` names.
 
     Raises:
-        ConfigError: no such file, or no array is recognized as inputs or labels.
+        ConfigError: a file is missing, or no array is recognized as inputs or labels.
         DataError: a file is damaged, holds pickled objects, or does not fit; the message names the
             file.
     """
@@ -102,7 +104,7 @@ def load(config: ArraysConfig, preprocess: PreprocessConfig, cache_root: Path) -
     if sides[0].stored.dtype.kind in "iu" and (config.offset, config.scale) == (0, 1):
         _warn_unused(arrays, root)
 
-    # The classes, then the split
+    # Name the classes, then split the samples
     highest = []
     for split in sides:
         if split.labels is not None and split.labels.dtype.kind in "ib":
@@ -164,7 +166,7 @@ def _find_files(folder: Path) -> list[Path]:
 
 
 def _name_files(paths: Iterable[Path]) -> dict[str, Path]:
-    """Return array files by their names up to the first dot; an unpacked one beside its .gz.
+    """Return array files by their names up to the first dot; an unpacked file hides its .gz.
 
     Raises:
         DataError: two different files have the same name, such as x.train.npy and x.test.npy.
@@ -187,14 +189,14 @@ def _find_members(root: Path) -> list[str]:
 
 
 def name_inputs(data: DataConfig, find_takes: Callable[[], Sequence[str]]) -> DataConfig:
-    """Return the settings with the arrays that have the names of the network's inputs.
+    """Return the settings, with the arrays that are named like the network's inputs as inputs.
 
-    Otherwise an array called `x` or `images` would be taken as the only input. All other faults of
-    the data and of the network are reported when they are loaded.
+    Without this, an array called `x` or `images` would be taken as the only input. All other faults
+    of the data and of the network are reported when they are loaded.
 
     Args:
         data: the located data set, of any source.
-        find_takes: returns the names of the network's inputs, which takes a second.
+        find_takes: returns the names of the network's inputs; slow, so called only if needed.
     """
     if data.name != "arrays" or not isinstance(data, ArraysConfig) or data.inputs is not None:
         return data
@@ -278,7 +280,8 @@ def unpack_idx(file: BinaryIO, packed: int, to: Path) -> None:
         packed: size of the file in bytes, gzipped or not.
 
     Raises:
-        ValueError: not an idx file, its size differs from its header, or too large unpacked.
+        ValueError: the file is not an idx file, its size differs from its header, or it is too
+        large unpacked.
     """
     dtype, shape = _read_idx_header(file)
     size = math.prod(shape) * dtype.itemsize
@@ -304,11 +307,11 @@ def _is_idx(path: Path) -> bool:
     """Return whether a file is an idx file.
 
     Raises:
-        DataError: it is gzipped and damaged, so its content is unknown.
+        DataError: the file is gzipped and damaged, so its content is unknown.
     """
     try:
         file = _open_idx(path)
-    except OSError:  # not readable
+    except OSError:  # the file is not readable
         return False
     with file, _reading(path):
         magic = file.read(4)
@@ -361,7 +364,7 @@ def _reading(path: Path, member: str = "") -> Iterator[None]:
         yield
     except PtqError:
         raise
-    except Exception as error:  # of zipfile, zlib, gzip or numpy
+    except Exception as error:  # errors of zipfile, zlib, gzip or numpy
         if "Python objects" in str(error):
             raise DataError(
                 f"{name}: holds pickled Python objects, which may run code; expected numbers"
@@ -396,7 +399,7 @@ def _find_split(arrays: Arrays, config: ArraysConfig, root: Path) -> list[Chosen
 
 
 def _test_by_validation(arrays: Arrays, root: Path) -> Arrays:
-    """Return the arrays with `x_val` as `x_test` beside `x_train`, if there is no `_test`."""
+    """Return the arrays; without test arrays, `x_val` beside `x_train` is renamed to `x_test`."""
     if not _of_own_names(arrays, "train", ()):
         return arrays
     for name in arrays:
@@ -417,7 +420,7 @@ def _list_keys(inputs: Any) -> list[str]:
 
 
 def _find_side(arrays: Arrays, config: ArraysConfig, root: Path, side: str) -> Chosen | None:
-    """Return the names for `KEYS` on one side of a split; None if it lacks an input."""
+    """Return the names for `KEYS` on one side of a split; None if the side lacks an input."""
     left = _find_left(arrays, config)
     usual = _list_usual(side)
     single = pick(left, usual.inputs, root)
@@ -446,7 +449,7 @@ def _find_side(arrays: Arrays, config: ArraysConfig, root: Path, side: str) -> C
 def _ask_for_labels_of_split(
     arrays: Arrays, config: ArraysConfig, root: Path, sides: Sequence[Chosen]
 ) -> None:
-    """Raise `ConfigError` if an array may hold the labels, even one that was taken as an input."""
+    """Raise `ConfigError` if an unused or guessed array may hold the labels."""
     is_guessed = config.inputs is None and isinstance(sides[-1].inputs, dict)
     used = {config.groups}
     for side in sides:
@@ -508,7 +511,7 @@ def _list_usual(side: str) -> _Usual:
 def _find_one(arrays: Arrays, config: ArraysConfig, root: Path) -> Chosen:
     """Return the names for `KEYS` without a split; None for missing labels and groups."""
     usual = _Usual()
-    alone = []  # a file may hold one side only
+    alone = []  # the usual names of a side, if a file holds only that side
     for side in SIDES:
         of_side = _list_usual(side)
         if pick(arrays, of_side.inputs, root):
@@ -539,7 +542,7 @@ def _find_one(arrays: Arrays, config: ArraysConfig, root: Path) -> Chosen:
 
 
 def _find_unnamed(arrays: Arrays, used: Collection[str | None]) -> Any:
-    """Return the arrays without a usual name, as inputs; None if there are none, or a split."""
+    """Return the arrays without a usual name, as inputs; None without any, or with a split."""
     if _of_own_names(arrays, "train", ()) or _of_own_names(arrays, "test", ()):
         return None
     unnamed = _list_unused(arrays, used)
@@ -588,7 +591,7 @@ def pick(names: Iterable[str], usual: Collection[str], source: object) -> str | 
     """Return the only usual name among `names`, ignoring case; None if there is none.
 
     Raises:
-        ConfigError: there are several.
+        ConfigError: several names are usual.
     """
     known = [name for name in names if _simple(name) in usual]
     if len(known) > 1:
@@ -632,10 +635,10 @@ def _check_name(key: str, name: str, root: Path, arrays: Arrays) -> None:
 def _find_inputs(
     find: Callable[[str, str | None], _Sourced | None], inputs: Any, cache_root: Path
 ) -> _Sourced:
-    """Return the array of the inputs; several arrays are packed into records in the cache."""
+    """Return the array of the inputs; pack several arrays into records in the cache."""
     if not isinstance(inputs, dict):
         array = find("data.inputs", inputs)
-        assert array is not None  # its name is never None
+        assert array is not None  # the name of a single input is never None
         return array
     sourced = {}
     for name, array_name in inputs.items():
@@ -643,7 +646,7 @@ def _find_inputs(
         if array is not None:
             sourced[name] = array
 
-    # Check the arrays, before they become records
+    # Check the arrays here, because checks after packing cannot name an array
     first = next(iter(sourced.values()))
     for name, array in sourced.items():
         values = array.values
@@ -732,14 +735,16 @@ def _check_finite(array: _Sourced) -> None:
 
 
 def _find_highest(labels: Array) -> int:
-    """Return the highest class of labels, [N] or [N, classes]."""
+    """Return the highest class number of labels, [N] or [N, classes]."""
     if labels.dtype.kind == "b":
         return labels.shape[1] - 1
     return int(labels.max())
 
 
 def _read_labels(labels: _Sourced) -> Array:
-    """Return classes [N] as int64, including one-hot rows; classes of tokens [N, tokens] as int64;
+    """Return labels by their kind.
+
+    These are classes [N] as int64, also from one-hot rows; classes of tokens [N, tokens] as int64;
     several classes [N, classes] as bool; or values [N, ...] unchanged.
     """
     stored = labels.values
@@ -787,13 +792,13 @@ def _read_masks(labels: _Sourced) -> NDArray[np.uint8]:
 
 
 def name_binary(sides: Sequence[Split], source: object, padded: bool = False) -> list[Split]:
-    """Return splits whose masks have 1 in place of 255 if all hold only 0 and 255, black and white.
+    """Return splits with 1 in place of 255 in their masks, if all masks hold only 0 and 255.
 
-    Both sides decide together: one alone may be all white, or have only unlabelled pixels (255)
-    beside class 0.
+    Both sides decide together, because one side alone may be all white, or have only unlabelled
+    pixels (255) beside class 0.
 
     Raises:
-        ConfigError: they are padded, because the padding is 255 too.
+        ConfigError: the masks are padded, and the padding is 255 too.
     """
     values: set[int] = set()
     for split in sides:
@@ -875,7 +880,7 @@ def _find_classes(
 def name_classes(
     source: object, highest: int, names: Sequence[str] | None, origin: str = "data.classes"
 ) -> tuple[tuple[str, ...], bool]:
-    """Return the names of the classes, by default their numbers, and whether they have names.
+    """Return the names of the classes, by default their numbers, and whether names were given.
 
     >>> name_classes("labels.npy", highest=2, names=None)
     (('0', '1', '2'), False)

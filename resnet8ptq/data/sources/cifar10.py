@@ -25,7 +25,7 @@ URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
 MD5 = "c58f30108f718f92721af3b95e74349a"
 FOLDER = "cifar-10-batches-py"
 PIXELS = 3 * 32 * 32
-MAX_BYTES = 2**28  # of one file; the published ones have 2**25
+MAX_BYTES = 2**28  # of one file; the published files have 2**25
 CLASS_NAMES = (
     "airplane",
     "automobile",
@@ -61,7 +61,7 @@ def fetch(folder: Path) -> Path:
     """Return the folder of the batches, downloaded and unpacked below `folder` if necessary.
 
     Raises:
-        Exception: the download failed: any error of pooch and its downloader.
+        Exception: the download failed, with any error of pooch and its downloader.
     """
     members = pooch.retrieve(
         URL,
@@ -105,7 +105,7 @@ def read_split(folder: Path, split: Side) -> tuple[NDArray[np.uint8], NDArray[np
 
 
 def read_class_names(folder: Path) -> tuple[str, ...]:
-    """Return the class names in `batches.meta`, or the published ones without that file.
+    """Return the class names in `batches.meta`; without that file, the published names.
 
     Raises:
         DataError: the file does not hold ten different names.
@@ -156,7 +156,7 @@ def _read_dict(path: Path) -> dict[str, Any]:
 
 
 def _read_state(path: Path) -> str:
-    """Return inode, size and times of a file; they change with it, even if its mtime is reset."""
+    """Return inode, size and times of a file, some of which change with its content."""
     with _named(path):
         state = path.stat()
     return f"{state.st_ino} {state.st_size} {state.st_mtime_ns} {state.st_ctime_ns}"

@@ -29,18 +29,18 @@ from resnet8ptq.data.splitting import split_one
 log = logging.getLogger(__name__)
 
 MAX_JSON_BYTES = 2**30  # COCO 2017 has 448 MB
-SMALL_BYTES = 2**24  # of a file that this process parses: Python takes 25 times the bytes of `{},`
+SMALL_BYTES = 2**24  # of a file that this process parses; Python needs up to 25 times its size
 MAX_ENTRIES = {"images": 2_000_000, "annotations": 10_000_000, "categories": 2000}
-MAX_BOXES = 10_000  # of one picture: the array reserves the largest number for every picture
-MAX_ROOM = 2**26  # boxes in that array: 4 GB
-MAX_MASKS = 2**32  # bytes: the array reserves the longest masks for every picture
-MAX_TEXT = 2**30  # bytes of all masks: a short polygon can be a long mask
-# limits of a picture's name: characters, and bytes between two `/`
+MAX_BOXES = 10_000  # of one picture, since the array reserves as many for every picture
+MAX_ROOM = 2**26  # boxes in the array of all pictures: 4 GB
+MAX_MASKS = 2**32  # bytes, since the array reserves the longest masks for every picture
+MAX_TEXT = 2**30  # bytes of all masks, since a short polygon can become a long mask
+# The limits of a picture's name: characters in all, and bytes between two `/`
 MAX_NAME = 2000
 MAX_PART = 255
-MAX_NUMBER = 2.0**62  # of pixels, or of their area
+MAX_NUMBER = 2.0**62  # of a coordinate or an area
 
-Entry = Mapping[str, Any]  # of a list in the JSON file
+Entry = Mapping[str, Any]  # an entry of a list in the JSON file
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,11 @@ class Annotations:
     """The checked content of an annotation file.
 
     Attributes:
-        images: file name, width and height of each picture, by its id.
-        boxes: the boxes of each picture, by its id.
+        images: file name, width and height of each picture, by picture id.
+        boxes: the boxes of each picture, by picture id.
         class_ids: the categories' ids, in the order of the classes.
         keypoints: number of keypoints of each object.
-        masks: the masks of each picture's boxes, by its id; empty if there are none.
+        masks: the masks of each picture's boxes, by picture id; empty if there are none.
     """
 
     images: Mapping[int, tuple[str, int, int]]
@@ -69,7 +69,7 @@ def load(config: CocoConfig, preprocess: PreprocessConfig, cache_root: Path) -> 
     Raises:
         ConfigError: `data.annotations` is null or not a file, or the pictures differ in size and
             `preprocess.size` is null.
-        DataError: the file is not in COCO's format, or a picture is missing or of another size.
+        DataError: the file is not in COCO's format, or a picture is missing or has another size.
     """
     path = _find_annotations(config)
     annotations = _limit_masks(_read_large(path, config.classes), path)
@@ -131,7 +131,7 @@ def _find_annotations(config: CocoConfig) -> Path:
 
 
 def _read_large(path: Path, classes: Sequence[str] | None) -> Annotations:
-    """Read an annotation file, a large one in a separate process with limited memory."""
+    """Read an annotation file; a large one is read in a separate process with limited memory."""
     if path.stat().st_size <= SMALL_BYTES:
         return read_annotations(path, classes)
     crashed = DataError(f"{path}: reading it took too much memory or time")
@@ -146,7 +146,7 @@ def read_annotations(path: Path, classes: Sequence[str] | None = None) -> Annota
             the categories in the order of their ids.
 
     Raises:
-        DataError: it is not in COCO's format; the message names the entry.
+        DataError: the file is not in COCO's format; the message names the entry.
         ConfigError: `classes` lacks a category.
     """
     with errors_as(DataError, f"{path}: is not JSON"):
@@ -188,7 +188,7 @@ def read_annotations(path: Path, classes: Sequence[str] | None = None) -> Annota
 
     entries = _read_list(path, content, "annotations", read_box)
 
-    # The number of keypoints, the same in all
+    # Find the number of keypoints, which must be the same in all annotations
     lengths = {len(points) for _, _, points, _ in entries}
     lengths.discard(0)  # an object without keypoints
     if len(lengths) > 1:
@@ -198,7 +198,7 @@ def read_annotations(path: Path, classes: Sequence[str] | None = None) -> Annota
         )
     length = max(lengths, default=0)
 
-    # Boxes and masks, by picture
+    # Collect boxes and masks by picture
     masks_by_image: dict[int, list[bytes]] = {image_id: [] for image_id in images}
     for image_id, box, points, mask in entries:
         if length:
@@ -250,7 +250,7 @@ def _read_list(path: Path, content: Any, key: str, read: Callable[[Entry], Any])
 
 
 def _read_by_id(path: Path, content: Any, key: str, read: Callable[[Entry], Any]) -> dict[int, Any]:
-    """Return the entries of a list by their ids, which must differ."""
+    """Return the entries of a list by their ids; raise `DataError` if two ids are equal."""
     pairs = _read_list(path, content, key, lambda entry: (_integer(entry["id"]), read(entry)))
     by_id = dict(pairs)
     if not by_id:
@@ -279,7 +279,7 @@ def _image(entry: Entry) -> tuple[str, int, int]:
 
 
 def _is_file_name(name: str) -> bool:
-    """Return whether the file system may accept this name."""
+    """Return whether a file system could accept this name."""
     try:
         parts = os.fsencode(name).split(b"/")
     except UnicodeEncodeError:  # a lone surrogate, which JSON allows
@@ -305,7 +305,7 @@ def _order(
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Return names and ids of the classes in the order of the network's outputs.
 
-    Classes that are not in the file get negative ids.
+    Classes that the file lacks get negative ids.
     """
     if classes is None:
         ids = sorted(categories)
@@ -324,7 +324,9 @@ def _order(
 
 
 def _check_pictures(annotations: Annotations, folder: Path, path: Path, on_bad: str) -> None:
-    """Raise `DataError` for a picture that is missing, outside of the folder or of another size."""
+    """Raise `DataError` for a picture that is missing, outside of the folder, or has another
+    size.
+    """
     root = folder.resolve()
     paths = {image_id: folder / name for image_id, (name, _, _) in annotations.images.items()}
     missing = []
@@ -359,7 +361,7 @@ def _check_pictures(annotations: Annotations, folder: Path, path: Path, on_bad: 
 
 
 def _warn_outside(annotations: Annotations, path: Path) -> None:
-    """Warn about boxes that end outside of their pictures, such as those of two corners."""
+    """Warn about boxes that end outside of their pictures, as boxes given by two corners do."""
     total = 0
     outside = 0
     for image_id, placed in annotations.boxes.items():
@@ -367,7 +369,7 @@ def _warn_outside(annotations: Annotations, path: Path) -> None:
         for bbox, *_ in placed:
             left, top, wide, high = bbox
             total += 1
-            # Annotations are rounded to pixels
+            # Tolerate one pixel, because annotations are rounded
             outside += left < -1 or top < -1 or left + wide > width + 1 or top + high > height + 1
     if outside:
         log.warning(

@@ -1,6 +1,6 @@
-"""Columns of an Arrow table: numbers are samples, text is paths of pictures or classes.
+"""Reads columns of an Arrow table: numbers as samples, and text as paths of pictures or classes.
 
-Rows are counted from 1, without the header.
+Messages count rows from 1, without the header.
 """
 
 import logging
@@ -26,10 +26,10 @@ from resnet8ptq.data.sources.arrays import MAX_CLASSES, MAX_SAMPLES, list_names
 
 PICTURES = ("path", "file", "file_name", "filename", "image", "img", "picture")
 LABELS = (*arrays.LABELS, "class")
-TRANSCRIPTS = ("transcript", "transcription", "sentence", "text")  # of pictures and of speech
-SEPARATOR = "|"  # of several labels in one text
+TRANSCRIPTS = ("transcript", "transcription", "sentence", "text")  # for pictures and speech
+SEPARATOR = "|"  # between several labels in one text
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
-# A number as people write it: 1.5, 1,5, 1,234.5 or 12%
+# Numbers as people write them: `1.5`, `1,5`, `1,234.5` or `12%`
 _WRITTEN_NUMBER = r"^\s*[+-]?(\d{1,3}(,\d{3})+(\.\d*)?|\d+[.,]?\d*|[.,]\d+)([eE][+-]?\d+)?\s*%?\s*$"
 _INDEX = "__index_level_"  # begins the name that pandas gives to an index without a name
 
@@ -69,7 +69,7 @@ class DataTable:
             column = column.cast(column.type.value_type)
         while isinstance(column.type, pa.BaseExtensionType):
             column = column.cast(column.type.storage_type)
-        if pa.types.is_decimal(column.type):  # of a database
+        if pa.types.is_decimal(column.type):  # such as from a database
             is_whole = column.type.scale == 0 and column.type.precision <= 18
             column = column.cast(pa.int64() if is_whole else pa.float64())
         return column
@@ -80,12 +80,12 @@ class DataTable:
         indices = {name for name in self.names if name.startswith(_INDEX)}
         described = self.columns.schema.pandas_metadata or {}
         for index in described.get("index_columns", ()):
-            if isinstance(index, str):  # others, such as ranges, are no columns
+            if isinstance(index, str):  # other indices, such as ranges, are not columns
                 indices.add(index)
         return frozenset(indices)
 
     def pick(self, usual: Sequence[str]) -> str | None:
-        """Return the one column with a usual name; see `arrays.pick`."""
+        """Return the only column with a usual name; see `arrays.pick`."""
         return arrays.pick(self.names, usual, self.source)
 
 
@@ -156,13 +156,13 @@ def is_number(column: Column) -> bool:
 
 
 def check_left_out(table: DataTable, name: str, column: Column) -> None:
-    """Check a column of text that is not taken as an input, because it holds no numbers.
+    """Check that a column of text, which is not taken as an input, does not hold numbers.
 
-    A single cell such as `?` makes a column of numbers one of text. Without this check the samples
-    would lack it.
+    A single cell such as `?` turns a column of numbers into text. Without this check, the samples
+    would lack that column.
 
     Raises:
-        DataError: half of its cells are numbers; the message names the first one that is not.
+        DataError: half of the cells are numbers; the message names the first cell that is not.
     """
     if not is_text(column):
         return
@@ -201,7 +201,7 @@ def pictures_at(table: DataTable, name: str, folder: Path) -> list[Picture]:
         path = top / text
         try:
             is_inside = "\0" not in text and path.resolve().is_relative_to(top)
-        except (OSError, RuntimeError):  # a loop of links
+        except (OSError, RuntimeError):  # links form a loop
             is_inside = False
         if not is_inside:
             raise DataError(
@@ -216,8 +216,8 @@ def packed_pictures(table: DataTable, name: str, folder: Path) -> list[Picture]:
     """Return the pictures in a column: their bytes, or their paths if all bytes are null.
 
     Raises:
-        DataError: a picture has neither, or its path leads out of `folder`; the message names the
-            row.
+        DataError: a picture has neither bytes nor a path, or its path leads out of `folder`; the
+            message names the row.
     """
     content = table.column("data.inputs", name)
     if pa.types.is_struct(content.type):
@@ -281,7 +281,7 @@ def _common_dtype(parts: Sequence[NDArray[Any]]) -> np.dtype[Any]:
 
 
 def _read_numbers(table: DataTable, name: str) -> NDArray[Any]:
-    """Return a column of numbers [N], or of lists of them [N, ...]."""
+    """Return a column of numbers as [N], or of lists of numbers as [N, ...]."""
     column = table.column("data.inputs", name)
     source = f"{table.source}: column {name!r}"
     shape = [len(column)]
@@ -346,8 +346,8 @@ def labels(
 
     Integers are labels from 0. Each distinct text is a class, in the order of `classes`, or by
     default in alphabetical order. Floats are regression targets, without classes. Lists, texts with
-    `SEPARATOR`, and several columns of 0 and 1 are several labels a sample, [N, classes] bool.
-    A column of `TRANSCRIPTS` holds texts, [N].
+    `SEPARATOR`, and several columns of 0 and 1 give several labels for each sample, [N, classes]
+    bool. A column of `TRANSCRIPTS` holds texts, [N].
 
     Raises:
         DataError: a label is missing or has another type; the message names the row.
@@ -361,11 +361,11 @@ def labels(
     source = f"{table.source}: column {name!r}"
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.string())
-        if classes is not None:  # as Python and Excel write them
+        if classes is not None:  # Arrow writes booleans in lower case
             classes = [text.lower() for text in classes]
     check_filled(column, source)
 
-    # By the type of the column
+    # The type of the column decides how its cells become labels
     if is_text(column) and classes is None and name.lower() in TRANSCRIPTS:
         return np.array(column.to_pylist(), np.str_), (), True
     if is_text(column) and pc.any(pc.match_substring(column, SEPARATOR)).as_py():
@@ -418,7 +418,7 @@ def word_labels(
             "expected one for each"
         )
 
-    # The labels of all words, then those of each text
+    # Read the labels of all words at once, then divide them by text
     flat = pc.list_flatten(column)
     check_filled(flat, source)
     if is_text(flat):
@@ -435,7 +435,7 @@ def word_labels(
 def _of_columns(
     table: DataTable, names: Sequence[str], classes: Sequence[str] | None
 ) -> tuple[NDArray[np.bool_], tuple[str, ...], bool]:
-    """Return several columns of 0 and 1, one for each class; `classes` gives them other names."""
+    """Return columns of 0 and 1, one for each class, as labels; `classes` renames the classes."""
     rows = np.stack([_read_numbers(table, name) for name in names], axis=1)
     if not np.isin(rows, (0, 1)).all():
         raise DataError(
@@ -451,8 +451,9 @@ def _several(
 ) -> tuple[NDArray[np.bool_], tuple[str, ...], bool]:
     """Return lists of labels, texts or integers from 0, as [N, classes]; a list may be empty.
 
-    Lists of 0 and 1 of equal length are taken as this matrix if one of them repeats a value, which
-    lists of labels do not; or if all have both, which would give each sample the same labels.
+    Lists of 0 and 1 of equal length are taken as rows of this matrix in two cases: one of them
+    repeats a value, which lists of labels do not; or all hold both values, which as labels would be
+    the same for each sample.
 
     Raises:
         DataError: a label is not a class; the message names the row.
@@ -472,7 +473,7 @@ def _several(
         named_classes = arrays.name_classes(source, len(rows[0]) - 1, classes)
         return np.array(rows, np.bool_), *named_classes
 
-    # The classes, and the number of each label
+    # Find the classes, and the number of each label
     known: dict[Any, int]
     if all(isinstance(label, int) for label in different):
         numbers = arrays.check_labels(np.array([*different] or [0]), source)

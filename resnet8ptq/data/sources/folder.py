@@ -1,4 +1,4 @@
-"""`data=folder`: pictures in class folders, with masks or target pictures, or without labels."""
+"""`data=folder`: pictures in class folders, pictures with masks or targets, or without labels."""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,9 +25,9 @@ from resnet8ptq.data.splitting import (
 log = logging.getLogger(__name__)
 
 TRAIN = "train"
-# Folders that are sides of a split, also under names that are not read as such
+# Names of folders that look like sides of a split, even if they are not read as such
 SPLIT_FOLDERS = {*TRAIN_NAMES, *chain.from_iterable(TEST_NAMES), "eval", "evaluation", "holdout"}
-MASK = "_mask"  # end of a mask's name, beside that of its picture
+MASK = "_mask"  # the end that a mask's name may add to its picture's name
 
 
 def load(config: FolderConfig, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
@@ -59,7 +59,7 @@ def load(config: FolderConfig, preprocess: PreprocessConfig, cache_root: Path) -
 
 
 def _warn_of_loose(folders: Iterable[Path]) -> None:
-    """Warn of pictures beside class folders: they have no label, and are not read."""
+    """Warn about pictures beside class folders, which have no label and are not read."""
     for folder in folders:
         loose = []
         for path in sorted(folder.iterdir()):
@@ -125,7 +125,7 @@ def _read_paired(
     pictured = [Picture(str(path), path) for path, _ in pairs]
     images, kept = decode(pictured, preprocess, config.on_bad, cache_root)
 
-    # The masks or targets of the readable ones
+    # Read the masks or targets of the readable pictures
     targets = []
     for index in kept:
         path, beside = pairs[index]
@@ -147,14 +147,14 @@ def _read_paired(
 
 
 def _find_pairs(folder: Path, other: Path) -> list[tuple[Path, Path]]:
-    """Return each picture of a folder, with the one of the same name in the other folder.
+    """Return each picture of a folder with the file of the same name in the other folder.
 
     Raises:
         DataError: a picture has no partner in the other folder.
     """
     paths = find_pictures(folder)
     named = {_stem(path, other): path for path in find_pictures(other)}
-    # Masks beside their pictures are not pictures; a picture may be its own target.
+    # Masks beside their pictures do not count as pictures; a picture may be its own target.
     masks = {path for path in named.values() if path.stem.endswith(MASK)}
     pairs = []
     missing = []
@@ -175,9 +175,10 @@ def _find_pairs(folder: Path, other: Path) -> list[tuple[Path, Path]]:
 
 
 def _check_shape(path: Path, beside: Path) -> None:
-    """Raise `DataError` if a mask or target has another aspect ratio, which resizing would distort.
+    """Raise `DataError` if a mask or target has another aspect ratio than its picture.
 
-    The sizes may differ. The aspect ratios are compared with a tolerance of one pixel.
+    The sizes may differ, but resizing would distort another aspect ratio. The ratios are compared
+    with a tolerance of one pixel.
     """
     try:
         width, height = pictures.read_size(path)
@@ -208,7 +209,7 @@ def list_pictures(config: FolderConfig, cache_root: Path) -> list[Picture]:
 
 
 def _find_sides(root: Path) -> list[Path]:
-    """Return the folders for training and for testing; the root alone if it has none."""
+    """Return the folders for training and testing; only the root if it lacks one of them."""
     named = {path.name.lower(): path for path in root.iterdir() if path.is_dir()}
     train = _find_first(named, TRAIN_NAMES)
     test = _find_first(named, chain.from_iterable(TEST_NAMES))
@@ -317,9 +318,10 @@ def find_pictures(folder: Path) -> list[Path]:
 
 
 def _list_by_name(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Return the files in a folder with a suffix of pictures, and others, such as linked folders.
+    """Return the files in a folder with a picture suffix, and the others, such as linked folders.
 
-    A link to a missing picture is one of the former: `decode` reports it as unreadable.
+    A link to a missing picture counts as a file with such a suffix; `decode` reports it as
+    unreadable.
     """
     by_name = []
     others = []
@@ -335,5 +337,7 @@ def _list_by_name(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _is_hidden(name: str) -> bool:
-    """Return whether a file or folder is a system's own, such as macOS adds to an archive."""
+    """Return whether a file or folder belongs to the system, as those that macOS adds to
+    archives.
+    """
     return name.startswith(".") or name == "__MACOSX"

@@ -1,6 +1,6 @@
 """`data=huggingface`: a data set saved by Hugging Face's `datasets` (`save_to_disk`).
 
-Only its Arrow and JSON files are read: nothing is downloaded, and no script of a data set is run.
+Only Arrow and JSON files are read: nothing is downloaded, and no script of a data set is run.
 """
 
 import json
@@ -30,8 +30,8 @@ def load(config: TableConfig, preprocess: PreprocessConfig, cache_root: Path) ->
 
     Raises:
         ConfigError: `datasets` is not installed, or the inputs or labels are not recognized.
-        DataError: it is damaged, refers to files outside of the folder, or has an unsuitable cell,
-            whose row and column the message names.
+        DataError: the data set is damaged, refers to files outside of the folder, or has an
+            unsuitable cell, whose row and column the message names.
     """
     table_of_rows, config = _open(config, cache_root)
     return table.build(table_of_rows, table_of_rows.source, config, preprocess, cache_root)
@@ -78,7 +78,7 @@ def _read_batches(root: Path, limits: Limits) -> tuple[pa.Schema, Iterator[pa.Re
     [first, *_] = sides.values()
     classes = {}
     for name, kind in first.features.items():
-        kind = getattr(kind, "feature", kind)  # of a list
+        kind = getattr(kind, "feature", kind)  # the type of a list's items
         if isinstance(kind, datasets.ClassLabel):
             classes[name] = kind.names
     notes = {"sides": len(sides), "classes": classes}

@@ -42,7 +42,7 @@ SIDE = "split of the data set"  # name of an added column
 NUMBERING = ("", "id", "index", "row", "unnamed: 0")  # the last is written by pandas
 _SEPARATORS = ",;\t"
 MEND_ENCODING = "try to save the file as UTF-8"
-MAX_HEAD_BYTES = 2**24  # of the line of names
+MAX_HEAD_BYTES = 2**24  # of the first line, which holds the names
 ROWS_AT_ONCE = 1024
 
 
@@ -53,7 +53,8 @@ def load(config: TableConfig, preprocess: PreprocessConfig, cache_root: Path) ->
 
     Raises:
         ConfigError: the columns of inputs or labels are not recognized.
-        DataError: it is damaged, or a cell is unsuitable; the message names the row and column.
+        DataError: the file is damaged, or a cell is unsuitable; the message names the row and
+        column.
     """
     table, config = _open(config, cache_root)
     return build(table, table.source.parent, config, preprocess, cache_root)
@@ -85,7 +86,7 @@ def _join(train: pa.Table, test: pa.Table, config: TableConfig) -> pa.Table:
             f"data.split: got {config.split} with data.test={config.test}; expected one of the two"
         )
     odd = sorted({*train.column_names} ^ {*test.column_names})
-    if odd:  # a needed one is then missing in a row, which an error names
+    if odd:  # a later error names the rows that lack a needed column
         log.info("%s: columns in one of both files only: %s", config.test, list_names(odd))
     sides = [_append_side(train, "train"), _append_side(test, "test")]
     unlike = f"{config.test}: its columns do not fit those of {config.root}"
@@ -104,7 +105,7 @@ def build(
     preprocess: PreprocessConfig,
     cache_root: Path,
 ) -> Dataset:
-    """Return a table's rows as samples, split by a column if there is one, else by class and seed.
+    """Return a table's rows as samples, split by a column if one exists, else by class and seed.
 
     Args:
         folder: the folder of relative picture paths, if `data.folder` is null.
@@ -120,7 +121,7 @@ def build(
     if config.tokenizer is not None:
         text_columns = texts.find_columns(table, config, others)
 
-    # Labels and groups
+    # Read labels and groups of all rows
     labels: NDArray[Any] | None
     if texts.are_words(table, text_columns) and label_columns != [NO_LABELS]:
         [words] = text_columns
@@ -136,12 +137,12 @@ def build(
             "a row are a group"
         )
 
-    # The samples, with labels and groups of the rows that could be read
+    # Read the samples, and keep the labels and groups of readable rows
     if config.tokenizer is not None:
         samples = _read_texts(table, text_columns, config, cache_root)
     else:
         samples = _read_inputs(table, others, folder, config, preprocess, cache_root)
-    if config.pairs == "apart":  # the texts of a row are a group
+    if config.pairs == "apart":  # the texts of a row form a group
         groups = np.arange(len(table.columns))
     if groups is not None:
         groups = groups[samples.rows]
@@ -159,7 +160,7 @@ def build(
     if samples.texts is not None:
         split = replace(split, texts=np.array(samples.texts, np.object_))
 
-    # Split them
+    # Split the samples
     title = root.name.partition(".")[0] or root.name
     if side_column is None:
         mend = "data.split=COLUMN with train and test"
@@ -186,7 +187,7 @@ class _TableSamples:
         names: the name of each sample in messages.
         decoded: whether they are pictures that already have the size in the settings.
         texts: the texts, if the samples are their tokens.
-        words: see `texts.Encoded`.
+        words: numbers of words by token, see `texts.Encoded`.
     """
 
     stored: Stored
@@ -222,7 +223,7 @@ def _read_inputs(
 
 
 def _check_folder(pictures: Sequence[Picture], config: TableConfig) -> None:
-    """Raise `DataError` if no path leads to a file: then the folder is the likely mistake."""
+    """Raise `DataError` if no path leads to a file, because then the folder is likely wrong."""
     for picture in pictures:
         if not isinstance(picture.content, Path) or picture.content.exists():
             return
@@ -291,7 +292,7 @@ def read(path: Path, sha256: str, cache_root: Path) -> pa.Table:
     A JSON Lines file has an object for each row; see `read_tagged` for words and their tags.
 
     Raises:
-        DataError: it cannot be read.
+        DataError: the file cannot be read.
     """
     suffix = path.suffix.lower()
     with errors_as(DataError, f"{path}: cannot be read", EXPECTED):
@@ -307,9 +308,9 @@ def read(path: Path, sha256: str, cache_root: Path) -> pa.Table:
 def read_tagged(path: Path) -> pa.Table:
     """Read a CoNLL file: a word and its tag in each line, a blank line between sentences.
 
-    The columns are separated by tabs, or else by spaces. The first is the word, the last the tag;
-    others are not read. It skips -DOCSTART- lines and comments: lines that begin with `# ` and have
-    another number of columns.
+    The columns are separated by tabs, or else by spaces. The first column is the word, and the last
+    column the tag; others are not read. -DOCSTART- lines are skipped, and so are comments: lines
+    that begin with `# ` and have another number of columns.
 
     Returns:
         A row for each sentence, of lists: `tokens` and `labels`.
@@ -322,7 +323,7 @@ def read_tagged(path: Path) -> pa.Table:
     width = 0
     for number, line in enumerate(path.read_text("utf-8-sig").split("\n"), 1):
         cells = line.split("\t")
-        if len(cells) == 1:  # only spaces separate: other white space may be a word
+        if len(cells) == 1:  # split at spaces only, as other white space may be a word
             cells = list(filter(None, line.strip("\r ").split(" ")))
         if not line.strip():
             words.append([])
@@ -337,7 +338,7 @@ def read_tagged(path: Path) -> pa.Table:
             words[-1].append(cells[0])
             tags[-1].append(cells[-1].strip())
     of_texts = pa.list_(pa.string())
-    tokens = pa.array(list(filter(None, words)), of_texts)  # without empty sentences
+    tokens = pa.array(list(filter(None, words)), of_texts)  # drops empty sentences
     labels = pa.array(list(filter(None, tags)), of_texts)
     return pa.table({"tokens": tokens, "labels": labels})
 
@@ -349,7 +350,7 @@ def _read_parquet(path: Path, limits: Limits) -> tuple[pa.Schema, Iterator[pa.Re
 
 
 def _read_json(path: Path, limits: Limits) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """Read a JSON Lines file; runs in a separate process, because deep nesting crashes Arrow."""
+    """Read a JSON Lines file; callers use a separate process, as deep nesting crashes Arrow."""
     block = pyarrow.json.ReadOptions(block_size=min(path.stat().st_size + 1, 2**31 - 1))
     rows = pyarrow.json.read_json(path, block)
     limits.check(path, rows.num_columns, rows.num_rows)
@@ -373,13 +374,13 @@ def _read_csv(path: Path) -> pa.Table:
     # Arrow infers the types from the first block, so the file is one block.
     block = pyarrow.csv.ReadOptions(block_size=min(path.stat().st_size + 1, 2**31 - 1))
     parsing = pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=True)
-    # Texts of digits, such as serial numbers, would lose their first zeros.
+    # Without a type, texts of digits, such as serial numbers, would lose leading zeros.
     as_texts = {}
     for name in names:
         if name.strip().lower() in columns.TRANSCRIPTS:
             as_texts[name] = pa.string()
     converting = pyarrow.csv.ConvertOptions(column_types=as_texts)
-    with pa.OSFile(str(path)) as file:  # Arrow unpacks some files by their names
+    with pa.OSFile(str(path)) as file:  # by a name, Arrow would unpack some files
         rows = pyarrow.csv.read_csv(file, block, parsing, converting)
     try:
         stripped = [name.strip() for name in rows.column_names]
@@ -391,7 +392,7 @@ def _read_csv(path: Path) -> pa.Table:
 
 
 def _check_encoding(path: Path, rows: pa.Table) -> None:
-    """Raise `DataError` for a text that is not UTF-8: Arrow returns its column as bytes."""
+    """Raise `DataError` for a text that is not UTF-8, whose column Arrow returns as bytes."""
     for name, column in zip(rows.column_names, rows.columns, strict=True):
         if not pa.types.is_binary(column.type):
             continue
@@ -430,7 +431,7 @@ def _find_labels(table: DataTable, config: TableConfig) -> list[str]:
     if name is not None:
         return [name]
 
-    # Columns of texts are the likelier ones: they are listed first
+    # List columns of texts first, because they more likely hold labels
     text_columns = []
     numbers = []
     for column_name, column in zip(table.names, table.columns.columns, strict=True):
@@ -480,7 +481,7 @@ def _find_inputs(table: DataTable, config: TableConfig, others: Sequence[str]) -
 def _find_named(table: DataTable, config: TableConfig, others: Sequence[str]) -> list[str]:
     """Return the columns of `data.inputs`; if it is null, those with a usual name.
 
-    A column of single numbers, such as `x` beside `z`, is one of several in a sample.
+    A column of single numbers, such as `x` beside `z`, does not count: a sample may have several.
     """
     if isinstance(config.inputs, list):
         return config.inputs

@@ -1,9 +1,10 @@
-"""Texts in columns of a table as tokens: records [N] of BERT's three inputs.
+"""Turns texts in columns of a table into tokens: records [N] of BERT's three inputs.
 
-A text may be a list of words with a label each. The first token of a word then has its label.
+A text may be a list of words with a label each. The first token of a word then gets the word's
+label.
 
-A tokenizer file is untrusted, and a short text may become many tokens. So a separate process with
-limited memory reads both, and writes the records to a file, from which they are mapped.
+A tokenizer file is untrusted, and a short text may become many tokens. A separate process with
+limited memory therefore reads both, and writes the records to a file, from which they are mapped.
 """
 
 import json
@@ -35,9 +36,9 @@ log = logging.getLogger(__name__)
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 PAIRS = (("sentence1", "sentence2"), ("question1", "question2"), ("premise", "hypothesis"))
 TEXTS = ("text", "sentence", "question", "tokens")
-# where no column has a usual name
+# Further names of label columns, where none has a usual name
 LABELS = ("score", "similarity", "category", "intent", "ner_tags", "tags")
-MAX_TOKENS = 128  # if neither the settings nor the tokenizer set a length
+MAX_TOKENS = 128  # default, if neither settings nor tokenizer set a length
 MAX_BYTES = 2**28  # of a tokenizer file
 EXPECTED = "expected a tokenizer.json of Hugging Face's tokenizers"
 
@@ -46,7 +47,7 @@ Words = list[list[str]]
 
 
 def find_columns(table: DataTable, config: TableConfig, others: Sequence[str]) -> list[str]:
-    """Return the column of texts, or the two columns of pairs: `data.text`, or usual names.
+    """Return the column of texts, or two columns of pairs, by `data.text` or by usual names.
 
     Raises:
         ConfigError: no column or several columns have a usual name, or `data.inputs` is set too.
@@ -84,8 +85,8 @@ class Encoded:
     Attributes:
         records: the tokens [N].
         texts: the texts [N]; those of a pair are joined by ` / `.
-        words: the number of the word that each token begins, from 0 [N, tokens]; -1 for other
-            tokens; None if the texts are not lists of words.
+        words: for each token [N, tokens], the number from 0 of the word that the token begins; -1
+            for other tokens. None if the texts are not lists of words.
     """
 
     records: Array
@@ -99,7 +100,7 @@ def encode(
     """Return the texts of each row as tokens, mapped from the cache.
 
     The tokens are padded to the longest text. With `data.pairs=apart`, each text is a sample; the
-    two texts of a row are adjacent. A warning gives the number of texts that `data.max_tokens`
+    two texts of a row are adjacent. A warning reports the number of texts that `data.max_tokens`
     truncates.
 
     Args:
@@ -115,7 +116,7 @@ def encode(
             f"try {invocation.install('text')}"
         )
     path = Path(str(config.tokenizer))
-    if path.stat().st_size > MAX_BYTES:  # a file with holes can be larger than the disk
+    if path.stat().st_size > MAX_BYTES:  # a sparse file can be larger than the disk
         raise DataError(f"{path}: larger than {MAX_BYTES:,} bytes; {EXPECTED}")
     texts = [_read_texts(table, name) for name in names]
     apart = config.pairs == "apart"
@@ -137,7 +138,7 @@ def encode(
     }
     entry = cache.entry(cache_root, "texts", key, make)
 
-    # Read them back
+    # Map the records from the cache
     noted = json.loads((entry / "notes.json").read_text())
     records = np.load(entry / "records.npy", mmap_mode="r")
     words = None
@@ -177,7 +178,7 @@ def align(words: NDArray[np.int64], labels: NDArray[np.object_]) -> NDArray[np.i
 
     Args:
         words: see `Encoded`.
-        labels: those of the words of each row [N].
+        labels: for each row [N], the labels of its words.
     """
     aligned = np.full(words.shape, IGNORED, np.int64)
     for row, numbers, of_words in zip(aligned, words, labels, strict=True):
@@ -208,7 +209,7 @@ def _write(
         cut = tokenizer.truncation or {}
         most = most or cut.get("max_length", MAX_TOKENS)
         added = tokenizer.num_special_tokens_to_add(len(texts) == 2 and not apart)
-        if most <= added:  # such lengths truncate nothing
+        if most <= added:  # a smaller length would truncate nothing
             raise ConfigError(
                 f"data.max_tokens: got {most}, expected more than the {added} tokens that {path} "
                 "adds"
@@ -234,9 +235,9 @@ Rows = list[NDArray[np.integer]]
 
 
 def _tokenize(tokenizer, samples) -> tuple[Rows, Rows, Rows, int]:  # type: ignore[no-untyped-def]  # noqa: ANN001
-    """Return token ids and types of each sample, its words, and the number of truncated samples.
+    """Return ids, types and words of the tokens, and the number of truncated samples.
 
-    A sample is a text, a pair of texts, or a list of words; only these have words.
+    A sample is a text, a pair of texts, or a list of words; only a list of words has word numbers.
     """
     ids: Rows = []
     types: Rows = []
@@ -255,7 +256,7 @@ def _tokenize(tokenizer, samples) -> tuple[Rows, Rows, Rows, int]:  # type: igno
 
 
 def _find_begins(numbers: Sequence[int | None]) -> NDArray[np.int64]:
-    """Return the word of each token that begins one; -1 for others and for special tokens.
+    """Return for each token the number of the word that it begins; -1 for all other tokens.
 
     >>> _find_begins([None, 0, 0, 1, None]).tolist()
     [-1, 0, -1, 1, -1]

@@ -1,8 +1,8 @@
 """Unpacks tables into the cache, in a separate process.
 
 A file of a few kilobytes can unpack to a hundred gigabytes, and Arrow reports the size of a row
-only after unpacking it. So another process with limited memory writes the unpacked rows to a file,
-from which they are mapped.
+only after unpacking it. Another process with limited memory therefore writes the unpacked rows to a
+file, from which they are mapped.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,9 +27,9 @@ def unpack(path: Path, read: Read, sha256: str, takes: str, cache_root: Path) ->
         sha256: SHA-256 of the files that `read` reads.
 
     Raises:
-        DataError: it cannot be read, or is larger than `columns.LIMITS`.
+        DataError: the file cannot be read, or is larger than `columns.LIMITS`.
     """
-    limits = columns.LIMITS  # the other process gets them from this one
+    limits = columns.LIMITS  # passed on, because the other process may have other limits
     crashed = DataError(f"{path}: reading it crashed, or took too much memory or time; {takes}")
 
     def make(folder: Path) -> None:

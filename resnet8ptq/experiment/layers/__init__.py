@@ -1,1 +1,1 @@
-"""Sensitivity of each layer, layers left in float, and bits of each layer."""
+"""Measures each layer's sensitivity, and chooses the layers in float and the bits of each layer."""

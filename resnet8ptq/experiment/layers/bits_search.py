@@ -1,10 +1,11 @@
 """The choice of bits for each layer's weights: `precision.plan=auto`.
 
-As in Cai et al., "ZeroQ: A Novel Zero Shot Quantization Framework", CVPR 2020, section 3.2: the
-error of the output with one layer rounded is measured, and the errors are assumed to add up. If
-rounding will be learned, it is learned for the measurement too. Of the Pareto-optimal plans in
-error and bytes, the largest within `max_bytes` is chosen, or the smallest within `max_drop`; both
-are found by quantizing. Everything is measured on training samples that did not calibrate.
+As in Cai et al., "ZeroQ: A Novel Zero Shot Quantization Framework", CVPR 2020, section 3.2, the
+error of the output is measured with one layer rounded, and the errors are assumed to add up. If the
+run learns rounding, the measurement uses learned rounding too. Of the Pareto-optimal plans in error
+and bytes, the largest within `max_bytes` is chosen, or the smallest within `max_drop`; a binary
+search quantizes plans to find it. Everything is measured on training samples that did not
+calibrate.
 """
 
 import copy
@@ -38,10 +39,11 @@ Learned = Mapping[tuple[str, int], Array]  # weights, by layer and bits
 
 @dataclass(frozen=True)
 class Option:
-    """One layer's weights in a number of bits.
+    """One layer's weights in some number of bits.
 
     Attributes:
-        error: squared error of the outputs with only this layer rounded, relative to their power.
+        error: squared error of the outputs with only this layer rounded, relative to the outputs'
+        power.
         saved_bytes: bytes saved by the weights against 8 bits; negative for float.
     """
 
@@ -78,7 +80,7 @@ def measure_options(
     Args:
         path: file of the FP32 network.
         setting: settings of corrections, with the samples to measure on.
-        widths: weight bits that the backend supports; `FLOAT_BITS`: the layer stays in float.
+        widths: weight bits that the backend supports; `FLOAT_BITS` leaves a layer in float.
         learned: weights that nearest rounding maps to learned levels; all others are rounded
             directly.
     """
@@ -143,7 +145,7 @@ class _Runs:
 
 
 def find_plans(options: Sequence[Option]) -> list[Bits]:
-    """Return the Pareto-optimal plans in error and bytes, the most bits first.
+    """Return the Pareto-optimal plans in error and bytes, the plan with the most bits first.
 
     The plan with all layers in float is left out, because it quantizes nothing.
 
@@ -154,7 +156,7 @@ def find_plans(options: Sequence[Option]) -> list[Bits]:
     for option in options:
         by_layer.setdefault(option.layer, []).append(option)
 
-    # The width of a class of plans, in bytes
+    # Find the width of a class of plans, in bytes
     span = 0
     for choices in by_layer.values():
         savings = [option.saved_bytes for option in choices]
@@ -211,7 +213,7 @@ def choose(
     Args:
         plans: see `find_plans`.
         attempt: quantizes by a plan, and measures it.
-        level: level of the test that the drop is within `max_drop`; None: the measured drop
+        level: level of the test that the drop is within `max_drop`; if None, the measured drop
             decides.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The choice of nodes to leave in float: as few as keep the task's metric within `max_drop`.
+"""The choice of the fewest nodes in float that keep the task's metric within `max_drop`.
 
 The choice uses training samples that did not calibrate, never test samples. It uses the expected
 accuracy with random tie-breaking, so that ties do not decide between layers.
@@ -45,18 +45,18 @@ log = logging.getLogger(__name__)
 FILE = "exclusion.csv"
 NOISE_FROM = ONNX.name  # its QDQ files show the rounding of each tensor
 _STATIC = ("static", "qat")  # methods whose files round activations to fixed ranges
-LEVEL = SIGNIFICANCE / TESTS  # each test has its share
+LEVEL = SIGNIFICANCE / TESTS  # each test gets an equal share (Bonferroni)
 
 
 @dataclass(frozen=True)
 class Exclusion:
-    """The chosen nodes, their cost against all layers quantized, and the trials.
+    """The chosen nodes, their cost in bytes and time, and the trials.
 
     Attributes:
         nodes: nodes to leave in float, the noisiest first; for `nodes_to_exclude`.
         steps: all trials, in order; the first has all layers quantized.
-        excluded_ms: median latency at batch 1 minus that with all layers quantized; None if not
-            measured.
+        excluded_ms: median latency at batch 1, minus that of the file with all layers quantized;
+            None if not measured.
     """
 
     nodes: list[str]
@@ -109,11 +109,12 @@ def choose(work: Workspace, prepared: Prepared, correct: Step | None = None) -> 
     """Leave the noisiest layers in float until the drop is within `max_drop`.
 
     The tuning samples decide. Writes `exclusion.csv` into the run's folder, even if the search
-    fails. If no choice keeps `max_drop`, the one with the smallest drop is taken, with a warning.
+    fails. If no choice keeps `max_drop`, the choice with the smallest drop is taken, with a
+    warning.
 
     Args:
-        correct: corrects the network again for each trial, except its layers in float; None: every
-            trial takes the network of `prepared`.
+        correct: corrects the network again for each trial, except the trial's layers in float; None
+            if every trial uses the network of `prepared`.
     """
     start = time.perf_counter()
     config = work.config
@@ -145,14 +146,14 @@ def choose(work: Workspace, prepared: Prepared, correct: Step | None = None) -> 
 
 
 def can_show(task: Task, fp32: Scores, max_drop: float, level: float) -> bool:
-    """Return whether the samples suffice to prove the limit for a model equal to FP32."""
+    """Return whether the samples suffice to prove the limit even for a model equal to FP32."""
     values = fp32.per_sample
     margin = values.margin(values, task.metric, max_drop, fp32.total)
     return margin.p_within <= level or math.isinf(margin.correction)
 
 
 def warn_of_unproven(choice: str, key: str, limit: float) -> None:
-    """Warn that no test proves the limit, and that the measured loss decided."""
+    """Warn that no test proves the limit, so that the measured loss decides."""
     log.warning(
         "%s: the held-out samples do not prove of any choice that it loses at most %s=%g; this is "
         "chosen by its measured loss, and may lose more on other samples; try a larger %s or "
@@ -180,8 +181,8 @@ class _Variants:
 
     Attributes:
         work: the run; `scratch` has the files.
-        prepared: the network with the decisions for it, all layers quantized.
-        level: level of the test that accepts a variant; None: the measured drop decides.
+        prepared: the network and its decisions, with all layers quantized.
+        level: level of the test that accepts a variant; if None, the measured drop decides.
         correct: see `choose`.
     """
 
@@ -217,7 +218,7 @@ class _Variants:
         )
 
     def rank(self) -> Groups:
-        """Return the nodes in groups, the noisiest first; never all layers."""
+        """Return the nodes in groups, the noisiest first; together they never hold all layers."""
         groups = self._by_noise() if self.work.config.method in _STATIC else self._by_layer()
         graph = onnx.load(self.prepared.network.onnx_path).graph
         selection = self.work.settings.quantizer.select(self.prepared.decisions)

@@ -1,12 +1,12 @@
 """The search for the fewest nodes in float that keep `max_drop`.
 
-The sources of noise are known in order (`noise`). So 1, 2, 4, ... of them are left in float until
-the drop is small enough; then fewer are tried. If the samples suffice, a test decides, and proves
-that the accepted drop is within `max_drop`. The measured drop alone would prove nothing: of ten
-choices that all lose more, one often measures less by chance. If the samples do not suffice, the
-measured drop decides.
+`noise` ranks the sources of noise. The first 1, 2, 4, ... sources are left in float until the drop
+is small enough; then fewer are tried. If the samples suffice, a test decides, and proves that the
+accepted drop is within `max_drop`. The measured drop alone would prove nothing: of ten choices that
+all lose more, one often measures less by chance. If the samples do not suffice, the measured drop
+decides.
 
-This module does not load models: a function of the caller measures a choice of nodes.
+This module does not load models; a function of the caller measures each choice of nodes.
 """
 
 import itertools
@@ -23,7 +23,8 @@ from resnet8ptq.core.deadline import Deadline
 log = logging.getLogger(__name__)
 
 COUNTS = (1, 2, 4, 8, 16, 32)  # of groups of nodes that are left in float
-# None in float, each of `COUNTS`, and two searches that end at the first failure.
+# The tests are of no node in float, of each of `COUNTS`, and of two searches that end at the first
+# failure.
 TESTS = len(COUNTS) + 3
 
 
@@ -34,8 +35,8 @@ class Trial:
     Attributes:
         nodes: nodes left in float, by ONNX name.
         value: the tie-adjusted metric on the held-out samples.
-        drop: its loss against the FP32 network, see `Metric.loss`.
-        size_bytes, path: size and path of its file.
+        drop: the loss of `value` against FP32, see `Metric.loss`.
+        size_bytes, path: size and path of the quantized file.
         p: one-sided p-value of "the drop is at `max_drop` or above".
         samples: number of scored samples; a trial stops when its test is decided.
     """
@@ -73,7 +74,7 @@ class Trials:
         return None
 
 
-Groups = Sequence[Sequence[str]]  # of nodes, the one that adds most noise first
+Groups = Sequence[Sequence[str]]  # groups of nodes, the noisiest first
 Accept = Callable[[Trial], bool]
 Keeps = Callable[[Groups], bool]
 
@@ -87,12 +88,12 @@ def select(
 ) -> list[str]:
     """Return the nodes to leave in float.
 
-    If no choice keeps `max_drop`, the one with the smallest drop is taken, with a warning.
+    If no choice keeps `max_drop`, the choice with the smallest drop is taken, with a warning.
 
     Args:
         rank: returns the groups; called only if needed.
-        level: level of each test; None: the measured drop decides.
-        deadline: no trial starts after it.
+        level: level of each test; if None, the measured drop decides.
+        deadline: the end of the search; no trial starts later.
     """
 
     def measured(trial: Trial) -> bool:
@@ -101,7 +102,7 @@ def select(
     def shown(trial: Trial) -> bool:
         return level is not None and trial.p <= level
 
-    # First by the test, then by the measured drop
+    # Accept first by the test, and if that fails by the measured drop
     groups: Groups | None = None
     first = trials(())
     criteria = (measured,) if level is None else (shown, measured)
@@ -124,7 +125,7 @@ def select(
         if kept:
             return join(_take_back(kept, keeps))
 
-    # No choice is accepted: the smallest drop
+    # No choice is accepted, so take the smallest drop
     best = min(trials.steps, key=lambda trial: (trial.drop, len(trial.nodes)))
     if deadline.is_over:
         deadline.cut(
@@ -154,7 +155,7 @@ def _double(groups: Groups, keeps: Keeps, perfect: Keeps) -> Groups:
     """Return the first 1, 2, 4, ... groups that are accepted, shortened; empty if none are.
 
     Args:
-        perfect: whether a trial lost nothing, so that more nodes in float cannot help.
+        perfect: returns whether a trial lost nothing, so that more nodes in float cannot help.
     """
     if not groups:
         return []

@@ -23,9 +23,9 @@ from resnet8ptq.graph.session import end_at_logits, open_session
 
 Array = NDArray[np.float64]
 SAMPLES = 4
-RUNS = 64  # of the network; each halving takes two
-LEAST = 0.01  # of the whole noise: a smaller group is not halved
-# Their output has the levels of their input, so leaving only one of the two in float gains nothing.
+RUNS = 64  # most runs of the network; each halving takes two
+LEAST = 0.01  # share of the whole noise below which a group is not halved
+# The output of these operators has the levels of their input: only both in float gain something.
 _SAME_LEVELS = {
     "MaxPool",
     "Transpose",
@@ -43,8 +43,8 @@ class NoiseSource:
     """Tensors that can only be rounded together.
 
     Attributes:
-        nodes: the tensors stay in float if all these nodes do.
-        noise: noise added to the output, relative to its power.
+        nodes: the nodes that must all stay in float for the tensors to stay in float.
+        noise: noise added to the output, relative to the output's power.
     """
 
     nodes: tuple[str, ...]
@@ -109,7 +109,7 @@ def halve(
     measure: Callable[[Sequence[NoiseSource]], float],
     runs: int = RUNS,
 ) -> list[tuple[float, Sequence[NoiseSource]]]:
-    """Return groups of sources with their noise; the highest noise per source first.
+    """Return groups of sources with their noise, the highest noise per source first.
 
     The noisiest group is halved repeatedly, with at most `runs` measurements.
     """

@@ -2,10 +2,10 @@
 
 Q and DQ around a small layer can cost more than its integer kernel saves. The network is cut into
 blocks, in the order of execution. All files that are quantized up to a cut, or from a cut on, are
-timed in turns. Each has one border; they give the time that 8 bits save in each block, and that of
-each border. Of all placements with blocks of both kinds, the one with the smallest sum is timed
-again, in turns with all layers in 8 bits and with FP32, because sums of differences are only an
-estimate.
+timed in turns. Each file has one border between 8 bits and float. Their times give the time that 8
+bits save in each block, and the time of each border. Of all placements with blocks of both kinds,
+the one with the smallest sum is timed again, in turns with all layers in 8 bits and with FP32,
+because sums of differences are only an estimate.
 """
 
 import logging
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 FILE = "placement.csv"
 MOST = 10  # blocks; twice as many files are timed
-GAIN = 0.02  # part of the time that 8 bits must save
+GAIN = 0.02  # share of the time that 8 bits must save
 ALL = "all in 8 bits"
 NONE = "FP32"
 PLACED = "placement"
@@ -46,7 +46,7 @@ PLACED = "placement"
 
 @dataclass(frozen=True)
 class PlacedBlock:
-    """A run of nodes that is in 8 bits or in float as a whole.
+    """A sequence of nodes that is in 8 bits or in float as a whole.
 
     Attributes:
         nodes: the names of its nodes, in the order of execution.
@@ -79,7 +79,7 @@ class Placement:
     Attributes:
         nodes: nodes that stay in float for speed.
         layers: the number of layers among them.
-        milliseconds: typical latency of each whole that was timed, by `ALL`, `NONE` and `PLACED`.
+        milliseconds: typical latency of each timed network, by `ALL`, `NONE` and `PLACED`.
     """
 
     nodes: tuple[str, ...]
@@ -104,11 +104,12 @@ class Placement:
 def choose(work: Workspace, prepared: Prepared) -> Placement:
     """Return the fastest placement that was timed; write `placement.csv`.
 
-    Nodes that other decisions leave in float stay there. A limit on the loss is still met, because
-    fewer layers are rounded.
+    Nodes that other decisions leave in float stay in float. A limit on the loss is still met,
+    because fewer layers are rounded.
 
     Raises:
-        UnsupportedError: no placement is faster than FP32, or the file only simulates its kernels.
+        UnsupportedError: no placement is faster than FP32, or the file only simulates integer
+        kernels.
     """
     start = time.perf_counter()
     quantizer = work.settings.quantizer
@@ -176,7 +177,7 @@ def find_blocks(graph: onnx.GraphProto, layers: set[str]) -> list[PlacedBlock]:
     Args:
         layers: names of the quantized layers.
     """
-    steps: list[list[onnx.NodeProto]] = [[]]  # each a layer with the operators behind it
+    steps: list[list[onnx.NodeProto]] = [[]]  # each step is a layer with the operators after it
     has_layer = False
     for node in graph.node:
         is_layer = node.name in layers
@@ -185,7 +186,7 @@ def find_blocks(graph: onnx.GraphProto, layers: set[str]) -> list[PlacedBlock]:
         has_layer = has_layer or is_layer
         steps[-1].append(node)
 
-    # The steps that each step reads from
+    # Find the steps whose tensors each step reads
     made: dict[str, int] = {}  # tensors, with the step that computes them
     sources: list[set[int]] = []
     for number, step in enumerate(steps):
@@ -221,7 +222,7 @@ def solve(up_to: Sequence[float], from_on: Sequence[float]) -> Times:
 
 
 def find_fastest(times: Times) -> list[bool]:
-    """Return whether each block is in 8 bits: the mixed placement with the smallest sum of times.
+    """Return for each block whether it is in 8 bits, in the mixed placement with the least time.
 
     A block in 8 bits must save `GAIN` of an equal share of FP32's time.
     """
@@ -281,7 +282,7 @@ class _Variants:
         placements = [[True] * count]
         for border in range(1, count):  # the first blocks in 8 bits
             placements.append([True] * border + [False] * (count - border))
-        for border in range(1, count):  # the last ones
+        for border in range(1, count):  # the last blocks in 8 bits
             placements.append([False] * border + [True] * (count - border))
         loads = [self._load_fp32()]
         for placement in track(placements, "Quantizing blocks", "files"):

@@ -69,16 +69,16 @@ def _choose_bits(
     max_bytes: int | None,
     max_drop: float | None,
 ) -> bits_search.TriedPlan:
-    """Choose a plan; without `max_bytes`, one proven, or else measured, to be within `max_drop`.
+    """Choose a plan within `max_bytes`, or one proven or else measured to be within `max_drop`.
 
     Args:
-        narrow: the options without layers in float, which are tried first.
+        narrow: the options of layers in 8 bits or fewer, whose plans are tried first.
     """
     plans = [bits_search.find_plans(narrow)]
     if max_bytes is None and narrow != options:
         plans.append(bits_search.find_plans(options))
 
-    # First plans that a test proves to be within max_drop
+    # First try plans that a test proves to be within max_drop
     if max_bytes is None:
         for some in plans:
             level = bits_search.level_of(some) / len(plans)
@@ -87,7 +87,7 @@ def _choose_bits(
                 return bits_search.choose(some, by_test, max_bytes, max_drop=max_drop, level=level)
         exclusion.warn_of_unproven("precision.plan=auto", "precision.max_drop", max_drop or 0.0)
 
-    # Then plans that are measured to be within the limit
+    # Then try plans that are measured to be within the limit
     measured = partial(attempt, None)
     for some in plans[:-1]:
         with suppress(ConfigError):
@@ -110,7 +110,7 @@ def _try_plan(
     if bounded:
         return bits_search.TriedPlan(bits, size)
 
-    # Without a limit of bytes, the drop decides
+    # Without a limit on bytes, the drop decides
     limit = config.precision.max_drop or 0.0
     tried = try_choice(
         work.evaluator, quantized.path, samples=work.samples.held_out, limit=limit, level=level
@@ -121,7 +121,7 @@ def _try_plan(
 
 
 def _learn_narrow(work: Workspace, prepared: Prepared, widths: list[int]) -> bits_search.Learned:
-    """If rounding will be learned, learn it for each layer in each width."""
+    """If the run learns rounding, learn it for each layer in each width."""
     config = work.config
     if not config.corrections.adaround:
         return {}

@@ -9,13 +9,13 @@ from resnet8ptq.tasks.scoring.metric import Metric
 
 @dataclass(frozen=True)
 class LayerSensitivity:
-    """The result with only one layer quantized, or only one layer in float.
+    """The result with only one layer quantized, or with only one layer in float.
 
     Attributes:
         name: the short name; `node` is the name in the ONNX graph, for `nodes_to_exclude`.
         sqnr_db: SQNR of the output over all samples; see `tasks.scoring.distortion`.
         lost: the loss of `value` against FP32, see `Metric.loss`.
-        saved_bytes: the FP32 artifact's size minus this one's.
+        saved_bytes: the FP32 artifact's size minus this artifact's size.
     """
 
     name: str
@@ -32,7 +32,7 @@ class SensitivityResult(RunResult):
     """The layers, most sensitive first.
 
     Attributes:
-        layers: with one layer quantized, lowest SQNR first; with one in float, highest first,
+        layers: lowest SQNR first with one layer quantized; highest first with one layer in float,
             because that layer harms most.
         whole: the same metrics with every layer quantized.
         output: the kind of outputs of the SQNR: `logits`, `probabilities` or `values`.

@@ -1,7 +1,7 @@
 """Layer sensitivity: how the output changes when one layer, or all but one, is quantized.
 
-It is measured on training samples that did not calibrate, never on test samples, because it serves
-to choose layers.
+Sensitivity is measured on training samples that did not calibrate, never on test samples, because
+it serves to choose layers.
 """
 
 import math
@@ -38,7 +38,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> SensitivityResul
     # A layer that the settings name must be one that the framework takes.
     resolved = settings.vary(**{_NAMED[mode]: ["a layer"]}).quantizer.resolve()
     evaluator, samples = open_subject(settings, run)
-    if config.method == "weight_only":  # takes some of the layers only
+    if config.method == "weight_only":  # this method quantizes only some of the layers
         settings = fit_settings(settings, evaluator.network)
         evaluator = evaluator.with_quantizer(settings.quantizer)
         config = settings.config
@@ -50,7 +50,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> SensitivityResul
     params = {**resolved.to_params(), "sqnr_of": result.output, **samples.digests}
     result = replace(result, resolved=params)
 
-    # Imports matplotlib, which a run that only excludes layers does not need.
+    # The table imports matplotlib, which a run that only excludes layers does not need.
     from resnet8ptq.experiment.layers import sensitivity_table
 
     sensitivity_table.write_sensitivity(folder, config, result)
@@ -59,7 +59,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> SensitivityResul
 
 
 def cut_softmax(network: Fp32Model, path: Path) -> Fp32Model:
-    """Write the network without its final softmax to `path`; return it unchanged if it has none."""
+    """Return the network without its final softmax, written to `path`; unchanged if it has none."""
     proto = onnx.load(network.onnx_path)
     if not end_at_logits(proto):
         return network
@@ -75,8 +75,8 @@ class Layers:
         """Cut the softmax from the FP32 network, and from the corrected one if different.
 
         Args:
-            work: `analysis.mode` sets whether one layer is quantized, or all but one; the tuning
-                samples are measured.
+            work: the run, whose `analysis.mode` sets whether one layer is quantized or all but one,
+                and whose tuning samples are measured.
         """
         fp32 = cut_softmax(work.fp32, work.scratch / "fp32_logits.onnx")
         self.network = fp32
@@ -95,8 +95,8 @@ class Layers:
     def nodes(self) -> dict[str, str]:
         """The layers' nodes in the ONNX graph, by short name.
 
-        They include attention's products. `+analysis=sensitivity` also quantizes those that
-        `attention=weights` leaves in float.
+        The layers include attention's products. `+analysis=sensitivity` also quantizes the products
+        that `attention=weights` leaves in float.
         """
         graph = onnx.load(self.network.onnx_path).graph
         selection = self.work.settings.quantizer.select(self.decisions)

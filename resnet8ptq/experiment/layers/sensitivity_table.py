@@ -84,7 +84,7 @@ def describe(config: RunConfig) -> str:
 
 
 def draw_sensitivity(result: SensitivityResult, title: str) -> Figure:
-    """Draw three bars for each layer, the first on top; a line shows all layers quantized."""
+    """Draw three bars for each layer, the first layer on top; a line marks all layers quantized."""
     layers = result.layers
     metric = result.metric
     whole_db = result.whole.sqnr_db
@@ -103,8 +103,7 @@ def draw_sensitivity(result: SensitivityResult, title: str) -> Figure:
     # One panel for each measure
     positions = range(len(layers))
     for axes, (values, label, name) in zip(panels, columns, strict=True):
-        # An output that did not change has an infinite SQNR: its label shows that, and it has no
-        # bar.
+        # An output that did not change has an infinite SQNR, which only its label shows.
         lengths = [value if math.isfinite(value) else 0 for value in values]
         bars = axes.barh(positions, lengths, color="tab:blue", height=0.65)
         axes.bar_label(bars, fmt=label, padding=3, fontsize=9)
@@ -114,7 +113,7 @@ def draw_sensitivity(result: SensitivityResult, title: str) -> Figure:
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.tick_params(axis="y", length=0)
 
-    # The line would cross numbers at the bars' ends: here they stand by the names.
+    # Put SQNRs beside the names, because the line would cross numbers at the bars' ends.
     named = [f"{plain(layer.name)}  {layer.sqnr_db:.1f}" for layer in layers]
     panels[0].set_yticks(positions, named)
     panels[0].invert_yaxis()
