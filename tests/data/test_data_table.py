@@ -554,10 +554,30 @@ def test_booleans_take_the_order_of_classes_in_any_case(tmp_path):
     assert whole(data)[1].tolist() == [int(value == 2.5) for value in whole(data)[0][:, 0]]
 
 
-def test_one_hot_lists_of_two_classes(tmp_path):
+ONE_HOT = [[0, 1, 0], [0, 0, 1], [1, 0, 0], [0, 1, 0]]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        {"y": ONE_HOT},
+        {"y": (np.array(ONE_HOT) == 1).tolist()},
+        {"y": np.float64(ONE_HOT).tolist()},
+        {f"y_{number}": values for number, values in enumerate(zip(*ONE_HOT, strict=True))},
+        {f"y_{number}": values for number, values in enumerate(np.float64(ONE_HOT).T)},
+    ],
+)
+def test_one_hot_labels_are_classes(rows, caplog):
+    caplog.set_level("INFO")
+    content = DataTable(Path("t"), pa.table(rows), "")
+    labels, classes, _ = columns.labels(content, [*rows], None)
+    assert labels.tolist() == [1, 2, 0, 1] and len(classes) == 3
+    assert "one-hot, taken as 3 classes" in caplog.text
+
+
+def test_one_hot_lists_of_two_classes():
     content = DataTable(Path("t"), pa.table({"y": [[0, 1], [1, 0], [0, 1]]}), "")
-    labels = columns.labels(content, ["y"], None)[0]
-    assert labels.tolist() == [[False, True], [True, False], [False, True]]
+    assert columns.labels(content, ["y"], None)[0].tolist() == [1, 0, 1]
 
 
 def test_tab_separated_files_are_tables(tmp_path):

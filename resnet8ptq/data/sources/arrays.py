@@ -749,11 +749,7 @@ def _read_labels(labels: _Sourced) -> Array:
     """
     stored = labels.values
     if _is_binary(stored):
-        if (stored.sum(axis=1) == 1).all():
-            log.info("%s: one-hot, taken as %d classes", labels, stored.shape[1])
-            return stored.argmax(axis=1)
-        log.info("%s: 0 and 1, taken as several labels of %d classes", labels, stored.shape[1])
-        return stored.astype(np.bool_)
+        return read_binary(stored, labels)
     if stored.dtype.kind == "f":
         _check_finite(labels)
         return stored
@@ -779,6 +775,19 @@ def _read_labels(labels: _Sourced) -> Array:
             f"[N, height, width, 1 or 3]{mend}"
         )
     return check_labels(stored.reshape(-1), labels)
+
+
+def read_binary(rows: Array, source: object) -> Array:
+    """Return classes [N] of one-hot rows [N, classes], or several labels [N, classes] bool.
+
+    Args:
+        rows: 0 and 1.
+    """
+    if (rows.sum(axis=1) == 1).all():
+        log.info("%s: one-hot, taken as %d classes", source, rows.shape[1])
+        return rows.argmax(axis=1)
+    log.info("%s: 0 and 1, taken as several labels of %d classes", source, rows.shape[1])
+    return rows.astype(np.bool_)
 
 
 def _read_masks(labels: _Sourced) -> NDArray[np.uint8]:

@@ -7,6 +7,7 @@ import logging
 import math
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -347,7 +348,7 @@ def labels(
     Integers are labels from 0. Each distinct text is a class, in the order of `classes`, or by
     default in alphabetical order. Floats are regression targets, without classes. Lists, texts with
     `SEPARATOR`, and several columns of 0 and 1 give several labels for each sample, [N, classes]
-    bool. A column of `TRANSCRIPTS` holds texts, [N].
+    bool; one-hot lists and columns give classes. A column of `TRANSCRIPTS` holds texts, [N].
 
     Raises:
         DataError: a label is missing or has another type; the message names the row.
@@ -376,6 +377,9 @@ def labels(
         return _several(rows, source, classes)
     if is_text(column):
         return _by_name(column, source, classes)
+    if _is_list(column.type) and pa.types.is_floating(column.type.value_type):
+        with suppress(pa.ArrowInvalid):  # fractions, which are refused below
+            column = column.cast(pa.list_(pa.int64()))  # one-hot, as Keras writes them
     if _is_list(column.type) and not pa.types.is_floating(column.type.value_type):
         return _several(column.to_pylist(), source, classes)
     if pa.types.is_floating(column.type):
@@ -434,7 +438,7 @@ def word_labels(
 
 def _of_columns(
     table: DataTable, names: Sequence[str], classes: Sequence[str] | None
-) -> tuple[NDArray[np.bool_], tuple[str, ...], bool]:
+) -> tuple[NDArray[Any], tuple[str, ...], bool]:
     """Return columns of 0 and 1, one for each class, as labels; `classes` renames the classes."""
     rows = np.stack([_read_numbers(table, name) for name in names], axis=1)
     if not np.isin(rows, (0, 1)).all():
@@ -443,17 +447,17 @@ def _of_columns(
             "a column of 0 and 1 for each class"
         )
     named, _ = arrays.name_classes(table.source, len(names) - 1, classes or names)
-    return rows.astype(np.bool_), named, True
+    return arrays.read_binary(rows, f"{table.source}: columns {list_names(names)}"), named, True
 
 
 def _several(
     rows: Sequence[Sequence[Any]], source: str, classes: Sequence[str] | None
-) -> tuple[NDArray[np.bool_], tuple[str, ...], bool]:
+) -> tuple[NDArray[Any], tuple[str, ...], bool]:
     """Return lists of labels, texts or integers from 0, as [N, classes]; a list may be empty.
 
     Lists of 0 and 1 of equal length are taken as rows of this matrix in two cases: one of them
     repeats a value, which lists of labels do not; or all hold both values, which as labels would be
-    the same for each sample.
+    the same for each sample. A one-hot matrix is returned as classes, [N].
 
     Raises:
         DataError: a label is not a class; the message names the row.
@@ -471,7 +475,7 @@ def _several(
     of_one_length = len({*map(len, rows)}) == 1
     if of_one_length and (is_repeated or len(rows[0]) == 2) and different <= {0, 1}:
         named_classes = arrays.name_classes(source, len(rows[0]) - 1, classes)
-        return np.array(rows, np.bool_), *named_classes
+        return arrays.read_binary(np.array(rows), source), *named_classes
 
     # Find the classes, and the number of each label
     known: dict[Any, int]
