@@ -151,7 +151,7 @@ def test_pictures_elsewhere(tmp_path):
 def test_paths_that_all_lead_nowhere_ask_for_the_folder(tmp_path, on_bad):
     (tmp_path / "lists").mkdir()
     path = write(tmp_path / "lists" / "a.csv", **write_pictures(tmp_path / "pictures"))
-    with pytest.raises(DataError, match=r"row 1: .*0\.png: no such file.*data\.folder: got null"):
+    with pytest.raises(DataError, match=r"line 2: .*0\.png: no such file.*data\.folder: got null"):
         read(path, on_bad=on_bad)
 
 
@@ -170,7 +170,7 @@ def test_equal_samples_in_both_sides_are_named(tmp_path, caplog):
     path = write(tmp_path / "a.csv", **content)
     read(path)
     assert "1 of 2 test samples are training samples too" in caplog.text
-    assert f"{path}: row 4 is {path}: row 1" in caplog.text
+    assert f"{path}: line 5 is {path}: line 2" in caplog.text
 
 
 def test_unreadable_pictures_are_left_out_with_their_labels(tmp_path, caplog):
@@ -178,13 +178,49 @@ def test_unreadable_pictures_are_left_out_with_their_labels(tmp_path, caplog):
     (tmp_path / "red" / "1.png").write_bytes(b"no picture")
     content["path"][4] = "green/gone.png"
     path = write(tmp_path / "a.csv", **content, split=["train", "test"] * 4)
-    with pytest.raises(DataError, match=r"a\.csv: row 2: .*1\.png: cannot be read .* and 1 others"):
+    with pytest.raises(
+        DataError, match=r"a\.csv: line 3: .*1\.png: cannot be read .* and 1 others"
+    ):
         read(path)
     data = read(path, on_bad="skip")
     assert "2 of 8 pictures cannot be read" in caplog.text and "(no such file)" in caplog.text
     assert (len(data.train), len(data.test)) == (3, 3)
     for split in (data.train, data.test):
         assert np.array_equal(split.stored[:][:, 0, 0].argmax(1), 1 - split.labels)
+
+
+@pytest.mark.parametrize(
+    ("content", "lines"),
+    [
+        ("a,label\n1,0\n2,1\n3,0", [2, 3, 4]),
+        ("a,label\n\n1,0\n2,1\n\n\n3,0\n", [3, 4, 7]),
+        ("a,label\r\n1,0\r\n\r\n2,1\r\n3,0\r\n", [2, 4, 5]),
+        ("a,note,label\n1,x,0\n2,'one\ntwo',1\n3,y,0", [2, 3, 5]),
+        ("a;label\n\n1;0\n2;1\n3;0\n", [3, 4, 5]),
+    ],
+)
+def test_a_row_is_named_by_its_line(content, lines, tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes(content.replace("'", '"').encode())
+    data = read(path)
+    named = {}
+    for split in (data.train, data.test):
+        named.update(zip(split.stored[:][:, 0].tolist(), split.names, strict=True))
+    assert [named[value] for value in (1, 2, 3)] == [f"{path}: line {line}" for line in lines]
+
+
+def test_rows_of_a_second_file_are_named_by_it(tmp_path):
+    first = write(tmp_path / "a.csv", a=[1.5, 2.5], label=[0, 1])
+    second = write(tmp_path / "b.parquet", a=[3.5, 4.5], label=[0, 1])
+    data = read(first, test=str(second))
+    assert [*data.train.names] == [f"{first}: line 2", f"{first}: line 3"]
+    assert [*data.test.names] == [f"{second}: row 1", f"{second}: row 2"]
+
+
+def test_a_label_of_words_is_named_by_its_row():
+    words = pa.table({"words": [["a", "b"], ["c"]], "tags": [["O", "O"], [None]]})
+    with pytest.raises(DataError, match="column 'tags', row 2: holds nothing"):
+        columns.word_labels(DataTable(Path("t"), words, ""), ["tags"], None, "words")
 
 
 # What is refused
@@ -197,7 +233,10 @@ CELLS = {
     "one class": ({"label": ["no"] * 8}, "has 1 different labels; expected 2 to 1000"),
     "NaN": ({"b": [1.0] * 4 + [float("nan")] * 4}, "column 'b', row 5: NaN or infinity"),
     "nothing": ({"b": [1.0, None] * 4}, "column 'b', row 2: holds nothing"),
-    "ragged lists": ({"x": [[1, 2]] * 7 + [[1]]}, "column 'x', row 8: has 1 values, row 1 2"),
+    "ragged lists": (
+        {"x": [[1, 2]] * 7 + [[1]]},
+        "column 'x', row 8: has 1 values, the first row 2",
+    ),
     "nothing in a list": ({"x": [[1, 2]] * 7 + [[1, None]]}, "column 'x', row 8: holds nothing"),
     "another split": ({"split": ["train", "tast"] * 4}, "row 2: got 'tast', expected train | "),
     "no test side": ({"split": ["train"] * 8}, "has 8 rows to train and 0 to test"),
@@ -224,7 +263,7 @@ def test_targets_with_decimal_commas_are_named(tmp_path):
 
 def test_text_among_numbers_is_named(tmp_path):
     path = write(tmp_path / "a.csv", a=["1", "x", "2"], b=[1, 2, 3], y=[0, 1, 1])
-    with pytest.raises(DataError, match=r"column 'a', row 2: got 'x', expected a number"):
+    with pytest.raises(DataError, match=r"column 'a', line 3: got 'x', expected a number"):
         read(path, inputs=["a", "b"])
 
 
@@ -236,7 +275,7 @@ def test_columns_that_are_not_there(tmp_path):
         read(path, labels="kinds")
     with pytest.raises(ConfigError, match=r"data\.split: got side, .* has no column of that name"):
         read(path, labels="kind", split="side")
-    with pytest.raises(DataError, match=r"column 'day', row 1: got datetime.*expected a number"):
+    with pytest.raises(DataError, match=r"column 'day', line 2: got datetime.*expected a number"):
         read(path, labels="kind", inputs=["day"])
     (tmp_path / "b.csv").write_text("a,a,y\n1,2,0\n")
     with pytest.raises(
@@ -256,7 +295,7 @@ def test_a_path_outside_is_refused(tmp_path, name):
     with pytest.raises(DataError) as caught:
         read(path, on_bad="skip")
     assert str(caught.value) == (
-        f"{path}: column 'path', row 3: got {name}, outside of {root}; expected paths below it; "
+        f"{path}: column 'path', line 4: got {name}, outside of {root}; expected paths below it; "
         "data.folder= sets another folder"
     )
 
@@ -534,8 +573,8 @@ def test_spaces_and_a_mark_before_the_names(tmp_path):
 @pytest.mark.parametrize(
     ("content", "encoding", "says"),
     [
-        ("a,label\n1,ü\n2,o\n", "latin-1", "column 'label', row 1: is not in UTF-8"),
-        ("path,label\nö.png,0\n", "cp1252", "column 'path', row 1: is not in UTF-8"),
+        ("a,label\n1,ü\n2,o\n", "latin-1", "column 'label', line 2: is not in UTF-8"),
+        ("path,label\nö.png,0\n", "cp1252", "column 'path', line 2: is not in UTF-8"),
         ("größe,label\n1,0\n", "latin-1", "its line of names is not in UTF-8"),
         ("a,label\n1,0\n", "utf-16", "is in UTF-16, expected UTF-8"),
     ],
@@ -602,7 +641,7 @@ def test_columns_of_one_file_only_are_listed(tmp_path, caplog):
     caplog.set_level("INFO")
     first = write(tmp_path / "a.csv", a=[1.5, 2.5], b=[1.5, 2.5], label=[0, 1])
     second = write(tmp_path / "b.csv", a=[3.5, 4.5], label=[0, 1])
-    with pytest.raises(DataError, match=r"column 'b', row 3: holds nothing"):
+    with pytest.raises(DataError, match=r"b\.csv: column 'b', line 2: holds nothing"):
         read(first, test=str(second))
     assert "b.csv: columns in one of both files only: b" in caplog.text
 

@@ -402,8 +402,8 @@ def test_deeply_nested_rows_are_one_line(read, tmp_path):
 def test_a_sentence_with_a_label_too_few_is_named(read, tmp_path):
     rows = [{"tokens": ["rain", "snow"], "tags": ["O"] * n} for n in (2, 1)]
     path = tmp_path / "news.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)))
-    with pytest.raises(DataError, match="row 2: has 1 labels and 2 words"):
+    path.write_text("\n\n".join(map(json.dumps, rows)))
+    with pytest.raises(DataError, match="line 3: has 1 labels and 2 words"):
         read(path)
     path.write_text(json.dumps({"tokens": ["rain", "snow"], "label": "O"}))
     with pytest.raises(DataError, match="expected lists of a label for each word"):

@@ -45,6 +45,7 @@ def test_splits_and_class_names_are_kept(tmp_path, side):
     data = read(tmp_path / "a")
     assert (data.name, data.class_names, data.named) == ("a", ("red", "green"), True)
     assert (len(data.train), len(data.test)) == (4, 2)
+    assert data.test.names[0] == f"{tmp_path / 'a' / side}: row 1"
     for split in (data.train, data.test):
         assert np.array_equal(split.stored[:][:, 0, 0].argmax(1), split.labels)
 

@@ -73,7 +73,7 @@ CASES = {
     ),
     "NaN in a table": (
         lambda p: table(p, "a,b,y\n1,2,0\n3,nan,1\n"),
-        "a.csv: column 'b', row 2: holds nothing, or NaN; expected a value",
+        "a.csv: column 'b', line 3: holds nothing, or NaN; expected a value",
     ),
     "a size that is not settled": (free_network, "own.onnx: "),
     "a module that does not import": (

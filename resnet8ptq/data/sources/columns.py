@@ -1,15 +1,12 @@
-"""Reads columns of an Arrow table: numbers as samples, and text as paths of pictures or classes.
-
-Messages count rows from 1, without the header.
-"""
+"""Reads columns of an Arrow table: numbers as samples, and text as paths of pictures or classes."""
 
 import logging
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +21,7 @@ from resnet8ptq.data.decoding import Picture
 from resnet8ptq.data.lazy import AT_ONCE
 from resnet8ptq.data.sources import arrays
 from resnet8ptq.data.sources.arrays import MAX_CLASSES, MAX_SAMPLES, list_names
+from resnet8ptq.data.sources.rows import FileRows, RowNames
 
 PICTURES = ("path", "file", "file_name", "filename", "image", "img", "picture")
 LABELS = (*arrays.LABELS, "class")
@@ -37,15 +35,26 @@ _INDEX = "__index_level_"  # begins the name that pandas gives to an index witho
 log = logging.getLogger(__name__)
 
 Column = Any  # pa.ChunkedArray, for which pyarrow has no types
+NameCell = Callable[[int], str]  # returns the name of a row's cell; see `RowNames`
 
 
 @dataclass(frozen=True)
 class DataTable:
-    """A table of named columns, and the file that it comes from."""
+    """A table of named columns, and the file that it comes from.
+
+    Attributes:
+        files: the rows of each file; empty: all are of `source`, and counted from 1.
+    """
 
     source: Path
     columns: pa.Table
     sha256: str
+    files: Sequence[FileRows] = ()
+
+    @cached_property
+    def rows(self) -> RowNames:
+        """The names of the rows."""
+        return RowNames(self.files or [FileRows(self.source, len(self.columns))])
 
     @cached_property
     def names(self) -> list[str]:
@@ -172,12 +181,13 @@ def check_left_out(table: DataTable, name: str, column: Column) -> None:
     if 2 * count < len(column):
         return
     row, got = _first_not_a_number(column)
+    cell = table.rows.cell(name, row)
     mend = "data.inputs='[a,b]' names the columns to take"
     if got[1:-1] and _DECIMAL_COMMA.fullmatch(got[1:-1]):
         mend = "try a decimal point, not a comma"
     raise DataError(
-        f"{table.source}: column {name!r}, row {row}: got {got}, where {count} of {len(column)} "
-        f"rows hold numbers; expected a number in each; {mend}"
+        f"{cell}: got {got}, where {count} of {len(column)} rows hold numbers; expected a number "
+        f"in each; {mend}"
     )
 
 
@@ -195,9 +205,9 @@ def pictures_at(table: DataTable, name: str, folder: Path) -> list[Picture]:
     """
     top = folder.resolve()
     pictures = []
-    for row, text in enumerate(table.column("data.inputs", name).to_pylist(), 1):
-        cell = f"{table.source}: column {name!r}, row {row}"
+    for row, text in enumerate(table.column("data.inputs", name).to_pylist()):
         if not text:
+            cell = table.rows.cell(name, row)
             raise DataError(f"{cell}: holds nothing; expected the path of a picture")
         path = top / text
         try:
@@ -205,11 +215,12 @@ def pictures_at(table: DataTable, name: str, folder: Path) -> list[Picture]:
         except (OSError, RuntimeError):  # links form a loop
             is_inside = False
         if not is_inside:
+            cell = table.rows.cell(name, row)
             raise DataError(
                 f"{cell}: got {text}, outside of {top}; expected paths below it; data.folder= sets "
                 "another folder"
             )
-        pictures.append(Picture(f"{table.source}: row {row}: {path}", path))
+        pictures.append(Picture(f"{table.rows.name(row)}: {path}", path))
     return pictures
 
 
@@ -226,10 +237,10 @@ def packed_pictures(table: DataTable, name: str, folder: Path) -> list[Picture]:
         content = pc.struct_field(content, "bytes")
         if content.null_count == len(content):
             return pictures_at(replace(table, columns=pa.table({name: paths})), name, folder)
-    check_filled(content, f"{table.source}: column {name!r}")
+    check_filled(content, partial(table.rows.cell, name))
     pictures = []
-    for row, packed in enumerate(content, 1):
-        pictures.append(Picture(f"{table.source}: row {row}", packed.as_py))
+    for row, packed in enumerate(content):
+        pictures.append(Picture(table.rows.name(row), packed.as_py))
     return pictures
 
 
@@ -284,37 +295,38 @@ def _common_dtype(parts: Sequence[NDArray[Any]]) -> np.dtype[Any]:
 def _read_numbers(table: DataTable, name: str) -> NDArray[Any]:
     """Return a column of numbers as [N], or of lists of numbers as [N, ...]."""
     column = table.column("data.inputs", name)
-    source = f"{table.source}: column {name!r}"
+    cell = partial(table.rows.cell, name)
     shape = [len(column)]
     if not is_numbers(column):
         row, got = _first_not_a_number(column)
-        raise DataError(f"{source}, row {row}: got {got}, expected a number")
+        raise DataError(f"{cell(row)}: got {got}, expected a number")
     while _is_list(column.type):
         per_row = math.prod(shape[1:])
-        check_filled(column, source, per_row)
+        check_filled(column, cell, per_row)
         lengths = pc.list_value_length(column).to_numpy()
         odd = np.flatnonzero((lengths != lengths[0]) | (lengths == 0))
         if odd.size:
             raise DataError(
-                f"{source}, row {odd[0] // per_row + 1}: has {lengths[odd[0]]} values, row 1 "
+                f"{cell(odd[0] // per_row)}: has {lengths[odd[0]]} values, the first row "
                 f"{lengths[0]}; expected equal numbers"
             )
         shape.append(int(lengths[0]))
         column = pc.list_flatten(column)
-    check_filled(column, source, math.prod(shape[1:]))
+    check_filled(column, cell, math.prod(shape[1:]))
     values = column.to_numpy().reshape(shape)
     if values.dtype.kind == "b":
         return values.astype(np.uint8)
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         first = int(np.argwhere(~np.isfinite(values))[0, 0])
-        raise DataError(f"{source}, row {first + 1}: NaN or infinity; expected finite numbers")
+        raise DataError(f"{cell(first)}: NaN or infinity; expected finite numbers")
     return values
 
 
-def check_filled(column: Column, source: str, per_row: int = 1) -> None:
+def check_filled(column: Column, cell: NameCell, per_row: int = 1) -> None:
     """Check that a column has no empty cell.
 
     Args:
+        cell: returns the name of a row's cell.
         per_row: number of cells for each row of the table.
 
     Raises:
@@ -322,22 +334,20 @@ def check_filled(column: Column, source: str, per_row: int = 1) -> None:
     """
     if column.null_count:
         first = int(np.flatnonzero(pc.is_null(column))[0])
-        raise _empty(source, first // per_row)
+        raise _empty(cell(first // per_row))
 
 
-def _empty(source: str, index: int) -> DataError:
-    return DataError(
-        f"{source}, row {index + 1}: holds nothing, or NaN; expected a value in each row"
-    )
+def _empty(cell: str) -> DataError:
+    return DataError(f"{cell}: holds nothing, or NaN; expected a value in each row")
 
 
 def _first_not_a_number(column: Column) -> tuple[int, str]:
-    for row, value in enumerate(column.to_pylist(), 1):
+    for row, value in enumerate(column.to_pylist()):
         try:
             float(value)
         except (TypeError, ValueError):
             return row, printable(repr(value))[:80]
-    return 1, str(column.type)
+    return 0, str(column.type)
 
 
 def labels(
@@ -360,11 +370,12 @@ def labels(
         return _of_columns(table, names, classes)
     column = table.column("data.labels", name)
     source = f"{table.source}: column {name!r}"
+    cell = partial(table.rows.cell, name)
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.string())
         if classes is not None:  # Arrow writes booleans in lower case
             classes = [text.lower() for text in classes]
-    check_filled(column, source)
+    check_filled(column, cell)
 
     # The type of the column decides how its cells become labels
     if is_text(column) and classes is None and name.lower() in TRANSCRIPTS:
@@ -374,14 +385,14 @@ def labels(
         for text in column.to_pylist():
             parts = map(str.strip, text.split(SEPARATOR))
             rows.append(list(filter(None, parts)))
-        return _several(rows, source, classes)
+        return _several(rows, source, cell, classes)
     if is_text(column):
-        return _by_name(column, source, classes)
+        return _by_name(column, source, cell, classes)
     if _is_list(column.type) and pa.types.is_floating(column.type.value_type):
         with suppress(pa.ArrowInvalid):  # fractions, which are refused below
             column = column.cast(pa.list_(pa.int64()))  # one-hot, as Keras writes them
     if _is_list(column.type) and not pa.types.is_floating(column.type.value_type):
-        return _several(column.to_pylist(), source, classes)
+        return _several(column.to_pylist(), source, cell, classes)
     if pa.types.is_floating(column.type):
         return _read_numbers(table, name), (), True
     if not pa.types.is_integer(column.type):
@@ -407,31 +418,37 @@ def word_labels(
     """
     column = table.column("data.labels", names[0])
     source = f"{table.source}: column {names[0]!r}"
-    check_filled(column, source)
+    cell = partial(table.rows.cell, names[0])
+    check_filled(column, cell)
     if len(names) > 1 or not _is_list(column.type):
         raise DataError(f"{source}: got {column.type}, expected lists of a label for each word")
     sizes = pc.list_value_length(column).to_numpy()
     of_text = table.column("data.text", words)
-    check_filled(of_text, f"{table.source}: column {words!r}")
+    check_filled(of_text, partial(table.rows.cell, words))
     expected = pc.list_value_length(of_text).to_numpy()
     odd = np.flatnonzero(sizes != expected)
     if odd.size:
         first = odd[0]
         raise DataError(
-            f"{source}, row {first + 1}: has {sizes[first]} labels and {expected[first]} words; "
+            f"{cell(first)}: has {sizes[first]} labels and {expected[first]} words; "
             "expected one for each"
         )
 
     # Read the labels of all words at once, then divide them by text
     flat = pc.list_flatten(column)
-    check_filled(flat, source)
+    ends = np.cumsum(sizes)
+
+    def cell_of_word(index: int) -> str:
+        return cell(int(np.searchsorted(ends, index, side="right")))
+
+    check_filled(flat, cell_of_word)
     if is_text(flat):
-        numbers, tags, named = _by_name(flat, source, classes)
+        numbers, tags, named = _by_name(flat, source, cell_of_word, classes)
     else:
         numbers = arrays.check_labels(flat.to_numpy(), source)
         tags, named = arrays.name_classes(source, int(numbers.max()), classes)
     rows = np.empty(len(sizes), np.object_)
-    for row, end in enumerate(np.cumsum(sizes)):
+    for row, end in enumerate(ends):
         rows[row] = numbers[end - sizes[row] : end]
     return rows, tags, named
 
@@ -451,7 +468,7 @@ def _of_columns(
 
 
 def _several(
-    rows: Sequence[Sequence[Any]], source: str, classes: Sequence[str] | None
+    rows: Sequence[Sequence[Any]], source: str, cell: NameCell, classes: Sequence[str] | None
 ) -> tuple[NDArray[Any], tuple[str, ...], bool]:
     """Return lists of labels, texts or integers from 0, as [N, classes]; a list may be empty.
 
@@ -494,8 +511,8 @@ def _several(
         for label in row:
             if label not in known:
                 raise DataError(
-                    f"{source}, row {number + 1}: class {printable(str(label))!r} is none of "
-                    f"data.classes={list(names)}"
+                    f"{cell(number)}: class {printable(str(label))!r} is none of data.classes="
+                    f"{list(names)}"
                 )
             labels[number, known[label]] = True
     return labels, names, named
@@ -504,16 +521,16 @@ def _several(
 def groups(table: DataTable, name: str) -> NDArray[np.int64]:
     """Return the groups [N] of a column: equal numbers for equal cells."""
     cells = table.column("data.groups", name)
-    check_filled(cells, f"{table.source}: column {name!r}")
+    check_filled(cells, partial(table.rows.cell, name))
     return cells.combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
 
 
 def _by_name(
-    column: Column, source: str, classes: Sequence[str] | None
+    column: Column, source: str, cell: NameCell, classes: Sequence[str] | None
 ) -> tuple[NDArray[np.int64], tuple[str, ...], bool]:
     texts = [printable(text) for text in column.to_pylist()]
     if "" in texts:
-        raise _empty(source, texts.index(""))
+        raise _empty(cell(texts.index("")))
     if classes is None:
         classes = sorted(set(texts))
         log.info(
@@ -523,7 +540,8 @@ def _by_name(
         )
     unknown = sorted(set(texts) - set(classes))
     if unknown:
-        raise DataError(f"{source}: class {unknown[0]!r} is none of data.classes={list(classes)}")
+        first = cell(texts.index(unknown[0]))
+        raise DataError(f"{first}: class {unknown[0]!r} is none of data.classes={list(classes)}")
     if not 2 <= len(classes) <= MAX_CLASSES:
         mend = ""
         if all(map(_DECIMAL_COMMA.fullmatch, classes)):

@@ -20,13 +20,14 @@ from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.decoding import Picture
 from resnet8ptq.data.sources import SOURCES, table, texts, unpacking
 from resnet8ptq.data.sources.columns import LABELS, DataTable, Limits
+from resnet8ptq.data.sources.rows import FileRows
 
 EXPECTED = f"expected {SOURCES['huggingface'].takes}"
 _NOTES = b"resnet8ptq"
 
 
 def load(config: TableConfig, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
-    """Read the data set in the folder `data.root`; rows are counted through all its splits.
+    """Read the data set in the folder `data.root`; rows are counted in each of its splits.
 
     Raises:
         ConfigError: `datasets` is not installed, or the inputs or labels are not recognized.
@@ -54,11 +55,14 @@ def _open(config: TableConfig, cache_root: Path) -> tuple[DataTable, TableConfig
     sha256 = files.hash_folder(root)
     rows = unpacking.unpack(root, _read_batches, sha256, EXPECTED, cache_root)
     notes = json.loads(rows.schema.metadata[_NOTES])
-    if notes["sides"] > 1:
+    if len(notes["sides"]) > 1:
         config = replace(config, split=table.SIDE)
     else:
         rows = rows.drop_columns([table.SIDE])
-    whole = DataTable(root, rows, sha256)
+    files_of_sides = []
+    for side, count in notes["sides"].items():
+        files_of_sides.append(FileRows(root / side, count))
+    whole = DataTable(root, rows, sha256, files_of_sides)
     label = config.labels or whole.pick(LABELS) or whole.pick(texts.LABELS)
     if config.classes is None and str(label) in notes["classes"]:
         config = replace(config, classes=notes["classes"][str(label)])
@@ -81,7 +85,8 @@ def _read_batches(root: Path, limits: Limits) -> tuple[pa.Schema, Iterator[pa.Re
         kind = getattr(kind, "feature", kind)  # the type of a list's items
         if isinstance(kind, datasets.ClassLabel):
             classes[name] = kind.names
-    notes = {"sides": len(sides), "classes": classes}
+    counts = {name: len(side) for name, side in sides.items()}
+    notes = {"sides": counts, "classes": classes}
     schema = first.features.arrow_schema.append(pa.field(table.SIDE, pa.string()))
     return schema.with_metadata({_NOTES: json.dumps(notes)}), _rows(sides, schema)
 

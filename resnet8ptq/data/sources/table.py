@@ -26,6 +26,7 @@ from resnet8ptq.data.lazy import Stored
 from resnet8ptq.data.sources import SOURCES, TAGGED, arrays, columns, texts, unpacking
 from resnet8ptq.data.sources.arrays import NO_LABELS, list_names
 from resnet8ptq.data.sources.columns import LABELS, PICTURES, DataTable, Limits
+from resnet8ptq.data.sources.rows import FileRows, RowNames, find_csv_rows, find_json_rows
 from resnet8ptq.data.splitting import (
     TEST_NAMES,
     TRAIN_NAMES,
@@ -40,6 +41,7 @@ EXPECTED = f"expected {SOURCES['table'].takes}"
 SPLITS = ("split", "subset", "set")
 SIDE = "split of the data set"  # name of an added column
 NUMBERING = ("", "id", "index", "row", "unnamed: 0")  # the last is written by pandas
+JSON_LINES = (".jsonl", ".ndjson")
 _SEPARATORS = ",;\t"
 MEND_ENCODING = "try to save the file as UTF-8"
 MAX_HEAD_BYTES = 2**24  # of the first line, which holds the names
@@ -48,8 +50,6 @@ ROWS_AT_ONCE = 1024
 
 def load(config: TableConfig, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
     """Read the table that `data.root` names, with the test samples that `data.test` names.
-
-    Rows of `data.test` are counted after those of `data.root`.
 
     Raises:
         ConfigError: the columns of inputs or labels are not recognized.
@@ -71,12 +71,27 @@ def _open(config: TableConfig, cache_root: Path) -> tuple[DataTable, TableConfig
     root = Path(str(config.root))
     sha256 = files.sha256(root)
     rows = read(root, sha256, cache_root)
+    numbered = [_number_rows(root, len(rows))]
     if config.test is None:
-        return DataTable(root, rows, sha256), config
+        return DataTable(root, rows, sha256, numbered), config
     test = Path(config.test)
     of_test = files.sha256(test)
-    rows = _join(rows, read(test, of_test, cache_root), config)
-    return DataTable(root, rows, f"{sha256} {of_test}"), replace(config, split=SIDE)
+    test_rows = read(test, of_test, cache_root)
+    numbered.append(_number_rows(test, len(test_rows)))
+    rows = _join(rows, test_rows, config)
+    return DataTable(root, rows, f"{sha256} {of_test}", numbered), replace(config, split=SIDE)
+
+
+def _number_rows(path: Path, count: int) -> FileRows:
+    """Return the numbers of a file's rows in messages."""
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        return FileRows(path, count)
+    if suffix in JSON_LINES:
+        return find_json_rows(path, count)
+    if suffix in TAGGED:
+        return FileRows(path, count, "sentence")
+    return find_csv_rows(path, count, _find_separator(_read_head(path)))
 
 
 def _join(train: pa.Table, test: pa.Table, config: TableConfig) -> pa.Table:
@@ -281,7 +296,7 @@ def _read_texts(
 
 
 def _name_rows(table: DataTable, rows: NDArray[np.int64]) -> list[str]:
-    return [f"{table.source}: row {row + 1}" for row in rows]
+    return [table.rows.name(row) for row in rows.tolist()]
 
 
 def read(path: Path, sha256: str, cache_root: Path) -> pa.Table:
@@ -298,7 +313,7 @@ def read(path: Path, sha256: str, cache_root: Path) -> pa.Table:
     with errors_as(DataError, f"{path}: cannot be read", EXPECTED):
         if suffix == ".parquet":
             return unpacking.unpack(path, _read_parquet, sha256, EXPECTED, cache_root)
-        if suffix in (".jsonl", ".ndjson"):
+        if suffix in JSON_LINES:
             return unpacking.unpack(path, _read_json, sha256, EXPECTED, cache_root)
         if suffix in TAGGED:
             return read_tagged(path)
@@ -357,16 +372,28 @@ def _read_json(path: Path, limits: Limits) -> tuple[pa.Schema, Iterator[pa.Recor
     return rows.schema, iter(rows.to_batches(ROWS_AT_ONCE))
 
 
-def _read_csv(path: Path) -> pa.Table:
+def _read_head(path: Path) -> bytes:
     with path.open("rb") as file:
-        head = file.read(MAX_HEAD_BYTES)
+        return file.read(MAX_HEAD_BYTES)
+
+
+def _decode_head(head: bytes) -> str:
+    return head.decode("utf-8", "replace").removeprefix("\ufeff")
+
+
+def _find_separator(head: bytes) -> str:
+    """Return the most frequent separator in the first line."""
+    return max(_SEPARATORS, key=_decode_head(head).partition("\n")[0].count)
+
+
+def _read_csv(path: Path) -> pa.Table:
+    head = _read_head(path)
     if head.startswith(arrays.GZIP):
         raise DataError(f"{path}: is gzipped, expected it unpacked; try gunzip {path.name}")
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise DataError(f"{path}: is in UTF-16, expected UTF-8; {MEND_ENCODING}")
-    text = head.decode("utf-8", "replace").removeprefix("\ufeff")
-    separator = max(_SEPARATORS, key=text.partition("\n")[0].count)
-    lines = iter(text.splitlines(keepends=True))
+    separator = _find_separator(head)
+    lines = iter(_decode_head(head).splitlines(keepends=True))
     names = next(csv.reader(lines, delimiter=separator), [])
     if len(head) == MAX_HEAD_BYTES and next(lines, None) is None:
         raise DataError(f"{path}: its line of names is longer than {MAX_HEAD_BYTES:,} bytes")
@@ -396,13 +423,12 @@ def _check_encoding(path: Path, rows: pa.Table) -> None:
     for name, column in zip(rows.column_names, rows.columns, strict=True):
         if not pa.types.is_binary(column.type):
             continue
-        for row, cell in enumerate(column, 1):
+        for row, cell in enumerate(column):
             try:
                 cell.as_py().decode()
             except UnicodeDecodeError:
-                raise DataError(
-                    f"{path}: column {name!r}, row {row}: is not in UTF-8; {MEND_ENCODING}"
-                ) from None
+                where = RowNames([_number_rows(path, len(rows))]).cell(name, row)
+                raise DataError(f"{where}: is not in UTF-8; {MEND_ENCODING}") from None
 
 
 def _keep_numbers(
@@ -506,8 +532,8 @@ def _find_sides(table: DataTable, name: str, rows: NDArray[np.int64]) -> list[ND
             got = repr(printable(cell)[:80])
             mend = f"; try a copy without it: del data[{got}], then data.save_to_disk(...)"
             raise DataError(
-                f"{table.source}: column {name!r}, row {row + 1}: got {got}, "
-                f"expected {' | '.join(takes)}{mend if name == SIDE else ''}"
+                f"{table.rows.cell(name, row)}: got {got}, expected {' | '.join(takes)}"
+                f"{mend if name == SIDE else ''}"
             )
     train = np.flatnonzero(np.isin(cells, TRAIN_NAMES))
     for names in TEST_NAMES:

@@ -11,6 +11,7 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -30,6 +31,7 @@ from resnet8ptq.data.lazy import AT_ONCE
 from resnet8ptq.data.sources import columns
 from resnet8ptq.data.sources.arrays import IGNORED, list_names
 from resnet8ptq.data.sources.columns import DataTable
+from resnet8ptq.data.sources.rows import RowNames
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +129,7 @@ def encode(
     crashed = DataError(f"{path}: reading it crashed, or took too much memory or time; {EXPECTED}")
 
     def make(folder: Path) -> None:
-        sources = (str(table.source), texts, apart, config.max_tokens, folder)
+        sources = (table.rows, texts, apart, config.max_tokens, folder)
         isolation.call(_write, path, *sources, crashed=crashed, seconds=MAX_SECONDS)
 
     key: cache.Key = {
@@ -193,13 +195,18 @@ def _read_texts(table: DataTable, name: str) -> Texts | Words:
         raise DataError(
             f"{table.source}: column {name!r}: got {column.type}, expected text, or lists of words"
         )
-    columns.check_filled(column, f"{table.source}: column {name!r}")
+    columns.check_filled(column, partial(table.rows.cell, name))
     read: Texts | Words = column.to_pylist()
     return read
 
 
 def _write(
-    path: Path, source: str, texts: Sequence[Texts | Words], apart: bool, most: int | None, to: Path
+    path: Path,
+    rows: RowNames,
+    texts: Sequence[Texts | Words],
+    apart: bool,
+    most: int | None,
+    to: Path,
 ) -> None:
     """Tokenize texts and write them as records; runs in a separate process."""
     import tokenizers
@@ -223,8 +230,8 @@ def _write(
     per_row = len(texts) if apart else 1
     for number, tokens in enumerate(ids):
         if not len(tokens):
-            row = number // per_row + 1
-            raise DataError(f"{source}: row {row}: has no tokens; expected text in each row")
+            name = rows.name(number // per_row)
+            raise DataError(f"{name}: has no tokens; expected text in each row")
     _save(ids, types, to / "records.npy")
     if words:
         np.save(to / "words.npy", _pad(words, max(map(len, ids))))
