@@ -151,8 +151,7 @@ def fetch_run(
         trust: whether to run the code of a run that was not made here.
 
     Raises:
-        ConfigError: the run is a sweep, did not finish, is unsupported or void, or would run
-            untrusted code.
+        ConfigError: the run did not finish, is unsupported or void, or would run untrusted code.
         TrackingError: the run has no artifact, or the artifact is not the measured file.
     """
     if record.status != "ok":

@@ -39,7 +39,7 @@ class File:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """The files of a benchmark of the suite; None: the default file of the settings.
+    """The files of a benchmark of the suite; None stands for the default of the settings.
 
     Attributes:
         official: the suite's own int8 file.

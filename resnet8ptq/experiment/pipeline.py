@@ -62,13 +62,13 @@ def run_experiment(
         UnsupportedError: the framework does not support this combination.
     """
     memory = PeakMemory()
-    # `settings` are decided; `Quantizer.resolve` returns their effect in the framework. It refuses
-    # an unsupported combination here, and runs again once the network and the decisions are known.
+    # `Quantizer.resolve` refuses an unsupported combination here, before any work. It is called
+    # again once the network and the decisions are known.
     settings.quantizer.resolve()
     if settings.target is not None:
-        settings.target.describe()  # refuses a machine that does not answer
+        settings.target.describe()  # raises an error if the machine does not answer
 
-    # Data and network, and the settings that depend on them
+    # Load data and network, and fix the settings that depend on them
     data, network = load_data_and_network(settings)
     graph = onnx.load(network.onnx_path).graph
     run.log_params(network.describe() | {"properties": ", ".join(find_properties(graph))})
@@ -78,7 +78,7 @@ def run_experiment(
     if config.backend.quantizes:
         attention_report.report(config, graph)
 
-    # Samples by role
+    # Draw the samples of each role
     samples, task = _draw_samples(config, data, network, run)
     grouped = has_groups(samples.reported, task)
     stopping = make_stopping_plan(config, task, samples, grouped=grouped)
@@ -100,7 +100,7 @@ def run_experiment(
         resolved = settings.quantizer.resolve(prepared.decisions)
         params = resolved.to_params() | _float_operators(work, prepared) | prepared.params
         params |= settings.quantizer.verify(artifact, prepared.network, calibrating)
-        if calibrates and not outliers:  # a sample may stand out only inside the network
+        if calibrates and not outliers:  # a sample may stand out inside the network only
             outliers = sample_check.find_inside(
                 calib,
                 network=prepared.network.onnx_path,
@@ -118,7 +118,7 @@ def run_experiment(
     params |= find_execution(work.evaluator, resolved, quantized, calibrating)
     measurement = measure(work, prepared, quantized, memory=memory, plan=stopping)
 
-    # Describe, doubt and record the result
+    # Describe, check and record the result
     params |= artifact.details | {"artifact_sha256": files.sha256(quantized.path)}
     params |= _describe_measurement(config.latency, samples, measurement)
     if outliers:
@@ -161,7 +161,7 @@ def _check_result(
     saturates: bool,
     outliers: Sequence[Outliers],
 ) -> dict[str, str]:
-    """Warn of a doubtful baseline or result; return the doubt as a param."""
+    """Warn about a doubtful baseline or result; return the doubt about the baseline as a param."""
     config = work.config
     evaluator = work.evaluator
     samples = work.samples
@@ -216,8 +216,8 @@ def _shapes(network: Fp32Model) -> dict[str, list[int]]:
 def _float_operators(work: Workspace, prepared: Prepared) -> dict[str, str]:
     """Return the network's operators that stay in float, with counts, as a param.
 
-    They stay in float by the settings, or because the framework has no 8-bit kernel. Only reported
-    with `float_tail`.
+    These operators stay in float by the settings, or because the framework has no 8-bit kernel. The
+    param is empty without `float_tail`.
     """
     config = work.config
     without = config.dtype.is_float or config.method in ("dynamic", "weight_only")

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure  # no pyplot: nothing here needs a screen o
 
 
 def fine_tuning(points: Sequence[Mapping[str, float]]) -> Figure:
-    """Draw the training loss, and loss and accuracy on the held-out samples, over the steps."""
+    """Draw training loss, held-out loss and held-out accuracy over the steps."""
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     series = (

@@ -120,7 +120,7 @@ def read_table(work: Workspace, prepared: Prepared) -> Prepared:
     """Read the ranges of `calib.table`; with `calib.trust`, from a table of any origin.
 
     Raises:
-        ConfigError: no tensor of the table is one of the network's.
+        ConfigError: the network has no tensor of the table.
     """
     calib = work.config.calib
     if calib.table is None:
@@ -165,9 +165,9 @@ def place(work: Workspace, prepared: Prepared) -> Prepared:
 
 
 def keep_large_in_float(work: Workspace, prepared: Prepared) -> Prepared:
-    """With `dtype=fp16`, keep layers in float32 if a value at them is too large for float16.
+    """With `dtype=fp16`, keep layers in float32 whose values are too large for float16.
 
-    Their weights have values that float16 lacks, or a runtime that computes in float16 overflows.
+    Otherwise weights could not be stored, or a runtime that computes in float16 would overflow.
     """
     calib = replace(work.config.calib, name="minmax", table=None)
     samples = work.samples.calibrating.split
@@ -194,8 +194,8 @@ def _corrects_again(chosen: CorrectionsConfig) -> bool:
 
     Smoothing and equalization alone need no new correction: they do not change the function of a
     layer in float. Other corrections are not repeated if rounding would be learned again for
-    minutes: with reconstruction, or with AdaRound after smoothing or equalization, whose learned
-    layers the cache lacks.
+    minutes. This is so with reconstruction, and with AdaRound after smoothing or equalization,
+    because the cache lacks the learned layers of the changed network.
     """
     changes = chosen.smooth_quant or chosen.equalization
     learns = chosen.reconstruction or (chosen.adaround and changes)

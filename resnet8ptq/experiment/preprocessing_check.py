@@ -19,8 +19,8 @@ from resnet8ptq.tasks.scoring.outputs import Outputs
 
 log = logging.getLogger(__name__)
 
-SAMPLES = 200  # of the training split
-BETTER = 0.1  # of a metric up to 1: less may be luck, as the best of several is taken
+SAMPLES = 200  # samples of the training split
+BETTER = 0.1  # least gain of a metric up to 1; less may be luck, since the best of several is taken
 BATCH_SIZE = 20
 
 # The options of conf/preprocess for pixels 0..255: scale, mean, std.
@@ -42,13 +42,14 @@ def check(
 ) -> str | None:
     """Warn if FP32 is near chance or below the expected accuracy; suggest a preprocessing.
 
-    Without labels it cannot check the preprocessing, so it only logs it.
+    Without labels, the preprocessing cannot be checked and is only logged.
 
     Returns:
         The warning; None if FP32 is plausible.
 
     Args:
-        dataset: the data set for the network; labelled training samples are tried.
+        dataset: the data set for the network; its labelled training samples try other
+        preprocessings.
         baseline: the scores of the FP32 network.
         expected: the FP32 accuracy that the user expects.
     """

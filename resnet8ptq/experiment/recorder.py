@@ -10,7 +10,7 @@ from resnet8ptq.evaluation.result import RunResult
 
 
 class Recorder(Protocol):
-    """An open run."""
+    """An open run, to which an experiment logs."""
 
     def log_config(self, config: RunConfig) -> None:
         """Log every setting."""

@@ -21,12 +21,12 @@ from resnet8ptq.graph.layers import channel_axis, is_grouped, weight_layers
 log = logging.getLogger(__name__)
 
 LOW_SQNR_DB = 10.0  # the noise has a tenth of the signal's power
-TINY_BYTES = 2**14  # of weights; operators, names and scales of a file take about as many
-MANY_SCALES = 6  # weights for each scale: its float and zero point cost what their 8 bits save
+TINY_BYTES = 2**14  # of weights; operators, names and scales of a file need about as many
+MANY_SCALES = 6  # weights for each scale, below which scale and zero point cost what 8 bits save
 
 
 def warn_before(config: RunConfig, resolved: Resolved, graph: onnx.GraphProto) -> bool:
-    """Warn of saturation and of few bits in depthwise layers; return whether sums may saturate."""
+    """Warn about saturation and few bits in depthwise layers; return whether sums may saturate."""
     saturates = _warn_of_saturation(resolved, graph)
     _warn_of_depthwise(config, resolved, graph)
     if config.backend.quantizes and not config.dtype.is_float:
@@ -44,7 +44,8 @@ def warn_of_noise(
     """Warn if the quantized network's outputs are far from FP32's.
 
     Args:
-        outliers: calibration samples that stand out; no other advice helps before they are removed.
+        outliers: calibration samples that stand out; no other advice helps until these samples are
+        removed.
         samples: the calibration samples.
     """
     if sqnr_db is not None and sqnr_db < LOW_SQNR_DB:
@@ -86,7 +87,7 @@ def _find_growth(graph: onnx.GraphProto, settings: Settings) -> str:
     if 4 * stored < TINY_BYTES:
         kilobytes = f"{4 * stored / 1000:.1f} kB"
         return f": its weights have {kilobytes} only, so scales and names weigh more{shorter}"
-    if copies > 3 * stored:  # more bytes than 8 bits save
+    if copies > 3 * stored:  # the copies have more bytes than 8 bits save
         return ": weights that several layers share are stored for each of them"
     if settings.config.per_channel and stored < MANY_SCALES * channels:
         return ": there is a scale for every few weights; try per_channel=false"
@@ -96,7 +97,7 @@ def _find_growth(graph: onnx.GraphProto, settings: Settings) -> str:
 
 
 def _could_be_slim(settings: Settings) -> bool:
-    """Return whether `slim=true` is another setting, and one that the backend takes."""
+    """Return whether `slim` is not set, and the backend accepts `slim=true`."""
     if settings.config.slim:
         return False
     try:
@@ -125,7 +126,7 @@ def _warn_of_depthwise(config: RunConfig, resolved: Resolved, graph: onnx.GraphP
     """Warn if few bits shift the outputs of depthwise convolutions without a correction.
 
     A depthwise channel sums few products, mostly nine, so rounding errors do not average out and
-    shift its mean output. In other layers they average out.
+    shift its mean output. In other layers, rounding errors average out.
     """
     changes = config.corrections
     corrected = changes.bias_correction or changes.adaround or changes.reconstruction

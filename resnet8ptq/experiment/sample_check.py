@@ -1,7 +1,7 @@
 """Finds calibration samples that stand out.
 
-It looks at the network's inputs before the run quantizes anything, and at the tensors inside the
-network after its calibration.
+The inputs of the network are checked before the run quantizes anything, and the tensors inside the
+network after calibration.
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ from resnet8ptq.graph.links import input_names
 def check_inputs(calib: CalibConfig, graph: onnx.GraphProto, samples: Split) -> list[Outliers]:
     """Return the samples that stand out in an input of the network; warn about each.
 
-    It does not run the network, so it also works for frameworks that calibrate themselves.
+    The network is not run, so the check also works for frameworks that calibrate themselves.
     """
     outliers = list(find_in_inputs(samples, input_names(graph)))
     for outlier in outliers:
@@ -35,6 +35,6 @@ def find_inside(
 
 
 def calibrates(config: RunConfig) -> bool:
-    """Return whether the samples determine ranges."""
+    """Return whether the calibration samples determine ranges in this run."""
     alone = config.dtype.is_float or config.method in ("dynamic", "weight_only")
     return not alone and config.backend.quantizes and config.calib.table is None

@@ -32,7 +32,7 @@ class SamplesByRole:
     Attributes:
         data: the data set for the network; its test split holds the reported samples. Fine-tuning
             leaves out the samples of every other role.
-        calibrating: training samples for activation ranges.
+        calibrating: training samples that determine activation ranges.
         reported: the samples of the reported results.
         tuning: training samples for the run's own choices of settings; None if it chooses none.
         selection: the samples for the sweep's recommendation; None if there is none, or if it uses
@@ -70,7 +70,7 @@ class SamplesByRole:
         return drawn if self.tuning is None else drawn | {"held_out_digest": self.tuning.digest}
 
     def without(self, indices: Sequence[int]) -> "SamplesByRole":
-        """Return the samples without these calibrating ones."""
+        """Return the samples without the calibrating samples at these indices."""
         drawn = self.calibrating
         kept = np.setdiff1d(np.arange(len(drawn.split)), indices)
         left = CalibrationSet(drawn.split.take(kept), drawn.indices[kept])
@@ -90,13 +90,13 @@ def draw(config: RunConfig, data: Dataset, tunes: bool, check: Check) -> Samples
             selection samples; `auto` prefers training samples.
         data: the data set, arranged for the network.
         tunes: whether the run itself chooses settings.
-        check: raises `ConfigError` for samples that the task cannot score, such as an anomaly
-            task's training samples, which are all normal.
+        check: raises `ConfigError` for samples that the task cannot score, such as the training
+            samples of an anomaly task, which are all normal.
 
     Raises:
         ConfigError: there are too few samples for a role, or unsuitable ones.
     """
-    # No two roles share a sample: each draws from those left by the roles before
+    # No two roles share a sample: each role draws from those that earlier roles left
     taken = []
     if config.evaluate.split == "held_out":
         data = replace(data, test=draw_held_out(data, config.held_out_images))
@@ -134,13 +134,13 @@ def draw_to_calibrate(config: RunConfig, data: Dataset) -> CalibrationSet:
 
 
 def _choose(config: RunConfig, samples: SamplesByRole, check: Check) -> SamplesByRole:
-    """Return the samples with the selection samples."""
+    """Return the samples with selection samples, as `evaluate.choice` asks."""
     how = config.evaluate.choice
     data = samples.data
     if how == "none":
         return samples
 
-    # Training samples, if there are enough
+    # Use training samples, if there are enough
     if how != "half":
         selection = samples.tuning
         if selection is None:
@@ -154,7 +154,7 @@ def _choose(config: RunConfig, samples: SamplesByRole, check: Check) -> SamplesB
                 f"{LEAST_TO_CHOOSE} unused training {unit} that task={config.task.name} can score"
             )
 
-    # Else half of the test samples
+    # Otherwise use half of the test samples
     halves = halve(data.test, len(data.class_names))
     if halves is None or not all(_passes(check, half) for half in halves):
         warn_once(
@@ -182,8 +182,8 @@ def _report_selection(samples: SamplesByRole) -> SamplesByRole:
     """Return the samples with the selection samples as the reported ones.
 
     All other roles are drawn as for `evaluate.split=test`, so the same settings calibrate with the
-    same samples in both cases. Without separate selection samples, the test samples take both
-    roles: a search then ranks by quantization noise and reports this.
+    same samples in both cases. Without separate selection samples, the test samples have both
+    roles; a search then ranks by quantization noise, and reports that it does.
     """
     if samples.selection is None:
         return samples
@@ -200,7 +200,9 @@ def _passes(check: Check, split: Split) -> bool:
 
 
 def has_groups(samples: Split, task: Task) -> bool:
-    """Return whether samples of one group count one by one, so that they are not independent."""
+    """Return whether samples of one group are scored separately, so that they are not
+    independent.
+    """
     groups = samples.groups
     if groups is None or task.scope.joins_groups:
         return False

@@ -28,7 +28,7 @@ from resnet8ptq.tasks.registry import AUTO, TASKS
 
 log = logging.getLogger(__name__)
 
-KNOWN_FORM = ("cifar10", "shapes")  # data whose samples are [32, 32, 3], of ten classes
+KNOWN_FORM = ("cifar10", "shapes")  # data sets with samples [32, 32, 3] of ten classes
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Settings:
     Attributes:
         asked: the requested settings.
         config: the decided settings, with the paths of data and network.
-        network: the network's file; for a module, its weights; to inspect a file of another
-            program, that file.
-        no_data: the reason if an inspection has no data; else empty.
+        network: the network's file, or for a module the file of its weights; in an inspection of
+            another program's file, that file.
+        no_data: the reason why an inspection has no data; empty if it has.
     """
 
     asked: RunConfig
@@ -69,7 +69,9 @@ class Settings:
 
     @cached_property
     def target(self) -> Target | None:
-        """The machine that runs the files; None: this one. All runs of a process share it."""
+        """The machine that runs the files; None for this one. All runs of a process share the
+        connection.
+        """
         return find_target(self.config)
 
     def fit(self, network: Fp32Model) -> "Settings":
@@ -82,12 +84,14 @@ class Settings:
         return self.vary(**fitted) if fitted else self
 
     def vary(self, config: RunConfig | None = None, /, **changes: Any) -> "Settings":
-        """Return the settings of a trial: other values, the same files and threads."""
+        """Return the settings of a trial, with other values but the same files and threads."""
         return replace(self, config=replace(config or self.config, **changes))
 
 
 def find_target(config: RunConfig) -> Target | None:
-    """Return the machine that runs the files, with their execution provider; None: this one."""
+    """Return the machine that runs the files, with the execution provider; None for this
+    machine.
+    """
     asked = config.target
     if asked.command is None:
         return None
@@ -105,8 +109,9 @@ class Unresolved:
 def resolve(asked: RunConfig, jobs: int | None = None, threads: int | None = None) -> Settings:
     """Decide every setting: locate each file, and download the default files.
 
-    Called once for each run, before any work; all later code reads `Settings` and changes none.
-    Decided settings are not changed, so the config of a finished run can be resolved again.
+    This is called once for each run, before any work; later code only reads `Settings`. Settings
+    that are decided already stay as they are, so the config of a finished run can be resolved
+    again.
 
     Args:
         jobs, threads: see `fill_defaults`.
@@ -138,7 +143,7 @@ def resolve(asked: RunConfig, jobs: int | None = None, threads: int | None = Non
 
 
 def resolve_to_inspect(asked: RunConfig) -> Settings:
-    """Decide the settings of an inspection, for which the network, or a quantized file, is enough.
+    """Decide the settings of an inspection, which needs only the network or a quantized file.
 
     The embedded data and CIFAR-10 have samples of known form, and are neither found nor downloaded.
 

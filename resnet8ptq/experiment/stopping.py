@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 def make_stopping_plan(
     config: RunConfig, task: Task, samples: SamplesByRole, grouped: bool
 ) -> StoppingPlan | None:
-    """Return the plan; None for a run that scores all samples.
+    """Return the plan for an early stop; None for a run that scores all samples.
 
     FP32 scores all samples, because it has no verdict. Each of several models gets an equal part of
     the level (Bonferroni), because a run does not know the p-values of the others.
@@ -45,7 +45,7 @@ def make_stopping_plan(
             "independent samples"
         )
 
-    # A plan also needs models that can be ranked
+    # Several models need selection samples that rank them
     models = config.evaluate.models
     if config.dtype.is_fp32:
         return None
@@ -84,7 +84,7 @@ def try_choice(
     decide if no trial is accepted.
 
     Args:
-        level: level of the test; None: no test, all samples are scored.
+        level: level of the test; None scores all samples without a test.
     """
     if level is None or not evaluator.task.test.sequential or samples.groups is not None:
         whole = evaluator.compare(path, samples, logits=False).comparison
@@ -111,5 +111,5 @@ def try_choice(
 def p_of(comparison: Comparison, limit: float) -> float:
     """Return the one-sided p-value of "the drop is at the limit or above"."""
     if comparison.loss(fair=True) > limit:
-        return 1.0  # without a bootstrap
+        return 1.0  # saves a bootstrap
     return comparison.p_within(limit)

@@ -1,4 +1,4 @@
-"""The network of an analysis, and the samples to measure it on."""
+"""Opens the network of an analysis, and the samples to measure it on."""
 
 import logging
 import tempfile

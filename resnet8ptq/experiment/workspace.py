@@ -22,7 +22,7 @@ from resnet8ptq.precision.plan import Plan
 
 @dataclass(frozen=True)
 class Prepared:
-    """The network to quantize, and the decisions for it; each step returns new ones.
+    """The network to quantize, and the decisions for it; each step returns a new object.
 
     Attributes:
         trained: the FP32 network, fine-tuned with `method=qat`; corrections take it as input.

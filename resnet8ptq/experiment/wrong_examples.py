@@ -1,7 +1,7 @@
 """Samples with a wrong answer of the quantized model, and FP32's answer to them, for the report.
 
-The run writes them, because it has the samples: a report reads no data set. They exist only for
-answers that are classes, and for pictures and texts.
+The run writes these examples, because a report reads no data set. They exist only for pictures and
+texts, and only if answers are classes.
 """
 
 import base64
@@ -21,7 +21,7 @@ from resnet8ptq.tasks.task import Task
 
 FILE = "wrong_examples.json"
 COUNT = 10
-MOST_PIXELS = 160  # of a side
+MOST_PIXELS = 160  # along a side of a picture
 MOST_CHARACTERS = 400  # of a text
 
 
@@ -45,7 +45,7 @@ def write(folder: Path, task: Task, comparison: Comparison, samples: Split) -> N
 
 
 def choose(model: Hits, baseline: Hits) -> NDArray[np.int64]:
-    """Return the indices of the examples: first those that FP32 gets right, in sample order."""
+    """Return the indices of the examples in sample order, those that FP32 gets right first."""
     wrong = np.flatnonzero(~model.right)
     by_fp32 = baseline.right[wrong]
     return np.concatenate([wrong[by_fp32], wrong[~by_fp32]])[:COUNT]

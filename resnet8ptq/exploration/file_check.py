@@ -1,9 +1,10 @@
 """Finds why a file that another program has quantized loses accuracy.
 
-It uses training samples, never reported ones. It first tries the causes outside of the file's
-layers: another preprocessing of the pixels, height and width exchanged, another last step, another
-order of the classes, and the range of an input. A comparison of tensors would blame the first or
-the last layer for these. If none is the cause, that comparison finds the layer that costs most.
+The search uses training samples, never reported ones. It first tries the causes outside of the
+file's layers: another preprocessing of the pixels, exchanged height and width, another last step,
+another order of the classes, and the range of an input. A comparison of tensors would blame the
+first or the last layer for such a cause. If none of them applies, a comparison of tensors finds the
+layer that costs most.
 """
 
 import logging
@@ -41,12 +42,12 @@ log = logging.getLogger(__name__)
 
 SAMPLES = 100
 FAR_DB = 10.0  # the noise has a tenth of the signal's power
-BETTER_DB = 6.0  # a quarter of the noise
+BETTER_DB = 6.0  # a quarter of the noise power
 # CIFAR-10's own mean and standard deviation, for pixels / 255.
 _CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
 _CIFAR10_STD = (0.247, 0.2435, 0.2616)
 
-Outputs = Sequence[NDArray[Any]]  # of all samples, each [N, ...]
+Outputs = Sequence[NDArray[Any]]  # each output [N, ...] for all samples
 Matrix = NDArray[np.float64]  # [N, outputs]
 Run = Callable[[NDArray[Any]], Outputs]
 
@@ -64,7 +65,7 @@ def check_against_fp32(
     Args:
         data: the data set, arranged for the network.
         config: the run's config, with the limit of the loss.
-        folder: the run's folder; gets the picture of the network if a layer is the cause.
+        folder: the run's folder, for the picture of the network if a layer is the cause.
     """
     sqnr = comparison.sqnr_db
     is_near = sqnr is None or sqnr >= FAR_DB
@@ -94,7 +95,7 @@ def find_cause(
 ) -> str:
     """Return the preprocessing, last step or order of classes that fits, else the costliest layer.
 
-    Empty if no cause is found.
+    The text is empty if no cause is found.
     """
     threads = evaluator.runtime.threads
     expected = run_all(open_runner(str(evaluator.network.onnx_path), threads), samples)
@@ -117,7 +118,7 @@ def _find_preprocessing(run: Run, samples: Split, expected: Outputs, sized: bool
     def measure(split: Split) -> float:
         try:
             return _sqnr_db(expected, run_all(run, split))
-        except ModelError:  # an input of integers without a scale takes whole numbers only
+        except ModelError:  # an integer input without a scale takes only whole numbers
             return -math.inf
 
     now = measure(samples)
@@ -167,7 +168,7 @@ def _find_exchanged_axes(
     if exchanged <= max(FAR_DB, now + BETTER_DB):
         return ""
 
-    # The setting that exchanges them
+    # Find the setting that exchanges both axes
     layout = samples.layout or (0, 1, 2)  # the axes of a sample in FP32's input
     rows = layout.index(height)
     columns = layout.index(width)
@@ -208,7 +209,7 @@ _LAST_STEPS: dict[str, Callable[[Any], Any]] = {
 
 
 def _centred_db(expected: Matrix, outputs: Matrix) -> float:
-    """Return the SQNR without the mean of each output, which is most of a softmax of a softmax."""
+    """Return the SQNR after the mean of each output is subtracted; -inf for infinite values."""
     if not (np.isfinite(expected).all() and np.isfinite(outputs).all()):
         return -math.inf
     return _sqnr_db([expected - expected.mean(axis=0)], [outputs - outputs.mean(axis=0)])
@@ -225,7 +226,7 @@ def _find_class_order(outputs: Outputs, expected: Outputs) -> str:
         return ""
     with np.errstate(invalid="ignore", divide="ignore"):
         alike = np.nan_to_num(np.corrcoef(ours.T, theirs.T)[:classes, classes:])
-    order = alike.argmax(axis=1)  # the file's column for each of FP32's
+    order = alike.argmax(axis=1)  # the file's column for each column of FP32
     if len({*order.tolist()}) < classes or (order == np.arange(classes)).all():
         return ""
     if _sqnr_db([ours], [theirs[:, order]]) <= FAR_DB:
@@ -263,7 +264,7 @@ def _find_layer(
 ) -> str:
     """Return the layer that costs most, and other findings in the file's tensors.
 
-    Empty if all layers are near FP32, or the format gives no tensors.
+    The text is empty if all layers are near FP32, or if the format gives no tensors.
     """
     runtime = evaluator.runtime
     admitted = reading.admit(path, runtime.cache_root)

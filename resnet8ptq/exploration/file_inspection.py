@@ -1,4 +1,4 @@
-"""`+analysis=inspect backend=file`: describes a quantized file; scores no sample."""
+"""`+analysis=inspect backend=file`: describes a quantized file without scoring samples."""
 
 from collections import Counter
 from pathlib import Path
@@ -7,7 +7,7 @@ from resnet8ptq.backends.file import reading
 from resnet8ptq.backends.file.contents import Contents, Port
 from resnet8ptq.core.console import print_table, say, stdout
 
-NAMED = 12  # layers behind one line
+NAMED = 12  # largest number of layers that a line names
 
 
 def run_inspection(path: Path, cache_root: Path) -> None:
@@ -30,7 +30,7 @@ def run_inspection(path: Path, cache_root: Path) -> None:
     say(console, f"{path}: {', '.join(facts)}")
     say(console, f"{_say_dtypes(contents)}; execution: {contents.execution}")
 
-    # Inputs and outputs
+    # Print inputs and outputs
     ports = []
     for port in contents.inputs:
         ports.append(_row("input", port))
@@ -38,7 +38,7 @@ def run_inspection(path: Path, cache_root: Path) -> None:
         ports.append(_row("output", port))
     print_table(console, ("", "name", "shape (without batch)", "dtype", "values"), ports)
 
-    # Layers with weights, then the other operators
+    # Print the layers with weights, then the other operators
     kinds: Counter[tuple[str, str, str]] = Counter()
     others = Counter(contents.operators)
     for layer in contents.layers:
@@ -71,7 +71,7 @@ def _row(kind: str, port: Port) -> tuple[str, ...]:
 
 
 def _in_float(contents: Contents) -> list[str]:
-    """Return a line about the layers that the quantizer left in float."""
+    """Return a line about the layers that the quantizer left in float; empty without any."""
     left = []
     for layer in contents.layers:
         if not layer.is_quantized:

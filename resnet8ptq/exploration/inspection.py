@@ -1,4 +1,6 @@
-"""`+analysis=inspect`: summarizes a network and checks that the settings fit; quantizes nothing."""
+"""`+analysis=inspect`: summarizes a network and checks that the settings fit, without
+quantizing.
+"""
 
 from dataclasses import dataclass
 
@@ -32,10 +34,10 @@ def inspect(settings: Settings, data_given: bool) -> None:
 
     Args:
         settings: see `settings.resolve_to_inspect`.
-        data_given: whether `data` was set; its default is not compared with the network.
+        data_given: whether `data` was set; default data are not compared with the network.
 
     Raises:
-        ModelError: the network is not a model, unsafe, or has nothing to quantize.
+        ModelError: the file is not a model, is unsafe, or has nothing to quantize.
     """
     config = settings.config
     cache_root = settings.runtime.cache_root
@@ -60,7 +62,7 @@ def inspect(settings: Settings, data_given: bool) -> None:
 
 
 def _find_limits(config: RunConfig, summary: Summary) -> list[str]:
-    """Return the reason why the backend cannot run the network, by its inputs and operators."""
+    """Return the reason why the backend cannot run the network's inputs or operators."""
     name = config.backend.name
     if name in summary.lacking:
         operators = ", ".join(summary.lacking[name])
@@ -78,10 +80,10 @@ class _SampleFacts:
         one: a stored sample, [1, ...].
         classes: number of classes; 0 without labels.
         named: see `Dataset`.
-        pictures: the samples are pictures, which can be resized.
-        stored: the samples were read; otherwise, only their form is known.
-        steps: their preprocessing.
-        single_labels: each sample has the label of one class.
+        pictures: whether the samples are pictures, which can be resized.
+        stored: whether the samples were read; otherwise, only their form is known.
+        steps: the preprocessing of the samples.
+        single_labels: whether each sample has the label of one class.
     """
 
     one: SampleArray
@@ -121,7 +123,7 @@ def _find_samples(settings: Settings) -> _SampleFacts | str:
 
 
 def _find_reasons(settings: Settings) -> list[str]:
-    """Return the reason why a run could not use the network, by the steps that begin a run."""
+    """Return the reason why a run could not use the network, found by a run's first steps."""
     data = settings.data
     torch = settings.quantizer.runs_torch
     try:
@@ -151,7 +153,7 @@ def _compare(config: RunConfig, contract: Contract, samples: _SampleFacts) -> li
             line += f"; {advice} makes pictures fit"
     lines = [line]
 
-    # The number of classes, and the output that holds them
+    # Compare the number of classes with the output that scores them
     kept = config.model.outputs or [tensor.name for tensor in contract.outputs]
     outputs = {tensor.name: tensor.shape for tensor in contract.outputs if tensor.name in kept}
     shapes = list(outputs.values())

@@ -1,8 +1,8 @@
-"""`+analysis=plan_test`: the losses that these test samples can prove, before any model runs.
+"""`+analysis=plan_test`: reports the losses that these test samples can prove, before any run.
 
-They are computed from the sample size of Tango's test for 80% power
-(`statistics.Margin.items_needed`). They depend on the share of predictions that quantization makes
-right or wrong, which is known only after a run.
+The losses follow from the sample size of Tango's test for 80% power
+(`statistics.Margin.items_needed`). They depend on the share of predictions that quantization
+changes between right and wrong, which is known only after a run.
 """
 
 import math
@@ -27,7 +27,7 @@ from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.tasks.scoring.metric import Metric
 from resnet8ptq.tasks.scoring.statistics import POWER, SIGNIFICANCE, find_edge, round_size, tango
 
-CHANGED = (0.005, 0.02, 0.05, 0.1)  # shares of predictions where none is measured
+CHANGED = (0.005, 0.02, 0.05, 0.1)  # shares of changed predictions, as long as none is measured
 HEADS = (
     "changed",
     "passes up to a loss of",
@@ -43,7 +43,7 @@ class PowerRow:
     """The power of the test if quantization changes a given share of the predictions.
 
     Attributes:
-        passes: the largest loss that passes with 80% power; negative: only a model with a gain
+        passes: the largest loss that passes with 80% power; if negative, only a model with a gain
             passes.
         fails: the smallest loss that fails with 80% power.
         needed: the sample size at which a model without a loss passes with 80% power.
@@ -103,7 +103,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> PowerAnalysis:
     run.log_params(task.describe())
     run.log_datasets(samples.data, samples.calibrating)
 
-    # Plan for each share of changed predictions
+    # Compute a row for each share of changed predictions
     changed: tuple[float, ...] = CHANGED
     if config.analysis.changed is not None:
         changed = (config.analysis.changed,)
@@ -156,7 +156,7 @@ def _draw(result: PowerAnalysis) -> Figure:
         edges = [plan(row.changed, int(size), result.limit).passes for size in sizes]
         axes.plot(sizes, np.multiply(edges, metric.scale), label=f"{row.changed:.1%} changed")
 
-    # The limit, and the size of this test
+    # Mark the limit and the size of this test
     limit = metric.scale * result.limit
     axes.axhline(limit, color="0.5", lw=1)
     axes.axvline(result.total, color="0.5", lw=1, ls=":")

@@ -49,8 +49,8 @@ class PlacedBlock:
     """A sequence of nodes that is in 8 bits or in float as a whole.
 
     Attributes:
-        nodes: the names of its nodes, in the order of execution.
-        layers: the number of its quantized layers.
+        nodes: the names of the block's nodes, in the order of execution.
+        layers: the number of the block's quantized layers.
     """
 
     nodes: tuple[str, ...]
@@ -62,8 +62,8 @@ class Times:
     """The measured time of each block, in milliseconds.
 
     Attributes:
-        saved: by block: the time that 8 bits save; negative where float is faster.
-        borders: by block: the time of a change between 8 bits and float before it; the first is 0.
+        saved: the time that 8 bits save in each block; negative where float is faster.
+        borders: the time of a change between 8 bits and float before each block; the first is 0.
         fp32: the time of the whole network in float.
     """
 

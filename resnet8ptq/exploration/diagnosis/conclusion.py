@@ -12,7 +12,7 @@ from resnet8ptq.tasks.scoring.metric import Metric
 
 WEIGHTS = "weights"
 ACTIVATIONS = "activations"
-MORE_DB = 3.0  # twice the noise
+MORE_DB = 3.0  # twice the noise power
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class DiagnosisResult(RunResult):
     """Measurements, findings, and the tried changes, the best first.
 
     Attributes:
-        compared: the file's tensors, compared with FP32's.
+        compared: the tensors of the file, compared with those of FP32.
         findings: all findings, including those without an effect on accuracy.
         before: the outcome of the unchanged settings.
         halves: the outcomes with only weights or only activations rounded; None if the file does
@@ -92,7 +92,7 @@ class DiagnosisResult(RunResult):
         return None
 
     def costs(self, finding: Finding) -> bool:
-        """Return whether a finding is certain, or one of its changes helps."""
+        """Return whether a finding costs accuracy: it is certain, or one of its changes helps."""
         answer = self.answer(finding)
         return finding.certain or (answer is not None and answer.helps)
 

@@ -1,6 +1,6 @@
 """`+analysis=diagnose`: causes of a loss against FP32, and the changes that help.
 
-It measures on training samples that did not calibrate, never on test samples.
+The analysis measures on training samples that did not calibrate, never on test samples.
 """
 
 import tempfile
@@ -73,7 +73,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> DiagnosisResult:
     params = {**resolved.to_params(), **work.samples.digests, "findings": result.to_json()}
     result = replace(result, notes=tuple(notes), resolved=params)
     diagnosis_table.write_diagnosis(folder, config, result)
-    if config.analysis.try_changes:  # otherwise a search reads the findings
+    if config.analysis.try_changes:  # without changes, a search reads the findings
         diagnosis_table.print_tables(result, config)
     return result
 
@@ -93,7 +93,7 @@ def _diagnose(work: Workspace) -> DiagnosisResult:
         work.settings, network, quantized.path, split=samples.held_out
     )
 
-    # Faults of the samples, of the preprocessing, of the file
+    # Find faults of the samples, of the preprocessing and of the file
     calibrating = samples.calibrating.split
     problems = [outlier_samples(one, calibrating, config.calib) for one in outliers]
     fp32 = evaluator.baseline_scores(samples.held_out)
@@ -108,7 +108,7 @@ def _diagnose(work: Workspace) -> DiagnosisResult:
     problems += analysing.find_faults(work.settings, measured)
     halves = _halve(work, measured, network, reference=compared)
 
-    # Try the changes against them
+    # Try the changes against the faults
     changes = _find_changes(config, problems, measured, halves)
     attempt = partial(_attempt, work)
     tried = outcomes.attempt(config, changes, compared, task=evaluator.task, compare=attempt)
@@ -151,7 +151,7 @@ def _find_changes(
 
 
 def _attempt(work: Workspace, config: RunConfig) -> Comparison:
-    """Quantize with these settings, including their number of calibration samples; compare."""
+    """Quantize with these settings, with newly drawn calibration samples; compare with FP32."""
     drawn = work.samples.calibrated_with(config.calib.samples_per_class, config.seed)
     varied = replace(work.vary(config), samples=drawn)
     quantized, _ = _quantize(varied)
@@ -159,7 +159,7 @@ def _attempt(work: Workspace, config: RunConfig) -> Comparison:
 
 
 def _quantize(work: Workspace) -> tuple[Quantized, Fp32Model]:
-    """Quantize by the run's own steps; return the artifact and the network before quantization."""
+    """Quantize by the steps of a run; return the artifact and the network before quantization."""
     folder = Path(tempfile.mkdtemp(dir=work.scratch))
     prepared = preparation.prepare(work)
     return work.quantize(prepared, folder), prepared.network
@@ -171,7 +171,7 @@ def _compare(work: Workspace, path: Path) -> Comparison:
 
 
 def _find_outliers(work: Workspace, network: Fp32Model) -> list[Outliers]:
-    """Return the calibration samples that stand out in an input, else in another tensor."""
+    """Return the calibration samples that stand out in an input, or else in another tensor."""
     if not sample_check.calibrates(work.config):
         return []
     calib = work.config.calib
@@ -183,7 +183,7 @@ def _find_outliers(work: Workspace, network: Fp32Model) -> list[Outliers]:
 
 
 def _leave_out(work: Workspace, others: SamplesByRole, reference: Comparison) -> Outcome:
-    """Return the outcome of calibrating with the other samples."""
+    """Return the outcome of a calibration without the outliers, with the samples `others`."""
     quantized, _ = _quantize(replace(work, samples=others))
     compared = _compare(work, quantized.path)
     return outcomes.weigh(
@@ -196,12 +196,12 @@ def _halve(
 ) -> Halves | None:
     """Run the network with only weights rounded, and with only activations rounded.
 
-    None if the file does not give the weights of its layers.
+    Returns None if the file does not give the weights of its layers.
 
     Args:
         measured: the tensors of the file.
         network: the network before quantization, including corrections.
-        reference: the artifact, compared with FP32.
+        reference: the comparison of the artifact with FP32.
     """
     weights = [weight.rounded for weight in measured.weights]
     activations = []
@@ -212,7 +212,7 @@ def _halve(
     if not weights:
         return None
 
-    # The activations of FP32, the weights after the corrections
+    # Round activations in FP32, but weights in the corrected network, which they belong to
     fp32 = onnx.load(work.fp32.onnx_path)
     exact = onnx.load(network.onnx_path)
     protos = {
@@ -261,7 +261,7 @@ def other_preprocessing(calibrating: Split, held_out: Split) -> list[Finding]:
 
 
 def _find_spread(split: Split) -> Spread:
-    """Return the magnitudes of some samples; whole numbers, such as tokens, have none."""
+    """Return the magnitudes of some samples; whole numbers, such as tokens, do not count."""
     spread = Spread()
     for batch in split.spaced(8 * SAMPLES).batches(SAMPLES):
         inputs = [batch]

@@ -35,7 +35,7 @@ def write_diagnosis(folder: Path, config: RunConfig, result: DiagnosisResult) ->
 
 
 def to_markdown(result: DiagnosisResult, title: str) -> str:
-    """Return the whole diagnosis as a page: the conclusion first."""
+    """Return the whole diagnosis as a Markdown page, the conclusion first."""
     parts = [f"# {printable(title)}", *map(_escape, (*result.conclusion, *result.notes))]
     for shown in _tables(result, result.compared.tensors):
         parts += [f"## {shown.title}", shown.to_markdown(_escape)]
@@ -46,7 +46,7 @@ def to_markdown(result: DiagnosisResult, title: str) -> str:
 def print_tables(
     result: DiagnosisResult, config: RunConfig, console: Console | None = None
 ) -> None:
-    """Print the conclusion, then its measurements, to stdout."""
+    """Print the conclusion, then the measurements behind it, to stdout."""
     console = stdout(console, 130)
     title = tensor_table.describe(config, "diagnosis")
     console.print(show(title), style="bold", highlight=False, markup=False)
@@ -139,7 +139,7 @@ def draw_diagnosis(result: DiagnosisResult, title: str) -> Figure:
     along, changes = figure.subplots(1, 2, width_ratios=(2.4, 1))
     tensor_table.draw_ratios(along, result.compared, name_tensors(result.reasons))
 
-    # The gain of each change, the best on top
+    # Draw the gain of each change, the best on top
     positions = range(len(tried))
     bars = changes.barh(positions, [outcome.won_db for outcome in tried], color="tab:green")
     changes.bar_label(bars, fmt="%+.1f", padding=3, fontsize=9)

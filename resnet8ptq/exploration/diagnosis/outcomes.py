@@ -14,7 +14,7 @@ from resnet8ptq.tasks.scoring.metric import DIGITS, Metric
 from resnet8ptq.tasks.scoring.statistics import SIGNIFICANCE
 from resnet8ptq.tasks.task import Task
 
-HELPS_DB = 1.0  # of the output's SQNR: less may be luck
+HELPS_DB = 1.0  # gain in the output's SQNR; less may be luck
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Outcome:
         won_db: the gain in SQNR over the unchanged settings.
         p_value: p-value of the task's paired test against the unchanged settings; None without such
             a test.
-        reason: the reason if it could not be tried; else empty.
+        reason: the reason why the change could not be tried; empty if it was.
     """
 
     words: str
@@ -41,7 +41,9 @@ class Outcome:
 
     @property
     def refusal(self) -> str:
-        """The change and why it could not be tried; most reasons name the change themselves."""
+        """The change and the reason why it could not be tried; most reasons already name the
+        change.
+        """
         key, _, _ = self.words.partition("=")
         if self.reason.startswith(f"{key}="):
             return self.reason
@@ -49,7 +51,7 @@ class Outcome:
 
     @property
     def helps(self) -> bool:
-        """Whether it gains `HELPS_DB` of SQNR, or significantly improves the metric."""
+        """Whether the change gains `HELPS_DB` of SQNR, or significantly improves the metric."""
         significant = self.p_value is not None and self.p_value < SIGNIFICANCE
         return self.won_db >= HELPS_DB or (significant and self.won > 0)
 
@@ -62,11 +64,11 @@ class Outcome:
 
 
 def weigh(words: str, comparison: Comparison, reference: Comparison, task: Task) -> Outcome:
-    """Return the outcome of a variant; `reference` has the unchanged settings."""
+    """Return the outcome of a variant; `reference` is the comparison with unchanged settings."""
     before = unchanged(reference)
     value = comparison.model.value
     sqnr_db = _sqnr_db(comparison)
-    won = round(reference.loss() - comparison.loss(), DIGITS) + 0.0  # no -0.0
+    won = round(reference.loss() - comparison.loss(), DIGITS) + 0.0  # turns -0.0 into 0.0
     gain = 0.0
     if sqnr_db != before.sqnr_db:  # inf - inf is NaN
         gain = sqnr_db - before.sqnr_db
@@ -89,13 +91,12 @@ def attempt(
     task: Task,
     compare: Compare,
 ) -> list[Outcome]:
-    """Try each change alone; return the best first, those that could not be tried last.
+    """Try each change alone; return the best first, and changes that could not be tried last.
 
-    Changes that help come first. Among these the SQNR ranks, because a metric would depend on a few
-    samples.
+    Changes that help come first, ranked by SQNR, because a metric would depend on a few samples.
 
     Args:
-        reference: the unchanged settings, compared with FP32.
+        reference: the comparison of the unchanged settings with FP32.
         compare: quantizes with the settings, and compares with FP32 on the held-out samples.
     """
     outcomes = []

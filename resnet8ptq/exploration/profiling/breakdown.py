@@ -12,7 +12,7 @@ from resnet8ptq.evaluation.result import RunResult
 
 @dataclass(frozen=True)
 class OperatorTimes:
-    """All nodes of an operator: their time for a batch, and their count."""
+    """The total time for a batch, and the number, of an operator's nodes in the model and FP32."""
 
     name: str
     fp32_ms: float = 0
@@ -94,7 +94,7 @@ class Breakdown:
                 f"{cost:.3f} ms, {share} that gain"
             )
 
-        # Nodes that lie in float between conversions
+        # Name the nodes that stay in float between conversions
         unfused = Counter(node.operator for node in self.model if node.kind == "unfused")
         if unfused:
             listed = ", ".join(f"{name} {count}" for name, count in unfused.items())
@@ -113,7 +113,7 @@ class Breakdown:
             f"saved{infix}_ms": self.saved_ms,
         }
         for operator in self.operators():
-            name = re.sub(r"[^\w.-]+", "_", operator.name)  # MLflow takes no others in a metric
+            name = re.sub(r"[^\w.-]+", "_", operator.name)  # MLflow allows only these characters
             if operator.count:
                 metrics[f"operator{infix}_ms/{name}"] = operator.ms
             if operator.fp32_count:

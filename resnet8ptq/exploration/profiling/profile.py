@@ -19,7 +19,7 @@ from resnet8ptq.exploration.profiling.breakdown import Breakdown, ProfileResult
 
 
 def analyse(settings: Settings, folder: Path, run: Recorder) -> ProfileResult:
-    """Quantize and reload; time whole runs, then every node, of the model and of FP32.
+    """Quantize and reload a model; time whole runs, then every node, of the model and of FP32.
 
     Args:
         settings: the run's settings; `latency` sets repeats and threads.
@@ -29,7 +29,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> ProfileResult:
     """
     timing = settings.config.latency
     settings.quantizer.resolve()
-    # Raises `UnsupportedError` before any work; loads nothing yet.
+    # This raises `UnsupportedError` before any work, and loads nothing yet.
     settings.quantizer.profile(folder, timing.threads)
     data, fp32 = load_data_and_network(settings)
     settings = fit_settings(settings, fp32)
@@ -37,7 +37,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> ProfileResult:
     resolved = settings.quantizer.resolve()
     calibration = draw_to_calibrate(config, data)
 
-    # Quantize and reload, and FP32 in the same framework
+    # Quantize and reload the model, and load FP32 in the same framework
     with tempfile.TemporaryDirectory() as scratch:
         batch_size = latency.find_batch_size(timing, data.test)
         timed = data.test.take(np.arange(min(batch_size, len(data.test))))
@@ -50,7 +50,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> ProfileResult:
             loads.append(partial(framework.load, path))
             profiles.append(partial(framework.profile, path))
 
-        # Whole runs first, then every node
+        # Time whole runs first, because the profiler slows them, then every node
         times = latency.measure(loads, timed, timing)
         sizes = [1] if timed.at_once is not None else [1, batch_size]
         nodes = []

@@ -16,7 +16,7 @@ from resnet8ptq.core.console import print_table, say, stdout
 from resnet8ptq.core.text import plain
 from resnet8ptq.exploration.profiling.breakdown import Breakdown, ProfileResult, sum_ms
 
-_LISTED = 8  # nodes in float, by name; the others are counted
+_LISTED = 8  # nodes in float that are named; the others are counted
 _COLOURED = 9  # operators with their own colour
 
 
@@ -68,7 +68,7 @@ def _rows(breakdown: Breakdown) -> list[list[object]]:
             row[3:] = [f"{kind.ms:.3f}", kind.count, f"{kind.ms / whole:.0%}"]
         rows.append(row)
 
-    # The profiler takes time itself, so the whole run has its own row
+    # The profiler itself takes time, so the run without it has its own row
     fp32_ms = f"{sum_ms(breakdown.fp32):.3f}"
     rows.append(
         ["all nodes", fp32_ms, len(breakdown.fp32), f"{whole:.3f}", len(breakdown.model), "100%"]
@@ -120,7 +120,7 @@ def describe(config: RunConfig) -> str:
 
 
 def draw_bars(breakdowns: Sequence[Breakdown], title: str) -> Figure:
-    """Draw two bars for each batch size, FP32 and 8 bits, stacked by operator, longest first."""
+    """Draw bars of FP32 and 8 bits for each batch size, stacked by operator, the longest first."""
     longest: dict[str, float] = {}  # the largest share of each operator
     for breakdown in breakdowns:
         for operator in breakdown.operators():
@@ -130,7 +130,7 @@ def draw_bars(breakdowns: Sequence[Breakdown], title: str) -> Figure:
     figure = Figure(figsize=(4.2 * len(breakdowns) + 2.6, 4.8), layout="constrained")
     panels = figure.subplots(1, len(breakdowns), squeeze=False)[0]
 
-    # A bar for FP32 and one for 8 bits
+    # Draw a bar for FP32 and one for 8 bits
     for axes, breakdown in zip(panels, breakdowns, strict=True):
         heights = {name: np.zeros(2) for name in [*shown, "others"]}
         for operator in breakdown.operators():

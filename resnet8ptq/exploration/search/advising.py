@@ -26,7 +26,7 @@ from resnet8ptq.exploration.search import candidates
 from resnet8ptq.models.network_path import locate
 from resnet8ptq.models.summary import Summary, load_graph, summarize
 
-_PATH = "data.root=PATH"  # in a command for a network whose data are not set
+_PATH = "data.root=PATH"  # for commands of a network whose data are not set
 _VARIED = ("backend", "dtype", "per_channel", "reduce_range", "method")
 
 
@@ -44,7 +44,7 @@ def main(words: list[str]) -> None:
     for override in map(grammar.parse, settings):
         values[override.key_or_group] = override.value()
 
-    # The network, if one is named
+    # Read the network, if one is named
     network = None
     properties = None
     path = values.get("model.path")
@@ -55,7 +55,7 @@ def main(words: list[str]) -> None:
         network = summarize(source, cache_root)
         properties = find_properties(load_graph(source, cache_root))
 
-    # The words that the printed commands repeat
+    # Keep the words that the printed commands repeat
     kept = [word for word in settings if not word.startswith("model.path=")]
     has_data = any(key.partition(".")[0] == "data" for key in values)
     if network is not None and not has_data:
@@ -81,7 +81,7 @@ def _check(words: Sequence[str]) -> list[str]:
     named = []
     for word in words:
         is_plain = "=" not in word and not word.startswith("-")
-        is_missing = is_plain and not Path(word).exists()  # `complete` takes those that exist
+        is_missing = is_plain and not Path(word).exists()  # `complete` gives existing files a key
         named.append(grammar.assign("model.path", word) if is_missing else word)
     settings = grammar.arrange(path_words.complete(named, conf, own), conf, own)
     for override in map(grammar.parse, settings):

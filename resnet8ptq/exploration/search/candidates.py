@@ -1,6 +1,6 @@
 """Configurations worth trying for a network on a CPU, from its flags and operators alone.
 
-The backends give the advice (`backends.advice`).
+The backends' modules of advice know the configurations (`backends.advice`).
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -45,7 +45,7 @@ def advise(flags: Collection[str], network: Summary | None = None) -> list[Advic
 def sweeps(
     flags: Collection[str], network: Summary | None = None, settings: Sequence[str] = ()
 ) -> list[str]:
-    """Return commands that measure the candidates to try; equal settings share one.
+    """Return commands that measure the candidates to try; backends with equal settings share one.
 
     Args:
         settings: the user's own words, such as the data.
@@ -58,7 +58,7 @@ def sweeps(
         if tried:
             chosen.setdefault(tried, []).append(backend.name)
 
-    # A command for each
+    # Make a command for each set of settings
     own = [*settings]
     if network is not None:
         own.insert(0, assign("model.path", str(network.path)))
@@ -70,10 +70,10 @@ def sweeps(
 
 
 def steps(properties: Sequence[str], backend: str = "onnx") -> list[tuple[str, str]]:
-    """Return the steps that `ship` takes for a network with these properties: settings, reason.
+    """Return settings and reason of each step of `ship` for a network with these properties.
 
-    A step changes the best model before it, unless it is a first step. Steps against the findings
-    of a diagnosis are not listed, because only the search finds them.
+    A step changes the best model of earlier steps, unless it is a first step. Steps against the
+    findings of a diagnosis are not listed, because only the search has the findings.
     """
     seen = Seen(
         backend,

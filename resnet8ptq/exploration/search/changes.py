@@ -13,7 +13,7 @@ class Change:
     """A change of settings.
 
     Attributes:
-        settings: each as typed on the command line.
+        settings: the changed settings, each as typed on the command line.
     """
 
     settings: tuple[str, ...]
@@ -24,7 +24,7 @@ class Change:
         return " ".join(self.settings)
 
     def apply(self, config: RunConfig) -> RunConfig:
-        """Return the changed settings; a change of calibration drops `calib.table`."""
+        """Return a config with the change; a change of calibration drops `calib.table`."""
         for setting in self.settings:
             override = words.parse(setting)
             path = override.key_or_group.split(".")
@@ -48,7 +48,7 @@ def _set(owner: Any, path: Sequence[str], value: Any) -> Any:
     old = getattr(owner, first)
     if rest:
         value = _set(old, rest, value)
-    elif is_dataclass(old):  # an option of a group
+    elif is_dataclass(old):  # the setting chooses an option of a group
         value = replace(old, name=value)  # type: ignore[type-var]
     return replace(owner, **{first: value})
 

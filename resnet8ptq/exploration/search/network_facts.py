@@ -1,4 +1,4 @@
-"""Facts about the network and its data that decide the first steps, before any of them runs."""
+"""Facts about the network and its data that decide the first steps of the search."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +20,8 @@ class NetworkFacts:
 
     Attributes:
         properties: see `network_properties`.
-        nodes: names of the nodes, which an error may name.
-        onnx_path: its file, FP32.
+        nodes: names of the nodes; a step leaves a node in float that an error names.
+        onnx_path: the FP32 file.
         reported: number of test samples.
         untuned: the reason if the training samples cannot be scored, so that no step can choose
             settings by them; else empty.

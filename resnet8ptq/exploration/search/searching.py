@@ -21,33 +21,33 @@ from resnet8ptq.exploration.search.changes import Change, change
 from resnet8ptq.exploration.search.step_table import ANSWERS, FALLBACKS, START, Proposal, Seen
 
 SKIPPED = "skipped"  # the status of a step that did not fit into the time
-# kinds of steps that are not in `step_table`
+# The kinds of steps that are not in `step_table`
 DIAGNOSIS = "diagnosis"
 FEWER_BITS = "fewer bits"
 CONFIRM = "confirm"
-SAME_SIZE = 1.03  # sizes that differ by less are not told apart
+SAME_SIZE = 1.03  # ratio of sizes that count as equal
 SAME_NOISE = 1.25
-FEWEST = 0.35  # of the bytes of 8 bits: 2 or 3 bits a weight
+FEWEST = 0.35  # share of the bytes with 8 bits, as 2 or 3 bits for each weight give
 _EXCLUDE = "nodes_to_exclude"
 _MIXED = "method=mixed"
-# A step's setting, and settings of the user that would have no effect with it
+# Keys of a step, with the user's settings that would have no effect with them
 _OVERRULED = {"op_types": ("attention",), "calib": ("calib.table",)}
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The request to the search.
+    """The request to the search: goal, limit, and what is known beforehand.
 
     Attributes:
-        goal: `fastest`: the first models that pass, by latency; `smallest`: by bytes, with fewer
-            than 8 bits; `best`: the least loss.
+        goal: `fastest` ranks the first models that pass by latency; `smallest` ranks by bytes, and
+            tries fewer than 8 bits; `best` looks for the least loss.
         backends: the values of `backend=`.
         limit: the largest loss that passes, in the unit of the loss.
         fixed: the user's settings by key, see `find_fixed`; no step changes them.
         exact_sums: whether this CPU sums 8-bit products exactly.
         properties: properties of the network, see `network_properties`; empty if not known yet.
         nodes: names of the network's nodes, which an error may name.
-        reported: number of samples on which a winner is reported, at most; 0: unknown.
+        reported: largest number of samples on which a winner is reported; 0 if unknown.
         untuned: the reason if no step can choose settings by training samples; else empty.
     """
 
@@ -70,7 +70,7 @@ class Step:
         kind: the kind of step.
         settings: the step's settings by key, as typed, without the user's settings.
         why: the reason for the step, in one line.
-        words: the change to the best configuration so far, to print.
+        words: the change to the best configuration so far, for the user.
         cost: expected time, relative to the plain run.
     """
 
@@ -83,9 +83,9 @@ class Step:
 
     @property
     def part(self) -> float:
-        """The fraction of its expected time without which the step does not begin.
+        """The fraction of its expected time that must be left for the step to begin.
 
-        It is below 1 if the step stops at the deadline, with the best result so far.
+        The fraction is below 1 if the step stops at the deadline with the best result so far.
         """
         rows = step_table.find_rows(self.kind)
         return min((row.part for row in rows), default=1.0)
@@ -97,7 +97,7 @@ class Step:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether some of its layers are dynamic: diagnosis and bits by layer do not apply."""
+        """Whether some layers are dynamic, so that diagnosis and bits by layer do not apply."""
         return self.settings.get("method") == _MIXED
 
     @property
@@ -112,14 +112,15 @@ class Tried:
 
     Attributes:
         status: ok, unsupported, failed or skipped, with `reason`.
-        doubt: the reason if FP32 itself is broken, so that every verdict is void; else empty.
+        doubt: the reason to doubt FP32 itself, which makes every verdict void; empty without doubt.
         loss: loss against FP32, in the unit of the limit.
         error: half of the loss's 95% interval; 0 if unknown.
         within: whether the samples prove that the loss is within the limit.
-        refuted: whether a run on the reported samples did not prove it.
+        refuted: whether a run on the reported samples failed to prove it.
         noise: distance of the outputs from FP32's, the criterion between models of equal loss.
-        noise_unit: its unit, to print.
-        properties, findings: those that the job reported, see `step_table.Seen`; findings as JSON.
+        noise_unit: the unit of the noise, to print.
+        properties, findings: the properties and, as JSON, the findings that the job reported, see
+        `step_table.Seen`.
         classifies: see `step_table.Seen`.
         named: nodes that `nodes_to_exclude=auto` left in float.
         run_id: the id of the run.
@@ -128,8 +129,8 @@ class Tried:
         seconds: seconds of the job.
         own_seconds: seconds of its quantization and evaluation.
         evaluate_s: seconds of its evaluation.
-        samples: number of samples on which it was evaluated; 0 if unknown.
-        same_samples: whether these are the reported samples too.
+        samples: number of samples of the evaluation; 0 if unknown.
+        same_samples: whether the evaluated samples are also the reported ones.
         weights_db, activations_db: SQNR with only weights or only activations rounded.
         cut_short: the work that the time limit cut short, to print.
         state_loss: returns a loss as text, with its name and unit.
@@ -184,7 +185,7 @@ class Tried:
         if not self.searches:
             return self.step
         settings = {**self.step.settings, _EXCLUDE: f"{_EXCLUDE}={self.named or '[]'}"}
-        settings.pop("max_drop", None)  # not the step's if the user has set it
+        settings.pop("max_drop", None)  # serves the search only
         return replace(self.step, settings=settings)
 
     @property
@@ -207,7 +208,7 @@ class Tried:
 
 
 def find_fixed(typed: Iterable[Override]) -> dict[str, str]:
-    """Return the user's settings by key, written as the steps write theirs.
+    """Return the user's settings by key, in the spelling that the steps use.
 
     A group has several spellings: `calib=mse`, `calib.name=mse`, `++calib='mse'`.
 
@@ -234,7 +235,8 @@ def closest(tried: Sequence[Tried]) -> Tried:
 
     The error of a loss is half of its interval. Among models whose loss is within the error of the
     smallest loss, the noise decides, because it varies far less from sample to sample. Among models
-    of about equal noise, the smaller file wins. Layers in float must lower the noise clearly.
+    of about equal noise, the smaller file wins. A model with layers in float wins only if its noise
+    is clearly lower.
     """
     least = min(tried, key=lambda trial: trial.loss)
     near = [trial for trial in tried if trial.loss <= least.loss + least.error]
@@ -265,8 +267,8 @@ def rank(asked: Asked, tried: Sequence[Tried]) -> list[Tried]:
 
     Models that pass on the selection samples come first, ordered by the goal. If none passes,
     because the samples are too few or all models lose too much, the closest to FP32 come first;
-    those that save nothing come last. Refuted models are left out. So are models that do not pass,
-    if they are about as noisy as a refuted one, or noisier.
+    those that save nothing come last. Refuted models are left out. Models that do not pass are also
+    left out if they are at least about as noisy as a refuted one.
     """
     first = passing(tried)
     if not first:
@@ -293,7 +295,7 @@ def _measured(tried: Sequence[Tried]) -> list[Tried]:
 
 
 def _find_diagnosis(tried: Sequence[Tried]) -> Tried | None:
-    """Return the diagnosis, of which there is one for each backend; None if none has run."""
+    """Return the only diagnosis of a backend's trials; None if none has run."""
     for trial in tried:
         if trial.step.kind == DIAGNOSIS:
             return trial
@@ -332,9 +334,9 @@ def _by_closeness(tried: Sequence[Tried]) -> list[Tried]:
 
 
 def next_steps(asked: Asked, tried: Sequence[Tried]) -> list[Step]:
-    """Return the steps to run next, of each backend; empty at the end of the search.
+    """Return the steps to run next, for each backend; empty at the end of the search.
 
-    No step fixes a broken FP32 network.
+    The list is also empty if FP32 is broken, which no step can fix.
     """
     steps: list[Step] = []
     if any(trial.doubt for trial in tried):
@@ -368,7 +370,7 @@ def say(settings: Mapping[str, str]) -> str:
 def _next_of_backend(asked: Asked, backend: str, own: Sequence[Tried]) -> list[Step]:
     names = step_table.order(_find_properties(asked, own), asked.goal)
 
-    # First the starts, or plainer ones if they fail
+    # First try the starts, or plainer ones if they fail
     starts = [name for name in names if _find_row(name).is_start]
     for name in starts:
         left = _propose(asked, backend, own, name=name, before=())
@@ -378,7 +380,7 @@ def _next_of_backend(asked: Asked, backend: str, own: Sequence[Tried]) -> list[S
     if plainer:
         return plainer
 
-    # Then the end, or changes of the best so far
+    # Then end the search, or change the best model so far
     if asked.goal != "best" and passing(own):
         return _find_smaller(asked, backend, own) if asked.goal == "smallest" else []
     for position, name in enumerate(names):
@@ -393,21 +395,21 @@ def _next_of_backend(asked: Asked, backend: str, own: Sequence[Tried]) -> list[S
 
 
 def _find_row(name: str) -> step_table.StepKind:
-    """Return the first row of a kind; its rows are alike in `is_start`, `free` and `plain`."""
+    """Return the first row of a kind, whose rows have the same `is_start`, `free` and `plain`."""
     return step_table.find_rows(name)[0]
 
 
 def _propose(
     asked: Asked, backend: str, own: Sequence[Tried], name: str, before: Sequence[Tried]
 ) -> list[Step]:
-    """Return the untried steps of a kind; `before`: the trials whose models it may change."""
+    """Return the untried steps of a kind, which change a model of the trials `before`."""
     row = _find_row(name)
     measured = _measured(before)
     may_end = measured and asked.goal != "best" and not row.free
     if may_end and loses_nothing(asked, _closest_that_saves(measured)):
         return []
 
-    # A plain step starts afresh, others change the best
+    # A plain step starts from nothing; others change the best model
     changed = None
     base: Mapping[str, str] = _base(asked, backend)
     if not row.plain:
@@ -419,7 +421,7 @@ def _propose(
     seen = _see(asked, backend, own, changed)
     steps = []
     for proposal in step_table.propose(name, seen):
-        # Plain 8 bits have no main setting
+        # The start, plain 8 bits, has no main setting that could be fixed
         if name == START or not _is_fixed(asked, proposal):
             steps.append(_step(asked, base, kind=name, proposal=proposal))
     if name == ANSWERS and changed is not None:
@@ -428,7 +430,7 @@ def _propose(
 
 
 def _find_plainer(asked: Asked, own: Sequence[Tried], starts: Sequence[str]) -> list[Step]:
-    """Return a plainer step for each kind of start of which every trial failed."""
+    """Return a plainer step for each kind of start whose trials all failed."""
     steps = []
     for name in starts:
         trials = [trial for trial in own if trial.step.kind == name]
@@ -440,7 +442,7 @@ def _find_plainer(asked: Asked, own: Sequence[Tried], starts: Sequence[str]) -> 
 def _make_plainer(asked: Asked, failed: Tried) -> list[Step]:
     """Return the step with the next plainer setting; empty if there is none.
 
-    A framework names the setting or the node that it does not support; an error may have any cause.
+    An `unsupported` trial names the setting or node to blame; a failed one may have any cause.
     """
     step = failed.step
     kept = {**failed.step.settings}
@@ -450,7 +452,7 @@ def _make_plainer(asked: Asked, failed: Tried) -> list[Step]:
         kept[_EXCLUDE] = f"{_EXCLUDE}={words.as_list(listed)}"
         return [replace(step, settings=kept, words=say(kept), why=f"{node} in float")]
 
-    # Otherwise the next setting that may be at fault
+    # Otherwise replace the next setting that may be at fault
     for setting, plainer, why in step_table.PLAINER:
         key = _key(setting)
         is_set = kept.get(key, f"{key}=null") == setting
@@ -462,7 +464,7 @@ def _make_plainer(asked: Asked, failed: Tried) -> list[Step]:
 
 
 def _find_named(asked: Asked, failed: Tried) -> str:
-    """Return the node that an error names, unless it is in float already; else empty."""
+    """Return the node that an error names; empty if there is none, or if it is in float already."""
     if failed.status != "failed" or _EXCLUDE in asked.fixed or not failed.step.is_static:
         return ""
     named = set(re.findall(r"[^\s'\"(),;:]+", failed.reason))
@@ -486,7 +488,8 @@ def _excluded(settings: Mapping[str, str]) -> list[str]:
 def find_fallbacks(asked: Asked, tried: Sequence[Tried], backend: str) -> list[Step]:
     """Return the untried last resorts before FP32.
 
-    Empty if a model of the backend passes, or the closest one that saves loses nothing.
+    The list is empty if a model of the backend passes, or if the closest model that saves loses
+    nothing.
     """
     own = _of_backend(tried, backend)
     if passing(own):
@@ -515,13 +518,14 @@ def _closest_that_saves(measured: Sequence[Tried]) -> Tried:
 def loses_nothing(asked: Asked, best: Tried) -> bool:
     """Return whether no loss was measured, or at most half of the limit on too few samples.
 
-    Too few samples cannot show that a change of settings helps; the confirmation uses other
-    samples. With such a model, the search tries only steps that cost neither bytes nor speed, and
-    compares them by noise. Noise above the limit is not an effect of few samples (a rule of thumb:
-    100 samples showed no loss for a KL divergence of 0.02, 800 others a loss of 1.1 points).
+    Too few samples cannot show that a change of settings helps. From such a model, the search tries
+    only steps that cost neither bytes nor speed, and compares them by noise; the confirmation uses
+    other samples. Noise above the limit is never taken as an effect of few samples, by a rule of
+    thumb: at a KL divergence of 0.02, 100 samples showed no loss, but 800 others a loss of 1.1
+    points.
     """
     is_quiet = best.noise <= asked.limit and not best.refuted
-    # Items that hardly change have a small error, but too few of them prove nothing either
+    # Samples that hardly change have a small error, but too few of them prove nothing
     is_below = best.loss + best.error < asked.limit
     has_few_samples = best.error >= asked.limit or (is_below and not best.within)
     loses_little = best.loss <= 0 or (has_few_samples and best.loss <= asked.limit / 2)
@@ -542,7 +546,7 @@ def _find_properties(asked: Asked, own: Sequence[Tried]) -> tuple[str, ...]:
 
 
 def _see(asked: Asked, backend: str, own: Sequence[Tried], changed: Step | None) -> Seen:
-    """Return the state of the search before a step that changes `changed`; None: a new start."""
+    """Return the state of the search before a step that changes the step `changed`, if any."""
     settings: dict[str, str] = {}
     if changed is not None:
         settings.update(changed.settings)
@@ -564,7 +568,7 @@ def _see(asked: Asked, backend: str, own: Sequence[Tried], changed: Step | None)
 
 
 def _read_findings(text: str) -> tuple[tuple[str, Change], ...]:
-    """Return the first change for each finding, except other ranges, which are tried anyway."""
+    """Return the first change against each finding, except ranges, which other steps try."""
     pairs = []
     for finding in json.loads(text):
         name = f"{finding['name']} in {finding['tensor']}"
@@ -588,13 +592,13 @@ def _costs_more(diagnosed: Tried) -> str:
 
 
 def _diagnose(asked: Asked, own: Sequence[Tried], best: Step) -> list[Step]:
-    """Return the diagnosis of the best so far; empty if one has run, or where none is possible."""
+    """Return a diagnosis of the best model so far; empty if one has run or none is possible."""
     is_possible = find_search(best.backend).diagnoses and not best.is_mixed
     if _find_diagnosis(own) is not None or not is_possible:
         return []
-    files = _without_fixed(asked, ("format=qdq", "slim=false"))  # which the analysis needs anyway
+    files = _without_fixed(asked, ("format=qdq", "slim=false"))  # the analysis sets both anyway
     settings = {**best.settings, **files}
-    settings.pop("evaluate.split")  # it measures on training samples
+    settings.pop("evaluate.split")  # a diagnosis measures on training samples
     for word in ("+analysis=diagnose", "analysis.try_changes=false"):
         settings[_key(word)] = word
     why = "which tensors lose most, and whether by weights or by activations"
@@ -613,8 +617,9 @@ def _diagnose(asked: Asked, own: Sequence[Tried], best: Step) -> list[Step]:
 def _narrow(asked: Asked, own: Sequence[Tried]) -> list[Step]:
     """Return the step with the next budget of bytes; empty if there is none.
 
-    The budget lies between the smallest model that passes and the largest that fails. It determines
-    the bits of each layer; rounding is learned. A user's own bits or budget are kept.
+    The budget lies between the smallest model that passes and the largest that fails.
+    `precision.plan=auto` finds the bits of each layer for the budget, and rounding is learned. A
+    user's own bits or budget are kept.
     """
     if {"precision.plan", "precision.max_bytes"} & {*asked.fixed}:
         return []
@@ -631,7 +636,7 @@ def _narrow(asked: Asked, own: Sequence[Tried]) -> list[Step]:
     if budget is None:
         return []
 
-    # Bits by layer in this budget, from the smallest model of 8 bits
+    # Choose bits by layer within this budget, from the smallest 8-bit model
     typed = (
         f"dtype=w4a8 precision.plan=auto precision.max_bytes={budget:.0f} "
         f"{step_table.LEARN.words} corrections.reconstruction=false"
@@ -686,7 +691,7 @@ def _base(asked: Asked, backend: str) -> dict[str, str]:
     settings = {"backend": f"backend={backend}", "evaluate.split": "evaluate.split=choice"}
     has_starts = not {PRODUCTS, RECURRENT, BESIDE}.isdisjoint(asked.properties)  # of other kinds
     several = len(asked.backends) > 1 or has_starts
-    compares = asked.goal == "fastest" and several  # latencies
+    compares = asked.goal == "fastest" and several  # compares latencies
     if not compares and "latency.enabled" not in asked.fixed:
         settings["latency.enabled"] = "latency.enabled=false"
     return settings
@@ -702,12 +707,12 @@ def _step(asked: Asked, base: Mapping[str, str], kind: str, proposal: Proposal) 
 
 
 def _is_fixed(asked: Asked, proposal: Proposal) -> bool:
-    """Return whether the user's settings keep the first setting of a proposal, its main one."""
+    """Return whether the user has fixed the first, main setting of a proposal."""
     return _keeps(asked, _key(proposal.change.settings[0]))
 
 
 def _without_fixed(asked: Asked, settings: Sequence[str]) -> dict[str, str]:
-    """Return settings by key, without those that the user's settings keep."""
+    """Return settings by key, without those that the user has fixed."""
     by_key = {}
     for word in settings:
         key = _key(word)
@@ -717,7 +722,7 @@ def _without_fixed(asked: Asked, settings: Sequence[str]) -> dict[str, str]:
 
 
 def _keeps(asked: Asked, key: str) -> bool:
-    """Return whether the user has set a key, or a setting that this key would overrule."""
+    """Return whether the user has set a key, or a setting that the key would overrule."""
     kept = {key, *_OVERRULED.get(key, ())}
     return not kept.isdisjoint(asked.fixed)
 

@@ -1,8 +1,10 @@
-"""The steps in one table: settings, reason, cost and rules of each. No other module has these.
+"""The table of the search's steps, with settings, reason, cost and rules.
 
-The search (`searching`) tries them in this order, the diagnosis names some of them as answers to
-its findings, and `advise` lists those for a network. Costs are first guesses of the time, relative
-to the plain run: studies/ship.md.
+No other module defines steps.
+
+The search (`searching`) tries the steps in this order, the diagnosis suggests some against its
+findings, and `advise` lists those for a network. Costs are first guesses of the time relative to
+the plain run, see studies/ship.md.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +32,7 @@ from resnet8ptq.exploration.search.changes import (
 )
 
 GOALS = ("fastest", "smallest", "best")
-# known after a diagnosis
+# Properties that are known after a diagnosis
 WEIGHTS = "weights cost more"
 ACTIVATIONS = "activations cost more"
 START = "start"
@@ -44,24 +46,25 @@ class StepKind:
 
     Attributes:
         name: rows of one name are tried together, and the best of them is changed further.
-        rank: position in the order; 0 to 9: tried before the search may end, because the best of
-            them is not known beforehand.
-        settings: the settings in one line; `{max_drop}` is half of the limit, `{exact}` a dtype
-            whose products this CPU sums exactly, `{start}` the settings of the plain run, `{slim}`
-            its `slim=true`.
-        why: the reason to try it, in one line.
+        rank: position in the order. Steps of rank 0 to 9 are tried before the search may end,
+            because the best of them is not known beforehand.
+        settings: the settings in one line. `{max_drop}` stands for half of the limit, `{exact}` for
+            a dtype whose products this CPU sums exactly, `{start}` for the settings of the plain
+            run, and `{slim}` for its `slim=true`.
+        why: the reason to try the step, in one line.
         cost: expected time, relative to the plain run.
-        needs: properties of the network, one of which must hold; empty: any network.
-        capability: an attribute of the backend's `Search` that must hold; empty: any backend.
-        goals: the goals for which it is tried.
+        needs: properties of the network, one of which must hold; empty for any network.
+        capability: an attribute of the backend's `Search` that must hold; empty for any backend.
+        goals: the goals for which the step is tried.
         moved: other positions, by the property that moves it.
         reasons: other reasons, by the property that gives them.
-        plain: whether it starts afresh; others change the best static model.
-        only_8_bits: whether it has no meaning with 16-bit activations.
-        free: whether its models have the bytes and the speed of the one that it changes.
-        part: the fraction of its expected time without which it does not begin; below 1 if it stops
-            at the deadline, with the best result so far.
-        drops_corrections: whether it switches off the corrections of the model that it changes.
+        plain: whether the step starts from nothing; other steps change the best static model.
+        only_8_bits: whether the step does not apply with 16-bit activations.
+        free: whether the step changes neither the bytes nor the speed of a model.
+        part: the fraction of its expected time that must be left for the step to begin; below 1 if
+            the step stops at the deadline with the best result so far.
+        drops_corrections: whether the step switches off the corrections of the model that it
+        changes.
         needs_classes: whether the labels must be classes.
     """
 
@@ -84,7 +87,7 @@ class StepKind:
 
     @property
     def is_start(self) -> bool:
-        """Whether it is tried before the search may end."""
+        """Whether the step is tried before the search may end."""
         return self.rank < 10
 
     def find_rank(self, properties: Sequence[str]) -> int:
@@ -114,7 +117,7 @@ STEPS = (
     StepKind(
         name=START,
         rank=0,
-        settings="",  # of the backend, see `start`
+        settings="",  # `start` adds those of the backend
         why="plain 8 bits",
         plain=True,
     ),
@@ -144,7 +147,7 @@ STEPS = (
         rank=20,
         settings="corrections.equalization=true",
         why="channels of very different ranges share a scale: layers can be equalized",
-        needs=(UNEQUAL,),  # elsewhere a scale per channel is enough, and it may harm
+        needs=(UNEQUAL,),  # other networks need only scales per channel, and may lose
         free=True,
     ),
     *(
@@ -154,7 +157,7 @@ STEPS = (
             settings=f"calib={method}",
             why=_CALIBRATION,
             cost=0.8,
-            only_8_bits=method == "mse",  # it chooses ranges for 8 bits
+            only_8_bits=method == "mse",  # mse minimizes the error of 8 bits
             free=True,
         )
         for method in ("minmax", "percentile", "mse")
@@ -171,7 +174,7 @@ STEPS = (
     StepKind(
         name=ANSWERS,
         rank=40,
-        settings="",  # of the findings
+        settings="",  # taken from the findings
         why="the diagnosis found: {finding}",
     ),
     StepKind(
@@ -192,7 +195,7 @@ STEPS = (
         reasons={DEPTHWISE: "rounding shifts the mean of the channels, most in depthwise layers"},
         free=True,
     ),
-    StepKind(  # before layers in float, because it costs no speed
+    StepKind(  # comes before layers in float, because it costs no speed
         name="learned_rounding",
         rank=60,
         settings=(
@@ -205,7 +208,7 @@ STEPS = (
         free=True,
         part=0.25,
     ),
-    StepKind(  # earlier where activations cost more: learned weights cannot reduce that
+    StepKind(  # comes earlier where activations cost more, which learned weights cannot reduce
         name="float_layers",
         rank=61,
         settings="nodes_to_exclude=auto max_drop={max_drop}",
@@ -248,7 +251,7 @@ STEPS = (
         goals=("best",),
         part=0.25,
     ),
-    StepKind(  # in ONNX files this CPU computes them in float
+    StepKind(  # ONNX Runtime computes them in float on this CPU
         name="wide_activations",
         rank=73,
         settings="dtype=w8a16 calib=minmax",
@@ -257,7 +260,7 @@ STEPS = (
         capability="wide_activations",
         goals=_NOT_FASTEST,
         only_8_bits=True,
-        drops_corrections=True,  # the converter takes none
+        drops_corrections=True,  # the converter does not support them
     ),
     StepKind(
         name="weights_in_16_bits",
@@ -265,7 +268,7 @@ STEPS = (
         settings="dtype=fp16 method=weight_only",
         why="weights in 16-bit floats: half of the bytes, and next to nothing is lost",
         capability="float16_weights",
-        goals=("fastest", "smallest"),  # with goal=best it would always win
+        goals=("fastest", "smallest"),  # would always win with goal=best
         plain=True,
         only_8_bits=True,
     ),
@@ -276,14 +279,14 @@ STEPS = (
         why="nothing without training suffices: three epochs on the training samples",
         cost=150,
         only_8_bits=True,
-        part=0.5,  # whole epochs
+        part=0.5,  # stops after whole epochs
         drops_corrections=True,
         needs_classes=True,
     ),
 )
 
-# Plainer settings for a first step that fails, in the order of trying: value that is replaced, its
-# replacement, and why. A setting that a measured model has is not at fault.
+# Plainer settings for a first step that fails, in the order of trying: the value to replace, the
+# replacement, and the reason. A setting of a model that was measured is not at fault.
 PLAINER = (
     ("slim=true", "slim=false", "the file with all its parts"),
     ("format=auto", "format=qdq", "the plainer file format"),
@@ -300,10 +303,10 @@ class Seen:
     Attributes:
         backend: the value of `backend=`.
         exact_sums: whether this CPU sums 8-bit products exactly.
-        limit: the largest loss.
+        limit: the largest loss that passes.
         properties: properties of the network, see `network_properties`, and of its loss: `WEIGHTS`
             or `ACTIVATIONS` cost more.
-        settings: settings of the user and of the model to change, by key.
+        settings: settings of the user and of the model that the step changes, by key.
         findings: the changes against the findings of a diagnosis, by the finding's name.
         classifies: whether the labels are classes.
     """
@@ -397,7 +400,7 @@ def _propose(row: StepKind, seen: Seen) -> list[Proposal]:
             if key.startswith("corrections.") and seen.is_set(key, "true"):
                 words.append(f"{key}=false")
 
-    # A step that changes nothing would repeat a run
+    # Leave out a step that changes nothing, which would repeat a run
     changes_nothing = all(seen.is_set(*word.split("=", 1)) for word in words)
     if changes_nothing and not row.plain:
         return []
@@ -407,8 +410,8 @@ def _propose(row: StepKind, seen: Seen) -> list[Proposal]:
 def start(seen: Seen) -> Change:
     """Return the plain 8-bit configuration of a backend on this CPU, per channel.
 
-    It is `experiment=flagship_quick`, with 8-bit weights if their sums do not saturate; with
-    `dtype=w8a16`, `experiment=npu`.
+    The configuration is `experiment=flagship_quick`, with 8-bit weights if their sums do not
+    saturate; with `dtype=w8a16`, it is `experiment=npu`.
     """
     if seen.is_wide:
         return Change(("calib=minmax", "per_channel=true"))
@@ -437,7 +440,7 @@ WRONG_BIAS = "wrong bias"
 CHANNEL_ORDER = "wrong order of channels"
 UNEXPLAINED = "unexplained error"
 
-# The changes that a diagnosis may suggest, besides the rows above.
+# The changes that a diagnosis may suggest in addition to the rows above.
 PER_CHANNEL = change("per_channel=true")
 REDUCE_RANGE = change("reduce_range=true")
 UINT8 = change("dtype=uint8")
@@ -483,10 +486,10 @@ def answer(config: RunConfig, finding: str, nodes: Sequence[str]) -> list[Change
 
 
 def usual(config: RunConfig, worst: Sequence[str]) -> list[Change]:
-    """Return the changes that a diagnosis tries with any finding.
+    """Return the changes that a diagnosis tries whatever it finds.
 
     Args:
-        worst: nodes of the layer that loses most alone; empty if unknown.
+        worst: nodes of the layer whose own loss is largest; empty if unknown.
     """
     changes = [] if config.per_channel else [PER_CHANNEL]
     for name in ("percentile", "minmax"):
@@ -506,7 +509,7 @@ def usual(config: RunConfig, worst: Sequence[str]) -> list[Change]:
 def correct(config: RunConfig) -> list[Change]:
     """Return the corrections to try if weights cost more than activations.
 
-    Empty with per-tensor scales, or if rounding is already learned.
+    The list is empty with per-tensor scales, or if rounding is already learned.
     """
     is_learned = config.corrections.adaround or config.corrections.reconstruction
     if is_learned or not config.per_channel:

@@ -1,14 +1,15 @@
 """Matches the tensors of two files of one network: by name, by values, and by position.
 
 Files of different formats share neither names nor layouts, and order parallel branches differently.
-The values of a broken file are wrong after its fault. So tensors are matched in three steps:
+The values of a broken file are wrong after its fault. Tensors are therefore matched in three steps:
 
 1. by equal names, if the file has kept the network's;
 2. by values: two tensors that are near, and nearer to each other than to any other. Fingerprints
    without a layout choose the candidates;
 3. by the order of the others, whose values may be wrong: the alignment with the largest sum of
-   scores (Needleman and Wunsch, 1970, with gaps that cost nothing). An error reaches the tensors
-   after it, so pairs before the last pair of step 2 also need values that are somewhat alike.
+   scores (Needleman and Wunsch, 1970, with gaps that cost nothing). An error spreads to all later
+   tensors, so only pairs after the last pair of step 2 may have unlike values; earlier pairs need
+   values that are somewhat alike.
 """
 
 import itertools
@@ -23,12 +24,12 @@ Matrix = NDArray[np.float64]
 Pairs = dict[int, int]  # from the index of a tensor of FP32 to the index in the other file
 
 QUANTILES = np.linspace(0, 1, 17)
-KEPT_NAMES = 0.5  # share of the file's tensors with a name of the network: its names are kept
-ALIKE = 0.8  # similarity of candidates
-NEAR = 0.5  # of the signal's magnitude is left: 6 dB
-SOMEWHAT = 0.4  # similarity of values with a wrong scale or bias
-SURE = 4.0  # times the error: by so much another layout must be better
-SHAPED = 0.1  # score of equal sizes alone, which the position decides
+KEPT_NAMES = 0.5  # share of tensors with the network's names, above which names alone decide
+ALIKE = 0.8  # least similarity of candidates
+NEAR = 0.5  # least nearness: the difference has half of the signal's magnitude (6 dB)
+SOMEWHAT = 0.4  # least similarity of values that may have a wrong scale or bias
+SURE = 4.0  # ratio of errors by which another layout must be better
+SHAPED = 0.1  # score of equal sizes, for which position decides
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def match(
 
     Args:
         fp32, other: the tensors of both files, in execution order.
-        measure: returns the nearness of the values of two tensors, see `find_nearness`.
+        measure: returns the nearness of two tensors' values, see `find_nearness`.
     """
     similarity = _find_similarity(fp32, other)
     pairs = _match_names(fp32, other, similarity)
@@ -91,8 +92,8 @@ def _find_similarity(fp32: Sequence[Fingerprint], other: Sequence[Fingerprint]) 
 def _compare(wanted: Matrix, others: Matrix) -> Matrix:
     """Return the similarity of quantiles [samples, quantiles] with [others, ...], from 0 to 1.
 
-    It is the mean of three: their nearness, their correlation, which a wrong scale or bias leaves
-    unchanged, and the share of equal signs, which tells the output of a ReLU from its input.
+    The similarity is the mean of three values: nearness; correlation, which a wrong scale or bias
+    leaves unchanged; and the share of equal signs, which tells the output of a ReLU from its input.
     """
     size = np.linalg.norm(wanted)
     distances = np.linalg.norm(others - wanted, axis=(1, 2))
@@ -121,7 +122,7 @@ def _match_names(
 
 
 def _match_nearest(pairs: Pairs, similarity: Matrix, measure: Callable[[int, int], float]) -> None:
-    """Add the pairs that are near and each other's nearest, of those without a match."""
+    """Add the unmatched pairs that are near, and nearer to each other than to any other tensor."""
     nearness = np.zeros_like(similarity)
     taken = {*pairs.values()}
     for row, column in np.argwhere(similarity >= ALIKE).tolist():
@@ -160,14 +161,14 @@ def _align(scores: Matrix) -> list[tuple[int, int]]:
     """Return the pairs with the largest sum of scores that are ascending on both sides."""
     rows, columns = scores.shape
 
-    # The best sum up to each pair
+    # Find the best sum up to each pair
     best = np.zeros((rows + 1, columns + 1))
     for row, of_row in enumerate(scores, 1):
         paired = best[row - 1, :-1] + of_row
         best[row, 1:] = np.maximum(best[row - 1, 1:], paired)
         best[row] = np.maximum.accumulate(best[row])
 
-    # Back along the pairs that gave it
+    # Go back along the pairs that gave the best sum
     pairs = []
     while rows and columns:
         if best[rows, columns] == best[rows - 1, columns]:
@@ -205,7 +206,7 @@ def find_axes(fp32: Array, other: Array) -> tuple[int, ...] | None:
     if not fitting:
         return None
 
-    # The nearest; the same order unless another is clearly better
+    # Prefer the unchanged order unless another is clearly better
     best = errors.index(min(errors))
     unchanged = tuple(range(packed.ndim))
     if unchanged in fitting and errors[fitting.index(unchanged)] < SURE * errors[best]:
@@ -214,9 +215,9 @@ def find_axes(fp32: Array, other: Array) -> tuple[int, ...] | None:
 
 
 def find_nearness(fp32: Array, other: Array) -> float:
-    """Return 1 - |difference| / |fp32| of one sample, at least 0; in the best layout.
+    """Return 1 - |difference| / |fp32| of one sample in the best layout, at least 0.
 
-    0 if no layout fits.
+    The nearness is 0 if no layout fits.
     """
     axes = find_axes(fp32, other)
     if axes is None:

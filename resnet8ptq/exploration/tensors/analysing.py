@@ -1,6 +1,6 @@
 """`+analysis=compare`: finds where a quantized file loses the signal, tensor by tensor.
 
-It measures on training samples that did not calibrate, never on test samples.
+The analysis measures on training samples that did not calibrate, never on test samples.
 """
 
 import json
@@ -56,7 +56,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> ComparisonResult
     with open_fitted(settings, run, needs_labels=tunes) as work:
         prepared = preparation.prepare(work)
         path = work.quantize(prepared, work.scratch).path
-        network = prepared.network  # with corrections, which change what is between the layers
+        network = prepared.network  # corrections change the tensors between layers
         compared = compare_artifact(work.settings, network, path, split=work.samples.held_out)
     config = work.config
     faults = find_faults(work.settings, compared)
@@ -65,7 +65,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> ComparisonResult
     params["finding"] = compared.describe()
     result = ComparisonResult("ok", compared=compared, resolved=params)
 
-    # Imports matplotlib, which a run that only assesses a file does not need.
+    # The table imports matplotlib, which a run that only checks a file does not need.
     from resnet8ptq.exploration.tensors import tensor_table
 
     title = tensor_table.describe(config, "tensors")
@@ -102,7 +102,9 @@ def compare_artifact(
 
 
 def find_faults(settings: Settings, compared: TensorComparison) -> list[Finding]:
-    """Return the faults of a file; if this program quantized it, with the settings against them."""
+    """Return the faults of a file, with settings against them if this program quantized the
+    file.
+    """
     faults = findings.find_faults(compared)
     config = settings.config
     if config.backend.name == FILE:
