@@ -1,1 +1,1 @@
-"""`method=qat`: fine-tuning of the FP32 network with fake quantization."""
+"""Fine-tuning of the FP32 network with fake quantization, for `method=qat`."""

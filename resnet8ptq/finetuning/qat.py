@@ -25,7 +25,7 @@ from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import ActivationScheme
 from resnet8ptq.precision.plan import Plan, Selection, find_float_nodes
 
-if TYPE_CHECKING:  # it imports torch, which only method=qat needs
+if TYPE_CHECKING:  # the module imports torch, which only method=qat needs
     from resnet8ptq.finetuning.training import Point
 
 NETWORK_FILE = "network.onnx"
@@ -42,7 +42,7 @@ class QatSettings:
         calib: the calibration method of the initial ranges.
         weights, activations: the grids of the run's backend.
         float_output: whether the last layer's output stays in float.
-        seed: seed of the samples' order, shifts and flips.
+        seed: seed for the order, shifts and flips of the samples.
     """
 
     training: QatConfig
@@ -66,8 +66,8 @@ def fine_tune(
     """Return the fine-tuned network, and learned activation ranges by ONNX tensor name.
 
     The cache key leaves out the backend's name, so backends with the same quantization share the
-    result. An interrupted training continues after its last complete epoch; so does a training that
-    ended at the deadline, if it gets more time.
+    result. A training that was interrupted or ended at the deadline continues after its last
+    complete epoch.
 
     Args:
         dataset: the data set; training uses its training samples, except held-out ones and
@@ -154,7 +154,7 @@ def _check_calibration(settings: QatSettings) -> None:
 def _digests(dataset: Dataset, calibration: CalibrationSet, held_out: Split) -> dict[str, str]:
     return {
         "train": dataset.train.digest,
-        "test": dataset.test.digest,  # whose samples are left out
+        "test": dataset.test.digest,  # copies of test samples do not train
         "calibration": calibration.digest,
         "held_out": held_out.digest,
     }

@@ -25,12 +25,12 @@ from resnet8ptq.data.dataset import Split
 
 log = logging.getLogger(__name__)
 
-PADDING = 4  # pixels, of the random crop
-POINTS = 10  # of the loss curve, in each epoch
-RANGE_RATE = 1.0  # of the ranges' logarithms, relative to the learning rate
+PADDING = 4  # pixels around a picture, for the random crop
+POINTS = 10  # points of the loss curve in each epoch
+RANGE_RATE = 1.0  # rate of the ranges' logarithms, relative to the learning rate
 VALIDATION_BATCH = 500
 
-Point = dict[str, float]  # of the curves: `step`, and metrics by name
+Point = dict[str, float]  # of a curve: `step`, and metrics by name
 
 
 @dataclass
@@ -51,7 +51,7 @@ class _State:
 
 @dataclass(frozen=True)
 class Trainer:
-    """The fixed parameters of a training.
+    """A training: its fixed parameters, and the steps.
 
     Attributes:
         student: the module to train, from network inputs [n, ...] to logits [n, classes].
@@ -60,7 +60,7 @@ class Trainer:
         checkpoint: the file for continuing an interrupted training.
         report: called with each point of the curves, including points before an interruption.
         deadline: the time limit; the training ends after its last complete epoch.
-        device: where student and teacher are.
+        device: the device of student and teacher.
     """
 
     settings: QatConfig
@@ -125,7 +125,7 @@ class Trainer:
     def _train_epoch(self, state: _State, optimizer: torch.optim.Adam) -> None:
         settings = self.settings
         epoch = state.epoch
-        # One generator for each epoch: an interruption does not change its numbers.
+        # Each epoch has its own generator, so that an interruption does not change the draws.
         random = np.random.default_rng([self.seed, epoch])
         order = random.permutation(len(self.train))
         starts = range(0, len(order), settings.batch_size)
@@ -167,20 +167,21 @@ class Trainer:
     def _loss(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the loss and the student's logits.
 
-        The target is the teacher's mean over each picture and its mirror image, because it is more
+        The target is the teacher's mean over each picture and its mirror image, which is more
         accurate than the teacher on the picture alone.
         """
         with torch.no_grad():
             target = self.teacher(images)
             if self.train.has_pictures:
-                width = 2 if self.train.channels_first else 1  # the axis in a stored picture
+                width = 2 if self.train.channels_first else 1  # the width axis of a stored picture
                 width_axis = 1 + (self.train.layout or (0, 1, 2)).index(width)
                 target = (target + self.teacher(images.flip(width_axis))) / 2
         logits = self.student(images)
         return distillation_loss(logits, target, self.settings.temperature), logits
 
     def _validate(self, state: _State) -> None:
-        """Add loss and accuracy on the held-out samples; keep the student if it is the best.
+        """Add held-out loss and accuracy to the curves; keep the student if its loss is the
+        smallest.
 
         Without labels, the teacher's classes are the labels.
         """
@@ -200,7 +201,7 @@ class Trainer:
                 right += int((logits.argmax(dim=1) == classes).sum())
                 total += float(loss) * len(batch)
 
-        # Keep the best
+        # Keep the student with the smallest loss
         mean = total / len(self.held_out)
         accuracy = right / len(self.held_out)
         if mean < state.best_loss:
@@ -267,7 +268,7 @@ def _load(path: Path) -> dict[str, Any] | None:
     if hashlib.sha256(content).digest() == digest:
         try:
             return dict(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
-        except (RuntimeError, pickle.UnpicklingError):  # from another version
+        except (RuntimeError, pickle.UnpicklingError):  # torch of another version wrote it
             pass
     log.warning("qat: %s is damaged; training starts again", path)
     return None

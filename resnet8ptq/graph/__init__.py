@@ -1,1 +1,1 @@
-"""ONNX graphs: layers, weights, sessions, the logits, and the graph as a torch module."""
+"""ONNX graphs: layers, weights, links, passes, sessions, and conversion to torch modules."""

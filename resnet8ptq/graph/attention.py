@@ -14,10 +14,10 @@ from resnet8ptq.graph.embeddings import find_tables
 from resnet8ptq.graph.layers import LAYERS, fused_activations, short_names, weight_layers
 from resnet8ptq.graph.links import Links, find_computed
 
-_WHOLE = ("Attention", "MultiHeadAttention", "GroupQueryAttention")  # in one operator
+_WHOLE = ("Attention", "MultiHeadAttention", "GroupQueryAttention")  # attention in one operator
 _PRODUCTS = ("MatMul", "Einsum")
 _MASKING = ("Add", "Sub", "Mul", "Where")
-# Between a product and a Softmax: scaling, masks, and operators that only move values.
+# The operators between a product and a Softmax: scaling, masks, and moves of values.
 _PASSING = {
     *_MASKING,
     "Div",
@@ -56,7 +56,7 @@ def find_attention(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     links = Links(graph)
     outputs = _find_products(graph)
 
-    # A product before a Softmax, and one after it
+    # Keep the products before and after a Softmax
     products: set[str] = set()
     for softmax in graph.node:
         if softmax.op_type != "Softmax" or not outputs:
@@ -86,9 +86,9 @@ def left_by_attention(graph: onnx.GraphProto, products: bool = False) -> list[on
     """Return the nodes that stay in float in a network with attention; none without attention.
 
     Normalizations, Softmax, GELU, masks and sums have outliers in few channels, which leave few
-    8-bit levels for the others (Bondarenko et al., "Understanding and Overcoming the Challenges of
-    Efficient Transformer Quantization", EMNLP 2021). The layers with weights do nearly all of the
-    work. They stay quantized, with their fused activation functions.
+    8-bit levels for the other channels (Bondarenko et al., "Understanding and Overcoming the
+    Challenges of Efficient Transformer Quantization", EMNLP 2021). The layers with weights do
+    nearly all of the work, and stay quantized, with their fused activation functions.
 
     Args:
         products: whether the products of attention are quantized too.
@@ -97,7 +97,7 @@ def left_by_attention(graph: onnx.GraphProto, products: bool = False) -> list[on
     if not attention:
         return []
 
-    # Outputs of the layers with weights, and of attention if `products` is set
+    # Collect the outputs of layers with weights, and of attention if `products` is set
     computed = find_computed(graph)
     layers = set()
     for node in graph.node:
@@ -106,7 +106,7 @@ def left_by_attention(graph: onnx.GraphProto, products: bool = False) -> list[on
     if products:
         layers.update(node.output[0] for node in attention)
 
-    # Activation functions after them, and embeddings
+    # Add the activation functions after them, and embeddings
     quantized = set(layers)
     for node in fused_activations(graph):
         if node.input[0] in layers:
@@ -119,8 +119,8 @@ def left_by_attention(graph: onnx.GraphProto, products: bool = False) -> list[on
 def stretched_by_masks(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]]:
     """Map each tensor stretched by a mask's constant to its producer and its consumers.
 
-    A mask adds about -10,000, or minus infinity, before a Softmax. In 8 bits, the unmasked scores
-    then share one or two levels.
+    A mask adds about -10,000, or minus infinity, before a Softmax. In 8 bits, all unmasked scores
+    would then share one or two levels.
     """
     links = Links(graph)
     large = _large_constants(graph)
@@ -129,7 +129,7 @@ def stretched_by_masks(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]
         if node.op_type == "Softmax":
             before |= _reach(node, links.before)
 
-    # From the constant to the Softmax
+    # Follow each constant to the Softmax
     stretched: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
         taken = {*node.input} & (large | stretched.keys())

@@ -1,6 +1,6 @@
 """Splits steps, in the order of execution, into blocks.
 
-Where possible, later steps read only the last step of a block.
+Where possible, a block ends where later steps read only its last step.
 """
 
 from collections.abc import Collection, Sequence
@@ -12,9 +12,9 @@ def split_into_blocks(sources: Sequence[Collection[int]], most: int) -> list[lis
     A block ends at a step if no later step reads an earlier one, or if it would become too long.
 
     Args:
-        sources: by step, in the order of execution: the earlier steps that it reads.
+        sources: for each step, in the order of execution, the earlier steps that it reads.
     """
-    last = list(range(len(sources)))  # by step: the last one that reads it
+    last = list(range(len(sources)))  # for each step, the last step that reads it
     for index, read in enumerate(sources):
         for source in read:
             last[source] = index

@@ -1,8 +1,8 @@
 """Embedding tables: a Gather of constant rows, stored in 8 bits with a scale for each row.
 
-A table is most of a small text network, and each sample reads few rows. So the rows are stored in 8
-bits and dequantized after the lookup. ONNX Runtime's quantizer would dequantize the whole table for
-every batch.
+A table is most of a small text network, and each sample reads few rows. The rows are therefore
+stored in 8 bits and dequantized after the lookup. ONNX Runtime's quantizer would dequantize the
+whole table for every batch.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ from onnx import TensorProto, numpy_helper
 from resnet8ptq.graph.layers import attribute
 from resnet8ptq.graph.links import Links
 
-_LEAST = 1e-30  # largest value of a row; rows below it become 0: their scale would underflow
+_LEAST = 1e-30  # rows with smaller values become 0, because their scale would underflow
 
 
 def find_tables(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
@@ -38,8 +38,8 @@ def _is_table(tensor: TensorProto) -> bool:
 def find_tied(graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, onnx.NodeProto]]:
     """Return pairs: the Gather of a table, and a product with the same weights or their transpose.
 
-    Text networks tie their embedding to their last product. The two are rounded along different
-    axes, so a quantized file stores the weights twice.
+    Text networks tie their embedding to their last product. Table and product are rounded along
+    different axes, so a quantized file stores the weights twice.
     """
     constants = Links(graph).constants
     products = [node for node in graph.node if node.op_type in ("Gemm", "MatMul")]

@@ -56,7 +56,7 @@ def live_bytes(proto: onnx.ModelProto, length: int | None = None) -> int:
 def samples_at_once(proto: onnx.ModelProto, length: int | None = None) -> int:
     """Return the largest batch of a network within the memory budget.
 
-    Frameworks need up to four times `live_bytes`: their allocators grow by doubling, and kernels
+    Frameworks need up to four times `live_bytes`, because allocators grow by doubling, and kernels
     copy their inputs into another layout.
     """
     return memory.fitting(4 * live_bytes(proto, length), memory.budget())

@@ -38,7 +38,7 @@ def weight_layers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
 
 
 def find_vector_products(graph: onnx.GraphProto) -> list[str]:
-    """Return the names of the products with a constant vector; their kernels take only floats."""
+    """Return the names of the products with a constant vector, which have only float kernels."""
     vectors = {tensor.name for tensor in graph.initializer if len(tensor.dims) == 1}
     names = []
     for node in graph.node:
@@ -99,7 +99,7 @@ def float_tensors(proto: onnx.ModelProto, around: Collection[str] | None = None)
 
     Args:
         proto: the whole model.
-        around: names of nodes: only their inputs and outputs are returned; None: all tensors.
+        around: names of nodes whose inputs and outputs are returned; None for all tensors.
     """
     graph = infer_shapes(proto)
     floats = set()
@@ -136,13 +136,13 @@ def _find_interval(
 ) -> tuple[float, float] | None:
     """Return the interval to which a node clips the values that it passes on.
 
-    None if it computes other values, or if the interval is not constant.
+    Returns None if the node computes other values, or if the interval is not constant.
     """
     if node.op_type in MOVING:
         return -math.inf, math.inf
     if node.op_type == "Relu":
         return 0.0, math.inf
-    if node.op_type != "Clip" or node.attribute:  # attributes: before opset 11
+    if node.op_type != "Clip" or node.attribute:  # before opset 11, the ends are attributes
         return None
     ends = [-math.inf, math.inf]
     for side, name in enumerate(node.input[1:3]):
@@ -156,7 +156,7 @@ def _find_interval(
 def find_offset_clips(graph: onnx.GraphProto) -> list[str]:
     """Return the names of Clip nodes whose interval lacks 0, or may lack it.
 
-    A range in 8 bits includes 0, so rounding cannot take the place of such a Clip.
+    An 8-bit range always includes 0, so rounding cannot replace such a Clip.
     """
     copies = find_copies(graph)
     names = []
@@ -185,8 +185,8 @@ def integer_nodes(proto: onnx.ModelProto) -> list[str]:
 def find_stacks(graph: onnx.GraphProto) -> list[str]:
     """Return the names of products with several matrices, or with weights on the left.
 
-    Integer kernels take one matrix, on the right: most backends cannot quantize these nodes, and
-    ONNX Runtime has no scales by channel for them.
+    Integer kernels take one matrix, on the right. Most backends therefore cannot quantize these
+    nodes, and ONNX Runtime has no scale for each channel for them.
     """
     constants = Links(graph).constants
     names = []
@@ -203,7 +203,8 @@ def find_stacks(graph: onnx.GraphProto) -> list[str]:
 def find_split_groups(graph: onnx.GraphProto) -> list[str]:
     """Return the names of grouped ConvTranspose nodes with a bias.
 
-    Their weights [channels in, channels out of one group, ...] have no axis for all channels out.
+    The weights [input channels, output channels of one group, ...] have no axis that counts all
+    output channels.
     """
     names = []
     for node in graph.node:
@@ -217,7 +218,7 @@ def find_split_groups(graph: onnx.GraphProto) -> list[str]:
 def constant_pads(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, bool]]:
     """Yield each Pad of mode constant, and whether its value is known to be 0.
 
-    Every 8-bit grid has a level for 0, but maybe none for another value.
+    Every 8-bit grid has a level for 0, but perhaps none for another value.
     """
     constants = Links(graph).constants
     for node in graph.node:
@@ -231,19 +232,19 @@ def constant_pads(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, bool
 def find_cuts(graph: onnx.GraphProto) -> dict[int, str]:
     """Map node indices to the tensors at which the graph can be cut in two.
 
-    All later nodes depend only on this tensor, and on tensors without a layer before them. Those
-    tensors, such as a mask, are cheap to compute again.
+    After a cut, all nodes depend only on its tensor and on tensors without a layer before them.
+    Tensors of the second kind, such as a mask, are cheap to compute again.
     """
     computed = set(input_names(graph))
     last = find_last_readers(graph)
 
-    # A cut: one live tensor that depends on a layer
+    # A cut is where only one live tensor depends on a layer
     cuts = {}
     live = computed & last.keys()
     early = set(computed)
     for i, node in enumerate(graph.node):
         taken = computed.intersection(inputs_of(node))
-        if not taken:  # depends on constants only
+        if not taken:  # the node depends on constants only
             continue
         if node.op_type not in LAYERS and early.issuperset(taken):
             early |= {*node.output}
@@ -261,7 +262,8 @@ def find_cuts(graph: onnx.GraphProto) -> dict[int, str]:
 def fused_activations(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     """Return each Relu and Clip that is the only consumer of its input.
 
-    Frameworks compute it in the kernel of the layer before it, so the two are quantized together.
+    Frameworks compute such a node in the kernel of the layer before it, so both are quantized
+    together.
     """
     links = Links(graph)
     fused = []
@@ -293,7 +295,7 @@ def find_tail(
         elif final:
             tail.append(node)
 
-    # Of the tail, only nodes that depend on a last layer
+    # Keep only nodes of the tail that depend on a last layer
     behind = []
     for node in reversed(tail):
         if outputs.intersection(inputs_of(node)):
@@ -346,7 +348,7 @@ def channel_axis(node: onnx.NodeProto) -> int:
 
 
 def _shorten(tail: list[str], counts: Mapping[tuple[str, ...], int]) -> str:
-    """Return the shortest unique beginning of a name; `counts`: of names, by beginning."""
+    """Return the shortest unique beginning of a name; `counts` has the names by beginning."""
     length = 1
     while length < len(tail) and counts[tuple(tail[:length])] > 1:
         length += 1

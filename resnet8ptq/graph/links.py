@@ -1,7 +1,7 @@
 """The links of a graph: the constant or the producer of each tensor, and its readers.
 
-Built once for a pass, so that the pass takes linear time. A node with inner graphs (If, Loop, Scan)
-also reads the tensors that its inner graphs use. An output of the graph counts as read.
+`Links` are built once for a pass, so that the pass takes linear time. A node with inner graphs (If,
+Loop, Scan) also reads the tensors that its inner graphs use. An output of the graph counts as read.
 """
 
 from collections.abc import Iterator
@@ -17,8 +17,8 @@ M = TypeVar("M", bound=Message)
 class Links:
     """The links of a graph, valid until a pass changes the inputs or outputs of nodes.
 
-    Make them once before a loop over the nodes. Each lookup then takes constant time; searching the
-    graph each time would make the loop quadratic.
+    Make one object before a loop over the nodes. Each lookup then takes constant time, where a
+    search of the graph would make the loop quadratic.
 
         links = Links(graph)
         for node in graph.node:
@@ -42,13 +42,13 @@ class Links:
         """The node that computes a tensor, by the tensor's name."""
         producers = {}
         for node in self.graph.node:
-            for name in filter(None, node.output):  # an output that is left out has no name
+            for name in filter(None, node.output):  # an omitted output has no name
                 producers[name] = node
         return producers
 
     @cached_property
     def _readers(self) -> dict[str, dict[int, onnx.NodeProto]]:
-        """The nodes that read a tensor, by their identity; thousands may share one constant."""
+        """The readers of each tensor, by identity, because thousands may share one constant."""
         readers: dict[str, dict[int, onnx.NodeProto]] = {}
         for node in self.graph.node:
             for name in inputs_of(node):
@@ -94,7 +94,7 @@ class Links:
 
     def replace_input(self, node: onnx.NodeProto, index: int, tensor: onnx.TensorProto) -> None:
         """Replace a constant input of a node, or add one; `tensor` is one of the initializers."""
-        readers = self._readers  # made before the change
+        readers = self._readers  # build the readers before the change
         old = node.input[index]
         node.input[index] = tensor.name
         self.constants[tensor.name] = tensor
@@ -122,8 +122,8 @@ def find_computed(graph: onnx.GraphProto) -> set[str]:
 def find_last_readers(graph: onnx.GraphProto) -> dict[str, int]:
     """Return the index of the last node that reads each tensor, inner graphs included.
 
-    After that node, the tensor's memory is free. An output of the graph has the number of nodes as
-    its index; a tensor without a reader is left out.
+    After that node, the tensor's memory is free. The index of an output of the graph is the number
+    of nodes; a tensor without a reader is left out.
 
     >>> node = onnx.helper.make_node("Add", ["x", "y"], ["sum"])
     >>> output = onnx.ValueInfoProto(name="sum")
@@ -185,7 +185,8 @@ def _outer_names(inner: onnx.GraphProto) -> Iterator[str]:
 def find_all(message: Message, kind: type[M]) -> Iterator[M]:
     """Yield all messages of a kind, including those in attributes, subgraphs and functions.
 
-    For checks and changes that must miss none, such as the operators of an untrusted file.
+    This serves checks and changes that must not miss any, such as of the operators of an untrusted
+    file.
 
     >>> node = onnx.helper.make_node("Constant", [], ["c"], value_float=1.0)
     >>> [item.name for item in find_all(node, onnx.AttributeProto)]

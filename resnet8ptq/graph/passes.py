@@ -1,8 +1,8 @@
 """Passes that rewrite a network: functions of one signature on onnx-ir, which `rewrite` runs.
 
-onnx-ir links each tensor to its producer and to its readers, those in inner graphs included. So a
-pass needs no maps, and replaces a tensor or a node in constant time. Functions that only read a
-network use `links.Links`, on the protobuf that each framework reads and writes.
+onnx-ir links each tensor to its producer and to its readers, including those in inner graphs. A
+pass therefore needs no maps, and replaces a tensor or a node in constant time. Functions that only
+read a network use `links.Links`, on the protobuf that each framework reads and writes.
 """
 
 import logging
@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from onnx import numpy_helper
 from onnx_ir.passes.common import NameFixPass, RemoveUnusedNodesPass, TopologicalSortPass
 
-logging.getLogger("onnx_ir").setLevel(logging.WARNING)  # its passes log their counts
+logging.getLogger("onnx_ir").setLevel(logging.WARNING)  # onnx-ir's passes log their counts
 
 Pass = Callable[[ir.Model], object]  # changes the model in place
 
@@ -27,7 +27,7 @@ remove_unused: Pass = RemoveUnusedNodesPass()  # nodes and constants that no out
 def rewrite(proto: onnx.ModelProto, passes: Iterable[Pass]) -> onnx.ModelProto:
     """Return the model after passes, in order; `proto` must not be used afterwards.
 
-    The passes work on the weights of `proto`; only the result is a copy.
+    The passes share the weights of `proto`; only the returned model is a copy.
 
     >>> def drop_identities(model: ir.Model) -> None:
     ...     for node in list(model.graph):
@@ -41,7 +41,7 @@ def rewrite(proto: onnx.ModelProto, passes: Iterable[Pass]) -> onnx.ModelProto:
     model = ir.from_proto(proto)
     for change in passes:
         change(model)
-    for graph in model.graphs():  # onnx-ir would declare the types of constants
+    for graph in model.graphs():  # otherwise onnx-ir declares the types of constants
         for value in graph.initializers.values():
             if not value.is_graph_input() and not value.is_graph_output():
                 value.type = value.shape = None
@@ -64,7 +64,7 @@ def rename(names: Mapping[str, str]) -> Pass:
             for node in graph:
                 values.extend(node.outputs)
 
-        # Free all new names first: two tensors may exchange theirs
+        # Free all new names first, because two tensors may exchange names
         taken = {*names.values()} - names.keys()
         renamed = []
         for value in dict.fromkeys(values):  # an initializer may be an input, too
@@ -97,9 +97,9 @@ def name_inner_tensors(proto: onnx.ModelProto) -> onnx.ModelProto:
 def end_with(
     model: ir.Model, name: str, inner: str, kind: str, node_name: str, **attributes: Any
 ) -> ir.Node:
-    """Append a node that computes the output `name`; rename the present output tensor to `inner`.
+    """Append a node that computes the output `name`; rename the former output tensor to `inner`.
 
-    Adds a last step that the file lacks. The output keeps its name, type and shape.
+    This adds a last step that the file lacks. The output keeps its name, type and shape.
     """
     outputs = model.graph.outputs
     names = [value.name for value in outputs]
@@ -115,7 +115,7 @@ def end_with(
 def nodes_of(model: ir.Model, operator: str) -> list[ir.Node]:
     """Return the nodes of an operator, without those of inner graphs.
 
-    A list, so that a loop over it may replace the nodes.
+    The result is a list, so that a loop over it may replace the nodes.
     """
     return [node for node in model.graph if node.op_type == operator]
 
@@ -159,7 +159,7 @@ class Writer:
 
         Args:
             output: name of the output.
-            name: name of the node; empty: that of the output.
+            name: name of the node; by default that of the output.
         """
         value = ir.Value(name=output)
         node = ir.node(kind, inputs, attributes, outputs=[value], name=name or output)
@@ -168,7 +168,7 @@ class Writer:
 
 
 def store(constant: ir.Value, tensor: onnx.TensorProto) -> None:
-    """Replace the values of a constant, maybe in another dtype; its name stays."""
+    """Replace the values of a constant, perhaps in another dtype; the name stays."""
     constant.const_value = values = ir.from_proto(tensor)
     constant.type = ir.TensorType(values.dtype)
     constant.shape = values.shape

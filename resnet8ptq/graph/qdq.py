@@ -62,7 +62,7 @@ class RoundedActivation:
     high: float
 
     def round(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the nearest level of each value."""
+        """Return each value rounded to the nearest level."""
         return np.clip(np.rint(values / self.scale) * self.scale, self.low, self.high)
 
 
@@ -132,7 +132,7 @@ def rounded_activations(
         zero_point = numpy_helper.to_array(stored[keys[1]])
         levels = np.iinfo(zero_point.dtype)
 
-        # Its producer and its readers
+        # Find the producer and the readers
         layer = producers.get(name)
         if layer is not None and layer.op_type in FUSED:
             layer = producers.get(layer.input[0], layer)
@@ -161,7 +161,8 @@ def with_weights_rounded(
 ) -> onnx.ModelProto:
     """Return the FP32 network with only the weights rounded.
 
-    Compared with `with_activations_rounded`, it shows which of the two costs the accuracy.
+    A comparison with `with_activations_rounded` shows whether weights or activations cost the
+    accuracy.
     """
     rounded = copy.deepcopy(proto)
     layers = weight_layers(rounded.graph)
@@ -176,14 +177,14 @@ def with_activations_rounded(
 ) -> onnx.ModelProto:
     """Return the FP32 network with only activations rounded, except the output of Softmax.
 
-    They are rounded in float arithmetic, because after QuantizeLinear ONNX Runtime would round
-    weights too.
+    Activations are rounded in float arithmetic, because with QuantizeLinear ONNX Runtime would
+    round weights too.
     """
     rounded = copy.deepcopy(proto)
     graph = rounded.graph
     by_name = {tensor.name: tensor for tensor in tensors}
     del graph.node[:]
-    renamed = {}  # the inputs, whose own names stay
+    renamed = {}  # rounded inputs get new names, because the inputs keep theirs
     for name in input_names(graph):
         if name in by_name:
             renamed[name] = f"{name}/rounded"

@@ -18,7 +18,7 @@ from resnet8ptq.graph.links import Links, input_names, inputs_of, output_names
 OPTIMIZED = "optimized.onnx"
 _PASSES_ON = ("QuantizeLinear", "DequantizeLinear", "Identity")
 
-# From samples, which are records for a model of several inputs, to the outputs.
+# Maps samples, which are records for a model of several inputs, to the outputs.
 Runner = Callable[[NDArray[Any]], list[NDArray[Any]]]
 
 
@@ -34,14 +34,14 @@ def open_session(
     """Load a model from a file or from bytes.
 
     Args:
-        threads: number of threads; 0: every core.
-        traced: a folder for timing the nodes: `end_profiling` returns the path of the trace there,
-            and `OPTIMIZED` is the optimized graph.
+        threads: number of threads; 0 for every core.
+        traced: a folder for timing the nodes, where `end_profiling` writes a trace, and where
+            `OPTIMIZED` is the optimized graph.
         optimized: whether nodes are fused; otherwise QDQ graphs are computed in float.
         arena: whether memory is kept between runs; False for large tensors.
         spins: whether threads wait for work in a busy loop, ONNX Runtime's default. This shortens
             the latency of small networks, but occupies the cores between two runs.
-        without: names of ONNX Runtime's optimizers to leave out.
+        without: names of ONNX Runtime's optimizers to disable.
     """
     options = onnxruntime.SessionOptions()
     if not optimized:
@@ -69,10 +69,11 @@ def open_runner(
     optimized: bool = True,
     without: Sequence[str] = (),
 ) -> Runner:
-    """Load a model as a function; the other arguments as in `open_session`.
+    """Load a model as a function; for the other arguments see `open_session`.
 
-    For every step that only needs outputs: calibration, corrections, checks of a conversion. It
-    takes one input as an array, several as records, and returns the outputs in their order.
+    This serves steps that only need outputs: calibration, corrections, and checks of a conversion.
+    The function takes one input as an array, or several as records, and returns the outputs in
+    their order.
 
     >>> import numpy as np
     >>> proto = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
@@ -121,10 +122,11 @@ def group_by_memory(proto: onnx.ModelProto, names: Sequence[str]) -> list[list[s
 def between(proto: onnx.ModelProto, source: str, names: Sequence[str]) -> onnx.ModelProto:
     """Return the part of a graph that computes tensors from `source` and the graph's inputs.
 
-    A step that goes through the network in order runs each part once, and keeps its outputs.
+    A step that goes through the network in order runs each part once, and keeps the part's outputs.
 
     Args:
-        source: the tensor to start from, which becomes an input; empty: only the inputs.
+        source: the tensor to start from, which becomes an input; empty to start from the inputs
+        only.
         names: the outputs of the part.
     """
     graph = proto.graph
@@ -135,7 +137,7 @@ def between(proto: onnx.ModelProto, source: str, names: Sequence[str]) -> onnx.M
             nodes.append(node)
             needed.update(inputs_of(node))
 
-    # The part with its inputs and constants
+    # Make a model of the part with its inputs and constants
     part = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import)
     part.graph.name = graph.name
     part.graph.node.extend(reversed(nodes))
@@ -161,8 +163,8 @@ def _set_outputs(graph: onnx.GraphProto, names: Sequence[str]) -> None:
 def keep_apart(proto: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
     """Return a copy in which ONNX Runtime does not fuse the producers of these tensors.
 
-    Fusion changes the last bits. It needs tensors with a single consumer, so an additional output
-    returns the size of each tensor.
+    Fusion changes the last bits. Because only tensors with a single consumer are fused, an
+    additional output returns the size of each tensor.
     """
     nodes = list(proto.graph.node)
     apart = copy.deepcopy(proto)
@@ -187,8 +189,8 @@ def expose(proto: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
 def cut_at(proto: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
     """Return a copy in which no tensor of `names` depends on another.
 
-    Its inputs are the graph's and all of `names`, which are floats that nodes compute. Its outputs
-    are the same tensors, in this order, each computed by its layers from these inputs.
+    The inputs of the copy are the graph's inputs and all of `names`, which are floats that nodes
+    compute. The outputs are the same tensors in this order, each computed from these inputs.
     """
     cut = copy.deepcopy(proto)
     graph = cut.graph
@@ -205,7 +207,7 @@ def cut_at(proto: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
 def end_at_logits(proto: onnx.ModelProto) -> bool:
     """Make the final softmax's input the only output, in place; return False without a softmax.
 
-    A softmax hides effects of quantization. A graph without a final softmax, or with several
+    A softmax would hide effects of quantization. A graph without a final softmax, or with several
     outputs, stays unchanged. The softmax is removed if it is the last node; nodes after it stay
     unused.
     """
@@ -214,7 +216,7 @@ def end_at_logits(proto: onnx.ModelProto) -> bool:
     if softmax is None:
         return False
 
-    # Its input becomes the output, whose type and shape a softmax keeps
+    # The softmax's input becomes the output, with the same type and shape
     name = softmax.input[0]
     if softmax.op_type == "QLinearSoftmax":
         graph.node.append(helper.make_node("DequantizeLinear", softmax.input[:3], ["logits"]))

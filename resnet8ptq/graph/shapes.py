@@ -8,14 +8,14 @@ import math
 
 import onnx
 
-_SMALL = 128  # numbers: a shape or a list of axes has fewer
+_SMALL = 128  # numbers; shapes and lists of axes have fewer
 
 
 def infer_shapes(proto: onnx.ModelProto, length: int | None = None) -> onnx.GraphProto:
     """Return the graph with inferred shapes; large weights lose their values.
 
     Args:
-        length: the size of the inputs' free axes after the batch; None: they stay free.
+        length: the size of the inputs' free axes after the batch; None leaves these axes free.
     """
     light = onnx.ModelProto(
         ir_version=proto.ir_version, opset_import=proto.opset_import, functions=proto.functions

@@ -36,7 +36,7 @@ _PASSING = (  # operators that only reshape or cast a number
 )
 _CONSTANTS = "initializers"  # onnx2torch's module of constants
 _OWN = "own"  # the domain of nodes for which `torch_operators` has a module
-_TO_THE_END = 2**31 - 1  # end of a Slice: the end of an axis of any size
+_TO_THE_END = 2**31 - 1  # the end of a Slice from which on it means the end of the axis
 _OPSET = 17  # the newest in which onnx2torch supports every common operator
 
 
@@ -50,8 +50,8 @@ def as_tensors(samples: NDArray[Any]) -> tuple[torch.Tensor, ...]:
 def infer(module: Any, batch: NDArray[Any]) -> list[NDArray[np.float32]]:
     """Return each output of `module` for a batch, in order, as an array.
 
-    Quantized outputs are dequantized. The module is any that `load_torch_module` made, quantized
-    or not.
+    Quantized outputs are dequantized. The module may be any that `load_torch_module` made,
+    quantized or not.
     """
     with torch.inference_mode():
         outputs = module(*as_tensors(batch))
@@ -73,7 +73,7 @@ def load_torch_module(onnx_path: Path) -> Any:
     Raises:
         UnsupportedError: onnx2torch does not support an operator of the graph.
     """
-    # Not by its path: onnx2torch would write files next to it, into the cache.
+    # Do not pass the path: onnx2torch would write files beside it, into the cache.
     return to_torch_module(onnx.load(onnx_path))
 
 
@@ -91,7 +91,7 @@ def to_torch_module(proto: onnx.ModelProto) -> Any:
     with errors_as(UnsupportedError, "onnx2torch cannot convert the network"):
         module = onnx2torch.convert(lowered)
 
-    # Our modules in place of those that onnx2torch lacks
+    # Put in our modules where onnx2torch has none
     for node in module.graph.find_nodes(op="call_module"):
         node.target = node.target.removeprefix(f"{_OWN}/")
     floats = {*float_tensors(proto)}
@@ -114,7 +114,7 @@ def find_difference(
     """Return the first node whose output differs from ONNX Runtime's, if there is one.
 
     Args:
-        tolerance: of the difference, relative to the tensor's largest value.
+        tolerance: the accepted difference, relative to the tensor's largest value.
     """
     module = to_torch_module(proto)
     computed = {}
@@ -163,14 +163,14 @@ def _fix_outputs(traced: Any, graph: onnx.GraphProto) -> None:
     returned.args = (result,)
 
 
-_COUNTED = "num_outputs"  # of a Split without sizes: its number of outputs
+_COUNTED = "num_outputs"  # an attribute of our own: the number of outputs of a Split without sizes
 
 
 def _lower(lowered: onnx.ModelProto, own: Mapping[str, torch.nn.Module]) -> None:
     """Change a graph to the newest opset that onnx2torch supports, if its operators allow it.
 
-    Later opsets mostly add types to operators. In addition, reductions take their axes as an input,
-    and Gelu is an operator.
+    Later opsets mostly add types to operators. In later opsets, reductions also take their axes as
+    an input, and Gelu is an operator.
 
     Args:
         own: modules of the nodes that onnx2torch leaves to `torch_operators`.
@@ -183,7 +183,7 @@ def _lower(lowered: onnx.ModelProto, own: Mapping[str, torch.nn.Module]) -> None
     nodes = list(lowered.graph.node)
     original = copy.deepcopy(nodes)
 
-    # Write each node as the older opset has it
+    # Write each node as the older opset defines it
     _set_opset(lowered, _OPSET)
     constants = Links(lowered.graph).constants
     del lowered.graph.node[:]
@@ -217,7 +217,7 @@ def _lower_reduction(reduction: onnx.NodeProto, axes: onnx.TensorProto) -> None:
 
 
 def _ease(graph: onnx.GraphProto) -> None:
-    """Name all nodes, and avoid three faults, in place.
+    """Name all nodes, and work around three faults, in place.
 
     onnx2torch misreads an empty name at the end of a node's inputs as a tensor. It refuses axes
     that are a single number, which exporters write. It refuses a Clip without a minimum, and
@@ -260,7 +260,7 @@ def _mark(proto: onnx.ModelProto, own: Mapping[str, torch.nn.Module]) -> None:
     """Give these nodes the domain `_OWN` and their outputs known shapes, in place."""
     graph = proto.graph
     marked = []
-    unknown: set[str] = set()  # outputs without a declared shape
+    unknown: set[str] = set()  # outputs of marked nodes that have no declared shape yet
     for node in graph.node:
         if node.name in own:
             marked.append(node)
@@ -271,7 +271,7 @@ def _mark(proto: onnx.ModelProto, own: Mapping[str, torch.nn.Module]) -> None:
         if value.name in unknown:
             graph.value_info.append(value)
 
-    # Their operator has the inputs that the module takes, and no attributes
+    # Give each marked node the inputs that its module takes, and no attributes
     proto.opset_import.append(onnx.helper.make_opsetid(_OWN, 1))
     for node in marked:
         node.domain = _OWN
@@ -333,19 +333,19 @@ def name_tensors(
 
     onnx2torch names a module after its ONNX node; the last node traced in it computes the output. A
     convolution with explicit padding becomes two modules, `name.0` and `name.1`; the padded tensor
-    has the name of its input.
+    gets the name of the tensor before padding.
 
     Args:
         traced: a `torch.fx.Graph`.
         paths: the module of each node, by the node's name.
         graph: the ONNX graph.
-        fused: nodes that include the Relu after them.
+        fused: traced nodes that include the Relu after them.
     """
     constants = Links(graph).constants
     kept = {paths.get(node.name) for node in traced.nodes}
     outputs = {}  # by ONNX node
     relus = {}  # from input to output
-    norms = {}  # which FX folds into the convolution before
+    norms = {}  # that FX folds into the convolution before
     for node in graph.node:
         outputs[node.name] = node.output[0]
         if is_relu(node, constants):
@@ -369,7 +369,7 @@ def name_tensors(
         last[tensor] = node.name
     names = {name: tensor for tensor, name in last.items()}
 
-    # A padded tensor has the name of its input
+    # A padded tensor gets the name of the tensor before padding
     for node in traced.nodes:
         if paths.get(node.name, "").endswith(".0"):
             source = node.args[0]
@@ -421,7 +421,7 @@ def _find_fixed(
     if kind == "OnnxGather" and 0 in constants and layer._axis == 0:
         return _Lookup(constants[0]), node.args[1]
 
-    # Constants that are cut, repeated or counted by the size of another tensor
+    # Fix constants that are cut, repeated or counted by the size of another tensor
     measured = None
     if kind == "OnnxRange":
         measured = _find_counted(module, node, constants)
@@ -480,13 +480,13 @@ def _fix_first(
 
     Args:
         kind: the name of onnx2torch's class of `layer`.
-        constants: its constant inputs, by index.
+        constants: the constant inputs of `layer`, by index.
         all_constant: whether all other inputs are constant.
     """
     if kind == "OnnxReshape" and 1 in constants:
         return Fixed(_reshape, shape=constants[1].tolist())
     if kind == "OnnxFlatten":
-        axis = layer.axis  # onnx2torch returns only one axis if `axis` is the last
+        axis = layer.axis  # onnx2torch would return one axis if `axis` is the last
         return Fixed(lambda v: v.unsqueeze(-1).flatten(end_dim=axis - 1).flatten(start_dim=1))
     if kind == "OnnxExpand" and 1 in constants:
         shape = constants[1].masked_fill(constants[1] == 1, -1).tolist()  # -1: the input's size
@@ -505,7 +505,7 @@ def _fix_first(
     if kind == "OnnxPReLU" and 1 in constants and _is_by_channel(constants[1]):
         return _to_prelu(constants[1])
     if kind == "OnnxClip" and None not in (layer.min_val, layer.max_val):
-        return torch.nn.Hardtanh(layer.min_val, layer.max_val)  # XNNPACK fuses it, no clamp
+        return torch.nn.Hardtanh(layer.min_val, layer.max_val)  # XNNPACK fuses it, but no clamp
     if kind == "OnnxMatMul" and 1 in constants and constants[1].ndim == 2:
         return _to_linear(constants[1])
     if kind == "OnnxGather" and 1 in constants:
@@ -540,7 +540,9 @@ def quantize_tables(module: Any, names: Collection[str]) -> None:
 
 
 def _fix_split(axis: int, count: int, sizes: list[int] | None) -> Fixed:
-    """Return a Split into parts of these sizes; None: equal parts; the last may be smaller."""
+    """Return a Split into parts of these sizes, or by default equal ones with a smaller last
+    part.
+    """
 
     def split(values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         length = values.shape[axis]
@@ -556,14 +558,14 @@ def _fix_split(axis: int, count: int, sizes: list[int] | None) -> Fixed:
 
 
 def _fix_slice(constants: Mapping[int, Any]) -> Fixed:
-    """Return a Slice with fixed parts: of the first axes, of the last ones, or of both."""
+    """Return a Slice with fixed parts of the first axes, of the last ones, or of both."""
     parts = {index: constant.tolist() for index, constant in constants.items()}
     starts = parts[1]
     ends = parts[2]
     axes = parts.get(3, list(range(len(starts))))
     steps = parts.get(4, [1] * len(starts))
 
-    # Torch has no negative steps: such an axis is turned around first
+    # Torch has no negative steps, so such an axis is reversed first
     turned = []
     slices = {}
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
@@ -571,7 +573,7 @@ def _fix_slice(constants: Mapping[int, Any]) -> Fixed:
         if step < 0:
             turned.append(axis)
 
-    # Axes that count from the start, and those from the end
+    # Slice the axes that count from the start, and those from the end
     whole = slice(None)
     first = tuple(slices.get(axis, whole) for axis in range(max(*axes, -1) + 1))
     last = tuple(slices.get(axis, whole) for axis in range(min(*axes, 0), 0))
@@ -669,7 +671,7 @@ def _find_repeat(module: Any, expand: Any, values: torch.Tensor) -> tuple[Fixed,
     if _kind(module, joined) != "OnnxConcat":
         return None
 
-    # The sizes: constants, and the batch size
+    # Collect the sizes: constants, and the batch size
     sizes: list[int] = []
     batches = []
     for part in joined.args:
@@ -766,7 +768,7 @@ _REDUCED: dict[str, Callable[..., torch.Tensor]] = {
 
 
 def _positions(values: torch.Tensor, axis: int) -> torch.Tensor:
-    """Return 0, 1, ... along an axis, int64; its size stays dynamic in FX, export and tracing."""
+    """Return 0, 1, ... along an axis, int64; the size stays dynamic in FX, export and tracing."""
     return torch.cumsum(torch.ones_like(_line(values, axis), dtype=torch.int64), 0) - 1
 
 

@@ -126,9 +126,9 @@ class Tried:
         run_id: the id of the run.
         fp32_bytes: size of the FP32 file; 0 if unknown.
         speedup: speed relative to FP32; None if it was not measured.
-        seconds: seconds of the job.
-        own_seconds: seconds of its quantization and evaluation.
-        evaluate_s: seconds of its evaluation.
+        seconds: seconds of the whole job.
+        own_seconds: seconds of quantization and evaluation.
+        evaluate_s: seconds of the evaluation.
         samples: number of samples of the evaluation; 0 if unknown.
         same_samples: whether the evaluated samples are also the reported ones.
         weights_db, activations_db: SQNR with only weights or only activations rounded.

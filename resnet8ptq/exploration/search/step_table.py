@@ -56,8 +56,8 @@ class StepKind:
         needs: properties of the network, one of which must hold; empty for any network.
         capability: an attribute of the backend's `Search` that must hold; empty for any backend.
         goals: the goals for which the step is tried.
-        moved: other positions, by the property that moves it.
-        reasons: other reasons, by the property that gives them.
+        moved: other positions, by the property of the network that moves the step.
+        reasons: other reasons, by the property of the network that gives them.
         plain: whether the step starts from nothing; other steps change the best static model.
         only_8_bits: whether the step does not apply with 16-bit activations.
         free: whether the step changes neither the bytes nor the speed of a model.

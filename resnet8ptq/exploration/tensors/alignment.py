@@ -37,9 +37,9 @@ class Fingerprint:
     """A tensor without its layout.
 
     Attributes:
-        name: its name in the file, without additions of a quantizer.
-        sizes: the sizes of its axes above 1, sorted, without the batch axis.
-        quantiles: `QUANTILES` of its values for each sample [samples, quantiles].
+        name: the name in the file, without additions of a quantizer.
+        sizes: the sorted sizes of the axes above 1, without the batch axis.
+        quantiles: `QUANTILES` of the values for each sample [samples, quantiles].
     """
 
     name: str

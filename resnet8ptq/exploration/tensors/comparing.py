@@ -1,8 +1,8 @@
 """Compares each tensor of a quantized file with FP32's, and finds the layer that costs most.
 
 Both networks run on the same samples, one by one. For each matched tensor there are two numbers:
-the SQNR of the file against FP32, with all errors so far, and the SQNR of the layer alone, which
-FP32 computes from the file's own values of the tensors before it. `findings` are drawn from these
+the SQNR of the file against FP32, with all errors so far; and the SQNR of the layer alone, for
+which FP32 computes the layer from the file's own inputs. `findings` draws conclusions from these
 measurements.
 """
 
@@ -35,18 +35,18 @@ from resnet8ptq.models.model import Fp32Model
 Run = Callable[[NDArray[Any]], Sequence[Array]]  # from one sample to the values of tensors
 
 SAMPLES = 16
-MATCHED = 4  # samples of the fingerprints, and of the explanation
+MATCHED = 4  # samples for fingerprints and explanations
 LOST_DB = 10.0  # the noise has a tenth of the signal's power
-SOUND_DB = 20.0  # of a layer alone: 8 bits leave about 30 dB
+SOUND_DB = 20.0  # of a sound layer alone; 8 bits leave about 30 dB
 JOINING = ("Concat", "Add")
 EXPLAINED = 4  # layers below `SOUND_DB` whose error is explained
-OTHER_BIAS = 0.01  # of the largest bias: int32 rounds far less
-OFF_LEVELS = 2  # rounding alone puts an integer kernel one level beside float arithmetic
+OTHER_BIAS = 0.01  # share of the largest bias; rounding to int32 changes far less
+OFF_LEVELS = 2  # levels; rounding alone shifts an integer kernel by one level
 
 
 @dataclass(frozen=True)
 class Weight:
-    """The weights of a layer in the file: all of them, and by output channel."""
+    """The weights of a layer in FP32 and in the file, as a whole and by output channel."""
 
     rounded: RoundedWeight
     spread: Spread
@@ -62,7 +62,7 @@ class Weight:
 
 
 def _has_one_step(rounded: Array) -> bool:
-    """Return whether all values are multiples of the smallest difference of two."""
+    """Return whether all values are multiples of the smallest difference between two of them."""
     levels = np.unique(rounded.astype(np.float64))
     gaps = np.diff(levels)
     gaps = gaps[gaps > 1e-6 * np.abs(levels).max(initial=0)]  # smaller ones are float rounding
@@ -75,25 +75,30 @@ class ComparedTensor:
     """A tensor in FP32 and in the file.
 
     Attributes:
-        name, operator: its name in FP32, and the operator that computes it; an input has none.
+        name, operator: the name in FP32, and the operator that computes the tensor; empty for an
+        input.
         inner: the tensor in the file.
-        layer: name of its node; of a fused activation, the layer's name; empty for an input.
-        nodes: names of its node and of its readers: if all are in float, it is not rounded.
-        weight: the weights of its layer; None if they are not known.
-        biases: the biases of its layer [channels], in FP32 and in the file; None if not known.
+        layer: name of the node that computes the tensor, or for a fused activation of the layer
+        before it; empty for an input.
+        nodes: names of the producer and the readers; if all stay in float, the tensor is not
+        rounded.
+        weight: the weights of the layer; None if they are not known.
+        biases: the biases of the layer [channels], in FP32 and in the file; None if not known.
         so_far: noise of the file's values against FP32's.
-        own: noise of the file's values against those that FP32 computes from the file's tensors
-            before it.
-        kernels: noise of the runtime's kernels against the file's definition, with all so far.
+        own: noise of the file's values against the values that FP32 computes from the file's own
+            inputs of the layer.
+        kernels: noise of the runtime's kernels against the file's definition, with all errors so
+        far.
         off: the number of values, of `count`, where kernels and definition differ by more than
             `OFF_LEVELS` levels.
         most_off: the largest difference in levels.
         spread: FP32's values, with the noise of rounding them to the file's levels.
-        clipped: the part of that noise from values beyond the range; `beyond` counts such values.
-        parts: of a Concat or Add, by input: its values, rounded with this tensor's step.
+        clipped: the part of the noise in `spread` from values beyond the range; `beyond` counts
+        such values.
+        parts: for a Concat or Add, the values of each input, rounded with this tensor's step.
         channels: the ends of each channel [4, channels]: lowest and highest that FP32 computes from
             the file's tensors before it, lowest and highest in the file; empty without channels.
-        explanation: the cause of its own error; None if it was not analysed.
+        explanation: the cause of the layer's own error; None if it was not analysed.
     """
 
     name: str
@@ -149,7 +154,7 @@ class ComparedTensor:
 
     @property
     def rounded(self) -> RoundedActivation | None:
-        """The tensor, to be rounded in the FP32 network; None if the file does not round it."""
+        """The rounding to apply in the FP32 network; None if the file does not round the tensor."""
         levels = self.levels
         if levels is None:
             return None
@@ -175,7 +180,7 @@ class ComparedTensor:
 
     @property
     def is_faulty(self) -> bool:
-        """Whether the layer alone is too noisy, or its constants show a fault, however small."""
+        """Whether the layer alone is too noisy, or its constants show a fault, even a small one."""
         return self.own_db < SOUND_DB or self.has_certain_fault
 
     @property
@@ -206,7 +211,7 @@ class ComparedTensor:
         if alone.ndim < 2 or not alone.size:
             return
         is_image = alone.ndim == 4 or "Conv" in self.operator
-        axis = 1 if is_image else alone.ndim - 1  # of the channels
+        axis = 1 if is_image else alone.ndim - 1  # the axis of the channels
         others = tuple(other for other in range(alone.ndim) if other != axis)
         ends = np.stack([alone.min(others), alone.max(others), file.min(others), file.max(others)])
         if self.count == alone.size:  # the first sample
@@ -214,7 +219,7 @@ class ComparedTensor:
         elif self.channels.shape == ends.shape:
             self.channels[::2] = np.minimum(self.channels[::2], ends[::2])
             self.channels[1::2] = np.maximum(self.channels[1::2], ends[1::2])
-        else:  # texts of other lengths: the axis holds their tokens
+        else:  # texts differ in length, so the axis counts tokens
             self.channels = ends[:, :0]
 
     def add_kernel(self, defined: Array, kernel: Array) -> None:
@@ -240,8 +245,7 @@ class TensorComparison:
 
     Attributes:
         network: the FP32 network.
-        times: the time of each node in ms, for the nodes of the network that the file keeps; empty
-            if not measured.
+        times: the time in ms of each node that the file keeps; empty if not measured.
         operators: the operator of each float tensor that FP32 computes.
     """
 
@@ -329,9 +333,10 @@ def compare_tensors(
 
     Args:
         inner: the tensors that `run` returns.
-        run: from network inputs of one sample to the file's tensors, as the file defines them.
-        split: samples that both run.
-        run_kernels: the same as the runtime's kernels compute them; None: not known.
+        run: returns the file's tensors for one sample, as the file defines them.
+        split: the samples on which both networks run.
+        run_kernels: returns the tensors as the runtime's kernels compute them; None if not
+        available.
     """
     exact = _Fp32(fp32, threads)
     split = split.spaced(SAMPLES)
@@ -358,7 +363,7 @@ def compare_tensors(
             for part in parts:
                 pairs[number].compared.add_part(pairs[part].compared.name, beside[part][0])
 
-    # Explain the worst
+    # Explain the worst layers
     worst = _find_costliest(pairs)
     _explain(exact, run, pairs, worst=worst, batches=list(first.batches(1)))
     compared = tuple(pair.compared for pair in pairs)
@@ -378,7 +383,7 @@ def _explain(
     worst: int,
     batches: Sequence[NDArray[Any]],
 ) -> None:
-    """Explain the costliest layer, a few others below `SOUND_DB`, and those with another bias."""
+    """Explain the costliest layer, a few others below `SOUND_DB`, and layers with other biases."""
     order = sorted(range(len(pairs)), key=lambda number: pairs[number].compared.own_db)
     faulty = []
     biased = []
@@ -390,7 +395,7 @@ def _explain(
             biased.append(number)
     runs = [_run_beside(exact, run, pairs, batch) for batch in batches]
 
-    # The costliest first, of samples of one length
+    # Start with the costliest; join only samples of one length
     explained = [worst, *faulty[: EXPLAINED - 1], *biased[:EXPLAINED]]
     for number in dict.fromkeys(explained):
         wanted: list[Array] = []
@@ -453,7 +458,7 @@ def compare_file(
 def _run_beside(
     exact: "_Fp32", run: Run, pairs: Sequence["_Pair"], batch: NDArray[Any]
 ) -> list[tuple[Array, Array, Array]]:
-    """Return each tensor of a sample: in FP32, in the file, and of the layer alone."""
+    """Return each tensor of a sample three times: in FP32, in the file, and of the layer alone."""
     wanted = exact.run(batch)
     values = run(batch)
     file = []
@@ -495,7 +500,7 @@ def _match(
         theirs.append(run(batch))
         ours.append(exact.run(batch))
 
-    # Fingerprints over all samples propose pairs; the values of the first sample decide
+    # Fingerprints of all samples propose pairs; the values of the first sample decide
     names = [tensor.name for tensor in inner]
     fp32 = list(map(Fingerprint.of, exact.names, zip(*ours, strict=True)))
     file = list(map(Fingerprint.of, names, zip(*theirs, strict=True)))
@@ -553,8 +558,8 @@ class _Fp32:
     def behind_activation(self, row: int, taken: Collection[int], inner: Inner) -> int:
         """Return the index of a tensor, or of its activation if the file's values are not negative.
 
-        A quantizer removes a ReLU if the range of the tensor starts at 0, and keeps the layer's
-        name.
+        A quantizer removes a ReLU if the range of the tensor starts at 0; the tensor keeps the
+        layer's name.
 
         Args:
             taken: indices of the tensors that have a match.
@@ -631,7 +636,7 @@ class _Fp32:
         return joins
 
     def keep(self, names: Sequence[str]) -> None:
-        """Return only these tensors from now on, and open the layers between them."""
+        """Restrict later runs to these tensors, and load the layers between them."""
         self.names = [*names]
         self._index = _number(names)
         self._made = [name for name in names if name not in self._inputs]
@@ -643,7 +648,7 @@ class _Fp32:
         return self._in_order(feeds, self._session.run(self._made, feeds))
 
     def run_alone(self, batch: NDArray[Any], values: Sequence[Array]) -> list[Array]:
-        """Return the output of each layer for other values of the tensors before it."""
+        """Return the output of each layer alone, computed from other values of its inputs."""
         feeds: dict[str, Array] = feed(batch, self._inputs)
         known = {**feeds, **dict(zip(self.names, values, strict=True))}
         cut_feeds = {port.name: known[port.name] for port in self._alone.get_inputs()}

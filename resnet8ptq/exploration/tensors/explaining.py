@@ -1,7 +1,7 @@
 """Explains the error of one layer: a cut range, a bias, a scale, an order of channels, or rounding.
 
-Each explanation is a simple change of the exact values. It holds if it leaves at most a tenth of
-the noise.
+Each explanation is a simple change of the exact values, and holds if at most a tenth of the noise
+remains.
 """
 
 from dataclasses import dataclass
@@ -15,21 +15,21 @@ from resnet8ptq.exploration.tensors.spread import Levels, power, to_db
 Array = NDArray[np.float32]
 Matrix = NDArray[np.float64]  # [channels, rest]
 
-LEFT = 0.1  # of the noise: what an explanation may leave
+LEFT = 0.1  # largest share of the noise that an explanation may leave
 WEIGHTS_DB = 15.0  # weights of 4 bits have about 20 dB
-FEW = 10  # values of a channel: with fewer, nothing is explained
-FEW_WEIGHTS = 4  # the same for weights, whose only noise is rounding
+FEW = 10  # least number of values of a channel for an explanation
+FEW_WEIGHTS = 4  # the least number for weights, whose only noise is rounding
 NAMED = 5  # channels that an explanation lists
-UNUSED = 4  # times the largest value: a range that is larger is mostly unused
-OFF = 0.05  # from 1: a factor nearer than this is none
+UNUSED = 4  # ratio to the largest value, above which a range is mostly unused
+OFF = 0.05  # distance from 1 up to which a factor does not count
 
 
 @dataclass(frozen=True)
 class LayerExplanation:
     """The kind of a layer's fault, see `step_table`, and the measurement in words.
 
-    The kind is empty for an error of rounding. A certain fault counts, however small its cost: the
-    file's constants show it.
+    The kind is empty for an error of rounding. A certain fault, which the file's constants show,
+    counts even if it costs little.
     """
 
     kind: str
@@ -51,9 +51,9 @@ def explain(
         exact, actual: the layer's output [samples, channels, ...] in FP32 and in the file, both for
             the file's inputs.
         levels: the levels of this tensor in the file; None if they are not known.
-        weights: the layer's weights [channels, ...] in FP32 and in the file; None: not known.
-        biases: the layer's biases [channels] in FP32 and in the file; None: not known.
-        fp32: the layer's output in FP32 for FP32's own inputs; None: `exact`.
+        weights: the layer's weights [channels, ...] in FP32 and in the file; None if not known.
+        biases: the layer's biases [channels] in FP32 and in the file; None if not known.
+        fp32: the layer's output in FP32 for FP32's own inputs; by default `exact`.
     """
     if weights is not None:
         lost = _find_lost_weights(*weights)
@@ -115,8 +115,8 @@ def _find_change(exact: Array, actual: Array) -> LayerExplanation | None:
 def _find_bias(exact: Array, actual: Array, ours: Array, theirs: Array) -> LayerExplanation | None:
     """Return an explanation if FP32's bias would remove most of the noise.
 
-    Another bias alone is no fault: a quantizer may correct it for the rounding of the weights. A
-    ReLU after the layer hides the bias where both are zero.
+    A different bias alone is not a fault, because a quantizer may correct it for the rounding of
+    the weights. A ReLU after the layer hides the bias where both are zero.
     """
     if exact.ndim < 2:
         return None
@@ -124,7 +124,7 @@ def _find_bias(exact: Array, actual: Array, ours: Array, theirs: Array) -> Layer
     if not axes:
         return None
 
-    # The noise that is left with FP32's bias, of values that a ReLU does not hide
+    # Find the noise that is left with FP32's bias, where a ReLU does not hide it
     expected = _channels_first(exact, axes[0])
     got = _channels_first(actual, axes[0])
     seen = (expected != 0) & (got != 0)
@@ -148,7 +148,7 @@ def _find_bias(exact: Array, actual: Array, ours: Array, theirs: Array) -> Layer
 
 
 def _find_lost_weights(ours: Array, theirs: Array) -> LayerExplanation | None:
-    """Return an explanation if the file's weights are no numbers, or all zero."""
+    """Return an explanation if the file's weights are NaN, infinite, or all zero."""
     if not np.isfinite(ours).all() or not ours.any():
         return None
     is_finite = np.isfinite(_flatten(theirs)).all(axis=1)
@@ -167,7 +167,7 @@ def _find_rounding(
 ) -> LayerExplanation | None:
     """Return an explanation if the levels, by ends or step, explain most of the error.
 
-    A range that holds FP32's own values is right. An error in an earlier layer may still push
+    A range that holds FP32's own values is right, even if an error in an earlier layer pushes
     values beyond it.
     """
     rounded = levels.round(exact)
@@ -192,7 +192,7 @@ def _flatten(weights: Array) -> Matrix:
 
 
 def _channels_first(values: Array, axis: int) -> Matrix:
-    """Return values as a matrix [channels, rest]; of a vector or less, one channel."""
+    """Return values as a matrix [channels, rest]; a vector or a number has one channel."""
     if values.ndim < 2:
         return values.reshape(1, -1).astype(np.float64)
     return np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1).astype(np.float64)
@@ -243,7 +243,7 @@ def _find_order(exact: Matrix, actual: Matrix, few: int = FEW) -> LayerExplanati
         return None
     with np.errstate(invalid="ignore", divide="ignore"):
         alike = np.nan_to_num(np.corrcoef(exact, actual)[:channels, channels:])
-    order = alike.argmax(axis=1)  # the file's channel for each of FP32's
+    order = alike.argmax(axis=1)  # the file's channel for each channel of FP32
     if len({*order.tolist()}) < channels or (order == np.arange(channels)).all():
         return None
     noise = np.square(actual - exact).sum()

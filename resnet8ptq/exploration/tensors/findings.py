@@ -1,7 +1,7 @@
 """The faults of a quantized file: one function finds each in the comparison of its tensors.
 
-They apply to files of any program. `step_table.answer` has the settings against a fault of a file
-that this program quantized.
+The findings apply to files of any program. For a file that this program quantized,
+`step_table.answer` has the settings against a fault.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -20,16 +20,16 @@ from resnet8ptq.tasks.scoring.distortion import KERNELS_DB
 
 LOW_DB = 20.0  # the noise has a hundredth of the signal's power; 8 bits usually have 30 dB or more
 UNLIKE = 64  # ranges that differ by 100 times, measured in octaves on both sides
-OUTLIER = 8  # the largest value against the octave below which 99% of the values lie
-FEW_CHANNELS = 0.05  # of the channels: more are no outliers
+OUTLIER = 8  # ratio of the largest value to the octave that holds 99% of the values
+FEW_CHANNELS = 0.05  # largest share of the channels that counts as outliers
 JOINED_UNLIKE = 16
 NAMED = 5  # channels that a finding lists
-LOST_LEVELS = 4  # a channel over so many levels is visible in the file
-LOST_PART = 0.02  # of the tensor's largest value, where its levels are not known
-WRONG_DB = 10.0  # of weights: their noise has a tenth of their power
-MOST = 0.7  # of the layers
-OFF_SHARE = 1e-4  # of the values of a tensor
-FIXED = {"Softmax": 1 / 256, "Sigmoid": 1 / 256, "Tanh": 1 / 128}  # TFLite's steps
+LOST_LEVELS = 4  # levels that a channel must span to be visible in the file
+LOST_PART = 0.02  # the same as a share of the largest value, if levels are not known
+WRONG_DB = 10.0  # of weights whose noise has a tenth of their power
+MOST = 0.7  # share of the layers
+OFF_SHARE = 1e-4  # share of a tensor's values
+FIXED = {"Softmax": 1 / 256, "Sigmoid": 1 / 256, "Tanh": 1 / 128}  # the steps that TFLite fixes
 NEAR = 0.02
 
 
@@ -42,7 +42,7 @@ class Finding:
         meaning: the measurement and its meaning.
         nodes: nodes that avoid the fault if they stay in float.
         changes: changes of settings, each of which may fix the fault.
-        certain: whether it is a fault even if no change helps.
+        certain: whether the finding is a fault even if no change helps.
     """
 
     name: str
@@ -99,7 +99,9 @@ def find_inexact_kernels(compared: TensorComparison) -> list[Finding]:
 
 
 def _is_inexact(tensor: ComparedTensor) -> bool:
-    """Return whether the kernels' noise is above that of rounding, and above the file's own."""
+    """Return whether the kernels' noise is above that of rounding, and above the file's own
+    noise.
+    """
     return tensor.kernels.sqnr_db < min(KERNELS_DB, tensor.sqnr_db)
 
 
@@ -121,7 +123,7 @@ def find_clipped(compared: TensorComparison) -> list[Finding]:
 
 
 def find_explained(compared: TensorComparison) -> list[Finding]:
-    """Report the layers whose own error has a single cause, or no known one."""
+    """Report the layers whose own error has a single cause, or no known cause."""
     kinds: dict[str, list[ComparedTensor]] = {}
     words: dict[str, str] = {}
     for tensor in sorted(compared.tensors, key=lambda tensor: tensor.own_db):
@@ -207,7 +209,7 @@ def find_outlier_weight(compared: TensorComparison) -> list[Finding]:
 
 
 def find_outlier_activations(compared: TensorComparison) -> list[Finding]:
-    """Report ranges that are much larger than nearly all values, in a few channels or in any."""
+    """Report ranges much larger than nearly all values, by outliers in few or in many channels."""
     by_channel = []
     others = []
     for tensor in sorted(compared.tensors, key=lambda tensor: tensor.spread.bulk_db):
@@ -216,7 +218,7 @@ def find_outlier_activations(compared: TensorComparison) -> list[Finding]:
         is_peaked = tensor.limit >= OUTLIER * spread.reach > 0
         if not (spread.bulk_db < LOW_DB and is_used and is_peaked):
             continue
-        # Equalization may answer outliers in a few channels
+        # Equalization may help against outliers in a few channels
         if _outlier_channels(tensor):
             by_channel.append(tensor)
         else:
@@ -273,7 +275,9 @@ def find_unlike_inputs(compared: TensorComparison) -> list[Finding]:
 
 @dataclass(frozen=True)
 class _SmallInput:
-    """An input of a Concat or Add that reaches much less than another one, `largest`."""
+    """An input of a Concat or Add whose values are much smaller than another's, which is
+    `largest`.
+    """
 
     tensor: ComparedTensor
     name: str
@@ -282,7 +286,9 @@ class _SmallInput:
 
 
 def find_unused_range(compared: TensorComparison) -> list[Finding]:
-    """Report ranges of which the values use a small part, whether the format fixes them or not."""
+    """Report ranges of which the values use only a small part, whether fixed by the format or
+    not.
+    """
     fixed = []
     others = []
     for tensor in _by_rounding(compared):
@@ -333,13 +339,15 @@ def find_dead_channel(compared: TensorComparison) -> list[Finding]:
 
 
 def _find_dead(tensor: ComparedTensor) -> NDArray[np.bool_]:
-    """Return a mask of the channels that are constant only in the file; no channel, if all are."""
+    """Return a mask of channels that are constant only in the file; all False if all channels
+    are.
+    """
     low, high, file_low, file_high = tensor.channels
     levels = tensor.levels
     seen = LOST_LEVELS * levels.step if levels else LOST_PART * tensor.spread.peak
     varies = high > low + seen  # high - low would be NaN between infinite ends
     dead = (file_high == file_low) & varies
-    if levels:  # at the end of the range it is clipped, see `find_clipped`
+    if levels:  # a channel at an end of the range is clipped, see `find_clipped`
         dead &= file_high < levels.high - levels.step / 2
         dead &= (file_low > levels.low + levels.step / 2) | (levels.low >= 0)
     return dead & (not dead.all()) & bool(tensor.operator)
@@ -359,13 +367,13 @@ FINDERS: Sequence[Callable[[TensorComparison], list[Finding]]] = (
 
 
 def find_faults(compared: TensorComparison) -> list[Finding]:
-    """Return all findings, each kind once; an unexplained error only if none names its tensor."""
+    """Return one finding of each kind; an unexplained error only if no other names its tensor."""
     findings: dict[str, Finding] = {}
     for finder in FINDERS:
         for finding in finder(compared):
             findings.setdefault(finding.name, finding)
 
-    # The tensors, and the layers, that a finding names
+    # Collect the tensors and layers that other findings name
     unexplained = findings.pop(step_table.UNEXPLAINED, None)
     named = name_tensors(findings.values())
     for tensor in compared.tensors:
@@ -400,7 +408,7 @@ def _report(
 
 
 def worst_layer(compared: TensorComparison) -> tuple[str, ...]:
-    """Return the node of the layer that loses most alone, if any."""
+    """Return the node of the layer whose own loss is largest, if any."""
     layers = [tensor for tensor in compared.tensors if tensor.layer]
     if not layers:
         return ()

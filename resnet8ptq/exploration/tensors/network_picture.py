@@ -1,8 +1,8 @@
-"""The layers along the graph, with dtypes, SQNR and faults: a picture, and data for a viewer.
+"""Draws the layers of a network with dtypes, SQNR and faults, and writes data for a viewer.
 
 `network.svg` is one file without scripts, in the colours of the reader's theme. Networks of more
-than `MOST` layers are drawn block by block: parts of the graph between tensors on which all later
-layers depend.
+than `MOST` layers are drawn block by block; a block ends at a tensor on which all later layers
+depend.
 """
 
 import math
@@ -39,16 +39,16 @@ GAP_X = 26
 GAP_Y = 22
 GUTTER = 46  # between two columns
 HEAD = 34  # above the boxes: the title
-# no colour, and the full colour
+# The SQNR of a box without colour, and of one in the full colour
 GOOD_DB = 40.0
 BAD_DB = 5.0
 DARKEST = 0.75
-# characters of the lines in a box
+# The most characters of the lines in a box
 TITLE = 21
 LINE = 29
-# of the node data: colours up to a value in dB
+# The colours of the node data, up to a value in dB
 _COLOURS = {10.0: "#d55e00", 20.0: "#e8975a", 30.0: "#f5cbaa"}
-_JOINS = (*FUSED, *MOVING, "Dropout")  # drawn with the layer before them
+_JOINS = (*FUSED, *MOVING, "Dropout")  # operators that are drawn with the layer before them
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Box:
 
     Attributes:
         nodes: the nodes of the graph, in order.
-        tensors: the matched tensors that they compute.
+        tensors: the matched tensors that the nodes compute.
         after: indices of the boxes that it reads.
         faults: names of the findings in it.
         share: its share of the network's time; None: not measured.
@@ -75,12 +75,12 @@ class Box:
 
     @property
     def own_db(self) -> float | None:
-        """The lowest SQNR of its layers alone; None if no tensor is matched."""
+        """The lowest SQNR of a layer alone in the box; None if no tensor is matched."""
         return min((tensor.own_db for tensor in self.tensors), default=None)
 
     @property
     def opacity(self) -> float:
-        """The opacity of its colour: the lower the SQNR, the darker."""
+        """The opacity of the box's colour, which is higher for a lower SQNR."""
         if self.own_db is None:
             return 0.0
         part = (GOOD_DB - self.own_db) / (GOOD_DB - BAD_DB)
@@ -95,7 +95,7 @@ class Box:
 
     @property
     def line(self) -> str:
-        """Its faults, or without faults its operators, the most frequent first."""
+        """The faults in the box, or without faults the operators, the most frequent first."""
         listed = []
         for kind, count in Counter(node.op_type for node in self.nodes).most_common():
             listed.append(f"{count} {kind}" if count > 1 else kind)
@@ -123,7 +123,7 @@ class Box:
 
     @property
     def details(self) -> str:
-        """All its tensors and faults, to be shown on hovering."""
+        """All tensors and faults in the box, to be shown on hovering."""
         operators = dict.fromkeys(node.op_type for node in self.nodes)
         lines = [f"{self.name}: {', '.join(operators)}"]
         for fault in self.faults:
@@ -156,7 +156,7 @@ def draw_network(
     _measure(boxes, compared, faults)
     width, height = _arrange(boxes)
 
-    # The boxes have their places now; connect each to those that it reads
+    # Connect each box to the boxes that it reads
     lines = []
     for box in boxes:
         for source in sorted(box.after):
@@ -175,7 +175,7 @@ def find_boxes(proto: onnx.ModelProto, operators: Mapping[str, str]) -> list[Box
     before them.
     """
     boxes: list[Box] = []
-    made: dict[str, set[int]] = {}  # by tensor: the boxes that it depends on directly
+    made: dict[str, set[int]] = {}  # for each tensor, the boxes that it depends on directly
     links = Links(proto.graph)
     for node in proto.graph.node:
         sources: set[int] = set()
@@ -185,7 +185,7 @@ def find_boxes(proto: onnx.ModelProto, operators: Mapping[str, str]) -> list[Box
             made |= dict.fromkeys(node.output, sources)
             continue
 
-        # Drawn with the only box that it reads, or in a new box
+        # Add the node to the only box that it reads, or to a new box
         is_alone = bool(node.input) and links.only_reader(node.input[0]) is not None
         if len(sources) == 1 and is_alone and node.op_type in _JOINS:
             [number] = sources
@@ -196,7 +196,7 @@ def find_boxes(proto: onnx.ModelProto, operators: Mapping[str, str]) -> list[Box
         for name in node.output:
             made[name] = {number}
 
-    # Named by their first node
+    # Name each box by its first node
     names = short_names([box.nodes[0] for box in boxes])
     for box, name in zip(boxes, names, strict=True):
         box.name = name or box.nodes[0].output[0]
@@ -204,13 +204,13 @@ def find_boxes(proto: onnx.ModelProto, operators: Mapping[str, str]) -> list[Box
 
 
 def _join_blocks(boxes: Sequence[Box]) -> list[Box]:
-    """Return at most `MOST` blocks: runs of boxes; all later boxes depend on the last of a run."""
+    """Return at most `MOST` blocks of boxes; later boxes read only the last box of a block."""
     block_of: dict[int, int] = {}
     joined = []
     for number, block in enumerate(split_into_blocks([box.after for box in boxes], MOST)):
         block_of |= dict.fromkeys(block, number)
         whole = Box([], name=boxes[block[0]].name)
-        for index in block:  # reads this block and those before it
+        for index in block:  # may read this block and earlier ones
             whole.nodes += boxes[index].nodes
             whole.after |= {block_of[source] for source in boxes[index].after}
         whole.after.discard(number)
@@ -230,7 +230,7 @@ def _measure(
     times = compared.times
     total_ms = sum(times.values())
     for box in boxes:
-        named: set[str] = set()  # tensors and weights, which a finding may name
+        named: set[str] = set()  # the box's tensors and weights, which findings may name
         for node in box.nodes:
             for name in node.output:
                 named.add(name)
@@ -247,8 +247,8 @@ def _measure(
 
 
 def _arrange(boxes: Sequence[Box]) -> tuple[float, float]:
-    """Place the boxes below those that they read, in columns; return width and height."""
-    # A row for each distance from the inputs
+    """Place the boxes in columns, below the boxes that they read; return width and height."""
+    # Make a row for each distance from the inputs
     ranks: list[int] = []
     rows: dict[int, list[Box]] = {}
     for box in boxes:
@@ -259,12 +259,12 @@ def _arrange(boxes: Sequence[Box]) -> tuple[float, float]:
     def leftmost(box: Box) -> float:
         return min((boxes[source].x for source in box.after), default=0.0)
 
-    for rank in range(max(ranks, default=0) + 1):  # near the boxes that they read
+    for rank in range(max(ranks, default=0) + 1):  # places boxes near those that they read
         rows[rank].sort(key=leftmost)
         for position, box in enumerate(rows[rank]):
             box.x = float(position)
 
-    # Columns of at most `RANKS` rows
+    # Place columns of at most `RANKS` rows
     left = 16.0
     for first in range(0, len(rows), RANKS):
         column = [rows[rank] for rank in range(first, min(first + RANKS, len(rows)))]
@@ -290,10 +290,10 @@ def _line(source: Box, target: Box) -> str:
         start = to_y - GAP_Y
         half = to_y - GAP_Y / 2
         return f"M{x:g} {y:g}V{start:g}C{x:g} {half:g} {to_x:g} {half:g} {to_x:g} {to_y:g}"
-    if to_y > y:  # past the boxes between them
+    if to_y > y:  # goes past the boxes between them
         side = x + (WIDTH + GAP_X) / 2
         return f"M{x:g} {y:g}v6H{side:g}V{to_y - 6:g}H{to_x:g}V{to_y:g}"
-    gutter = target.x - GUTTER / 2  # to another column
+    gutter = target.x - GUTTER / 2  # leads to another column
     return f"M{x:g} {y:g}v8H{gutter:g}V{to_y - 10:g}H{to_x:g}V{to_y:g}"
 
 
@@ -301,8 +301,8 @@ def to_node_data(compared: TensorComparison) -> dict[str, Any]:
     """Return the SQNR of each layer alone, in the node data format of Model Explorer.
 
     Model Explorer finds the nodes of an ONNX file by their names, and those of a TFLite file by
-    their outputs. A viewer shows the values on FP32's graph, and on a quantized one that keeps the
-    names.
+    their outputs. A viewer shows the values on FP32's graph, and on a quantized graph that keeps
+    the names.
     """
     made = Links(compared.network.graph).producers
     results: dict[str, Any] = {}
@@ -320,8 +320,8 @@ def to_node_data(compared: TensorComparison) -> dict[str, Any]:
 def time_nodes(quantizer: Quantizer, path: Path, split: Split) -> dict[str, float]:
     """Return the time of the file's nodes by the name of the network's node, in ms for a sample.
 
-    Empty if the framework does not time nodes. The suffix that ONNX Runtime adds to the name of a
-    moved node is removed.
+    The dict is empty if the framework does not time nodes. The suffix that ONNX Runtime adds to the
+    name of a moved node is removed.
     """
     times: dict[str, float] = {}
     sample = split.inputs(np.arange(1))

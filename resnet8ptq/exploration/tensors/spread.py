@@ -1,4 +1,6 @@
-"""Levels, noise, and the magnitudes of values, summed sample by sample: no activation is kept."""
+"""Levels, noise and magnitudes of values, summed sample by sample, so that no activation is
+kept.
+"""
 
 import math
 from dataclasses import dataclass, field
@@ -9,20 +11,20 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float32]
 
-BULK = 0.99  # of the values that are not zero: larger values are outliers, or the tail
-_OCTAVES = 256  # float32's exponents: 0 are zeros, the last are infinities
-_MIDDLE = 126  # the exponent of values from a half to 1
+BULK = 0.99  # share of the nonzero values; larger values are outliers or the tail
+_OCTAVES = 256  # float32's exponents; the first is that of zeros, the last that of infinities
+_MIDDLE = 126  # the exponent of values from 0.5 to 1
 
 
 def power(values: NDArray[Any]) -> float:
-    """Return the sum of squares; NaN counts as 0: a difference of a mask's infinities is NaN."""
+    """Return the sum of squares; NaN counts as 0, because masks of infinity differ by NaN."""
     return float(np.square(np.nan_to_num(values), dtype=np.float64).sum())
 
 
 def to_db(signal: float, noise: float) -> float:
     """Return 10 * log10(signal / noise).
 
-    Infinite without noise; minus infinite without signal, or with infinite noise.
+    The ratio is infinite without noise, and minus infinite without signal or with infinite noise.
 
     >>> to_db(100, 1), to_db(1, 0), to_db(0, 1)
     (20.0, inf, -inf)
@@ -59,7 +61,9 @@ class Noise:
     noise: float = 0.0
 
     def add(self, exact: Array, noisy: Array) -> None:
-        """Add exact values and the same with noise; NaN in place of a number is infinite noise."""
+        """Add values without and with noise; NaN or infinity in place of a number is infinite
+        noise.
+        """
         self.signal += power(exact)
         is_lost = bool((np.isfinite(exact) & ~np.isfinite(noisy)).any())
         self.noise += math.inf if is_lost else power(noisy - exact)
@@ -114,7 +118,8 @@ class Spread:
     def reach(self) -> float:
         """The smallest power of two above 99% of the nonzero values.
 
-        With fewer than 100 values, the largest value may lie above it. 0 if none lies below it.
+        With fewer than 100 values, the largest value may lie above it. The reach is 0 if no value
+        lies below it.
         """
         octave = self._last
         if octave < 0:
@@ -142,6 +147,6 @@ class Spread:
     @property
     def _last(self) -> int:
         total = self.counts.sum()
-        least = min(BULK * total, total - 1)  # where there are few, the largest may be the outlier
+        least = min(BULK * total, total - 1)  # among few values, the largest may be an outlier
         below = np.cumsum(self.counts)
         return int(np.searchsorted(below, least)) if least > 0 else -1

@@ -24,10 +24,10 @@ from resnet8ptq.exploration.tensors.comparing import (
 )
 from resnet8ptq.exploration.tensors.findings import Finding, name_tensors, to_entries
 
-ROWS = 12  # of the printed table: the layers that cost most
+ROWS = 12  # rows of the printed table, for the layers that cost most
 LABELLED = 60  # tensors with a label in the figure
-SHORT = 30  # characters of a label: the end of a name tells tensors apart
-# ends of the figure's axis: values beyond are drawn at the end
+SHORT = 30  # last characters of a name that are a label, because ends tell names apart
+# The ends of the figure's axis, where values beyond are drawn
 LOWEST_DB = -10.0
 HIGHEST_DB = 60.0
 
@@ -40,7 +40,7 @@ def _say_range(ends: tuple[float, float]) -> str:
     return f"{ends[0]:.3g} to {ends[1]:.3g}"
 
 
-_SPREAD: Sequence[Column[Any]] = (  # of activations and of weights
+_SPREAD: Sequence[Column[Any]] = (  # shared by activations and weights
     Column("", lambda row: row.spread.low, key="low"),
     Column("", lambda row: row.spread.high, key="high"),
     Column("", lambda row: row.spread.reach, key="reach_99"),
@@ -78,7 +78,7 @@ WEIGHTS: Sequence[Column[Weight]] = (
 def write_comparison(
     folder: Path, name: str, compared: TensorComparison, faults: Sequence[Finding], title: str
 ) -> None:
-    """Write `name` as .csv and .json, and the network's picture and node data, each atomically."""
+    """Write the comparison as `name`.csv and .json, and the network's picture and node data."""
     files.write_text(folder / f"{name}.csv", to_csv(compared))
     document = json.dumps(to_document(compared, faults), indent=2)
     files.write_text(folder / f"{name}.json", document)
@@ -91,7 +91,7 @@ def write_comparison(
 def to_csv(compared: TensorComparison) -> str:
     """Return a line for each tensor and each layer's weights, in execution order.
 
-    `layer_sqnr_db` is that of the layer alone; shares are fractions of the tensor's values.
+    `layer_sqnr_db` is the SQNR of the layer alone; shares are fractions of the tensor's values.
     """
     return table.to_csv(Table(COLUMNS, compared.tensors), Table(WEIGHTS, compared.weights))
 
