@@ -66,5 +66,8 @@ def to_run(words: Sequence[str]) -> list[str]:
         if meant is not None:
             raise ConfigError(f"{key}: no such key; try {meant}={value}")
         is_own = word.partition("=")[0] in _OWN
+        if is_own and "," in value:
+            first = value.partition(",")[0]
+            raise ConfigError(f"{key}: got several values, expected one; try {key}={first}")
         settings.append(f"hydra.sweeper.{word}" if is_own else word)
     return settings

@@ -268,6 +268,10 @@ def _find_option(word: str, groups: dict[str, list[str]]) -> str:
         return f"try {word.replace(':', '=', 1)}"
     if Path(word).suffix.lower() in _NETWORKS:  # words that name existing files have a key by now
         return "no such file; try model.path=FILE"
+    if word.endswith("run.py"):  # of a command that was pasted into another
+        return "leave the name of the program out"
+    if Path(word).suffix or "/" in word:
+        return f"a file needs its key, such as model.path={word} or data.root={word}"
     near = nearest(word, [*itertools.chain.from_iterable(groups.values())])
     owners = [f"{name}={near}" for name, options in groups.items() if near in options]
     if not owners:
@@ -289,10 +293,28 @@ def parse(word: str) -> Override:
         return OverridesParser.create().parse_override(word)
     except HydraException:
         key, _, value = word.partition("=")
+        listed = _list_values(key, value)
+        if listed:
+            raise ConfigError(
+                f"{key}: got {value!r}, expected a comma between values only; try {key}={listed}"
+            ) from None
         raise ConfigError(
             f"{key}: got {value!r}, which Hydra's grammar refuses; put text with spaces or "
             f"""signs into two pairs of quotes: "{key}='{value}'\""""
         ) from None
+
+
+def _list_values(key: str, value: str) -> str:
+    """Return a value with one comma between its parts; empty if that is not the fault.
+
+    >>> _list_values("dtype", "int8,"), _list_values("backend", "onnx;torch")
+    ('int8', 'onnx,torch')
+    """
+    separators = "[,;|]" if is_group(key) else ","
+    parts = [part for part in re.split(separators, value) if part]
+    listed = ",".join(parts)
+    is_plain = all(re.fullmatch(r"[\w.-]+", part) for part in parts)
+    return listed if is_plain and listed != value else ""
 
 
 def _check_key(override: Override, groups: Collection[str]) -> None:

@@ -309,7 +309,11 @@ def explain(error: BaseException) -> str:
         text = f"{key}: got {got!r}, expected a list; try {key}=[{got}]"
     if match := _SEVERAL.search(text):
         word, key = match.groups()
-        text = f"{key}: got several values, expected one; to run each: -m {word}"
+        mend = f"to run each: -m {word}"
+        decimals = re.fullmatch(r".*=0,(\d\d+)", word)
+        if decimals:
+            mend = f"numbers have a decimal point: {key}=0.{decimals[1]}; {mend}"
+        text = f"{key}: got several values, expected one; {mend}"
     text = _INTERNALS.split(text)[0]
     if isinstance(error, OSError) and error.errno in _OF_DISK:
         text += f"; {_OF_DISK[error.errno]}"

@@ -40,6 +40,8 @@ ABSENT = {  # keys without a counterpart
     "gpu": _GPU,
     "cuda": _GPU,
     "jobs": "for parallel jobs, add -m hydra/launcher=processes",
+    "goal": "it belongs to ship: try ship goal=fastest, goal=smallest or goal=best",
+    "minutes": "it belongs to ship: try ship minutes=10; for a run, max_seconds=600",
     "server": "start MLflow's own server for a team: docs/server.md",
     "report.reference": "results of other tools on ResNet8 are in studies/tools.md",
 }

@@ -126,7 +126,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return spelled[parts[close[0]]]
 
 
-_MANY = 20  # longer lists would hide the closest match
+_MANY = 20  # longer lists would hide the rest of the message
 
 
 def or_nearest(word: object, known: Collection[str]) -> str:
@@ -137,10 +137,10 @@ def or_nearest(word: object, known: Collection[str]) -> str:
     """
     close = nearest(str(word), known)
     listed = " | ".join(known)
-    if not close:
-        return listed
     if len(known) > _MANY:
         listed = f"one of {len(known)} that --help lists"
+    if not close:
+        return listed
     return f"{listed} (nearest: {close})"
 
 

@@ -81,6 +81,15 @@ LIST = "got a list, [{0}], expected one option; to run each: -m {1}={0}"
          "backend=onnx, with which Hydra begins a sweep; try backend.engine=choice(x86)"),
         ("-m|data=arrays,shapes|data.labels=none", "data.labels: no such key with data=shapes"),
         ("backend:torch", "; try backend=torch"),
+        ("run.py", "; leave the name of the program out"),
+        ("more.npz", "; a file needs its key, such as model.path=more.npz or data.root=more.npz"),
+        ("-m|dtype=int8,", "dtype: got 'int8,', expected a comma between values only; try dtype=int8"),
+        ("-m|dtype=int8,,u8s8", "; try dtype=int8,u8s8"),
+        ("-m|seed=,1,2", "; try seed=1,2"),
+        ("-m|backend=onnx;torch", "; try backend=onnx,torch"),
+        ("goal=smallest", "goal: no such key; it belongs to ship: try ship goal=fastest"),
+        ("minutes=5", "; it belongs to ship: try ship minutes=10; for a run, max_seconds=600"),
+        ("foo.bar=1", "foo: no such key; expected one of"),
         ("model.path=a b(.h5", "model.path: got 'a b(.h5', which Hydra's grammar refuses; "
          "put text with spaces or signs into two pairs of quotes: \"model.path='a b(.h5'\""),
     ],
@@ -313,6 +322,12 @@ def test_one_value_for_a_list_gets_the_list():
         compose_whole("op_types=Conv")
     said = command.explain(caught.value)
     assert said == "op_types: got 'Conv', expected a list; try op_types=[Conv]"
+
+
+def test_a_decimal_comma_gets_the_number():
+    with pytest.raises(HydraException) as caught:
+        compose_whole("report.max_drop=0,01")
+    assert "; numbers have a decimal point: report.max_drop=0.01; " in command.explain(caught.value)
 
 
 @pytest.mark.parametrize("typed", ["dtype=int8,uint8", "seed=range(1,3)"])

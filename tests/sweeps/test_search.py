@@ -185,6 +185,13 @@ def test_a_misspelt_key_of_ship_names_the_closest_key():
         to_run(["minute=2", "data=shapes"])
 
 
+@pytest.mark.parametrize(("key", "values"), [("goal", "fastest,best"), ("minutes", "2,5")])
+def test_a_sweep_of_goals_is_refused_by_its_key(key, values):
+    first = values.partition(",")[0]
+    with pytest.raises(ConfigError, match=f"{key}: got several values, .*; try {key}={first}"):
+        to_run([f"{key}={values}"])
+
+
 @pytest.mark.parametrize("word", ["model.inputs={mask: 1}", "seed=1", "memory_gb=2"])
 def test_ship_takes_the_keys_of_run(word):
     assert to_run([word]) == ["experiment=auto", word]
