@@ -264,6 +264,8 @@ def _check_spaces(settings: Sequence[str], groups: dict[str, list[str]]) -> None
 
 def _find_option(word: str, groups: dict[str, list[str]]) -> str:
     """Return the settings that choose the option `word`, or its closest match."""
+    if word in ("help", "version"):
+        return f"try --{word}"
     if ":" in word:
         return f"try {word.replace(':', '=', 1)}"
     if Path(word).suffix.lower() in _NETWORKS:  # words that name existing files have a key by now

@@ -184,6 +184,9 @@ def parse_words(words: list[str], schema: type[T], usage: str | None, plain: str
         if "=" not in word:
             takes = or_nearest(f"{word}=", known)
             raise ConfigError(f"{word}: got a word without a key, expected {takes}")
+        if word.endswith("="):  # most often an empty variable of a script, as in run_id=$ID
+            key = word[:-1]
+            raise ConfigError(f"{key}: got nothing, expected a value; for the default leave it out")
         assigned.append(_quote_text(word, schema))
     try:
         typed = OmegaConf.from_dotlist(assigned)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from resnet8ptq.core.command import explain, parse_words
+from resnet8ptq.core.errors import ConfigError
 
 
 @dataclass
@@ -29,8 +30,11 @@ def test_a_text_that_looks_like_a_number_stays_a_text():
     assert parse_words(["name=😀 a"], Arguments, None).name == "😀 a"
 
 
-def test_an_empty_word_is_an_empty_value():
-    assert parse_words([""], Arguments, None, "file").file is None
+@pytest.mark.parametrize(("word", "key"), [("", "file"), ("name=", "name"), ("number=", "number")])
+def test_an_empty_value_is_refused(word, key):
+    """A script's empty variable, as in `run_id=$ID`, would choose the default: another run."""
+    with pytest.raises(ConfigError, match=f"^{key}: got nothing, expected a value"):
+        parse_words([word], Arguments, None, "file")
 
 
 @pytest.mark.parametrize(
