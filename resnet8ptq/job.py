@@ -15,7 +15,7 @@ from resnet8ptq.core import background, command, console, invocation
 from resnet8ptq.core.descriptor import FILE
 from resnet8ptq.core.errors import ConfigError, PtqError, UnsupportedError
 
-if TYPE_CHECKING:  # --help and --cfg answer without them
+if TYPE_CHECKING:  # --help and --cfg need none of these
     from resnet8ptq.experiment.settings import Settings, Unresolved
     from resnet8ptq.report.single_run import SingleRun
     from resnet8ptq.tracking.mlflow_store.store import Store
@@ -31,7 +31,7 @@ def run_alone(asked: RunConfig, folder: Path, overrides: Sequence[str]) -> "Sing
         asked: the settings, not checked yet.
         overrides: the settings of the command line.
     """
-    loading.check_here(asked)  # before the store is opened: a typo leaves no run
+    loading.check_here(asked)  # before the store is opened, so that a typo leaves no run
     for line in words.find_idle(asked, [words.parse(word) for word in overrides]):
         log.warning("%s", line)
     with console.waiting("Loading libraries"):
@@ -62,7 +62,7 @@ def run_alone(asked: RunConfig, folder: Path, overrides: Sequence[str]) -> "Sing
         from resnet8ptq.report.single_run import SingleRun
 
     tags = identity.tag(settings)
-    # If `find_store` returns a store, `background.wait` reports its errors at the end.
+    # If `find_store` returns a store, `background.wait` reports the store's errors at the end.
     with console.waiting("Opening the MLflow store"):
         store = find_store(asked.tracking) or background.result(opening)
     background.name_store(store.words)
@@ -107,7 +107,7 @@ def run_in_sweep(asked: RunConfig, folder: Path, hydra: HydraConf) -> "RunRecord
     left_s = None if isinstance(begun, SharedSweep) else begun.seconds_left(number)
     sweep = begun if isinstance(begun, SharedSweep) else running.open_running_sweep()
     try:
-        # A sweep over backend.path repeats the jobs of other backends, which do not read it.
+        # A sweep over backend.path repeats the jobs of other backends, which do not read the path.
         repeated = asked.backend.name != FILE and asked.backend.path is not None
         finished = resume.find_finished(sweep, number, tags.get("identity"), repeated)
         if finished:
@@ -158,7 +158,7 @@ def run_recorded(
         The record of the run.
 
     Args:
-        varied: further settings in the run's name.
+        varied: the settings that vary in the sweep, for the run's name.
     """
     from resnet8ptq import dispatch
     from resnet8ptq.evaluation.result import RunResult
@@ -177,7 +177,7 @@ def run_recorded(
             opened.log_result(result)
         else:
             result = dispatch.run_or_analyse(settings, folder, opened)
-        log.info("%s: %s", name, result.summary())  # before the run's log is uploaded
+        log.info("%s: %s", name, result.summary())  # logged before the run's log is uploaded
     if parent_id is None:
         opened.wait_for_id()  # a fast run may end before the store has named it
     return opened.record

@@ -39,7 +39,7 @@ from resnet8ptq.results.document import Answer, describe, to_json, to_markdown
 from resnet8ptq.sweeps import running
 
 _FORMATS = ("text", "json", "markdown")
-_WORSE = (0, 4, 3, 2, 1)  # the exit codes, each worse than those before
+_WORSE = (0, 4, 3, 2, 1)  # the exit codes from best to worst
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,8 @@ class Arguments:
     """The words of the command.
 
     Attributes:
-        files: FP32 and the files; without FP32 if a setting names the network.
+        files: the FP32 file and the quantized files; without the former if a setting names the
+        network.
         settings: settings of `resnet8ptq run`.
     """
 
@@ -60,7 +61,8 @@ class Arguments:
         """Split the command line into files, settings and the output format.
 
         Raises:
-            ConfigError: no quantized file, no FP32 network, or an unknown format.
+            ConfigError: the quantized file or the FP32 network is missing, or the format is
+            unknown.
         """
         files: list[str] = []
         settings = []
@@ -121,7 +123,7 @@ def main(words: Sequence[str]) -> int:
     for file in asked.judged:
         reading.find_suffix(Path(file))
 
-    # Standard output has nothing but the verdicts, if a program reads them
+    # If a program reads the verdicts, standard output must hold nothing else
     progress = sys.stdout
     if asked.format != "text":
         progress = sys.stderr
@@ -134,7 +136,7 @@ def main(words: Sequence[str]) -> int:
         answers = [_answer(judged) for judged in load_sweep(folder=outcome.sweep_folder).runs]
     _print(asked.format, answers)
     codes = [*map(_exit_code, answers)]
-    if code and not {1, 2} & {*codes}:  # the sweep has an error, and no file
+    if code and not {1, 2} & {*codes}:  # an error of the sweep, not of a file
         return 1
     return max(codes, key=_WORSE.index, default=1)
 
@@ -155,7 +157,7 @@ def _holds_samples(word: str) -> bool:
 def _report(error: Exception) -> int:
     """Print an error of the sweep; return its exit code.
 
-    The log has the errors of its jobs, and the verdicts repeat them.
+    Errors of jobs are not printed here, because the log has them and the verdicts repeat them.
     """
     begun = running.find_running_sweep()
     is_logged = begun is not None and command.explain(error) in begun.failures
@@ -188,7 +190,7 @@ def _print(form: str, answers: Sequence[Answer]) -> None:
 
 
 def _exit_code(answer: Answer) -> int:
-    """Return the exit code of a file; that of a failed job tells a wrong input from an error."""
+    """Return the exit code of a file; a failed job has 2 for a wrong input, and 1 otherwise."""
     assert answer.run is not None  # see `_answer`
     if answer.run.finished:
         return answer.exit_code

@@ -44,11 +44,12 @@ class RoundedActivation:
     """A tensor that is rounded at inference.
 
     Attributes:
-        name: its name in the FP32 graph.
-        dequantized: its name in the quantized graph.
-        layer: name of its producer; of a fused activation, the layer's name. Empty for an input of
-            the network.
-        nodes: names of its producer and its consumers; if all are in float, it is not rounded.
+        name: the name in the FP32 graph.
+        dequantized: the name in the quantized graph.
+        layer: name of the producer, or for a fused activation of the layer before it; empty for an
+            input of the network.
+        nodes: names of the producer and the consumers; if all stay in float, the tensor is not
+        rounded.
         scale: distance between two levels.
         low, high: values of the lowest and the highest level.
     """

@@ -789,7 +789,7 @@ def _repeat(values: torch.Tensor, row: torch.Tensor, axis: int) -> torch.Tensor:
 
 
 def _reshape(values: torch.Tensor, shape: list[int]) -> torch.Tensor:
-    """Reshape; 0 copies the input's size."""
+    """Reshape values; a size of 0 copies the input's size."""
     return torch.reshape(values, [size or values.shape[i] for i, size in enumerate(shape)])
 
 
@@ -805,7 +805,7 @@ def import_torchvision() -> None:
     """Import torchvision, if installed, so that a user's module can import it too.
 
     With a CPU build of torch, the compiled operators of pip's torchvision may not load, and its
-    import fails on two of them. They are declared here without a kernel. If a network calls one,
+    import fails on two of them. Both are declared here without a kernel. If a network calls one,
     torchvision's error names the package to install.
     """
     try:
@@ -817,16 +817,16 @@ def import_torchvision() -> None:
             torch.library.define(name, schema)
         importlib.import_module("torchvision")
     except ModuleNotFoundError:
-        pass  # a module that needs it fails with its own message
+        pass  # a module that needs torchvision fails with its own message
 
 
 @cache
 def _import_onnx2torch() -> types.ModuleType:
-    """Import onnx2torch without torchvision, unless that is already imported.
+    """Import onnx2torch without torchvision, unless torchvision is already imported.
 
     onnx2torch imports torchvision for two operators of object detectors, RoiAlign and
-    NonMaxSuppression. That takes a second and may fail (see `import_torchvision`). A graph with
-    those operators is refused.
+    NonMaxSuppression. The import takes a second and may fail (see `import_torchvision`). Without
+    it, a graph with these operators is refused.
     """
     torchvision = types.ModuleType("torchvision")
     operators = types.ModuleType("torchvision.ops")

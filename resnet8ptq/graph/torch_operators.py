@@ -1,6 +1,7 @@
 """Torch modules for ONNX operators that onnx2torch lacks or converts wrongly.
 
-Each takes the node's first input, and its other inputs must be constants; a `Joint` takes several.
+Each module takes the node's first input, and the node's other inputs must be constants; a `Joint`
+takes several inputs.
 """
 
 import sys
@@ -29,7 +30,7 @@ _TRANSPOSED = dict(
 
 
 class Fixed(torch.nn.Module):  # type: ignore[misc]
-    """A function of tensors with fixed settings; tensors among them are buffers.
+    """A function of tensors with fixed settings; tensors among the settings are buffers.
 
     Attributes:
         takes: indices of the node's inputs that the module takes.
@@ -97,7 +98,7 @@ def find_modules(proto: onnx.ModelProto) -> dict[str, torch.nn.Module]:
     if not nodes:
         return {}
 
-    # A module for each node whose other inputs are constants, or whose converter takes several
+    # Make modules for nodes whose other inputs are constants, or whose converter takes several
     stored = Links(proto.graph).constants
     sizes = find_sizes(proto)
     opset = next(entry for entry in proto.opset_import if not entry.domain)
@@ -138,7 +139,7 @@ def _always(kind: type[Fixed], function: Callable[..., Any]) -> "_Converter":
 
 
 def _make_pool(node: Node) -> tuple[Any, list[int]] | None:
-    """Return a mean without padding, and the padding; None for other windows."""
+    """Return a mean without padding, and the padding; None for windows that torch's pools lack."""
     kernel = node("kernel_shape")
     rank = len(kernel)
     ones = [1] * rank
@@ -159,13 +160,13 @@ def _average_pool(node: Node) -> torch.nn.Module | None:
         return None
     pool, widths = made
     inside = 1.0 if node("count_include_pad", 0) else 0.0
-    # The share of each window that counts
+    # Divide by the share of each window that counts
     share = pool(functional.pad(torch.ones(1, 1, *spatial), widths, value=inside))
     return InFloat(lambda values, share: pool(functional.pad(values, widths)) / share, share=share)
 
 
 def _lp_pool(node: Node) -> torch.nn.Module | None:
-    """Return an LpPool; torch's takes no padding, and no absolute values for odd powers."""
+    """Return an LpPool; torch's own lacks padding, and absolute values for odd powers."""
     made = _make_pool(node)
     power = node("p", 2)
     count = int(np.prod(node("kernel_shape")))
@@ -206,7 +207,7 @@ def _extreme(find: Callable[..., Any], node: Node) -> torch.nn.Module | None:
 
 
 def _pad(node: Node) -> torch.nn.Module | None:
-    """Return a Pad with fixed widths; torch reflects and repeats only axes after the first."""
+    """Return a Pad with fixed widths; torch can reflect and repeat only axes after the first."""
     mode = node("mode", b"constant").decode()
     sides = node.constants[1].reshape(2, -1)
     if 3 in node.constants and not node.sizes:
@@ -217,7 +218,7 @@ def _pad(node: Node) -> torch.nn.Module | None:
         padded = np.flatnonzero(pairs.any(axis=1)).tolist()
         return _wrap({axis: pairs[axis].tolist() for axis in padded})
 
-    # Negative widths cut values off
+    # Negative widths cut values off the ends
     cropped = np.maximum(-pairs, 0).tolist()
     kept = tuple(slice(before, -after or None) for before, after in cropped)
     pairs = np.maximum(pairs, 0)
@@ -279,7 +280,7 @@ def _conv_transpose(node: Node) -> torch.nn.Module | None:
     if pads is None or (pads[0] == pads[1]).all() or rank not in _TRANSPOSED:
         return None
 
-    # Pad with the smaller width of each axis, and cut off the rest
+    # Let torch pad each axis by the smaller width, and cut off the rest
     ones = [1] * rank
     smaller = pads.min(0)
     groups = node("group", 1)
@@ -321,7 +322,8 @@ def _depth_to_space(node: Node) -> torch.nn.Module | None:
 def _space_to_depth(node: Node) -> torch.nn.Module:
     """Return a SpaceToDepth, into which ONNX Runtime fuses slices.
 
-    It calls functions, because FX would leave a convolution in float after a tensor's method.
+    The module calls functions, because FX would leave a convolution in float after a tensor's
+    method.
     """
     block = node("blocksize")
 
@@ -422,7 +424,7 @@ def _gather_nd(node: Node) -> torch.nn.Module | None:
 
 
 def _along(function: Callable[..., Any], node: Node) -> torch.nn.Module:
-    """Return a function of values and indices along an axis; those below 0 count from the end."""
+    """Return a module for values and indices along an axis; indices below 0 count from the end."""
     axis = node("axis", 0)
     return Joint(
         lambda values, indices, *updates: function(
@@ -495,7 +497,7 @@ def _recurrent(node: Node) -> torch.nn.Module | None:
     width = parts[1].shape[1]
     count = len(node.proto.output)
     is_lstm = network is torch.lstm
-    is_reverse = node("direction", b"") == b"reverse"  # starts at the last step
+    is_reverse = node("direction", b"") == b"reverse"  # runs from the last step
 
     def run(values: torch.Tensor, *states: torch.Tensor, weights: Any) -> Any:
         """Return [steps, directions, N, width] and the last states [directions, N, width]."""
@@ -504,7 +506,7 @@ def _recurrent(node: Node) -> torch.nn.Module | None:
             states = (zeros, zeros)
         if is_reverse:
             values = values.flip(0)
-        # Biases, layers, dropout, training, bidirectional, batch first
+        # The options are biases, layers, dropout, training, bidirectional, batch first
         options = True, 1, 0.0, False, directions == 2, False
         outputs = network(values, states if is_lstm else states[0], [*weights], *options)
         steps = outputs[0]
@@ -518,9 +520,10 @@ def _recurrent(node: Node) -> torch.nn.Module | None:
 
 
 def _resize(node: Node) -> torch.nn.Module | None:
-    """Return torch's interpolation if it computes the same; else a product with matrices.
+    """Return torch's interpolation if it computes the same values; else a product with matrices.
 
-    Both are compared on the unit matrix, for each axis, since a Resize is linear in each.
+    Torch and ONNX Runtime are compared on the unit matrix for each axis, because a Resize is linear
+    along each axis.
     """
     rank = len(node.sizes)
     cropped = b"tf_crop" in node("coordinate_transformation_mode", b"")
@@ -532,21 +535,21 @@ def _resize(node: Node) -> torch.nn.Module | None:
     if unchanged[0] and targets[0] != unchanged[0]:
         return None
 
-    # The matrix that ONNX Runtime applies along each axis
+    # Find the matrix that ONNX Runtime applies along each axis
     matrices = {}
     for axis in range(1, rank):
         if targets[axis] != unchanged[axis]:
             size = node.sizes[axis] or _ANY
             matrices[axis] = _find_matrix(node, key, size, target=targets[axis])
 
-    # Torch's interpolation, if one computes the same
+    # Use torch's interpolation, if one computes the same values
     interpolations = []
     if 1 not in matrices:  # torch keeps the channels
         interpolations = _interpolations(node, key, targets[2:])
     for module in interpolations:
         if all(_is_same(module, axis, matrix) for axis, matrix in matrices.items()):
             return module
-    if not all(node.sizes[axis] for axis in matrices):  # a matrix has the size of its axis
+    if not all(node.sizes[axis] for axis in matrices):  # a matrix needs the size of its axis
         return None
     return _resample(matrices)
 

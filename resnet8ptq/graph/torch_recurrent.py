@@ -14,7 +14,7 @@ from resnet8ptq.graph.layers import attribute
 
 Constants = Mapping[int, NDArray[Any]]
 KINDS = ("LSTM", "GRU", "RNN")
-_STATES = slice(5, 7)  # the initial states among the inputs
+_STATES = slice(5, 7)  # indices of the initial states among the inputs
 _GATES = {"LSTM": [0, 2, 3, 1], "GRU": [1, 0, 2], "RNN": [0]}  # in torch's order
 _ACTIVATIONS = {
     "LSTM": [[b"Sigmoid", b"Tanh", b"Tanh"]],
@@ -37,7 +37,9 @@ _MOVING = (
 
 
 def drop_zero_states(graph: onnx.GraphProto) -> None:
-    """Drop initial states of 0, ONNX's default, in place; exporters expand them to the batch."""
+    """Drop initial states of 0, ONNX's default, in place; exporters expand such states to the
+    batch.
+    """
     if not any(node.op_type in KINDS for node in graph.node):
         return
     zeros = set()
@@ -67,12 +69,12 @@ def find_function(
     """Return torch's function for a node; None for a variant that torch lacks.
 
     Args:
-        steps: number of steps; 0: any.
+        steps: number of steps; 0 for any number.
     """
     kind = node.op_type
     used = {index for index, name in enumerate(node.input) if name}
     states = {5, 6} if kind == "LSTM" else {5}
-    if not constants.keys() >= used & {1, 2, 3}:  # weights, also of the states, and biases
+    if not constants.keys() >= used & {1, 2, 3}:  # weights of inputs and states, and biases
         return None
     if used - {0, 1, 2, 3} not in (set(), states):
         return None
@@ -107,7 +109,7 @@ def _reset_first(
     """
     directions = []
     last = []
-    for direction in range(len(weights) // 4):  # the second starts at the last step
+    for direction in range(len(weights) // 4):  # the second direction starts at the last step
         of_values, of_state, bias, state_bias = weights[4 * direction : 4 * direction + 4]
         width = of_state.shape[1]
         state = states[direction]

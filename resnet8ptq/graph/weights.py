@@ -14,15 +14,15 @@ Array = NDArray[np.float32]
 
 
 def read_initializer(graph: Linked, name: str) -> Array:
-    """Return the values of an initializer, a copy that the caller may change."""
+    """Return the values of an initializer as a copy, which the caller may change."""
     return np.array(numpy_helper.to_array(Links.of(graph).constants[name]))
 
 
 def read_weights(graph: Linked, node: onnx.NodeProto) -> Array:
     """Return a layer's weights [output channels, ...].
 
-    Operators store the output channels along different axes. Corrections and scales need them
-    first; `write_weights` puts them back.
+    Operators store the output channels along different axes. Corrections and scales need this axis
+    first; `write_weights` moves it back.
 
     >>> weights = numpy_helper.from_array(np.zeros((16, 10), np.float32), "w")
     >>> dense = onnx.helper.make_node("MatMul", ["x", "w"], ["y"])
@@ -57,7 +57,7 @@ def write_bias(graph: Linked, node: onnx.NodeProto, bias: NDArray[Any]) -> None:
 def find_added_bias(graph: Linked, matmul: onnx.NodeProto) -> tuple[onnx.NodeProto, int] | None:
     """Return the Add of a constant [output channels] to a MatMul, and the index of the constant.
 
-    None if there is none, or if the product has another consumer or is an output.
+    Returns None without such an Add, or if the product has another consumer or is an output.
     """
     graph = Links.of(graph)
     channels = graph.constants[matmul.input[1]].dims[channel_axis(matmul)]
@@ -72,7 +72,7 @@ def find_added_bias(graph: Linked, matmul: onnx.NodeProto) -> tuple[onnx.NodePro
 
 
 def biased_output(graph: Linked, node: onnx.NodeProto) -> str:
-    """Return the output of a layer with its bias: of the Add after a MatMul, if it has one.
+    """Return the output of a layer, or of the Add of the bias after a MatMul.
 
     Corrections compare this tensor with FP32, because they change the bias.
     """
@@ -90,7 +90,7 @@ def write_input(graph: Linked, node: onnx.NodeProto, index: int, values: NDArray
     name = node.input[index]
     if not name or links.is_shared(name):
         name = f"{node.name}/corrected_{index}"
-    # In place: protobuf keeps removed elements of a list in memory.
+    # Write in place, because protobuf keeps removed elements of a list in memory.
     tensor = links.constants.get(name) or links.graph.initializer.add()
     tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(values, np.float32), name))
     if node.input[index] != name:

@@ -1,1 +1,1 @@
-"""The FP32 network: converts the user's file to ONNX, checks and caches it."""
+"""The FP32 network: conversion of the user's file to ONNX, checks, and the cache."""

@@ -37,10 +37,10 @@ from resnet8ptq.models import normalization
 from resnet8ptq.models.contract import SampleArray, read_contract
 
 Outputs = list[NDArray[Any]]
-# From samples [n, ...] to the outputs [n, ...], in the order of the contract.
+# Maps samples [n, ...] to the outputs [n, ...], in the order of the contract.
 Predict = Callable[[SampleArray], Outputs]
 
-SIZES = (2, 3)  # batch sizes, which show the sizes of a graph that depend on the batch
+SIZES = (2, 3)  # two batch sizes, whose comparison shows which tensors depend on the batch
 _LENGTH = "length"  # name of the axis of any length
 # Nodes that take a target shape or indices, and the input that holds them.
 _SHAPED = {"Reshape": 1, "Expand": 1, "Gather": 1, "GatherND": 1, "Resize": 3}
@@ -62,7 +62,7 @@ def in_batches(predict: Predict, samples: SampleArray, size: int) -> Outputs:
 
 def _join(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
     """Return one output of several batches, each padded to the largest size along every axis."""
-    if len(parts) == 1:  # may lack an axis of samples, see `one_by_one`
+    if len(parts) == 1:  # the output may lack a batch axis, see `one_by_one`
         return parts[0]
     largest = np.max([part.shape for part in parts], axis=0).astype(int)
     padded = []
@@ -78,7 +78,7 @@ def one_by_one(predict: Predict, outputs: Sequence[int]) -> Predict:
     """Wrap a network of batch size 1, so that it takes any number of samples.
 
     Args:
-        outputs: indices of the outputs without a batch axis; they get one.
+        outputs: indices of the outputs without a batch axis, which is added.
     """
 
     def run(sample: SampleArray) -> Outputs:
@@ -91,9 +91,9 @@ def one_by_one(predict: Predict, outputs: Sequence[int]) -> Predict:
 
 
 def in_full_batches(predict: Predict, size: int | None) -> Predict:
-    """Wrap a network of batch size `size`, so that it takes any number of samples; None: unchanged.
+    """Wrap a network of batch size `size`, if not None, so that it takes any number of samples.
 
-    The last batch is padded with zeros; their outputs are dropped.
+    The last batch is padded with zeros, whose outputs are dropped.
     """
     if size is None:
         return predict
@@ -121,8 +121,8 @@ def fix_sizes(
 
     Raises:
         ModelError: an output lacks a batch axis, and the batch size is not 1.
-        Exception: ONNX Runtime cannot run the graph with these sizes; an error class of ONNX
-            Runtime.
+        Exception: ONNX Runtime cannot run the graph with these sizes, and raises one of its own
+            classes.
     """
     fixed = copy.deepcopy(proto)
     graph = fixed.graph
@@ -138,10 +138,10 @@ def fix_sizes(
             shape[1] = _LENGTH
         _set_shape(value, shape)
 
-    # The static tensors that the other nodes use
+    # Find the static tensors that the other nodes use
     others = []
     used: set[str] = set()
-    deciding = set()  # the conditions of If, maybe on one sample
+    deciding = set()  # conditions of If, perhaps on one sample
     for node in graph.node:
         if static.issuperset(node.output):
             continue
@@ -151,7 +151,7 @@ def fix_sizes(
             deciding.add(node.input[0])
     wanted = sorted(static & used - deciding)
 
-    # Their values, one for each size
+    # Compute the values of these tensors for each size
     shaped: dict[str, list[onnx.NodeProto]] = {name: [] for name in wanted}
     sources = set()
     for node in others:
@@ -169,7 +169,7 @@ def fix_sizes(
         outputs = session.run(None, feeds)
         tensors.append(feeds | dict(zip(names, outputs, strict=True)))
 
-    # Constants in their place
+    # Put constants in place of the tensors
     producers = Links(graph).producers
     for name in wanted:
         if not any(values[name].size for values in tensors):
@@ -190,7 +190,8 @@ def _shape_outputs(
     batch: int | None,
     sizes: Sequence[int],
 ) -> dict[str, Sequence[int | str]]:
-    """Write the outputs' dtypes and shapes, in place; return the sizes of outputs without a batch.
+    """Write the outputs' dtypes and shapes in place; return the sizes of outputs without batch
+    axis.
 
     Args:
         tensors: the values of the outputs by name, for each number of samples in `sizes`.
@@ -231,14 +232,14 @@ def _has_rows(
     name: str, tensors: Sequence[Mapping[str, NDArray[Any]]], sizes: Sequence[int]
 ) -> bool:
     """Return whether a tensor has one row for each sample, for every number of samples."""
-    pairs = zip(tensors, sizes, strict=False)  # `tensors` may end with another length
+    pairs = zip(tensors, sizes, strict=False)  # `tensors` may end with values for another length
     return all(values[name].shape[:1] == (size,) for values, size in pairs)
 
 
 def static_tensors(graph: onnx.GraphProto) -> set[str]:
     """Return the tensors that depend only on constants and shapes."""
     static: set[str] = set()
-    known = {*Links(graph).constants, ""}  # an input that is left out has no name
+    known = {*Links(graph).constants, ""}  # an omitted input has no name
     for node in graph.node:
         is_static = node.op_type in ("Shape", "Size")
         if known.issuperset(node.input) and not _NO_CONSTANT.match(node.op_type):
@@ -291,7 +292,7 @@ def _free_reshapes(graph: onnx.GraphProto, fixed: int | None, static: set[str]) 
 
 
 def _set_target(graph: onnx.GraphProto, node: onnx.NodeProto, dims: NDArray[np.int64]) -> None:
-    """Give a Reshape a new constant for its shape, because other nodes may share the old one.
+    """Give a Reshape a new constant shape, because other nodes may share the old constant.
 
     A 0 copies the input's size on that axis, even if the exporter set `allowzero`.
     """
@@ -307,7 +308,9 @@ def zeros(sample: SampleArray, size: int) -> SampleArray:
 
 
 def _shortened(feeds: Mapping[str, NDArray[Any]], names: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """Return the inputs; those in `names` lose one value, or gain one if they have only one."""
+    """Return the inputs with other lengths: those in `names` lose one value, or gain a second
+    one.
+    """
     shorter = dict(feeds)
     for name in names:
         values = feeds[name]
@@ -355,7 +358,7 @@ def _replace_tensor(
 
 
 def _leave_out(nodes: Sequence[onnx.NodeProto], name: str) -> None:
-    """Remove an empty tensor from the inputs of each Concat, whose output stays the same.
+    """Remove an empty tensor from the inputs of each Concat, which does not change the output.
 
     ONNX Runtime's 8-bit Concat crashes on an empty input (1.31).
     """
@@ -373,7 +376,7 @@ def _remove_output(producer: onnx.NodeProto, name: str) -> None:
 
 
 def _find_block(values: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
-    """Return the rows that each of these tensors repeats for every sample; None if there are none.
+    """Return the rows that these tensors repeat for every sample; None if there are none.
 
     Args:
         values: the tensor's values for each of `SIZES`, or for one size.
@@ -418,8 +421,8 @@ def _fix_shaped(
     any_length: bool,
 ) -> None:
     """Give a node a constant shape; a Gather of every element becomes a Reshape."""
-    before = []  # by size: the shape of the input
-    shapes = []  # by size: the target shape
+    before = []  # the shape of the input, for each size
+    shapes = []  # the target shape, for each size
     for values in tensors:
         data = values[node.input[0]]
         before.append(data.shape)
@@ -444,7 +447,7 @@ def _fix_shaped(
             _set_scales(graph, node, before[0], dims.tolist())
         return
 
-    # A Reshape, with at most one free axis
+    # The rest fixes a Reshape, which may have at most one free axis
     if keeps_rows and by_batch == [0] and (by_length or (dims == -1).any()):
         by_batch = []
         dims[0] = 0  # copies the size of the Reshape's input
@@ -463,7 +466,7 @@ def _fix_shaped(
 def _set_scales(
     graph: onnx.GraphProto, node: onnx.NodeProto, before: Sequence[int], after: Sequence[int]
 ) -> None:
-    """Replace a Resize's sizes, which contain the batch size, by scales; ONNX rounds down."""
+    """Replace a Resize's sizes, which contain the batch size, by scales."""
     scales = np.array(after, np.float32) / np.array(before, np.float32)
     low = np.floor(np.array(before, np.float32) * scales) < after
     scales[low] = np.nextafter(scales[low], np.float32(np.inf))
@@ -474,7 +477,7 @@ def _set_scales(
 
 
 def _find_varying(shapes: Sequence[NDArray[Any]], any_length: bool) -> tuple[list[int], list[int]]:
-    """Return the axes that vary with the batch size, and those that vary with the length."""
+    """Return the axes that vary with the batch size, and the axes that vary with the length."""
     differs = [np.flatnonzero(shapes[0] != shape).tolist() for shape in shapes[1:]]
     by_length = differs.pop() if any_length else []
     by_batch = differs[0] if differs else []
@@ -502,7 +505,7 @@ def _find_shape(
 
 
 def _name_batch(batch: int | None) -> int | str:
-    """Return the size of the batch axis in a declared shape; the name of a free one is N."""
+    """Return the batch size for a declared shape; a free size is named N."""
     return "N" if batch is None else batch
 
 

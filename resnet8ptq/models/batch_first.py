@@ -26,11 +26,12 @@ from resnet8ptq.models.sources.contract import Network
 def find_inputs(graph: onnx.GraphProto) -> dict[str, int]:
     """Return the batch axis of each input whose first axis has another meaning and a fixed size.
 
-    The batch axis is the only axis with the size, or the name, of another input's first axis.
-    If the batch is free, it may be the only axis of size 1: exporters fix that of an initial state.
+    The batch axis is the only axis with the size, or the name, of another input's first axis. If
+    the batch is free, the batch axis may also be the only axis of size 1, because exporters fix the
+    batch size of an initial state.
     """
     shapes = {}
-    firsts = []  # the first axis of each input: its size, or the name of a free size
+    firsts = []  # the size, or the name of a free size, of each input's first axis
     for value in graph_inputs(graph):
         axes = _axes(value)
         if axes:
@@ -56,7 +57,7 @@ def _axes(value: onnx.ValueInfoProto) -> list[int | str]:
 
 
 def move_inputs(model: ir.Model, axes: Mapping[str, int]) -> None:
-    """Move the batch axis of inputs to the front; `axes`: see `find_inputs`."""
+    """Move the batch axis of inputs to the front; `axes` is the result of `find_inputs`."""
     for value in model.graph.inputs:
         axis = axes.get(str(value.name))
         if axis is None:
@@ -77,9 +78,9 @@ def move_outputs(network: Network, samples: SampleArray) -> Network:
         samples: network inputs [n, ...], at least one.
     """
     if read_contract(network.proto.graph).batch is not None:
-        return network  # one sample: its outputs get a batch axis
+        return network  # with one sample, `fix_sizes` adds batch axes
 
-    # The axis of each output that grows with the number of samples
+    # Find the axis of each output that grows with the number of samples
     few = network.predict(samples[[0] * SIZES[0]])
     more = network.predict(samples[[0] * SIZES[1]])
     names = output_names(network.proto.graph)
@@ -118,4 +119,4 @@ def _move_output(model: ir.Model, name: str, axis: int, rank: int) -> None:
     order = list(range(rank))
     order.insert(0, order.pop(axis))
     node = end_with(model, name, inner, "Transpose", inner, perm=order)
-    node.outputs[0].shape = None  # set with all sizes, see `batch_axis.fix_sizes`
+    node.outputs[0].shape = None  # `batch_axis.fix_sizes` sets all shapes later

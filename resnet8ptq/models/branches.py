@@ -1,4 +1,4 @@
-"""Replaces an If by one of its branches, if the samples do not affect the condition.
+"""Replaces an If by one of its branches, if the condition does not depend on the samples.
 
 Exporters keep both branches if the condition depends on a shape, or on an input that all samples
 share, such as a sampling rate. No backend quantizes the layers inside an If.
@@ -25,9 +25,9 @@ Feeds = Mapping[str, NDArray[Any]]  # inputs by name
 
 
 def take_branches(proto: onnx.ModelProto, feeds: Sequence[Feeds] = ({},)) -> onnx.ModelProto:
-    """Replace each If whose condition is equal for all `feeds` by its branch; return the model.
+    """Replace each If whose condition is equal for all `feeds` by a branch; return the model.
 
-    If an If was replaced, `proto` must not be used afterwards; else it is returned.
+    If an If was replaced, `proto` must not be used afterwards; otherwise `proto` is returned.
 
     Args:
         feeds: inputs of several batch sizes; without inputs, only constants decide.
@@ -99,7 +99,7 @@ def _inline(model: ir.Model, output: str, key: str) -> None:
 def _short_names(graph: ir.Graph) -> Iterator[str]:
     """Yield free names in place of long ones.
 
-    In a branch that reuses a name, each level of nesting would double it.
+    Without this, each level of nesting would double a name that a branch reuses.
     """
     used: set[str | None] = set(graph.initializers)
     for node in graph:

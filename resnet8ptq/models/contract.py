@@ -1,6 +1,6 @@
 """The contract of a network: names, shapes and dtypes of its inputs and outputs.
 
-Also defines the layout and dtype of its samples. Shapes omit the batch axis (axis 0).
+The module also finds the layout and dtype that samples need. Shapes omit the batch axis (axis 0).
 """
 
 import math
@@ -27,7 +27,7 @@ class Tensor:
     """An input or output.
 
     Attributes:
-        shape: without the batch axis; a free size is None.
+        shape: the sizes without the batch axis; a free size is None.
         dtype: NumPy's name, such as `float32`.
     """
 
@@ -37,7 +37,7 @@ class Tensor:
 
     @property
     def is_integer(self) -> bool:
-        """True for integers and booleans, which preprocessing must not change."""
+        """Whether values are integers or booleans, which preprocessing must not change."""
         return np.dtype(self.dtype).kind in "iub"
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class Contract:
     """The inputs and outputs of a network.
 
     Attributes:
-        batch: the fixed batch size of the inputs; None: any size.
+        batch: the fixed batch size of the inputs; None for any size.
     """
 
     inputs: tuple[Tensor, ...]
@@ -68,7 +68,7 @@ class Contract:
 
 
 def read_contract(graph: onnx.GraphProto) -> Contract:
-    """Return the inputs and outputs that an ONNX graph declares; a scalar has no axes.
+    """Return the inputs and outputs that an ONNX graph declares.
 
     Raises:
         ModelError: a tensor has a type unknown to NumPy.
@@ -170,11 +170,11 @@ def _fill(tensor: Tensor, stored: np.dtype[Any], steps: Preprocessing, length: i
     kind = stored[tensor.name]
     taken = steps_of(kind, steps)
     shape = kind.shape
-    excess = 0  # of tokens, over the length that the network takes
+    excess = 0  # tokens beyond the length that the network takes
     if length and _is_text(tensor.name, stored):
         excess = shape[0] - length
     if excess < 0:
-        shape = (length,)  # once padded
+        shape = (length,)  # the shape after padding
     try:
         layout = find_layout(shape, tensor)
         dtype = find_dtype(kind.base, taken, tensor)
@@ -193,7 +193,7 @@ def _is_text(name: str, stored: np.dtype[Any]) -> bool:
 
 
 def _only_length(contract: Contract, stored: np.dtype[Any]) -> int | None:
-    """Return the length that a network takes for its texts; None if it is free or differs."""
+    """Return the fixed length of a network's texts; None if it is free, or differs by input."""
     lengths = set()
     for tensor in contract.inputs:
         if not _is_text(tensor.name, stored):
@@ -206,7 +206,7 @@ def _only_length(contract: Contract, stored: np.dtype[Any]) -> int | None:
 
 
 def _any_length(contract: Contract, stored: np.dtype[Any]) -> tuple[str, ...]:
-    """Return the inputs with a free first axis as long as the mask; empty without the mask.
+    """Return the inputs whose free first axis is as long as the mask; empty without the mask.
 
     A network without the mask as an input cannot ignore padding.
     """
@@ -223,7 +223,7 @@ def find_dtype(stored: DTypeLike, preprocessing: Preprocessing, takes: Tensor) -
 
     Raises:
         ModelError: the input takes integers, and the samples are not integers or preprocessing
-            would change them. Integers may be pixels or indices; only the user knows which.
+            would change them. Only the user knows whether integers are pixels or indices.
     """
     if not takes.is_integer:
         return takes.dtype
@@ -243,10 +243,11 @@ def find_dtype(stored: DTypeLike, preprocessing: Preprocessing, takes: Tensor) -
 def find_layout(sample_shape: tuple[int, ...], tensor: Tensor) -> Layout | None:
     """Return the permutation of a sample's axes that fits an input.
 
-    For samples [H, W, C] and a network that takes [C, H, W], it is `(2, 0, 1)`. In the other
-    direction, it is `(1, 2, 0)`. This holds for any number of axes. The permutation has one axis
-    more than the sample if the sample lacks a channel axis of size 1, such as a grey [H, W]
-    picture. It has one axis less if the sample has an extra one at its end. `arrange` applies it.
+    For samples [H, W, C] and a network that takes [C, H, W], the permutation is `(2, 0, 1)`; in the
+    other direction, it is `(1, 2, 0)`. The same holds for any number of axes. The permutation has
+    one axis more than the sample if the sample, such as a grey [H, W] picture, lacks a channel axis
+    of size 1. It has one axis less if the sample has an extra axis of size 1 at its end. `arrange`
+    applies the permutation.
 
     Returns:
         The permutation; None if samples fit unchanged.
@@ -262,12 +263,12 @@ def find_layout(sample_shape: tuple[int, ...], tensor: Tensor) -> Layout | None:
     layouts = [*_moves(rank), tuple(range(rank + 1)), *_moves(rank + 1)]
     if rank and sample_shape[-1] == 1:  # the network lacks the channel axis
         layouts.append(tuple(range(rank - 1)))
-    extended = (*sample_shape, 1)  # with a channel axis, in case the sample lacks one
+    extended = (*sample_shape, 1)  # with a channel axis, which the sample may lack
     for layout in layouts:
         if _fits(tuple(extended[axis] for axis in layout), takes):
             return layout
 
-    # None fits: name a setting that fixes it
+    # No layout fits, so name a setting that helps
     shapes = f"takes {_show(takes)}, the samples are {_show(sample_shape)}"
     sizes = [size for size in takes if size is not None]
     is_fixed = len(sizes) == len(takes)
@@ -301,7 +302,7 @@ def _advise(sample_shape: tuple[int, ...], takes: Shape) -> str:
 def picture_size(contract: Contract, fixed: Collection[str] = ()) -> tuple[int, int] | None:
     """Return height and width of a network's input pictures, channels first or last.
 
-    None if a size is free or the input is not a picture.
+    Returns None if a size is free, or if the input is not a picture.
 
     Args:
         fixed: names of inputs with set values.

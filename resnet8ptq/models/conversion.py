@@ -1,9 +1,10 @@
 """Converts a network's file to ONNX, and checks that ONNX Runtime agrees with the original.
 
-torch is only checked if a run needs it, because importing and running it takes longer than the
+torch is compared only if a run needs torch, because to import and run it takes longer than the
 conversion.
 
-Runs in a separate process (see `model.load_network`): the main process never imports TensorFlow.
+The conversion runs in a separate process (see `model.load_network`), because the main process never
+imports TensorFlow.
 """
 
 import json
@@ -54,12 +55,12 @@ from resnet8ptq.tasks.scoring.outputs import (
 log = logging.getLogger(__name__)
 
 PARITY_SAMPLES = 1000
-PARITY_BYTES = 2**24  # of samples: 27 pictures of 224 x 224
-PARITY_TOLERANCE = 1e-4  # of a probability, or relative to the largest logit
-# Relative to the largest value. In a detector of 113 convolutions with ten million values, rounding
-# to float32 makes 2e-4.
+PARITY_BYTES = 2**24  # of the samples to compare: 27 pictures of 224 x 224
+PARITY_TOLERANCE = 1e-4  # difference of a probability, or relative to the largest logit
+# The tolerance relative to the largest value. In a detector of 113 convolutions with ten million
+# values, rounding to float32 makes 2e-4.
 PARITY_TOLERANCE_OF_VALUES = 1e-3
-TIE = 1e-6  # same unit: top scores that are closer may swap
+TIE = 1e-6  # same unit; top scores that are closer may swap
 AT_ONCE = 100  # samples
 
 CRASHED = "reading it crashed the converter, or took too much memory or time"
@@ -80,10 +81,10 @@ class Conversion:
             with the original, torch with ONNX Runtime.
         source_opset: opset of the original ONNX file, or of the export from another format.
         contract: the graphs' inputs and outputs, without free sizes.
-        final: kind of the single output [N, classes], `probabilities` or `logits`; else `values`.
-        preprocessing: the effect of folding, or the reason of its failure.
-        without_torch: for each file that torch cannot run, the reason; empty before `check_torch`.
-        why_fixed: the reason if the batch size could not be freed; else empty.
+        final: kind of the outputs, see `find_final`: `probabilities`, `logits` or `values`.
+        preprocessing: the effect of folding, or the reason for its failure.
+        without_torch: the reason for each file that torch cannot run; empty before `check_torch`.
+        why_fixed: the reason why the batch size stays fixed; None if it is free.
         moved, original_dtype, emptied: see `Network`.
     """
 
@@ -122,7 +123,8 @@ def convert(
             inputs.
 
     Raises:
-        ModelError: not a model, unsafe, NaN in its weights, or unsuitable shapes.
+        ModelError: the file is not a model, is unsafe, or has NaN in its weights or unsuitable
+        shapes.
         ParityError: ONNX Runtime disagrees with the original.
     """
     warnings.simplefilter("ignore")  # TensorFlow's and tf2onnx's own deprecations
@@ -132,7 +134,7 @@ def convert(
             network = select_outputs(network, config.outputs)
         matched = match_samples(samples, steps, read_contract(network.proto.graph))
         fields = matched.fields
-        # Whole records: the length stays that of all samples if it cannot be free.
+        # Keep whole records: if the length cannot be free, it stays that of all samples.
         prepared = matched.prepare(samples, steps) if fields is None else fields.whole(samples)
         try:
             _convert_network(network, folder, prepared, fields)
@@ -144,7 +146,7 @@ def convert(
         if str(error).startswith((f"{source}: ", "model.")):
             raise error from None
         raise type(error)(f"{source}: {error}") from None
-    except Exception as error:  # Keras, tf2onnx, ONNX and onnx2torch each have their own
+    except Exception as error:  # Keras, tf2onnx, ONNX and onnx2torch have their own types
         raise ModelError(f"{source}: cannot be converted ({one_line(error)})") from None
 
 
@@ -174,7 +176,7 @@ def _convert_network(
     normalization.name_nodes(network.proto.graph)
     normalization.simplify_gemms(network.proto.graph)
 
-    # The batch axis first, then the branches that its size decides, then all other sizes
+    # Find the batch axis first, then the branches that its size decides, then fix all sizes
     network = batch_first.move_outputs(_find_batch(network, samples), samples)
     network = _take_branches(network, samples)
     proto, why_fixed = _fix_sizes(network, samples, fields)
@@ -184,7 +186,7 @@ def _convert_network(
         fixed = read_contract(network.proto.graph).batch
         if fixed == read_contract(proto.graph).batch:
             raise
-        # A sum over the batch, or a branch, may differ on later samples only.
+        # A sum over the batch, or a branch, may make a difference on later samples only.
         proto = batch_axis.fix_sizes(network.proto, samples[:1], fixed)
         why_fixed = f"with a free batch, {one_line(error)}"
         _write_files(network, proto, why_fixed, folder, samples, fields)
@@ -260,7 +262,7 @@ def check_torch(
 
 
 def _take_branches(network: Network, samples: SampleArray) -> Network:
-    """Replace each If by a branch, if its condition is static and equal for all batch sizes."""
+    """Replace each If by a branch, if the condition is equal for all batch sizes."""
     graph = network.proto.graph
     names = input_names(graph)
     fixed = read_contract(graph).batch
@@ -284,11 +286,11 @@ def _run_on(
     if fields is not None:
         longest = fields.longest(samples.dtype)
         if any(None in tensor.shape for tensor in contract.inputs):
-            # Samples of similar length together
+            # Batch samples of similar length together
             samples = samples[np.argsort(lengths(samples[fields.mask]))]
             cut = fields.cut
 
-    # Keras holds every tensor of a batch until its end.
+    # Keras holds every tensor of a batch until the batch ends, so all of them count.
     of_batch = sum(tensor_bytes(proto, longest).values())
     batch = contract.batch or 1
     at_once = max(batch, min(AT_ONCE, batch * memory.fitting(of_batch, memory.step())))
@@ -309,7 +311,8 @@ def _run_on(
 def _find_batch(network: Network, samples: SampleArray) -> Network:
     """Fix the batch size at 1 if the file declares it free but the graph only runs one sample.
 
-    A scalar output is one number for the whole batch, so only a batch of 1 gives one per sample.
+    A scalar output is one number for the whole batch, so only a batch of 1 gives a number for each
+    sample.
     """
     graph = network.proto.graph
     if read_contract(graph).batch is not None:
@@ -327,7 +330,7 @@ def _find_batch(network: Network, samples: SampleArray) -> Network:
 def _fix_sizes(
     network: Network, samples: SampleArray, fields: Fields | None
 ) -> tuple[onnx.ModelProto, str | None]:
-    """Return the graph with constant sizes, and the reason if its batch size stays fixed."""
+    """Return the graph with constant sizes, and the reason if the batch size stays fixed."""
     fixed = read_contract(network.proto.graph).batch
     first = samples[:3]
     if fields is not None and fields.any_length:
@@ -345,7 +348,7 @@ def _fix_sizes(
             proto = batch_axis.fix_sizes(network.proto, samples[:1], fixed)
             return proto, f"the sample decides the branch of {branch}"
 
-    # A free batch if the graph then returns the same, otherwise the file's own
+    # Free the batch if the outputs stay the same; otherwise keep the file's batch size
     try:
         freed = batch_axis.fix_sizes(network.proto, samples[:1], None)
         compare_outputs(open_runner(freed)(first), network.predict(first), VALUES, "freed")
@@ -363,7 +366,7 @@ def _fix_sizes(
 def _find_branch(graph: onnx.GraphProto) -> str | None:
     """Return the name of an If whose condition depends on more than sizes; None without one.
 
-    Several samples in a batch would all take the same branch.
+    In a batch, all samples would take the same branch.
     """
     static = batch_axis.static_tensors(graph)
     for node in graph.node:
@@ -390,7 +393,7 @@ def _free_length(
         returned = run(fields.cut(padded))
         kept = []
         for whole, part in zip(expected, returned, strict=True):
-            if part.ndim > 1:  # an output for each token has as many as the input
+            if part.ndim > 1:  # outputs by token are as long as the input
                 whole = whole[:, : part.shape[1]]
             kept.append(whole)
         compare_outputs(returned, kept, VALUES, "less padding")
@@ -400,10 +403,10 @@ def _free_length(
 def find_final(outputs: Outputs, samples: SampleArray) -> str:
     """Return the kind of a network's outputs: `probabilities`, `logits` or `values`.
 
-    A single float output [n, classes] holds probabilities if its rows are not negative and sum to
-    1 within 1e-3; with one class, if they lie between 0 and 1. Otherwise it holds logits. Further
-    axes of size 1 do not matter. All other outputs are values, such as a reconstruction of the
-    input, which has a sample's shape.
+    A single float output [n, classes] holds probabilities if its rows are not negative and sum to 1
+    within 1e-3; with one class, it suffices that they lie between 0 and 1. Otherwise the output
+    holds logits. Further axes of size 1 do not matter. All other outputs are values, such as a
+    reconstruction of the input, which has a sample's shape.
     """
     if len(outputs) != 1:
         return VALUES
@@ -438,7 +441,7 @@ def _name_difference(proto: onnx.ModelProto, samples: SampleArray) -> str:
 
 
 def compare_outputs(got: Outputs, expected: Outputs, final: str, label: str) -> float:
-    """Return the largest difference of probabilities, or the relative one of other outputs.
+    """Return the largest difference of probabilities, or the largest relative one of other outputs.
 
     Args:
         final: see `find_final`; top-1 classes of `values` are not compared.
@@ -462,16 +465,16 @@ def compare_outputs(got: Outputs, expected: Outputs, final: str, label: str) -> 
         scale = 1.0 if final == PROBABILITIES or largest == 0 else largest
         differences.append(float(np.abs(output - original).max(initial=0) / scale))
         if final != VALUES:
-            # Flipped, if the original scores the chosen class clearly below its own: ties may swap
+            # A class is flipped if the original scores it clearly below the original's top class
             rows = as_rows(original)
             chosen = rows[np.arange(len(rows)), as_rows(output).argmax(1)]
             flipped += int((rows.max(1) - chosen > TIE * scale).sum())
-    worst = float(np.max(differences))  # NaN if any difference is
+    worst = float(np.max(differences))  # NaN if any difference is NaN
     tolerance = PARITY_TOLERANCE_OF_VALUES if final == VALUES else PARITY_TOLERANCE
     if not flipped and worst <= tolerance:
         return worst
 
-    # The message; `values` have no top-1 classes
+    # Write the message; `values` have no top-1 classes
     kind = "probabilities" if final == PROBABILITIES else "values, relative to the largest,"
     classes = ""
     allowed = f"{tolerance:.0e}"

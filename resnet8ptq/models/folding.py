@@ -30,7 +30,7 @@ class Folding:
 
     Attributes:
         operators_before, operators_after: number of nodes by operator.
-        failure: the reason if there is no preprocessed graph; else None.
+        failure: the reason why there is no preprocessed graph; None if there is one.
     """
 
     operators_before: dict[str, int] = field(default_factory=dict)
@@ -74,14 +74,14 @@ def fold_batch_norms(unfolded: Path, folded: Path) -> Folding:
         with _strict(), tempfile.TemporaryDirectory() as folder, chdir(folder):
             try:
                 quant_pre_process(unfolded, folded, skip_symbolic_shape=has_if)
-            except Exception:  # symbolic inference fails on some free batches; ONNX's may not
+            except Exception:  # ONNX's own inference may still work
                 quant_pre_process(unfolded, folded, skip_symbolic_shape=True)
         proto = onnx.load(folded)
         normalization.simplify_gemms(proto.graph)
         fold_into_products(proto.graph)
         normalization.copy_shared_weights(proto.graph)
         proto = rewrite(proto, [remove_unused, normalization.avoid_quantizer_names])
-        if not all(node.name for node in proto.graph.node):  # of an operator that is a function
+        if not all(node.name for node in proto.graph.node):  # nodes of inlined functions lack names
             normalization.name_nodes(proto.graph)
         onnx.save(proto, folded)
     except Exception as error:  # symbolic shape inference raises Exception itself
@@ -106,9 +106,9 @@ def _import_tools() -> None:
 def fold_into_products(graph: onnx.GraphProto) -> None:
     """Fold constant Mul and Add into the Gemm or MatMul before them, in place.
 
-    This is batch normalization after a dense layer; ONNX Runtime folds it into convolutions only.
-    The layer's output must have no other consumer. An Add after a MatMul stays: a MatMul has no
-    bias.
+    Such operators are batch normalization after a dense layer, which ONNX Runtime folds into
+    convolutions only. The layer's output must have no other consumer. An Add after a MatMul stays,
+    because a MatMul has no bias.
     """
     links = Links(graph)
     constants = links.constants
@@ -159,8 +159,8 @@ def _fold_into(
     """Fold a node's values into the layer before it; return False if they are not [channels].
 
     Args:
-        rank: number of axes of the layer's output; 2, if it is unknown. A constant with more axes
-            would add axes to the output.
+        rank: number of axes of the layer's output; 2 if unknown. A constant with more axes would
+            add axes to the output, so it is not folded.
     """
     weights = read_weights(links, layer).astype(np.float64)
     bias = read_bias(links, layer).astype(np.float64)

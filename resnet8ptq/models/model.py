@@ -1,4 +1,4 @@
-"""Loads the FP32 network: locates it, converts it to ONNX, checks it, caches it by content."""
+"""Loads the FP32 network: locates, checks and converts it, and caches the result by content."""
 
 import json
 import logging
@@ -29,8 +29,8 @@ class Fp32Model:
     Attributes:
         source: the user's file or folder; for a module, the weights file.
         sha256: hash of all sources of the network.
-        onnx_path: the converted graph, folded if `fold` is set; later the corrected or fine-tuned
-            graph.
+        onnx_path: the converted graph, folded if `fold` is set; after a correction or fine-tuning,
+            the changed graph.
         uncorrected: the converted graph, if `onnx_path` is a corrected or fine-tuned graph.
         is_module: whether the source holds the weights of a torch module.
     """
@@ -60,7 +60,7 @@ class Fp32Model:
 
     @property
     def final(self) -> str:
-        """Kind of its outputs, see `conversion.find_final`."""
+        """The kind of the network's outputs, see `conversion.find_final`."""
         return self.conversion.final
 
     def describe(self) -> dict[str, str]:
@@ -75,7 +75,7 @@ class Fp32Model:
 
 
 def check_file(config: ModelConfig, source: Path, cache_root: Path) -> None:
-    """Refuse a damaged, unsafe or quantized file, before data are read for it.
+    """Refuse a damaged, unsafe or quantized file, before the data are read.
 
     Args:
         source: the result of `locate`.
@@ -108,21 +108,21 @@ def load_network(
 ) -> Fp32Model:
     """Locate, check and convert the network; conversions are cached by content.
 
-    The one way from the settings to a network: a run, the search and the analyses call it once,
-    after the samples are known. To look at a file without samples, call `summary.summarize`.
+    This is the only way from the settings to a network. A run, the search and the analyses call it
+    once, after the samples are known. To look at a file without samples, call `summary.summarize`.
 
     Args:
         torch: whether to compare torch with ONNX Runtime.
 
     Raises:
-        ModelError: the file is missing, empty, not a model, unsafe, or does not fit the data.
+        ModelError: the file is missing, empty, not a model or unsafe, or does not fit the data.
         ParityError: ONNX disagrees with the original on up to 1,000 training samples.
     """
     source = locate(config, data.name)
     digest = hash_network(config, source)
-    is_module = config.module is not None  # the user's code, which may download files
+    is_module = config.module is not None  # a module is the user's code, which may download files
 
-    # The samples on which the frameworks must agree
+    # Choose the samples on which the frameworks must agree
     split = data.calibrating if len(data.calibrating) else data.test
     affordable = max(conversion.PARITY_BYTES // split.sample_bytes, 1)
     count = min(conversion.PARITY_SAMPLES, affordable, len(split))
@@ -205,7 +205,7 @@ def _report(model: Fp32Model) -> None:
             "try model.fold=false"
         )
 
-    # Changes that the results of every run include
+    # Log changes that the results of every run include
     if record.source_opset != record.opset:
         log.info("%s: opset %d converted to %d", model.source, record.source_opset, record.opset)
     if record.original_dtype:
@@ -224,7 +224,7 @@ def _report(model: Fp32Model) -> None:
         text = "%s: its axis %d counts the samples; in the quantized file, the first axis does"
         log_once(log, text, name, axis)
 
-    # Restrictions
+    # Warn about restrictions
     if record.emptied:
         log.warning(
             "%s: %s... (%d inputs) are taken as empty, and left out of the quantized file: it "

@@ -1,4 +1,4 @@
-"""The path of the FP32 network: from the settings, the environment or a download; and its hash."""
+"""Finds the FP32 network, in the settings, the environment or a download, and hashes it."""
 
 import hashlib
 import importlib.util
@@ -23,7 +23,7 @@ URL = (
 MAX_BYTES = 2**31 - 1  # same as the limit of each format
 WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")  # names of files that hold only weights
 QUANTIZED = (".xml", ".pte")  # formats that only quantizers of other programs write
-MAX_FOLDER_BYTES = 2**33  # of variables; an optimizer's variables triple their size
+MAX_FOLDER_BYTES = 2**33  # of a SavedModel, whose size an optimizer's variables triple
 SHA256 = "5f938a8eea605438cc7360aa13c987bc6d7bd0c8d931b2917361ae7ae4eeda2f"
 
 
@@ -31,7 +31,7 @@ def locate(config: ModelConfig, data_name: str) -> Path:
     """Return the network's file or folder, downloaded if necessary; for a module, its weights.
 
     Raises:
-        ModelError: missing, empty or not a model.
+        ModelError: the file is missing, empty or not a model.
     """
     if config.module is not None:
         return _state_dict(config)
@@ -50,7 +50,7 @@ def locate(config: ModelConfig, data_name: str) -> Path:
             fname="pretrainedResnet.h5",
             downloader=pooch.HTTPDownloader(progressbar=True, timeout=15),
         )
-    except Exception as error:  # requests, urllib and pooch each have their own
+    except Exception as error:  # requests, urllib and pooch have their own types
         raise ModelError(
             f"model.path: not set, neither is $RESNET8_H5, and {URL} is not available "
             f"({type(error).__name__}); set one to the .h5 file, or use data=shapes"
@@ -121,7 +121,7 @@ def _checked(path: Path, key: str) -> Path:
 
 
 def _check_size(path: Path) -> Path:
-    """Return the path; refuse a size above the limit, because all of the file is hashed."""
+    """Return the path; refuse a size above the limit, because the whole content is hashed."""
     if path.is_dir():
         size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
         most = MAX_FOLDER_BYTES

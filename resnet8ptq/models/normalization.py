@@ -1,4 +1,4 @@
-"""Normalizes an ONNX graph: its opset, its constants, and the names of its nodes and tensors."""
+"""Normalizes an ONNX graph: opset, constants, operators, and names of nodes and tensors."""
 
 import copy
 import math
@@ -38,13 +38,13 @@ from resnet8ptq.graph.weights import read_bias, read_initializer, write_bias, wr
 from resnet8ptq.models.gates.onnx import LABELLERS, ONNX_DOMAINS, SCALER, graph_inputs
 
 Sizes = Mapping[str, Sequence[int]]  # the shape of each tensor; a free size is 0
-Role = tuple[str | int, ...]  # of a constant, see `_find_role`
+Role = tuple[str | int, ...]  # the role of a constant, see `_find_role`
 
 OPSET = 17
-MIN_OPSET = 13  # the first with a per-channel QuantizeLinear
-_EXPLICIT_RESIZES = 11  # the first in which Resize names its coordinates
+MIN_OPSET = 13  # the first opset with a per-channel QuantizeLinear
+_EXPLICIT_RESIZES = 11  # the first opset in which Resize names its coordinates
 PAD_FUSION = "Pad_Fusion"  # ONNX Runtime's optimizer whose fault `_keep_pads` avoids
-MIN_IR_VERSION = 8  # of opset 17; since 4, initializers need not be inputs
+MIN_IR_VERSION = 8  # the IR of opset 17; since IR 4, initializers need not be inputs
 
 
 def opset(proto: onnx.ModelProto) -> int:
@@ -53,7 +53,7 @@ def opset(proto: onnx.ModelProto) -> int:
 
 
 def raise_opset(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
-    """Return a copy; convert a graph below opset 13 to 17, or to the highest possible one.
+    """Return a copy; a graph below opset 13 is converted to 17, or to the highest possible opset.
 
     Raises:
         ModelError: onnx cannot reach opset 13; the message names the step, its operators and the
@@ -82,7 +82,9 @@ def raise_opset(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
 
 
 def _write_coordinates(graph: onnx.GraphProto) -> None:
-    """Write the coordinates of each Resize of opset 10, in place; onnx's converter omits them."""
+    """Write the coordinates of each Resize of opset 10, in place, since onnx's converter omits
+    them.
+    """
     for node in graph.node:
         if node.op_type == "Resize" and not attribute(node, "coordinate_transformation_mode", b""):
             for key, value in (
@@ -117,7 +119,7 @@ def normalize(proto: onnx.ModelProto) -> onnx.ModelProto:
     del graph.value_info[:], graph.quantization_annotation[:]
     proto.ir_version = max(proto.ir_version, MIN_IR_VERSION)
 
-    # One name of ONNX's own domain, and the imports of used domains only
+    # Use one name for ONNX's own domain, and import only used domains
     nodes = list(find_all(proto, onnx.NodeProto))
     for entry in [*proto.opset_import, *nodes]:
         if entry.domain == "ai.onnx":
@@ -132,14 +134,14 @@ def normalize(proto: onnx.ModelProto) -> onnx.ModelProto:
     return rewrite(proto, passes)
 
 
-# They become initializers, where quantization looks for weights.
+# Constants become initializers, where quantization looks for weights.
 _store_constants = LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
 
 
 def compute_outputs(model: ir.Model) -> None:
     """Compute each constant output by a node, in place.
 
-    Passes can then rename or replace an output's tensor as they do any other.
+    Passes can then rename or replace an output's tensor like any other tensor.
     """
     for value in list(model.graph.outputs):
         if value.is_initializer():
@@ -150,7 +152,7 @@ def compute_outputs(model: ir.Model) -> None:
 def _drop_allowzero(model: ir.Model) -> None:
     """Remove `allowzero`, which onnx2torch refuses, from each Reshape to a shape without zeros.
 
-    A computed shape has none, since no tensor is empty.
+    A computed shape has no zeros, because no tensor is empty.
     """
     for node in model.graph:
         if node.op_type == "Reshape":
@@ -162,9 +164,9 @@ def _drop_allowzero(model: ir.Model) -> None:
 def _keep_pads(model: ir.Model) -> None:
     """Pad with -0.0 instead of 0.0 before a MaxPool.
 
-    ONNX Runtime (1.31) turns a Pad with zeros into padding of the pool, which never is the largest
-    value. It compares the value's bytes with those of 0.0, so it keeps a Pad with -0.0. After a
-    Relu, both give the same result.
+    ONNX Runtime (1.31) turns a Pad with zeros into padding of the pool, which never counts as the
+    largest value. It compares the value's bytes with those of 0.0, so it keeps a Pad with -0.0.
+    After a Relu, both give the same result, so the Pad stays.
     """
     for node in nodes_of(model, "Pad"):
         source = producer_of(node, 0)
@@ -189,7 +191,8 @@ def _pads_with_zeros(pad: ir.Node) -> bool:
 def keep_scores(graph: onnx.GraphProto) -> None:
     """Drop the outputs that scikit-learn's exports add to the scores: a dict, the class's name.
 
-    The scores become the output in place of the dict, which onnx-ir cannot read. Their nodes stay.
+    The scores replace the dict as the output, because onnx-ir cannot read a dict. The nodes of
+    dropped outputs stay.
     """
     producers = Links(graph).producers
     outputs: dict[str, onnx.ValueInfoProto] = {}
@@ -206,7 +209,9 @@ def keep_scores(graph: onnx.GraphProto) -> None:
 
 
 def _follows(name: str, operators: Sequence[str], producers: Mapping[str, onnx.NodeProto]) -> bool:
-    """Return whether one of the operators computes a tensor, or one that it depends on."""
+    """Return whether one of the operators computes a tensor, or another tensor that it depends
+    on.
+    """
     left = [name]
     seen = set()
     while left:
@@ -246,8 +251,8 @@ def store_and_write_products(proto: onnx.ModelProto) -> onnx.ModelProto:
 def write_products(model: ir.Model) -> None:
     """Replace each Einsum of a computed tensor and weights by a MatMul, which backends quantize.
 
-    The layers of attention in torch are such, for example `btd,dhk->bthk`. An Einsum stays if an
-    axis of its weights is an axis of the other tensor and of the output too.
+    For example, attention in torch is exported with `btd,dhk->bthk`. An Einsum stays if an axis of
+    its weights is also an axis of both the other tensor and the output.
     """
     written: dict[tuple[str, tuple[int, ...], int], ir.Value] = {}
     for node in nodes_of(model, "Einsum"):
@@ -265,7 +270,7 @@ class _Product:
 
     Attributes:
         weights_first: whether the weights are the first input.
-        summed: the axes of both that the output lacks.
+        summed: the axes of both inputs that the output lacks.
         kept: the axes of the tensor that the output has.
         added: the axes of the weights that the output has.
     """
@@ -280,7 +285,7 @@ class _Product:
 
     @classmethod
     def of(cls, node: ir.Node) -> "_Product | None":
-        """Return the axes of a node; None if it is no MatMul of weights."""
+        """Return the axes of a node; None if it is not a MatMul of weights."""
         constant = [value is not None and value.is_initializer() for value in node.inputs]
         equation = node.attributes["equation"].as_string().replace(" ", "")
         terms = re.fullmatch(r"([a-zA-Z]+),([a-zA-Z]+)->([a-zA-Z]+)", equation)
@@ -291,7 +296,7 @@ class _Product:
         if any(len(set(axes)) < len(axes) for axes in (weights, tensor, output)):
             return None
 
-        # Each axis is summed, or one of the tensor's or of the weights'
+        # Each axis is summed, or belongs to the tensor or to the weights
         summed = "".join(axis for axis in tensor if axis in weights and axis not in output)
         kept = "".join(axis for axis in tensor if axis in output and axis not in weights)
         added = "".join(axis for axis in weights if axis in output and axis not in tensor)
@@ -329,7 +334,7 @@ class _Product:
             written[key] = write.constant(f"{name}__weights", matrix)
         value = write("MatMul", [value, written[key]], f"{name}__product", name=node.name or "")
 
-        # The axes of the output
+        # Restore the axes of the output
         if len(self.added) > 1:
             split = [0] * len(self.kept) + [sizes[axis] for axis in self.added]
             shape = write.constant(f"{name}__split", split)
@@ -342,7 +347,9 @@ class _Product:
 
 
 def cast_constants(model: ir.Model) -> None:
-    """Compute each Cast of a constant to float32: weights stored in 16 or 64 bits."""
+    """Compute each Cast of a constant to float32, as of weights that are stored in 16 or 64
+    bits.
+    """
     for node in nodes_of(model, "Cast"):
         source = input_of(node, 0)
         while (before := source.producer()) is not None and before.op_type == "Identity":
@@ -366,7 +373,7 @@ def simplify_gemms(graph: onnx.GraphProto) -> None:
             continue
         alpha = attribute(node, "alpha", 1.0)
         beta = attribute(node, "beta", 1.0)
-        constants = [*filter(None, node.input[1:])]  # weights, and maybe a bias
+        constants = [*filter(None, node.input[1:])]  # weights, and perhaps a bias
         if alpha == beta == 1 or not links.constants.keys() >= {*constants}:
             continue
         for index, name, factor in zip((1, 2), constants, (alpha, beta), strict=False):

@@ -19,7 +19,7 @@ from resnet8ptq.exploration.tensors.spread import Spread
 from resnet8ptq.tasks.scoring.distortion import KERNELS_DB
 
 LOW_DB = 20.0  # the noise has a hundredth of the signal's power; 8 bits usually have 30 dB or more
-UNLIKE = 64  # ranges that differ by 100 times, measured in octaves on both sides
+UNLIKE = 64  # for ranges that differ 100 times: octaves are known to a factor of 2
 OUTLIER = 8  # ratio of the largest value to the octave that holds 99% of the values
 FEW_CHANNELS = 0.05  # largest share of the channels that counts as outliers
 JOINED_UNLIKE = 16

@@ -58,10 +58,10 @@ class Box:
     Attributes:
         nodes: the nodes of the graph, in order.
         tensors: the matched tensors that the nodes compute.
-        after: indices of the boxes that it reads.
-        faults: names of the findings in it.
-        share: its share of the network's time; None: not measured.
-        x, y: its upper left corner, in pixels.
+        after: indices of the boxes that this box reads.
+        faults: names of the findings in the box.
+        share: the box's share of the network's time; None if not measured.
+        x, y: the upper left corner of the box, in pixels.
     """
 
     nodes: list[onnx.NodeProto]

@@ -13,7 +13,7 @@ EXPECTS_FP32 = "expected the FP32 model; to score this file beside it: resnet8pt
 def check(source: Path, name: str, inputs: Any) -> None:
     """Call a format's check, see `sources.formats`; a library's error becomes a `ModelError`.
 
-    It is here because the process that checks a file imports only this module.
+    The function is defined here because the process that checks a file imports only this module.
 
     Args:
         inputs: the setting `model.inputs`; passed only to checks of formats that take it.

@@ -1,6 +1,6 @@
 """Checks an untrusted exported program (.pt2) before torch reads it.
 
-It must hold only the records of `torch.export.save`, with operators of inference.
+A program must hold only the records of `torch.export.save`, with operators of inference.
 """
 
 import json
@@ -13,7 +13,7 @@ from resnet8ptq.core.errors import ModelError, QuantizationError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.models.gates import torch_archive
 
-# The records that `save` writes. Weights and constants are raw bytes, described in JSON.
+# The records that `save` writes; weights and constants are raw bytes that JSON describes.
 _RECORDS = re.compile(
     r"archive/(archive_format|archive_version|byteorder|\.data/(version|serialization_id)"
     r"|models/model\.json|data/sample_inputs/model\.pt|data/weights/weight_\d+"
@@ -26,16 +26,16 @@ _ORIGINS = ("metadata", "guards_code")
 _GRAPH = "archive/models/model.json"
 _SAMPLE = "archive/data/sample_inputs/model.pt"
 _TARGET = re.compile(r"torch\.ops\.(\w+)\.(\w+)\.\w+")
-# Arithmetic of symbolic sizes, and the outputs of operators that have several.
+# Arithmetic of symbolic sizes, and access to one of several outputs.
 _PYTHON = re.compile(
     r"_operator\.(getitem|add|sub|mul|floordiv|truediv|mod|pow|neg|eq|ne|ge|gt|le|lt|and_|or_)"
     r"|torch\.sym_(float|int|ite|max|min|not|sum)"
 )
-_NAME = re.compile(r"[\w./: -]*")  # of a tensor: no character that ends a string in code
+_NAME = re.compile(r"[\w./: -]*")  # of a tensor, without characters that end a string in code
 _TEXTS = {
-    # A dimension: sums and products of numbers and free dimensions, and squares of the latter; no
-    # other call, and no other power, which may take forever. `++` matches digits once, so that the
-    # match ends soon as well.
+    # A dimension: sums and products of numbers and free dimensions, and squares of free dimensions.
+    # No other call or power is allowed, because it may take forever. `++` does not backtrack, so
+    # that the match itself ends soon.
     "expr_str": re.compile(
         r"(?!.*(?:\d{13}|\*\*))"
         r"(?:Pow\((?=Symbol\('[su]\d++'(?:, \w++=True)*+\), Integer\(2\)\))"
@@ -65,12 +65,12 @@ def read_records(path: Path) -> dict[str, bytes]:
 def read_network(path: Path) -> dict[str, bytes]:
     """Return the records of a user's program, under the names that this package uses.
 
-    It drops the pickled sample inputs, and the operators' origins in Python code and the guards,
-    which torch would look up and evaluate.
+    The pickled sample inputs are dropped. So are the operators' origins in Python code and the
+    guards, which torch would look up and evaluate.
 
     Raises:
-        ModelError: it holds more than `torch.export.save` writes for a network; the message names
-            the excess.
+        ModelError: the file holds more than `torch.export.save` writes for a network; the message
+            names the excess.
     """
     try:
         content = torch_archive.read_archive(path, _OWN_RECORDS)
@@ -93,13 +93,13 @@ def _checked(records: dict[str, bytes], path: Path, own: bool = False) -> dict[s
     """Return the records if torch can load them safely; raise `QuantizationError` otherwise.
 
     Args:
-        own: whether they are a user's; then the origins of their operators are dropped.
+        own: whether the program is a user's, so that the origins of its operators are dropped.
     """
     try:
         if own and _GRAPH in records:
             records[_GRAPH] = _drop_origins(records[_GRAPH])
         strange = next(_check(records), None)
-    except (ValueError, RecursionError) as error:  # no JSON, or nested without end
+    except (ValueError, RecursionError) as error:  # not JSON, or nested too deeply
         strange = one_line(error)
     if strange is not None:
         raise torch_archive.refusal(path, strange)
@@ -121,9 +121,9 @@ def _drop_origins(content: bytes) -> bytes:
 def _check(records: Mapping[str, bytes]) -> Iterator[str]:
     """Yield the parts that `torch.export.load` would unpickle, evaluate or look up by name.
 
-    It unpickles weights, sample inputs and older layouts. It evaluates the expressions of dynamic
-    shapes and of guards. It calls any function below `torch` that a node names, such as
-    `torch.os.system`. It writes Python code that contains the names of tensors.
+    torch unpickles weights, sample inputs and older layouts. It evaluates the expressions of
+    dynamic shapes and of guards. It calls any function below `torch` that a node names, such as
+    `torch.os.system`. It writes and runs Python code that contains the names of tensors.
     """
     if records.get(_SAMPLE):
         yield _SAMPLE
@@ -150,7 +150,7 @@ def _is_plain(key: str, value: Any) -> bool:
 
 
 def _items(content: Any) -> Iterator[tuple[str, Any]]:
-    """Yield every key and value of nested JSON; texts in a list have its key, other items none."""
+    """Yield every key and value of nested JSON; a text in a list has the list's key."""
     waiting = [("", content)]
     while waiting:
         key, value = waiting.pop()

@@ -2,10 +2,10 @@
 
 A config names classes and functions, which Keras looks up and calls with values from the file. Its
 safe mode guards neither constructors nor functions: `keras.layers.TFSMLayer` loads a SavedModel,
-`keras.datasets.mnist.load_data` uses the network. So the whole config must follow a grammar:
-layers, their parts, functions and words listed here, names, numbers and nested lists and objects of
-these. Keras gets a copy of the checked content, because two readers of one file may read different
-content.
+`keras.datasets.mnist.load_data` accesses the internet. The whole config must therefore follow a
+grammar of layers, their parts, functions and words listed here, names, numbers, and nested lists
+and objects of these. Keras gets a copy of the checked content, because two readers of one file may
+read different content.
 """
 
 import io
@@ -24,13 +24,13 @@ from resnet8ptq.models.gates import torch_archive
 
 CONFIG = "config.json"
 WEIGHTS = "model.weights.h5"
-LEGACY_CONFIG = "model_config"  # of a .h5 file, an attribute
+LEGACY_CONFIG = "model_config"  # an attribute of a .h5 file
 MAX_BYTES = 2**31 - 1  # of all weights, as for ONNX files
 MAX_CONFIG_BYTES = 2**24
 _HDF5 = b"\x89HDF\r\n\x1a\n"
-_TRAINING = "compile_config"  # optimizer, loss and metrics: dropped
+_TRAINING = "compile_config"  # optimizer, loss and metrics, which are dropped
 
-# None of these reads files, calls its arguments, or uses the network.
+# None of these layers reads files, calls its arguments, or accesses the internet.
 _LAYERS = """
 Activation ActivityRegularization Add AdditiveAttention AlphaDropout Attention Average
 AdaptiveAveragePooling1D AdaptiveAveragePooling2D AdaptiveAveragePooling3D AdaptiveMaxPooling1D
@@ -49,7 +49,7 @@ SimpleRNNCell Softmax SpatialDropout1D SpatialDropout2D SpatialDropout3D Spectra
 StackedRNNCells Subtract TimeDistributed UnitNormalization UpSampling1D UpSampling2D UpSampling3D
 ZeroPadding1D ZeroPadding2D ZeroPadding3D
 """
-# Operators of a network that calculates with tensors: `x[:, 0] / 2`, `keras.ops.mean(x, axis=1)`.
+# Operators that networks apply to tensors, as in `x[:, 0] / 2` or `keras.ops.mean(x, axis=1)`.
 _OPERATORS = """
 Abs Absolute Amax Amin Argmax Argmin AveragePool BroadcastTo Cast Ceil Celu Clip Conv Cos Cumsum
 DepthToSpace DepthwiseConv Divide DivideNoNan DotProductAttention Einsum Elu Equal Erf Exp
@@ -76,7 +76,7 @@ bfloat16 bool float16 float32 float64 int16 int32 int64 int8 mixed_bfloat16 mixe
 uint32 uint64 uint8
 """
 # Texts allowed as settings of layers. For a .h5 file, Keras turns the name of a function of
-# `keras.layers` into the function. Of these functions, only `dot` is listed: it multiplies tensors.
+# `keras.layers` into the function; of these, only `dot`, which multiplies tensors, is listed.
 _SETTINGS = """
 constant glorot_normal glorot_uniform he_normal he_uniform identity lecun_normal lecun_uniform
 normal one ones orthogonal random_normal random_uniform truncated_normal uniform untruncated_normal
@@ -117,9 +117,9 @@ MODULES = (
 _KEYS = frozenset(
     ("class_name", "config", "module", "registered_name", "build_config", "name", "inbound_nodes")
 ) | {"shared_object_id", "__passive_serialization__"}
-_KEYS_OF_OBJECTS = ("class_name", "module", "registered_name")  # never of settings
+_KEYS_OF_OBJECTS = ("class_name", "module", "registered_name")  # never keys of settings
 _INDICES = ("__slice__", "__ellipsis__")  # of a tensor
-_NAME = re.compile(r"[\w .()+-]{1,256}")  # of a layer or an input: no path, no address
+_NAME = re.compile(r"[\w .()+-]{1,256}")  # of a layer or an input, without paths and addresses
 _KEY = re.compile(r"\w{1,64}")
 _EQUATION = re.compile(r"[a-zA-Z.,>-]{1,64}")  # of an EinsumDense or Einsum
 
@@ -132,7 +132,7 @@ class KerasFile:
 
     Attributes:
         config: the JSON that describes the layers, without training settings.
-        content: an HDF5 file: the weights of a .keras file, or the whole .h5 file.
+        content: the content of an HDF5 file: the weights of a .keras file, or the whole .h5 file.
     """
 
     config: dict[str, Any]
@@ -160,8 +160,8 @@ def read_keras(path: Path) -> KerasFile:
     """Read a .h5 or .keras file, and check that it holds only allowed layers and weights.
 
     Raises:
-        ModelError: damaged, not a Keras file, with layers, functions or settings that are not
-            allowed, or with weights outside the file.
+        ModelError: the file is damaged or not a Keras file, or has layers, functions or settings
+            that are not allowed, or weights outside the file.
     """
     with errors_as(ModelError, f"{path}: Keras refuses it"):
         if path.stat().st_size > MAX_BYTES:
@@ -192,7 +192,7 @@ def find_objects(config: Any) -> Iterator[dict[str, Any]]:
 
 
 def _open_hdf5(content: bytes) -> tuple[Any, bytes, str | None]:
-    """Return the config of a .h5 file, its content, and its fault, if any."""
+    """Return the config of a .h5 file, the content, and the reason to refuse the file, if any."""
     with h5py.File(io.BytesIO(content)) as file:
         config = file.attrs.get(LEGACY_CONFIG)
     if config is None:
@@ -201,7 +201,9 @@ def _open_hdf5(content: bytes) -> tuple[Any, bytes, str | None]:
 
 
 def _open_zip(content: bytes) -> tuple[Any, bytes, str | None]:
-    """Return the config of a .keras file, its weights, and its fault, if any."""
+    """Return the config of a .keras file, the weights, and the reason to refuse the file, if
+    any.
+    """
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         sizes = {info.filename: info.file_size for info in archive.infolist()}
         if CONFIG not in sizes:
@@ -243,7 +245,7 @@ def _is_one_of(value: Any, known: Collection[str]) -> bool:
 
 
 def _strange_object(value: dict[str, Any], where: str) -> Reasons:
-    """Yield reasons to refuse an object: its class or function, its settings, or other keys."""
+    """Yield reasons to refuse an object, by its class or function, its settings, or other keys."""
     kind = value.get("class_name")
     config = value.get("config")
     if kind == "__tuple__" and value.keys() == {"class_name", "items"}:
@@ -305,7 +307,7 @@ def _strange_settings(config: dict[str, Any], where: str) -> Reasons:
 
 
 def _strange_value(value: Any, where: str) -> Reasons:
-    """Yield reasons to refuse values: allowed are numbers, words, objects and nests of these."""
+    """Yield reasons to refuse values other than numbers, words, objects and nests of these."""
     if isinstance(value, str) and value not in WORDS:
         yield _refusal(where, value, "a word that Keras's layers take as a setting")
     elif isinstance(value, list):
@@ -351,9 +353,10 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _strange_node(node: Any, where: str) -> Reasons:
-    """Yield reasons to refuse arguments: allowed are tensors, numbers, null, slices and nests.
+    """Yield reasons to refuse arguments other than tensors, numbers, null, slices and nests of
+    these.
 
-    A node is {"args": ..., "kwargs": ...}; in Keras 2, a list of [name, node, output, kwargs].
+    A node is {"args": ..., "kwargs": ...}, or in Keras 2 a list of [name, node, output, kwargs].
     """
     if isinstance(node, dict) and node.keys() <= {"args", "kwargs"}:
         yield from _strange_argument(list(node.values()), where)

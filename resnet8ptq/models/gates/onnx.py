@@ -1,6 +1,6 @@
 """Parses an untrusted ONNX file, and refuses one that is unsafe or cannot be quantized.
 
-ONNX Runtime and onnx's version converter read the file only afterwards.
+ONNX Runtime and onnx's version converter read the file only after this check.
 """
 
 import re
@@ -27,8 +27,8 @@ MAX_BYTES = 2**31 - 1  # protobuf's limit
 MAX_NODES = 200_000  # a node takes at least 2 bytes of a file, and about 100 of memory
 
 ONNX_DOMAINS = ("", "ai.onnx")  # two names of the same domain
-SCALER = "Scaler"  # of ai.onnx.ml, before the layers of a network that scikit-learn exports
-LABELLERS = ("ZipMap", "ArrayFeatureExtractor")  # after the layers
+SCALER = "Scaler"  # of ai.onnx.ml; scikit-learn's exports have it before the layers
+LABELLERS = ("ZipMap", "ArrayFeatureExtractor")  # scikit-learn's exports have them after the layers
 _QUANTIZED = re.compile(
     r"QLinear\w+|(Q|Deq|DynamicQ)uantize\w+|\w*Integer\w*|QGemm|QAttention|QOrdered\w+|QMoE"
     r"|QEmbed\w+|MatMulNBits|MatMulBnb4"
@@ -50,7 +50,7 @@ CONTRIBUTED = frozenset(_CONTRIBUTED.split())
 # The operators of other domains that an FP32 file may have.
 _OTHERS = {("com.microsoft", name) for name in CONTRIBUTED}
 _OTHERS |= {("ai.onnx.ml", name) for name in (SCALER, *LABELLERS)}
-# Those of quantized and optimized files: they compute on numbers, too.
+# The operators of quantized and optimized files, which compute on numbers too.
 _NARROWED = """
 DequantizeLinear DynamicQuantizeLSTM DynamicQuantizeMatMul FusedConv FusedGemm FusedMatMul
 FusedMatMulActivation GatherBlockQuantized GemmFastGelu MatMulBnb4 MatMulInteger16
@@ -74,8 +74,8 @@ def read_onnx(path: Path) -> onnx.ModelProto:
     """Parse and check a file.
 
     Raises:
-        ModelError: too large, damaged, with data outside of the file's own folder, with operators
-            of other domains, already quantized, or optimized too far.
+        ModelError: the file is too large, damaged, already quantized or optimized too far, or it
+            has data outside of its folder or operators of other domains.
     """
     if path.stat().st_size > MAX_BYTES:
         raise ModelError(f"{path}: larger than 2 GiB; expected a file within protobuf's limit")
@@ -99,7 +99,7 @@ def _parse(content: bytes, path: Path) -> onnx.ModelProto:
     with errors_as(ModelError, f"{path}: not an ONNX model"):
         try:
             proto.ParseFromString(content)
-        except DecodeError:  # its text names only the wire format
+        except DecodeError:  # the error's text names only the wire format
             raise ModelError(f"{path}: not an ONNX model, or a truncated one") from None
         if not proto.graph.node:
             raise ValueError("holds no graph")
@@ -126,8 +126,8 @@ def read_quantized(path: Path) -> bytes:
     """Check a quantized file; return its content with the external data inlined.
 
     Raises:
-        ModelError: too large, damaged, with a cycle, with operators other than computations, or
-            with data outside of the file's own folder.
+        ModelError: the file is too large or damaged, or it has a cycle, operators other than
+            computations, or data outside of its folder.
     """
     content = files.read_bytes(path, MAX_BYTES)
     proto = _parse(content, path)
@@ -155,14 +155,14 @@ def read_quantized(path: Path) -> bytes:
 
 
 def _is_external(tensor: TensorProto) -> bool:
-    """Return whether a tensor's data is in another file, or the tensor names one."""
+    """Return whether a tensor's data are in another file, or the tensor names one."""
     return bool(tensor.external_data) or tensor.data_location == TensorProto.EXTERNAL
 
 
 def _read_inside(
     tensor: TensorProto, path: Path, hashed: Collection[str], contents: dict[str, bytes]
 ) -> None:
-    """Replace a reference to a file beside `path` by its data; `hashed`: the names allowed."""
+    """Replace a reference to a file beside `path` by the data; `hashed` has the allowed names."""
     where = {entry.key: entry.value for entry in tensor.external_data}
     name = where.get("location", "")
     beside = path.parent / name
@@ -191,7 +191,7 @@ def _read_inside(
 def _inline(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
     """Return a model without functions, which torch's and onnxscript's exporters write.
 
-    Functions of another opset than the model's stay, and `_check` refuses them.
+    Functions of another opset than the model's are not inlined, and `_check` refuses them.
     """
     if not proto.functions:
         return proto
@@ -238,7 +238,7 @@ def check_graph(proto: onnx.ModelProto, path: Path) -> None:
 
 
 def _name_domain(proto: onnx.ModelProto) -> None:
-    """Write ONNX's domain as an empty text, in place: onnx's checker does not know `ai.onnx`."""
+    """Write ONNX's domain as an empty text, in place, since onnx's checker lacks `ai.onnx`."""
     for kind in (onnx.NodeProto, onnx.OperatorSetIdProto):
         for item in find_all(proto, kind):
             if item.domain == ONNX_DOMAINS[1]:
@@ -264,8 +264,8 @@ def _check(proto: onnx.ModelProto, path: Path) -> None:
 def _check_model(proto: onnx.ModelProto) -> None:
     """Check a model by onnx; write the inferred type of each output without a shape.
 
-    ONNX Runtime needs no declared shape, and some exporters write none. If none can be inferred,
-    such as after a computed shape, the output gets one when the network runs.
+    ONNX Runtime needs no declared shape, and some exporters write none. If no shape can be
+    inferred, such as after a computed shape, the output gets a shape when the network runs.
     """
     missing = [v for v in proto.graph.output if not v.type.tensor_type.HasField("shape")]
     unknown = []
@@ -291,7 +291,7 @@ def _reasons_against(proto: onnx.ModelProto) -> Iterator[str]:
     for sparse in find_all(proto, onnx.SparseTensorProto):
         yield f"tensor {sparse.values.name!r} is sparse; expected dense weights"
 
-    # Files that a quantizer or an optimizer has written
+    # Refuse files that a quantizer or an optimizer has written
     nodes = list(find_all(proto, onnx.NodeProto))
     quantized = []
     fused = []
@@ -314,7 +314,7 @@ def _reasons_against(proto: onnx.ModelProto) -> Iterator[str]:
             "optimizations"
         )
 
-    # Values and operators that no layer has
+    # Refuse values and operators that no FP32 network has
     if proto.functions:
         yield "holds functions; expected an export with inlined functions"
     for value in proto.graph.input:
@@ -331,7 +331,7 @@ def _reasons_against(proto: onnx.ModelProto) -> Iterator[str]:
 
 
 def _reasons_not_to_quantize(proto: onnx.ModelProto) -> Iterator[str]:
-    """Yield why quantization would fail: no layers, or layers with weights of another dtype."""
+    """Yield why quantization would fail: there are no layers, or their weights are not FP32."""
     weights = []
     for layer, tensor in find_weights(proto.graph):
         if tensor.data_type not in _INDICES:
@@ -362,7 +362,7 @@ def _reasons_without_layers(proto: onnx.ModelProto) -> Iterator[str]:
         yield f"quantization would find nothing: no {layers} with constant weights{mend}"
 
 
-# Products of positions or sizes have these dtypes. They are not layers.
+# Products of positions or sizes have these dtypes; such products are not layers.
 _INDICES = (TensorProto.INT32, TensorProto.INT64)
 
 
@@ -417,7 +417,7 @@ def read_constant(node: onnx.NodeProto) -> TensorProto | None:
 
 
 def graph_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
-    """Return the inputs; leave out initializers, which IR versions up to 3 list as inputs."""
+    """Return the inputs without initializers, which IR versions up to 3 list as inputs."""
     constants = Links(graph).constants
     return [value for value in graph.input if value.name not in constants]
 

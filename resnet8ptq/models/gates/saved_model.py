@@ -17,7 +17,7 @@ FILE = "saved_model.pb"
 MAX_BYTES = 2**31 - 1  # protobuf's limit
 
 _CALLS = {"PartitionedCall", "StatefulPartitionedCall", "NoOp", "Identity", "IdentityN"}
-_CHECKS = {"Assert"}  # changes no value
+_CHECKS = {"Assert"}  # an operator that changes no value
 _VARIABLES = {"VarHandleOp", "ReadVariableOp", "VariableV2", "Variable"}
 _RESTORE = {
     *_CALLS,
@@ -44,8 +44,8 @@ class Program:
     Attributes:
         graph: a GraphDef that computes the outputs and restores the variables.
         inputs: tensors, such as `serving_default_input_1:0`, by their names in the signature.
-        restore: the operation that restores the variables, and the tensor for their path; None
-            without variables.
+        restore: the operation that restores the variables, and the tensor for the path of their
+            file; None without variables.
     """
 
     graph: Any
@@ -58,7 +58,8 @@ def read_program(folder: Path) -> Program:
     """Parse a SavedModel, and check its inference part.
 
     Raises:
-        ModelError: damaged, with operators beyond inference, or with variables of another folder.
+        ModelError: the folder is damaged, or has operators beyond inference or variables of another
+        folder.
     """
     path = folder / FILE
     for stored in (folder / "variables").glob("*"):
@@ -85,7 +86,7 @@ def _cut_to_inference(content: bytes, folder: Path) -> Program:
     outputs = _tensor_names(signature.outputs)
     cut = tf.compat.v1.graph_util.extract_sub_graph
 
-    # The nodes that compute the outputs, and those that restore the variables
+    # Find the nodes that compute the outputs, and the nodes that restore the variables
     ends = list(map(node_of, outputs.values()))
     inference = _imported_ops()
     restores = []
@@ -102,7 +103,7 @@ def _cut_to_inference(content: bytes, folder: Path) -> Program:
     if restores:
         _check_operators(restoring, _RESTORE, folder)
 
-    # TensorFlow imports these nodes only, with the functions that they call
+    # TensorFlow imports only these nodes, with the functions that they call
     graph = cut(whole, [*ends, *restores])
     if restores:
         _read_copies(graph, _find_copies(whole), _variables(restoring))
@@ -117,8 +118,9 @@ def _cut_to_inference(content: bytes, folder: Path) -> Program:
 def _read_copies(graph: Any, copies: Mapping[str, str], restored: Collection[str]) -> None:
     """Let the nodes read the restored copy of each variable that is not restored itself.
 
-    `tf.saved_model.save` of a Keras 3 model stores a copy of each variable, and restores the copies
-    only; TensorFlow 2 assigns them to the variables by the Python objects, which are not read here.
+    `tf.saved_model.save` of a Keras 3 model stores a copy of each variable, and restores only the
+    copies. TensorFlow 2 assigns the copies to the variables through Python objects, which are not
+    read here.
     """
     for node in graph.node:
         for position, name in enumerate(node.input):
@@ -128,7 +130,7 @@ def _read_copies(graph: Any, copies: Mapping[str, str], restored: Collection[str
 
 
 def _find_copies(graph: Any) -> dict[str, str]:
-    """Return the name of the variable that starts with the value of another one, by the other's."""
+    """Return the variable whose initial value is a copy of another, by the other's name."""
     read = {}
     for node in graph.node:
         if node.op == "ReadVariableOp":
@@ -189,7 +191,9 @@ def _signature(meta: Any, folder: Path) -> Any:
 
 
 def _imported_ops() -> set[str]:
-    """Return the allowed operators: stateless ones that tf2onnx can convert, calls, variables."""
+    """Return the allowed operators: stateless operators that tf2onnx can convert, calls,
+    variables.
+    """
     import tf2onnx.onnx_opset  # noqa: F401  fills the table
     from tensorflow.python.framework import op_def_registry
     from tf2onnx.handler import tf_op

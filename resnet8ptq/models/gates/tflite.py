@@ -1,4 +1,4 @@
-"""Checks an untrusted TFLite file; refuses one that is damaged, quantized, or not plain TFLite."""
+"""Checks an untrusted TFLite file; refuses it if damaged, quantized, or not plain TFLite."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Checks the zip archive of an exported program before torch reads it.
 
-`torch.export.load` executes the content of an archive. Only the records of `program.save` are
+`torch.export.load` can execute the content of an archive, so only the records of `program.save` are
 allowed. torch gets a copy of the checked records, because two readers of one zip file may read
 different content.
 """
@@ -13,10 +13,10 @@ from pathlib import Path
 
 from resnet8ptq.core.errors import QuantizationError, errors_as
 
-MAX_BYTES = 2**27  # of compressed records: JSON
+MAX_BYTES = 2**27  # of the compressed records, which are JSON
 
-# Operators of inference. None reads or writes files, uses memory outside its tensors, or calls its
-# arguments. `relu_` counts as `relu`.
+# The operators of inference. No operator here reads or writes files, uses memory outside its
+# tensors, or calls its arguments. `relu_` counts as `relu`.
 _ATEN = """
 abs acos acosh adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d add
 addmm alias all alpha_dropout amax amin any arange argmax argmin argsort asin asinh atan atan2 atanh
@@ -58,10 +58,11 @@ def is_allowed(namespace: str, name: str) -> bool:
 
 
 def read_archive(path: Path, records: re.Pattern[str]) -> dict[str, bytes]:
-    """Return the content of each record by its name; memory is bounded by the file.
+    """Return the content of each record by its name; the file's size bounds the memory.
 
     Raises:
-        QuantizationError: not a zip archive, damaged, or with records that are not allowed.
+        QuantizationError: the file is not a zip archive, is damaged, or has records that are not
+        allowed.
     """
     with (
         errors_as(QuantizationError, f"{path}: not an archive, or damaged"),
@@ -89,7 +90,9 @@ def refusal(path: Path, strange: str) -> QuantizationError:
 
 
 def describe(names: Collection[str]) -> str:
-    """Return the kind of an archive that is not a .keras file, by its records, and the remedy."""
+    """Return the kind of an archive, judged by its records, and the remedy, if it is no .keras
+    file.
+    """
     records = {name.partition("/")[2] for name in names}
     if "archive_format" in records:
         return "an exported program of torch; expected a name that ends in .pt2"
@@ -108,7 +111,7 @@ def describe(names: Collection[str]) -> str:
 
 def _strange(archive: zipfile.ZipFile, records: re.Pattern[str], file_bytes: int) -> Iterator[str]:
     """Yield the records that `torch.export.save` does not write, or the fault of the archive."""
-    names = set()  # without case, as on some file systems
+    names = set()  # in lower case, because some file systems ignore case
     packed_bytes = 0
     unpacked_bytes = 0  # of the compressed records
     two_lengths = False
