@@ -72,8 +72,8 @@ class Node:
     """An ONNX node with the known sizes and constants of its inputs.
 
     Attributes:
-        sizes: of the first input; empty: unknown; 0: a free size.
-        depth: the last size of the second input; None: unknown or free.
+        sizes: the sizes of the first input, 0 for a free size; empty if unknown.
+        depth: the last size of the second input; None if unknown or free.
         constants: the constant inputs, by index.
         opset: the opset of the graph.
     """

@@ -46,7 +46,7 @@ _LENGTH = "length"  # name of the axis of any length
 _SHAPED = {"Reshape": 1, "Expand": 1, "Gather": 1, "GatherND": 1, "Resize": 3}
 _COUNTING = ("NonMaxSuppression", "NonZero", "Compress", "Unique")
 RANDOM = re.compile(r"Random\w+|Multinomial|Bernoulli")  # operators that draw their values
-_NO_CONSTANT = re.compile(rf"{RANDOM.pattern}|\w*Sequence\w*")  # or that make lists of tensors
+_NO_CONSTANT = re.compile(rf"{RANDOM.pattern}|\w*Sequence\w*")  # or make lists of tensors
 
 
 def in_batches(predict: Predict, samples: SampleArray, size: int) -> Outputs:

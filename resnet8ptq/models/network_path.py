@@ -21,7 +21,7 @@ URL = (
     "trained_models/pretrainedResnet.h5"
 )
 MAX_BYTES = 2**31 - 1  # same as the limit of each format
-WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")  # names of files that hold only weights
+WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")  # of files of weights alone
 QUANTIZED = (".xml", ".pte")  # formats that only quantizers of other programs write
 MAX_FOLDER_BYTES = 2**33  # of a SavedModel, whose size an optimizer's variables triple
 SHA256 = "5f938a8eea605438cc7360aa13c987bc6d7bd0c8d931b2917361ae7ae4eeda2f"

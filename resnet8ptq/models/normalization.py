@@ -392,12 +392,12 @@ def copy_shared_weights(graph: onnx.GraphProto) -> None:
     has the scale of its layer, so each layer needs a copy.
     """
     constants = Links(graph).constants
-    roles: dict[str, dict[Role, str]] = {}  # of each constant: its name in each role
+    roles: dict[str, dict[Role, str]] = {}  # for each constant, its name in each role
     for node in graph.node:
         for name in constants.keys() & {*inputs_of(node)}.difference(node.input):
-            roles[name] = {(): name}  # an inner graph reads it
+            roles[name] = {(): name}  # an inner graph reads the constant
     for node in graph.node:
-        if node.op_type == "Gather":  # tables of embeddings are large
+        if node.op_type == "Gather":  # not copied, because embedding tables are large
             continue
         for index, name in enumerate(node.input):
             if name not in constants:
@@ -415,10 +415,10 @@ def copy_shared_weights(graph: onnx.GraphProto) -> None:
 
 
 def _find_role(node: onnx.NodeProto, index: int) -> Role:
-    """Return the role of an input: constants of one role are rounded with the same scales.
+    """Return the role of an input; a constant needs a copy for each role.
 
     Weights share a role if their layers have the same operator and axis of channels. Each bias has
-    a separate role. All other inputs have one role.
+    a separate role. All other inputs share one role.
     """
     if index == 0 or node.op_type not in (*LAYERS, "ConvTranspose"):
         return ()
@@ -456,7 +456,7 @@ def drop_attribute(node: onnx.NodeProto, name: str) -> None:
 def write_explicitly(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Replace the forms of operators that a framework lacks or reads wrongly; return the model.
 
-    They can be replaced if the sizes are known. `proto` must not be used afterwards.
+    A form can be replaced if the sizes are known. `proto` must not be used afterwards.
     """
     write_paddings(proto)
     write_ceil_mode(proto)
@@ -476,10 +476,10 @@ def write_explicitly(proto: onnx.ModelProto) -> onnx.ModelProto:
 def write_paddings(proto: onnx.ModelProto) -> None:
     """Replace `auto_pad` by explicit paddings, in place, if the sizes are known.
 
-    onnx2torch only supports explicit paddings. `SAME_UPPER` and `SAME_LOWER` give
-    ceil(size / stride) outputs along an axis, and size * stride for a ConvTranspose. The larger
-    half of an odd padding is at the end for `SAME_UPPER`, at the beginning for `SAME_LOWER`. A
-    ConvTranspose with `output_shape` or `output_padding` keeps `auto_pad`: they change paddings.
+    onnx2torch only supports explicit paddings. `SAME_UPPER` and `SAME_LOWER` give ceil(size /
+    stride) outputs along an axis, and size * stride for a ConvTranspose. The larger half of an odd
+    padding is at the end for `SAME_UPPER`, at the beginning for `SAME_LOWER`. A ConvTranspose with
+    `output_shape` or `output_padding` keeps `auto_pad`, because these attributes change paddings.
     """
     sizes: dict[str, list[int]] = {}
     for node in proto.graph.node:
@@ -514,10 +514,10 @@ def write_paddings(proto: onnx.ModelProto) -> None:
 
 
 def write_pad_axes(model: ir.Model, sizes: Sizes) -> None:
-    """Write the widths of each Pad for all axes, if they and the rank are known.
+    """Write the widths of each Pad for all axes, if widths and rank are known.
 
-    ONNX has `axes` since opset 18. ONNX Runtime's optimizer of Transpose nodes, which it inserts
-    around 8-bit convolutions, overlooks them (1.31).
+    ONNX has the input `axes` since opset 18. ONNX Runtime inserts Transpose nodes around 8-bit
+    convolutions, and the optimizer of these nodes overlooks `axes` (1.31).
     """
     for node in model.graph:
         if node.op_type != "Pad" or not any(node.inputs[3:]):
@@ -540,16 +540,16 @@ def write_ceil_mode(proto: onnx.ModelProto) -> None:
     """Remove `ceil_mode` from pools where frameworks read it differently, in place.
 
     ONNX Runtime and torch drop a window that would begin after the input, in its padding; OpenVINO
-    keeps it. Without `ceil_mode` there is no such window. Sizes must be known.
+    keeps it. Without `ceil_mode` no such window exists. Sizes must be known.
 
     The last window of an AveragePool may end after the padding. With `count_include_pad`, only the
     part up to the end of the padding counts, but ONNX Runtime's 8-bit kernel divides by the whole
-    window (1.31). So the padding is written as a Pad.
+    window (1.31). The padding is therefore written as a Pad.
     """
     nodes = []
     for node in proto.graph.node:
         if node.op_type in _POOLS and attribute(node, "ceil_mode", 0):
-            # Inferred again: with `ceil_mode`, ONNX infers the size that OpenVINO returns.
+            # Infer sizes again, because `ceil_mode` gives the sizes that OpenVINO returns.
             spatial = find_sizes(proto).get(node.input[0], [])[2:]
             windows = _find_windows(node, spatial)
             if windows is not None and not windows[0].any():
@@ -566,7 +566,7 @@ def _find_windows(
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64]] | None:
     """Return whether `ceil_mode` adds a window along each axis, and where the other windows end.
 
-    The end is counted from the end of the input. None if sizes are unknown.
+    Ends are counted from the end of the input. Returns None if sizes are unknown.
     """
     kernel = attribute(pool, "kernel_shape", [])
     if len(kernel) != len(spatial) or 0 in spatial:
@@ -641,7 +641,7 @@ def _normalize_groups(node: ir.Node, sizes: Sequence[int]) -> None:
     ones = constant("ones", np.ones(groups, np.float32))
     zeros = constant("zeros", np.zeros(groups, np.float32))
 
-    # Each group is normalized as one channel
+    # Normalize each group as one channel
     values, scale, bias = node.inputs
     cut = add("Reshape", [values, parts], "cut")
     even = add("InstanceNormalization", [cut, ones, zeros], "even", epsilon=epsilon)
@@ -652,7 +652,7 @@ def _normalize_groups(node: ir.Node, sizes: Sequence[int]) -> None:
     replace_node(node, write("Add", [scaled, biases], output, str(node.name)))
 
 
-# ONNX Runtime's quantizer names its tensors by a tensor's name and such a suffix.
+# ONNX Runtime's quantizer adds such a suffix to a tensor's name.
 _SUFFIX = re.compile(r"_\w*(?:scale|zero_point|[Qq]uantize)\w*|_Q[48]|quant_scaled_output")
 
 
@@ -675,7 +675,7 @@ def avoid_quantizer_names(model: ir.Model) -> None:
             suffix = name[length:]
             if base not in names or not _SUFFIX.fullmatch(suffix):
                 continue
-            if name in kept:  # so the other one of the two is renamed
+            if name in kept:  # then rename the other tensor of the two
                 renamed.add(base)
             else:
                 renamed.add(name)

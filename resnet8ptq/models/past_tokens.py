@@ -9,13 +9,14 @@ from onnx import helper, numpy_helper
 from resnet8ptq.graph.links import inputs_of
 from resnet8ptq.models.gates.onnx import graph_inputs
 
-PAST = "past_key_values"  # start of the inputs' names
+PAST = "past_key_values"  # the start of such inputs' names
 
 
 def remove_past(graph: onnx.GraphProto) -> list[str]:
     """Remove the inputs `past_key_values...`, as if they were empty; return their names.
 
-    They stay if a node does anything other than join them to present tokens or read their shape.
+    The inputs stay if a node does anything other than join them to present tokens or read their
+    shape.
     """
     past = {}
     others = []
@@ -34,7 +35,7 @@ def remove_past(graph: onnx.GraphProto) -> list[str]:
             return []
         readers.append(node)
 
-    # The readers take only the present tokens
+    # Let the readers take only the present tokens
     first = numpy_helper.from_array(np.zeros(1, np.int64), f"{PAST}_axis")
     graph.initializer.append(first)
     for node in readers:
@@ -50,7 +51,7 @@ def remove_past(graph: onnx.GraphProto) -> list[str]:
 def _can_do_without(node: onnx.NodeProto, past: Mapping[str, onnx.ValueInfoProto]) -> bool:
     """Return whether a node joins earlier tokens to others, or returns their whole shape."""
     read = [name for name in node.input if name in past]
-    if not read:  # by an inner graph
+    if not read:  # an inner graph of the node reads them
         return False
     dims = past[read[0]].type.tensor_type.shape.dim
     free = []  # the axes of free size, after the batch
@@ -68,8 +69,8 @@ def _write_shape(
 ) -> None:
     """Replace the shape that a node reads by the shape of an empty input.
 
-    It is the batch size of the input `other`, then the sizes of `past`. Its free size, the number
-    of earlier tokens, becomes 0.
+    The new shape is the batch size of the input `other`, then the sizes of `past`. The free size,
+    the number of earlier tokens, becomes 0.
     """
     dims = past.type.tensor_type.shape.dim
     sizes = np.array([dim.dim_value for dim in dims[1:]], np.int64)

@@ -1,7 +1,7 @@
 """Summarizes a network's file: inputs, outputs, operators, and requirements for a run.
 
 An ONNX file is only parsed; other formats are exported first. Both happen in a separate process,
-and the cache keeps the graph. Nothing is run or quantized.
+and the cache keeps the graph. The network is neither run nor quantized.
 """
 
 import math
@@ -50,10 +50,10 @@ class Summary:
             folded, all others stay in float. Backends that cannot take the network's inputs, or
             run its operators, are missing.
         converted: the backends whose own converter quantizes the whole network.
-        left: number of nodes by operator that stay in float by default because of attention. The
-            converters of `converted` quantize them.
-        inner_layers: number of layers inside If or Loop, by that operator; no backend quantizes
-            them.
+        left: number of nodes by operator that stay in float by default because of attention; the
+            converters of `converted` quantize these nodes.
+        inner_layers: number of layers inside operators such as If or Loop, by that operator; no
+            backend quantizes such layers.
         lacking: the operators that a backend cannot run, by backend, see `Backend.lacks`.
     """
 
@@ -75,8 +75,8 @@ class Summary:
     def treatment(self, operator: str, backend: str) -> str:
         """Return how a backend computes an operator.
 
-        It is `8 bits`, `dynamic` (8 bits with method=dynamic, else float), `float`, `folded` or
-        `-`; with attention also a text such as `8 bits: 25 of 33`.
+        The text is `8 bits`, `dynamic` (8 bits with method=dynamic, else float), `float`, `folded`
+        or `-`; with attention, it may also be such as `8 bits: 25 of 33`.
         """
         if backend not in self.quantized:
             return "-"
@@ -99,11 +99,11 @@ def summarize(
     """Read a network's file or folder.
 
     Args:
-        config: the settings of the network; None: the defaults.
+        config: the settings of the network; None for the defaults.
         sample: a sample [1, ...], for files that do not declare the inputs.
 
     Raises:
-        ModelError: not a model, unsafe, or nothing to quantize.
+        ModelError: the file is not a model, is unsafe, or has nothing to quantize.
     """
     config = config or ModelConfig()
     file_format = None if config.module else formats.find_format(path)
@@ -123,7 +123,7 @@ def summarize(
     if last is not None:
         final = last.op_type
 
-    # The backends that take the network
+    # Find the backends that take the network
     static = static_tensors(graph)
     dtypes = [tensor.dtype for tensor in contract.inputs]
     operators = dict(_count_operators(graph.node, static).most_common())
@@ -169,16 +169,17 @@ def load_graph(path: Path, cache_root: Path, config: ModelConfig | None = None) 
     """Return the graph of a network's file, exported to ONNX.
 
     Raises:
-        ModelError: not a model, or unsafe.
+        ModelError: the file is not a model, or is unsafe.
     """
     return _export_graph(path, cache_root, config or ModelConfig(), None).graph
 
 
 @dataclass(frozen=True)
 class NetworkFile:
-    """The located file of a network, or the weights of a module; read only if a step asks for it.
+    """The located file of a network, or of a module's weights, which is read on first use.
 
-    Reading takes a second. The inputs of a module are unknown until a run has samples.
+    The file is read only if a step asks for its content, because that takes a second. The inputs of
+    a module are unknown until a run has samples.
     """
 
     path: Path
@@ -199,7 +200,7 @@ class NetworkFile:
 
     @property
     def format(self) -> str:
-        """The name of its format; `module` for a module."""
+        """The name of the file's format; `module` for a module."""
         return formats.format_name(self.path, self.config.module is not None)
 
     @cached_property
@@ -210,7 +211,9 @@ class NetworkFile:
         return read_contract(load_graph(self.path, self.cache_root, self.config))
 
     def find_picture_size(self) -> tuple[int, int] | None:
-        """Return height and width of the input pictures; None if free, or not of pictures."""
+        """Return height and width of the input pictures; None if they are free, or without
+        pictures.
+        """
         return picture_size(self.contract, self.config.inputs or {})
 
     def find_input_names(self) -> list[str]:
@@ -221,10 +224,10 @@ class NetworkFile:
 def _export_graph(
     path: Path, cache_root: Path, config: ModelConfig, sample: Sample
 ) -> onnx.ModelProto:
-    is_module = config.module is not None  # the user's code, which may download files
+    is_module = config.module is not None  # a module is the user's code, which may download files
     name = formats.format_name(path, is_module)
     if not is_module:
-        sample = None  # the file declares its inputs
+        sample = None  # a file declares its inputs
     shape = ""
     if sample is not None:
         shape = f"{sample.shape} {sample.dtype}"
@@ -285,7 +288,7 @@ def requirements(summary: Summary) -> list[str]:
         lines.append(line)
     lines.append(_require_labels(summary))
 
-    # Parts that not every backend quantizes
+    # Name the parts that not every backend quantizes
     recurrent = [name for name in RECURRENT if name in summary.operators]
     if recurrent:
         lines.append(f"method=dynamic with backend=onnx, to quantize {', '.join(recurrent)}")

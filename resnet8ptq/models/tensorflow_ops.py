@@ -22,7 +22,9 @@ class _Writer:
         ctx.remove_node(node.name)
 
     def write(self, kind: str, *inputs: str | float, last: bool = False) -> str:
-        """Write a node and return its output's name; with `last`, that of the replaced node."""
+        """Write a node and return the output's name, which for the `last` node is the replaced
+        node's.
+        """
         settings = dict(self.like)
         if last:
             settings["outputs"] = [self.output]
@@ -39,7 +41,7 @@ class _Writer:
 
 @tf_op("Erfc")
 class Erfc:
-    """1 - erf(x): Keras's exact GELU is x / 2 * erfc(-x / sqrt(2))."""
+    """Converts Erfc, 1 - erf(x); Keras's exact GELU is x / 2 * erfc(-x / sqrt(2))."""
 
     @classmethod
     def version_9(cls, ctx: Any, node: Any, **_: Any) -> None:
@@ -51,7 +53,7 @@ class Erfc:
 
 @tf_op("Expm1")
 class Expm1:
-    """exp(x) - 1, in Keras's CELU."""
+    """Converts Expm1, exp(x) - 1, which Keras's CELU uses."""
 
     @classmethod
     def version_7(cls, ctx: Any, node: Any, **_: Any) -> None:
@@ -63,7 +65,7 @@ class Expm1:
 
 @tf_op("TFL_GELU")
 class Gelu:
-    """x / 2 * (1 + erf(x / sqrt(2))), one operator in TFLite, or its approximation by tanh.
+    """Converts TFLite's GELU, x / 2 * (1 + erf(x / sqrt(2))) or its approximation by tanh.
 
     Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016.
     """

@@ -1,7 +1,7 @@
 """Reads a network that computes in float16, bfloat16 or float64 as float32.
 
 Every number of 16 bits is a float32 number, so such weights keep their values. The outputs differ
-from the file's by the rounding of the narrower type.
+from those of the file by the rounding of the narrower type.
 """
 
 from collections.abc import Collection
@@ -20,7 +20,7 @@ from resnet8ptq.models.contract import INPUT_DTYPES, read_contract
 from resnet8ptq.models.gates.onnx import read_constant
 
 DTYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
-# Attributes that hold a dtype, of Cast, EyeLike, RandomNormal, HannWindow, LayerNormalization and
+# Attributes that hold a dtype: in Cast, EyeLike, RandomNormal, HannWindow, LayerNormalization and
 # Attention.
 _SETTINGS = ("to", "dtype", "output_datatype", "stash_type", "softmax_precision")
 
@@ -28,8 +28,8 @@ _SETTINGS = ("to", "dtype", "output_datatype", "stash_type", "softmax_precision"
 def find_dtype(proto: onnx.ModelProto) -> int | None:
     """Return the type of `DTYPES` in which a layer has its weights, inner graphs included.
 
-    Also a type of an input that samples cannot have, such as float64 before a Cast. None for a
-    network that computes in float32 and needs no `to_float32`.
+    Without such a layer, it is the type of an input that samples cannot have, such as float64
+    before a Cast. Returns None for a network that needs no `to_float32`.
     """
     for dtype in DTYPES:
         if _has_layers(proto, dtype):
@@ -48,7 +48,7 @@ def _numpy_name(dtype: int) -> str:
 
 
 def _has_layers(proto: onnx.ModelProto, dtype: int) -> bool:
-    """Return whether a layer has weights of a type, maybe after a Transpose of the constant."""
+    """Return whether a layer has weights of a type, perhaps after a Transpose of the constant."""
     narrow: set[str] = set()  # the tensors of this type, which depend on constants only
     for tensor in find_all(proto, TensorProto):
         if tensor.data_type == dtype:
@@ -91,7 +91,7 @@ def to_float32(proto: onnx.ModelProto, dtype: int) -> onnx.ModelProto:
 
 
 def _drop_casts(model: ir.Model, floats: Collection[str]) -> None:
-    """Remove the Casts from float32 to float32; inner graphs keep theirs.
+    """Remove the Casts from float32 to float32, except in inner graphs.
 
     Args:
         floats: the names of the float32 tensors.
@@ -101,7 +101,7 @@ def _drop_casts(model: ir.Model, floats: Collection[str]) -> None:
         [output] = node.outputs
         if node.attributes.get_int("to", 0) != TensorProto.FLOAT or value.name not in floats:
             continue
-        # Otherwise an input, a constant or another output would take the output's name
+        # If both names must stay, keep the Cast between them
         keeps_name = value.producer() is None or value.is_graph_output()
         if not output.is_graph_output() or not keeps_name:
             replace_node(node, value)

@@ -1,1 +1,1 @@
-"""Grids of rounding, bits of each layer, and the selection of nodes to quantize."""
+"""Grids for rounding, the bits of each layer, and the selection of nodes to quantize."""

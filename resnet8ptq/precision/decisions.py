@@ -1,4 +1,4 @@
-"""The decisions for one network, which settings alone do not give: bits, float layers, ranges."""
+"""The decisions for one network, by settings or by search: bits, float layers, ranges."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,10 +12,11 @@ class Decisions:
 
     Attributes:
         bits: bits of the weights by a layer's short name, `FLOAT_BITS` for float; all other layers
-            have the bits of the dtype. None: still to be chosen.
+            have the bits of the dtype. None if the bits are still to be chosen.
         in_float: nodes that stay in float, by ONNX name.
-        ranges: activation ranges by ONNX tensor name, of a calibration table, of fine-tuning or of
-            a correction. They take precedence over calibration, which is skipped if they suffice.
+        ranges: activation ranges by ONNX tensor name, from a calibration table, fine-tuning or a
+            correction. They take precedence over calibration, which is skipped if they cover all
+            tensors.
     """
 
     bits: Mapping[str, int] | None = field(default_factory=dict)

@@ -29,8 +29,8 @@ _SHARES = np.linspace(1, 0.3, 71)  # candidates for the range, as shares of the 
 class WeightScheme:
     """The quantization of weights; `dtype` is int8, uint8, int4, int3 or int2.
 
-    Below 8 bits the range is the fraction of the largest weight with the smallest squared error,
-    because with few levels clipping the largest weights reduces the error.
+    Below 8 bits, the range is the fraction of the largest weight with the smallest squared error.
+    With few levels, it reduces the error to clip the largest weights.
     """
 
     dtype: str
@@ -45,7 +45,8 @@ class WeightScheme:
         By default, int8 weights and per-channel weights are symmetric.
 
         Raises:
-            UnsupportedError: affine per-channel weights, which no backend's convolution supports.
+            UnsupportedError: the settings ask for affine per-channel weights, which no backend's
+            convolution supports.
         """
         if config.per_channel and config.symmetric.weights is False:
             raise UnsupportedError(
@@ -82,9 +83,9 @@ class WeightScheme:
         return lowest, highest
 
     def grid(self, weights: NDArray[np.float32], axis: int) -> "Grid":
-        """Return the grid of a layer's weights; `axis` is that of the output channels.
+        """Return the grid of a layer's weights; `axis` is the axis of the output channels.
 
-        No other function gives weights a scale: corrections learn on this grid, and every backend's
+        No other function gives weights a scale. Corrections learn on this grid, and every backend's
         file holds it. `scale` and `zero_point` broadcast over the weights.
 
         >>> weights = np.array([[-1.27, 0.635], [0.1, 0.2]], np.float32)
@@ -125,9 +126,9 @@ def fit_bias(
 ) -> NDArray[np.float32]:
     """Return weights [channels, ...] whose scales let the bias [channels] fit in 32 bits.
 
-    A bias has the scale of the weights times that of the input. With weights near 0 it would be cut
-    off, so one weight of such a channel, or of the layer, is raised. That weight adds less than
-    2**-14 of the bias to the output.
+    A bias has the scale of the weights times that of the input. With weights near 0 the bias would
+    be cut off, so one weight of such a channel, or of the layer, is raised. The raised weight adds
+    less than 2**-14 of the bias to the output.
 
     >>> weights = np.array([[1e-9, 0], [1, 1]], np.float32)
     >>> (fit_bias(weights, np.array([4, 4], np.float32), 2**-7, True) * 2**23).tolist()
@@ -155,7 +156,7 @@ def _least_error(
 ) -> NDArray[np.float64]:
     """Return the fraction of `scale` that rounds `weights` with the smallest squared error.
 
-    Weights on such a grid, one of them at its end, get the same grid again.
+    Weights that already lie on such a grid, one of them at its end, get the same grid again.
     """
     errors = []
     candidates = []
@@ -205,5 +206,5 @@ class ActivationScheme:
         """Number of steps between the lowest and the highest level; an even number if symmetric."""
         levels = 2**self.bits
         if self.symmetric:
-            levels -= 1  # without the lowest, which has no opposite
+            levels -= 1  # without the lowest level, which has no opposite
         return levels - 1

@@ -77,7 +77,7 @@ class Plan:
             if width != self.default.bits or name in products:
                 own.append(f"{name}: {width}")
 
-        # The dtypes and bits of the layers
+        # Collect the dtypes and bits of the layers
         dtypes = set()
         bits = set()
         for name in layers:
@@ -119,7 +119,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Selection:
-    """The operators and nodes to quantize; None: all of them.
+    """The operators and nodes to quantize; None selects all.
 
     Attributes:
         float_tail: whether nodes after the last layers stay in float.
@@ -159,7 +159,7 @@ class Selection:
 
 
 def split_bits(decisions: Decisions) -> tuple[dict[str, int], list[str]]:
-    """Return the layers with decided bits, and those decided to stay in float."""
+    """Return the layers with decided bits, and the layers that stay in float by decision."""
     decided = decisions.bits or {}
     bits = {layer: width for layer, width in decided.items() if width != FLOAT_BITS}
     return bits, sorted(decided.keys() - bits.keys())
@@ -169,16 +169,16 @@ def find_float_nodes(graph: onnx.GraphProto, selection: Selection) -> list[str]:
     """Return the names of the nodes that stay in float.
 
     The settings are `attention`, `op_types`, `nodes_to_quantize`, `nodes_to_exclude`, `float_tail`
-    and `precision.plan`. A Relu or Clip is quantized together with the layer before it: frameworks
-    fuse the two, and the range before the activation would cost half of the levels. After an
-    excluded layer, it stays in float.
+    and `precision.plan`. A Relu or Clip is quantized together with the layer before it, because
+    frameworks fuse the two, and the range before the activation would cost half of the levels.
+    After an excluded layer, the activation stays in float.
 
     Raises:
-        ConfigError: an unknown node, layer or operator, with the nearest names; or a product of
-            attention below 8 bits.
+        ConfigError: a node, layer or operator is unknown (the message has the nearest names), or a
+            product of attention has fewer than 8 bits.
         QuantizationError: no node is left to quantize.
     """
-    # The nodes that the settings choose
+    # Find the nodes that the settings choose
     names = [node.name for node in graph.node]
     chosen = set(names) - _names_of(find_left_by_attention(graph, selection))
     if selection.op_types is not None:

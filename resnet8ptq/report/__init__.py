@@ -1,1 +1,1 @@
-"""The report of a finished sweep, which is read back from MLflow."""
+"""The report of a finished sweep, made from its records in MLflow."""

@@ -63,7 +63,7 @@ class Explanation:
 
 
 def explain(selected: ModelSelection) -> list[Explanation]:
-    """Return an answer for each recommended model, the headline first; empty without any."""
+    """Return an explanation of each recommended model, the headline's first."""
     models: dict[str, list[Recommendation]] = {}
     for recommended in selected.recommendations:
         models.setdefault(recommended.label, []).append(recommended)
@@ -78,14 +78,14 @@ def _explain(selected: ModelSelection, choices: Sequence[Recommendation]) -> Exp
         return _explain_fp32(label, choices)
     titles = [choice.title for choice in choices]
 
-    # The headline gives the advice, other uses none
+    # Only the headline gives advice
     headline = f"Do not deploy {label}"
     hint = ""
     untried = ""
     chosen = selected.headline if first.use == RECOMMENDED else None
     if chosen is not None:
         headline = f"{_ADVICE[chosen.advice].format(label)}: {chosen.reason}"
-        if chosen.advice == "keep":  # FP32 is recommended, and not this model
+        if chosen.advice == "keep":  # FP32 is recommended instead of this model
             titles = titles[1:] or ["quantized"]
         if chosen.nothing_faster:
             untried = find_untried(selected.family.records)
@@ -133,7 +133,7 @@ def _say_timed(selected: ModelSelection) -> str:
 
 
 def _explain_fp32(label: str, choices: Sequence[Recommendation]) -> Explanation:
-    """Return the answer for the uses in which FP32 itself is the fastest."""
+    """Return the explanation for the uses in which FP32 itself is the fastest."""
     titles = []
     times = []
     for choice in choices:
@@ -174,7 +174,7 @@ def to_markdown(answers: Sequence[Explanation]) -> str:
 
 def say_verdict(record: RunRecord) -> str:
     """Return the verdict on an assessed run as a sentence, with the number of scored samples."""
-    assert record.metric is not None and record.limit is not None  # of every assessed run
+    assert record.metric is not None and record.limit is not None  # every assessed run has both
     limit = record.metric.say_limit(record.limit)
     total = f"{record.samples or 0:,} samples"
     if record.samples_planned is not None:
@@ -182,7 +182,7 @@ def say_verdict(record: RunRecord) -> str:
     if record.verdict == VOID:
         return f"No verdict: {record.doubt}."
 
-    # A fault fails the model, whatever its loss
+    # A fault fails the model, whatever the loss
     fault = f"Fails: {record.fault}. " if record.fault else ""
     if record.loss_verdict == PASS:
         return f"{fault}{limit[:1].upper()}{limit[1:]}, shown with 95% confidence on {total}."
@@ -195,7 +195,7 @@ def say_verdict(record: RunRecord) -> str:
 
 
 def say_chance(selected: ModelSelection, best: Cell) -> str:
-    """Return a sentence on another model with a better result; empty if there is none."""
+    """Return a sentence on a model with a better result by chance; empty if there is none."""
     metric = selected.family.metric
     costs = [metric.cost(cell.metric(metric.name)) for cell in selected.candidates]
     if not selected.apart or min(costs) >= metric.cost(best.metric(metric.name)):

@@ -1,7 +1,8 @@
 """Models: runs with equal files, such as torch's int8 and u8s8, are one model.
 
-They share one row of the table, and count once where tests are corrected for their number. Runs
-that were measured in different ways, such as with other numbers of threads, have rows of their own.
+Such runs share one row of the table, and count once where tests are corrected for the number of
+models. Runs that were measured in different ways, such as with other numbers of threads, have
+separate rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ _MEASURED_BY = ("threads", "data.name", "evaluate.", "latency.", "task.")
 
 
 def group(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
-    """Return the runs in their order, those with equal files together."""
+    """Return the runs in groups of equal files, in the order of their first runs."""
     measured_by = [key for key in varied(records) if key.startswith(_MEASURED_BY)]
     groups: dict[tuple[object, ...], list[RunRecord]] = {}
     for record, model in zip(records, models_of(records), strict=True):
@@ -40,9 +41,10 @@ def distinct(records: Sequence[RunRecord]) -> list[RunRecord]:
 def models_of(records: Sequence[RunRecord]) -> list[tuple[str | None, ...]]:
     """Return a key of each run's model: equal for the same file on the same kernels.
 
-    Files with one hash are the same. Hashes may differ only by the names in a file. So files of the
-    same size and dtypes are also the same if all outputs on the scored samples are equal, bit for
-    bit. A dynamically quantized file takes its ranges from the batch, so the key has its size.
+    Files with one hash are the same. Hashes may differ only by names in a file, so files of the
+    same size and dtypes also count as the same if all outputs on the scored samples are equal, bit
+    for bit. A dynamically quantized file takes its ranges from the batch, so the key contains the
+    batch size.
     """
     first: dict[tuple[object, ...], tuple[str | None, ...]] = {}
     models: list[tuple[str | None, ...]] = []
@@ -67,11 +69,11 @@ def by_model(
 ) -> list[R]:
     """Test several models together, equal files once; return the result for each run.
 
-    Two settings may give the same file. Correcting for both would reduce the power.
+    Two settings may give the same file, and a correction for both would reduce the power.
 
     Args:
         items: the argument of the test for each run.
-        test: returns a result for each of its arguments, corrected for their number.
+        test: returns a result for each item of its list, corrected for their number.
     """
     models = models_of(records)
     first: dict[tuple[str | None, ...], T] = {}  # the argument of each model
@@ -83,7 +85,9 @@ def by_model(
 
 
 def adjusted_p(records: Sequence[RunRecord]) -> dict[str, float]:
-    """Return the p-value of each measured quantized run by its id, corrected for their number."""
+    """Return the p-value of each measured quantized run by id, corrected for the number of
+    models.
+    """
     tested = []
     p_values = []
     for record in records:

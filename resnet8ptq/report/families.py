@@ -1,9 +1,9 @@
-"""Families of runs: those that were scored in the same way on the same samples.
+"""Families of runs that were scored in the same way on the same samples.
 
 Only runs of one family are ranked, tested and drawn together. P-values of one kind are corrected
-together (Holm, 1979). The kinds are: runs against their FP32 baselines (`equal_files.adjusted_p`),
-the same by class (`make_family`), and runs against the best one (`verdicts.as_good_as`).
-`loading` reads the families of a sweep from MLflow.
+together (Holm, 1979). The kinds are runs against their FP32 baselines (`equal_files.adjusted_p`),
+the same by class (`make_family`), and runs against the best run (`verdicts.as_good_as`). `loading`
+reads the families of a sweep from MLflow.
 """
 
 import math
@@ -36,7 +36,7 @@ class Cell:
     paired: Paired | None = None
     worse_classes: tuple[str, ...] = ()  # classes that lost significantly, after correction
     choice: Paired | None = None  # on the selection samples, if any
-    lost: bool = False  # measured, but its predictions are missing or damaged
+    lost: bool = False  # the run was measured, but its predictions are missing or damaged
     # `ranges.json`, only for the first run of each backend and calibration, which the figures show.
     ranges: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
@@ -57,9 +57,9 @@ class Family:
     cells: tuple[Cell, ...]
     limits: ReportConfig = field(default_factory=ReportConfig)  # see `verdicts.assess`
     earlier_runs: EarlierRuns = NO_EARLIER_RUNS  # on the same samples
-    # Samples that no earlier run was scored on, if only some
+    # A mask of the samples without an earlier run; None if all or none have one
     added: NDArray[np.bool_] | None = None
-    in_turns: bool = False  # whether its latencies are those of one timing in turns
+    in_turns: bool = False  # whether all latencies come from one timing in turns
 
     @property
     def records(self) -> list[RunRecord]:
@@ -76,7 +76,7 @@ class Family:
         """The values of the measured cells, each with those of FP32, in the order of the cells."""
         pairs = []
         for cell in self.measured:
-            assert cell.paired is not None  # of every measured cell
+            assert cell.paired is not None  # every measured cell has values
             pairs.append(cell.paired)
         return pairs
 
@@ -107,8 +107,8 @@ class Family:
     def planned(self) -> int:
         """The smallest number of models by which verdicts are corrected.
 
-        It is `report.confirmations`. If the file of a model was lost, it is at least the number of
-        measured models, so that the others do not pass more easily.
+        The number is `report.confirmations`. If the predictions of a model are lost, the number is
+        at least that of all measured models, so that the others do not pass more easily.
         """
         planned = max((record.confirmations for record in self.records), default=1)
         lost = [cell for cell in self.cells if cell.lost and cell.record.quantized]
@@ -189,7 +189,7 @@ def class_power(family: Family) -> tuple[float, float] | None:
     """Return the smallest and the largest detectable loss over the classes.
 
     A loss is detectable if the tests of `make_family` have 80% power; for each class, the median
-    over the runs counts. None without classes.
+    over the runs counts. Returns None without classes.
     """
     classes = len(family.class_names)
     models = equal_files.count_models(records_of(family.measured))
@@ -207,10 +207,10 @@ def make_family(cells: Sequence[Cell]) -> Family:
     names = family.class_names
     measured = family.measured
     by_class = [paired.by_class(len(names)) for paired in family.pairs]
-    if not any(by_class):  # no classes, or no test of them
+    if not any(by_class):  # there are no classes, or no test of them
         return family
 
-    # Holm's correction is over all classes of all models, because the report names them together
+    # Holm's correction covers all classes of all models, because the report names them together
     def correct(rows: list[list[float]]) -> list[list[float]]:
         corrected = holm(np.ravel(rows).tolist())
         return np.reshape(corrected, (len(rows), len(names))).tolist()
@@ -237,11 +237,11 @@ def _find_worse(
 
 
 def group_by_samples(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
-    """Return families of runs, which were scored in the same way on the same samples.
+    """Return the runs in families, each scored in the same way on the same samples.
 
     Families of selection samples come last, because they recommend nothing. Only runs of one family
     are ranked, tested and drawn together. A run without samples joins the family with the same
-    settings for samples, else the first family. Without runs there is one empty family.
+    settings for samples, or else the first family. Without runs, the result is one empty family.
     """
     by_settings: dict[tuple[str | None, ...], tuple[str | None, ...]] = {}
     for record in records:
@@ -249,7 +249,7 @@ def group_by_samples(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
             by_settings.setdefault(_asked(record), _scored(record))
     first = next(iter(by_settings.values()), ())
 
-    # Runs without samples join by their settings
+    # Runs without samples join a family by their settings
     families: dict[tuple[str | None, ...], list[RunRecord]] = {}
     for record in records:
         scored = by_settings.get(_asked(record), first)
@@ -263,7 +263,7 @@ def group_by_samples(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
 
 
 def _has_samples(record: RunRecord) -> bool:
-    """Return whether a run has scored samples; one that ended before has at most drawn them."""
+    """Return whether a run has scored samples; a run that ended early may only have drawn them."""
     ended_before = record.status in ("unsupported", "failed", "killed")
     return bool(record.samples_digest) and not ended_before
 
@@ -299,7 +299,7 @@ def best_first(records: Sequence[RunRecord]) -> list[int]:
     Runs that stopped at different samples are ordered by the selection samples.
     """
     metric = task_of(records).metric
-    prefix = ""  # the values of the table
+    prefix = ""  # rank by the values of the table
     if any(record.stopped_early for record in records):
         prefix = CHOICE
 

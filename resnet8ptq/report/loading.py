@@ -34,13 +34,13 @@ MAX_BYTES = 2**30  # of one artifact
 def load_families(store: Store, records: Sequence[RunRecord]) -> list[Family]:
     """Read the predictions and ranges of a sweep's runs from MLflow; test each family of runs.
 
-    If a run's file is missing or damaged, the function warns, and keeps the run as failed.
+    A run whose file is missing or damaged gets a warning, and is kept as failed.
     """
     return [_load_family(store, family) for family in group_by_samples(records)]
 
 
 def without_files(records: Sequence[RunRecord], limits: ReportConfig) -> list[Family]:
-    """Return the families of runs whose files are not read, so that none has a verdict."""
+    """Return the families of runs without reading files, so that no run has a verdict."""
     families = []
     for members in group_by_samples(records):
         cells = map(Cell, members, labels(members))
@@ -53,7 +53,7 @@ def _load_family(store: Store, records: Sequence[RunRecord]) -> Family:
     task = task_of(records)
     kept: dict[bytes, Array] = {}
     cells = []
-    shown = set()  # backends with their calibration
+    shown = set()  # backends and calibrations whose ranges are loaded
     pairs = list(zip(records, names, strict=True))
     for record, label in track(pairs, "Reading the runs", "runs"):
         cell = _load_cell(store, task, record, label=label, kept=kept)
@@ -90,7 +90,7 @@ def _read_cell(
 ) -> Cell:
     if record.unread:
         raise TrackingError(record.unread)
-    # A killed run may have logged its metrics but not its files.
+    # A killed run may have logged metrics but no files.
     is_scored = record.samples is not None and record.value_of(task.metric) is not None
     if not is_scored or record.status != "ok":
         return Cell(record, label)
@@ -103,7 +103,7 @@ def _read_cell(
 
 
 def _read_predictions(test: PairedTest, path: Path, kept: dict[bytes, Array]) -> Paired:
-    """Read predictions; equal arrays of several runs, such as labels, share memory by `kept`."""
+    """Read predictions; equal arrays of several runs, such as labels, share memory in `kept`."""
     with zipfile.ZipFile(path) as archive:
         unpacked_bytes = sum(info.file_size for info in archive.infolist())
         if unpacked_bytes > MAX_BYTES:
@@ -130,7 +130,7 @@ def _read_ranges(path: Path) -> dict[str, Any]:
 
 
 def add_earlier_runs(store: Store, families: Sequence[Family]) -> list[Family]:
-    """Return the families with their earlier runs on the same samples, and the added samples."""
+    """Return the families with the earlier runs on their samples, and the samples without one."""
     return [_add_earlier(store, family) for family in families]
 
 
@@ -173,7 +173,7 @@ def _read_earlier(store: Store, record: RunRecord) -> Paired | None:
 
 
 def _largest_of_each(records: Sequence[RunRecord]) -> list[RunRecord]:
-    """Return the run with the most scored samples of each test set, since runs may stop early."""
+    """Return each test set's run with the most scored samples, because runs may stop early."""
     largest: dict[str, RunRecord] = {}
     for record in sorted(records, key=lambda record: record.metrics.get(metrics.SAMPLES, 0)):
         largest[record.samples_digest] = record

@@ -1,4 +1,4 @@
-"""The limits of a loss that runs have logged, by which they are judged."""
+"""Reads the limits that runs have logged, by which they are judged."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,18 +10,18 @@ from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.tracking.record import RunRecord
 
 LIMITS = ("max_drop", "min_sqnr_db", "min_accuracy")  # keys of `report`
-PREFER = "prefer"  # the same
+PREFER = "prefer"  # a key of `report`
 
 
 def limits_of(records: Sequence[RunRecord], asked: Mapping[str, float | None]) -> ReportConfig:
     """Return the limits that the runs have logged, and their preference.
 
     Args:
-        asked: requested limits, by the key of `report`; None: the logged limit.
+        asked: requested limits by key of `report`; None for the logged limit.
 
     Raises:
         ConfigError: a limit is out of range.
-        TrackingError: a logged limit is not a number; a store is untrusted.
+        TrackingError: a logged limit is not a number, which an untrusted store may hold.
     """
     limits: dict[str, Any] = {}
     preferred = _find_preferred(records)
@@ -42,7 +42,7 @@ def limits_of(records: Sequence[RunRecord], asked: Mapping[str, float | None]) -
 
 
 def _find_preferred(records: Sequence[RunRecord]) -> str | None:
-    """Return the preference that the runs have logged; None if they have not."""
+    """Return the preference that the runs have logged; None without one."""
     for record in records:
         [preferred] = record.select(f"report.{PREFER}")
         if preferred:
@@ -51,7 +51,7 @@ def _find_preferred(records: Sequence[RunRecord]) -> str | None:
 
 
 def _find_logged(records: Sequence[RunRecord]) -> tuple[str | None, ...]:
-    """Return the `LIMITS` of the first run that has logged them, as texts; else empty."""
+    """Return the `LIMITS` of the first run that has logged them, as texts; empty without one."""
     keys = [f"report.{name}" for name in LIMITS]
     for record in records:
         texts = record.select(*keys)

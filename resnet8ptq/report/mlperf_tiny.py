@@ -38,7 +38,7 @@ def rows(records: Sequence[RunRecord]) -> list[list[str]]:
 def _row(record: RunRecord) -> list[str]:
     metric = record.task.metric
     target = math.nan
-    if record.target != "null":  # the run has read the suite's settings
+    if record.target != "null":  # the suite sets a target
         target = float(record.target)
     names = [record.model, record.combination.framework, record.combination.dtype]
     value = record.value_of(metric)

@@ -1,4 +1,4 @@
-"""What the runs of a table, a figure and a page are called: the settings that vary, and titles."""
+"""Names the runs of tables, figures and pages by the settings that vary, and writes titles."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from resnet8ptq.tasks import registry
 from resnet8ptq.tracking.params import applies
 from resnet8ptq.tracking.record import RunRecord
 
-_VARY = (  # settings beyond the four of every table
+_VARY = (  # further settings that may name runs
     "seed",
     "threads",
     "nodes_to_quantize",
@@ -25,7 +25,7 @@ _VARY = (  # settings beyond the four of every table
     "precision.max_drop",
     "precision.placement",
     "measured_on",
-    "planned_bits",  # stands for precision.plan, which is a key for each layer
+    "planned_bits",  # stands for precision.plan, which has a key for each layer
 )
 _VARY_BELOW = (
     "backend.",
@@ -39,15 +39,15 @@ _VARY_BELOW = (
     "qat.",
     "task.",
 )
-_MEASURES = ("evaluate.split", "latency.enabled")  # they change no model
+_MEASURES = ("evaluate.split", "latency.enabled")  # settings that change no model
 _NAMED = ("backend.flow", "backend.path")
 
 
 def varied(records: Sequence[RunRecord]) -> list[str]:
-    """Return the settings that differ between runs, besides the four of every table.
+    """Return the settings that differ between runs, besides the four columns of every table.
 
-    They name the runs of a table, a figure and a page: see `label`. Settings that differ only
-    between backends count as defaults.
+    `label` names the runs by these settings. Settings that differ only between backends count as
+    defaults.
     """
     by_backend: dict[str, list[RunRecord]] = {}
     for record in records:
@@ -64,7 +64,7 @@ def varied(records: Sequence[RunRecord]) -> list[str]:
 
 
 def _differs(records: Sequence[RunRecord], key: str) -> bool:
-    """Return whether the resolved values of a setting differ, among runs in which it matters."""
+    """Return whether the resolved values of a setting differ among the runs that it affects."""
     values = set()
     for record in records:
         if _is_resolved(record, key) and applies(key, record.params):
@@ -81,12 +81,12 @@ def _is_resolved(record: RunRecord, key: str) -> bool:
 
 def _is_setting(key: str) -> bool:
     """Return whether a key is a user's setting, and not a derived value or a path."""
-    shown = key.endswith(".name") or key in _NAMED  # in separate columns
+    shown = key.endswith(".name") or key in _NAMED  # separate columns show these
     return key in _VARY or (key.startswith(_VARY_BELOW) and not shown and key not in _MEASURES)
 
 
 def asked(record: RunRecord, keys: Sequence[str]) -> tuple[str | None, ...]:
-    """Return the requested settings: bits that a run chose itself are `auto`."""
+    """Return the requested settings, with `auto` for bits that the run itself has chosen."""
     params = record.params
     if params.get("precision.plan") == "auto":
         params = {**params, "planned_bits": "auto"}
@@ -135,7 +135,7 @@ def headings(families: Sequence[Sequence[RunRecord]]) -> list[str]:
         own = [setting for setting in settings if setting not in shared]
         titles.append(", ".join([title(family), *own]))
 
-    # The digest tells equal titles apart
+    # Add the digest to equal titles
     shown = []
     for text, family in zip(titles, families, strict=True):
         if titles.count(text) > 1:
@@ -166,7 +166,7 @@ def title(records: Sequence[RunRecord]) -> str:
         texts.append(", ".join(filter(None, (data, model))))  # a failed run may lack one
     text = "; ".join(texts)
 
-    # The number of samples, if it is the same
+    # Add the number of samples, if it is the same for all runs
     if len(totals) == 1:
         most = ""
         if any(record.stopped_early for record in records):
@@ -178,7 +178,7 @@ def title(records: Sequence[RunRecord]) -> str:
 
 
 def samples_of(records: Sequence[RunRecord]) -> str:
-    """Return the kind of the scored samples."""
+    """Return the kind of the scored samples: `selection`, `held-out training` or `test`."""
     kinds = {record.samples_from for record in records}
     for kind in ("selection", "held-out training"):
         if kind in kinds:

@@ -1,4 +1,4 @@
-"""The notes below a table of runs: reasons, and the meaning of its columns."""
+"""The notes below a table of runs: reasons of single runs, and the meaning of the columns."""
 
 from collections.abc import Collection, Sequence
 
@@ -99,7 +99,7 @@ def collect(family: Family) -> list[str]:
     task = family.task
     records = family.records
     named = list(zip(records, labels(records), strict=True))
-    hidden = {"execution"}  # a column
+    hidden = {"execution"}  # the table has a column for it
     if "planned_bits" in varied(records):
         hidden.add("planned_bits")
     lines = _reasons(task.metric, named, hidden)
@@ -167,7 +167,7 @@ def _on_speed(family: Family) -> list[str]:
 
 
 def _on_untimed(family: Family) -> list[str]:
-    """Explain the empty cells of models that ran on this machine and were not timed in turns."""
+    """Return a note on the empty latencies of models that were not timed in turns, if any."""
     if not family.in_turns:
         return []
     untimed = []
@@ -180,7 +180,9 @@ def _on_untimed(family: Family) -> list[str]:
 
 
 def _on_passed_over(named: Sequence[tuple[RunRecord, str]]) -> list[str]:
-    """Name the passing runs that are simulated, unless all passing runs are."""
+    """Return a note that names the passing simulated runs, unless all passing runs are
+    simulated.
+    """
     passing = [(record, label) for record, label in named if record.verdict == PASS]
     names = [label for record, label in passing if record.execution == "simulated"]
     if not names or len(names) == len(passing):
@@ -203,7 +205,7 @@ def say_machine(metric: Metric, record: RunRecord) -> str:
 def _reasons(
     metric: Metric, named: Sequence[tuple[RunRecord, str]], hidden: Collection[str]
 ) -> list[str]:
-    """Return the notes of individual runs; each text once, with the labels of its runs.
+    """Return the notes on single runs, each text once with the labels of its runs.
 
     Args:
         hidden: names among `planned_bits`, `execution` and `float_operators` to leave out.
@@ -280,7 +282,7 @@ def _on_limits(family: Family) -> list[str]:
         return []
     several = _say_correction(max(count_models(tested), planned), "models")
 
-    # Explain only the outcomes of these runs
+    # Explain only outcomes that occur
     outcomes = ""
     for name, note in OUTCOME_NOTES.items():
         if name in verdicts:

@@ -1,8 +1,8 @@
 """Readers of network file formats, one module for each.
 
-Each reader has `read(source, sample) -> Network`. It is imported only in the separate process that
-reads one file (see `model.load_network`), because some readers import TensorFlow, and a crash ends
-only that process.
+Each reader has `read(source, sample) -> Network`. A reader is imported only in the separate process
+that reads one file (see `model.load_network`), because some readers import TensorFlow, and a crash
+should end only that process.
 """
 
 import copy
@@ -27,7 +27,7 @@ def read_network(source: Path, sample: Sample, config: ModelConfig) -> Network:
     """Read a network from its file or folder, or from the weights of `model.module`.
 
     Args:
-        sample: a sample, for files that do not declare the inputs; records have several inputs.
+        sample: a sample, for files that do not declare their inputs; a record has several inputs.
 
     Raises:
         ModelError: the file is not a network of a supported kind.

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from resnet8ptq.core.records import names_of
 from resnet8ptq.models.batch_axis import Predict
 
-Sample = NDArray[Any] | None  # [1, ...], as the data has it, maybe a record; None without data
+Sample = NDArray[Any] | None  # [1, ...] as stored, perhaps a record; None without data
 
 
 def is_record(sample: Sample) -> bool:
@@ -25,7 +25,7 @@ class Network:
 
     Attributes:
         proto: the graph as ONNX, normalized; its batch size is fixed only if the file fixes it.
-        predict: runs the original in its framework, on network inputs.
+        predict: runs the original in the framework of the file, on network inputs.
         source_opset: opset of an ONNX file, or of the export from another format.
         moved: the original batch axis of each input and output whose batch axis was moved to the
             front.

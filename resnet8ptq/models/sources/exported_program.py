@@ -20,15 +20,15 @@ from resnet8ptq.models.normalization import opset
 from resnet8ptq.models.sources.contract import Network, Sample
 from resnet8ptq.models.sources.onnx import to_supported
 
-_BATCH = 8  # for a program whose batch size has bounds
+_BATCH = 8  # batch size for a program whose batch size has bounds
 
 
 def read(source: Path, sample: Sample) -> Network:
     """Read an exported program.
 
     Raises:
-        ModelError: damaged, holds more than a network, has inputs without samples, or torch cannot
-            export it.
+        ModelError: the file is damaged, holds more than a network, has inputs without samples, or
+            torch cannot export it.
     """
     packed = torch_archive.pack(gate.read_network(source))
     silent = warnings.catch_warnings(action="ignore")
@@ -41,7 +41,7 @@ def from_program(program: Any, source: Path, sample: Sample) -> Network:
     """Return a program as a network; errors name `source`.
 
     Raises:
-        ModelError: samples cannot fill an input, or torch cannot export it.
+        ModelError: samples cannot fill an input, or torch cannot export the program.
     """
     if any(map(_trains, program.graph.nodes)):
         raise ModelError(
@@ -80,7 +80,7 @@ def _original(program: Any) -> Predict:
     first_input = program.graph_signature.user_inputs[0]
     [example] = [node.meta["val"] for node in program.graph.nodes if node.name == first_input]
 
-    # A fixed batch size, any size, or a size between bounds
+    # The batch size may be fixed, free, or free between bounds
     batch = example.shape[0]
     if isinstance(batch, int):
         return in_full_batches(predict, batch)

@@ -80,13 +80,13 @@ FORMATS = (
     Format(*_KERAS, magic=(0, _ZIP)),
 )
 EXPECTED = f"expected {', '.join(dict.fromkeys(item.takes for item in FORMATS))}"
-TFLITE_FORMATS = ("keras", "saved_model")  # that TensorFlow's converter takes
+TFLITE_FORMATS = ("keras", "saved_model")  # formats that TensorFlow's converter takes
 
 
 def find_format(path: Path) -> Format | None:
     """Return the format of a file or folder by its first bytes or its name; None if unknown.
 
-    It reads a few bytes only: `check_file` and the readers decide whether the content is sound.
+    Only a few bytes are read; `check_file` and the readers decide whether the content is sound.
     """
     for file_format in FORMATS:
         if file_format.is_of(path):
@@ -101,7 +101,7 @@ def takes_values(path: Path) -> bool:
 
 
 def format_name(path: Path, is_module: bool = False) -> str:
-    """Return a network's format; `is_module`: the file has a torch module's weights."""
+    """Return a network's format; `is_module` is whether the file has a torch module's weights."""
     file_format = None if is_module else find_format(path)
     if file_format is None:
         return "module"

@@ -23,7 +23,7 @@ from resnet8ptq.models.sources.onnx import check_inputs
 
 # Names that Keras generates.
 _GENERATED = re.compile(r"(input|input_layer|keras_tensor)(_\d+)?")
-# Keras 2 wrote `groups` for these, always 1; Keras 3 refuses the key.
+# Keras 2 wrote `groups`, always 1, for these layers; Keras 3 refuses the key.
 _UNGROUPED = re.compile(r"(Depthwise|Separable)Conv[12]D|Conv[123]DTranspose")
 
 
@@ -31,8 +31,8 @@ def read(source: Path, sample: Sample) -> Network:
     """Read a Keras file; its inputs have Keras's names.
 
     Raises:
-        ModelError: see `load_keras`; NaN in the weights, several inputs but samples of one array,
-            or an input dtype that samples cannot have.
+        ModelError: see `load_keras`; or the weights have NaN, samples of one array cannot fill
+            several inputs, or samples cannot have the dtype of an input.
     """
     prepare_tensorflow()
     model = load_keras(source)
@@ -44,7 +44,7 @@ def read(source: Path, sample: Sample) -> Network:
 
     def call(*values: Any) -> Any:
         inputs = values[0]
-        if len(values) > 1:  # a Sequential has one, and no `input`
+        if len(values) > 1:  # a Sequential has one input, and no `input`
             inputs = keras.tree.pack_sequence_as(model.input, values)
         return model(inputs, training=False)
 
@@ -92,7 +92,7 @@ def _input_specs(model: Any, source: Path, sample: Sample) -> list[Any]:
 
 
 def _shape_of(sample: Sample, name: str) -> tuple[int, ...] | None:
-    """Return the shape of an input's samples; None if there are none."""
+    """Return the shape of an input's samples; None without samples for the input."""
     if sample is None:
         return None
     if not is_record(sample):
@@ -109,10 +109,10 @@ def _export_model(model: Any, call: Callable[..., Any], specs: Sequence[Any]) ->
 
     from resnet8ptq.models import tensorflow_ops  # noqa: F401  tf2onnx lacks them
 
-    # Otherwise grouped convolutions are functions for XLA, which tf2onnx does not take.
+    # Without this, grouped convolutions become functions for XLA, which tf2onnx lacks.
     tf.config.run_functions_eagerly(True)
     forward = tf.function(call, input_signature=specs)
-    # On a busy machine tf2onnx sometimes computes a constant shape in the graph (in 3 of 69
+    # On a busy machine, tf2onnx sometimes leaves a constant shape to the graph (in 3 of 69
     # conversions of one file). Another try makes the graph reproducible.
     for _ in range(3):
         proto, _ = tf2onnx.convert.from_function(forward, input_signature=specs, opset=OPSET)
@@ -122,7 +122,7 @@ def _export_model(model: Any, call: Callable[..., Any], specs: Sequence[Any]) ->
     graph = proto.graph
     _keep_constants(graph, forward.get_concrete_function().graph.captures)
 
-    # Keras's names for the outputs, and for the inputs if the user has chosen them
+    # Give outputs Keras's names, and inputs too if the user has chosen the names
     outputs = output_names(graph)
     keras_names = getattr(model, "output_names", [model.layers[-1].name])  # not in a Sequential
     names = dict(zip(outputs, keras_names, strict=True))

@@ -34,11 +34,11 @@ def read(source: Path, sample: Sample, inputs: Mapping[str, Any] | None = None) 
 
     Args:
         sample: a sample; a record allows several inputs.
-        inputs: constant values of inputs, such as the pictures' size, by name, without the batch
+        inputs: constant values of inputs by name, such as the size of pictures, without the batch
             axis.
 
     Raises:
-        ModelError: see `gates.onnx.read_onnx` and `to_supported`, or wrong `inputs`.
+        ModelError: see `gates.onnx.read_onnx` and `to_supported`; or `inputs` are wrong.
     """
     graph = read_graph(source, inputs or {})
     converted = to_supported(graph.proto, source, sample)
@@ -56,7 +56,7 @@ def read(source: Path, sample: Sample, inputs: Mapping[str, Any] | None = None) 
 
 
 def check(source: Path, inputs: Mapping[str, Any] | None = None) -> None:
-    """Refuse a file that `read` would refuse, as far as this needs no sample."""
+    """Refuse a file that `read` would refuse, except for reasons that need a sample."""
     graph = read_graph(source, inputs or {})
     with errors_as(ModelError, f"{source}: ONNX Runtime cannot run it"):
         _open_original(graph.original, graph.moved)
@@ -67,7 +67,7 @@ class ReadGraph:
     """The graph of a file, before it is normalized.
 
     Attributes:
-        proto: the batch axis comes first, and every If with a constant condition is resolved.
+        proto: the graph, with the batch axis first and every If with a constant condition resolved.
         original: the model that runs for comparison, serialized.
         moved, original_dtype, emptied: see `Network`.
     """
@@ -83,7 +83,7 @@ def read_graph(source: Path, inputs: Mapping[str, Any]) -> ReadGraph:
     """Read the graph of a file.
 
     Raises:
-        ModelError: see `gates.onnx.read_onnx` and `check_layers`, or wrong `inputs`.
+        ModelError: see `gates.onnx.read_onnx` and `check_layers`; or `inputs` are wrong.
     """
     proto = gate.read_onnx(source)
     if any(node.op_type in gate.LABELLERS for node in proto.graph.node):
@@ -99,7 +99,7 @@ def read_graph(source: Path, inputs: Mapping[str, Any]) -> ReadGraph:
         _fix_input(proto.graph, name, values)
     emptied = past_tokens.remove_past(proto.graph)
 
-    # The original, with which the outputs are compared
+    # Keep the original, whose outputs are compared
     operators = {node.op_type for node in proto.graph.node}
     original = proto.SerializeToString()
     axes = batch_first.find_inputs(proto.graph)
@@ -112,7 +112,7 @@ def read_graph(source: Path, inputs: Mapping[str, Any]) -> ReadGraph:
         proto = widening.to_float32(proto, dtype)
         original = proto.SerializeToString()
 
-    # The graph to quantize: basic operators, no branches, the batch axis first
+    # Make the graph to quantize: basic operators, no branches, batch axis first
     if gate.SCALER in operators:
         proto = rewrite(proto, [normalization.write_scalers])
     if "Einsum" in operators:
@@ -125,7 +125,7 @@ def read_graph(source: Path, inputs: Mapping[str, Any]) -> ReadGraph:
 
 
 def _open_original(original: bytes, axes: Mapping[str, int]) -> Runner:
-    """Load the original for samples with the batch axis in front; `axes`: its original position."""
+    """Load the original for samples with the batch axis in front; `axes` has its old position."""
     session = open_session(original, 0, spins=False, without=[normalization.PAD_FUSION])
     names = session_inputs(session)
 
@@ -154,7 +154,7 @@ def _fix_input(graph: onnx.GraphProto, name: str, values: Any) -> None:
             raise ValueError("not finite")
     except (KeyError, TypeError, ValueError):
         raise ModelError(f"model.inputs.{name}: got {values}, expected numbers") from None
-    sizes = [dim.dim_value or 1 for dim in declared.shape.dim]  # a free size: 1 sample
+    sizes = [dim.dim_value or 1 for dim in declared.shape.dim]  # a free size counts as 1
     missing = len(sizes) - constant.ndim
     if missing < 0:
         raise ModelError(f"model.inputs.{name}: got {values}, expected at most the axes of {name}")
@@ -167,11 +167,11 @@ def _fix_input(graph: onnx.GraphProto, name: str, values: Any) -> None:
 def to_supported(proto: onnx.ModelProto, source: Path, sample: Sample) -> onnx.ModelProto:
     """Return a normalized copy of a graph, converted to a supported opset.
 
-    Every reader calls it last, so that later steps do not depend on the format.
+    Every reader calls this last, so that later steps do not depend on the format.
 
     Raises:
-        ModelError: NaN or infinity in weights, an unsupported opset, or an input that samples
-            cannot fill, such as a single number.
+        ModelError: weights have NaN or infinity, the opset is not supported, or samples cannot fill
+            an input, such as a single number.
     """
     for _, weights in gate.find_weights(proto.graph):
         if not np.isfinite(numpy_helper.to_array(weights)).all():
@@ -192,7 +192,9 @@ def to_supported(proto: onnx.ModelProto, source: Path, sample: Sample) -> onnx.M
 
 
 def check_inputs(inputs: Sequence[Tensor], source: Path, sample: Sample) -> None:
-    """Raise `ModelError` for several inputs if samples are one array, or for an unknown dtype."""
+    """Raise `ModelError` if samples of one array should fill several inputs, or for other
+    dtypes.
+    """
     if len(inputs) != 1 and sample is not None and not is_record(sample):
         mend = ask_for_values(inputs, "data.inputs")
         if takes_values(source):

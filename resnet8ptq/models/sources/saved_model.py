@@ -1,8 +1,8 @@
 """A TensorFlow SavedModel folder as the source of the FP32 network.
 
 TensorFlow imports only the nodes that compute the signature's outputs and restore the variables,
-after the gate has checked each operator. It never reads the rest of the file: initialization,
-writers, Python objects.
+after the gate has checked each operator. TensorFlow never reads the rest of the file:
+initialization, writers, Python objects.
 """
 
 import logging
@@ -20,8 +20,8 @@ from resnet8ptq.models.normalization import OPSET
 from resnet8ptq.models.sources.contract import Network, Sample, prepare_tensorflow
 from resnet8ptq.models.sources.onnx import to_supported
 
-# TensorFlow keeps calls of compiled functions, such as Keras's grouped convolutions, which tf2onnx
-# cannot convert. Other calls are replaced by the nodes of the function.
+# Attributes by which TensorFlow keeps a call, such as Keras's grouped convolutions, which tf2onnx
+# cannot convert. Without them, a call is replaced by the nodes of the function.
 _KEEP_CALLS = ("_XlaMustCompile", "_noinline")
 
 
@@ -29,14 +29,14 @@ def read(source: Path, sample: Sample) -> Network:
     """Read a SavedModel folder. Its variables become constants.
 
     Raises:
-        ModelError: damaged, with operators beyond inference, or with inputs that samples cannot
-            fill.
+        ModelError: the folder is damaged, or has operators beyond inference or inputs that samples
+            cannot fill.
     """
     prepare_tensorflow()
     import tensorflow as tf
     import tf2onnx
 
-    logging.getLogger("tensorflow").setLevel(logging.ERROR)  # it warns of deprecated functions
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)  # of deprecated functions
     program = gate.read_program(source)
     frozen = freeze(program, source)
     graph = tf.Graph()
@@ -50,7 +50,7 @@ def read(source: Path, sample: Sample) -> Network:
         fed = feed(samples, list(inputs))
         return list(session.run(outputs, {inputs[name]: values for name, values in fed.items()}))
 
-    # Convert it, under the names of its signature
+    # Convert the graph, under the names of the signature
     bodies = [function.node_def for function in frozen.library.function]
     for node in chain(frozen.node, *bodies):
         node.attr.pop("_lower_using_switch_merge", None)  # tf2onnx takes whole loops only

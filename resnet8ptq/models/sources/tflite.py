@@ -19,8 +19,8 @@ def read(source: Path, sample: Sample) -> Network:
     Free sizes are set to those of the samples.
 
     Raises:
-        ModelError: damaged, already quantized, with custom operators, or with inputs that samples
-            cannot fill.
+        ModelError: the file is damaged or already quantized, or has custom operators or inputs that
+            samples cannot fill.
     """
     prepare_tensorflow()
     import tf2onnx
@@ -34,7 +34,7 @@ def read(source: Path, sample: Sample) -> Network:
     supported = to_supported(proto, source, sample)
     with errors_as(ModelError, f"{source}: LiteRT cannot run it"):
         interpreter = Interpreter(str(source), num_threads=1)
-        inputs = {}  # by name: the index of the tensor
+        inputs = {}  # index of the tensor, by name
         shapes: dict[str, tuple[int, ...]] = {}
         has_free_sizes = False
         for detail in interpreter.get_input_details():
@@ -44,7 +44,7 @@ def read(source: Path, sample: Sample) -> Network:
         batch = int(next(iter(shapes.values()))[0])
         # The file has a 1 for each free size, which may be too small for the network.
         if has_free_sizes:
-            shapes = {}  # of the allocated tensors
+            shapes = {}  # nothing is allocated yet
         else:
             interpreter.allocate_tensors()
     outputs = interpreter.get_output_details()

@@ -1,7 +1,7 @@
 """A user's `torch.nn.Module` class, by its dotted path, as the source of the FP32 network.
 
-Importing it runs the user's code, which the user chose by naming it. Its weights are untrusted
-data: safetensors, or a state dict that holds only tensors.
+The import of the class runs the user's code, which the user has named for this. The weights are
+untrusted data: safetensors, or a state dict that holds only tensors.
 """
 
 import copy
@@ -29,12 +29,12 @@ from resnet8ptq.models.sources.exported_program import from_program
 def read(source: Path, sample: Sample, name: str, arguments: Mapping[str, Any]) -> Network:
     """Build the module, give it the weights in `source`, and export it.
 
-    A module declares no input shape. So it is tried with channels first, as in torch's
-    convolutions, then with the samples' own layout. Records fill the parameters with the same
-    names.
+    A module declares no input shape. The export therefore tries channels first, as in torch's
+    convolutions, then the samples' own layout. Records fill the parameters with the same names.
 
     Raises:
-        ModelError: it cannot be imported, the weights do not fit, or it does not run.
+        ModelError: the class cannot be imported, the weights do not fit, or the module does not
+        run.
     """
     if sample is None:
         raise ModelError(f"{name}: its input shape is unknown; set data=")
@@ -57,12 +57,12 @@ def export(network: torch.nn.Module, example: Any, samples: Mapping[str, NDArray
     """Return a module in memory as an exported program, in float32; the module does not change.
 
     Args:
-        example: inputs [n, ...] of `forward`: a tensor, a tuple, or a dict by parameter name. None:
-            zeros in the shapes of `samples`.
+        example: inputs [n, ...] of `forward` as a tensor, a tuple, or a dict by parameter name; by
+            default zeros in the shapes of `samples`.
         samples: inputs [n, ...] by name, and labels.
 
     Raises:
-        ModelError: neither an example nor samples, or the module takes none of the inputs.
+        ModelError: example and samples are missing, or the module takes none of the inputs.
     """
     copied = copy.deepcopy(network).cpu().float().eval()
     parameters = list(signature(copied.forward).parameters)
@@ -90,7 +90,7 @@ def export(network: torch.nn.Module, example: Any, samples: Mapping[str, NDArray
 
 def _flatten_outputs(program: Any) -> Any:
     """Return a program with a tuple of outputs instead of a dict or a library's class."""
-    module = program.module_call_graph[0]  # the outermost
+    module = program.module_call_graph[0]  # the outermost module
     outputs = module.signature.out_spec
     if not outputs.is_leaf():
         flat = (None,) * outputs.num_leaves
@@ -113,7 +113,7 @@ def _by_parameter(example: Any, parameters: list[str]) -> dict[str, torch.Tensor
 
 
 def _examples(network: torch.nn.Module, sample: NDArray[Any]) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield inputs [2, ...] of zeros, by parameter name."""
+    """Yield candidate inputs [2, ...] of zeros by parameter name, in different layouts."""
     parameters = list(signature(network.forward).parameters)
     if not names_of(sample.dtype):
         shape = sample.shape[1:]
@@ -148,7 +148,7 @@ def _export_program(network: torch.nn.Module, inputs: Mapping[str, torch.Tensor]
         with torch.no_grad():
             network(*examples)
 
-        # From the most general form to one sample of one length
+        # Try from the most general form down to one sample of one length
         forms: list[set[str]] = [set()]
         if texts:
             forms.insert(0, texts)
@@ -159,7 +159,7 @@ def _export_program(network: torch.nn.Module, inputs: Mapping[str, torch.Tensor]
                 shapes.append(dict.fromkeys(axes, torch.export.Dim.DYNAMIC))
             try:
                 return torch.export.export(network, examples, dynamic_shapes=tuple(shapes))
-            except Exception:  # torch's own, dozens
+            except Exception:  # torch raises dozens of types
                 continue
         return torch.export.export(network, tuple(example[:1] for example in examples))
 

@@ -1,8 +1,8 @@
-"""Shows the error by layer: heat maps and pictures of the network, from the runs that measured it.
+"""Shows the error by layer in heat maps and pictures, from runs of analyses.
 
-These runs have written tables and pictures (`experiment.layers`, `exploration`). A store is
-untrusted: the report warns of a damaged file, and leaves it out. A picture becomes an `img`, in
-which no browser runs scripts or loads other files.
+Such runs have written tables and pictures (`experiment.layers`, `exploration`). A store is
+untrusted, so the report warns about a damaged file and leaves it out. A picture becomes an `img`,
+in which browsers neither run scripts nor load other files.
 """
 
 import base64
@@ -18,7 +18,7 @@ from resnet8ptq.tracking import history
 from resnet8ptq.tracking.mlflow_store.store import Store
 from resnet8ptq.tracking.record import RunRecord
 
-SHOWN = 40  # rows of a map, the worst
+SHOWN = 40  # worst rows that a map shows
 MAX_BYTES = 2**24  # of a file
 PICTURE = "network.svg"
 DARKEST = 0.6  # opacity of the worst value
@@ -81,7 +81,7 @@ def load_heat_maps(store: Store, run_id: str) -> list[HeatMap]:
         elif run.cause:  # a file of another program that is far from FP32
             maps.append(HeatMap(f"{_name(run)}: {run.cause}", picture=_load_picture(store, run)))
 
-    # One map for all runs of a mode
+    # Draw one map for all runs of a mode
     for mode, members in by_mode.items():
         if mode not in _SENSITIVITY:
             continue
@@ -101,9 +101,9 @@ def draw(
     """Return the heat map of values by layer and column; the worst layer comes first.
 
     Args:
-        values: in dB; infinite for an output that did not change.
+        values: values in dB; infinite for an output that did not change.
     """
-    # The scale of the colours, over all finite values
+    # Scale the colours over all finite values
     columns: dict[str, None] = {}  # in the order of their first layer
     known: list[float] = []
     for row in values.values():
@@ -128,7 +128,7 @@ def draw(
             part = 1 - part
         return HeatCell(f"{value:.1f}", round(DARKEST * part, 2))
 
-    # The worst layers first; a layer may lack columns
+    # Put the worst layers first; a layer may lack columns
     rows: list[tuple[str, tuple[HeatCell, ...]]] = []
     for name in sorted(values, key=rank):
         layer = map(values[name].get, columns)
@@ -164,7 +164,7 @@ def _read_picture(path: Path) -> str:
 
 
 def _ranked(rows: Rows) -> Values:
-    """Return the SQNR of a sensitivity analysis by layer; its column names the output."""
+    """Return the SQNR of a sensitivity analysis by layer, read from its only SQNR column."""
     [column] = [name for name in rows[0] if name.endswith("_sqnr_db")]
     values: Values = {}
     for row in rows:

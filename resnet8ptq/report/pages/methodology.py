@@ -7,7 +7,7 @@ from resnet8ptq.report.naming import samples_of
 from resnet8ptq.tasks.task import Task
 from resnet8ptq.tracking.record import RunRecord
 
-NAMED = 10  # values of one setting
+NAMED = 10  # largest number of values of a setting that are named
 STOPPING = (
     "group-sequential tests of the loss at the limit, Tango's score statistic at each look; level "
     "spent by Lan and DeMets (1983), O'Brien-Fleming type; intervals and estimates by the "

@@ -100,7 +100,7 @@ def write_report(
         files.write_bytes(folder / name, content)
         paths.append(folder / name)
 
-    # Log them on the pages in MLflow
+    # Log the files and the answers on the pages in MLflow
     background.ask(upload.log_files, store, parent_id, paths)
     run_pages.log_answers(store, parent_id, chosen)
     return paths
@@ -127,7 +127,8 @@ def _encode(texts: Mapping[str, str]) -> dict[str, bytes]:
 def _load_figures(store: Store, record: RunRecord, names: Collection[str]) -> dict[str, bytes]:
     """Read the figures of a run; leave out missing or damaged ones.
 
-    A run is FINISHED before the background process has drawn them, so a killed run may lack them.
+    A run is FINISHED before the background process has drawn its figures, so a killed run may lack
+    them.
     """
     lacks = "the report leaves out a figure"
     loaded = {}
@@ -145,7 +146,7 @@ def _read_png(path: Path) -> bytes:
 def to_markdown(chosen: Sequence[ModelSelection], figures: Collection[str]) -> str:
     """Return the report in Markdown, with a section for each family of runs.
 
-    It links the figures in `figures`.
+    The text links to the figures in `figures`.
     """
     families = families_of(chosen)
     titles = headings_of(families)
@@ -207,15 +208,15 @@ def _render(
     recommended = selected.recommendations
     own = own_family(selected, recommended)
 
-    # The table and its notes
+    # Make the table and its notes
     whole = table.make(family.records)
     shown, cut = table.shorten(family.records, whole)
     lines = notes.collect(family)
-    if page:  # which has the warnings above the section
+    if page:  # the page has the warnings above the section
         above = notes.collect_warnings(family)
         lines = [line for line in lines if line not in above]
 
-    # The classes that lose, by model and in all
+    # Collect the classes that lose, by model and in total
     losses = []
     losing: Counter[str] = Counter()
     for cell in family.models:
@@ -223,7 +224,7 @@ def _render(
             losses.append((cell.label, cell.worse_classes))
             losing.update(cell.worse_classes)
 
-    # The figures that were drawn; the template also asks for those that were not
+    # Name the figures; the template also asks for those that were not drawn
     own_figures: dict[str, str | None] = {"trade_offs": None, "class_impact": None}
     for name in ("trade_offs.svg", "class_impact.png"):
         if prefix + name in figures:
@@ -233,7 +234,7 @@ def _render(
         if prefix + name in figures:
             of_task[prefix + name] = caption
 
-    # Below the heading of the family, if there are several
+    # Headings lie one level deeper if there are several families
     level = "##"
     if prefix:
         level = "###"
@@ -241,7 +242,7 @@ def _render(
     if cut:
         folds = _fold(whole, family.metric)
     tested_classes = family.class_names
-    if family.stopped:  # no class is tested then
+    if family.stopped:  # then no class is tested
         tested_classes = ()
     return templates.load("resnet8ptq.report.pages", "family.md.j2").render(
         level=level,
@@ -275,7 +276,7 @@ def _to_markdown(shown: Table[Row]) -> str:
 
 
 def _fold(whole: Table[Row], metric: Metric) -> list[tuple[str, str]]:
-    """Return a heading and a table for each combination; the one with the best run comes first."""
+    """Return a heading and a table for each combination, the combination of the best run first."""
     runs = table.rows_of_runs(whole)
     groups: dict[Combination, list[Row]] = {}
     for index in best_first(records_of(runs)):
@@ -323,7 +324,7 @@ def summarize(selected: ModelSelection) -> list[str]:
     lines += filter(None, doubts)
     lines.append(_say_verdicts(selected))
 
-    # The answer, or why there is none
+    # Add the answer, or why there is none
     if not selected.recommendations:
         return [*lines, *why_none(selected)]
     best = answer.explain(selected)[0]
@@ -374,7 +375,7 @@ def _say_verdicts(selected: ModelSelection) -> str:
 def _draw(selected: ModelSelection) -> dict[str, bytes]:
     family = selected.family
     having = Family(tuple(cell for cell in family.cells if cell.ranges))  # few of many runs
-    ranges = background.put(_draw_ranges, having)  # meanwhile
+    ranges = background.put(_draw_ranges, having)  # drawn while this process draws the others
     drawn: dict[str, Figure | None] = {}
     if not family.stopped:
         drawn["class_impact.png"] = plots.class_impact(family)
@@ -428,7 +429,7 @@ def main(words: list[str]) -> None:
         folder = own
     folder.mkdir(parents=True, exist_ok=True)
 
-    # Assess the runs again, by the asked limits
+    # Assess the runs again, by the requested limits
     records = [parent]
     if parent.kind == history.SWEEP:
         records = history.load_compared(store, parent.run_id)

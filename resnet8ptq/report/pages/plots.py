@@ -41,7 +41,7 @@ def class_impact(family: Family) -> Figure | None:
         order = best_first(records_of(cells))
         cells = [cells[index] for index in order[:FIRST]]
 
-    # A matrix of models by classes, in points
+    # Draw a matrix of models by classes, in points
     change = 100 * np.array([family.class_deltas(cell) for cell in cells])
     limit = max(1.0, float(np.nanmax(np.abs(change), initial=0.0)))
     figure = Figure(
@@ -50,14 +50,14 @@ def class_impact(family: Family) -> Figure | None:
     axes = figure.subplots()
     mesh = figures.show_matrix(axes, change, cmap="RdBu", norm=TwoSlopeNorm(0, -limit, limit))
     known = ~np.isnan(change)
-    change = np.round(change, 1) + 0.0  # no -0.0
+    change = np.round(change, 1) + 0.0  # turns -0.0 into 0.0
     texts = np.where(known, np.vectorize("{:+.1f}".format, otypes=["U"])(change), "")
     figures.label_cells(axes, texts, np.abs(change) > 0.6 * limit, size=8)
     for row, column in np.argwhere(known):
         if names[column] in cells[row].worse_classes:
             axes.add_patch(Rectangle((column - 0.48, row - 0.48), 0.96, 0.96, fill=False, lw=2))
 
-    # Names on both axes
+    # Name both axes
     classes = list(map(plain, names))
     models = [plain(cell.label) for cell in cells]
     axes.set_xticks(range(len(classes)), classes, rotation=45, ha="right")
@@ -79,7 +79,7 @@ def _short(names: Sequence[str]) -> list[str]:
 def activation_ranges(family: Family, backend: str) -> Figure | None:
     """Draw the range by each calibration method, for each activation of one framework.
 
-    None without two methods to compare.
+    Returns None without two methods to compare.
     """
     chosen: dict[str, dict[str, list[float]]] = {}
     for cell in family.measured:
@@ -88,7 +88,7 @@ def activation_ranges(family: Family, backend: str) -> Figure | None:
     if len(chosen) < 2:
         return None
 
-    # A line for each method, side by side
+    # Draw a line for each method, side by side
     names = list(next(iter(chosen.values())))
     figure = Figure(figsize=(9, 1.8 + 0.27 * len(names)), layout="constrained")
     axes = figure.subplots()
@@ -125,7 +125,7 @@ def _find_weights(family: Family) -> dict[str, list[float]]:
 
 
 def weight_ranges(family: Family) -> Figure | None:
-    """Draw the smallest and the largest weight of each layer: the per-tensor range of minmax."""
+    """Draw each layer's smallest and largest weight, which are minmax's per-tensor range."""
     ranges = _find_weights(family)
     if not ranges:
         return None
@@ -136,7 +136,7 @@ def weight_ranges(family: Family) -> Figure | None:
         axes.text(high, row, f" {low:.2f} to {high:.2f}", va="center", fontsize=8)
     axes.set_yticks(range(len(ranges)), list(map(plain, ranges)))
     axes.invert_yaxis()
-    axes.use_sticky_edges = False  # or the longest bar ends in the frame
+    axes.use_sticky_edges = False  # keeps the longest bar off the frame
     axes.margins(x=0.15)
     axes.axvline(0, color="black", lw=0.8)
     axes.set(xlabel="weight", title="weights of the FP32 network, by layer")

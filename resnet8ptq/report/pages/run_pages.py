@@ -1,6 +1,6 @@
-"""The verdict, the deploy command and the latency of each run on its page in MLflow.
+"""Logs verdict, deploy command and latency of each run on the run's page in MLflow.
 
-The page of a sweep has its answer.
+The page of a sweep gets the sweep's answer.
 """
 
 import logging
@@ -21,16 +21,18 @@ from resnet8ptq.tracking.mlflow_store.store import Store, is_away
 
 log = logging.getLogger(__name__)
 
-# verdicts of runs that are not assessed
+# The verdict texts of runs that are not assessed
 BASELINE = "baseline"
 SELECTION = "selection samples"
 
 
-Addition = tuple[str, list[Point], dict[str, str]]  # of a run's id, its latencies and tags
+Addition = tuple[str, list[Point], dict[str, str]]  # a run's id, latencies and tags
 
 
 def log_answers(store: Store, parent_id: str, chosen: Sequence[ModelSelection]) -> None:
-    """Log the answer of a sweep on its page in MLflow, and the verdicts on those of its runs."""
+    """Log the answer of a sweep on the sweep's page in MLflow, and the verdicts on the runs'
+    pages.
+    """
     if chosen:
         answers = [to_markdown(explain(selected)) for selected in chosen]
         note = "\n\n".join(filter(None, answers))

@@ -1,8 +1,8 @@
-"""Results of recipes; a recipe is a configuration over several calibration draws.
+"""Results of recipes, where a recipe is a configuration over several calibration draws.
 
-A verdict of the table is about one file, and another calibration draw gives another file. A verdict
-on the recipe needs several draws. The loss of each sample is averaged over the draws. The standard
-error includes both samples and draws.
+A verdict in the table is about one file, and another calibration draw gives another file. A verdict
+on a recipe therefore needs several draws. The loss of each sample is averaged over the draws, and
+the standard error covers both samples and draws.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class SeedSpread:
     label: str
     draws: int
     mean: float
-    standard_deviation: float  # of the sample (n - 1)
+    standard_deviation: float  # with the divisor n - 1
     lowest: float
     highest: float
     loss: CrossedMean | None = None
@@ -51,7 +51,7 @@ def group_by_configuration(family: Family) -> list[list[Cell]]:
 def measure_spreads(family: Family, limits: ReportConfig) -> list[SeedSpread]:
     """Return the spread of each configuration with more than one seed.
 
-    Empty if the runs stopped at different samples.
+    The list is empty if the runs stopped at different samples.
     """
     if family.stopped:
         return []
@@ -71,7 +71,7 @@ def measure_spreads(family: Family, limits: ReportConfig) -> list[SeedSpread]:
             sound.append(spread)
             margins.append(spread.loss.margin(limit))
 
-    # More samples alone do not decide: there is no sample size to name.
+    # A verdict names no sample size, because more samples alone do not decide.
     for spread, outcome in zip(sound, outcomes(margins), strict=True):
         spread.verdict = Verdict(outcome)
     return spreads
@@ -97,7 +97,8 @@ def _measure(family: Family, cells: Sequence[Cell]) -> SeedSpread:
 def _losses_by_draw(cells: Sequence[Cell]) -> NDArray[np.float64] | None:
     """Return the loss [draws, samples] of each sample.
 
-    None if the metric is not a mean over samples, or if samples of groups were scored one by one.
+    Returns None if the metric is not a mean over samples, or if samples of groups were scored one
+    by one.
     """
     losses = []
     for cell in cells:
