@@ -279,6 +279,16 @@ def _add_batch_axis(model: ir.Model, sizes: Mapping[str, Sequence[int | str]]) -
         node.outputs[0].shape = ir.Shape([1, *axes])
 
 
+def declare_free(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy that takes batches of any size, if its other shapes follow the inputs."""
+    freed = copy.deepcopy(proto)
+    graph = freed.graph
+    _free_reshapes(graph, read_contract(graph).batch, static_tensors(graph))
+    for value in graph.input:
+        value.type.tensor_type.shape.dim[0].dim_param = "N"
+    return freed
+
+
 def _free_reshapes(graph: onnx.GraphProto, fixed: int | None, static: set[str]) -> None:
     """Replace the batch size in constant shapes of Reshape by 0, which copies it."""
     constants = Links(graph).constants

@@ -6,6 +6,7 @@ expects the samples on the first axis.
 
 import copy
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,7 +18,8 @@ from numpy.typing import NDArray
 
 from resnet8ptq.graph.links import output_names
 from resnet8ptq.graph.passes import end_with, rewrite
-from resnet8ptq.models.batch_axis import SIZES, Outputs
+from resnet8ptq.graph.session import open_runner
+from resnet8ptq.models.batch_axis import SIZES, Outputs, Predict, declare_free, in_full_batches
 from resnet8ptq.models.contract import SampleArray, read_contract
 from resnet8ptq.models.gates.onnx import graph_inputs
 from resnet8ptq.models.sources.contract import Network
@@ -77,12 +79,13 @@ def move_outputs(network: Network, samples: SampleArray) -> Network:
     Args:
         samples: network inputs [n, ...], at least one.
     """
-    if read_contract(network.proto.graph).batch is not None:
-        return network  # with one sample, `fix_sizes` adds batch axes
+    run = _find_runner(network, samples)
+    if run is None:
+        return network
 
     # Find the axis of each output that grows with the number of samples
-    few = network.predict(samples[[0] * SIZES[0]])
-    more = network.predict(samples[[0] * SIZES[1]])
+    few = run(samples[[0] * SIZES[0]])
+    more = run(samples[[0] * SIZES[1]])
     names = output_names(network.proto.graph)
     axes = []
     moved = {}
@@ -101,7 +104,30 @@ def move_outputs(network: Network, samples: SampleArray) -> Network:
         outputs = network.predict(batch)
         return [np.moveaxis(v, axis, 0) for v, axis in zip(outputs, axes, strict=True)]
 
-    return replace(network, proto=proto, predict=predict, moved=network.moved | moved)
+    in_front = in_full_batches(predict, read_contract(network.proto.graph).batch)
+    return replace(network, proto=proto, predict=in_front, moved=network.moved | moved)
+
+
+def _find_runner(network: Network, samples: SampleArray) -> Predict | None:
+    """Return a function that runs several samples at once; None if no axis needs to move.
+
+    A file of one sample, such as a text reader that returns [steps, 1, classes], is run with its
+    batch axis declared free. If it then fails, its outputs stay as they are.
+    """
+    batch = read_contract(network.proto.graph).batch
+    if batch is None:
+        return network.predict
+    if batch != 1:
+        return None
+    outputs = network.predict(samples[:1])
+    if all(values.shape[:1] == (1,) for values in outputs):
+        return None
+    with suppress(Exception):  # ONNX Runtime raises a dozen types
+        run = open_runner(declare_free(network.proto))
+        for size in SIZES:
+            run(samples[[0] * size])
+        return run
+    return None
 
 
 def _find_axis(few: NDArray[Any], more: NDArray[Any]) -> int:

@@ -179,7 +179,7 @@ def _convert_network(
     # Find the batch axis first, then the branches that its size decides, then fix all sizes
     network = batch_first.move_outputs(_find_batch(network, samples), samples)
     network = _take_branches(network, samples)
-    proto, why_fixed = _fix_sizes(network, samples, fields)
+    network, proto, why_fixed = _fix_sizes(network, samples, fields)
     try:
         _write_files(network, proto, why_fixed, folder, samples, fields)
     except ParityError as error:
@@ -329,13 +329,16 @@ def _find_batch(network: Network, samples: SampleArray) -> Network:
 
 def _fix_sizes(
     network: Network, samples: SampleArray, fields: Fields | None
-) -> tuple[onnx.ModelProto, str | None]:
-    """Return the graph with constant sizes, and the reason if the batch size stays fixed."""
+) -> tuple[Network, onnx.ModelProto, str | None]:
+    """Return the graph with constant sizes, and the reason if the batch size stays fixed.
+
+    The network's outputs get the batch axis that only the freed graph has.
+    """
     fixed = read_contract(network.proto.graph).batch
     first = samples[:3]
     if fields is not None and fields.any_length:
         try:
-            return _free_length(network, samples, fixed, fields), None
+            return network, _free_length(network, samples, fixed, fields), None
         except Exception as error:  # ONNX Runtime raises a dozen types, and ParityError
             log.warning(
                 "%s: all samples are padded to the longest one: %s",
@@ -346,21 +349,40 @@ def _fix_sizes(
         branch = _find_branch(network.proto.graph)
         if branch:
             proto = batch_axis.fix_sizes(network.proto, samples[:1], fixed)
-            return proto, f"the sample decides the branch of {branch}"
+            return network, proto, f"the sample decides the branch of {branch}"
 
     # Free the batch if the outputs stay the same; otherwise keep the file's batch size
     try:
         freed = batch_axis.fix_sizes(network.proto, samples[:1], None)
-        compare_outputs(open_runner(freed)(first), network.predict(first), VALUES, "freed")
+        returned = open_runner(freed)(first)
+        with_rows = network
+        if fixed == 1:
+            with_rows = _keep_rows(network, first, returned)
+        compare_outputs(returned, with_rows.predict(first), VALUES, "freed")
     except Exception as error:  # ONNX Runtime raises a dozen types
         if fixed is None:
             raise
         try:
-            return batch_axis.fix_sizes(network.proto, samples[:1], fixed), one_line(error)
+            return network, batch_axis.fix_sizes(network.proto, samples[:1], fixed), one_line(error)
         except Exception as again:
             shape = samples.shape[1:] or samples.dtype
             raise ModelError(f"cannot be run on samples {shape} ({one_line(again)})") from None
-    return freed, None
+    return with_rows, freed, None
+
+
+def _keep_rows(network: Network, samples: SampleArray, returned: Outputs) -> Network:
+    """Return a network of one sample whose outputs have the axes of a batch's outputs.
+
+    A Squeeze without axes also removes the batch axis of one sample.
+    """
+    alone = network.predict(samples[:1])
+    without = []
+    for index, (one, many) in enumerate(zip(alone, returned, strict=True)):
+        if one.ndim < many.ndim:
+            without.append(index)
+    if not without:
+        return network
+    return replace(network, predict=batch_axis.one_by_one(network.predict, without))
 
 
 def _find_branch(graph: onnx.GraphProto) -> str | None:

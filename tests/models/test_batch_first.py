@@ -96,3 +96,35 @@ def test_an_output_without_the_samples_is_named_with_the_setting_that_drops_it(t
     onnx.save(proto, tmp_path / "a.onnx")
     with pytest.raises(ModelError, match=r"output 'all' is .*model\.outputs=\[logits\]"):
         convert(tmp_path / "a.onnx", tmp_path / "made", X)
+
+
+def test_a_file_of_one_sample_returns_the_samples_first_too(tmp_path):
+    """As text readers are exported: [1, steps, width] becomes [steps, 1, classes]."""
+    onnx.save(steps_first(batch=1), tmp_path / "a.onnx")
+    record = convert(tmp_path / "a.onnx", tmp_path / "made", X)
+    assert [t.shape for t in record.contract.outputs] == [(STEPS, SIZE)]
+    assert (record.contract.batch, record.moved) == (None, {"logits": 1})
+    [logits] = open_runner(str(tmp_path / "made" / "folded.onnx"))(X)
+    np.testing.assert_allclose(logits, X @ WEIGHTS, rtol=1e-5)
+
+
+@pytest.mark.parametrize("declared", [[], ["N", SIZE]])
+def test_an_output_that_loses_the_axis_of_one_sample_has_a_row_for_each(tmp_path, declared):
+    """A Squeeze without axes removes every axis of size 1."""
+    nodes = [
+        helper.make_node("ReduceMean", ["x"], ["mean"], axes=[1]),
+        helper.make_node("MatMul", ["mean", "weights"], ["rows"]),
+    ]
+    if not declared:
+        nodes.append(helper.make_node("ReduceSum", ["rows", "last"], ["value"]))
+    nodes.append(helper.make_node("Squeeze", [nodes[-1].output[0]], ["out"]))
+    takes = {"x": [1 if declared else "N", STEPS, WIDTH]}
+    constants = {"weights": WEIGHTS, "last": np.array([2])}
+    onnx.save(assemble(nodes, takes, {"out": declared}, constants), tmp_path / "a.onnx")
+    record = convert(tmp_path / "a.onnx", tmp_path / "made", X)
+    assert (record.contract.batch, record.why_fixed) == (None, None)
+    [out] = open_runner(str(tmp_path / "made" / "folded.onnx"))(X)
+    expected = X.mean(1) @ WEIGHTS
+    if not declared:
+        expected = expected.sum(1)
+    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
