@@ -66,6 +66,39 @@ def test_only_operators_of_inference_are_allowed():
     assert not [name for name in texts if any(part in name for part in files)]
 
 
+# Operators that ONNX has, and a network of inference has no use for.
+REFUSED = {
+    "unchecked indices or strides": """as_strided sym_storage_offset _unsafe_index
+        _unsafe_index_put _grouped_mm embedding_bag _embedding_bag _embedding_bag_forward_only""",
+    "memory without values": "empty empty_like empty_strided new_empty new_empty_strided",
+    "random values": """bernoulli multinomial native_dropout normal normal_functional rand rand_like
+        randint randint_like randn randn_like""",
+    "training": """native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional
+        cross_entropy_loss embedding_renorm hardtanh_backward nll_loss nll_loss_forward""",
+    "quantized already": "fake_quantize_per_channel_affine fake_quantize_per_tensor_affine",
+    "kernels of other devices": """_scaled_dot_product_efficient_attention
+        _scaled_dot_product_flash_attention""",
+    "statistics": "bincount histc _unique tensor",
+}
+
+
+def test_operators_that_torch_converts_to_onnx_are_allowed():
+    """A network of a library uses any of them; those of `REFUSED` have a reason."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    convertible = set()
+    for target in ONNXRegistry.from_torchlib().functions:
+        namespace, _, name = str(target).partition("::")
+        if namespace == "aten":
+            convertible.add(name.partition(".")[0])
+    assert len(convertible) > 300
+    expected = set()
+    for names in REFUSED.values():
+        expected.update(names.split())
+    refused = {name for name in convertible if not torch_archive.is_allowed("aten", name)}
+    assert refused == expected & convertible
+
+
 # Archives
 
 

@@ -22,10 +22,22 @@ _RECORDS = re.compile(
 # The same records of a user's program, below a folder of any name.
 _OWN_RECORDS = re.compile(_RECORDS.pattern.replace("archive/", r"[^/]+/", 1))
 _SAVED_HERE = ("a program that was saved here", "a program of torch.export with a network alone")
+_OTHER_FORMAT = (
+    "; this operator is not on the list of operators of inference; try "
+    "torch.onnx.export(module, inputs, 'my.onnx', dynamo=True) and the path of that file"
+)
 _ORIGINS = ("metadata", "guards_code")
 _GRAPH = "archive/models/model.json"
 _SAMPLE = "archive/data/sample_inputs/model.pt"
 _TARGET = re.compile(r"torch\.ops\.(\w+)\.(\w+)\.\w+")
+# Blocks of `with torch.no_grad():` and `with torch.autocast(...):`; their nodes are checked too.
+_BLOCK = re.compile(r"torch\.ops\.higher_order\.wrap_with_(autocast|set_grad_enabled)")
+# Memory without values, by the operators that fill it with zeros.
+_UNFILLED = {
+    "torch.ops.aten.empty.memory_format": "torch.ops.aten.zeros.default",
+    "torch.ops.aten.empty_like.default": "torch.ops.aten.zeros_like.default",
+    "torch.ops.aten.new_empty.default": "torch.ops.aten.new_zeros.default",
+}
 # Arithmetic of symbolic sizes, and access to one of several outputs.
 _PYTHON = re.compile(
     r"_operator\.(getitem|add|sub|mul|floordiv|truediv|mod|pow|neg|eq|ne|ge|gt|le|lt|and_|or_)"
@@ -66,7 +78,8 @@ def read_network(path: Path) -> dict[str, bytes]:
     """Return the records of a user's program, under the names that this package uses.
 
     The pickled sample inputs are dropped. So are the operators' origins in Python code and the
-    guards, which torch would look up and evaluate.
+    guards, which torch would look up and evaluate. Memory without values becomes zeros: it would
+    hold earlier values of the process.
 
     Raises:
         ModelError: the file holds more than `torch.export.save` writes for a network; the message
@@ -86,18 +99,21 @@ def read_network(path: Path) -> dict[str, bytes]:
             records[_SAMPLE] = b""
         return _checked(records, path, own=True)
     except QuantizationError as error:
-        raise ModelError(str(error).replace(*_SAVED_HERE)) from None
+        message = str(error).replace(*_SAVED_HERE)
+        if "target torch.ops." in message:
+            message += _OTHER_FORMAT
+        raise ModelError(message) from None
 
 
 def _checked(records: dict[str, bytes], path: Path, own: bool = False) -> dict[str, bytes]:
     """Return the records if torch can load them safely; raise `QuantizationError` otherwise.
 
     Args:
-        own: whether the program is a user's, so that the origins of its operators are dropped.
+        own: whether the program is a user's, so that it is cleaned (`_clean`).
     """
     try:
         if own and _GRAPH in records:
-            records[_GRAPH] = _drop_origins(records[_GRAPH])
+            records[_GRAPH] = _clean(records[_GRAPH])
         strange = next(_check(records), None)
     except (ValueError, RecursionError) as error:  # not JSON, or nested too deeply
         strange = one_line(error)
@@ -106,8 +122,8 @@ def _checked(records: dict[str, bytes], path: Path, own: bool = False) -> dict[s
     return records
 
 
-def _drop_origins(content: bytes) -> bytes:
-    """Return a program's graph, in JSON, with empty values for `_ORIGINS`."""
+def _clean(content: bytes) -> bytes:
+    """Return a program's graph, in JSON, with empty `_ORIGINS` and without `_UNFILLED`."""
     graph = json.loads(content)
     for _, value in _items(graph):
         if not isinstance(value, dict):
@@ -115,7 +131,20 @@ def _drop_origins(content: bytes) -> bytes:
         for key in _ORIGINS:
             if key in value:
                 value[key] = type(value[key])()
+        target = value.get("target")
+        if isinstance(target, str) and target in _UNFILLED:
+            _fill(value)
     return json.dumps(graph).encode()
+
+
+def _fill(node: dict[str, Any]) -> None:
+    """Have a node of `_UNFILLED` return zeros, which come in one memory format."""
+    node["target"] = _UNFILLED[node["target"]]
+    kept = []
+    for argument in node.get("inputs", ()):
+        if not isinstance(argument, dict) or argument.get("name") != "memory_format":
+            kept.append(argument)
+    node["inputs"] = kept
 
 
 def _check(records: Mapping[str, bytes]) -> Iterator[str]:
@@ -145,7 +174,7 @@ def _is_plain(key: str, value: Any) -> bool:
     if key in ("target", "as_operator"):
         target = _TARGET.fullmatch(value)
         allowed = target is not None and torch_archive.is_allowed(*target.groups())
-        return allowed or bool(_PYTHON.fullmatch(value))
+        return allowed or bool(_PYTHON.fullmatch(value) or _BLOCK.fullmatch(value))
     return bool(_TEXTS.get(key, re.compile(r"[\w,.> -]*")).fullmatch(value))
 
 
