@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 NO_RUN = {"-h", "--help", "--hydra-help", "--version", "-c", "--cfg", "-i", "--info", "-sc"}
 loading.register_schemas()
-# Set before torch is imported: its threads wait for each other in a loop, by default for a long
-# time. With another program on the CPU, learned rounding then takes nearly twice the time.
+# Set this before torch is imported. By default, torch's threads wait for each other in a busy loop
+# for a long time; with another program on the CPU, learned rounding then takes nearly twice the
+# time.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
@@ -62,7 +63,7 @@ def execute(
             default `run` with the typed words.
     """
     with ongoing.begin(command_line or ["run", *typed]) as begun:
-        # `finish` also closes the sweep that Hydra's callback has begun: table and report.
+        # `finish` also closes the sweep that Hydra's callback has begun, with table and report.
         ending = command.finish(partial(_call_hydra, typed), running.find_running_sweep, report)
         record = begun.run.record if begun.run else None
         folder = begun.sweep.shared.folder if begun.sweep else None
@@ -70,7 +71,7 @@ def execute(
 
 
 def _call_hydra(typed: Sequence[str]) -> None:
-    """Check the command line, then run."""
+    """Check the command line, then let Hydra run the job or jobs."""
     importing.allow(Path.cwd())
     conf = folders.find_conf()
     own = folders.find_own_conf(Path.cwd())
@@ -85,7 +86,7 @@ def _call_hydra(typed: Sequence[str]) -> None:
     path_words.require_data(arranged, conf, own)
     if NO_RUN.isdisjoint(arranged):
         background.prepare(store.import_mlflow)
-    # `hydra.main` is this call with the words of `sys.argv`, which a caller in Python has not set.
+    # `hydra.main` would read the words from `sys.argv`, which a caller in Python has not set.
     version.setbase("1.3")
     parser = get_args_parser()
     _run_hydra(
@@ -105,14 +106,14 @@ def run_job(cfg: DictConfig) -> Any:
 
     Returns:
         In a sweep, a value for its sweeper: the record for the search of `experiment=auto`, the
-        loss for any other, such as Optuna's. Hydra's own sweeper ignores it.
+        loss for any other, such as Optuna's. Hydra's own sweeper ignores the value.
     """
     hydra = HydraConfig.get()
     importing.allow(Path(hydra.runtime.cwd))  # a launcher may start the job in another folder
     folder = Path(hydra.runtime.output_dir)
     if hydra.mode == RunMode.RUN:
         begun = ongoing.find_ongoing()
-        assert begun is not None  # a single run has no other process
+        assert begun is not None  # a single run has no worker processes
         with command.aborting(Exception):
             asked = loading.type_composed(cfg)
             begun.run = job.run_alone(asked, folder, hydra.overrides.task)

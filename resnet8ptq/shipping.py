@@ -45,7 +45,7 @@ def to_run(words: Sequence[str]) -> list[str]:
     """Return the words of `resnet8ptq run` for the words of `resnet8ptq ship`.
 
     Raises:
-        ConfigError: another experiment, or a misspelt key.
+        ConfigError: the words name another experiment, or a key is misspelt.
 
     >>> to_run(["goal=best", "data=shapes"])
     ['experiment=auto', 'hydra.sweeper.goal=best', 'data=shapes']

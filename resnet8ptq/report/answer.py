@@ -45,7 +45,8 @@ class Explanation:
         verdict: the verdict as a sentence.
         facts: the metric with its 95% interval, size and latency.
         command: the deploy command; empty for FP32.
-        note: for the best model, how it was chosen, and a smaller one that is as good; else empty.
+        note: for the best model, how it was chosen, and a smaller one that is as good; empty for
+        other models.
         hint: a sentence if no model is faster than FP32; empty otherwise.
         untried: the command of a setting that should be faster; empty without a hint or a setting.
     """

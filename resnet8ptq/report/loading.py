@@ -137,7 +137,7 @@ def add_earlier_runs(store: Store, families: Sequence[Family]) -> list[Family]:
 def _add_earlier(store: Store, family: Family) -> Family:
     ids = _find_samples(family)
     earlier_runs = background.ask(ledger.count_earlier, store, family.records, ids)
-    scored_before = earlier_runs.count > len(earlier_runs.others)  # one scored all samples
+    scored_before = earlier_runs.count > len(earlier_runs.others)  # an earlier run had all
     if ids is None or scored_before:
         return replace(family, earlier_runs=earlier_runs)
 

@@ -1,4 +1,4 @@
-"""Recommends a sweep's models by use, each with its verdict; `rule` chooses the first of them.
+"""Recommends a sweep's models by use, each with its verdict; `rule` chooses the headline's.
 
 Models are chosen on samples that the reported figures do not use (`experiment.samples`), because
 the best of many models looks too good on the samples that chose it. The chosen models are assessed
@@ -25,13 +25,13 @@ from resnet8ptq.tasks.scoring.metric import BASELINE, CHOICE, Metric
 from resnet8ptq.tasks.scoring.statistics import ROUNDING
 from resnet8ptq.tracking.record import RunRecord
 
-# Settings whose values the run tunes on the selection samples.
+# Settings with which a run tunes itself on the selection samples.
 TUNED = {"nodes_to_exclude": "auto", "precision.plan": "auto", "method": "qat"}
 CLOSE = 0.05  # sizes within 5% count as close, and so do the values of a criterion
-NEAR = 2.0  # paired standard errors: the criterion chooses among models this near to the best
-FAMILIAR = 0.02  # FP32 was probably trained on samples if it is better on them by this much
+NEAR = 2.0  # paired standard errors; the criterion chooses among models this near to the best
+FAMILIAR = 0.02  # FP32 was probably trained on samples on which it is better by this much
 FINALISTS = 3  # the fastest models of each use that are timed against each other
-ALL_TIMED = 8  # up to this many models, all are timed against each other
+ALL_TIMED = 8  # up to this number of models, all are timed against each other
 RECOMMENDED = "recommended"
 BEST = "best"
 BALANCED = "balanced"
@@ -64,7 +64,7 @@ class Recommendation:
 
     @property
     def run(self) -> RunRecord | None:
-        """The run; if other samples chose it, its verdict is not corrected for the other runs."""
+        """The run; if other samples chose it, the verdict is not corrected for the other runs."""
         if self.choice is None:
             return None
         return self.choice.record
@@ -89,7 +89,7 @@ class ModelSelection:
     """The deployable models of a family, and the criteria of the choice."""
 
     family: Family  # assessed
-    timing: PairedLatency | None = None  # of the finalists, if they were timed
+    timing: PairedLatency | None = None  # the timing of the finalists, if they were timed
 
     @property
     def limits(self) -> ReportConfig:
@@ -100,8 +100,9 @@ class ModelSelection:
     def candidates(self) -> list[Cell]:
         """The models that may be recommended; empty if all fail, or if FP32 is in doubt.
 
-        With selection samples, these are all models that ran: the selection samples judge them.
-        Without, only models that do not fail and that reach the metric's minimum.
+        With selection samples, these are all models that ran, because the selection samples judge
+        them. Without selection samples, these are only models that do not fail and that reach the
+        metric's minimum.
         """
         kept = _without_failed(self._ran)
         if kept and self.apart:
@@ -186,8 +187,8 @@ class ModelSelection:
 
         The rule chooses among the models `within` that pass on the reported samples, where verdicts
         are corrected for all models. If none passes, it chooses among the undecided ones; if it
-        would keep FP32 then, also among the `others`. If there are selection samples, only these
-        choose then, and the chosen model is assessed by itself.
+        would keep FP32 then, also among the `others`. With selection samples, only these choose in
+        that case, and the chosen model is assessed by itself.
         """
         chosen = self._choose(with_verdict(self.within, PASS))
         if chosen is not None:
@@ -199,7 +200,7 @@ class ModelSelection:
         if chosen is None or not self.apart:
             return chosen
 
-        # Nothing passes among all models; the chosen one may pass by itself
+        # No model passes with the correction for all; the chosen model may pass by itself
         alone = verdicts.assess_losses(Family((chosen.cell,), self.limits)).cells
         if alone[0].record.verdict != PASS:
             return chosen
@@ -207,7 +208,7 @@ class ModelSelection:
 
     def _choose(self, cells: Sequence[Cell], alone: bool = False) -> Headline | None:
         kept = list(cells)
-        if self.timing is not None:  # the finalists, if any is among these models
+        if self.timing is not None:  # only finalists, if any is among these models
             kept = _among(self.timing.single, cells) or kept
         fp32_ms = min(map(_baseline_latency, _timed(kept)), default=math.nan)
         ranked = self._rank(kept)
@@ -226,7 +227,7 @@ class ModelSelection:
         speed = None
         if self.timing is not None:
             speed = timing.speed(record, self.timing, len(ranked))
-        elif ms is not None:  # of separate runs, whose latencies differ by chance
+        elif ms is not None:  # latencies of separate runs differ by chance
             value = fp32_ms / ms
             speed = Ratio(value, value * (1 - SAME_SPEED), value * (1 + SAME_SPEED))
         # The reported loss may not choose a model that is then assessed by itself.
@@ -245,7 +246,7 @@ class ModelSelection:
 
     def _rank(self, cells: Sequence[Cell]) -> list[Cell]:
         """Return the cells by accuracy on the samples that choose, the best first."""
-        # Not a sort: which model is the best depends on the others, see `best`.
+        # A sort would not do, because the best model depends on the others, see `best`.
         left = list(cells)
         ranked = []
         while left:
@@ -275,10 +276,10 @@ class ModelSelection:
         return criterion
 
     def best(self, cells: Sequence[Cell], reported: bool = False) -> Cell:
-        """Return the best model on the selection samples, or else on the reported ones.
+        """Return the best model on the selection samples, or else on the reported samples.
 
         On the selection samples, the task's criterion, if any, chooses among the models near the
-        best one. Ties go to the faster model, then to the smaller.
+        best one. Ties go to the faster model, then to the smaller one.
         """
         metric = self.family.metric
         name = metric.ranked_by
@@ -293,14 +294,14 @@ class ModelSelection:
         if self.criterion and not reported:
             equals = self._best_by_criterion(self.criterion, equals[0], cells)
         slowest = min(map(_latency, _timed(equals)), default=math.inf) * (1 + SAME_SPEED)
-        # A run without a latency is not known to be slower.
+        # Keep runs without a latency, which are not known to be slower
         fast = [cell for cell in equals if not _latency(cell) > slowest]
         return min(fast, key=_bytes)
 
     def _best_by_criterion(
         self, criterion: Metric, first: Cell, cells: Sequence[Cell]
     ) -> list[Cell]:
-        """Return the best by the criterion, of the models near the first one."""
+        """Return the models that are best by the criterion, of those near the first one."""
         metric = self.family.metric
         near = [first]
         for cell in cells:
@@ -315,7 +316,7 @@ class ModelSelection:
 
 
 def _or_worst(cost: float) -> float:
-    """Return a cost; infinite for NaN, the cost of a network with outputs that are not finite."""
+    """Return a cost, with infinity for the NaN of a network whose outputs are not finite."""
     return math.inf if math.isnan(cost) else cost
 
 
@@ -326,7 +327,8 @@ def _saves_bytes(cell: Cell) -> bool:
 def finalists(selected: ModelSelection) -> list[Cell]:
     """Return the models to time against each other and FP32; empty without measured latencies.
 
-    Models beyond the limit are never the fastest, and fill the table's column if there are few.
+    Models beyond the limit cannot become the fastest; if there are few, they are timed to fill the
+    table's column.
     """
     timed = _timed([*selected.within, *selected.others])
     if not timed:
@@ -337,8 +339,8 @@ def finalists(selected: ModelSelection) -> list[Cell]:
     least = min(map(_bytes, timed))
     smallest = up_to(least * (1 + SAME_SIZE), timed, _bytes)
     small = up_to(least / MOST_BYTES, timed, _bytes)
-    chosen = [selected.best(timed), selected.best(smallest)]  # `_smallest` recommends the second
-    chosen.append(min(small, key=_latency))  # `rule` may
+    chosen = [selected.best(timed), selected.best(smallest)]  # the second is `_smallest`'s
+    chosen.append(min(small, key=_latency))  # `rule` may choose it
     chosen += sorted(timed, key=_latency)[:FINALISTS]
     chosen += sorted(timed, key=_batch_latency)[:FINALISTS]
     return list(by_run_id(chosen).values())
@@ -365,7 +367,7 @@ def why_none(selected: ModelSelection) -> list[str]:
             "the classes and model.path."
         ]
 
-    # The limits, and whether FP32 keeps the smallest accepted value
+    # Name the limits, and say whether FP32 keeps the smallest accepted value
     asked = metric.show_limit(limits)
     if least is not None:
         asked += f", report.{metric.least}={least:g}"
@@ -383,7 +385,8 @@ def why_none(selected: ModelSelection) -> list[str]:
 def _say_remedy(measured: Sequence[Cell]) -> str:
     """Return the settings that may reduce the loss.
 
-    Empty if a model keeps the limit or is undecided, or if all files are of other programs.
+    The text is empty if a model keeps the limit or is undecided, or if all files come from other
+    programs.
     """
     losses = set()
     has_settings = False
@@ -405,9 +408,9 @@ def _say_remedy(measured: Sequence[Cell]) -> str:
 def recommend(selected: ModelSelection) -> list[Recommendation]:
     """Return one recommendation for each use; empty without candidates.
 
-    Also empty if the runs were scored on the selection samples: these are steps of a search, whose
-    best models also run on the reported samples. The balanced, the smallest and the fastest model
-    are chosen among the models within the limit.
+    The list is also empty if the runs were scored on the selection samples. Such runs are steps of
+    a search, whose best models also run on the reported samples. The balanced, the smallest and the
+    fastest model are chosen among the models within the limit.
     """
     candidates = selected.candidates
     if not candidates or selected.on_selection:
@@ -420,7 +423,7 @@ def recommend(selected: ModelSelection) -> list[Recommendation]:
         uses[RECOMMENDED] = _to_recommendation(RECOMMENDED, chosen.cell, chosen.reason)
     uses[BEST] = best
 
-    # The other uses, of the models within the limit
+    # Recommend for the other uses among the models within the limit
     if selected.within:
         balanced = _balanced(selected, best)
         if balanced:
@@ -435,7 +438,7 @@ def recommend(selected: ModelSelection) -> list[Recommendation]:
         elif _timed(selected.within):
             uses["fastest"] = _fastest_of_runs(selected)
 
-    # The best of each backend, if there are several
+    # Recommend the best model of each backend, if there are several
     by_backend: dict[str, list[Cell]] = {}
     for cell in candidates:
         by_backend.setdefault(cell.record.backend, []).append(cell)
@@ -452,12 +455,12 @@ def find_use(
     """Return the run that a sweep recommends for a use, and the reason.
 
     Args:
-        nothing: the reason of a sweep that recommends no run at all, with its mend.
+        nothing: the reason why a sweep recommends no run at all, with the mend.
 
     Raises:
         ConfigError: the sweep recommends no run for the use, FP32 itself, or several models.
     """
-    uses = []  # with a run, for the messages
+    uses = []  # the uses with a run, for messages
     chosen = []
     for model in recommended:
         if model.run is not None and model.use not in uses:
@@ -497,7 +500,7 @@ def own_family(selected: ModelSelection, chosen: Sequence[Recommendation]) -> Fa
     """Return the recommended models that the selection samples chose; see `verdicts.assess_losses`.
 
     Their verdicts are corrected for these models only, because the reported samples did not choose
-    them. Empty without separate selection samples.
+    them. The family is empty without separate selection samples.
     """
     if not selected.apart:
         return Family((), selected.limits)
@@ -550,7 +553,7 @@ def other_choice(selected: ModelSelection) -> list[str]:
             f"because {criterion.title} varies less from sample to sample."
         )
 
-    # FP32 on the two sets of samples
+    # Compare FP32 on the two sets of samples
     chosen = ours.metric(f"{CHOICE}{BASELINE}{metric.name}")
     reported = ours.metric(f"{BASELINE}{metric.name}")
     if metric.bounded and metric.cost(reported) - metric.cost(chosen) > FAMILIAR:
@@ -567,7 +570,7 @@ def other_choice(selected: ModelSelection) -> list[str]:
     if selected.family.stopped:
         return lines
 
-    # The choice that the reported samples would make
+    # Name the choice that the reported samples would make
     if ours is theirs:
         lines.append("The reported samples would give the same choice.")
     else:
@@ -608,7 +611,7 @@ def _best(selected: ModelSelection, use: str, cells: Sequence[Cell]) -> Recommen
         if criterion:
             why += f", {criterion.title} {criterion.show(best.metric(CHOICE + criterion.name))}"
 
-    # Models that may replace it
+    # Find models that may replace the best one
     others = _without(best, cells)
     good, unknown = verdicts.as_good_as(best, others, metric, selected.limits)
     recommended = _to_recommendation(
@@ -626,18 +629,18 @@ def say_margin(selected: ModelSelection) -> str:
 def _balanced(selected: ModelSelection, best: Recommendation) -> Recommendation | None:
     """Choose the smallest of the models proven to be as good as the best.
 
-    Of equally small ones, choose the fastest. None if no model is within the limit.
+    Among equally small models, the fastest is chosen. Returns None if no model is within the limit.
 
-    The test uses the reported samples and is corrected for all models, so it holds for the chosen
-    one.
+    The test uses the reported samples and is corrected for all models, so it also holds for the
+    chosen model.
     """
-    assert best.choice is not None  # of every recommendation but the fastest
+    assert best.choice is not None  # only the fastest use may choose FP32
     within = by_run_id(_without_failed(selected.within))
     members = _among(within, [best.choice, *best.equals])
     if not members:
         return None
 
-    # The smallest; of these, the fastest
+    # Choose the fastest of the smallest models
     least = min(map(_bytes, members))
     small = up_to(least * (1 + SAME_SIZE), members, _bytes)
     chosen = min(small, key=lambda cell: cell.record.latency_ms or math.inf)
@@ -665,7 +668,7 @@ def _smallest(selected: ModelSelection) -> Recommendation:
     value = metric.show(best.metric(metric.name))
     why = f"{say_size(_bytes(best), best.record.size_reduction)}, at {value}"
 
-    # A smaller model that is not within the limit
+    # Name smaller models that are not within the limit
     left_out = []
     for cell in selected.candidates:
         if _bytes(cell) < _bytes(best) and cell not in selected.within:
@@ -703,7 +706,7 @@ def _fastest(selected: ModelSelection, use: str, times: Mapping[str, Blocks]) ->
     if not speedup.faster:
         why += ": not significantly faster"
 
-    # Models that may be as fast
+    # Find models that may be as fast
     equals = []
     for name, cell in cells.items():
         is_slower = ratio(times[model], times[name], len(cells)).faster
@@ -760,7 +763,7 @@ def _timed(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def _loss(cell: Cell, by_selection: bool) -> float:
-    """Return the loss against FP32 on the selection samples, or on the reported ones."""
+    """Return the loss against FP32 on the selection samples, or on the reported samples."""
     name = "drop"
     if by_selection:
         name = f"{CHOICE}drop"

@@ -1,4 +1,4 @@
-"""The rule that chooses the one model to deploy, over plain numbers.
+"""The rule that chooses the model to deploy, as a function of plain numbers.
 
 1. Candidates are the models that pass; if none passes, the undecided ones whose measured loss is
    within the limit.
@@ -37,7 +37,7 @@ class Candidate:
     """A model that passes or is undecided, with the values that the rule reads.
 
     Attributes:
-        key: the id of its run.
+        key: the id of the model's run.
         passes: whether its loss is proven to be within the limit.
         loss: measured loss against FP32, in the unit of the limit.
         rank: position by accuracy on the samples that choose; the best has 0.
@@ -54,7 +54,7 @@ class Candidate:
     fp32_bytes: float
     latency_ms: float | None = None
     speed: Ratio | None = None
-    cell: Any = field(default=None, compare=False, repr=False)  # its run, which the rule ignores
+    cell: Any = field(default=None, compare=False, repr=False)  # the run, which the rule ignores
 
     @property
     def is_faster(self) -> bool:
@@ -82,7 +82,7 @@ class Headline:
         candidate: the chosen model; with `keep`, a model that gains nothing over FP32.
         reason: the reason in about ten words.
         nothing_faster: whether no candidate is shown to be faster than FP32, although timed.
-        alone: whether the model was assessed by itself, and not corrected for all models.
+        alone: whether the model was assessed by itself, without the correction for all models.
     """
 
     advice: Advice
@@ -112,7 +112,7 @@ def choose(
         return None
     candidates = drop_dominated(candidates, loss_error)
 
-    # Rules 3 to 5, by the preference
+    # Apply rules 3 to 5, by the preference
     faster = [one for one in candidates if one.is_faster]
     timed = any(one.speed is not None for one in candidates)
     if prefer == "accuracy":
@@ -143,7 +143,7 @@ def choose(
 def _choose_small(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
     """Return the fastest candidate of about the smallest size, and the reason.
 
-    Nobody saves a few bytes for twice the time.
+    A few bytes less would not be worth twice the time.
     """
     smallest = min(map(_size, candidates))
     small = up_to(smallest / MOST_BYTES, candidates, _size)
@@ -155,7 +155,7 @@ def _choose_small(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
 
 
 def drop_dominated(candidates: Sequence[Candidate], loss_error: float = 0.0) -> list[Candidate]:
-    """Return the candidates that no other dominates; never empty.
+    """Return the candidates that no other dominates; at least one remains.
 
     Latencies count only if every candidate has one.
     """
@@ -168,7 +168,7 @@ def drop_dominated(candidates: Sequence[Candidate], loss_error: float = 0.0) -> 
 
 
 def dominates(other: Candidate, one: Candidate, timed: bool, loss_error: float) -> bool:
-    """Return whether `other` is no worse than `one` in everything, and clearly better in one."""
+    """Return whether `other` is nowhere worse than `one`, and clearly better in something."""
     if other.loss > one.loss or other.size_bytes > one.size_bytes:
         return False
     if timed and _latency(other) > _latency(one):
@@ -181,7 +181,7 @@ def dominates(other: Candidate, one: Candidate, timed: bool, loss_error: float) 
 def _first(
     candidates: Sequence[Candidate], key: Callable[[Candidate], float], slack: float
 ) -> Candidate:
-    """Return the best by `key`; rule 6 decides among those within `slack` of it."""
+    """Return the best by `key`; rule 6 decides among candidates within `slack` of the best."""
     least = min(map(key, candidates))
     equal = up_to(least + slack, candidates, key)
     smallest = min(map(_size, equal))

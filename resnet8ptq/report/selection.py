@@ -1,6 +1,6 @@
-"""Chooses among the models of a sweep: those that just ran, or those that the store has.
+"""Chooses among the models of a sweep that just ran, or that is read from the store.
 
-It draws nothing: `resnet8ptq verdict` calls it without matplotlib.
+This module draws nothing, because `resnet8ptq verdict` calls it without matplotlib.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The end of a single run: its verdict, its files, and its page in MLflow."""
+"""The end of a single run: prints the verdict, and completes the run's page in MLflow."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -14,12 +14,12 @@ from resnet8ptq.tasks.scoring.metric import BASELINE, Metric
 from resnet8ptq.tracking.record import RunRecord
 
 CHOICES = ("framework", "dtype", "calibration", "weights")
-# the column of the verdicts, and one of them; see `verdicts`
+# The column of the verdicts, and one verdict, see `verdicts`
 LIMIT = "limit"
 VOID = "void"
 SOUND = ("ok", "baseline")  # statuses of a row without a mark in the terminal
-MANY = 50  # runs of a family that a table shows; of more, only the best
-FIRST = 20  # the best of many
+MANY = 50  # most runs of a family that a table shows completely
+FIRST = 20  # best runs that are shown of more
 _BASELINE_KEYS = ("data", "model.fold", "evaluate.split", *RUN_ON)
 _FIRST_NOTE = "The {first} best of {total} runs by {title}; the others: {others}."
 
@@ -29,7 +29,7 @@ class Row:
     """A row: runs with equal files, or an FP32 baseline that is not itself a run.
 
     Attributes:
-        record: that of the first run, or the one that the baseline would have.
+        record: the record of the first run, or the record that the baseline would have.
         names: combination and varying settings, joined over the runs, see `name_cells`.
         p: the p-value of the difference from FP32, corrected for all runs.
         ms: latency of one sample; for a baseline, the smallest and the largest of the runs.
@@ -57,8 +57,8 @@ class Row:
 def make(records: Sequence[RunRecord]) -> Table[Row]:
     """Return the table: a row for each FP32 baseline, then one for each run.
 
-    Baselines are sorted by framework. Runs keep the order of `records`, in a sweep that of the jobs
-    (`history.load_children`). More than `MANY` are sorted by the metric later, see `shorten`.
+    Baselines are sorted by framework. Runs keep the order of `records`, which in a sweep is that of
+    the jobs (`history.load_children`). `shorten` sorts more than `MANY` runs by the metric.
 
     Baselines that are themselves runs have no second row. Runs with equal files share the row of
     the first, see `equal_files`. The settings that vary have columns after `weights`.
@@ -128,9 +128,10 @@ def say_counts(counts: Mapping[str, int]) -> str:
 
 
 def shorten(records: Sequence[RunRecord], whole: Table[Row]) -> tuple[Table[Row], str]:
-    """Return the table of the rows to show at once, and a note about the hidden ones.
+    """Return the table of the rows to show at first, and a note about the hidden rows.
 
-    Up to `MANY` runs, all rows are shown, without a note; else the baselines and the best runs.
+    Up to `MANY` runs, all rows are shown, without a note; otherwise the baselines and the best
+    runs.
     """
     runs = rows_of_runs(whole)
     if len(runs) <= MANY:
@@ -154,7 +155,7 @@ def brief(
 ) -> Table[Row]:
     """Return the six columns that fit into a terminal or beside a figure, and those of `more`.
 
-    The first column is the configuration. The last one holds the verdict, or else the status.
+    The first column is the configuration. The last column holds the verdict, or else the status.
     """
     heads = whole.heads[: len(CHOICES) + len(varied(records))]
     metric = task_of(records).metric.title
@@ -216,7 +217,7 @@ def _make_baselines(records: Sequence[RunRecord], keys: Sequence[str]) -> list[R
         record = baselines[key]
         names = [record.combination.baseline, "fp32", "", ""]
         for name in keys:
-            shown = ""  # of a baseline, only what it ran on
+            shown = ""  # a baseline shows only provider and machine
             if name in RUN_ON:
                 shown = record.params.get(name, "")
             names.append(shown)

@@ -13,7 +13,7 @@ from resnet8ptq.report.families import Family, headings_of
 from resnet8ptq.report.recommend import ModelSelection, families_of, why_none
 from resnet8ptq.tracking.mlflow_store.store import Store
 
-PIPE_WIDTH = 240  # of the widest table
+PIPE_WIDTH = 240  # characters of the widest table
 REPORT = "report.html"
 ALL = "all"  # in `report.columns`
 _NARROW = 100  # characters of a line, below which the table of six columns is compact
@@ -46,7 +46,7 @@ def _print_family(heading: str, family: Family, console: Console) -> None:
     titled = replace(shown, title=heading)
     titled.print(console, styles=styles, compact=console.width < narrow)
 
-    # Hidden rows, unknown columns, notes
+    # Print lines about hidden rows and unknown columns, then the notes
     if cut:
         say(console, f"{cut} All: report.html, runs.csv.")
     unknown = {*more} - {*every.heads, ALL}
@@ -74,7 +74,7 @@ def print_answers(chosen: Sequence[ModelSelection]) -> None:
     for heading, selected in zip(titles, chosen, strict=True):
         if not selected.family.measured:
             continue
-        title = ""  # an empty line; only several families need headings
+        title = ""  # prints an empty line; only several families need headings
         if len(chosen) > 1:
             title = f"\n{heading}"
         say(console, title)
@@ -85,7 +85,7 @@ def print_answers(chosen: Sequence[ModelSelection]) -> None:
             say(console, " ".join(["No model is recommended.", *why_none(selected)]))
             continue
 
-        # The best last, above the prompt
+        # Print the best model last, above the prompt
         best = answers[0]
         say(console, f"{best.headline}.")
         say(console, f"  {best.verdict} {best.note}".rstrip())
@@ -106,7 +106,7 @@ def _say_other_use(answer: Explanation, apart: bool) -> str:
     text = f"{uses}: {answer.label}"
     if answer.outcome:
         text += f" ({answer.outcome})"
-    # The best model on other samples may not be the best row of the table.
+    # The best model on the selection samples may not be the best row of the table.
     is_best = any(use.startswith("best ") for use in answer.uses)
     if is_best and apart:
         text += "; chosen on other samples than the table's"

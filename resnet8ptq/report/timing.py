@@ -1,8 +1,8 @@
-"""One latency for table, figures, choice and JSON: the one measured in turns, if a sweep has it.
+"""Gives table, figures, choice and JSON the same latency: measured in turns, if a sweep has it.
 
-Latencies of single runs are measured minutes apart, each with its own measurement of FP32. So the
-records of a family that was timed in turns hold the latencies of the turns, and none of single
-runs. Table, figures, choice and JSON read these records.
+Latencies of single runs are measured minutes apart, each with its own measurement of FP32. The
+records of a family that was timed in turns therefore hold only the latencies of the turns. Table,
+figures, choice and JSON read these records.
 """
 
 from collections.abc import Mapping
@@ -67,7 +67,7 @@ def put_in(family: Family, timing: PairedLatency | None) -> Family:
 def without_carried(family: Family, timing: PairedLatency | None) -> PairedLatency | None:
     """Return a timing without the runs that were measured elsewhere by hand after the turns.
 
-    None if no model is left.
+    Returns None if no model is left.
     """
     carried = {cell.record.run_id for cell in family.cells if cell.record.was_carried}
     if timing is None or carried.isdisjoint(timing.single):

@@ -8,8 +8,8 @@ from resnet8ptq.core.descriptor import find_backends
 from resnet8ptq.tracking import origin
 from resnet8ptq.tracking.record import RunRecord
 
-# Settings that are not repeated. Those of a backend or a method do not fit another one, nor do
-# the formats of its files.
+# Settings that the command does not repeat. Settings of a backend or method, and formats of files,
+# would not fit another one.
 _DROPPED = (
     "experiment",
     "evaluate.choice",  # `judge` sets it
@@ -26,12 +26,12 @@ _DROPPED = (
 
 
 def find_untried(records: Sequence[RunRecord]) -> str:
-    """Return the command of the first setting that `advise` names and no run had; else empty.
+    """Return the command for the first setting that `advise` lists and no run had; else empty.
 
-    Also empty for runs of another CPU, and for runs of other people, whose settings must not be
-    repeated.
+    The text is also empty for runs of another CPU, and for runs of other people, whose settings
+    must not be repeated.
     """
-    # Imported here: a verdict reads runs without ONNX Runtime and the backends.
+    # Imported here, because a verdict reads runs without ONNX Runtime and the backends
     from resnet8ptq.backends.advice import TRY
     from resnet8ptq.exploration.search import candidates
 
@@ -41,7 +41,7 @@ def find_untried(records: Sequence[RunRecord]) -> str:
     if repeated is None:
         return ""
 
-    # The first that is fast, new, and installed without an extra
+    # Find the first setting that is fast, new, and installed without an extra
     without_extra = [backend.name for backend in find_backends().values() if not backend.extra]
     for candidate in candidates.advise(flags):
         words = candidate.settings.split()

@@ -2,9 +2,9 @@
 
 A model passes if the one-sided 95% upper bound of its paired loss is within the limit. It fails if
 the lower bound is beyond the limit. Both are corrected for all models of a family (Holm, 1979);
-runs with equal files count as one model. Otherwise it is undecided: a loss that is not significant
-does not prove equality. A verdict is void if FP32 itself is no better than chance, or clearly below
-the accuracy that the user expects. A loss against a broken network has no meaning.
+runs with equal files count as one model. Otherwise the model is undecided, because a loss that is
+not significant does not prove equality. A verdict is void if FP32 itself is no better than chance,
+or clearly below the accuracy that the user expects. A loss against a broken network has no meaning.
 
 A model also fails, whatever its loss, in two cases: its metric is below its own limit, such as
 `report.min_accuracy`, or one of its outputs does not depend on the sample.
@@ -36,11 +36,11 @@ from resnet8ptq.tracking.record import RunRecord
 PASS = "pass"
 FAIL = "fail"
 UNDECIDED = "undecided"
-UNSUPPORTED = "unsupported"  # of a run that was not measured, beside `OUTCOMES`
+UNSUPPORTED = "unsupported"  # for a run that was not measured, in addition to `OUTCOMES`
 EXIT_CODES = {PASS: 0, FAIL: 3, UNDECIDED: 4, VOID: 4, UNSUPPORTED: 4}
 OUTCOMES = (PASS, FAIL, UNDECIDED, VOID)
-MARGIN = 0.5  # of the limit: the non-inferiority margin against the best model
-NAMED = 12  # runs that the note on added samples names
+MARGIN = 0.5  # share of the limit that is the non-inferiority margin against the best model
+NAMED = 12  # most runs that the note on added samples names
 ADDED_NOTE = (
     "{seen:,} of these {total:,} samples were scored by earlier runs. If the others were added "
     "because a verdict was undecided, a pass on all of them is too easy: the first look counts "
@@ -53,10 +53,10 @@ MOST_NEEDED = 1_000_000  # samples: larger sizes are not shown
 class Verdict:
     """Whether a model keeps its limits; if undecided, the sample size that would decide."""
 
-    loss: str  # on the loss alone: `PASS`, `FAIL`, `UNDECIDED` or `VOID`
+    loss: str  # the verdict on the loss alone: `PASS`, `FAIL`, `UNDECIDED` or `VOID`
     # If undecided, the sample size for 80% power at the measured loss; NaN if samples do not vary.
     needed: float = 0.0
-    fault: str = ""  # why the model fails whatever its loss, see `find_fault`
+    fault: str = ""  # why the model fails whatever the loss, see `find_fault`
 
     def __str__(self) -> str:
         return self.say()
@@ -108,7 +108,7 @@ def assess(family: Family, limits: ReportConfig) -> Family:
         settings = {}
         for key in keys:
             settings[printable(key)] = printable(record.params.get(key, ""))
-        verdict = None  # of a measured run, see `assess_losses`
+        verdict = None  # `assess_losses` gives measured runs a verdict
         if record.status == UNSUPPORTED:
             verdict = UNSUPPORTED
         known = record.changed(
@@ -140,7 +140,7 @@ def assess_losses(family: Family) -> Family:
         margins.append((margin, int(cell.metric(TOTAL))))
     decided = _decide_by_model(family, family.sound, margins)
 
-    # Void, unless FP32 is sound
+    # Verdicts are void, unless FP32 is sound
     losses = dict.fromkeys(by_run_id(family.measured), Verdict(VOID))
     for cell, loss in zip(family.sound, decided, strict=True):
         losses[cell.record.run_id] = loss
@@ -212,8 +212,8 @@ def margin_at(metric: Metric, cell: Cell, limit: float) -> Margin:
 def assess_added(family: Family) -> list[tuple[Cell, Verdict]]:
     """Return the verdicts on the added samples only, for runs with values kept by sample.
 
-    Samples added after an undecided verdict form an independent test. Their results influence
-    neither their number nor the decision to add them.
+    Samples added after an undecided verdict form an independent test, because their results
+    influence neither their number nor the decision to add them.
     """
     metric = family.metric
     rows = family.added
@@ -255,7 +255,8 @@ def decide(margins: Sequence[tuple[Margin, int]], planned: int = 1) -> list[Verd
         planned: see `Family.planned`.
     """
     results = outcomes([margin for margin, _ in margins], planned)
-    # The sample size is for the strictest of Holm's levels: the others depend on which models pass.
+    # The sample size is for the strictest of Holm's levels, as the others depend on which models
+    # pass.
     level = SIGNIFICANCE / max(len(margins), planned)
     decided = []
     for outcome, (margin, total) in zip(results, margins, strict=True):
@@ -334,16 +335,16 @@ def _margin_over(best: Cell, cell: Cell, metric: Metric, margin: float) -> tuple
 def is_near(best: Cell, cell: Cell, metric: Metric, errors: float) -> bool:
     """Return whether a model is within `errors` standard errors of the best one.
 
-    Both are measured on the selection samples. The comparison is paired if the samples are the
-    same. With another calibration draw they may differ; then the intervals of both runs give the
-    error.
+    Both models are measured on the selection samples. The comparison is paired if the samples are
+    the same. With another calibration draw the samples may differ; then the intervals of both runs
+    give the error.
     """
     assert best.choice is not None and cell.choice is not None
     if best.choice.same_samples(cell.choice):
         total = int(cell.metric(f"{CHOICE}{TOTAL}"))
         return cell.choice.margin_over(best.choice, metric, 0.0, total).z <= errors
 
-    # From the intervals of both runs
+    # Otherwise estimate the error from the intervals of both runs
     best_low, best_high = best.choice.model.interval
     low, high = cell.choice.model.interval
     error = math.hypot(best_high - best_low, high - low) / (2 * Z95)
@@ -362,6 +363,6 @@ def passes_to_choose(metric: Metric, cell: Cell, limits: ReportConfig) -> bool:
 
 def _undecided(margin: Margin, total: int, level: float) -> Verdict:
     needed = margin.items_needed(total, level)
-    if needed <= total:  # the present size has not decided
+    if needed <= total:  # the present sample size has not decided
         needed = total + 1.0
     return Verdict(UNDECIDED, needed)

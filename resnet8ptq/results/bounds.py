@@ -1,8 +1,9 @@
-"""One-sided 95% bounds of the loss against FP32: the inverted tests of `report.verdicts`.
+"""One-sided 95% bounds of the loss against FP32, by inverting the tests of `report.verdicts`.
 
 A test asks whether the loss lies below a limit. The upper bound is the smallest limit for which the
-same test passes, at the level that Holm's correction leaves to the model. So a model passes exactly
-if its upper bound is at most the limit. It fails exactly if its lower bound is at least the limit.
+same test passes, at the level that Holm's correction leaves to the model. A model therefore passes
+exactly if its upper bound is at most the limit, and fails exactly if its lower bound is at least
+the limit.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,7 +38,7 @@ def add_bounds(family: Family) -> Family:
         p_within.append(margin.p_within)
         p_beyond.append(margin.p_beyond)
 
-    # The level of each model's bounds
+    # Find the level of each model's bounds
     records = records_of(sound)
     test = partial(levels, planned=family.planned)
     uppers = by_model(records, p_within, test)

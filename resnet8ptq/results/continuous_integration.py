@@ -34,7 +34,7 @@ from resnet8ptq.tracking.mlflow_store.store import StoreArguments, open_store
 from resnet8ptq.tracking.record import RunRecord
 
 FORMATS = {"json": to_json, "markdown": to_markdown}
-# Recommended among the models within the limit, so that a sweep may have none.
+# Uses that choose among the models within the limit, so that a sweep may have no such model.
 _WITHIN = ("balanced", "smallest", "fastest", "fastest_batch")
 
 
@@ -69,7 +69,7 @@ def find_answer(asked: Arguments) -> Answer:
     if len(named) > 1:
         raise ConfigError(f"{named[1]}: has no effect with {named[0]}=; expected one of the two")
 
-    # The runs, from the store or from a folder
+    # Read the runs from the store or from a folder
     limits = {key: getattr(asked, key) for key in LIMITS}
     if asked.folder is not None:
         source = lookup.read_folder(Path(asked.folder), asked.tracking)
@@ -93,8 +93,8 @@ def assess_run(run: RunRecord) -> Answer:
     """Return the verdict on a run.
 
     Raises:
-        ConfigError: it is a run of FP32 itself.
-        TrackingError: it has not been measured.
+        ConfigError: the run is of FP32 itself.
+        TrackingError: the run has not been measured.
     """
     if run.verdict is not None:
         return Answer(run.verdict, run)
@@ -109,7 +109,7 @@ def assess_sweep(sweep: SweepSummary, use: str = RECOMMENDED) -> Answer:
     Raises:
         ConfigError: the sweep recommends FP32 itself or several runs for the use, or the use is
             unknown.
-        TrackingError: no run was measured, and one failed.
+        TrackingError: no run was measured, and at least one failed.
     """
     uses = {choice.use for choice in sweep.choices}
     is_known = use == RECOMMENDED or (use in _WITHIN and "smallest" not in uses)
@@ -117,7 +117,7 @@ def assess_sweep(sweep: SweepSummary, use: str = RECOMMENDED) -> Answer:
         run, because = find_use(use, sweep.choices, sweep.run_id)
         return Answer(run.verdict or UNDECIDED, run, sweep, use=use, because=because)
 
-    # No model for a known use: the verdict on all models of the sweep
+    # Without a model for a known use, give the verdict on all models of the sweep
     because = sweep.why_none or "No model is within the limit on the selection samples."
     return Answer(_overall(sweep), run=None, sweep=sweep, use=use, because=because)
 
@@ -137,7 +137,7 @@ def _overall(sweep: SweepSummary) -> str:
                 deployable.add(run.verdict)
         if run.status not in ("ok", UNSUPPORTED):
             failed += 1
-    if deployable & {PASS, UNDECIDED}:  # but not within the limit on the selection samples
+    if deployable & {PASS, UNDECIDED}:  # none is within the limit on the selection samples
         return UNDECIDED
     counted = deployable or outcomes
     if counted and counted <= {FAIL, VOID}:

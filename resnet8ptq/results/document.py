@@ -38,7 +38,7 @@ def _of(name: str) -> Any:
 
 
 class _Part(BaseModel):
-    """A part of the document; those of a run read its attributes."""
+    """A part of the document; parts about a run read the run's attributes."""
 
     model_config = ConfigDict(
         frozen=True, strict=True, extra="forbid", from_attributes=True, serialize_by_alias=True
@@ -198,10 +198,11 @@ class Answer:
     """A verdict and its run.
 
     Attributes:
-        run: None if the sweep recommends no run for the use.
+        run: the run; None if the sweep recommends no run for the use.
         sweep: the run's sweep; None for a single run.
         use: the requested use; empty for a run chosen by id or folder.
-        because: the reason for this run, or for none; empty for a run chosen by id or folder.
+        because: the reason for this run, or why there is none; empty for a run chosen by id or
+        folder.
     """
 
     verdict: str
@@ -248,7 +249,7 @@ class Answer:
 
 
 def to_json(answer: Answer) -> str:
-    """Return the document, without NaN and in ASCII, so that no name in it controls a terminal."""
+    """Return the document without NaN, in ASCII so that no name in it can control a terminal."""
     return json.dumps(answer.document.model_dump(), indent=2, allow_nan=False)
 
 
@@ -259,13 +260,13 @@ def to_schema() -> str:
 
 
 def _without_titles(part: Any) -> Any:
-    """Return a schema without the titles that pydantic makes of the names of fields."""
+    """Return a schema without the titles that pydantic makes from the names of fields."""
     if isinstance(part, list):
         return [_without_titles(item) for item in part]
     if not isinstance(part, dict):
         return part
     kept = dict(part)
-    if isinstance(part.get("title"), str):  # of a field, and not a field of this name
+    if isinstance(part.get("title"), str):  # the title of a field, not a field named title
         del kept["title"]
     return {key: _without_titles(value) for key, value in kept.items()}
 
@@ -299,7 +300,7 @@ def _as_good(sweep: SweepSummary) -> dict[str, Any] | None:
 
 
 def to_markdown(answer: Answer) -> str:
-    """Return a sentence and a short table; untrusted texts are escaped."""
+    """Return a sentence and a short table, with untrusted texts escaped."""
     run = answer.run
     lines = [f"**Quantization: {answer.verdict}.** {describe(answer, _escape)}", ""]
     if run is not None:
@@ -366,5 +367,5 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _escape(text: str) -> str:
-    """Escape Markdown, and separate an @ from its name, which a pull request would notify."""
+    """Escape Markdown, and separate an @ from the name after it, whose owner would be notified."""
     return escape_markdown(text).replace("@", "@<!-- -->")

@@ -1,4 +1,4 @@
-"""Finds and reads a run or a sweep: by id, folder or tags, or the newest.
+"""Finds and reads a run or a sweep by id, folder or tags, or the newest one.
 
 A folder is read without the store if it holds all runs of the sweep.
 """
@@ -24,13 +24,13 @@ from resnet8ptq.tracking.mlflow_store.store import Store, find_store, open_store
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.sweep_file import SharedSweep
 
-_NO_STORE = Store("", "", "")  # of records whose files lie in their own folders
-# settings of the command line that name a sweep or a run
+_NO_STORE = Store("", "", "")  # for records whose files lie in their own folders
+# The settings of the command line that name a sweep or a run
 SWEEP = "sweep"
 RUN = "run_id"
-_WORD = re.compile(r"[\w.:/@ -]+")  # in a query: no quotes
+_WORD = re.compile(r"[\w.:/@ -]+")  # texts of a query, without quotes
 
-Asked = Mapping[str, float | None]  # limits by the key of `report`; None: the sweep's own
+Asked = Mapping[str, float | None]  # limits by key of `report`; None for the sweep's own
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Runs:
     run: RunRecord | None = None
 
     def includes(self, run: RunRecord) -> bool:
-        """Return whether a run is among the compared ones; a newer run may have replaced it."""
+        """Return whether a run is among the compared runs; a newer run may have replaced it."""
         return any(record.run_id == run.run_id for record in self.records)
 
     def select(self, asked: Asked) -> list[ModelSelection]:
@@ -65,7 +65,7 @@ class Runs:
     def assess_run(self, asked: Asked) -> RunRecord:
         """Return the requested run, assessed among the runs of its sweep."""
         assert self.run is not None
-        # Of this run only: each takes a request to a server
+        # Look up only this run's file, because each takes a request to a server
         artifacts = {self.run.run_id: _find_artifact(self.store, self.run)}
         for selected in self.select(asked):
             for assessed in assess_runs(selected, artifacts):
@@ -120,12 +120,13 @@ def load_run(
     limits: Asked | None = None,
     tracking: TrackingConfig | None = None,
 ) -> RunRecord:
-    """Return a run, assessed among those of its sweep; see `load_sweep` for arguments and errors.
+    """Return a run, assessed among the runs of its sweep; for arguments and errors see
+    `load_sweep`.
 
         load_run("0123...").verdict
         load_run(folder="runs/2026-01-31/12-00-00_onnx-int8-minmax-per_tensor")
 
-    Without arguments: the newest run.
+    Without arguments, it is the newest run.
     """
     source = _find(RUN, run_id, folder, tags=tags, tracking=tracking or TrackingConfig())
     return source.assess_run(limits or {})
@@ -168,7 +169,7 @@ def find_in_store(store: Store, run_id: str | None, sweep: str | None) -> Runs:
     """Return a run or a sweep by its id; without an id, the newest sweep or single run.
 
     Raises:
-        ConfigError: it does not exist, or is of the other kind.
+        ConfigError: the run or sweep does not exist, or the id is of the other kind.
     """
     if run_id is not None:
         return _load_run(store, history.load_named(store, RUN, run_id))
@@ -205,7 +206,7 @@ def _find(
             return _read_sweep(path, tracking)
         return _read_run(path, tracking)
 
-    # From the store, by its id or the newest
+    # Read from the store, by id or the newest
     store = open_store(tracking)
     if run_id is None:
         record = _find_newest(store, kind, tags or {})
@@ -247,7 +248,7 @@ def _first_model(runs: Sequence[RunRecord]) -> RunRecord | None:
 
 
 def _name_other(store: Store, kind: str) -> str:
-    """Return the end of the message about a missing sweep: the newest run, if there is one."""
+    """Return the end of the message about a missing sweep, which names the newest run, if any."""
     if kind != SWEEP:
         return ""
     newest = history.find_newest(store)
@@ -278,13 +279,13 @@ def _load_run(store: Store, record: RunRecord) -> Runs:
 
 def _alone(store: Store, record: RunRecord) -> Runs:
     records = [record]
-    if record.is_analysis:  # which has no result to compare
+    if record.is_analysis:  # an analysis has no result to compare
         records = []
     return Runs(store, parent=None, records=records, run=record)
 
 
 def _read_sweep(folder: Path, tracking: TrackingConfig, run: RunRecord | None = None) -> Runs:
-    """Read a sweep from its folder; from the store if it includes runs of another sweep."""
+    """Read a sweep from its folder, or from the store if the sweep includes runs of another one."""
     if not _is_sweep(folder):
         raise ConfigError(f"folder: got {folder}, a run's folder, expected the folder of a sweep")
     kept = _read_journal(folder)
@@ -318,7 +319,7 @@ def _read_run(folder: Path, tracking: TrackingConfig) -> Runs:
 
 
 def _of_folder(record: RunRecord) -> RunRecord:
-    """Return the record of a folder; the store that another user's folder names is left out."""
+    """Return the record of a folder, without the store that another user's folder names."""
     if origin.own_folder(record):
         return record
     return record.changed(store_words=())

@@ -26,7 +26,7 @@ from resnet8ptq.results import bounds
 from resnet8ptq.tracking import origin
 from resnet8ptq.tracking.record import RunRecord, printable_or_none, show_frame, to_frame
 
-if TYPE_CHECKING:  # half a second to import
+if TYPE_CHECKING:  # its import takes half a second
     import pandas
 
 _HALVED = "of the test samples"  # the end of `RunRecord.chosen_by` with evaluate.choice=half
@@ -39,7 +39,7 @@ class SweepSummary:
     Attributes:
         status: ok, failed, killed or running.
         choices: the recommendations by use; one for each set of scored samples.
-        why_none: the reason if nothing is recommended; else empty.
+        why_none: the reason why nothing is recommended; empty otherwise.
         report: path or address of the report's page.
     """
 
@@ -59,7 +59,7 @@ class SweepSummary:
         raise KeyError(run_id)
 
     def choice(self, use: str = RECOMMENDED) -> RunRecord | None:
-        """Return the recommended run for a use; None if there is none, or for FP32 itself.
+        """Return the recommended run for a use; None without one, or if FP32 itself is recommended.
 
         With several sets of scored samples, the first set counts.
         """
@@ -108,7 +108,7 @@ def summarize_sweep(
         whole = _complete(selected, artifacts)
         runs += whole.family.records
         choices += _choose(whole)
-        counts = not (selected.on_selection and has_reported)  # they never recommend
+        counts = not (selected.on_selection and has_reported)  # such runs never recommend
         if counts and not selected.recommendations:
             reasons += _why_none(selected)
     why = ""
@@ -128,7 +128,8 @@ def summarize_sweep(
 def _choose(selected: ModelSelection) -> list[Recommendation]:
     """Return the recommendations of a selection, with the bounds that belong to their verdicts.
 
-    Those of `own_family`, or of a headline that was assessed by itself, differ from the table's.
+    The bounds of `own_family`, or of a headline that was assessed by itself, differ from the
+    table's.
     """
     own = bounds.add_bounds(own_family(selected, selected.recommendations))
     cells = by_run_id(own.cells)
@@ -168,16 +169,16 @@ def _complete(selected: ModelSelection, artifacts: Mapping[str, str | None]) -> 
 
 def _reproduce(record: RunRecord) -> str | None:
     """Return the command for one job of a sweep, from the job's overrides."""
-    if not record.job_overrides:  # of a single run
+    if not record.job_overrides:  # a single run has none
         return None
     kept = origin.find_overrides(record)
     if kept is None:  # not safe to repeat
         return None
-    if record.chosen_by.endswith(_HALVED):  # alone, a run chooses nothing, and reports on all
+    if record.chosen_by.endswith(_HALVED):  # a single run would report on all samples
         kept.append("evaluate.choice=half")
     elif record.stopped_early and record.chosen_by:
         kept.append("evaluate.choice=held_out")
-    if record.stopped_early:  # alone, a run would stop earlier
+    if record.stopped_early:  # a single run would stop earlier
         models = record.params.get("evaluate.models", "null")
         if not re.fullmatch(r"\d+|null", models):
             return None

@@ -31,15 +31,16 @@ from resnet8ptq.core.text import redact
 from resnet8ptq.tracking.mlflow_store import address, store, view
 
 HOST = "127.0.0.1"
-STOP_S = 15  # after which a server that was asked to end is killed
-_CLIENT = "MLFLOW_TRACKING_"  # prefix of the settings of a client: user name, password, token
-# Without the first, MLflow starts processes that grade language models. With them and four workers,
-# it took 2.0 GB and 44 s of the CPU until it answered; with these settings, 0.4 GB and 8 s
+STOP_S = 15  # seconds after which a server that was asked to end is killed
+_CLIENT = "MLFLOW_TRACKING_"  # prefix of a client's settings, such as user name, password and token
+# By default, MLflow starts processes that grade language models. With these and four workers, it
+# took 2.0 GB and 44 s of CPU time until it answered; with the settings below, 0.4 GB and 8 s
 # (2026-11-25).
 LIGHT = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
 
-# By default, MLflow also answers to names that begin like a private address: 10.example.com. A page
-# could make such a name resolve to this machine, and read the runs. `:*`: any port of `ssh -L`.
+# By default, MLflow also answers to names that begin like a private address, such as
+# 10.example.com. A web page could make such a name resolve to this machine, and read the runs. `:*`
+# allows any port of `ssh -L`.
 OWN_NAMES = {"MLFLOW_SERVER_ALLOWED_HOSTS": "127.0.0.1,127.0.0.1:*,localhost,localhost:*"}
 
 
@@ -99,13 +100,14 @@ def serve(uri: str, port: int, page: str) -> None:
     """Run MLflow until it is interrupted, and print the address once it answers.
 
     Raises:
-        TrackingError: it stopped without being interrupted.
+        TrackingError: MLflow stopped without being interrupted.
     """
     words = [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port)]
     words += ["--workers", "1", "--uvicorn-opts", "--log-level warning"]
-    # In the environment, where `ps` does not show the password of a database.
+    # Pass the address in the environment, where `ps` does not show a database's password.
     places = dict.fromkeys(("MLFLOW_BACKEND_STORE_URI", "MLFLOW_REGISTRY_STORE_URI"), uri)
-    # Its pages open the artifacts of any address in the store; those hosts must not get a password.
+    # MLflow's pages open artifacts at any address in the store; those hosts must not get a
+    # password.
     kept = {key: text for key, text in os.environ.items() if not key.startswith(_CLIENT)}
     # MLflow's imports emit deprecation warnings that users cannot fix.
     variables = {"PYTHONWARNINGS": "ignore", **OWN_NAMES, **kept, **LIGHT, **places}
@@ -129,7 +131,7 @@ def check_port(port: int, mend: str) -> None:
     """
     require("port", port, 1 <= port <= 65535, "1 to 65535")
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as MLflow will
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as MLflow sets it
         try:
             probe.bind((HOST, port))
         except OSError as error:
@@ -146,7 +148,7 @@ def start(words: list[str], variables: dict[str, str]) -> Iterator["subprocess.P
         words,
         env=variables,
         stdin=subprocess.DEVNULL,
-        process_group=0,  # Ctrl-C reaches this process, which ends the other
+        process_group=0,  # Ctrl-C reaches only this process, which ends MLflow
     )
     try:
         yield process
@@ -160,7 +162,7 @@ def start(words: list[str], variables: dict[str, str]) -> Iterator["subprocess.P
 
 
 def answers(url: str, process: "subprocess.Popen[bytes]") -> bool:
-    """Wait until the server answers; return False if it ends before."""
+    """Wait until the server answers; return False if the server ends before."""
     while process.poll() is None:
         try:
             if requests.get(url, timeout=5).ok:

@@ -1,6 +1,6 @@
 """The device on which torch learns: rounding, ranges and fine-tuning.
 
-A GPU takes the same steps but adds in another order, so its results differ from those of the CPU
+A GPU takes the same steps but adds in another order, so the results differ from those of the CPU
 within noise. Artifacts are always evaluated by their own runtimes.
 """
 
@@ -10,10 +10,10 @@ from resnet8ptq.core.errors import ConfigError
 
 
 def find_device(setting: str) -> torch.device:
-    """Return the device for `device=auto|cpu|cuda`; `auto` takes a GPU if torch sees one.
+    """Return the device for `device=auto|cpu|cuda`; `auto` uses a GPU if torch sees one.
 
     Raises:
-        ConfigError: `cuda` without a GPU.
+        ConfigError: the setting is `cuda`, and torch sees no GPU.
     """
     if setting != "cpu" and torch.cuda.is_available():
         return torch.device("cuda")

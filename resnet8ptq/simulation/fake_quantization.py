@@ -1,8 +1,8 @@
 """Fake quantization in torch: rounds float values to the grid of the integers.
 
-The gradient of rounding is zero almost everywhere; it is replaced by 1 (straight-through: Bengio et
-al., "Estimating or Propagating Gradients Through Stochastic Neurons for Conditional Computation",
-2013).
+The gradient of rounding, which is zero almost everywhere, is replaced by 1 (straight-through:
+Bengio et al., "Estimating or Propagating Gradients Through Stochastic Neurons for Conditional
+Computation", 2013).
 """
 
 from typing import Any
@@ -17,9 +17,11 @@ from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 class FakeQuantize(nn.Module):  # type: ignore[misc]
     """Rounds activations to the levels of a learned range.
 
-    It learns the logarithm of each end's growth factor, as in Jain et al., "Trained Quantization
-    Thresholds for Accurate and Efficient Fixed-Point Inference of Deep Neural Networks", MLSys
-    2020. So one learning rate fits ranges of any size. No end crosses zero, so zero stays a level.
+    The module learns the logarithm of each end's growth factor, as in Jain et al., "Trained
+    Quantization Thresholds for Accurate and Efficient Fixed-Point Inference of Deep Neural
+    Networks", MLSys
+    2020. One learning rate therefore fits ranges of any size. No end crosses zero, so zero stays a
+    level.
 
     Attributes:
         drop: probability that a value is not rounded, see `corrections.reconstruction`.
@@ -31,7 +33,7 @@ class FakeQuantize(nn.Module):  # type: ignore[misc]
         super().__init__()
         low = min(initial[0], 0.0)
         high = max(initial[1], 0.0)
-        if high - low < 2**8 * torch.finfo(torch.float32).tiny:  # zeros: no steps in float32
+        if high - low < 2**8 * torch.finfo(torch.float32).tiny:  # zeros have no steps in float32
             low = 0.0
             high = 1.0
         self.scheme = scheme
@@ -66,7 +68,7 @@ def drop_rounding(rounded: torch.Tensor, exact: torch.Tensor, probability: float
     """
     if not exact.is_floating_point():
         return exact
-    # 1 or 0 by value. In torch 2.13 this takes half the time of torch.where and a comparison.
+    # A mask of 1 or 0 takes half the time of torch.where and a comparison (torch 2.13).
     kept = torch.rand_like(exact).add_(probability).floor_()
     return rounded.lerp(exact, kept)
 
@@ -84,7 +86,7 @@ class Round(torch.autograd.Function):  # type: ignore[misc]
         ctx: Any, values: torch.Tensor, low: torch.Tensor, high: torch.Tensor, steps: int
     ) -> torch.Tensor:
         """Return the nearest level of each value, clipped to the range."""
-        # In place where possible: memory traffic takes much of a training step.
+        # Compute in place where possible, because memory traffic takes much of a training step.
         scale = (high - low) / steps
         zero_point = float(torch.round(-low / scale))
         levels = torch.div(values, scale).round_()
@@ -122,17 +124,17 @@ class FakeQuantizeWeight(nn.Module):  # type: ignore[misc]
 
 
 class FakeQuantizeNarrowWeight(nn.Module):  # type: ignore[misc]
-    """Rounds weights [out, ...] to few levels with a learned step: Esser et al., see `Round`.
+    """Rounds weights [out, ...] to few levels with a learned step (Esser et al., see `Round`).
 
-    It learns the logarithm of the step's growth factor, like `FakeQuantize`. The step is limited so
-    that the largest weight gets the last level; then `WeightScheme.grid` derives the same step from
-    the rounded weights.
+    The module learns the logarithm of the step's growth factor, as `FakeQuantize` does. The step is
+    limited so that the largest weight gets the last level. `WeightScheme.grid` then derives the
+    same step from the rounded weights.
     """
 
     def __init__(self, scheme: WeightScheme, weights: torch.Tensor) -> None:
         super().__init__()
         self.highest = scheme.levels[1]
-        self.dims = tuple(range(1, weights.ndim)) if scheme.per_channel else ()  # all
+        self.dims = tuple(range(1, weights.ndim)) if scheme.per_channel else ()  # no axes, one step
         step = scheme.grid(weights.detach().numpy(), axis=0).scale
         self.register_buffer("initial", torch.from_numpy(step))  # [out, 1, ..] or [1, 1, ..]
         self.log_growth = nn.Parameter(torch.zeros_like(self.initial))
@@ -140,7 +142,7 @@ class FakeQuantizeNarrowWeight(nn.Module):  # type: ignore[misc]
     def forward(self, weights: torch.Tensor) -> torch.Tensor:
         """Return the weights on their grid."""
         largest = weights.detach().abs().amax(self.dims, keepdim=True) / self.highest
-        bound = largest.clamp(min=torch.finfo(torch.float32).tiny)  # zeros: any step
+        bound = largest.clamp(min=torch.finfo(torch.float32).tiny)  # zeros accept any step
         step = torch.minimum(self.initial * self.log_growth.exp(), bound)
         levels = (weights / step).clamp(-self.highest, self.highest)
         return (levels + (levels.round() - levels).detach()) * step

@@ -26,7 +26,7 @@ from resnet8ptq.simulation.fake_quantization import (
     FakeQuantizeWeight,
 )
 
-# The frameworks give the output of these the scale and zero_point of their input.
+# The frameworks give the output of these operators the scale and zero_point of the input.
 _SHARING = {
     "MaxPool",
     "Transpose",
@@ -94,7 +94,8 @@ def build_student(
         ranges: initial ranges of every tensor around quantized nodes.
 
     Raises:
-        UnsupportedError: no softmax at the end, or a layer's weights cannot be trained.
+        UnsupportedError: the network does not end in a softmax, or a layer's weights cannot be
+        trained.
     """
     graph = onnx.load(onnx_path).graph
     body = load_logits(onnx_path)
@@ -119,9 +120,10 @@ def quantize_activations(
     scheme: ActivationScheme,
     float_output: bool,
 ) -> dict[str, FakeQuantize]:
-    """Insert fake quantization of activations into `body`; return it by ONNX tensor name.
+    """Insert fake quantization of activations into `body`; return the modules by ONNX tensor name.
 
-    That of the network's input is returned, but not inserted. A final softmax stays in float.
+    The module for the network's input is returned, but not inserted. A final softmax stays in
+    float.
     """
     source = graph.input[0].name
     quantizers = {source: FakeQuantize(ranges[source], scheme)} if source in ranges else {}
@@ -132,7 +134,7 @@ def quantize_activations(
     nodes = list(graph.node)
     if nodes[-1].op_type == "Softmax":
         nodes.pop()
-    if float_output:  # stop before the last layer
+    if float_output:  # leave out the last layer and all later nodes
         nodes = nodes[: max(nodes.index(layer) for layer in weight_layers(graph).values())]
     for node in nodes:
         source = node.input[0]
@@ -179,7 +181,7 @@ def _layers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
 
 
 def find_layer(body: Any, node: onnx.NodeProto) -> Any:
-    """Return the torch module with a layer's weights, which onnx2torch may wrap with a padding.
+    """Return the torch module with a layer's weights, which onnx2torch may wrap with padding.
 
     Raises:
         UnsupportedError: no module has the weights.

@@ -1,6 +1,6 @@
-"""Calibration samples without data: inputs that reproduce the statistics of batch normalization.
+"""Makes calibration samples without data, as inputs with the statistics of batch normalization.
 
-As in Cai et al., "ZeroQ: A Novel Zero Shot Quantization Framework", CVPR 2020, section 3.1: each
+As in Cai et al., "ZeroQ: A Novel Zero Shot Quantization Framework", CVPR 2020, section 3.1, each
 BatchNormalization holds the mean and the variance of its input on the training samples. Gradient
 descent changes noise until the network's values have this mean and variance. The graph is read
 before folding, which removes these numbers.
@@ -34,7 +34,7 @@ STEPS = 100  # of Adam for each batch
 LEARNING_RATE = 0.1  # in units of the input's spread
 _MEND = "try calib.images=, a folder of pictures, or training samples"
 
-Statistics = dict[str, tuple[torch.Tensor, torch.Tensor]]  # mean and deviation, by node
+Statistics = dict[str, tuple[torch.Tensor, torch.Tensor]]  # mean and standard deviation, by node
 
 
 def make_samples(
@@ -48,7 +48,7 @@ def make_samples(
         source: the network's file, for messages.
 
     Raises:
-        UnsupportedError: the network has no such statistics, or torch cannot run it.
+        UnsupportedError: the network has no such statistics, or torch cannot run the network.
     """
     shape = like.zeros.shape[1:]
     if like.fields is not None or like.zeros.dtype != np.float32:
@@ -90,7 +90,9 @@ def make_samples(
 
 
 def _find_range(like: Split) -> tuple[float, float]:
-    """Return the smallest and the largest input: those of pixels 0 and 255, or infinite."""
+    """Return the smallest and the largest input, which pixels 0 and 255 give; infinite
+    otherwise.
+    """
     stored = like.stored[:1]
     if stored.dtype != np.uint8:
         return -np.inf, np.inf
@@ -118,7 +120,7 @@ def _learn(
     seed: int,
     device: torch.device,
 ) -> NDArray[np.float32]:
-    """Return inputs [count, ...] whose values inside the network have its statistics."""
+    """Return inputs [count, ...] for which the values inside the network have these statistics."""
     losses: list[torch.Tensor] = []
     for name, (mean, deviation) in statistics.items():
         compare = partial(_compare, losses, mean.to(device), deviation.to(device))

@@ -12,7 +12,7 @@ from pathlib import Path
 from resnet8ptq.core import command, invocation
 from resnet8ptq.core.errors import ConfigError
 
-FILES = {  # in the project: in `files/`
+FILES = {  # path in the project: name in `files/`
     "conf/experiment/mine.yaml": "mine.yaml",
     "my_metrics.py": "my_metrics.py",
     ".gitignore": "gitignore",

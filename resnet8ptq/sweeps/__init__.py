@@ -1,1 +1,1 @@
-"""A sweep: its parent run, its jobs, resuming, and the search of `experiment=auto`."""
+"""Sweeps: the parent run, the jobs, resuming, and the search of `experiment=auto`."""

@@ -1,4 +1,4 @@
-"""The time of a search: how much is left, and how long a step is expected to take.
+"""The time of a search: the time left, and the expected time of a step.
 
 All expected times follow from times that this command measured, so they grow with the load of the
 machine.
@@ -12,10 +12,10 @@ from resnet8ptq.exploration.search.step_table import START
 
 LATE = 0.08  # fraction of the limit by which the last job may end later
 LATEST = 0.1  # fraction of the limit by which the command may end later
-FIRST = 0.1  # fraction of the limit for the first file, even if reading took all the time
-FP32_SLOWER = 2.0  # than the model, at most
-TIMED_RUNS = 500  # of one sample, to time a model and FP32 in turns
-MOST_TIMING_S = 10.0  # of the two
+FIRST = 0.1  # least fraction of the limit for the first file, even if reading took all the time
+FP32_SLOWER = 2.0  # largest ratio of FP32's time to the model's
+TIMED_RUNS = 500  # runs of one sample that time a model and FP32 in turns
+MOST_TIMING_S = 10.0  # for both together
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,15 @@ class Budget:
         return max(0.0, self.limit_s - self.closing_s - spent_s)
 
     def until_late_s(self, spent_s: float) -> float:
-        """Return the seconds after which a job would end too late; negative: it is too late."""
+        """Return the seconds after which a job would end too late; negative if it is already too
+        late.
+        """
         return (1 + LATE) * self.limit_s - self.closing_s - spent_s
 
     def first_s(self, spent_s: float) -> float:
         """Return the time limit of the first job, which must leave a file.
 
-        It is never below `FIRST` of the whole limit, however long the network took to read.
+        The limit is never below `FIRST` of the whole limit, however long the network took to read.
         """
         return max(self.until_late_s(spent_s), FIRST * self.limit_s)
 
@@ -61,7 +63,7 @@ class Budget:
 
 
 def again_s(tried: Tried) -> float:
-    """Return the expected seconds of repeating a step; the cache holds learned layers and choices.
+    """Return the expected seconds to repeat a step, with learned layers and choices in the cache.
 
     The first job also converts the network and measures FP32, so its time is estimated as twice the
     seconds of quantization and evaluation.
@@ -74,14 +76,16 @@ def again_s(tried: Tried) -> float:
 def confirm_s(tried: Tried, reported: int) -> float:
     """Return the expected seconds of a model's confirmation.
 
-    It quantizes again, runs the model and FP32 on the reported samples, and times both.
+    The confirmation quantizes again, runs the model and FP32 on the reported samples, and times
+    both.
 
     Args:
-        reported: number of reported samples; 0: unknown, as many as the step was measured on.
+        reported: number of reported samples; 0 if unknown, which counts as the number of the step's
+        samples.
     """
     if not tried.samples:
         return again_s(tried)
-    run_s = tried.evaluate_s / tried.samples  # of one sample
+    run_s = tried.evaluate_s / tried.samples  # for one sample
     more = max(reported - tried.samples, 0)
     timing_s = min(TIMED_RUNS * run_s, MOST_TIMING_S)
     return again_s(tried) + (1 + FP32_SLOWER) * more * run_s + timing_s
@@ -98,9 +102,9 @@ def expect_s(step: Step, tried: Sequence[Tried]) -> float:
     if alike:
         return max(map(_warm_s, alike))
 
-    # The longest job, for a step of the cost 1
+    # Scale the longest job to a step of cost 1
     job_s = 0.0
-    varying_s = 0.0  # without what each job takes
+    varying_s = 0.0  # without the time that every job takes
     for trial in own:
         plain_s = _warm_s(trial) / max(trial.step.cost, 1)
         job_s = max(job_s, plain_s)

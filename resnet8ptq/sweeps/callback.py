@@ -1,4 +1,4 @@
-"""Hydra's callback: it begins a sweep before the first job, and `core.command.finish` closes it.
+"""Hydra's callback, which begins a sweep before the first job; `core.command.finish` closes it.
 
 The parent run is created before the first job. Jobs in other processes read its id from a file in
 the sweep's folder. If the jobs run in this process, Hydra composes them while MLflow is imported.
@@ -27,14 +27,14 @@ class SweepCallback(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Start opening the store and the parent run; end the command on an error."""
-        from resnet8ptq.sweeps import opening  # for every job, Hydra imports this module
+        from resnet8ptq.sweeps import opening  # Hydra imports this module for every job
 
         self.on_run_start(config)
         begun = ongoing.find_ongoing()
-        assert begun is not None  # by `resnet8ptq.run`, which calls Hydra
+        assert begun is not None  # `resnet8ptq.run`, which calls Hydra, has set it
         folder = Path(config.hydra.sweep.dir).absolute()
         with command.aborting(*command.EXPECTED):
             parallel = jobs.plan(config.hydra.launcher)
             begun.sweep = opening.open_sweep(config, folder, parallel, command_line=begun.words)
-        if parallel:  # other processes read its file
+        if parallel:  # other processes read the sweep's file
             open_running_sweep()

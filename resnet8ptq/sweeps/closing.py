@@ -1,4 +1,4 @@
-"""The end of a sweep: its runs are compared, timed and reported, and the parent run is closed."""
+"""The end of a sweep: compares, times and reports the runs, and closes the parent run."""
 
 import logging
 import sys
@@ -57,12 +57,12 @@ def close(running: RunningSweep, status: str) -> int:
         if status == "ok":
             status = "failed"
 
-    # Compare, and write the report
+    # Compare the runs, and write the report
     try:
         records += background.ask(parent_run.collect, running.shared)
         is_timed = status != "killed" and not running.is_search
         chosen = _print_comparison(running, records, timed=is_timed)
-        code = _announce(running, chosen, status)  # before the report, which may take long
+        code = _announce(running, chosen, status)  # the report may take long
         _write_report(running, records, chosen)
     except (Exception, KeyboardInterrupt) as error:  # raised after the sweep is closed
         failure = error
@@ -71,7 +71,7 @@ def close(running: RunningSweep, status: str) -> int:
     if status == "killed":
         done = records or sync.load_records(folder)
         print(_how_far(done, running.jobs, running.words), file=sys.stderr)
-    # A job may fail without Hydra's knowledge: another package's sweeper may go on after it.
+    # A job may fail without Hydra's knowledge, because another package's sweeper may continue.
     has_failed = any(record.status == "failed" for record in records)
     if status == "ok" and not running.is_search and has_failed:
         status = "failed"
@@ -120,7 +120,7 @@ def _print_comparison(
         return []
     try:
         families = loading.add_earlier_runs(store, loading.load_families(store, records))
-    except Exception:  # an artifact is missing, but the metrics are there
+    except Exception:  # an artifact is missing, but not the metrics
         terminal.print_runs(loading.without_files(records, running.limits))
         raise
     with console.waiting("Comparing the runs"):
@@ -129,7 +129,7 @@ def _print_comparison(
         timings = final_timing.time_finalists(chosen, folder)
         chosen = select(families, running.limits, timings)
 
-    # A search has printed the result of each step
+    # Print only what a search has not printed after each step
     shown = []
     for selected in chosen:
         family = selected.family
@@ -146,7 +146,9 @@ def _print_comparison(
 
 
 def _is_logged(running: RunningSweep, family: Family) -> bool:
-    """Return whether the log has all of a family: only failed runs, each with its reason."""
+    """Return whether the log already has a whole family, because all runs failed with logged
+    reasons.
+    """
     return all(
         record.status == "failed" and record.reason in running.failures for record in family.records
     )
@@ -166,7 +168,7 @@ def _write_report(
 ) -> None:
     """Write the report to the folder and the parent run, and log the final timings.
 
-    A search that is late logs the verdicts alone, and prints the command for its report.
+    A search that is late logs only the verdicts, and prints the command for the report.
     """
     store = running.shared.store
     parent_id = running.shared.parent_id
@@ -205,7 +207,7 @@ def _is_earlier(running: RunningSweep, record: RunRecord) -> bool:
     begun = time.time() - (time.monotonic() - running.command_begun_s)
     try:
         ended_ms = Journal.load(Path(record.folder)).end_ms
-    except TrackingError:  # its folder was removed, and the store has the run
+    except TrackingError:  # the folder was removed, but the store has the run
         return True
     return ended_ms is not None and ended_ms < 1000 * begun
 

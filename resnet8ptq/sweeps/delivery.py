@@ -1,4 +1,4 @@
-"""The file of a search: the best model so far, in the sweep's folder from the first step on."""
+"""Keeps the best model of a search as a file in the sweep's folder, from the first step on."""
 
 import shutil
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ NAME = "winner"  # the file's name, without its suffix
 
 @dataclass
 class Delivery:
-    """The best model so far.
+    """The best model of a search so far, and its file.
 
     Attributes:
-        folder: the folder of the sweep; None: nothing is written, as in tests.
+        folder: the folder of the sweep; None to write nothing, as in tests.
         fp32: the FP32 network, for the case that nothing can be quantized.
         record: the run of the model; None before the first one.
-        outcome: its measurements as text.
-        is_confirmed: whether it was measured on the reported samples.
+        outcome: the measurements of the model as text.
+        is_confirmed: whether the model was measured on the reported samples.
         path: the copied file.
         is_measured: whether the file is FP32, or was scored.
     """
@@ -79,7 +79,7 @@ class Delivery:
         self.path = self.folder / f"{NAME}{source.suffix}"
         with files.atomic(self.path) as temporary:
             shutil.copyfile(source, temporary)
-        if before not in (None, self.path):  # last: after a kill there is at least one
+        if before not in (None, self.path):  # last, so that a kill leaves at least one file
             before.unlink(missing_ok=True)
 
 

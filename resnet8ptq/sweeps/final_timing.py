@@ -49,7 +49,7 @@ def _time(selected: ModelSelection, folder: Path) -> PairedLatency | None:
     if not models or not timed:
         return None
 
-    # Only on the machine that timed the runs
+    # Time only on the machine that timed the runs
     records = records_of([*models, *timed])
     cpus = {record.cpu for record in records}
     is_reached = all(record.measured_on for record in records)
@@ -63,13 +63,13 @@ def _time(selected: ModelSelection, folder: Path) -> PairedLatency | None:
         baselines = {fp32_name(cell.record): _folder(cell, folder) for cell in timed}
         quantized = {cell.record.run_id: _folder(cell, folder) for cell in models}
         return _run(quantized, baselines)
-    except Exception as error:  # the runs are complete without it
+    except Exception as error:  # the runs are complete without this timing
         log.warning("the best models could not be timed against each other: %s", one_line(error))
         return None
 
 
 def _folder(cell: Cell, sweep: Path) -> Path:
-    """Return the folder of a run made here; refuse other runs, whose files would run as code."""
+    """Return the folder of a run made here; refuse other runs, whose files could run code."""
     own = origin.own_folder(cell.record, sweep) or origin.own_folder(cell.record)
     if own is None:
         raise TrackingError(

@@ -14,12 +14,12 @@ from resnet8ptq.experiment.settings import Settings, Unresolved
 from resnet8ptq.tasks import registry as tasks
 
 # Settings of storage and of the report's form, which change no result. Paths of inputs do not count
-# either: their contents are hashed. `max_seconds` does not count, but a run that it cut short
-# is never reused. The limits in `report` count, because a run logs p-values at its limit, and
-# whether FP32 is void.
+# either, because their contents are hashed. `max_seconds` does not count, but a run that it cut
+# short is never reused. The limits in `report` count, because a run logs p-values at its limit, and
+# whether FP32 is in doubt.
 _IGNORED = ("tracking", "sweep", "cache_dir", "per_backend", "max_seconds")
 _OF_REPORT = ("columns", "prefer")
-# The same, in a sweep's overrides.
+# The same settings among a sweep's overrides.
 _ELSEWHERE = (
     "sweep.",
     "tracking.",
@@ -32,8 +32,8 @@ _ELSEWHERE = (
 def tag(settings: Settings | Unresolved) -> dict[str, str]:
     """Return the run's `identity` tag; empty if its settings or files are wrong.
 
-    Reads the data set, which the run needs anyway. With wrong files the run fails, and records the
-    error.
+    This reads the data set, which the run needs anyway. With wrong files, the run itself fails and
+    records the error.
     """
     if isinstance(settings, Unresolved):
         return {}
@@ -46,8 +46,9 @@ def tag(settings: Settings | Unresolved) -> dict[str, str]:
 def hash_run(settings: Settings) -> str:
     """Return a hexadecimal hash, equal for two runs only if their results would be equal.
 
-    It covers settings, code of this package, versions of the frameworks, network, training and test
-    samples. It does not cover the CPU, because the jobs of a sweep may run on several kinds.
+    The hash covers settings, code of this package, versions of the frameworks, network, training
+    and test samples. It does not cover the CPU, because the jobs of a sweep may run on several
+    kinds of CPU.
 
     Raises:
         PtqError: the samples or the network are missing.
@@ -55,11 +56,11 @@ def hash_run(settings: Settings) -> str:
     config = settings.config
     samples = settings.data
     hashed = {key: value for key, value in asdict(config).items() if key not in _IGNORED}
-    hashed["threads"] = settings.asked.threads  # those of a worker change no result
+    hashed["threads"] = settings.asked.threads  # a worker's threads change no result
     for name in _OF_REPORT:
         del hashed["report"][name]
 
-    # Contents in place of paths
+    # Put contents in place of paths
     hashed["data"] = [samples.name, samples.train.digest, samples.test.digest]
     if samples.calibration is not None:
         hashed["calib"] |= {"images": samples.calibration.digest}

@@ -1,6 +1,6 @@
 """Jobs of a sweep in separate processes, here or on other machines.
 
-Every job uses its share of the cores. Its result or error must be picklable.
+Every job uses its share of the cores. The result or error of a job must be picklable.
 """
 
 import logging
@@ -18,7 +18,7 @@ from resnet8ptq.core import console
 from resnet8ptq.core.errors import ConfigError, portable
 from resnet8ptq.tracking.sweep_file import ParallelJobs
 
-# Environment variables that jobs need. MLflow's are credentials of a server and time limits.
+# Environment variables that jobs need; MLflow's hold a server's credentials and time limits.
 _PATHS = ("CIFAR10_DIR", "RESNET8_H5")
 _PREFIXES = (*_PATHS, "RESNET8PTQ_CACHE", "MLFLOW_")
 
@@ -29,7 +29,7 @@ def enter(parallel: ParallelJobs) -> None:
     Raises:
         ConfigError: this machine does not see a folder or file that the job needs.
     """
-    logging.getLogger("submitit").setLevel(logging.WARNING)  # else it logs the end of each job
+    logging.getLogger("submitit").setLevel(logging.WARNING)  # not the end of each job
     for name, value in parallel.variables.items():
         os.environ.setdefault(name, value)
     needed = {"the sweep's folder": parallel.folder}
@@ -55,7 +55,7 @@ def refuse_joblib(launcher: DictConfig) -> None:
 def plan(launcher: DictConfig) -> ParallelJobs | None:
     """Return the settings for the launcher's processes.
 
-    None if the jobs run serially in this process.
+    Returns None if the jobs run serially in this process.
 
     The launchers of this package define their own `plan`.
 
@@ -77,7 +77,7 @@ def run_here(launcher: DictConfig) -> bool:
 
 
 def fit(key: str, cpus: object, cores: int) -> int:
-    """Return the number of parallel jobs of `cpus` cores on `cores`.
+    """Return the number of parallel jobs of `cpus` cores each on `cores` cores.
 
     Raises:
         ConfigError: not even one job fits.
@@ -96,7 +96,7 @@ def variables() -> dict[str, str]:
     for key, value in os.environ.items():
         if value and key.startswith(_PREFIXES):
             kept[key] = value
-    kept.pop("MLFLOW_TRACKING_URI", None)  # the sweep's file has the store
+    kept.pop("MLFLOW_TRACKING_URI", None)  # the sweep's file names the store
     for key in _PATHS:
         if key in kept and not Path(kept[key]).exists():
             del kept[key]
@@ -105,17 +105,17 @@ def variables() -> dict[str, str]:
 
 def prepare_workers() -> None:
     """Set the environment for the workers and their child processes."""
-    os.environ["TTY_INTERACTIVE"] = "0"  # rich's: the progress bars of several jobs would mix
-    # Python would warn of the semaphores of interrupted workers, which it cleans up.
+    os.environ["TTY_INTERACTIVE"] = "0"  # read by rich; progress bars of several jobs would mix
+    # Python would warn about the semaphores of interrupted workers, although it cleans them up.
     os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
 
 
 def to_picklable(error: Exception) -> Exception:
-    """Return an error that the parent process can unpickle: itself or its text, with the traceback.
+    """Return an error, or one with its text, that the parent can unpickle, with the traceback.
 
     An error that cannot be pickled would end the whole sweep.
     """
     trace = "".join(traceback.format_exception(error))
     error = portable(error)
-    error.add_note(trace)  # pickle keeps notes, and no traceback
+    error.add_note(trace)  # pickle keeps notes, but no traceback
     return error

@@ -1,7 +1,7 @@
 """The command line of `run` or `ship` that this process executes, for code that Hydra creates.
 
 Hydra makes callbacks, sweepers and launchers from their names in the config, so no argument can
-reach them. The value belongs to one call and is gone after it.
+reach them. The ongoing command line is set for one call, and removed after it.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""The begin of a sweep: its settings are checked, and its store and parent run opened."""
+"""The beginning of a sweep: checks the settings, and opens the store and the parent run."""
 
 import logging
 import time
@@ -39,10 +39,10 @@ def open_sweep(
     if config.analysis.name == "inspect":
         raise ConfigError("analysis.name: got 'inspect', expected one run: leave out -m")
 
-    # The words of the command line
+    # Check the words of the command line
     tracking = OmegaConf.to_object(config.tracking)
     limits = OmegaConf.to_object(config.report)
-    # For mypy: the schema says so.
+    # The schema guarantees these types; mypy needs the assertion.
     assert isinstance(tracking, TrackingConfig) and isinstance(limits, ReportConfig)
     overrides = list(config.hydra.overrides.task)
     typed = [words.parse(word) for word in overrides]
@@ -55,7 +55,8 @@ def open_sweep(
     if is_here and _SET_CACHE.isdisjoint(_find_varied([*swept, *typed])):
         cache.check_writable(config.cache_dir)
     count = _count_jobs(config.hydra.sweeper, [*swept, *typed])
-    # No log is set up yet. The imports that follow take a second, or several from a cold disk.
+    # Print, because no log is set up yet, and the next imports take a second, or several from a
+    # cold disk.
     console.say(console.stderr(), f"{_say_jobs(config.hydra.sweeper, count)}: {folder}")
     for line in words.find_idle(config, typed, varied):
         log.warning("%s", line)
@@ -75,7 +76,7 @@ def open_sweep(
     background.prepare(sender.warm_up)
     if parallel is None:
         with console.waiting("Loading libraries"):
-            from resnet8ptq.experiment import pipeline  # noqa: F401  # meanwhile
+            from resnet8ptq.experiment import pipeline  # noqa: F401 # opened in parallel
 
     def open_begun() -> SharedSweep:
         store, parent_id = background.result(begun)
@@ -159,7 +160,7 @@ def _find_swept(sweeper: DictConfig) -> list[Override]:
 def _count_jobs(sweeper: DictConfig, overrides: Sequence[Override]) -> int | None:
     """Return the number of jobs; None if only Hydra knows it, such as for `glob(*)`.
 
-    The last override of a key wins.
+    Of several overrides of a key, the last counts.
     """
     if is_search(sweeper):
         return None

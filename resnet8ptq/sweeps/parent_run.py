@@ -1,7 +1,7 @@
-"""The parent run of a sweep in its store: opened, completed by its jobs' runs, and ended.
+"""Opens the parent run of a sweep in the store, completes it by the jobs' runs, and ends it.
 
-The functions run in the process that has MLflow (`core.background`). Their imports are in them,
-because the process of the jobs does without MLflow.
+The functions run in the process that has MLflow (`core.background`). They import MLflow themselves,
+because the process of the jobs does not need it.
 """
 
 import logging
@@ -38,7 +38,7 @@ def collect(sweep: "SharedSweep") -> "list[RunRecord]":
     from resnet8ptq.tracking.mlflow_store.store import check_answers
 
     check_answers(sweep.store.uri)
-    # Also those whose processes ended with the sweep.
+    # This includes runs whose processes ended with the sweep.
     done = sync.sync(sweep.store, sweep.folder, wait_s=10 if sweep.parallel else 0)
     if len(done.running) > 1:  # besides the sweep itself
         log.warning("%d jobs of the sweep are still running", len(done.running) - 1)

@@ -1,4 +1,4 @@
-"""`sweep.resume=true`: continue a sweep without repeating its finished jobs.
+"""`sweep.resume=true`: continues a sweep without repeating finished jobs.
 
 A run has finished if its status in MLflow is FINISHED, which is set last. A job repeats a run if
 both have the same `identity`.
@@ -21,7 +21,7 @@ def find_sweep(store: Store, key: str, own: Path | None = None) -> RunRecord | N
     """Return the newest sweep with this key, or None.
 
     Args:
-        own: the folder that this process has locked, which may be that of the sweep.
+        own: the folder that this process has locked, which may be the sweep's folder.
 
     Raises:
         TrackingError: the sweep is still running.
@@ -41,8 +41,8 @@ def find_finished(
 ) -> RunRecord | None:
     """Return the finished run that a job would repeat, or None.
 
-    It is the job's own run if a launcher restarts a finished job. With `sweep.resume` it may be a
-    run of any sweep; this sweep then adopts the run by a tag. With `again` it may be a run of any
+    If a launcher restarts a finished job, this is the job's own run. With `sweep.resume`, it may be
+    a run of any sweep, which this sweep then adopts by a tag. With `again`, it may be a run of any
     job of this sweep.
     """
     if identity is None or not (again or _may_repeat(sweep)):
@@ -54,16 +54,16 @@ def find_finished(
     matching = [record for record in finished if "cut_short" not in record.params]
     ours = [record for record in matching if record.sweep_id == sweep.parent_id]
 
-    # The job's own run
+    # Prefer the job's own run
     for record in ours:
         if record.job_number == str(number):
             return history.complete(sweep.store, record)
 
-    # Another job's
+    # Then use another job's run
     if again and ours:
         return history.complete(sweep.store, ours[0])
 
-    # Another sweep's, unless it was carried to another machine
+    # Then use another sweep's run, unless it was carried to another machine
     for record in matching:
         if sweep.resume and not record.was_carried:
             history.adopt(sweep.store, sweep.parent_id, number, record=record)
@@ -77,7 +77,7 @@ def find_attempts(sweep: SharedSweep, number: int) -> list[RunRecord]:
     Such runs exist after `sweep.resume`, or if the launcher restarts a job whose process died.
 
     Raises:
-        TrackingError: one of them is still running.
+        TrackingError: one of these runs is still running.
     """
     if not _may_repeat(sweep):
         return []
@@ -100,7 +100,7 @@ def _may_repeat(sweep: SharedSweep) -> bool:
 def _find(store: Store, filters: str) -> list[RunRecord]:
     """Return the runs that match the filter; none, with a warning, if the store is unavailable.
 
-    In that case the job runs, and its folder keeps the result.
+    If the store is unavailable, the job runs, and its folder keeps the result.
     """
     if store.answers:
         try:

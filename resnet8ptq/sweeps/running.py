@@ -1,4 +1,4 @@
-"""A running sweep: what its jobs and its end need to know of it."""
+"""A running sweep: the data that its jobs and its end need."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -23,17 +23,17 @@ class RunningSweep:
     """A running sweep, which this process closes."""
 
     open: "Callable[[], SharedSweep]"  # waits for the store, and returns the sweep with its run
-    parallel: "ParallelJobs | None"  # of the sweep, known before it is open
-    limits: ReportConfig  # of a recommended model
+    parallel: "ParallelJobs | None"  # known before the sweep is open
+    limits: ReportConfig  # that a recommended model must meet
     lock: "FileLock"  # on the sweep's folder, held while the sweep runs
     jobs: int | None = None  # the largest number of jobs, if known
     goal: str | None = None  # of a search (`experiment=auto`)
-    delivery: "Delivery | None" = None  # of a search: its best model so far
+    delivery: "Delivery | None" = None  # the best model so far of a search
     budget: "Budget | None" = None  # of a search
     command_begun_s: float = field(default_factory=clock.begun_s)
-    words: Sequence[str] = ("run",)  # of the command line: its name and its settings
+    words: Sequence[str] = ("run",)  # the command's name and settings
     begun_s: float = field(default_factory=time.monotonic)
-    failures: dict[str, str] = field(default_factory=dict)  # the first job of each error's text
+    failures: dict[str, str] = field(default_factory=dict)  # the first job with each error text
 
     @property
     def is_search(self) -> bool:
@@ -41,7 +41,7 @@ class RunningSweep:
         return self.goal is not None
 
     def shorten(self, reason: str, job: str) -> str:
-        """Return the reason of a job's failure, or name the earlier job that had the same."""
+        """Return the reason of a job's failure, or name the earlier job with the same reason."""
         first = self.failures.setdefault(reason, job)
         if first == job:
             return reason
@@ -50,7 +50,7 @@ class RunningSweep:
     def seconds_left(self, job: int) -> float | None:
         """Return the expected time of the jobs from number `job` on; None if unknown.
 
-        It is based on the mean time of the earlier jobs.
+        The estimate uses the mean time of the earlier jobs.
         """
         if not job or self.jobs is None or self.parallel is not None:
             return None
@@ -86,7 +86,8 @@ def open_running_sweep() -> "SharedSweep":
     """Return the sweep that the ongoing command line has begun, once it is open.
 
     Raises:
-        Abort: it cannot be opened; otherwise Hydra would run the next job without a record.
+        Abort: the sweep cannot be opened; with another error, Hydra would run the next job without
+        a record.
     """
     begun = ongoing.find_ongoing()
     assert begun is not None and begun.sweep is not None

@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TimeLimits:
-    """The seconds of a job.
+    """The time limits of a job, in seconds.
 
     Attributes:
-        soft_s: after them, searches and learned rounding end with the best so far.
-        hard_s: after them, the job is interrupted.
+        soft_s: after this time, searches and learned rounding end with the best so far.
+        hard_s: after this time, the job is interrupted.
     """
 
     soft_s: float
@@ -54,7 +54,7 @@ class TimeLimits:
 
 
 Launch = Callable[[Sequence[Step], TimeLimits], Sequence[RunRecord | Exception]]
-LEAST_S = 1.0  # for a job: learned layers come from the cache
+LEAST_S = 1.0  # for a job, whose learned layers come from the cache
 INPUT_ERRORS = (ConfigError, DataError, ModelError)
 
 
@@ -63,17 +63,18 @@ class SettingsSearch:
     """One search for settings that pass, from its first step to the confirmed model.
 
     Attributes:
-        launch: runs steps as jobs with a time limit for searches and learned rounding; returns the
-            record or the error of each, in the same order.
+        launch: runs steps as jobs with these time limits; returns the record or the error of each,
+            in the same order.
         allowed: the limits for a pass.
-        check: raises `ConfigError` for a step whose settings conflict, also with the user's.
+        check: raises `ConfigError` for a step whose settings conflict with each other or the
+        user's.
         delivery: keeps the best model so far as a file, from the first measured step on.
         budget: the time limit.
         at_once: the largest number of parallel jobs.
         clock: returns the time in seconds.
-        begun_s: when the command began, by the clock; None: when the search begins.
+        begun_s: when the command began, by the clock; None to use the begin of the search.
         launched: number of jobs so far.
-        logs_here: whether each job prints its log here, before its outcome.
+        logs_here: whether each job prints its log in this process, before its outcome.
     """
 
     asked: Asked
@@ -95,12 +96,13 @@ class SettingsSearch:
     def run(self) -> None:
         """Try steps until the goal is met, no step is left or the time is up; confirm the best.
 
-        If the best passes on the selection samples only, the search goes on, unless the reported
-        samples are too few to show that any model passes. A step that fails does not end the
-        search. If all first steps of a kind fail, a plainer setting follows.
+        If the best model passes on the selection samples only, the search goes on, unless the
+        reported samples are too few to show that any model passes. A step that fails does not end
+        the search. If all first steps of a kind fail, a plainer setting follows.
 
         Raises:
-            PtqError: two steps fail with the same error of the input, and none could be measured.
+            PtqError: two steps fail with the same error of the input, and no step could be
+            measured.
         """
         if self.begun_s is None:
             self.begun_s = self.clock()
@@ -119,8 +121,8 @@ class SettingsSearch:
                 return
             done = self._confirm(ranked[0])
             if not done.measured and self._left_s() > 0:
-                continue  # with the next model
-            if not done.measured:  # the time was up: the file is kept, and no other is tried
+                continue  # confirm the next model
+            if not done.measured:  # the time was up, so the best file is kept
                 return
             is_hopeless = not ranked[0].passes or searching.loses_nothing(self.asked, done)
             if done.passes or is_hopeless:
@@ -134,7 +136,7 @@ class SettingsSearch:
                 return
             in_time = [step for step in steps if self._fits(step)]
             fitting = self._without_conflicts(in_time)
-            # A search that ends in time still quantizes and evaluates its choice, then confirms it.
+            # Keep time for the last resorts, and to measure the best model again and confirm it
             if fitting:
                 self._say_unfit()
             later_s = max((self._reserve_s(step) for step in fitting), default=0.0)
@@ -171,7 +173,8 @@ class SettingsSearch:
         _say(f"not tried: {step.words}: {why}")
 
     def _confirm(self, finalist: Tried) -> Tried:
-        """Measure a model on the reported samples; note in `tried` if it does not pass there.
+        """Measure a model on the reported samples; note in `tried` if the model does not pass
+        there.
 
         A model that cannot be measured there is left out of the search.
         """
@@ -203,7 +206,8 @@ class SettingsSearch:
         """Return whether a step and a confirmation fit into the remaining time; else skip the step.
 
         For a step that can end early with the best so far, it is enough if a part fits. While no
-        model passes, time for the last resorts is kept too: only the weights, in 8 or 16 bits.
+        model passes, time is also kept for the last resorts, which quantize only the weights, in 8
+        or 16 bits.
         """
         expected_s = expect_s(step, self.tried) * step.part
         later_s = self._confirm_s() + self._reserve_s(step)
@@ -240,7 +244,7 @@ class SettingsSearch:
         return sum(expect_s(one, self.tried) for one in later)
 
     def _keep_unmeasured(self, jobs: int) -> None:
-        """If no file is kept yet, keep the first that the last `jobs` jobs have written."""
+        """If no file is kept yet, keep the first file that the last `jobs` jobs have written."""
         for number in range(self.launched, self.launched + jobs):
             self.delivery.keep_unmeasured(number)
 
@@ -251,7 +255,7 @@ class SettingsSearch:
                 line += f" ({self._left_s() / 60:.1f} minutes left)"
             _say(line)
 
-        # An interrupted job may have left a file
+        # Run the jobs; an interrupted job may have left a file
         begun_s = self.clock()
         limits = TimeLimits(max(seconds_each, LEAST_S), self._find_hard_limit(steps))
         results: Sequence[RunRecord | Exception] = []
@@ -265,7 +269,7 @@ class SettingsSearch:
             self._keep_unmeasured(len(steps))
         self.launched += len(steps)
 
-        # The results decide the next steps
+        # Measure the results, which decide the next steps
         seconds = (self.clock() - begun_s) / max(len(steps), 1)
         done = []
         for step, result in zip(steps, results, strict=True):
@@ -292,7 +296,7 @@ class SettingsSearch:
     def _deliver(self, trial: Tried, record: RunRecord) -> None:
         """Keep the file of a model that is the best so far, or that was confirmed.
 
-        The best so far needs no other run if its samples are the reported ones.
+        The best so far needs no other run if it was measured on the reported samples.
         """
         if not trial.measured:
             return
@@ -321,7 +325,7 @@ class SettingsSearch:
             self.asked = replace(self.asked, limit=metric.limit(self.allowed))
             sound = not find_fault(metric, result, self.allowed)
         level = SIGNIFICANCE
-        if step.kind == searching.CONFIRM:  # one of several comparisons on the same samples
+        if step.kind == searching.CONFIRM:  # correct for several confirmations on the same samples
             level = SIGNIFICANCE / self.allowed.confirmations
         done = measure(step, record=result, seconds=seconds, level=level)
         return replace(done, within=done.within and sound)
@@ -353,13 +357,13 @@ class SettingsSearch:
 
 
 def read_network(asked: Asked, config: RunConfig, running: "RunningSweep") -> Asked:
-    """Return the request with the properties of the network; keep its FP32 file for the end.
+    """Return the request with the properties of the network; keep the FP32 file for the end.
 
     If the network or the data cannot be read, the search ends before its first step. After any
     other error, the search goes on without the properties.
 
     Raises:
-        PtqError: network or data cannot be read, or do not fit each other.
+        PtqError: the network or the data cannot be read, or do not fit each other.
     """
     from resnet8ptq.experiment.settings import resolve
     from resnet8ptq.exploration.search import network_facts
@@ -371,7 +375,7 @@ def read_network(asked: Asked, config: RunConfig, running: "RunningSweep") -> As
     except Exception as error:
         _say(f"the properties of the network are not known: {printable(str(error))}")
         return asked
-    assert running.delivery is not None  # of a search
+    assert running.delivery is not None  # a search has set it
     running.delivery.fp32 = facts.onnx_path
     return replace(
         asked,
@@ -386,7 +390,8 @@ def check(sweeper: DictConfig, typed: Sequence[Override]) -> None:
     """Check the settings of the search, before the store is opened.
 
     Raises:
-        ConfigError: a wrong goal or time, several values, or a setting of the search itself.
+        ConfigError: goal or time is wrong, a setting has several values, or the search sets it
+        itself.
     """
     limits.require("goal", got=sweeper.goal, ok=sweeper.goal in GOALS, expected=" | ".join(GOALS))
     minutes = sweeper.minutes
@@ -450,7 +455,7 @@ _OF_SEARCH = ("evaluate.split", "evaluate.choice", "evaluate.stop", "analysis")
 
 
 def measure(step: Step, record: RunRecord, seconds: float, level: float = SIGNIFICANCE) -> Tried:
-    """Return a step's measurements for the next choice; `level` is that of a pass.
+    """Return a step's measurements for the next choice; a pass must be significant at `level`.
 
     A step that an earlier sweep has run returns at once; the time of that earlier run counts.
     """
@@ -467,7 +472,7 @@ def measure(step: Step, record: RunRecord, seconds: float, level: float = SIGNIF
         return shared
     metric = record.task.metric
 
-    # The time that the run itself took, here or in an earlier sweep
+    # Sum the time that the run itself took, here or in an earlier sweep
     own_s = sum(record.metrics.get(f"system/{key}", 0.0) for key in _TIMES)
     spent_s = own_s + record.metrics.get("system/prepare_s", 0.0)
     properties = record.params.get("properties", "").split(", ")
@@ -505,7 +510,7 @@ def measure(step: Step, record: RunRecord, seconds: float, level: float = SIGNIF
 def noise(record: RunRecord) -> float:
     """Return the distance of a model's outputs from FP32's, the criterion between equal losses.
 
-    It is the KL divergence if outputs are classes, else noise divided by signal.
+    The distance is the KL divergence if outputs are classes, else noise divided by signal.
     """
     divergence = record.metrics.get("kl_divergence")
     if divergence is not None:
@@ -524,14 +529,14 @@ def _find_noise_unit(record: RunRecord) -> str:
 
 def _error(record: RunRecord, metric: Metric) -> float:
     """Return half of the loss's 95% interval, in the unit of the loss; 0 if unknown."""
-    ends = record.interval("drop")  # in the unit of the loss itself
+    ends = record.interval("drop")  # already in the unit of the loss
     if ends is not None:
         return (ends[1] - ends[0]) / 2
 
-    # Else from the interval of the metric
+    # Otherwise convert the interval of the metric
     ends = record.interval("delta")
     baseline = record.value_of(metric, BASELINE)
-    if ends is None and metric.bounded:  # FP32 is the reference itself
+    if ends is None and metric.bounded:  # deviation has FP32 as its reference
         ends = record.interval("value")
     if ends is None:
         return 0.0
@@ -539,7 +544,7 @@ def _error(record: RunRecord, metric: Metric) -> float:
 
 
 def _say(line: str) -> None:
-    """Print a line; of a long list only the first names, such as of layers in float."""
+    """Print a line; shorten long lists, such as of layers in float, to the first names."""
     console.say(console.stderr(), _LIST.sub(_shorten, line))
 
 

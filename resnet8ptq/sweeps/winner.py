@@ -1,4 +1,4 @@
-"""The winner of a search: its verdict, and the command and the config that reproduce it."""
+"""Prints the winner of a search with its verdict, and writes the config that reproduces it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Winner:
     """The confirmed model of a search."""
 
     selected: ModelSelection
-    cell: Cell  # its run on the reported samples
+    cell: Cell  # the run on the reported samples
     folder: Path = origin.RUNS  # of the sweep
 
     @property
@@ -52,7 +52,7 @@ def _find_settings(record: RunRecord, folder: Path) -> list[str]:
     if settings is None:
         raise TrackingError(f"run {record.run_id}: job_overrides differ from the sweep's")
     kept = [word for word in settings if not _is_of_search(word)]
-    if "of the test samples" in record.chosen_by:  # report on the same half
+    if "of the test samples" in record.chosen_by:  # to report on the same half
         kept.append("evaluate.choice=half")
     return kept
 
@@ -79,7 +79,7 @@ def find_winner(chosen: Sequence[ModelSelection], delivery: Delivery) -> Winner 
 def announce(chosen: Sequence[ModelSelection], delivery: Delivery, goal: str) -> int:
     """Print the winner and its file, write its settings as a config; return the exit code.
 
-    Without a confirmed model it is the best so far, without any model the FP32 network.
+    Without a confirmed model, the winner is the best so far; without any model, the FP32 network.
 
     Args:
         goal: `fastest`, `smallest` or `best`.
@@ -89,7 +89,7 @@ def announce(chosen: Sequence[ModelSelection], delivery: Delivery, goal: str) ->
     if winner is not None:
         return _announce_confirmed(winner, delivery, folder, goal)
 
-    # Not confirmed: the best so far
+    # Print the best so far, which is not confirmed
     console = stdout(None, 240)
     if delivery.record is not None:
         lacks = "Not confirmed"
@@ -102,7 +102,7 @@ def announce(chosen: Sequence[ModelSelection], delivery: Delivery, goal: str) ->
         _say_file(delivery, delivery.record, _find_settings(delivery.record, folder))
         return EXIT_CODES[UNDECIDED]
 
-    # Not measured: a first file, or FP32
+    # Print the first file or FP32, which are not measured
     delivery.keep_fp32()
     if not delivery.is_measured:
         say(console, "\nNot measured, because the time was up: the file of the first step.")
@@ -129,9 +129,9 @@ def _announce_confirmed(winner: Winner, delivery: Delivery, folder: Path, goal: 
         title = "Nothing is worth deploying instead of FP32; the closest to it"
     if outcome == VOID:
         title = "FP32 itself is void, so nothing can pass; the file in plain 8 bits"
-        verdict = "No verdict, for the reason below the table."  # a long sentence with figures
+        verdict = "No verdict, for the reason below the table."  # not a long sentence
 
-    # Facts, then doubts, then the file
+    # Print the facts, then doubts, then the file
     name = naming.label([record], keys=())  # the settings follow
     say(console, f"\n{title}: {name}. {verdict}")
     say(console, f"  {'; '.join(say_facts(winner.cell.record))}")
@@ -156,7 +156,7 @@ def _announce_confirmed(winner: Winner, delivery: Delivery, folder: Path, goal: 
 
 
 def _say_file(delivery: Delivery, record: RunRecord, settings: Sequence[str]) -> None:
-    """Print the file and the command that makes it again; write its settings as a config."""
+    """Print the file and the command that makes it again; write the settings as a config."""
     console = stdout(None, 240)
     folder = delivery.folder or Path()
     if delivery.path is not None:

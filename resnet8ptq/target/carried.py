@@ -1,7 +1,7 @@
-"""A target without a connection: the user carries a file of requests there, and answers back.
+"""A target without a connection: the user carries requests there in a file, and answers back.
 
-The job holds the requests that a connection would send, and the result their answers. So both steps
-run the code of a connected target.
+The job file holds the requests that a connection would send, and the result file holds the answers.
+Both steps therefore run the code of a connected target.
 """
 
 import hashlib
@@ -22,11 +22,11 @@ from resnet8ptq.target.measure import JOB
 from resnet8ptq.target.target import Target
 
 Size = Annotated[int, Field(ge=0, lt=2**48)]
-Name = Annotated[str, Field(max_length=200)]  # a run's tag holds it
+Name = Annotated[str, Field(max_length=200)]  # short enough for a run's tag
 
 
 class _Request(BaseModel):
-    """The fields of a request that its answer repeats."""
+    """The fields of a request that the answer repeats."""
 
     do: Literal["describe", "load", "run", "time", "nodes"]
     run_id: str
@@ -76,7 +76,7 @@ class JobWriter(Target):
     """Writes each request into a job, and answers it on this machine; times nothing.
 
     Attributes:
-        run_id: the run of the job; the result repeats it.
+        run_id: the id of the run that writes the job; the result repeats the id.
     """
 
     def __init__(self, folder: Path, python: str, run_id: str, timeout_s: float) -> None:
@@ -100,7 +100,7 @@ class JobWriter(Target):
         """Write a request into the job, and answer it here; times are placeholders."""
         self._write({**request, "run_id": self.run_id}, payload)
         if request["do"] == "time":
-            return Reply({"seconds": 1.0}, [])  # no measurement: the recorder drops it
+            return Reply({"seconds": 1.0}, [])  # a placeholder, which the recorder drops
         return super().ask(request, payload)
 
     def close(self) -> None:
@@ -120,20 +120,20 @@ class JobWriter(Target):
 
 
 class Carried(Target):
-    """Answers requests from a result; there is no connection."""
+    """Answers requests from a result file, without a connection."""
 
     def __init__(self, path: Path) -> None:
         """Read a result.
 
         Raises:
-            ConfigError: the file is no result, or an incomplete one.
+            ConfigError: the file is not a result, or is incomplete.
             UnsupportedError: the target failed, or lacks a package.
         """
         super().__init__(str(path), 0.0)
         self._answers: dict[tuple[str, str, str], deque[Reply]] = {}
         for reply in _read(path):
             asked = reply.fields["request"]
-            self.run_id: str = asked["run_id"]  # the same in each
+            self.run_id: str = asked["run_id"]  # the same in all answers
             self._answers.setdefault(_key(asked, asked["sha256"]), deque()).append(reply)
         self._sha256 = files.sha256(path)
 
@@ -145,7 +145,7 @@ class Carried(Target):
         """Return the answer to a request; each measured time of a batch is returned once.
 
         Raises:
-            ConfigError: the result lacks it.
+            ConfigError: the result lacks the answer.
         """
         key = _key(request, hashlib.sha256(payload).hexdigest())
         answers = self._answers.get(key)

@@ -22,7 +22,7 @@ from resnet8ptq.core.errors import ConfigError, PtqError, UnsupportedError
 Array = NDArray[Any]
 
 PROGRAM = Path(__file__).with_name("measure.py")
-# Programs that pass their words on to a shell on the other machine.
+# Programs that pass their arguments to a shell on the other machine.
 SHELLS = ("ssh", "adb", "plink", "sshpass")
 AT_ONCE = 2**20  # bytes written or read in one step
 LAST = 400  # characters of the target's messages that an error shows
@@ -30,7 +30,7 @@ PACKAGES = {"ai_edge_litert": "ai-edge-litert"}
 
 
 class ConnectionLostError(PtqError):
-    """The command ended, or answered nothing within the time limit."""
+    """The command ended, or did not answer within the time limit."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,8 @@ class Reply:
         """Return an answer from its line and the bytes after it.
 
         Raises:
-            UnsupportedError: the target answered with an error: the runtime is missing or failed.
+            UnsupportedError: the target answered with an error, as the runtime is missing or
+            failed.
         """
         error = fields.get("error")
         if error:
@@ -81,7 +82,7 @@ class Connection:
         program = PROGRAM.read_bytes()
         loader = f"import sys;exec(sys.stdin.buffer.read({len(program)}))"
         words = shlex.split(command)
-        if Path(words[0]).name in SHELLS:  # a shell there splits the loader into words
+        if Path(words[0]).name in SHELLS:  # quoted, as a shell there splits the loader
             loader = invocation.shell(loader)
         self._messages = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the command)
         try:
@@ -109,8 +110,8 @@ class Connection:
         """Send a request, and return its answer.
 
         Raises:
-            ConnectionLostError: the command ended, or answers nothing.
-            UnsupportedError: the runtime is missing there, or failed.
+            ConnectionLostError: the command ended, or does not answer.
+            UnsupportedError: the runtime is missing on the target, or failed.
         """
         self._deadline = time.monotonic() + self._timeout_s
         self._write(json.dumps({**request, "bytes": len(payload)}).encode() + b"\n")
@@ -134,7 +135,7 @@ class Connection:
                 written = os.write(self._write_end, view[:AT_ONCE])
             except BlockingIOError:
                 continue
-            except OSError:  # it has ended, perhaps after a text of its own
+            except OSError:  # the command has ended, perhaps after a message
                 self._read_fields()
                 raise self._lost("ended") from None
             view = view[written:]

@@ -1,10 +1,11 @@
-"""Runs files of networks on this machine, for resnet8ptq on another one.
+"""Runs files of networks on this machine, for resnet8ptq on another machine.
 
-It is sent to a Python interpreter there, and needs Python 3.9, numpy and the runtime of the file;
-nothing of resnet8ptq. It reads requests from standard input, and writes answers to standard output.
-Each is a line of JSON with the number of bytes that follow it: a file, or arrays in C order.
+resnet8ptq sends this program to a Python interpreter here. The program needs Python 3.9, numpy and
+the runtime of the file, but nothing of resnet8ptq. It reads requests from standard input, and
+writes answers to standard output. Each request or answer is a line of JSON with the number of bytes
+that follow the line: a file, or arrays in C order.
 
-Copied there by hand, with a file of requests beside it, it runs as `python measure.py > result`.
+Copied here by hand, next to a file of requests, the program runs as `python measure.py > result`.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def check_provider(provider: str) -> None:
 def check_precision(core: Any, precision: str) -> None:
     """Raise `RefusalError` if OpenVINO does not list a float type for this CPU.
 
-    It would emulate that type, or compute in another one, without a message.
+    OpenVINO would emulate that type, or compute in another type, without a message.
     """
     if precision == F32:
         return
@@ -77,7 +78,7 @@ def check_precision(core: Any, precision: str) -> None:
 class OnnxFile:
     """A file in ONNX Runtime.
 
-    ONNX Runtime runs a file on the CPU if its provider does not start. This is an error here.
+    ONNX Runtime would run a file on the CPU if the provider does not start; this class refuses.
     """
 
     def __init__(
@@ -148,7 +149,7 @@ class OnnxFile:
 
 @contextmanager
 def _messages_kept() -> Iterator[list[str]]:
-    """Collect the lines that libraries write to standard error; write them there afterwards."""
+    """Collect the lines that libraries write to standard error; pass them on afterwards."""
     lines: list[str] = []
     with tempfile.TemporaryFile() as file:
         before = os.dup(2)
@@ -244,7 +245,7 @@ RUNTIMES: dict[str, Any] = {
     "ai-edge-litert": TfliteFile,
     "openvino": OpenVinoFile,
 }
-JOB = "measure.job"  # the requests, if they are carried by hand
+JOB = "measure.job"  # the file of requests that are carried by hand
 _PACKAGES = ("numpy", "onnxruntime", "ai-edge-litert", "tflite-runtime", "tensorflow", "openvino")
 
 
@@ -277,7 +278,7 @@ def describe() -> dict[str, Any]:
         with suppress(importlib.metadata.PackageNotFoundError):
             versions.setdefault(name, importlib.metadata.version(package))
 
-    # On Linux, `platform` does not know the model of the CPU
+    # Read the model of the CPU, which `platform` does not know on Linux
     name = platform.processor() or platform.machine()
     try:
         with open("/proc/cpuinfo") as lines:
@@ -314,7 +315,7 @@ def answer(
         loaded[request["key"]] = network
         return {"names": network.names}, []
 
-    # The other requests run a loaded file on arrays
+    # Run a loaded file on arrays, for all other requests
     network = loaded[request["key"]]
     arrays = list[Any]()
     start = 0
@@ -333,10 +334,10 @@ def answer(
 
 
 def main() -> None:
-    """Answer requests until standard input ends, or the file of requests."""
+    """Answer requests until standard input or the file of requests ends."""
     source = sys.stdin.buffer
     target = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # output of libraries is no answer
+    os.dup2(2, 1)  # libraries must not write among the answers
     own = globals().get("__file__")  # unknown if the program was sent
     job = Path(own).with_name(JOB) if own else None
     carried = job is not None and job.exists()
@@ -346,7 +347,7 @@ def main() -> None:
     while line := source.readline():
         request = json.loads(line)
         payload = source.read(request["bytes"])
-        if "at" in request:  # an earlier payload of the file
+        if "at" in request:  # an earlier payload of the file is used again
             after = source.tell()
             source.seek(request["at"])
             payload = source.read(request["size"])

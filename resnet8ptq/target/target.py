@@ -19,7 +19,7 @@ from resnet8ptq.target.measure import CPU, F32, RUNTIMES
 
 log = logging.getLogger(__name__)
 
-TRIES = 3  # connections for one request: a network may fail for a moment
+TRIES = 3  # connections for one request, as a network may fail for a moment
 
 
 @dataclass
@@ -53,12 +53,14 @@ class Target:
 
     @property
     def cores(self) -> int:
-        """The number of its cores."""
+        """The number of the machine's cores."""
         return int(self.describe()["cores"])
 
     @property
     def _asked(self) -> dict[str, str]:
-        """The part of a request that asks for the provider; every runtime has the CPU."""
+        """The part of a request that asks for the provider; empty for the CPU, which is always
+        there.
+        """
         if self.provider == CPU:
             return {}
         return {"provider": self.provider}
@@ -79,7 +81,7 @@ class Target:
             precision: the float type in which OpenVINO computes.
 
         Raises:
-            UnsupportedError: the target has no such runtime, or it refuses the file.
+            UnsupportedError: the target has no such runtime, or the runtime refuses the file.
         """
         if runtime not in RUNTIMES:
             raise UnsupportedError(
@@ -162,5 +164,5 @@ class RemoteFile:
 
 @cache
 def connect(command: str, timeout_s: float, provider: str = CPU) -> Target:
-    """Return the target of a command; its connection opens with the first request."""
+    """Return the target of a command; the connection opens with the first request."""
     return Target(command, timeout_s, provider)

@@ -17,7 +17,7 @@ from resnet8ptq.tasks.scoring.values import PairedTest
 from resnet8ptq.tasks.task import Joining, Reference, Task, TaskFiles, TaskType
 
 AGREEMENT_RATE = Metric("agreement", "agreement", percent=True)
-# An answer is lost only where the class changes: accuracy of FP32 - accuracy <= 1 - agreement.
+# An answer is lost only if the class changes, so the accuracy lost is at most 1 - agreement.
 NOTE = (
     "No labels: the accuracy lost is at most the share of changed classes, so a pass also proves "
     "that loss of accuracy. The bound is conservative, because a changed class may have been wrong "
@@ -37,7 +37,7 @@ class AgreementScores(OfClasses):
 
     @property
     def per_sample(self) -> Hits:
-        """The class of each sample; right if it agrees with FP32's."""
+        """The class of each sample, which is right if it agrees with FP32's."""
         return self.classes.per_sample
 
     @property

@@ -1,4 +1,4 @@
-"""`task=anomaly`: the network reconstructs normal samples better than anomalies.
+"""`task=anomaly`: finds anomalies, which the network reconstructs worse than normal samples.
 
 As in MLPerf Tiny and DCASE, the score of a clip is the mean over its windows of the mean squared
 error (`task.join`). The metric is the AUC of ranking anomalies above normal clips.
@@ -47,7 +47,9 @@ class AnomalyScores(OutputScores):
         return self.per_sample.auc.value
 
     def more(self) -> Metrics:
-        """Return the partial AUC, standardized (McClish, 1989): 0.5 is chance, 1 the best."""
+        """Return the partial AUC, standardized (McClish, 1989) so that 0.5 is chance and 1 the
+        best.
+        """
         from sklearn.metrics import roc_auc_score  # takes a second to import
 
         return {"pauc": float(roc_auc_score(self.labels, self.scores, max_fpr=self.max_fpr))}

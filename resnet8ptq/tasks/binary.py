@@ -1,4 +1,4 @@
-"""`task=binary`: two classes, scored by the AUC; a threshold separates them."""
+"""`task=binary`: two classes, scored by the AUC and separated by a threshold."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -80,7 +80,7 @@ def build(class_names: tuple[str, ...] = (), threshold: float = 0.5) -> Task:
 
 
 def _score(threshold: float, outputs: Outputs, targets: Targets) -> BinaryScores:
-    """Score one output value (before or after a sigmoid), or two."""
+    """Score one output value (before or after a sigmoid), or two output values."""
     scores = classification.score(_to_probabilities(outputs, targets), targets)
     return BinaryScores(replace(scores, threshold=threshold))
 
@@ -100,7 +100,7 @@ def _as_two(outputs: Outputs) -> Outputs:
     """Return one output value of each sample as values of two classes [n, 2]."""
     second = as_rows(outputs.values[0])
     first = 1 - second
-    if outputs.final == LOGITS:  # a sigmoid is the softmax of zero and the value
+    if outputs.final == LOGITS:  # a sigmoid equals the softmax of zero and the value
         first = np.zeros_like(second)
     return Outputs((np.concatenate([first, second], axis=1),), None, outputs.final)
 

@@ -44,7 +44,7 @@ ACCURACY = Metric(
     "accuracy", "accuracy", percent=True, fair="expected_accuracy", least="min_accuracy"
 )
 KL = Metric("kl_divergence", "KL", maximize=False, bounded=False)
-# Half the step of an 8-bit softmax, 1/256: its zeros stand for any smaller value. With more than
+# Half the step 1/256 of an 8-bit softmax, whose zeros stand for any smaller value. With more than
 # 256 classes, half of a uniform probability.
 KL_EPSILON = 1 / 512
 MAX_NAME = 100  # characters of a class in the name of a metric; MLflow takes 250 in all
@@ -82,8 +82,8 @@ class ClassScores(Scores):
     Attributes:
         logits: the input of the final softmax for the first m <= n samples [m, classes]; None if
             the model does not end in a softmax.
-        threshold: with two classes, the second is predicted above it; None: the largest probability
-            decides.
+        threshold: with two classes, the second is predicted above this probability; None if the
+            largest probability decides.
     """
 
     probabilities: Probabilities
@@ -93,12 +93,12 @@ class ClassScores(Scores):
 
     @property
     def classes(self) -> Self:
-        """These scores themselves: the same attribute as in `OfClasses`."""
+        """These scores themselves, for code that also takes `OfClasses`."""
         return self
 
     @cached_property
     def per_sample(self) -> Hits:
-        """The class of each sample; of tied classes the first, as in argmax."""
+        """The class of each sample; among tied classes the first, as in argmax."""
         if self.threshold is None:
             predictions = self.probabilities.argmax(axis=1)
         else:
@@ -112,7 +112,7 @@ class ClassScores(Scores):
 
     @property
     def correct(self) -> int:
-        """Number of samples whose class is right."""
+        """Number of samples whose predicted class is right."""
         return int(self.per_sample.right.sum())
 
     @property
@@ -131,7 +131,9 @@ class ClassScores(Scores):
 
     @property
     def top5_accuracy(self) -> float:
-        """Fraction of samples whose class is among the top 5; of tied classes the first count."""
+        """Fraction of samples whose class is among the top 5; among tied classes the first
+        count.
+        """
         best = np.argsort(-self.probabilities, axis=1, kind="stable")[:, :TOP]
         return float((best == self.labels[:, np.newaxis]).any(axis=1).mean())
 
@@ -155,7 +157,7 @@ class ClassScores(Scores):
 
     @property
     def tied(self) -> int:
-        """Number of samples where several classes share the top score."""
+        """Number of samples for which several classes share the top score."""
         return int((self._at_top.sum(axis=1) > 1).sum())
 
     @property
@@ -179,7 +181,7 @@ class ClassScores(Scores):
         return self.per_sample.confusion(self.probabilities.shape[1])
 
     def agreement(self, baseline: Self) -> float:
-        """Return the fraction of samples on which both predict the same class."""
+        """Return the fraction of samples for which both models predict the same class."""
         return float((self.per_sample.predictions == baseline.per_sample.predictions).mean())
 
     def kl_divergence(self, baseline: Self) -> float:
@@ -191,8 +193,8 @@ class ClassScores(Scores):
     def sqnr_db(self, baseline: Self) -> float | None:
         """Return the SQNR of the logits in dB; None without logits on both sides.
 
-        It covers all samples and classes. The logits of each sample are centred first, because a
-        softmax ignores a constant.
+        The ratio covers all samples and classes. The logits of each sample are centred first,
+        because a softmax ignores a constant.
         """
         if self.logits is None or baseline.logits is None:
             return None
@@ -262,7 +264,7 @@ def answers(comparison: Comparison) -> tuple[Hits, Hits]:
 
 
 def changes(comparison: Comparison) -> Metrics:
-    """Return how many samples changed, and the distance of the outputs."""
+    """Return the number of samples whose class changed, and the distance of the outputs."""
     model, baseline = _classes(comparison)
     lost, won = flips(baseline.per_sample.right, model.per_sample.right)
     return {
@@ -282,7 +284,7 @@ def class_metrics(names: Sequence[str], comparison: Comparison) -> Metrics:
         change = model.class_change(baseline, label)
         drop = None
         if change is not None:
-            drop = round(-change, DIGITS) + 0.0  # 0 in place of -0
+            drop = round(-change, DIGITS) + 0.0  # turns -0 into 0
         metrics[f"class/{name}/accuracy"] = model.class_accuracy(label)
         metrics[f"class/{name}/drop"] = drop
     return metrics
@@ -387,7 +389,7 @@ def check_classes(task: str, context: TaskContext) -> tuple[str, ...]:
             "other outputs"
         )
     if not context.named and named < returned:
-        return tuple(map(str, range(returned)))  # the samples may lack the last classes
+        return tuple(map(str, range(returned)))  # the labels may lack the last classes
     if returned != named:
         advice = _count_from_zero(context) if returned == named - 1 else ""
         raise ModelError(
@@ -408,7 +410,7 @@ def _choose_output(outputs: Mapping[str, Sequence[int | None]], classes: int) ->
 def find_class_output(outputs: Mapping[str, Sequence[int | None]], classes: int) -> str | None:
     """Return the name of the output that holds classes; None if no output stands out.
 
-    Logits and their probabilities hold the same classes: the first is taken.
+    If both logits and their probabilities are outputs, the first is taken.
 
     Args:
         outputs: the shape of each output by name, without the batch axis.

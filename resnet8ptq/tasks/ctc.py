@@ -1,7 +1,7 @@
-"""`task=ctc`: lines of text, or speech, decoded greedily; character and word error rate.
+"""`task=ctc`: lines of text, or speech, decoded greedily; scored by character and word error rate.
 
-CTC: Graves et al., "Connectionist Temporal Classification", ICML 2006. A frame's symbol is its
-largest value; repeated symbols are one, and blanks are dropped.
+CTC: Graves et al., "Connectionist Temporal Classification", ICML 2006. The largest value of a frame
+gives the symbol; repeated symbols are merged, and blanks dropped.
 """
 
 import json
@@ -35,7 +35,7 @@ METRICS = {
     "wer": Metric("wer", "word error rate", maximize=False, percent=True),
 }
 EXPECTED = "expected a file with a symbol in each line, or a vocab.json of symbols and numbers"
-MAX_BYTES = 2**24  # of the alphabet
+MAX_BYTES = 2**24  # largest file of an alphabet
 
 Counts = NDArray[np.float64]
 
@@ -47,8 +47,8 @@ class Alphabet:
     Attributes:
         symbols: a text for each class; empty for the blank.
         output: the index of the output.
-        axis: the axis of a batch's output [n, frames, classes] or [n, classes, frames] that has the
-            classes.
+        axis: the axis of the classes in a batch's output [n, frames, classes] or [n, classes,
+            frames].
         blank: the class of the blank.
     """
 
@@ -68,10 +68,12 @@ class Alphabet:
         return (((classes - self.blank) % len(self.symbols)).astype(np.int32),)
 
     def decode(self, classes: NDArray[np.int32]) -> str:
-        """Return the text of one line's frames [frames], see `__call__`, without outer spaces."""
+        """Return the text of a line without outer spaces, from the frames that `__call__`
+        returned.
+        """
         if not len(classes):
             return ""
-        starts = np.append(True, classes[1:] != classes[:-1])  # equal neighbours are one symbol
+        starts = np.append(True, classes[1:] != classes[:-1])  # where the symbol changes
         symbols = [*self.symbols[self.blank :], *self.symbols[: self.blank]]
         return "".join(symbols[number] for number in classes[starts]).strip()
 
@@ -135,7 +137,7 @@ def build(primary: str = "cer", alphabet: Alphabet | None = None, resamples: int
 def _score(
     primary: str, alphabet: Alphabet | None, resamples: int, outputs: Outputs, targets: Targets
 ) -> LineScores:
-    assert alphabet is not None  # finished runs are not scored
+    assert alphabet is not None  # only finished runs have none
     [frames] = outputs.values
     ends = np.full(len(frames), frames.shape[1])
     if targets.lengths is not None and targets.whole_length:
@@ -143,7 +145,7 @@ def _score(
         ends = np.ceil(frames.shape[1] * share).astype(np.int64)
     texts = []
     labels = []
-    characters = []  # errors and length of each line
+    characters = []  # of each line, the errors and the length
     words = []
     for line, end, label in zip(frames, ends, np.asarray(targets.labels).tolist(), strict=True):
         said = alphabet.decode(line[:end])
@@ -154,7 +156,7 @@ def _score(
         characters.append((count_errors(said, true), len(true)))
         words.append((count_errors(said.split(), true_words), len(true_words)))
 
-    # The error rates, as functions of line indices
+    # Make the error rates functions of line indices, for the bootstrap
     by_character = np.array(characters, np.float64)
     cer = of_sums(ratio, by_character)
     wer = of_sums(ratio, np.array(words, np.float64))
@@ -178,7 +180,7 @@ def _score(
 
 
 def _list_lines(comparison: Comparison) -> dict[str, Table]:
-    """Return the lines whose text changed, those with the most further errors first."""
+    """Return the lines whose text changed, with the most additional errors first."""
     model = comparison.model
     fp32 = comparison.baseline
     more = model.errors - fp32.errors
@@ -208,7 +210,7 @@ def read_alphabet(path: Path) -> list[str]:
     In a vocab.json of Hugging Face, `|` is the space, and special tokens are dropped.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: the file cannot be read.
     """
     with errors_as(ConfigError, f"task.alphabet: got {path}", EXPECTED):
         text = files.read_bytes(path, MAX_BYTES).decode("utf-8")

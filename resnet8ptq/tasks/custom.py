@@ -33,7 +33,8 @@ def build(config: CustomConfig, call: UserMetric | None, outputs: Sequence[str] 
     """Return the task with the user's metric.
 
     Args:
-        call: the metric; None for a finished run, because a store must not name code to import.
+        call: the metric; None for a finished run, because code must not be imported by names in a
+        store.
         outputs: the names of the network's outputs.
     """
     title = str((config.metric or {}).get("_target_", "metric")).rpartition(".")[2]
@@ -47,7 +48,7 @@ def build(config: CustomConfig, call: UserMetric | None, outputs: Sequence[str] 
 
 
 def _pair_metrics(names: Sequence[str], comparison: Comparison) -> Metrics:
-    """Return the SQNR of the worst output, and of each if there are several."""
+    """Return the SQNR of the worst output and, if there are several outputs, of each."""
     fp32 = comparison.baseline.outputs.returned
     quantized = comparison.model.outputs.returned
     of_outputs = distortion.sqnr_of_each(metric_names(names), fp32, quantized)
@@ -60,10 +61,10 @@ def _score(
     """Call the metric on all samples; if it returns a single number, also on bootstrap samples.
 
     Raises:
-        ConfigError: the metric returns neither a number nor one for each sample, or fails.
+        ConfigError: the metric fails, or returns neither a number nor one for each sample.
     """
     labels = targets.labels
-    if labels is not None and labels.dtype.kind == "b":  # several labels a sample
+    if labels is not None and labels.dtype.kind == "b":  # several labels for each sample
         labels = labels.astype(np.float32)
 
     def measure(call: UserMetric, chosen: NDArray[np.int64] | slice) -> NDArray[np.float64]:
@@ -73,10 +74,10 @@ def _score(
         exact = None if labels is None else labels[chosen]
         return np.asarray(call(values, exact), np.float64)
 
-    assert call is not None  # finished runs are not scored
+    assert call is not None  # only finished runs have none
     try:
         result = measure(call, slice(None))
-    except Exception as error:  # code of the user
+    except Exception as error:  # the user's code may raise anything
         raise ConfigError(f"task.metric: {title} failed ({one_line(error)})") from error
     if result.shape not in ((), (len(outputs),)) or not np.isfinite(result).all():
         raise ConfigError(
@@ -91,7 +92,7 @@ def _score(
 def _without_check(call: UserMetric) -> UserMetric:
     """Return the metric without Hydra's check of each call, which is slower than most metrics.
 
-    This is valid after one checked call, because the target and its arguments stay the same.
+    One checked call is enough, because the target and its arguments stay the same.
     """
     if isinstance(call, partial):
         return partial(call.func, *call.args, **call.keywords)
@@ -99,14 +100,14 @@ def _without_check(call: UserMetric) -> UserMetric:
 
 
 def _load(settings: Any) -> UserMetric:
-    """Import the function in `_target_`, or make an instance of the class."""
+    """Import the function that `_target_` names, or make an instance of the class."""
     target = (settings or {}).get("_target_")
     if not target:
         raise ConfigError(f"task.metric._target_: got null, {EXPECTED}")
     try:
         settings = dict(settings)
         if not isinstance(get_object(target), type):
-            settings["_partial_"] = True  # the function itself, not its result
+            settings["_partial_"] = True  # load the function itself, not its result
         call = instantiate(settings)
     except (HydraException, OmegaConfBaseException, ImportError, ValueError) as error:
         raise ConfigError(

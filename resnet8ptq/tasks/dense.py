@@ -41,7 +41,7 @@ METRICS = {
     "delta": Metric("delta", "delta < 1.25", percent=True),
 }
 PAIRS = (("psnr", "ssim"), ("rmse", "delta"))
-MOST_DB = 100.0  # of an exact picture, whose PSNR is infinite
+MOST_DB = 100.0  # stands for the infinite PSNR of an exact picture
 RADIUS = 5  # pixels of SSIM's window around its centre
 PICTURES = "restored.png"
 
@@ -53,7 +53,7 @@ class DenseScores(BootstrapScores):
     """The metric of each picture.
 
     Attributes:
-        targets: [n, height, width] or with channels, in the order of the outputs.
+        targets: maps [n, height, width], or with channels in the order of the outputs.
         scale: the factor from the unit of the targets to that of the outputs.
         measure: returns the primary metric of a picture, from values and target.
     """
@@ -130,7 +130,7 @@ def _arrange(targets: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _measure(name: str, said: Maps, true: Maps, peak: float) -> float:
-    """Return a metric of one picture; depths that are not above 0 are not measured."""
+    """Return a metric of one picture; pixels with a depth of at most 0 do not count."""
     if name == "ssim":
         return ssim(said.clip(0, peak) / peak, true / peak)
     if name == "psnr":
@@ -150,14 +150,14 @@ def _measure(name: str, said: Maps, true: Maps, peak: float) -> float:
 def ssim(one: Maps, other: Maps) -> float:
     """Return the SSIM of two pictures of values from 0 to 1, the mean over channels.
 
-    It uses a Gaussian window of 11 pixels with a standard deviation of 1.5. As in Wang's program,
-    only positions count where the window fits into the picture.
+    The window is a Gaussian of 11 pixels with a standard deviation of 1.5. As in Wang's program,
+    only positions count at which the window fits into the picture.
     """
     from scipy.ndimage import correlate1d  # takes a moment to import
 
     weights = np.exp(-(np.arange(-RADIUS, RADIUS + 1) ** 2) / (2 * 1.5**2))
     weights /= weights.sum()
-    axes = np.argsort(one.shape, kind="stable")[-2:].tolist()  # not that of the channels
+    axes = np.argsort(one.shape, kind="stable")[-2:].tolist()  # without the axis of the channels
     inside = [slice(None)] * one.ndim
     for axis in axes:
         inside[axis] = slice(RADIUS, one.shape[axis] - RADIUS)
@@ -167,7 +167,7 @@ def ssim(one: Maps, other: Maps) -> float:
             values = correlate1d(values, weights, axis=axis)
         return values[tuple(inside)]
 
-    # Means, variances and covariance in the window around each pixel
+    # Compute means, variances and covariance in the window around each pixel
     mean = blur(one)
     other_mean = blur(other)
     variance = blur(one * one) - mean * mean
@@ -217,7 +217,7 @@ def _make(config: DenseConfig, context: TaskContext) -> Task:
 
 
 def _may_be(shape: Sequence[int | None], accepted: Iterable[Sequence[int]]) -> bool:
-    """Return whether an output has one of these shapes; the size of a free axis is None."""
+    """Return whether an output may have one of these shapes; the size of a free axis is None."""
     for sizes in accepted:
         if len(sizes) != len(shape):
             continue

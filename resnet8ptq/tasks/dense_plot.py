@@ -9,7 +9,7 @@ from resnet8ptq.core.text import plain
 from resnet8ptq.tasks.scoring.comparison import Comparison
 from resnet8ptq.tasks.scoring.outputs import Array
 
-PICTURES = 6  # at most: those that changed most
+PICTURES = 6  # most pictures in the figure
 
 
 def draw(comparison: Comparison, title: str) -> Figure:

@@ -30,7 +30,7 @@ SQNR = Metric("sqnr_db", "SQNR dB", bounded=False)
 def powers(values: Array, reference: Array) -> tuple[Values, Values]:
     """Return the noise [n] and the signal [n] of each sample, relative to FP32's mean signal.
 
-    Both are sums of squares. If FP32 returns only zeros, they are absolute.
+    Noise and signal are sums of squares. If FP32 returns only zeros, they are absolute.
     """
     noise = np.empty(len(reference))
     signal = np.empty(len(reference))
@@ -45,7 +45,9 @@ def powers(values: Array, reference: Array) -> tuple[Values, Values]:
 
 @dataclass(frozen=True)
 class RelativeError(Metric):
-    """The metric of this task. Its limit is an SQNR; its loss is the noise over the signal."""
+    """The metric of this task, whose limit is an SQNR, and whose loss is the noise over the
+    signal.
+    """
 
     limit_key: str = "min_sqnr_db"
 
@@ -67,7 +69,7 @@ class RelativeError(Metric):
         return f"with at most {margin:.2%} more noise than the best"
 
     def state_loss(self, loss: float) -> str:
-        """Return a loss with its name: as the SQNR, in the unit of the limit."""
+        """Return a loss as text: as an SQNR, in the unit of the limit."""
         if not loss > 0:
             return "equal outputs"
         return f"SQNR {-10 * math.log10(loss):.1f} dB"
@@ -84,7 +86,7 @@ RELATIVE_ERROR = RelativeError("relative_error", "relative error", maximize=Fals
 
 @dataclass(frozen=True, kw_only=True)
 class DeviationValues(Replicates):
-    """Replicates, and noise [n] and signal [n] of each sample, see `powers`."""
+    """Replicates, and the noise [n] and signal [n] of each sample, see `powers`."""
 
     noise: Values
     signal: Values
@@ -116,7 +118,7 @@ class DeviationScores(OutputScores):
     """Outputs of one model, compared with reference outputs.
 
     A sample's error is the norm of its noise divided by the root mean square norm of the reference;
-    with several outputs, the mean of these errors. The limit applies to the worst output.
+    with several outputs, it is the mean of these errors. The limit applies to the worst output.
     """
 
     reference: Outputs

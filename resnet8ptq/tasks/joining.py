@@ -36,7 +36,7 @@ class Groups:
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """Number of samples of each group [groups]."""
+        """The number of samples in each group [groups]."""
         return np.diff(self.starts, append=len(self.order))
 
     def mean(self, values: Array) -> Array:
@@ -63,12 +63,12 @@ class Groups:
 def join(task: Task, how: str) -> Task:
     """Return the task that scores the samples of a group as one item.
 
-    The targets of an item are its label alone: inputs, pictures and lengths are those of samples.
+    The only target of an item is the label, because inputs, pictures and lengths belong to samples.
     The SQNR is still that of the network's outputs, because `raw` keeps them.
 
     Args:
         task: a task with a `joining`.
-        how: `mean`, `max` or `vote`: the mean of the samples' votes.
+        how: `mean`, `max` or `vote`; the last is the mean of the samples' votes.
     """
     assert task.joining is not None
     score = partial(_score_groups, task.score, task.joining, how)

@@ -1,4 +1,6 @@
-"""`task=multilabel`: several labels a sample, scored by mean average precision and macro F1."""
+"""`task=multilabel`: several labels for each sample, scored by mean average precision and macro
+F1.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -38,12 +40,12 @@ MAP = Metric("map", "mAP")
 MACRO_F1 = Metric("macro_f1", "macro F1")
 
 
-ROUNDED = 0.05  # of quantized probabilities, beyond 0 and 1
+ROUNDED = 0.05  # quantized probabilities lie at most this far beyond 0 and 1
 
 
 @dataclass(frozen=True)
 class MultilabelScores(ClasswiseScores):
-    """The outputs [n, classes] of one model, and labels [n, classes], where True is present.
+    """The outputs [n, classes] of one model, and labels [n, classes]; True if the class is present.
 
     Attributes:
         threshold: the probability above which a class is predicted.
@@ -70,11 +72,13 @@ class MultilabelScores(ClasswiseScores):
 
     @property
     def samples_of_class(self) -> NDArray[np.int64]:
-        """Number of samples of each class [classes]."""
+        """The number of samples of each class [classes]."""
         return self.labels.sum(axis=0)
 
     def more(self) -> Metrics:
-        """Return the mean of the classes' F1 above the threshold; 0 for a class never predicted."""
+        """Return the mean F1 of the classes at the threshold, with 0 for a class that is never
+        predicted.
+        """
         predicted = _to_probabilities(self.outputs).values[0] > self.threshold
         hits = (predicted & self.labels).sum(axis=0)
         named = predicted.sum(axis=0) + self.labels.sum(axis=0)
@@ -102,9 +106,9 @@ def rank(
 ) -> Callable[[NDArray[np.integer]], Values]:
     """Return a function from the weight of each sample [n] to the average precision [classes].
 
-    It is the mean precision at the samples of a class, in descending order of the score, without
-    interpolation. Samples of equal scores are retrieved together. Scores are sorted only once, so a
-    bootstrap sample needs only weights.
+    The average precision is the mean precision at the samples of a class, in descending order of
+    the score, without interpolation. Samples of equal scores are retrieved together. Scores are
+    sorted only once, so a bootstrap sample needs only weights.
 
     Args:
         scores, labels: [n, classes].
@@ -115,7 +119,7 @@ def rank(
     rows = np.arange(len(scores))[:, np.newaxis]
     is_last = np.ones(scores.shape, np.bool_)
     is_last[:-1] = ranked[:-1] != ranked[1:]
-    last = np.where(is_last, rows, len(scores))  # the last sample of an equal score
+    last = np.where(is_last, rows, len(scores))  # the last sample with an equal score
     last = np.minimum.accumulate(last[::-1], axis=0)[::-1]
 
     def measure(weights: NDArray[np.integer]) -> Values:
@@ -157,7 +161,7 @@ def _score(
 
 
 def _doubt(baseline: MultilabelScores, expected: float | None) -> str | None:
-    """Return a doubt if the mAP is not above that of a random order, or is below `expected`."""
+    """Return a doubt if the mAP is not above the mAP of a random order, or is below `expected`."""
     shares = baseline.labels.mean(axis=0)
     chance = float(shares[shares > 0].mean())
     interval = baseline.per_sample.interval

@@ -55,7 +55,7 @@ class NextToken:
         following = tokens[:, 1:, np.newaxis]
         counted = is_text[:, 1:] & is_text[:, :-1]
         surprise = np.zeros(counted.shape, np.float32)
-        for row, logits in enumerate(outputs[self.output]):  # one by one: a vocabulary is large
+        for row, logits in enumerate(outputs[self.output]):  # one by one, as a vocabulary is large
             before = logits[:-1].astype(np.float64)
             at_token = np.take_along_axis(before, following[row], axis=1)[:, 0]
             surprise[row] = logsumexp(before, axis=1) - at_token
@@ -63,7 +63,9 @@ class NextToken:
         return np.where(counted, surprise, 0), numbers.astype(np.int32)
 
     def _read(self, inputs: Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the tokens [n, tokens] of the network's inputs, and a mask: False at padding."""
+        """Return the tokens [n, tokens] of the network's inputs, and a mask that is False at
+        padding.
+        """
         tokens = inputs
         names = names_of(inputs.dtype)
         if names:
@@ -104,8 +106,8 @@ class WindowScores(ReducedScores):
 
     Attributes:
         surprise: the sum of -ln p(token) of each window [n].
-        of_unigram: the same for a model that predicts each token by its frequency.
-        tokens: number of predicted tokens of each window [n].
+        of_unigram: the same sum for a model that predicts each token by its frequency.
+        tokens: the number of predicted tokens of each window [n].
     """
 
     surprise: Values = field(default_factory=lambda: np.zeros(0))
@@ -171,7 +173,7 @@ def measure_unigram(numbers: NDArray[np.integer], vocabulary: int) -> Values:
 
 
 def _list_windows(comparison: Comparison) -> dict[str, Table]:
-    """Return -ln p of each window, the largest loss first."""
+    """Return -ln p of each window, with the largest loss first."""
     model = comparison.model
     fp32 = comparison.baseline
     rows: list[list[object]] = [["window", "tokens", "fp32_nll", "nll"]]

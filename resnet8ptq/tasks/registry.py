@@ -22,8 +22,8 @@ from resnet8ptq.tasks.task import Task, TaskType
 log = logging.getLogger(__name__)
 
 AUTO = "auto"
-_PREFIX = "task."  # of the settings in MLflow params
-EMBEDDING = 32  # values; shorter vectors count as classes, unless there are more texts than values
+_PREFIX = "task."  # prefix of the settings in MLflow params
+EMBEDDING = 32  # shorter vectors count as classes, unless there are more texts than values
 TASKS = {
     "classification": "resnet8ptq.tasks.classification:CLASSIFICATION",
     "top5": "resnet8ptq.tasks.top5:TOP5",
@@ -74,8 +74,8 @@ def make(config: TaskConfig, context: TaskContext) -> Task:
     """Return the task for a network and data: the one in `task`, or the one that fits the data.
 
     Raises:
-        ConfigError: an unknown name, insufficient data for the task, or samples without groups
-            where `task.join` joins them.
+        ConfigError: the name is unknown, the data are not sufficient for the task, or `task.join`
+            would join samples without groups.
         ModelError: the outputs of the network do not fit.
     """
     if config.name == AUTO:
@@ -108,7 +108,7 @@ def fingerprint(config: TaskConfig) -> str:
     """Return a hash of the user's scoring code; empty if there is none.
 
     Raises:
-        ConfigError: an unknown task, or code that cannot be found.
+        ConfigError: the task is unknown, or the code cannot be found.
     """
     if config.name == AUTO:
         return ""
@@ -119,7 +119,7 @@ def choose(context: TaskContext) -> str:
     """Return the name of the task that fits the labels or, without labels, the outputs.
 
     Outputs that are not probabilities may be logits or other values. The deviation from FP32 is
-    meaningful for both, the top-1 class only for logits.
+    meaningful for both, but the top-1 class only for logits.
     """
     if context.labels is None:
         if context.final == PROBABILITIES and (context.classes or 0) > 1:
@@ -148,7 +148,7 @@ def _choose_by_boxes(context: TaskContext) -> str:
     points = 3 * context.keypoints
     classes = len(context.class_names)
     sizes = set(chain.from_iterable(context.outputs.values()))
-    # The values of a box: label and score, or scores of all classes, with or without an objectness
+    # A box has label and score, or scores of all classes with or without an objectness
     if points and not sizes.isdisjoint({6 + points, 4 + classes + points, 5 + classes + points}):
         return "keypoints"
     if context.has_masks and has_prototypes(context.outputs):
@@ -192,14 +192,14 @@ def recall(params: Mapping[str, str], class_names: tuple[str, ...] = ()) -> Task
         config = kind.schema(**settings)
         check(config, prefix="task.")
         return kind.recall(config, class_names)
-    except Exception as error:  # anyone who writes to the store may have changed them
+    except Exception as error:  # anyone who writes to the store may have changed the params
         raise TrackingError(f"scored_as: {error}") from None
 
 
 def find_changed(params: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the settings of the task that differ from its defaults, as typed, from MLflow params.
+    """Return the task's settings that differ from the defaults, as typed, from MLflow params.
 
-    Runs whose settings differ have other scores, and another FP32 score, on the same outputs.
+    Runs with different settings have different scores, also of FP32, for the same outputs.
     """
     scored_as = params.get("scored_as", "classification")
     defaults: dict[str, Any] = {}

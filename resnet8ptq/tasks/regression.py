@@ -26,7 +26,7 @@ def build(primary: str = "mae", resamples: int = 9999) -> Task:
     """Return the task for a network with one output value for each target value.
 
     Args:
-        primary: `mae` or `rmse`; averaged over a sample's values, then over the samples.
+        primary: `mae` or `rmse`, averaged over a sample's values, then over the samples.
     """
     return Task(
         "regression",
@@ -48,7 +48,7 @@ def _score(primary: str, resamples: int, outputs: Outputs, targets: Targets) -> 
     exact = _flat(np.asarray(targets.labels))
     predicted = _flat(outputs.values[0])
     error = np.abs(predicted - exact)
-    of_mean = np.abs(exact.mean(axis=0) - exact)  # of predicting the mean of the targets
+    of_mean = np.abs(exact.mean(axis=0) - exact)  # the error of predicting the mean of the targets
     absolute = error.mean(axis=1)
     squared = (error**2).mean(axis=1)
     mae = mean_of(absolute)

@@ -46,10 +46,10 @@ class MaskDecoder:
 
     Attributes:
         output: the index of the output.
-        axis: the axis of its classes in one sample; None for [height, width].
+        axis: the axis of the classes in one sample of the output; None for [height, width].
         classes: the number of classes.
         size: height and width of the masks.
-        threshold: with one value for each pixel, the second class is predicted above it.
+        threshold: with one value for each pixel, the second class is predicted above this value.
     """
 
     output: int
@@ -67,7 +67,7 @@ class MaskDecoder:
         height, width = wide.shape[2:]
         rows = _resize(height, self.size[0])
         columns = _resize(width, self.size[1])
-        if wide.shape[1] == 1 and (wide.dtype.kind in "iu" or self.classes > 2):  # of an ArgMax
+        if wide.shape[1] == 1 and (wide.dtype.kind in "iu" or self.classes > 2):  # from ArgMax
             nearest = wide[:, 0, rows.argmax(1)[:, np.newaxis], columns.argmax(1)]
             return (nearest.round().clip(0, 255).astype(np.uint8),)
         classes = np.empty((len(wide), *self.size), np.uint8)
@@ -84,7 +84,7 @@ class MaskDecoder:
 def _resize(old: int, new: int) -> NDArray[np.float32]:
     """Return the matrix [new, old] of a bilinear resizing along an axis, between pixels' centres.
 
-    As in torch's `interpolate` with `align_corners=False`, and in `tf.image.resize`.
+    The result is that of torch's `interpolate` with `align_corners=False`, and `tf.image.resize`.
     """
     places = ((np.arange(new) + 0.5) * old / new - 0.5).clip(0, old - 1)
     return np.maximum(0, 1 - np.abs(places[:, np.newaxis] - np.arange(old))).astype(np.float32)
@@ -139,12 +139,12 @@ class SegmentationScores(ClasswiseScores):
 
     @property
     def samples_of_class(self) -> NDArray[np.int64]:
-        """Number of pictures with pixels of each class [classes]."""
+        """The number of pictures with pixels of each class [classes]."""
         return np.count_nonzero(self.counts[:, 1], axis=0)
 
     @property
     def of_others(self) -> float:
-        """The mean IoU with the masks of other pictures: the chance level."""
+        """The mean IoU with the masks of other pictures, which is the chance level."""
         others = self._count(np.roll(self.masks, len(self.masks) // 2, axis=0))
         return float(np.nanmean(_iou(others.sum(axis=0))))
 
@@ -197,7 +197,7 @@ def build(
 def _score(
     classes: int, ignored: tuple[int, ...], resamples: int, outputs: Outputs, targets: Targets
 ) -> SegmentationScores:
-    assert targets.labels is not None  # `_make` checks them
+    assert targets.labels is not None  # `_make` has checked the labels
     return SegmentationScores(
         outputs, targets.labels, classes, ignored, resamples, targets.pictures
     )

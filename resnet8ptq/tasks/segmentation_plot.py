@@ -1,4 +1,4 @@
-"""The figure of a segmentation: the pictures whose classes changed most."""
+"""The figure of a segmentation, with the pictures whose classes changed most."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from matplotlib.patches import Patch
 from resnet8ptq.core.text import plain
 from resnet8ptq.tasks.scoring.comparison import Comparison
 
-PICTURES = 6  # at most: those that changed most
+PICTURES = 6  # most pictures in the figure
 NAMED = 20  # classes with different colours
 
 

@@ -1,7 +1,7 @@
 """`task=similarity`: similarity of pairs of texts, scored by Spearman's and Pearson's correlation.
 
-A cross-encoder scores a pair: one sample, one output value. A bi-encoder embeds each text: two
-samples of one group, whose score is the cosine of their embeddings.
+A cross-encoder scores a pair of texts, which is one sample, by one output value. A bi-encoder
+embeds each text; the two samples of a group are scored by the cosine of their embeddings.
 """
 
 import math
@@ -37,7 +37,7 @@ def build(resamples: int = 9999, output: int = 0, embeds: bool = False) -> Task:
 
     Args:
         output: the index of the output that is scored.
-        embeds: whether the output is the embedding of one text; else it is the score of a pair.
+        embeds: whether the output is the embedding of one text; otherwise, it is a pair's score.
     """
     return Task(
         "similarity",
@@ -76,7 +76,7 @@ def _score(
 def pair_up(numbers: NDArray[np.int64] | None) -> NDArray[np.int64]:
     """Return the samples of each pair [pairs, 2]; samples without their partner are left out.
 
-    Selection samples leave out copies of other samples, which may separate a pair.
+    A partner may be missing, because selection samples leave out copies of other samples.
 
     >>> pair_up(np.array([4, 7, 4, 9, 7])).tolist()
     [[0, 2], [1, 4]]
@@ -125,7 +125,7 @@ def _correlate_ranks(one: Values, other: Values) -> Callable[[NDArray[np.int64]]
 
 
 def _rank_again(ranks: NDArray[np.int64]) -> Values:
-    """Return the ranks [n] among chosen items, from their ranks among all; ties share the mean."""
+    """Return the ranks [n] among chosen items, from ranks among all items; ties share the mean."""
     counts = np.bincount(ranks)
     return (np.cumsum(counts) - (counts - 1) / 2)[ranks]
 

@@ -1,9 +1,10 @@
-"""A task: a metric, a score, a paired test, and its additions to the files and params of a run.
+"""A task: a metric, a score, a paired test, and additions to the files and params of a run.
 
     outputs, targets --score--> Scores;  Scores of model and baseline --compare--> Comparison
 
-Evaluation, report, table, search and sensitivity analysis use this interface only, so none of them
-depends on classes, accuracy or argmax. `registry` finds a task by its name; `top5` is the smallest.
+Evaluation, report, table, search and sensitivity analysis use only this interface, so none of them
+depends on classes, accuracy or argmax. `registry` finds a task by name; `top5` is the smallest
+example of a task.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,7 +24,7 @@ from resnet8ptq.tasks.scoring.values import PairedTest
 if TYPE_CHECKING:  # a run imports matplotlib only when it draws
     from matplotlib.figure import Figure
 
-MANY_CLASSES = 50  # with more, metrics of single classes go into files alone
+MANY_CLASSES = 50  # with more, metrics of single classes are only in files
 
 Table = Iterable[Sequence[object]]
 Score = Callable[[Outputs, Targets], Scores]
@@ -63,7 +64,7 @@ class Scope:
     """The part of the outputs and of the samples that a task scores.
 
     Attributes:
-        output: the index of the scored output; None: all are scored.
+        output: the index of the scored output; None if all are scored.
         reduction: reduces the outputs of a batch to the needed part; None keeps all.
         params: further params of a run, such as the settings of the reduction.
         joins_groups: whether samples of a group are scored as one.
@@ -75,7 +76,8 @@ class Scope:
     joins_groups: bool = False
 
     def find_silent(self, names: Sequence[str], outputs: Outputs, baseline: Outputs) -> str:
-        """Return a text that names a scored output that is equal for all samples; empty if none is.
+        """Return the name of a scored output that is equal for all samples, as text; empty without
+        one.
 
         Args:
             names: the network's outputs.
@@ -101,7 +103,8 @@ class Joining:
 
     Attributes:
         values: returns the outputs that the task scores instead of the network's.
-        votes: returns the votes [n, classes] of these values, 0 or 1; None: the task has no votes.
+        votes: returns the votes [n, classes] of these values, 0 or 1; None if the task has no
+        votes.
     """
 
     values: Callable[[Outputs, Targets], Outputs] = _as_returned
@@ -114,7 +117,7 @@ class Reference:
 
     Attributes:
         rescore: returns the scores of a model with the outputs of FP32 as its targets.
-        note: a line below every table.
+        note: the line that explains the reference below every table.
     """
 
     rescore: Callable[[Any, Any], Scores]
@@ -149,17 +152,17 @@ class Task:
     The functions are module-level functions or `partial`s of them, because a task is pickled.
 
     Attributes:
-        criterion: a metric of `pair_metrics` with less variance over samples than the primary one.
-            A sweep uses it to choose among the models near the best; None: only the primary metric
-            counts.
-        beside: further metrics with a column of the table.
+        criterion: a metric of `pair_metrics` with less variance over samples than the primary
+            metric. A sweep uses it to choose among the models near the best; None if only the
+            primary metric counts.
+        beside: further metrics that have a column in the table.
         class_names: names of the labels' classes; empty if labels are not classes.
         pair_metrics: metrics of a comparison by MLflow name.
-        reference: FP32 as the reference; None if labels are.
+        reference: FP32 as the reference; None if labels are the reference.
         doubt: the reason why no verdict is valid for a baseline with these scores, or None. If FP32
             is not proven better than chance, or is clearly below the expected value, the network,
             the data or the preprocessing is wrong.
-        joining: the values that are joined for a group; None: only single samples are scored.
+        joining: the values that are joined for a group; None if only single samples are scored.
         summary: the result of a run in one line.
     """
 
@@ -211,7 +214,7 @@ class Task:
             metrics[f"{BASELINE}{key}"] = value
         metrics |= self.pair_metrics(comparison)
         metrics |= comparison.paired.metrics()
-        if self.reference is not None:  # which was not measured itself
+        if self.reference is not None:  # FP32 is the reference, not measured
             metrics = {k: v for k, v in metrics.items() if not k.startswith(BASELINE)}
         return metrics
 

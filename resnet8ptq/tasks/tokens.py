@@ -1,7 +1,7 @@
 """`task=tokens`: the tag of each word, scored by the F1 of entities, or by accuracy.
 
 Entities are found as in seqeval 1.2.2: by its default mode, which follows conlleval of the CoNLL
-shared tasks, or by its strict mode. A run does not depend on seqeval, last released in 2020.
+shared tasks, or by its strict mode. The package seqeval, last released in 2020, is not needed.
 """
 
 import json
@@ -47,7 +47,7 @@ METRICS = {
 }
 ENTITY_TAG = re.compile(r"O|[BIESLU](-.*)?")
 EXPECTED = "expected a file with a tag in each line, or a config.json of Hugging Face with id2label"
-MAX_BYTES = 2**24  # of the file of tags
+MAX_BYTES = 2**24  # largest file of tags
 
 Tags = Sequence[str]
 Spans = set[tuple[str, int, int]]  # kind, first word, last word
@@ -105,7 +105,7 @@ def find_strict_entities(tags: Tags, closed: bool = False) -> Spans:
                 break
             end += 1
             last = inner
-            if inner != "I":  # it ends the entity
+            if inner != "I":  # the tag ends the entity
                 break
         is_whole = prefix == "B" and (not closed or last in "EL")
         if is_whole or prefix in "SU":
@@ -166,8 +166,8 @@ class TokenScores(ClasswiseScores):
     """The tags of each sentence.
 
     Attributes:
-        true, said: the tags of the labelled tokens.
-        scored: the labelled tokens [n, tokens].
+        true, said: the true and the predicted tags of the labelled tokens.
+        scored: the mask of the labelled tokens [n, tokens].
         metric: the primary metric.
     """
 
@@ -214,19 +214,19 @@ class TokenScores(ClasswiseScores):
 
     @property
     def samples_of_class(self) -> NDArray[np.int64]:
-        """Number of sentences with spans of each kind [kinds]."""
+        """The number of sentences with spans of each kind [kinds]."""
         return np.count_nonzero(self.counts[:, 1], axis=0)
 
     @cached_property
     def value(self) -> float:
-        """F1 of the spans of all kinds; of words, it is their accuracy."""
+        """F1 of the spans of all kinds; if spans are words, this is the accuracy."""
         return float(_f1(self.counts.sum(axis=(0, 2))))
 
     @cached_property
     def per_sample(self) -> Replicates:
         """The metric on each bootstrap sample.
 
-        Sentences without spans are no items: they can neither gain nor lose.
+        Sentences without spans do not count as items, because they can neither gain nor lose.
         """
         of_sentence = self.counts.sum(axis=2)
         replicates = _f1((self._weights @ of_sentence).T[np.newaxis])[0]
@@ -235,10 +235,10 @@ class TokenScores(ClasswiseScores):
 
     @property
     def of_others(self) -> float:
-        """The metric with the labels of other sentences: the chance level."""
+        """The metric with the labels of other sentences, which is the chance level."""
         half = self.total // 2
         others = [*self.true[half:], *self.true[:half]]
-        pairs = []  # cut to the shorter of the two
+        pairs = []  # each cut to the shorter of the two
         for true, said in zip(others, self.said, strict=True):
             pairs.append((true[: len(said)], said[: len(true)]))
         return float(_f1(self._count(self.metric, pairs).sum(axis=(0, 2))))
@@ -307,7 +307,7 @@ def build(
 def _score(
     metric: str, decoder: TagDecoder | None, resamples: int, outputs: Outputs, targets: Targets
 ) -> TokenScores:
-    assert decoder is not None  # finished runs are not scored
+    assert decoder is not None  # only finished runs have none
     classes = outputs.values[decoder.output].argmax(axis=2)
     labels = np.asarray(targets.labels)
     length = classes.shape[1]
@@ -328,7 +328,7 @@ def _doubt(metric: Metric, baseline: TokenScores, expected: float | None) -> str
     interval = baseline.per_sample.interval
     shown = metric.show(baseline.value)
     chance = baseline.of_others
-    if not interval[0] <= chance:  # also NaN: with too few entities, no verdict is reached
+    if not interval[0] <= chance:  # also for NaN, as too few entities give no verdict anyway
         return doubt_below(shown, interval, expected)
     return (
         f"NEAR CHANCE, {shown} (with the tags of other sentences {metric.show(chance)}; is the "
@@ -340,7 +340,7 @@ def read_tags(path: Path) -> tuple[str, ...]:
     """Return the tags of a file, in the order of the network's classes.
 
     Raises:
-        ConfigError: it cannot be read, holds the same tag twice, or has fewer than two tags.
+        ConfigError: the file cannot be read, has the same tag twice, or has fewer than two tags.
     """
     with errors_as(ConfigError, f"task.classes: got {path}", EXPECTED):
         text = files.read_bytes(path, MAX_BYTES).decode("utf-8")
@@ -364,10 +364,10 @@ def _make(config: TokensConfig, context: TaskContext) -> Task:
     tags = of_labels
     if config.classes is not None:
         tags = read_tags(Path(config.classes))
-        if not context.named:  # the labels are the network's numbers
+        if not context.named:  # the labels are the numbers of the network's classes
             of_labels = tags
 
-    # Every label must have a tag
+    # Check that every label has a tag
     used = np.unique(np.asarray(context.labels))
     used = used[used >= 0]
     if not len(used):
@@ -384,7 +384,7 @@ def _make(config: TokensConfig, context: TaskContext) -> Task:
             f"label {unknown}; expected every label"
         )
 
-    # Entities need tags of their schemes
+    # Check the tags, because entities need the tags of a scheme
     output = _find_output(context, tags)
     odd = [tag for tag in tags if not ENTITY_TAG.fullmatch(tag)]
     if odd and config.primary == "entity_f1":

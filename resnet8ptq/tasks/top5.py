@@ -25,7 +25,7 @@ class Top5Scores(OutputScores):
 
     @cached_property
     def per_sample(self) -> Hits:
-        """The label if it is among the top 5, else the top class; of tied classes the first."""
+        """The label if it is among the top 5, else the top class; among tied classes the first."""
         [values] = self.outputs.values
         best = np.argsort(-values, axis=1, kind="stable")[:, :TOP]
         right = (best == self.labels[:, np.newaxis]).any(axis=1)

@@ -1,7 +1,7 @@
-"""`task=verification`: embeddings of identities, as pairs (EER, TAR) or as a gallery (recall).
+"""`task=verification`: embeddings of identities, scored as pairs (EER, TAR) or a gallery (recall).
 
 The score of a pair is the cosine of its embeddings. The bootstrap draws identities, because the
-pairs of one identity are not independent. Of a list of pairs, it draws pairs.
+pairs of one identity are not independent. From a list of pairs, the bootstrap draws pairs.
 """
 
 from collections.abc import Callable
@@ -22,8 +22,8 @@ from resnet8ptq.tasks.scoring.statistics import Values
 from resnet8ptq.tasks.similarity import cosine, pair_up
 from resnet8ptq.tasks.task import Scope, Task, TaskType
 
-MOST_PAIRS = 100_000  # of different identities; more of them change the EER little
-AT_ONCE = 512  # queries, each compared with the whole gallery
+MOST_PAIRS = 100_000  # pairs of different identities; more of them change the EER little
+AT_ONCE = 512  # queries whose scores for the whole gallery are in memory
 
 Indices = NDArray[np.int64]
 Chosen = Callable[[Indices], float]
@@ -114,7 +114,9 @@ def _by_pairs(pairs: Pairs, items: int, measure: Callable[[Values, Values], floa
 
 
 def _list_pairs(identities: Indices) -> Indices:
-    """Return pairs [pairs, 2]: all of equal identities, and at most `MOST_PAIRS` drawn others."""
+    """Return pairs [pairs, 2]: all pairs of equal identities, and at most `MOST_PAIRS` drawn
+    others.
+    """
     count = len(identities)
     if count * (count - 1) // 2 <= MOST_PAIRS:
         return np.stack(np.triu_indices(count, 1), axis=1)
@@ -130,7 +132,7 @@ def _list_pairs(identities: Indices) -> Indices:
 
 
 def find_hits(values: Values, identities: Indices, k: int) -> NDArray[np.bool_]:
-    """Return whether one of the `k` nearest other samples has the identity of each sample [n].
+    """Return for each sample [n] whether one of the `k` nearest others has the same identity.
 
     Equally near samples of other identities count as nearer, so equal embeddings hit nothing.
     """
@@ -153,7 +155,7 @@ def build(primary: str = "eer", far: float = 0.01, k: int = 1, resamples: int = 
     Args:
         primary: `eer`, `tar` or `recall`.
         far: the false acceptance rate of `tar`.
-        k: the number of nearest samples of `recall`.
+        k: the number of nearest samples that `recall` considers.
     """
     titles = metrics(far, k)
     return Task(
@@ -173,7 +175,7 @@ def _score(
     values = outputs.values[0].reshape(len(outputs), -1).astype(np.float64)
     labels = np.asarray(targets.labels)
     by_name: dict[str, tuple[Chosen, float]] = {}
-    if targets.groups is not None:  # a list of pairs, labelled 1 if they have one identity
+    if targets.groups is not None:  # a list of pairs, labelled 1 for one identity
         chosen = pair_up(targets.groups)
         paired = labels[chosen]
         if labels.dtype.kind == "U" or not np.isin(paired, (0, 1)).all():
@@ -194,7 +196,7 @@ def _score(
         same = drawn[:, 0] == drawn[:, 1]
         by_name["recall"] = _find_recall(values, identities, k)
 
-    # The metrics of the pairs
+    # Make the metrics of the pairs
     pairs = Pairs.of(cosine(values[chosen[:, 0]], values[chosen[:, 1]]), drawn, same)
     by_name["eer"] = _by_pairs(pairs, items, find_eer), 0.5
     by_name["tar"] = _by_pairs(pairs, items, partial(find_tar, far)), far

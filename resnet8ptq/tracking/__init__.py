@@ -1,1 +1,1 @@
-"""The record of a run, and its journal in its folder; `mlflow_store`: its run in MLflow."""
+"""The record of a run, and its journal in its folder; `mlflow_store` keeps the run in MLflow."""

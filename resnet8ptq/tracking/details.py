@@ -1,6 +1,6 @@
 """`result.json`: every setting and every metric of a run, in its folder and as its artifact.
 
-MLflow shows a few of them, rounded, in the units of a table; see `params` and `metrics`.
+MLflow shows only a few values, rounded, in the units of a table; see `params` and `metrics`.
 """
 
 import json
@@ -19,17 +19,17 @@ from resnet8ptq.tracking.record import RunRecord
 log = logging.getLogger(__name__)
 
 FILE = "result.json"
-# Tags that only the file has: no query needs them, and 40 tags would be too many for a page.
+# Tags that only the file has, because no query needs them, and 40 tags are too many for a page.
 _FILED = ("version.", "cpu_flags", "git_commit", "class_names")
 
 
 class _Content(BaseModel):
-    """The parts that are read from the file; a store is untrusted."""
+    """The parts that are read from the file, checked because a store is untrusted."""
 
     model_config = ConfigDict(strict=True)
 
     params: dict[str, str] = {}
-    resolved: dict[str, str] = {}  # of earlier versions
+    resolved: dict[str, str] = {}  # files of earlier versions have these
     metrics: dict[str, float] = {}
     tags: dict[str, str] = {}
 
@@ -58,7 +58,8 @@ def _is_filed(key: str) -> bool:
 def add_result(record: RunRecord, path: Path) -> RunRecord:
     """Return the record of a run in MLflow with the content of its file.
 
-    Latencies that MLflow shows replace those of the file: a sweep times its best models again.
+    Latencies that MLflow shows replace those of the file, because a sweep times its best models
+    again.
 
     Raises:
         TrackingError: the file is damaged.

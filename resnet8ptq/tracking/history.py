@@ -23,7 +23,7 @@ T = TypeVar("T")
 SWEEP = "sweep"  # the kind of a sweep's parent run
 _AT_ONCE = 100  # ids in one query
 _NO_RUN = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")  # MLflow's words
-_ADOPTED = "job_"  # with a job's number: a sweep's tag with the id of another sweep's run
+_ADOPTED = "job_"  # followed by a job's number, a sweep's tag with the id of another sweep's run
 
 
 def load_run(store: Store, run_id: str) -> RunRecord:
@@ -32,7 +32,7 @@ def load_run(store: Store, run_id: str) -> RunRecord:
 
 
 def complete(store: Store, record: RunRecord) -> RunRecord:
-    """Return a run of a query with all its settings and metrics, which `result.json` has.
+    """Return a run of a query with all settings and metrics, which `result.json` has.
 
     A run without a result stays unchanged. If the file is missing or damaged, the reason is in
     `RunRecord.unread`.
@@ -52,7 +52,7 @@ def load_named(store: Store, key: str, run_id: str) -> RunRecord:
     A run that ended before the store gave it an id is found by the key in its folder's journal.
 
     Raises:
-        ConfigError: the store has no such run, or it was deleted.
+        ConfigError: the store has no such run, or the run was deleted.
     """
     try:
         run = store.client.get_run(run_id)
@@ -129,18 +129,18 @@ def under(parent_id: str) -> str:
 def load_children(store: Store, parent_id: str) -> list[RunRecord]:
     """Read the runs of a sweep back, in the order of its jobs.
 
-    Of a repeated job, the finished run counts, or else the newest. Start times alone do not decide,
-    because a clock may have been set back. A job that another sweep had finished has the run of
-    that sweep. No run is returned twice.
+    For a repeated job, the finished run counts, or else the newest. Start times alone do not
+    decide, because a clock may have been set back. For a job that another sweep had finished, the
+    run of that sweep counts. No run is returned twice.
 
     Raises:
         TrackingError: a run of another sweep is no longer in the store.
     """
     records = find_runs(store, under(parent_id), newest_first=False)
-    records.sort(key=lambda record: record.finished)  # the last one of a job counts
+    records.sort(key=lambda record: record.finished)  # the last run of a job counts
     jobs = {record.job_number or record.run_id: record for record in records}
 
-    # Jobs whose run is another sweep's
+    # Find jobs whose run is another sweep's
     adopted = {}
     for key, run_id in load_run(store, parent_id).tags.items():
         job = key.removeprefix(_ADOPTED)
@@ -155,7 +155,7 @@ def load_children(store: Store, parent_id: str) -> list[RunRecord]:
     for job, run_id in adopted.items():
         jobs[job] = elsewhere[run_id]
 
-    # Sorting keeps runs without a number in the order of their start.
+    # The sort is stable, so runs without a number keep the order of their start
     once = {}
     for job in sorted(jobs, key=_to_number):
         once[jobs[job].run_id] = jobs[job]
@@ -227,7 +227,7 @@ def locate(store: Store, record: RunRecord, name: str = "") -> Path | None:
     """Return the folder of a run's files, or one of the files; None if a server holds them.
 
     Raises:
-        TrackingError: the run's address does not belong to the store, which is untrusted.
+        TrackingError: the address of the files is outside the store, whose records are untrusted.
     """
     uri = record.artifact_uri
     if name:
@@ -252,13 +252,13 @@ def artifact(store: Store, record: RunRecord, name: str) -> Iterator[Path]:
         yield path
         return
 
-    # A server holds it
+    # Download the file from a server
     import mlflow.artifacts
 
     with tempfile.TemporaryDirectory() as folder:
         with errors_as(TrackingError, f"run {record.run_id}: no artifact {name}"):
             copy = mlflow.artifacts.download_artifacts(
-                # With the run's id, MLflow would read the run again.
+                # not by the run's id, with which MLflow would read the run again
                 artifact_uri=f"{record.artifact_uri}/{name}",
                 dst_path=folder,
                 tracking_uri=store.uri,
@@ -289,7 +289,7 @@ def read_artifact(store: Store, record: RunRecord, name: str, reader: Callable[[
     """Return the content of a run's file, which anyone with write access may have replaced.
 
     Raises:
-        TrackingError: it is missing or damaged: `reader` has raised an error.
+        TrackingError: the file is missing, or damaged so that `reader` has raised an error.
     """
     damaged = errors_as(TrackingError, f"run {record.run_id}: {name} is damaged")
     with artifact(store, record, name) as path, damaged:

@@ -1,7 +1,7 @@
-"""The journal of a run in its folder, so that no data is lost while the store is unavailable.
+"""The journal of a run in its folder, so that no data are lost while the store is unavailable.
 
-`record.json` is written when the run starts and when it ends. Meanwhile the process holds `.lock`,
-which distinguishes a running run from a killed one.
+`record.json` is written when the run starts and when it ends. In between, the process holds
+`.lock`, which distinguishes a running run from a killed one.
 """
 
 import json
@@ -25,8 +25,8 @@ LOCK = ".lock"
 MAX_BYTES = 2**26
 NOTE_TAG = "mlflow.note.content"  # the description of a run in MLflow's UI, in Markdown
 PARENT_TAG = "mlflow.parentRunId"
-EXIT_CODE_TAG = "exit_code"  # of a failed run: 2 for a wrong input, else 1
-CARRIED_TAG = "target/machine"  # of a run that was measured elsewhere by hand afterwards
+EXIT_CODE_TAG = "exit_code"  # the exit code of a failed run: 2 for a wrong input, else 1
+CARRIED_TAG = "target/machine"  # the machine that measured the file by hand after the run
 Point = tuple[str, float, int, int]  # metric, value, time in ms, step
 ENDED = ("FINISHED", "FAILED", "KILLED")  # MLflow's words
 
@@ -45,14 +45,14 @@ def _check_name(file: str) -> str:
 
 _MAX_MS = 2**53
 _MAX_SIZE = 2**48
-# The folder may come from others, and MLflow and numpy do not check these values. Ids are parts of
-# queries, and dtypes must be numeric.
+# The folder may come from other people, and MLflow and numpy do not check these values. Ids are
+# parts of queries, and dtypes must be numeric.
 Id = Annotated[str, Field(pattern=r"^\w+$")]
 Time = Annotated[int, Field(ge=0, lt=_MAX_MS)]
 Dtype = Annotated[str, Field(pattern=r"^[<>=|]?(bool|u?int\d{1,2}|float\d{1,3}|[biuf]\d{1,2})$")]
 Shape = Annotated[list[Annotated[int, Field(ge=0)]], AfterValidator(_check_shape)]
-Kind = tuple[Dtype, Shape]  # of an array
-_SAMPLES = AliasChoices("samples", "images")  # the second in journals of earlier versions
+Kind = tuple[Dtype, Shape]  # dtype and shape of an array
+_SAMPLES = AliasChoices("samples", "images")  # journals of earlier versions have the second
 
 
 _STRICT = ConfigDict(strict=True, extra="forbid")
@@ -60,7 +60,7 @@ _STRICT = ConfigDict(strict=True, extra="forbid")
 
 @dataclass(frozen=True)
 class DataSet:
-    """A set of samples; its arrays, or each input by name, with dtype and shape."""
+    """A set of samples, described by dtype and shape of its arrays, or of each input by name."""
 
     __pydantic_config__ = _STRICT
 
@@ -92,7 +92,7 @@ class Journal:
     name: str
     experiment: str
     parent_id: Id | None = None
-    run_id: Id | None = None  # in the store; None until the store has answered
+    run_id: Id | None = None  # the id in the store; None until the store has answered
     key: Id = field(default_factory=lambda: uuid.uuid4().hex)  # a tag by which the store finds it
     start_ms: Time = field(default_factory=lambda: int(1000 * time.time()))
     end_ms: Time | None = None
@@ -123,7 +123,7 @@ class Journal:
     def end(self, status: str, tags: Mapping[str, str] | None = None) -> None:
         """Close the journal with a status of `ENDED`, and add `tags`.
 
-        If the clock was set back meanwhile, the run ends at its start.
+        If the clock was set back during the run, the run ends at its start.
         """
         self.status = status
         self.end_ms = max(self.start_ms, int(1000 * time.time()))

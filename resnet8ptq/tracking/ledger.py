@@ -1,6 +1,6 @@
 """Counts the earlier runs that were scored on the same test samples, or on some of them.
 
-Each run is another chance of a wrong pass, and the correction of a sweep counts only its own runs.
+Each run is another chance of a wrong pass, but the correction of a sweep counts only its own runs.
 To find samples that were added after an undecided verdict, each run logs a sketch of its samples:
 the smallest sample ids (bottom-k sketch; Cohen and Kaplan, "Summarizing Data using Bottom-k
 Sketches", PODC 2007). If two runs share a twentieth of their samples, their sketches share an id in
@@ -22,8 +22,8 @@ from resnet8ptq.tracking.record import RunRecord
 
 log = logging.getLogger(__name__)
 
-MOST = 50  # the most runs that are read: each takes MLflow 4 ms
-KEPT = 64  # numbers of a sketch
+MOST = 50  # the most runs that are read, as each takes MLflow 4 ms
+KEPT = 64  # ids in a sketch
 
 Ids = NDArray[np.uint64]  # see `Split.sample_ids`
 
@@ -33,8 +33,8 @@ class EarlierRuns:
     """The earlier runs of the experiment on the same test samples.
 
     Attributes:
-        count: their number; `more`: whether there may be more.
-        others: those that were also scored on other samples, or not on all of these.
+        count: the number of these runs; `more`: whether there may be more.
+        others: those runs that were also scored on other samples, or not on all of these.
     """
 
     count: int = 0
@@ -55,7 +55,7 @@ def sketch(ids: Ids) -> str:
 
 
 def read_sketch(tag: str) -> Ids:
-    """Return the sample ids in a tag; empty if it is damaged."""
+    """Return the sample ids in a tag; empty if the tag is damaged."""
     if not re.fullmatch(f"([0-9a-f]{{16}}){{0,{KEPT}}}", tag):
         return np.zeros(0, np.uint64)
     return np.frombuffer(bytes.fromhex(tag), ">u8").astype(np.uint64)
@@ -66,12 +66,12 @@ def count_earlier(
 ) -> EarlierRuns:
     """Count the quantized runs of the same network, scored on these samples before their sweep.
 
-    Deleted runs count, because somebody has seen their results; analyses and FP32 do not. If the
-    store is unavailable, it warns and counts none.
+    Deleted runs count, because somebody has seen their results; analyses and FP32 do not count. If
+    the store is unavailable, a warning is logged, and no run is counted.
 
     Args:
         records: the runs of one family of a sweep, or a single run that has just ended.
-        ids: ids of their samples; None: only runs on exactly the same samples count.
+        ids: ids of the samples; None if only runs on exactly the same samples count.
     """
     scored = _find_scored(records)
     if scored is None or not re.fullmatch("[0-9a-f]{64}", scored.samples_digest):
@@ -88,7 +88,7 @@ def count_earlier(
         log.warning("earlier runs on these samples are not counted: %s", one_line(error))
         return NO_EARLIER_RUNS
 
-    # Runs of this network, which are not of this sweep
+    # Count the runs of this network outside this sweep
     own = {record.key for record in records}
     count = 0
     for record in same:

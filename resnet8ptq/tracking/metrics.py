@@ -1,9 +1,10 @@
 """The metrics of a run in MLflow: at most 30, rounded, in the units of a table.
 
-Accuracy is in percent, its loss in points, a file in kB, a latency in ms. For programs that
-read MLflow, the fraction and the bytes are there too, by their names in the record. So is the
-accuracy of each class if there are few. MLflow sorts metrics by name, and folds those with a slash
-into groups. So the main metrics have no group. `result.json` has all exact values; see `details`.
+Accuracy is in percent, its loss in points, a file in kB, a latency in ms. For programs that read
+MLflow, the fraction and the bytes are logged too, by their names in the record, and the accuracy of
+each class if there are few classes. MLflow sorts metrics by name, and folds metrics with a slash
+into groups; the main metrics therefore have no group. `result.json` has all exact values; see
+`details`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,14 +15,14 @@ from resnet8ptq.tasks import registry
 from resnet8ptq.tasks.scoring.metric import BASELINE, CHOICE, DIGITS, TOTAL, Metric
 from resnet8ptq.tracking.journal import Journal, Point
 
-MOST = 30  # metrics that MLflow shows of a run, with the keys of its curves
+MOST = 30  # most metrics that MLflow shows of a run, including its curves
 FEW_CLASSES = 10  # with more classes, only the run's files have the accuracy of each class
-FP32 = "unquantized/"  # groups, after the metrics without one
+FP32 = "unquantized/"  # a group, which follows the metrics without a group
 TEST = "test/"
-ALONE = "timed_alone/"  # latencies of a run that no other run was timed with
+ALONE = "timed_alone/"  # the group of latencies that were not measured in turns
 SAMPLES = f"{TEST}samples"  # the number of scored samples
-_SYSTEM = "system/"  # MLflow's, on a separate page
-# Groups of the record's metrics. Of these, MLflow shows only the metrics described here.
+_SYSTEM = "system/"  # MLflow's group, on a separate page
+# Groups of the record's metrics. From these groups, MLflow shows only the metrics described here.
 _FILED = (
     "baseline",
     "batch1",
@@ -40,8 +41,8 @@ class Shown:
     """A metric as MLflow shows it.
 
     Attributes:
-        key: its name in the record.
-        name: its name in MLflow.
+        key: the name in the record.
+        name: the name in MLflow.
         factor: converts the value of the record into the shown unit.
         digits: digits after the point.
     """
@@ -126,7 +127,7 @@ def _further(
 def select(journal: Journal) -> list[Point]:
     """Return the metrics that MLflow shows of a run with a result, besides its curves.
 
-    A job of a sweep has no latency here: the sweep logs those that were measured in turns.
+    A job of a sweep has no latency here, because the sweep logs latencies measured in turns.
     """
     curves = _curve_keys(journal)
     values = {key: number for key, number in journal.metrics.items() if key not in curves}
@@ -135,10 +136,10 @@ def select(journal: Journal) -> list[Point]:
     room = MOST - len(curves)
     if journal.parent_id is None:
         shown |= show_latencies(values, ALONE)
-    else:  # the end of the sweep adds the latencies of the turns
+    else:  # the end of the sweep adds latencies measured in turns
         room -= len(LATENCIES)
 
-    # Metrics of an analysis or of a search, which have no description
+    # Add metrics of an analysis or of a search, which have no description
     described = {one.key for one in (*main, *further, *LATENCIES)}
     for key, number in values.items():
         group, slash, _ = key.partition("/")
@@ -171,7 +172,7 @@ def _curve_keys(journal: Journal) -> set[str]:
 
 
 def show_latencies(values: Mapping[str, float], group: str = "") -> dict[str, float]:
-    """Return the latencies that MLflow shows, of those in `values`."""
+    """Return those latencies in `values` that MLflow shows."""
     shown = _show(LATENCIES, values)
     return {f"{group}{name}": number for name, number in shown.items()}
 
@@ -185,7 +186,7 @@ def _describe(journal: Journal) -> tuple[list[Shown], list[Shown]]:
     """Return how MLflow shows the metrics of a run's task: the main ones, and the others."""
     try:
         task = registry.recall(journal.params)
-    except TrackingError:  # a folder of others
+    except TrackingError:  # a folder of other people
         return [], []
     names = []
     for key in journal.metrics:

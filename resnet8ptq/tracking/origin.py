@@ -10,14 +10,14 @@ from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.record import RunRecord
 
-RUNS = Path("runs")  # in the folder where the program is called; see `conf/config.yaml`
+RUNS = Path("runs")  # below the folder where the program is called; see `conf/config.yaml`
 
 
 def own_folder(record: RunRecord, root: Path = RUNS) -> Path | None:
     """Return a run's folder if it is below `root` and holds the run's record; else None.
 
-    Only this user's runs write below `root`. The file owner proves nothing: a server run by this
-    user owns the files that others upload.
+    Only this user's runs write below `root`. The owner of a file proves nothing, because a server
+    that this user runs owns the files that others upload.
     """
     folder = Path(record.folder).resolve()
     if not folder.is_relative_to(root.resolve()):
@@ -30,12 +30,12 @@ def own_folder(record: RunRecord, root: Path = RUNS) -> Path | None:
 
 
 def find_overrides(record: RunRecord, root: Path = RUNS) -> list[str] | None:
-    """Return the settings that make a run of a sweep again; None if not known.
+    """Return the settings that make a run of a sweep again; None if they are not known.
 
-    Hydra's own and those of the sweep, such as `sweep.resume`, are left out: a run refuses them.
+    Settings of Hydra and of the sweep, such as `sweep.resume`, are left out, as a run refuses them.
 
-    Those of a run made here are in its folder. Others come from the store, which is untrusted:
-    None if one of them could run code, or is not a setting.
+    The settings of a run made here are in its folder. Others come from the store, which is
+    untrusted. The result is None if one of these could run code, or is not a setting.
     """
     own = own_folder(record, root)
     text = record.job_overrides
@@ -43,7 +43,7 @@ def find_overrides(record: RunRecord, root: Path = RUNS) -> list[str] | None:
         text = Journal.load(own).tags.get("job_overrides", "")
     try:
         settings = shlex.split(text)
-    except ValueError:  # an open quote
+    except ValueError:  # such as an open quote
         return None
     kept = [word for word in settings if not words.key_of(word).startswith(("hydra", "sweep."))]
     if own is None and not all(map(words.is_plain, kept)):

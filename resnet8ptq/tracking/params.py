@@ -1,7 +1,7 @@
 """The params of a run in MLflow: the settings that had an effect, and the main resolved values.
 
-A run has a hundred settings, and the user chose only a few. `result.json` has all of them; see
-`details`. `complete` adds the defaults to the params of a run without that file.
+A run has a hundred settings, but the user chose only a few. `result.json` has all of them; see
+`details`. `complete` adds the defaults to the params of a run without this file.
 """
 
 import json
@@ -20,9 +20,9 @@ from resnet8ptq.config.words import key_of
 from resnet8ptq.core.text import redact
 from resnet8ptq.tracking.journal import Journal
 
-MOST = 25  # params that MLflow shows of a run
+MOST = 25  # most params that MLflow shows of a run
 PROVIDER = "backend.provider"
-# Config groups; the chosen option of each is a param.
+# Config groups, of which the chosen option is a param.
 GROUPS = ("backend", "dtype", "calib", "model", "data", "preprocess")
 MAIN = (
     *GROUPS,
@@ -36,7 +36,7 @@ MAIN = (
 )
 # Settings of the program around a run.
 _OUTSIDE = ("report.columns", "sweep.", "tracking.", "cache_dir", "per_backend.")
-# Values that the run resolved, of those that MLflow shows.
+# Values that the run resolved, and that MLflow shows.
 RESOLVED = (
     "dataset",
     "scored_as",
@@ -73,9 +73,9 @@ _UNSET = ("null", "[]", "{}")
 def select(journal: Journal) -> dict[str, str]:
     """Return the params that MLflow shows, at most `MOST`.
 
-    A setting is shown if it had an effect, and is a main one, set by the sweep for this job, or not
-    the default. If there are too many, the first ones are shown; those with a value come before
-    unset ones. Params that are logged later never remove an earlier one.
+    A setting is shown if it had an effect, and is a main setting, set by the sweep for this job, or
+    not the default. If there are too many, the first are shown; settings with a value come before
+    unset settings. Params that are logged later never remove an earlier one.
     """
     params = journal.params
     implied = _implied(params)
@@ -126,13 +126,13 @@ def _has_effect(key: str, params: Mapping[str, str], implied: Mapping[str, str])
 
 
 def applies(key: str, params: Mapping[str, str]) -> bool:
-    """Return whether a setting has an effect beside the other settings of a run.
+    """Return whether a setting has an effect with the other settings of a run.
 
     >>> [applies("calib.samples_per_class", {"method": way}) for way in ("static", "weight_only")]
     [True, False]
     """
     ways = find_fields(key)
-    if not ways:  # not in the schema of this version, so without conditions
+    if not ways:  # unknown to the schema of this version, so without conditions
         return True
     return any(_is_met(way, params) for way in ways)
 
@@ -152,7 +152,7 @@ def _is_met(way: Sequence[Field[Any]], params: Mapping[str, str]) -> bool:
 def _parse(text: str) -> Any:
     try:
         return json.loads(text)
-    except (ValueError, RecursionError):  # a plain text
+    except (ValueError, RecursionError):  # plain text
         return text
 
 
@@ -182,6 +182,6 @@ def _defaults(**names: str | None) -> dict[str, str]:
         typed.calib = CalibConfig
         typed.model = ModelConfig
         config: Any = OmegaConf.to_container(typed)
-    except OmegaConfBaseException:  # a store may name anything
+    except OmegaConfBaseException:  # params in a store may name anything
         return {}
     return {key: value for key, value in flatten(config) if value != MISSING}

@@ -1,8 +1,8 @@
-"""The run: one typed record, which every table, page, command and program reads.
+"""The record of a run, which every table, page, command and program reads.
 
-It names the params, metrics and tags that a record has. `RunRecord.of` reads them, from MLflow
-(`of_mlflow`) or from the run's folder (`of_journal`). `report.verdicts` assesses a run among those
-of its sweep, and fills the attributes below "assessed".
+`RunRecord` names the params, metrics and tags that a run has. `RunRecord.of` reads them, from
+MLflow (`of_mlflow`) or from the run's folder (`of_journal`). `report.verdicts` assesses a run among
+those of its sweep, and fills the attributes below "assessed".
 """
 
 import json
@@ -35,10 +35,10 @@ from resnet8ptq.tracking.journal import CARRIED_TAG, ENDED, EXIT_CODE_TAG, PAREN
 from resnet8ptq.tracking.mlflow_store.store import check_id
 from resnet8ptq.tracking.params import complete
 
-if TYPE_CHECKING:  # half a second to import
+if TYPE_CHECKING:  # takes half a second to import
     import pandas
 
-_MOST = 2.0**53  # larger floats are not exact counts
+_MOST = 2.0**53  # the largest float that is an exact count
 # Settings of `deploy` that name the store -> the run's param and its default.
 _STORE = {
     "uri": ("tracking.uri", "null"),
@@ -55,7 +55,7 @@ def _finite(value: float | None) -> float | None:
 
 def _whole(value: Any) -> Any:
     if not isinstance(value, float):
-        return value  # pydantic refuses it unless it is an int or None
+        return value  # pydantic refuses values that are neither int nor None
     if 0 <= value <= _MOST:
         return round(value)
     return None
@@ -89,22 +89,22 @@ def _assessed(about: str, default: Any = None) -> Any:
 class RunRecord(BaseModel):
     """One run: finished, in progress, or the parent run of a sweep.
 
-    A store is untrusted. So texts are printable, and numbers are finite and typed. A missing text
-    is empty, or `?` if it is shown; a number that was not measured is None, in old runs too.
-    `load_run` and `load_sweep` return assessed runs.
+    A store is untrusted, so the record makes texts printable, and numbers finite and typed. A
+    missing text is empty, or `?` if it is shown; a number that was not measured is None, also in
+    old runs. `load_run` and `load_sweep` return assessed runs.
     """
 
     model_config = ConfigDict(frozen=True, strict=True)
 
     run_id: Annotated[str, AfterValidator(check_id)] = Field(description="id of the run in MLflow")
     params: dict[str, str]  # the settings by their config keys, and resolved settings
-    metrics: dict[str, float]  # last values, also NaN; `value_of` reads those of the task
+    metrics: dict[str, float]  # the last values, including NaN; `value_of` reads the task's metrics
     tags: dict[str, str] = Field(repr=False)
     artifact_uri: str = ""
     ended: bool = True
-    in_folder: bool = False  # read from its folder, where its files are too
-    unread: str = ""  # why the result of a run in a store cannot be read
-    # The settings that select the store it was read from, see `Store.words`; None: from its folder.
+    in_folder: bool = False  # whether the record was read from the run's folder, with the files
+    unread: str = ""  # the reason why the result of a run in a store cannot be read
+    # The settings that select the store, see `Store.words`; None if read from the run's folder.
     store_words: tuple[str, ...] | None = None
 
     name: Text = _tag("mlflow.runName", "name of the run")
@@ -114,7 +114,7 @@ class RunRecord(BaseModel):
         PARENT_TAG, "id of the sweep's parent run; empty for a single run"
     )
     kind: Text = _tag("kind")  # "sweep", or empty
-    key: Text = _tag("record")  # of its journal
+    key: Text = _tag("record")  # the key of the run's journal
     job_number: Text = _tag("job_number")
     jobs_at_once: Text = _tag("jobs_at_once", default="1")
     host_cpu: Text = _tag("cpu", "the CPU of the machine that made the run")
@@ -183,7 +183,7 @@ class RunRecord(BaseModel):
     )
     speedup: Number = _metric("speedup", "fp32_latency_ms divided by latency_ms")
 
-    # Assessed among the runs of its sweep.
+    # Assessed among the runs of the sweep
     label: Text = _assessed("the combination in words, as in the report", "")
     settings: dict[str, str] = _assessed("other settings that vary in the sweep, by key", {})
     metric: Metric | None = _assessed("the primary metric of the task")
@@ -280,7 +280,7 @@ class RunRecord(BaseModel):
         return self.of(**{name: getattr(self, name) for name in _READ} | logged)
 
     def as_failed(self, reason: str) -> Self:
-        """Return the record as that of a failed run, such as one whose file was lost."""
+        """Return the record as a failed run's, such as for a run whose file was lost."""
         return self.changed(tags={**self.tags, "status": "failed", "reason": reason})
 
     @property
@@ -315,7 +315,7 @@ class RunRecord(BaseModel):
 
     @property
     def framework(self) -> str:
-        """The backend, with its flow where it has several."""
+        """The backend, with the flow if the backend has several."""
         return printable(self.combination.cells[0])
 
     @property
@@ -325,12 +325,14 @@ class RunRecord(BaseModel):
 
     @property
     def cpu(self) -> str:
-        """The CPU that ran the file: that of `target.command`, else of this machine."""
+        """The CPU that ran the file: the CPU of `target.command`, or else of the machine of the
+        run.
+        """
         return self.measured_on or self.host_cpu
 
     @property
     def dtype(self) -> str:
-        """The dtype setting, such as int8; of a file of another program, the one it has."""
+        """The dtype setting, such as int8; for a file of another program, the dtype in the file."""
         return printable(self.combination.cells[1])
 
     @property
@@ -360,12 +362,14 @@ class RunRecord(BaseModel):
 
     @property
     def held_out(self) -> bool:
-        """Whether the run was scored on held-out or selection samples, not on the reported ones."""
+        """Whether the run was scored on held-out or selection samples, not on the reported
+        samples.
+        """
         return self.split in ("held_out", "choice")
 
     @property
     def same_samples(self) -> bool:
-        """Whether the run's selection samples are the reported ones, because there are too few."""
+        """Whether the selection samples are the reported samples, because samples are too few."""
         return bool(self.params.get(SAME_SAMPLES))
 
     @property
@@ -379,7 +383,9 @@ class RunRecord(BaseModel):
 
     @property
     def dynamic_batch(self) -> str | None:
-        """With `method=dynamic | mixed`, the batch size of the evaluation; None for others."""
+        """With `method=dynamic | mixed`, the batch size of the evaluation; None for other
+        methods.
+        """
         if self.params.get("method") not in BY_BATCH:
             return None
         return str(self.metrics.get("system/evaluate_batch_size"))
@@ -429,7 +435,9 @@ class RunRecord(BaseModel):
         return tuple(names)
 
     def value_of(self, metric: Metric, prefix: str = "") -> float | None:
-        """Return the run's value of a task's metric, also NaN; with `BASELINE`, that of FP32."""
+        """Return the run's value of a task's metric, even NaN; with `BASELINE`, the value of
+        FP32.
+        """
         return self.metrics.get(prefix + metric.name)
 
     def delta(self, metric: Metric) -> float | None:
@@ -450,9 +458,9 @@ class RunRecord(BaseModel):
         return 1 - size / baseline
 
     def interval(self, name: str) -> tuple[float, float] | None:
-        """Return a 95% interval: `value` of the metric, `delta` of its difference from FP32.
+        """Return a 95% interval: of the metric (`value`), or of the difference from FP32 (`delta`).
 
-        `drop` is that of the loss, if FP32 is the reference and the loss has its own unit.
+        If FP32 is the reference and the loss has its own unit, `drop` is the interval of the loss.
         """
         low = self.metrics.get(f"ci95/{name}_low")
         high = self.metrics.get(f"ci95/{name}_high")
@@ -461,12 +469,12 @@ class RunRecord(BaseModel):
         return low, high
 
     def select(self, *keys: str) -> tuple[str | None, ...]:
-        """Return params by their keys; None for missing ones."""
+        """Return params by their keys; None for missing params."""
         return tuple(map(self.params.get, keys))
 
     @property
     def path(self) -> Path | None:
-        """The quantized file; None if there is none on this machine."""
+        """The quantized file; None if this machine has no such file."""
         if self.artifact is None:
             return None
         path = Path(self.artifact)
@@ -478,7 +486,7 @@ class RunRecord(BaseModel):
         if self.combination.path:
             return []
         words = [f"run_id={self.run_id}", *(self.store_words or ())]
-        if self.store_words is None:  # read from its folder
+        if self.store_words is None:  # the record was read from a folder
             for name, (key, default) in _STORE.items():
                 value = self.params.get(key, default)
                 if value != default:
@@ -489,7 +497,7 @@ class RunRecord(BaseModel):
     def deploy_command(self) -> str | None:
         """The command that exports the file with a model card.
 
-        None without a file of this tool, and where FP32 is void, since `deploy` refuses both.
+        None without a file of this tool, and if the verdict is void, because `deploy` refuses both.
         """
         if self.status != "ok" or self.doubt or not self.deploy_words:
             return None
@@ -517,7 +525,7 @@ class RunRecord(BaseModel):
         return target
 
     def __repr_args__(self) -> list[tuple[str | None, Any]]:
-        """Return the fields that a terminal shows; there are hundreds of params and metrics."""
+        """Return the few fields that a terminal shows, among hundreds of params and metrics."""
         return [(name, getattr(self, name)) for name in ("run_id", "name", "status", "verdict")]
 
     def _repr_html_(self) -> str:
@@ -579,7 +587,7 @@ def to_frame(runs: Iterable[RunRecord]) -> "pandas.DataFrame":
         columns |= dict.fromkeys(row)
         rows.append(row)
 
-    # Numbers as floats, with NaN for those that were not measured
+    # Make numbers floats, with NaN for those that were not measured
     frame = pandas.DataFrame(rows, columns=list(columns))
     return frame.astype(dict.fromkeys(numbers, "float64")).set_index("run_id")
 
@@ -591,7 +599,7 @@ def show_frame(runs: Iterable[RunRecord]) -> str:
 
 
 def printable_or_none(command: str) -> str | None:
-    """Return a command if it is one printable line, because an escaped one would differ."""
+    """Return a command if it is one printable line; an escaped command would be another one."""
     if not command or not command.isprintable():
         return None
     return command

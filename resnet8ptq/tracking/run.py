@@ -30,7 +30,7 @@ from resnet8ptq.tracking.sweep_file import is_sweep_folder
 
 log = logging.getLogger(__name__)
 
-_CLOSED_AS = {"ok": "FINISHED", "failed": "FAILED", "killed": "KILLED"}  # ours -> MLflow's
+_CLOSED_AS = {"ok": "FINISHED", "failed": "FAILED", "killed": "KILLED"}  # our status -> MLflow's
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Run:
     store: Store
     journal: Journal
     folder: Path
-    _opened: "Future[str] | None" = None  # its id in the store
+    _opened: "Future[str] | None" = None  # the run's id in the store
 
     @property
     def run_id(self) -> str:
@@ -51,7 +51,7 @@ class Run:
         return opened.result()
 
     def wait_for_id(self) -> None:
-        """Wait until the store has answered; its errors are reported at the end."""
+        """Wait until the store has answered; the store's errors are reported at the end."""
         if self._opened is not None:
             futures.wait([self._opened])
 
@@ -117,7 +117,7 @@ class Run:
     def log_model(
         self, path: Path, outputs: Mapping[str, Sequence[int]], engine: str | None = None
     ) -> None:
-        """Log a file of the run's folder additionally as an MLflow model; see `Recorder`."""
+        """Log a file of the run's folder also as an MLflow model; see `Recorder`."""
         shapes = {name: list(shape) for name, shape in outputs.items()}
         self.journal.model = LoggedModel(path.name, shapes, engine)
         self._send(mlflow_model.log_model, self.journal, path.parent)
@@ -167,7 +167,7 @@ class Run:
 def _describe(name: str, split: Split, digest: str, context: str) -> DataSet:
     samples = split.stored
     labels = split.labels
-    targets: Kind | None = None  # MLflow has no type for boxes; texts have any length
+    targets: Kind | None = None  # MLflow has no type for boxes, nor for texts of any length
     if labels is not None and labels.dtype.kind in "biuf":
         targets = (str(labels.dtype), list(labels.shape))
     return DataSet(
@@ -181,7 +181,7 @@ def _describe(name: str, split: Split, digest: str, context: str) -> DataSet:
 
 
 def _describe_inputs(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Kind | dict[str, Kind]:
-    """Return dtype and shape of samples; for records, of each input by name."""
+    """Return dtype and shape of samples; for records, those of each input by name."""
     names = names_of(dtype)
     if not names:
         return str(dtype), list(shape)
@@ -227,7 +227,7 @@ def start_run(
             except Exception as another:  # the first error is the one to report
                 log.error("the failure could not be recorded: %s", redact(str(another)))
             raise
-        except BaseException:  # Ctrl-C, SIGTERM
+        except BaseException:  # Ctrl-C or SIGTERM
             ended = "KILLED"
             kept.tags["status"] = "killed"
             raise
@@ -263,7 +263,7 @@ def start_parent(store: Store, name: str, folder: Path, tags: Mapping[str, str])
 def restart_parent(store: Store, earlier: RunRecord, folder: Path) -> str:
     """Reopen a sweep's run to continue it in another folder; return its id.
 
-    The earlier record is removed last. If this process is killed before that, the folder named in
+    The earlier record is removed last. If this process is killed before then, the folder named in
     the store still has a record, and `sync` uses the newer of the two.
     """
     before = Path(earlier.folder)
@@ -316,7 +316,7 @@ def _try_to_save(kept: Journal, folder: Path) -> None:
 def replace_runs(store: Store, earlier: Sequence[RunRecord], run: Run) -> None:
     """Delete a job's unfinished runs, which `run` replaces."""
     if earlier:
-        background.wait_until_idle()  # until the run has an id
+        background.wait_until_idle()  # so that the run has an id
         again = [record.run_id for record in earlier]
         background.put(upload.replace_runs, store, again, run.run_id)
 

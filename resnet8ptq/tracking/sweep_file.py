@@ -1,4 +1,4 @@
-"""The file in a sweep's folder with the store, the parent run and settings for its jobs.
+"""The file in a sweep's folder that tells jobs the store, the parent run and settings.
 
 Jobs on another machine see a shared folder, but not environment variables.
 """
@@ -14,7 +14,7 @@ from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError, PtqError, TrackingError
 from resnet8ptq.core.text import one_line
 
-if TYPE_CHECKING:  # Hydra imports this module at every start, --help too
+if TYPE_CHECKING:  # Hydra imports this module at every start, even for --help
     from resnet8ptq.tracking.mlflow_store.store import Store
 
 FILE = "sweep.json"
@@ -26,9 +26,10 @@ class ParallelJobs:
     """Settings for jobs in separate processes, here or on another machine."""
 
     at_once: int  # the largest number of jobs at the same time
-    threads: int  # of each job, unless `threads` is set
-    folder: str = field(default_factory=os.getcwd)  # where relative paths in settings start
-    # For the nodes of a cluster, which do not inherit the environment; a node's own value wins.
+    threads: int  # threads of each job, unless `threads` is set
+    folder: str = field(default_factory=os.getcwd)  # relative paths in settings start here
+    # Variables for the nodes of a cluster, which do not inherit the environment; a node's own value
+    # has precedence.
     variables: dict[str, str] = field(default_factory=dict)
 
 
@@ -39,10 +40,10 @@ class SharedSweep:
     store: "Store"
     parent_id: str
     folder: Path
-    parallel: ParallelJobs | None = None  # None: the jobs run one by one in the sweep's own process
-    resume: bool = False  # a finished run of another sweep counts as a job's run
-    jobs: int | None = None  # their number; None if only Hydra knows it
-    varied: tuple[str, ...] = ()  # the settings that differ between them
+    parallel: ParallelJobs | None = None  # None if the jobs run one by one in the sweep's process
+    resume: bool = False  # whether a finished run of another sweep counts as a job's run
+    jobs: int | None = None  # the number of jobs; None if only Hydra knows it
+    varied: tuple[str, ...] = ()  # the settings that differ between jobs
 
     def save(self) -> None:
         """Write the file into the sweep's folder."""
@@ -65,7 +66,7 @@ class SharedSweep:
         path = folder / FILE
         try:
             kept = json.loads(files.read_bytes(path, MAX_BYTES))
-            key = "worker" if "worker" in kept else "parallel"  # the first in earlier versions
+            key = "worker" if "worker" in kept else "parallel"  # "worker" earlier
             parallel = None
             if kept[key] is not None:
                 parallel = ParallelJobs(**kept[key])
@@ -92,5 +93,5 @@ def is_sweep_folder(folder: Path, parent_id: str) -> bool:
     """Return whether a folder belongs to a sweep; an untrusted store may name any folder."""
     try:
         return SharedSweep.load(folder).parent_id == parent_id
-    except PtqError:  # missing, or not a sweep's
+    except PtqError:  # the file is missing, or is not a sweep's
         return False

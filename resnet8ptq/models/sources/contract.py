@@ -31,7 +31,7 @@ class Network:
             front.
         original_dtype: the dtype in which the original computes, if it is not float32. Graph and
             `predict` compute in float32.
-        emptied: the removed inputs of a decoder for earlier tokens.
+        emptied: names of the removed inputs for earlier tokens of a decoder.
     """
 
     proto: onnx.ModelProto

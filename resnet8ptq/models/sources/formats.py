@@ -9,14 +9,15 @@ class Format:
     """A file format.
 
     Attributes:
-        takes: its description in messages.
-        reader: the function that reads it, `module:name`, written out because `core.code` searches
-            for it.
-        suffixes: allowed file suffixes, in lower case; empty: any.
-        magic: position and bytes that identify the format; None: only the suffix identifies it.
-        check: the function that refuses damaged and unsafe files within a second, in the same form;
-            empty: only the reader does.
-        contains: a file that identifies a folder of this format; None: the format is a single file.
+        takes: a description of the format, for messages.
+        reader: the function that reads the format, as `module:name`, written out because
+            `core.code` searches for it.
+        suffixes: allowed file suffixes, in lower case; empty for any.
+        magic: position and bytes that identify the format; None if only the suffix does.
+        check: the function, as `module:name`, that refuses damaged and unsafe files within a
+            second; empty if only the reader does.
+        contains: a file that identifies a folder of this format; None if the format is a single
+        file.
     """
 
     name: str

@@ -374,7 +374,7 @@ def _say_verdicts(selected: ModelSelection) -> str:
 
 def _draw(selected: ModelSelection) -> dict[str, bytes]:
     family = selected.family
-    having = Family(tuple(cell for cell in family.cells if cell.ranges))  # few of many runs
+    having = Family(tuple(cell for cell in family.cells if cell.ranges))  # only some runs have them
     ranges = background.put(_draw_ranges, having)  # drawn while this process draws the others
     drawn: dict[str, Figure | None] = {}
     if not family.stopped:

@@ -1,4 +1,4 @@
-"""The figure of a sweep: the loss of each model against its size and its latency, as SVG.
+"""Draws the loss of each model of a sweep against size and latency, as SVG.
 
 The page shows it inline, with points that can be hovered and selected; `trade_offs.svg` is a file
 with the same figure.
@@ -25,12 +25,12 @@ from resnet8ptq.tasks.scoring.metric import BASELINE, Metric
 
 WIDTH = 640
 HEIGHT = 360
-# margins, in units of the drawing
+# The margins, in units of the drawing
 LEFT = 62
 RIGHT = 18
 TOP = 14
 BOTTOM = 46
-SPAN = 4.0  # times the limit: points with a larger loss lie on the lower edge
+SPAN = 4.0  # times the limit; points with a larger loss lie on the lower edge
 # Okabe and Ito's colours, which people with colour blindness can tell apart.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 
@@ -41,8 +41,8 @@ class Point:
 
     Attributes:
         low, high: ends of the 95% interval of the loss; equal if there is none.
-        kind: the outcome of its verdict, or `fp32`; sets the shape of the mark.
-        row: the index of its row in the table of runs; -1 if it has no row.
+        kind: the outcome of the verdict, or `fp32`; sets the shape of the mark.
+        row: the index of the model's row in the table of runs; -1 without a row.
     """
 
     label: str
@@ -153,7 +153,7 @@ class Panel:
 
 
 def panels(selected: ModelSelection) -> list[Panel]:
-    """Return a drawing over size and, if measured, one over latency; empty without runs."""
+    """Return a panel over size and, if measured, one over latency; empty without runs."""
     family = selected.family
     over = [
         ("size", "model file, kB", "size_bytes", 1e-3),
@@ -286,14 +286,14 @@ def _make_y_axis(points: Sequence[Point], most: float) -> tuple[float, Axis]:
 def find_front(costs: NDArray[np.float64]) -> list[int]:
     """Return the Pareto-optimal points of [n, objectives]; lower costs are better.
 
-    A point is dominated by one that is nowhere worse and somewhere better. Equal points do not
+    A point is dominated by another that is nowhere worse and somewhere better. Equal points do not
     dominate each other.
 
     >>> find_front(np.array([[1.0, 3.0], [2.0, 2.0], [2.0, 4.0]]))
     [0, 1]
     """
     front = []
-    for index, point in enumerate(costs):  # one by one: all pairs would take n * n of memory
+    for index, point in enumerate(costs):  # one by one, because all pairs would need n * n memory
         is_dominating = (costs <= point).all(axis=1) & (costs < point).any(axis=1)
         if not is_dominating.any():
             front.append(index)

@@ -1,6 +1,6 @@
-"""`report.html`: one page with the answer, the figure and the table, then statistics and methods.
+"""Writes `report.html`: the answer, the figure and the table, then statistics and methods.
 
-The file is self-contained: figures, style and script are inside, and its content security policy
+The file is self-contained: figures, style and script are inside, and a content security policy
 blocks everything else. Texts of runs are escaped.
 """
 
@@ -29,7 +29,7 @@ from resnet8ptq.report.pages.wrong_answers import WrongAnswers
 from resnet8ptq.report.recommend import ModelSelection, why_none
 from resnet8ptq.report.table import Row
 
-SHORT = ("speedup",)  # beside the columns of the terminal
+SHORT = ("speedup",)  # in addition to the terminal's columns
 FOLD = re.compile(r"<details><summary>[^<>\n]*</summary>|</details>")
 
 
@@ -42,7 +42,7 @@ def to_html(
     images: Mapping[str, bytes],
     heat_maps: Sequence[HeatMap] = (),
 ) -> str:
-    """Return the page.
+    """Return the page as HTML.
 
     Args:
         headings, chosen, panels, details, wrong: one for each family; the details are Markdown.
@@ -57,7 +57,7 @@ def to_html(
         section["details"] = render(text, images)
         section["wrong"] = answers
         sections.append(section)
-    # The page's policy names the hash of this script, and nothing else may run
+    # The page's policy names the hash of this script, so that nothing else may run
     script = _script()
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return templates.load("resnet8ptq.report.pages", "report.html.j2").render(
@@ -137,7 +137,7 @@ def render(markdown: str, images: Mapping[str, bytes]) -> str:
     parser.add_render_rule("html_block", _render_fold)
     setattr(parser, "validateLink", lambda url: url in images)  # noqa: B010 # nothing else
     body = parser.render(markdown)
-    for name, image in images.items():  # last, so that the parser does not read it
+    for name, image in images.items():  # last, so that the parser does not read the data
         data = base64.b64encode(image).decode()
         body = body.replace(f'src="{name}"', f'src="data:image/png;base64,{data}"')
     return body.replace("<table>", '<div class="wide"><table>').replace(
@@ -146,7 +146,7 @@ def render(markdown: str, images: Mapping[str, bytes]) -> str:
 
 
 def _render_fold(renderer: RendererHTML, tokens: Sequence[Token], index: int, *_: object) -> str:
-    """Keep the HTML of folded sections, and escape all other HTML."""
+    """Return the HTML of folded sections unchanged, and all other HTML escaped."""
     text = tokens[index].content
     if FOLD.fullmatch(text.strip()):
         return text

@@ -1,4 +1,4 @@
-"""Wrong answers of the recommended model, as its run has written them (`experiment`)."""
+"""Reads the wrong answers that the run of the recommended model has written (`experiment`)."""
 
 import base64
 import json
@@ -33,7 +33,7 @@ class WrongAnswers:
 
     Attributes:
         wrong: the number of samples with a wrong answer.
-        lost: the number of those that FP32 answers right.
+        lost: the number of these samples that FP32 answers right.
     """
 
     label: str

@@ -1,7 +1,7 @@
-"""AP of bootstrap samples of the pictures, from matches that were computed once.
+"""Computes the AP of bootstrap samples of the pictures, from matches that were computed once.
 
-A bootstrap sample is a weight for each picture: the number of times it was drawn. The right
-detections stay the same, and are counted with these weights.
+A bootstrap sample is a weight for each picture: the number of times that the picture was drawn. The
+right detections stay the same, and are counted with these weights.
 """
 
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from resnet8ptq.tasks.detection.average_precision import Matches
 from resnet8ptq.tasks.scoring.statistics import Values
 
-# pycocotools' recalls, by its own formula.
+# The recalls of pycocotools, by the same formula
 RECALLS = np.linspace(0.0, 1.00, int(np.round((1.00 - 0.0) / 0.01)) + 1, endpoint=True)
-_AT_ONCE = 2**23  # weights of detections
+_AT_ONCE = 2**23  # most weights of detections in memory
 
 
 def by_class(matches: Sequence[Matches], weights: NDArray[np.int32]) -> Values:
@@ -49,7 +49,7 @@ def _average_precision(match: Matches, weights: NDArray[np.int32]) -> Values:
             hits = np.cumsum(drawn[:, hit], axis=1)  # [times, K]
             precision = hits / (counted[:, hit] + np.spacing(1))
             highest = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
-            # The number of recalls that the next hit reaches first.
+            # Find the number of recalls that each hit reaches first
             reached = np.searchsorted(RECALLS, hits / objects[:, np.newaxis], side="right")
             gained = np.diff(reached, axis=1, prepend=0)
             average += (highest * gained).sum(axis=1) / len(RECALLS)

@@ -2,8 +2,8 @@
 
 https://cocodataset.org/#detection-eval; Lin et al., "Microsoft COCO: Common Objects in Context",
 ECCV 2014. AP is the mean over ten IoU thresholds from 0.50 to 0.95, over 101 recalls, and over the
-classes that have objects. The IoU is that of boxes, or of masks. Keypoints are compared by the
-object keypoint similarity (OKS) instead, without small objects and with at most 20 detections.
+classes that have objects. The IoU is computed for boxes or masks. Keypoints are instead compared by
+the object keypoint similarity (OKS), without small objects and with at most 20 detections.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ class Matches:
     """The detections of one class, highest scores first, and its objects.
 
     Attributes:
-        picture: [D], the index of the picture.
+        picture: [D], the index of each detection's picture.
         right: [thresholds, D], whether the detection matches an object.
         ignored: [thresholds, D], whether the detection does not count, such as within a crowd.
         objects: [pictures], the number of objects.
@@ -111,10 +111,10 @@ def evaluate(
     unknown = {result["image_id"] for result in results}.difference(ids)
     if unknown:
         raise ValueError(f"image_id {min(unknown)} is in none of the annotations' images")
-    numbered = []  # pycocotools needs an id for each
+    numbered = []  # pycocotools needs an id for each annotation
     for number, annotation in enumerate(annotations["annotations"], 1):
         numbered.append({"id": number, **annotation})
-    with contextlib.redirect_stdout(io.StringIO()):  # it prints its progress
+    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its progress
         truth = COCO()
         truth.dataset = {
             "images": annotations["images"],
@@ -129,7 +129,7 @@ def evaluate(
         evaluation.params.imgIds = sorted(ids)
         evaluation.evaluate()
         evaluation.accumulate()
-    # pycocotools orders the classes by their ids.
+    # Restore the order of the classes, which pycocotools sorts by id
     sorted_ids = list(evaluation.params.catIds)
     order = [sorted_ids.index(category["id"]) for category in annotations["categories"]]
     matches = _matches(evaluation)
@@ -159,7 +159,7 @@ def _matches(evaluation: Any) -> list[Matches]:
     thresholds = len(settings.iouThrs)
     classes = []
     for index in range(len(settings.catIds)):
-        first = index * areas * pictures  # its lists run over classes, areas and pictures
+        first = index * areas * pictures  # the list runs over classes, areas and pictures
         picture = []
         scores = []
         none = np.zeros((thresholds, 0), np.bool_)  # a class may have no detection

@@ -39,10 +39,10 @@ def make_decoder(
     Args:
         input_shape: shape of one picture, channels first or last.
         keypoints: number of keypoints of an object.
-        with_masks: whether masks are decoded; else those of the network are left out.
+        with_masks: whether masks are decoded; otherwise the network's masks are left out.
 
     Raises:
-        ModelError: no head fits, or the network returns no prototypes of masks.
+        ModelError: no head fits, or the network returns no prototypes although masks are decoded.
     """
     height, width = input_shape[:2]
     if input_shape[0] in (1, 3):  # channels first
@@ -82,13 +82,14 @@ def _split_prototypes(frame: Frame) -> "tuple[Frame, Prototypes | None]":
 
 @dataclass(frozen=True)
 class Prototypes:
-    """The output with prototypes of masks; their sum, weighted by a box's coefficients, is a mask.
+    """The output with prototypes of masks; a mask is their sum, weighted by a box's coefficients.
 
     Bolya et al., "YOLACT: Real-time Instance Segmentation", ICCV 2019.
 
     Attributes:
         index: the index of the output.
-        channels_first: whether it is [coefficients, rows, columns]; else that axis is last.
+        channels_first: whether the output is [coefficients, rows, columns]; else coefficients are
+        last.
     """
 
     index: int
@@ -97,8 +98,8 @@ class Prototypes:
     def masks(self, maps: Array, rows: Floats, frame: Frame) -> bytes:
         """Return the masks of one picture's detections in the network's input, see `core.masks`.
 
-        The weighted sum is resized to the input (bilinear). A pixel in the box belongs to the
-        object if the sigmoid of its value is above 0.5.
+        The weighted sum is resized to the input by bilinear interpolation. A pixel in the box
+        belongs to the object if the sigmoid of its value is above 0.5.
 
         Args:
             maps: the output for this picture.
@@ -114,7 +115,7 @@ class Prototypes:
             left, top, right, bottom = edges.astype(int).tolist()
             y = (np.arange(top, bottom) + 0.5) * high / frame.height - 0.5
             x = (np.arange(left, right) + 0.5) * wide / frame.width - 0.5
-            # Only the part of the maps that the box needs.
+            # Use only the part of the maps that the box needs
             above, below = _find_ends(y)
             before, behind = _find_ends(x)
             part = maps[:, above:below, before:behind].astype(np.float32)
@@ -125,7 +126,7 @@ class Prototypes:
 
 
 def _find_ends(places: NDArray[np.floating]) -> tuple[int, int]:
-    """Return start and stop of the rows that interpolation at ascending positions needs."""
+    """Return start and stop of the rows that are needed to interpolate at ascending positions."""
     if not places.size:
         return 0, 1
     return max(0, math.floor(places[0])), math.ceil(places[-1]) + 1
@@ -137,7 +138,7 @@ class Decoder:
 
     Attributes:
         head: a key of `HEADS`.
-        frame: the frame of the outputs with boxes.
+        frame: the properties of the outputs with boxes.
         class_ids: the categories' ids, in the order of the classes.
         prototypes: the prototypes of masks; None if the network returns none.
         with_masks: whether to decode the masks.
@@ -181,7 +182,7 @@ class Decoder:
         counts = count(best)
         for picture, maps in enumerate(outputs[self.prototypes.index]):
             detected = best[picture, : counts[picture]]
-            without_class = np.delete(detected, (4, 5), axis=1)  # boxes and coefficients
+            without_class = np.delete(detected, (4, 5), axis=1)  # keeps boxes and coefficients
             texts.append(self.prototypes.masks(maps, without_class, self.frame))
         return alone, np.array(texts, np.bytes_)
 

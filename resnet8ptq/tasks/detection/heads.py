@@ -1,9 +1,9 @@
 """The usual heads of detectors by name, and the decoding of their outputs.
 
 A head decodes outputs to boxes and scores, or to detections. Boxes are left, top, right and bottom
-in pixels of the network's input. Further values of each box follow if there are any: x, y and
-visibility of K keypoints, or the coefficients of its mask. To add a head, write two functions and
-an entry in `HEADS`.
+in pixels of the network's input. Further values of each box may follow: x, y and visibility of K
+keypoints, or the coefficients of a mask. To add a head, write two functions and an entry in
+`HEADS`.
 """
 
 import re
@@ -23,7 +23,8 @@ from resnet8ptq.tasks.scoring.outputs import Array, describe
 Floats = NDArray[np.float32]
 Shape = tuple[int | None, ...]
 
-# YOLOv3's for COCO (Redmon and Farhadi, "YOLOv3: An Incremental Improvement", 2018), in pixels.
+# The anchors of YOLOv3 for COCO, in pixels (Redmon and Farhadi, "YOLOv3: An Incremental
+# Improvement", 2018).
 COCO_ANCHORS = {
     8: (10, 13, 16, 30, 33, 23),
     16: (30, 61, 62, 45, 59, 119),
@@ -36,7 +37,7 @@ class Frame:
     """The properties of a network and its data that decoding needs.
 
     Attributes:
-        height, width: size of the network's input in pixels.
+        height, width: the size of the network's input in pixels.
         outputs: the shape of each output with boxes by name, without the batch axis.
         keypoints: number of keypoints of an object.
         coefficients: number of coefficients of a mask.
@@ -83,7 +84,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Candidates:
-    """A boxes in each of n pictures, before the suppression.
+    """Boxes of n pictures, A in each, before the suppression.
 
     Attributes:
         boxes: [n, A, 4 + F], the corners and F further values, such as keypoints.
@@ -99,7 +100,7 @@ class Detections:
     """Detections of n pictures, after the network's own suppression.
 
     Attributes:
-        picture: [D], the index of the picture.
+        picture: [D], the index of each detection's picture.
         boxes, scores, labels: [D, 4 + F], [D], [D].
     """
 
@@ -118,7 +119,7 @@ class Head:
     """A layout of outputs.
 
     Attributes:
-        takes: the outputs, described in text.
+        takes: a description of the outputs, for messages.
         decode: decodes outputs [n, ...], in the network's order.
         further: whether boxes may have further values.
     """
@@ -143,20 +144,20 @@ def find_head(frame: Frame) -> str:
     """Return the name of the head in the settings, or of the only head that fits the outputs.
 
     Raises:
-        ConfigError: an unknown name.
+        ConfigError: the name is unknown.
         ModelError: the named head does not fit, or none or several fit; the message names the heads
             that fit.
     """
     fitting = fitting_heads(frame)
     name = frame.config.head
     if name == "auto" and (len(fitting) == 1 or fitting == ["yolox", "yolov5"]):
-        return fitting[0]  # a box for every cell: usually not decoded
+        return fitting[0]  # outputs with a box for every cell are usually not decoded
     if name in fitting:
         return name
     if name not in ("auto", *HEADS):
         raise ConfigError(no_such_name("task.head", name, ["auto", *HEADS]))
 
-    # No head, or several
+    # Describe the outputs, because no head fits or several do
     context = f"{frame.classes} classes"
     if frame.keypoints:
         context += f", {frame.keypoints} keypoints"
@@ -177,7 +178,7 @@ def corners(boxes: Array, written: str, frame: Frame) -> Floats:
     """Return boxes [..., 4] as left, top, right, bottom in pixels of the network's input.
 
     Args:
-        written: their format if `task.boxes` is null.
+        written: the format of the boxes if `task.boxes` is null.
     """
     values = np.moveaxis(boxes.astype(np.float32), -1, 0)
     match frame.config.boxes or written:
@@ -202,7 +203,7 @@ def corners(boxes: Array, written: str, frame: Frame) -> Floats:
 
 
 def _join(boxes: Floats, further: Array, frame: Frame) -> Floats:
-    """Return boxes [..., 4] followed by their further values [..., F], keypoints in pixels."""
+    """Return boxes [..., 4] followed by further values [..., F], with keypoints in pixels."""
     values = further.astype(np.float32)
     if frame.config.normalized and frame.keypoints:
         values *= np.tile(np.array([frame.width, frame.height, 1], np.float32), frame.keypoints)
@@ -265,7 +266,7 @@ def _is_map(frame: Frame, anchors: int, shape: Shape, size: tuple[int, int]) -> 
 def _decode_yolov3(outputs: Sequence[Array], frame: Frame) -> Candidates:
     """Decode as Redmon and Farhadi, "YOLOv3: An Incremental Improvement", 2018."""
     anchors = frame.anchors
-    assert anchors is not None  # it fits
+    assert anchors is not None  # the head fits
     boxes = []
     scores = []
     for output, stride, size, sizes in zip(
@@ -381,7 +382,7 @@ def _find_detections(frame: Frame) -> list[int]:
     if len(frame.outputs) != 3 + len(counts):
         return []
 
-    # Which of the two are the scores, by their names
+    # Find by name which of the two are the scores
     scores = _find_named(frame, flat, "score|conf|prob")
     labels = _find_named(frame, flat, "label|class|cls|categ")
     if len(scores) == 1:
@@ -394,7 +395,7 @@ def _find_detections(frame: Frame) -> list[int]:
 
 
 def _find_named(frame: Frame, indices: Sequence[int], pattern: str) -> list[int]:
-    """Return those of the outputs at `indices` whose name contains a match of the pattern."""
+    """Return the indices among `indices` of outputs whose name contains a match of the pattern."""
     names = list(frame.outputs)
     return [index for index in indices if re.search(pattern, names[index], re.I)]
 

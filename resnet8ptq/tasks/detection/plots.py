@@ -19,8 +19,8 @@ from resnet8ptq.tasks.detection.ap_bootstrap import RECALLS
 from resnet8ptq.tasks.detection.scores import DetectionScores
 from resnet8ptq.tasks.scoring.outputs import Array
 
-PICTURES = 6  # at most: those that changed most
-SHOWN_SCORE = 0.3  # detections with smaller scores are too many to draw
+PICTURES = 6  # most pictures in the figure
+SHOWN_SCORE = 0.3  # detections with smaller scores are too numerous to draw
 OVERLAP = 0.5  # detections with a larger IoU or OKS stand for the same object
 
 
@@ -54,7 +54,7 @@ def pictures(
     areas = [_area(record, stored.shape[1:3]) for record in model.pictures[shown]]
     heights = [(bottom - top) / (right - left) for left, top, right, bottom in areas]
 
-    # A row for each picture: annotations, FP32, quantized
+    # Draw a row for each picture: annotations, FP32, quantized
     figure = Figure(figsize=(12, 0.8 + sum(4 * h + 0.3 for h in heights)), layout="constrained")
     grid = figure.subplots(len(shown), 3, squeeze=False, height_ratios=heights)
     for row, index, pixels, area in zip(grid, shown, stored, areas, strict=True):
@@ -93,7 +93,7 @@ def _area(record: Array, size: tuple[int, ...]) -> tuple[float, float, float, fl
 def box_changes(model: DetectionScores, baseline: DetectionScores) -> NDArray[np.float64]:
     """Return the change of the detections of each picture [n].
 
-    It is the sum of the scores of drawn boxes that only one of the two models has.
+    The change is the sum of the scores of drawn boxes that only one of the two models has.
     """
     change = np.zeros(model.total)
     for index in range(model.total):
@@ -180,7 +180,7 @@ def _areas(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
 def _oks(
     first: NDArray[np.float64], second: NDArray[np.float64], sigmas: Sequence[float]
 ) -> NDArray[np.float64]:
-    """Return the OKS of detections, with the mean area of their boxes as that of the object."""
+    """Return the OKS of pairs of detections, with the mean area of their boxes as the object's."""
     area = np.maximum((_areas(first) + _areas(second)) / 2, np.finfo(float).tiny)
     away = first[..., 6:] - second[..., 6:]
     squares = away[..., ::3] ** 2 + away[..., 1::3] ** 2

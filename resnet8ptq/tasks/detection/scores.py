@@ -26,8 +26,8 @@ class DetectionScores(ClasswiseScores):
         outputs: detections [n, most, 6 + 3 * K], and perhaps masks [n], see `decoding.Decoder`.
         pictures: [n] records, see `data.boxes`.
         class_ids: category ids of the annotations, in the order of the classes.
-        sigmas: the constant of each of the K keypoints in the OKS; (): masks, or else boxes, are
-            scored by IoU.
+        sigmas: the constant of each of the K keypoints in the OKS; empty if masks or boxes are
+            scored, by IoU.
         input_size: height and width of the network's input, for masks.
     """
 
@@ -63,7 +63,7 @@ class DetectionScores(ClasswiseScores):
         """The detections in COCO's results format, in pixels of the pictures."""
         detections = self.outputs.values[0].astype(np.float64)
         key = {"keypoints": "keypoints", "segm": "segmentation", "bbox": "bbox"}[self.kind]
-        positions: list[Any]  # of the detections of each picture
+        positions: list[Any]  # the positions of the detections of each picture
         if self.kind == "segm":
             positions = [self._masks(picture) for picture in range(self.total)]
         else:
@@ -103,7 +103,7 @@ class DetectionScores(ClasswiseScores):
         return masks.split(self.outputs.values[1][picture], number)
 
     def _masks(self, picture: int) -> list[dict[str, Any]]:
-        """Return the masks of a picture's detections in its pixels, in COCO's format."""
+        """Return the masks of a picture's detections in pixels of the picture, in COCO's format."""
         record = self.pictures[picture]
         size = (int(record["height"]), int(record["width"]))
         moved = []
@@ -153,8 +153,8 @@ class DetectionScores(ClasswiseScores):
 def to_coco(pictures: Array, class_ids: Sequence[int], with_masks: bool = False) -> dict[str, Any]:
     """Return the annotations of pictures [n], given as records of `data.boxes`.
 
-    With masks, an object without one counts as a crowd in its box, so that neither it nor
-    detections in it are counted.
+    With masks, an object without a mask is treated as a crowd that fills the box, so that neither
+    the object nor detections in the box are counted.
     """
     images = []
     annotations = []

@@ -1,4 +1,4 @@
-"""Non-maximum suppression: of overlapping boxes, the one with the highest score stays."""
+"""Non-maximum suppression, which keeps the box with the highest score among overlapping boxes."""
 
 from functools import cache
 

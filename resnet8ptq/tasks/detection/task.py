@@ -1,4 +1,4 @@
-"""Objects of a data set's classes, scored as COCO does: their boxes, keypoints or masks."""
+"""The tasks that find objects, scored as COCO does by boxes, keypoints or masks."""
 
 import json
 import logging
@@ -31,8 +31,9 @@ log = logging.getLogger(__name__)
 
 AP = Metric("ap", "AP")
 BESIDE = (Metric("ap50", "AP50"), Metric("ap75", "AP75"))
-NOTHING_FOUND = 0.01  # a smaller AP means that boxes are decoded wrongly
-# pycocotools' own, of a person: nose, eyes, ears, shoulders, elbows, wrists, hips, knees, ankles.
+NOTHING_FOUND = 0.01  # a smaller AP suggests that boxes are decoded wrongly
+# The constants in pycocotools for a person: nose, eyes, ears, shoulders, elbows, wrists, hips,
+# knees, ankles.
 COCO_SIGMAS = (
     *(0.026, 0.025, 0.025, 0.035, 0.035, 0.079, 0.079, 0.072, 0.072, 0.062, 0.062),
     *(0.107, 0.107, 0.087, 0.087, 0.089, 0.089),
@@ -55,7 +56,8 @@ def build(
     Args:
         decoder: decodes the outputs; None for a finished run.
         outputs: the names of the network's outputs.
-        sigmas: the constant of each keypoint in the OKS; (): masks or boxes are scored by IoU.
+        sigmas: the constant of each keypoint in the OKS; empty if masks or boxes are scored, by
+        IoU.
     """
     return Task(
         name,
@@ -66,7 +68,7 @@ def build(
         class_names=class_names,
         pair_metrics=partial(_pair_metrics, outputs),
         scope=Scope(
-            output=0,  # masks are texts
+            output=0,  # the other output has masks as texts
             reduction=decoder,
             params={"head": decoder.head} if decoder else {},
         ),
@@ -92,7 +94,7 @@ def _score(
     outputs: Outputs,
     targets: Targets,
 ) -> DetectionScores:
-    assert decoder is not None and targets.labels is not None  # finished runs are not scored
+    assert decoder is not None and targets.labels is not None  # only finished runs have none
     return DetectionScores(
         outputs=outputs,
         pictures=targets.labels,
@@ -166,7 +168,7 @@ def _make(config: DetectionConfig, context: TaskContext) -> Task:
             f"task={config.name}: the pictures of {context.data} have no objects{parts}"
         )
 
-    # The decoder of the outputs
+    # Make the decoder of the outputs
     decoder = make_decoder(
         config,
         context.input_shape,
@@ -180,7 +182,7 @@ def _make(config: DetectionConfig, context: TaskContext) -> Task:
 
 
 def _check_masks(context: TaskContext) -> None:
-    """Raise `ConfigError` if objects have no masks; log the number of those without."""
+    """Raise `ConfigError` if no object has a mask; log the number of objects without one."""
     if not context.has_masks:
         raise ConfigError(
             f"task=instance_segmentation: the objects of {context.data} have no masks; expected "

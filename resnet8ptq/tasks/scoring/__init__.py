@@ -1,1 +1,3 @@
-"""Shared by the tasks: metrics, scores, intervals and paired tests, and the figures of classes."""
+"""Code that tasks share: metrics, scores, intervals and paired tests, and the figures of
+classes.
+"""

@@ -1,7 +1,7 @@
 """A paired bootstrap over the items, shared by tasks whose metric lacks its own test.
 
-Every run with the same number of items draws the same bootstrap samples (`statistics.resample`). So
-the replicates of two runs are paired, even if nothing else of the runs was kept.
+Every run with the same number of items draws the same bootstrap samples (`statistics.resample`).
+The replicates of two runs are therefore paired, even if nothing else of the runs was kept.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ class Replicates(SampleValues):
     Attributes:
         values: the value of each item [n], if the metric is a mean of them.
         class_counts: the number of items of each class [classes], if the metric is a mean over
-            classes; [1] if only some items count; None for older runs.
+            classes; a single number if only some items count; None for older runs.
     """
 
     replicates: Values
@@ -61,8 +61,8 @@ class Replicates(SampleValues):
     def margin(self, baseline: Self, metric: Metric, limit: float, items: int) -> Margin:
         """Return the margin, from the spread and the skewness of the replicates.
 
-        If all replicates are equal to the baseline's, no item has changed. The margin then
-        follows from the samples of the smallest class, which may have all of the loss.
+        If all replicates are equal to the baseline's, no item has changed. The margin then follows
+        from the number of samples of the smallest class, which may have all of the loss.
         """
         before = baseline.replicates
         losses = metric.cost(1.0) * (self.replicates - before)
@@ -79,7 +79,7 @@ class Replicates(SampleValues):
             allowed = limit * np.abs(before)
         excess = losses - allowed
         if metric.geometric and not unchanged:
-            excess = excess / before  # hard items multiply both values
+            excess = excess / before  # hard items multiply both values alike
         margin = statistics.bootstrap_margin(excess, items, counts)
         if metric.bounded and len(known) and len(counts):
             effective = statistics.count_effective(items, counts)
@@ -110,7 +110,7 @@ class BootstrapScores(OutputScores):
         per_item: the value of each item [n], if the metric is a mean of them.
         others: further metrics, by MLflow name.
         of_mean: `per_item` [n] for a network that always predicts the mean of the targets.
-        items: number of items; None: one for each sample.
+        items: the number of items; None if each sample is an item.
     """
 
     statistic: Callable[[NDArray[np.int64]], float]
@@ -122,7 +122,7 @@ class BootstrapScores(OutputScores):
 
     @property
     def total(self) -> int:
-        """Number of items."""
+        """The number of items."""
         if self.items is not None:
             return self.items
         return len(self.outputs)
@@ -148,7 +148,7 @@ class ReducedScores(BootstrapScores):
     """Scores of outputs that the task reduces."""
 
     def sqnr_db(self, baseline: Self) -> float | None:
-        """Return the SQNR in dB, of the samples whose raw outputs were kept."""
+        """Return the SQNR in dB over the samples whose raw outputs were kept."""
         if not self.outputs.has_raw_of(baseline.outputs):
             return None
         return distortion.sqnr_db(baseline.outputs.raw, self.outputs.raw)
@@ -162,12 +162,12 @@ def mean_of(per_item: Values) -> Callable[[NDArray[np.int64]], float]:
 def of_sums(
     measure: Callable[[NDArray[np.float64]], float], counts: NDArray[np.float64]
 ) -> Callable[[NDArray[np.int64]], float]:
-    """Return the metric that follows from sums of the items' counts [n, k]."""
+    """Return the metric that `measure` computes from sums of the items' counts [n, k]."""
     return lambda chosen: measure(counts[chosen].sum(axis=0))
 
 
 def ratio(sums: NDArray[np.float64]) -> float:
-    """Return the first of two sums divided by the second; NaN for a second of 0."""
+    """Return the first of two sums divided by the second; NaN if the second is 0."""
     if not sums[1]:
         return float("nan")
     return float(sums[0] / sums[1])

@@ -13,7 +13,7 @@ from resnet8ptq.core.text import plain
 from resnet8ptq.tasks.scoring.hits import Hits
 from resnet8ptq.tasks.scoring.statistics import wilson
 
-SHOWN = 20  # classes at most: those that changed most
+SHOWN = 20  # most classes in a figure
 
 
 def classes(model: Hits, baseline: Hits, class_names: Sequence[str], title: str) -> Figure:
@@ -21,7 +21,7 @@ def classes(model: Hits, baseline: Hits, class_names: Sequence[str], title: str)
     figure = Figure(figsize=(10, 4.6), layout="constrained")
     axes = figure.subplots()
     shown = _changed_most(model, baseline, len(class_names))
-    positions = np.flatnonzero(np.isin(shown, model.labels))  # of classes with samples
+    positions = np.flatnonzero(np.isin(shown, model.labels))  # have samples
     labels = shown[positions]
     series = (("FP32", baseline, "0.65", -0.2), ("quantized", model, "C0", 0.2))
     for name, hits, colour, offset in series:
@@ -43,7 +43,7 @@ def classes(model: Hits, baseline: Hits, class_names: Sequence[str], title: str)
             label=name,
         )
 
-    # Names and titles
+    # Write names and titles
     names = [plain(class_names[label]) for label in shown]
     axes.set_xticks(range(len(shown)), names, rotation=30, ha="right")
     axes.set_ylim(max(0.0, axes.dataLim.y0), 100)
@@ -76,7 +76,9 @@ def confusion(model: Hits, baseline: Hits, class_names: Sequence[str], title: st
 
 
 def _changed_most(model: Hits, baseline: Hits, classes: int) -> NDArray[np.int64]:
-    """Return the classes to show, in order; of many classes, those with most changed samples."""
+    """Return the classes to show, in order; of many classes, those with the most changed
+    samples.
+    """
     if classes <= SHOWN:
         return np.arange(classes)
     moved = model.predictions != baseline.predictions

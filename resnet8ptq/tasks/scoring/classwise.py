@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CLASSES = "classes.png"
-ENOUGH = 10  # samples with a class, at least, for a test of the class
+ENOUGH = 10  # least number of samples with a class for a test of the class
 
 
 @dataclass(frozen=True)
 class ClasswiseScores(OutputScores):
-    """Scores with a metric for each class; the mean of these is the metric, by default."""
+    """Scores with a metric for each class; by default, the primary metric is the mean of these."""
 
     @property
     def value(self) -> float:
@@ -47,13 +47,13 @@ class ClasswiseScores(OutputScores):
     @property
     @abstractmethod
     def samples_of_class(self) -> NDArray[np.int64]:
-        """Number of samples with each class, such as pictures with its objects [classes]."""
+        """The number of samples with each class, such as pictures with its objects [classes]."""
 
     @cached_property
     def per_sample(self) -> Replicates:
         """The metric of each bootstrap sample [resamples], shifted so that their mean is `value`.
 
-        A bootstrap sample has fewer distinct pictures and classes, which changes the mean.
+        A bootstrap sample has fewer distinct pictures and classes, which would change the mean.
         """
         replicates = mean_of(self.by_class)
         shifted = np.asarray(replicates - np.nanmean(replicates) + self.value)
@@ -76,7 +76,9 @@ def mean_of(classes: Values) -> Values:
 
 
 def draw_weights(pictures: int, times: int) -> NDArray[np.int32]:
-    """Return how often each bootstrap sample draws each picture [times, pictures]."""
+    """Return the number of times that each bootstrap sample draws each picture [times,
+    pictures].
+    """
     weights = np.zeros((times, pictures), np.int32)
     for row, chosen in zip(weights, statistics.resample(pictures, times), strict=True):
         row += np.bincount(chosen, minlength=pictures).astype(np.int32)

@@ -9,11 +9,13 @@ from resnet8ptq.core.text import plain
 from resnet8ptq.tasks.scoring.classwise import ClassChanges
 from resnet8ptq.tasks.scoring.comparison import Comparison
 
-CLASSES = 20  # at most: those that changed most
+CLASSES = 20  # most classes in the figure
 
 
 def draw(comparison: Comparison, class_names: Sequence[str], title: str) -> Figure:
-    """Draw the metric and FP32's of the classes that changed most, with 95% intervals of change."""
+    """Draw the metric of the classes that changed most, beside FP32's, with 95% intervals of
+    change.
+    """
     metric = comparison.metric.title
     model = comparison.model
     baseline = comparison.baseline
@@ -26,7 +28,7 @@ def draw(comparison: Comparison, class_names: Sequence[str], title: str) -> Figu
     left, right = figure.subplots(1, 2, sharey=True)
     rows = np.arange(len(shown))
 
-    # The metric of each class, left; its change, right
+    # Draw the metric of each class on the left, and the change on the right
     for name, scores, colour, offset in (
         ("FP32", baseline, "0.65", -0.2),
         ("quantized", model, "C0", 0.2),
@@ -40,7 +42,7 @@ def draw(comparison: Comparison, class_names: Sequence[str], title: str) -> Figu
     right.scatter(deltas[shown], rows, color=colours, zorder=3, s=18)
     right.axvline(0, color="0.6", linewidth=1)
 
-    # Names and titles
+    # Write names and titles
     counts = baseline.samples_of_class[shown]
     names = []
     for label, count in zip(shown, counts, strict=True):

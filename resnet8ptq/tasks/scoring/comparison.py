@@ -18,7 +18,7 @@ class Scores(ABC):
     @property
     @abstractmethod
     def total(self) -> int:
-        """Number of scored items."""
+        """The number of scored items."""
 
     @property
     @abstractmethod
@@ -56,7 +56,7 @@ class OutputScores(Scores):
 
     @property
     def total(self) -> int:
-        """Number of samples."""
+        """The number of samples."""
         return len(self.outputs)
 
     def sqnr_db(self, baseline: Self) -> float | None:
@@ -70,8 +70,8 @@ class Comparison:
 
     Attributes:
         model, baseline: the `Scores` of the task.
-        tested: whether a paired test compares both; False if FP32 itself is the reference.
-        stopped: the values of a model whose scoring stopped early; they replace those of `model`.
+        tested: whether a paired test compares both models; False if FP32 itself is the reference.
+        stopped: the values of a model whose scoring stopped early, used in place of `model`'s.
     """
 
     model: Any

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-AT_ONCE = 2**19  # values held in memory: outputs may be large, and mapped from a file
-VARIES = 0.1  # spread over the samples, relative to the root mean square
-KERNELS_DB = 30.0  # of outputs; rounding in integer kernels alone leaves a higher SQNR
+AT_ONCE = 2**19  # values held in memory, as outputs may be large and mapped from a file
+VARIES = 0.1  # an output varies above this spread over samples, relative to the root mean square
+KERNELS_DB = 30.0  # rounding in integer kernels alone leaves a higher SQNR of outputs
 
 Array = NDArray[Any]
 Transform = Callable[[NDArray[np.float64]], NDArray[np.float64]]
@@ -27,7 +27,7 @@ def noise_ratio(signal: Array, values: Array, transform: Transform | None = None
 
     Args:
         signal, values: outputs [n, ...] of the baseline and of the model.
-        transform: applied first to the batches of both.
+        transform: a function that is first applied to the batches of both.
     """
     power = noise = 0.0
     for part in parts(signal):
@@ -87,8 +87,8 @@ def noise_ratios(signal: Sequence[Array], values: Sequence[Array]) -> list[float
 def has_fractions(output: Array) -> bool:
     """Return whether an output [n, ...] holds fractions.
 
-    Classes, counts and masks do not, even as floats. Quantization changes them by whole steps or
-    not at all, which is not noise.
+    Classes, counts and masks are whole numbers, even as floats. Quantization changes them by whole
+    steps or not at all, so an SQNR does not describe the change.
     """
     if output.dtype.kind != "f":
         return False
@@ -96,7 +96,7 @@ def has_fractions(output: Array) -> bool:
 
 
 def worst_output(signal: Sequence[Array], ratios: Sequence[float]) -> int:
-    """Return the index of the output that the limit applies to: the one with the most noise.
+    """Return the index of the output with the most noise, to which the limit applies.
 
     An exact output, such as an input that is passed through, has no noise and is not chosen. Whole
     numbers count only if no output has fractions. An output that is not finite is the worst.
@@ -121,7 +121,7 @@ def sqnr_db(signal: Sequence[Array], values: Sequence[Array]) -> float | None:
 def sqnr_of_each(
     names: Sequence[str], signal: Sequence[Array], values: Sequence[Array]
 ) -> dict[str, float | None]:
-    """Return the SQNR in dB of each output by metric name; empty if there is only one.
+    """Return the SQNR in dB of each output by metric name; empty for a single output.
 
     Args:
         names: the outputs' names in MLflow; empty if they are not known.

@@ -1,4 +1,4 @@
-"""Predicted classes, whose hits are compared by McNemar's test."""
+"""Predicted classes, of which the right ones are compared by McNemar's test."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -64,11 +64,13 @@ class Hits(SampleValues):
         return lost, won, len(self.right)
 
     def losses(self, baseline: Self) -> Values:
-        """Return 1 for each sample that only the baseline gets right, -1 for the opposite [n]."""
+        """Return [n] 1 for samples that only the baseline gets right, -1 for the opposite, 0
+        otherwise.
+        """
         return baseline.right.astype(np.float64) - self.right
 
     def by_class(self, baseline: Self, classes: int) -> list[float]:
-        """Return the p-value of the exact McNemar test on the samples of each class."""
+        """Return the p-value of the exact McNemar test for the samples of each class."""
         p_values = []
         for label in range(classes):
             members = self.labels == label

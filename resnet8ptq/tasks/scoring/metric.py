@@ -1,4 +1,4 @@
-"""A number for comparing models: its direction, its limit, and its texts."""
+"""A metric, with which models are compared: direction, limit, and texts."""
 
 import math
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from resnet8ptq.tasks.scoring.statistics import Interval
 if TYPE_CHECKING:
     from resnet8ptq.tasks.scoring.comparison import Scores
 
-DIGITS = 9  # of a loss, after the point
-# Prefixes, by which MLflow groups metrics. It shows metrics without a prefix first.
-BASELINE = "baseline/"  # of FP32
-CHOICE = "choice/"  # on the selection samples
-TOTAL = "counts/total"  # scored samples
-UNDEFINED = "ci95/undefined_share"  # of the bootstrap samples
+DIGITS = 9  # decimals of a loss
+# Prefixes, by which MLflow groups metrics. MLflow shows metrics without a prefix first.
+BASELINE = "baseline/"  # metrics of FP32
+CHOICE = "choice/"  # metrics on the selection samples
+TOTAL = "counts/total"  # number of scored samples
+UNDEFINED = "ci95/undefined_share"  # share of the bootstrap samples without a value
 GROUPED = "grouped"  # param of runs that scored grouped samples one by one
 SAME_SAMPLES = "same_samples"  # param of runs whose selection samples are the reported ones
 
@@ -27,12 +27,12 @@ class Metric:
     """A number for comparing models.
 
     Attributes:
-        name: its name in MLflow; the baseline's is `baseline/{name}`.
-        title: its name in tables and figures.
-        percent: whether it is a fraction, shown in percent and its differences in points.
-        bounded: whether a loss is a difference; else it is a fraction of the baseline's value.
-        geometric: whether it is a geometric mean over the items, above 0.
-        fair: name of the tie-adjusted metric that ranks models; empty if there is none.
+        name: the name in MLflow; the baseline's metric is `baseline/{name}`.
+        title: the name in tables and figures.
+        percent: whether values are fractions, shown in percent, and differences in points.
+        bounded: whether a loss is a difference; otherwise, a fraction of the baseline's value.
+        geometric: whether the metric is a geometric mean over the items, above 0.
+        fair: the name of the tie-adjusted metric that ranks models; empty if there is none.
         least: the key of `report` with the smallest accepted value.
         limit_key: the key of `report` with the largest accepted loss.
     """
@@ -69,12 +69,12 @@ class Metric:
     def loss_of(self, change: float, baseline: float) -> float:
         """Return the loss for a change of the baseline's value; negative for a gain.
 
-        It is rounded, because the difference of two fractions has a float64 error.
+        The loss is rounded, because the difference of two fractions has a float64 error.
         """
         loss = self.cost(change)
         if not self.bounded and baseline:
             loss /= abs(baseline)
-        return round(loss, DIGITS) + 0.0  # no -0.0
+        return round(loss, DIGITS) + 0.0  # turns -0 into 0
 
     def loss(self, model: "Scores", baseline: "Scores", fair: bool = False) -> float:
         """Return the loss of a model against the baseline, in the unit of `limit`.
@@ -123,7 +123,9 @@ class Metric:
         return f"{value:{self._digits}}"
 
     def show_change(self, change: float) -> str:
-        """Return a difference of two values as text for a table; in points if they are percent."""
+        """Return a difference of two values as text for a table; in points if values are
+        percent.
+        """
         if self.percent:
             return f"{100 * change:+z.2f}"
         return f"{change:+z{self._digits}}"
@@ -153,7 +155,7 @@ class Metric:
         return f"{100 * loss:.4g}%"
 
     def state_loss(self, loss: float) -> str:
-        """Return a loss with its name, as text for a sentence."""
+        """Return a loss as text for a sentence, such as "loss 0.5 points"."""
         return f"loss {self.say_loss(loss)}"
 
 

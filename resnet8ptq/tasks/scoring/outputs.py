@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 from resnet8ptq.core.errors import ConfigError
 
-# kinds of outputs
+# The kinds of outputs
 PROBABILITIES = "probabilities"
 LOGITS = "logits"
 VALUES = "values"
 
 Array = NDArray[Any]
-# Called with the outputs and the inputs of a batch. Returns the part of the outputs to keep, where
-# whole outputs are too large.
+# A function from the outputs and the inputs of a batch to the part of the outputs to keep, for
+# outputs that are too large to keep whole.
 Reduction = Callable[[Sequence[Array], Array], tuple[Array, ...]]
 
 
@@ -30,8 +30,8 @@ class Outputs:
         logits: the input of the final softmax for the first m <= n samples [m, ...]; None if the
             model does not end in a softmax, or logits were not collected.
         final: the kind of `values`: `PROBABILITIES`, `LOGITS` or `VALUES`.
-        raw: with a reduction, the network's outputs for the first batches, in its order; with
-            joined samples, its outputs for all samples.
+        raw: with a reduction, the network's outputs for the first batches, in the network's order;
+            with joined samples, the network's outputs for all samples.
     """
 
     values: tuple[Array, ...]
@@ -48,12 +48,14 @@ class Outputs:
         return len(self.values[0])
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out `raw`: the drawing process does not need it, and a copy takes memory."""
+        """Leave out `raw`, which the process that draws does not need, and whose copy takes
+        memory.
+        """
         return {**self.__dict__, "raw": ()}
 
     @property
     def sha256(self) -> str:
-        """Hash of all `values`, with their shapes and dtypes."""
+        """The hash of all `values`, with their shapes and dtypes."""
         digest = hashlib.sha256()
         for array in self.values:
             digest.update(f"{array.dtype} {array.shape} ".encode())
@@ -68,7 +70,7 @@ class Outputs:
         return first
 
     def has_raw_of(self, other: "Outputs") -> bool:
-        """Return whether both keep the network's outputs, for the same samples."""
+        """Return whether both have raw outputs of the network, for the same samples."""
         shapes = [values.shape for values in self.raw]
         return bool(shapes) and shapes == [values.shape for values in other.raw]
 
@@ -78,13 +80,13 @@ class Targets:
     """The targets of the samples.
 
     Attributes:
-        labels: classes [n], classes of tokens [n, tokens], which are negative where none is scored,
-            values or masks [n, ...], or boxes (see `data.boxes`); None without labels.
+        labels: classes [n], classes of tokens [n, tokens], which are negative for tokens that are
+            not scored, values or masks [n, ...], or boxes (see `data.boxes`); None without labels.
         groups: group numbers [n], equal for samples that belong together; None without groups.
         inputs: returns the network inputs of a slice of the samples.
         pictures: returns the pictures with given indices [k, H, W, C], in the size of the network
             input and before arithmetic; None if samples are not pictures.
-        lengths: the length of each sample by its mask [n]; None without a mask.
+        lengths: the length of each sample by the mask [n]; None without a mask.
         whole_length: the length of the inputs for the longest outputs; None without a mask.
     """
 
@@ -119,7 +121,7 @@ class TaskContext:
 
     @property
     def classes(self) -> int | None:
-        """Number of classes of the network; None for other outputs."""
+        """The number of classes of the network; None for other outputs."""
         if len(self.outputs) != 1 or self.final == VALUES:
             return None
         [shape] = self.outputs.values()
@@ -132,7 +134,7 @@ class TaskContext:
 
     @property
     def keypoints(self) -> int:
-        """Number of keypoints of each object; 0 if the labels have none. See `data.boxes`."""
+        """The number of keypoints of each object; 0 if the labels have none. See `data.boxes`."""
         if self.labels is None or "boxes" not in (self.labels.dtype.names or ()):
             return 0
         box = self.labels["boxes"].dtype
@@ -149,8 +151,8 @@ class TaskContext:
 def count_scores(shape: Sequence[int | None]) -> int | None:
     """Return the number of scores in an output of this shape, without its batch axis.
 
-    None if the size is free, or if several axes have more than one value. A convolution that ends
-    a network leaves axes of size 1, and a squeeze removes them all.
+    None if the size is free, or if several axes have more than one value. A convolution that ends a
+    network leaves axes of size 1, and a squeeze removes them all.
 
     >>> [count_scores(shape) for shape in ([10], [10, 1, 1], [], [10, 4])]
     [10, 10, 1, None]

@@ -26,12 +26,12 @@ from resnet8ptq.tasks.scoring.values import Arrays, PairedTest, SampleValues, ch
 AUC = Metric("auc", "AUC")
 ROC_FILE = "roc.png"
 ROC_CAPTION = "ROC curve, beside FP32's"
-CHANCE = 0.5  # the AUC of guessing
+CHANCE = 0.5  # the AUC of random scores
 
 
 @dataclass(frozen=True)
 class Ranking(SampleValues):
-    """Scores [n] of one model, and labels [n], where 1 is the positive.
+    """Scores [n] of one model, and labels [n], where 1 is positive.
 
     Attributes:
         hits: classes by a threshold; None without a threshold.
@@ -71,15 +71,15 @@ class Ranking(SampleValues):
         """Return the margin of the AUC, from DeLong's covariance.
 
         The variance is 0 if every positive is above the same negatives as before. The margin then
-        counts disjoint pairs of a positive and a negative, one for each item of the rarer label.
-        Few items may have most of the loss, so the test is corrected for skewness.
+        counts disjoint pairs of a positive and a negative, one for each item of the rarer label. As
+        few items may have most of the loss, the test is corrected for skewness.
         """
         rarer = min(len(self.auc.of_positives), len(self.auc.of_negatives))
         error = delong_error(self.auc, baseline.auc)
         if error == 0 and self.auc.value == baseline.auc.value:
             return Margin.unchanged(limit, rarer)
         loss = baseline.auc.value - self.auc.value
-        skewness = delong_skewness(baseline.auc, self.auc) * math.sqrt(rarer)  # of an item
+        skewness = delong_skewness(baseline.auc, self.auc) * math.sqrt(rarer)  # of each item
         margin = Margin.student(loss - limit, error, rarer, skewness)
         return margin.with_rare_losses(loss, limit, rarer)
 
@@ -109,7 +109,7 @@ DELONG = PairedTest("DeLong's test (1988)", "95%, by DeLong's variance", Ranking
 def doubt_auc(baseline: Scores, expected: float | None) -> str | None:
     """Return a doubt if an AUC is not significantly above chance, or is below `expected`."""
     ranking = baseline.per_sample
-    assert isinstance(ranking, Ranking)  # of both tasks that have an AUC
+    assert isinstance(ranking, Ranking)  # both tasks with an AUC use it
     shown = f"AUC {baseline.value:.4f}"
     if ranking.auc.least <= CHANCE:
         return f"NEAR CHANCE, {shown}"

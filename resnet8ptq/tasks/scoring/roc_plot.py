@@ -1,4 +1,4 @@
-"""Figure of two ROC curves."""
+"""The figure of two ROC curves."""
 
 import numpy as np
 from matplotlib.figure import Figure  # no pyplot: figures need no screen and no global state
@@ -28,6 +28,6 @@ def draw(model: Ranking, baseline: Ranking, title: str) -> Figure:
 def _rates(scores: NDArray[np.floating], positive: NDArray[np.bool_]) -> tuple[Array, Array]:
     """Return false and true positive rates at each threshold, in descending order of scores."""
     order = np.argsort(-scores, kind="stable")
-    last = np.append(np.diff(scores[order]) != 0, True)  # of equal scores
+    last = np.append(np.diff(scores[order]) != 0, True)  # the last of equal scores
     rates = [np.cumsum(kind[order])[last] / kind.sum() for kind in (~positive, positive)]
     return np.append(0, rates[0]), np.append(0, rates[1])

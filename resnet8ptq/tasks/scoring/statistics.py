@@ -19,17 +19,18 @@ from scipy.special import (
 from resnet8ptq.core.console import track
 
 Z95 = float(ndtri(0.975))
-SIGNIFICANCE = 0.05  # of p-values that are corrected together
-FEWEST = 5  # items: 4 are all on a given side of a limit by chance once in 16 times
-POWER = 0.8  # at the sample size that a report asks for
+SIGNIFICANCE = 0.05  # level of p-values that are corrected together
+FEWEST = 5  # items, since 4 lie on the same given side of a limit by chance once in 16 times
+POWER = 0.8  # power of a test at the sample size that a report names
 ROUNDING = 1e-9  # a relative spread below this is an error of float64
-KNOWN = 0.99  # of the replicates, at least, must have a value
-# Of the losses of 50 items or more. With it, about 5% or fewer of the models at the limit pass in
-# the simulated tasks; at most 7%, for the AP of masks in 50 pictures (studies/task_errors.md).
+KNOWN = 0.99  # least share of the replicates that must have a value
+# The least skewness assumed for a loss, chosen for 50 items or more. With this value, about 5% or
+# fewer of the models at the limit pass in the simulated tasks, and at most 7%, for the AP of masks
+# in 50 pictures (studies/task_errors.md).
 LEAST_SKEWNESS = 3.0
-COUNTABLE = 10  # replicates beyond 0: with fewer, a tail is too thin to be counted
-PART = SIGNIFICANCE / 2  # on either side of a 95% interval
-RESAMPLING_SEED = 0  # fixed, since it pairs the replicates of two runs
+COUNTABLE = 10  # least number of replicates beyond 0 with which a tail can be counted
+PART = SIGNIFICANCE / 2  # probability on either side of a 95% interval
+RESAMPLING_SEED = 0  # fixed, so that the replicates of two runs are paired
 
 Interval = tuple[float, float]
 Values = NDArray[np.float64]
@@ -50,7 +51,7 @@ def wilson(correct: int, total: int) -> Interval:
     half_width = z / scale * math.sqrt(4 * total * p * (1 - p) + z**2)
     low = centre - half_width
     high = centre + half_width
-    # At the ends exactly: rounding would leave 1e-17.
+    # Set the ends exactly, because rounding would leave 1e-17
     if correct <= 0:
         low = 0.0
     if correct >= total:
@@ -69,7 +70,7 @@ def mcnemar(ours: int, theirs: int) -> float:
     0.0391
     """
     if abs(ours - theirs) <= 1:
-        return 1.0  # the tails meet
+        return 1.0  # the two tails cover everything
     fewer = min(ours, theirs)
     return 2 * float(betainc(max(ours, theirs), fewer + 1, 0.5))
 
@@ -77,7 +78,8 @@ def mcnemar(ours: int, theirs: int) -> float:
 def least_found(flips: int, total: int, level: float) -> float:
     """Return the smallest loss, a fraction, that McNemar's test detects with `POWER`.
 
-    It is at least the share of the fewest lost items that are significant if no item is won.
+    The result is at least the share of the fewest lost items that are significant if no item is
+    won.
 
     Args:
         flips: number of items, out of `total`, that only one of two models gets right.
@@ -99,10 +101,10 @@ class Margin:
 
     Attributes:
         z: the distance in standard errors under a true loss at the limit.
-        correction: the distance by which each claim is weakened, in standard errors: the
-            continuity correction, half a step of a counted loss, or the uncertain skewness;
-            infinite without spread, or with fewer than `FEWEST` items.
-        no_change: whether no item has changed, so the loss cannot be assumed to be lower.
+        correction: the distance by which each claim is weakened, in standard errors, for continuity
+            (half a step of a counted loss) or for the uncertain skewness; infinite without spread,
+            or with fewer than `FEWEST` items.
+        no_change: whether no item has changed.
         unseen: the probability that the items show none of the rare losses that would reach the
             limit, see `with_rare_losses`.
     """
@@ -125,13 +127,13 @@ class Margin:
     def items_needed(self, items: int, level: float) -> float:
         """Return the sample size at which the test decides with `POWER`, at the measured loss.
 
-        If no item has changed, it is the size at which such a model passes. NaN without spread,
-        except for items that are unchanged, see `unchanged`.
+        If no item has changed, the result is the size at which such a model passes. The result is
+        NaN without spread, except for items that are unchanged, see `unchanged`.
 
         Args:
             level: the level of the one-sided test.
         """
-        shown = math.nan  # the size that shows rare losses
+        shown = math.nan  # the sample size that shows rare losses
         if 0 < self.unseen < 1:
             shown = items * math.log(level) / math.log(self.unseen)
         if math.isinf(self.correction) and not self.z:
@@ -148,7 +150,7 @@ class Margin:
 
     def _items_of_z(self, needed: float, items: int) -> float:
         """Return the sample size at which z exceeds the correction by `needed`."""
-        # The z grows, and the correction shrinks, with the root of the sample size.
+        # Solve for the size: z grows, and the correction shrinks, with the root of the sample size
         z = abs(self.z)
         correction = 0.0
         if math.isfinite(self.correction):
@@ -161,14 +163,14 @@ class Margin:
     ) -> Self:
         """Return the margin of a mean loss with an estimated standard error.
 
-        Its z has the same probability as Student's t with items - 1 degrees of freedom. Without
-        spread the margin is unknown, because the items give no information about others. Fewer than
-        `FEWEST` items decide nothing.
+        The z has the same probability as Student's t with items - 1 degrees of freedom. Without
+        spread, the margin is unknown, because the items give no information about others. Fewer
+        than `FEWEST` items decide nothing.
 
         Args:
-            skewness: of the items, see `correct_skewness`; None: no correction. A sample
-                without the largest losses has too little skewness, so the test of a pass assumes
-                at least `LEAST_SKEWNESS`.
+            skewness: the skewness of the items, see `correct_skewness`; None for no correction. A
+                sample without the largest losses has too little skewness, so the test of a pass
+                assumes at least `LEAST_SKEWNESS`.
         """
         if not error > ROUNDING * abs(excess) or items < 2:  # also NaN
             return cls(0.0, math.inf)
@@ -200,9 +202,10 @@ class Margin:
     def with_rare_losses(self, loss: float, limit: float, items: float) -> Self:
         """Return the margin that allows for rare losses which no item of the sample shows.
 
-        Items that change a little say nothing about a few others that lose all, so they prove no
-        more than items without a change, see `unchanged`: a worse model would pass more easily.
-        A measured gain counts, because a mean loss at the limit would need more of such items.
+        Items that change a little say nothing about a few others that lose all. They must not prove
+        more than items without a change (see `unchanged`), or a worse model would pass more easily.
+        A measured gain counts, because a mean loss at the limit would then need more of the rare
+        items.
         """
         share = limit - min(loss, 0.0)
         return replace(self, unseen=(1 - min(max(share, 0.0), 1.0)) ** items)
@@ -212,8 +215,9 @@ class Margin:
         """Return the margin of independent items of which none has changed.
 
         If an item's loss is at most 1, a mean loss at the limit means that at least this share of
-        the items changes. Then none of n items changes with probability (1 - limit)^n or less. The
-        margin is unknown if that is above 5%; then only the sample size follows from it.
+        the items changes. Then none of n items changes with probability (1 - limit)^n or less. If
+        this probability is above 5%, the margin is unknown, and only the sample size follows from
+        the probability.
         """
         tail = (1 - min(max(limit, 0.0), 1.0)) ** items
         if tail > SIGNIFICANCE:
@@ -241,12 +245,13 @@ def find_skewness(values: Values) -> float:
 def correct_skewness(t: float, skewness: float) -> float:
     """Return a t statistic corrected for the skewness of its mean's distribution.
 
-    If few losses are large, a sample without them has both a small mean and a small error. Too many
-    such samples pass. Hall's monotone transformation removes the first-order effect ("On the
-    Removal of Skewness by Transformation", Journal of the Royal Statistical Society B 54, 1992):
-    t + skewness * (t^2 / 3 + 1 / 6) + skewness^2 * t^3 / 27. The last term makes it increase with
-    t, and outweighs the correction if the skewness is large. So the skewness is limited to the
-    value of the largest correction, which leaves a quarter of a large t, and 0.16 of t = 3.
+    If few losses are large, a sample without them has both a small mean and a small error, and too
+    many such samples would pass. Hall's monotone transformation removes the first-order effect ("On
+    the Removal of Skewness by Transformation", Journal of the Royal Statistical Society B 54,
+    1992): t + skewness * (t^2 / 3 + 1 / 6) + skewness^2 * t^3 / 27. The last term makes the result
+    increase with t, but outweighs the correction if the skewness is large. The skewness is
+    therefore limited to the value with the largest correction, which leaves a quarter of a large t,
+    and 0.16 of t = 3.
     """
     first = t**2 / 3 + 1 / 6
     cube = abs(t) ** 3
@@ -259,15 +264,15 @@ def tango(lost: float, won: float, total: int, limit: float) -> Margin:
     """Return the margin of a paired loss of hits, by the score test.
 
     Tango, "Equivalence test and confidence interval for the difference in proportions for the
-    paired-sample design", Statistics in Medicine 17, 1998. It is corrected for continuity:
-    otherwise a good model with few flips fails up to twice as often as the level allows.
+    paired-sample design", Statistics in Medicine 17, 1998. The margin is corrected for continuity;
+    otherwise a good model with few flips would fail up to twice as often as the level allows.
 
     Args:
-        lost, won: numbers of items, out of `total`, that only the other model or only this one gets
-            right.
+        lost, won: the numbers of items, out of `total`, that only the other model or only this
+            model gets right.
         limit: the limit of the loss, a fraction between -1 and 1.
     """
-    # The most likely probability of a won item if the loss is the limit.
+    # Compute the most likely probability of a won item if the loss is the limit
     linear = (2 * total - lost + won) * limit - lost - won
     product = -won * limit * (1 - limit)
     most_likely = (math.sqrt(max(linear**2 - 8 * total * product, 0.0)) - linear) / (4 * total)
@@ -280,11 +285,11 @@ def tango(lost: float, won: float, total: int, limit: float) -> Margin:
 def tango_interval(hits: NDArray[np.bool_], other_hits: NDArray[np.bool_]) -> Interval:
     """Return the 95% interval of the paired difference of two proportions, first minus second.
 
-    It contains the differences that the score test of `tango` does not reject.
+    The interval contains the differences that the score test of `tango` does not reject.
     """
     ours, theirs = flips(hits, other_hits)
     low, high = invert(lambda limit: tango(ours, theirs, len(hits), limit))
-    delta = (ours - theirs) / len(hits)  # rounding would exclude it at -1 and 1
+    delta = (ours - theirs) / len(hits)  # included, as rounding would exclude it at -1 and 1
     return min(low, delta), max(high, delta)
 
 
@@ -312,10 +317,10 @@ class CrossedMean:
     """The mean of values by sample and draw, such as losses by sample and calibration draw.
 
     Attributes:
-        error: standard error over samples and draws.
-        sample_error, draw_error: standard errors over samples with fixed draws, and over draws with
-            fixed samples.
-        freedom: degrees of freedom of `error`.
+        error: the standard error over samples and draws.
+        sample_error, draw_error: the standard errors over samples with fixed draws, and over draws
+            with fixed samples.
+        freedom: the degrees of freedom of `error`.
     """
 
     mean: float
@@ -347,11 +352,11 @@ class CrossedMean:
 def crossed_mean(values: Values) -> CrossedMean:
     """Return the mean of values [draws, samples] with its crossed error; both are at least 2.
 
-    Model: two-way random effects without replication. The variance of the mean is the variance of
-    the sample means, plus that of the draw means, minus the residual that both contain (Searle,
-    Casella and McCulloch, Variance Components, 1992, ch. 4), but at least the larger of the two.
-    The degrees of freedom follow Satterthwaite ("An Approximate Distribution of Estimates of
-    Variance Components", Biometrics Bulletin 2, 1946).
+    The model is two-way random effects without replication. The variance of the mean is the
+    variance of the sample means, plus that of the draw means, minus the residual that both contain
+    (Searle, Casella and McCulloch, Variance Components, 1992, ch. 4), but at least the larger of
+    the two. The degrees of freedom follow Satterthwaite ("An Approximate Distribution of Estimates
+    of Variance Components", Biometrics Bulletin 2, 1946).
     """
     draws, samples = values.shape
     mean = float(values.mean())
@@ -364,7 +369,7 @@ def crossed_mean(values: Values) -> CrossedMean:
     shared = float((rest**2).sum()) / rest_freedom / (samples * draws)
     variance = max(of_samples + of_draws - shared, of_samples, of_draws)
 
-    # Satterthwaite's degrees of freedom
+    # Find Satterthwaite's degrees of freedom
     weights = of_samples**2 / (samples - 1) + of_draws**2 / (draws - 1) + shared**2 / rest_freedom
     freedom = float(draws - 1)
     if weights > 0:
@@ -385,8 +390,9 @@ class Auc:
 
     Attributes:
         value: the probability that a positive scores above a negative; ties count half.
-        of_positives, of_negatives: the structural components: the same probability for each
-            positive [p] against all negatives, and for each negative [n] against all positives.
+        of_positives, of_negatives: the structural components, which are the same probability for
+            each positive [p] against all negatives, and for each negative [n] against all
+            positives.
     """
 
     value: float
@@ -415,7 +421,7 @@ def auc(scores: NDArray[np.floating], positive: NDArray[np.bool_]) -> Auc:
     IEEE Signal Processing Letters 21, 2014.
 
     Args:
-        positive: [n], with samples of both kinds.
+        positive: whether each sample is positive [n]; both kinds must occur.
     """
     positives = scores[positive]
     negatives = scores[~positive]
@@ -426,7 +432,7 @@ def auc(scores: NDArray[np.floating], positive: NDArray[np.bool_]) -> Auc:
 
 
 def _midranks(values: NDArray[np.floating]) -> Values:
-    """Return the ranks from 1; equal values share their mean rank."""
+    """Return the ranks, counted from 1; equal values share their mean rank."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts - 1) / 2)[inverse]
 
@@ -442,7 +448,8 @@ def delong(ours: Auc, theirs: Auc) -> tuple[Interval, float]:
     """Return the 95% interval of the difference of two AUCs on the same samples, and its p-value.
 
     DeLong, DeLong and Clarke-Pearson, "Comparing the Areas under Two or More Correlated Receiver
-    Operating Characteristic Curves: A Nonparametric Approach", Biometrics 44, 1988; two-sided.
+    Operating Characteristic Curves: A Nonparametric Approach", Biometrics 44, 1988. The test is
+    two-sided.
     """
     difference = ours.value - theirs.value
     error = delong_error(ours, theirs)
@@ -462,7 +469,7 @@ def delong_error(ours: Auc, theirs: Auc) -> float:
 def delong_skewness(ours: Auc, theirs: Auc) -> float:
     """Return the skewness of the difference of two AUCs, ours minus theirs; 0 without spread.
 
-    It is the difference of two independent means, whose third cumulants add up.
+    The difference is a sum over two independent means, whose third cumulants add up.
     """
     error = delong_error(ours, theirs)
     if error == 0:
@@ -480,8 +487,8 @@ def delong_skewness(ours: Auc, theirs: Auc) -> float:
 def ratio_interval(values: Values, weights: Values) -> Interval | None:
     """Return the 95% interval of sum(values) / sum(weights) over items [n]; None for one item.
 
-    It uses the linearized variance of a ratio estimator (Cochran, Sampling Techniques, 1977, 6.4)
-    and Student's distribution.
+    The interval uses the linearized variance of a ratio estimator (Cochran, Sampling Techniques,
+    1977, 6.4) and Student's distribution.
     """
     items = len(values)
     total = float(weights.sum())
@@ -496,7 +503,7 @@ def ratio_interval(values: Values, weights: Values) -> Interval | None:
 def resample(items: int, times: int) -> Iterator[NDArray[np.int64]]:
     """Yield the item indices [items] of each bootstrap sample, drawn with replacement.
 
-    They are equal for every run with this number of items, so replicates of two models are paired.
+    The draws are equal for every run with this number of items, so replicates of models are paired.
     """
     random = np.random.default_rng(RESAMPLING_SEED)
     for _ in range(times):
@@ -513,7 +520,7 @@ def bootstrap(metric: Callable[[NDArray[np.int64]], float], items: int, times: i
 
 
 def drop_undefined(replicates: Values) -> Values:
-    """Return the replicates with a value; none of them if more than 1% have no value.
+    """Return the replicates with a value, or no replicate if more than 1% have no value.
 
     Interval, p-value and margin of a bootstrap use the same replicates.
     """
@@ -536,7 +543,7 @@ def bootstrap_margin(excess: Values, items: int, class_counts: Counts | None = N
     """Return the margin of a loss, with the bootstrap's standard error (Efron, 1979) and skewness.
 
     Over bootstrap samples of k items, the variance is too small by the factor (k - 1) / k, and the
-    skewness is that of an item divided by sqrt(k). In a mean over classes the first factor holds
+    skewness is that of an item divided by sqrt(k). In a mean over classes, the first factor holds
     for each class, whose share of the variance is taken as 1 / k. The degrees of freedom follow
     from the effective number of items (Kish, Survey Sampling, 1965): the number of classes times
     the harmonic mean of their items.
@@ -544,7 +551,7 @@ def bootstrap_margin(excess: Values, items: int, class_counts: Counts | None = N
     Args:
         excess: the loss minus the limit on every bootstrap sample [times] of `items`; NaN for
             samples without a value, see `drop_undefined`.
-        class_counts: the number of items of each class that has some, if the metric is a mean over
+        class_counts: the number of items of each class that has items, if the metric is a mean over
             classes.
     """
     finite = drop_undefined(excess)
@@ -573,13 +580,13 @@ def count_effective(items: int, class_counts: Counts) -> float:
 def bootstrap_p(differences: Values) -> float:
     """Return the two-sided p-value of a difference: twice the smaller share beyond 0, at most 1.
 
-    It is 1 if it is unknown, see `drop_undefined`.
+    An unknown p-value is returned as 1, see `drop_undefined`.
 
     Counts and their total are raised by one, so that no p-value is 0 (Davison and Hinkley,
     Bootstrap Methods and their Application, 1997, 4.11). With fewer than `COUNTABLE` replicates
     beyond 0, the count is imprecise and cannot fall below 2 / (replicates + 1), which Holm's
-    correction multiplies. Then the normal distribution continues the tail from the replicate of
-    that rank on, with the standard error of the replicates.
+    correction multiplies. In that case, the normal distribution continues the tail from the
+    replicate of that rank on, with the standard error of the replicates.
     """
     finite = drop_undefined(differences)
     below = int((finite <= 0).sum())
@@ -593,10 +600,10 @@ def bootstrap_p(differences: Values) -> float:
     if not error > 0:
         return by_count
 
-    # The normal tail, from the replicate of that rank on
+    # Continue by the normal tail from the replicate of that rank on
     tail = finite
     if below > above:
-        tail = -finite  # nearly all of it lies above 0
+        tail = -finite  # so that nearly all of the tail lies above 0
     edge = float(np.partition(tail, COUNTABLE - 1)[COUNTABLE - 1])
     return 2 * float(ndtr(ndtri((COUNTABLE + 1) / counted) - edge / error))
 
@@ -622,10 +629,10 @@ def above_chance(labels: NDArray[np.int64], predictions: NDArray[np.int64], clas
 
     Chance is the number of hits of the same predictions in random order, as in Cohen's kappa ("A
     coefficient of agreement for nominal scales", 1960). For a network that always predicts the
-    largest class, it is the share of that class; for one that guesses, 1 / classes. The test uses
-    the normal distribution with the mean and variance over all orders, corrected for continuity. If
-    all labels are equal, the order has no effect, and chance is guessing among equally likely
-    classes.
+    largest class, chance is the share of that class; for a network that guesses, 1 / classes. The
+    test uses the normal distribution with the mean and variance over all orders, corrected for
+    continuity. If all labels are equal, the order has no effect, and chance is guessing among
+    equally likely classes.
     """
     total = len(labels)
     hits = int((labels == predictions).sum())
@@ -641,13 +648,13 @@ def above_chance(labels: NDArray[np.int64], predictions: NDArray[np.int64], clas
     return float(ndtr((mean - hits + 0.5) / math.sqrt(variance)))
 
 
-LEAST_KAPPA = 0.05  # with many samples, even a network on the wrong inputs is proven above chance
+LEAST_KAPPA = 0.05  # with many samples, even a network with wrong inputs is proven above chance
 
 
 def kappa(labels: NDArray[np.int64], predictions: NDArray[np.int64], classes: int) -> float:
     """Return Cohen's kappa: the share of the mistakes of chance that the predictions avoid.
 
-    It is 1 if chance makes no mistakes.
+    The result is 1 if chance makes no mistakes.
     """
     total = len(labels)
     true = np.bincount(labels, minlength=classes) / total
@@ -662,7 +669,7 @@ def kappa(labels: NDArray[np.int64], predictions: NDArray[np.int64], classes: in
 
 
 def binomial_tail(hits: int, total: int, chance: float) -> float:
-    """Return the probability of at least this many hits with equal probabilities.
+    """Return the probability of at least `hits` hits if each has the probability `chance`.
 
     P(X >= k) of a binomial distribution is I_p(k, n - k + 1) (Abramowitz and Stegun, 1964,
     26.5.24).

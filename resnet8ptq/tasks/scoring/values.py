@@ -1,4 +1,4 @@
-"""Per-sample values of one model, and the pair of a model and FP32 that a paired test compares."""
+"""The per-sample values of a model, and the pair of model and FP32 that a paired test compares."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +32,7 @@ class SampleValues(ABC):
 
     @abstractmethod
     def against(self, other: Self) -> tuple[Interval, float]:
-        """Return the 95% interval of the difference from another model, and its p-value."""
+        """Return the 95% interval of the difference from another model, and the p-value."""
 
     @abstractmethod
     def margin(self, baseline: Self, metric: Metric, limit: float, items: int) -> Margin:
@@ -88,7 +88,7 @@ class Paired:
         return Paired(model, baseline)
 
     def arrays(self) -> dict[str, Array]:
-        """Return the arrays of the model, and those of the baseline as `baseline_{name}`."""
+        """Return the arrays of the model, and the arrays of the baseline as `baseline_{name}`."""
         arrays = dict(self.model.arrays())
         for name, array in self.baseline.arrays().items():
             if name not in self.baseline.shared:
@@ -104,7 +104,7 @@ class Paired:
     def margin_over(self, other: Self, metric: Metric, limit: float, items: int) -> Margin:
         """Return the margin over a limit of the loss against another run on the same samples."""
         if type(self.model) is not type(other.model):
-            return UNKNOWN  # one of both stopped early
+            return UNKNOWN  # one of the two stopped early
         return self.model.margin_over(other.model, metric, limit, items)
 
     def margin(self, metric: Metric, limit: float, items: int) -> Margin:
@@ -136,7 +136,7 @@ class PairedTest:
         intervals: the name of the interval method in texts.
         read_values: reads the values of a model (prefix "") or its baseline ("baseline_") from
             the arrays of `Paired.arrays`; raises KeyError or ValueError on other arrays.
-        sequential: whether `evaluate.stop=decided` can stop it early; its values are `Hits`.
+        sequential: whether `evaluate.stop=decided` can stop the scoring early, which needs `Hits`.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """Checks the address of an MLflow store, so that no password is written to a file.
 
-Hydra writes settings to `.hydra/`, MLflow logs them, errors quote them. `core.text.redact` hides
-user names and passwords in printed text. This module refuses addresses that `redact` could fail to
-hide.
+Hydra writes settings to `.hydra/`, MLflow logs them, and errors quote them. `core.text.redact`
+hides user names and passwords in printed text. This module refuses addresses that `redact` could
+fail to hide.
 """
 
 import re
@@ -13,7 +13,7 @@ from resnet8ptq.core.errors import ConfigError
 
 KEY = "tracking.uri"
 VARIABLE = "MLFLOW_TRACKING_URI"
-# Allowed after the question mark of a database's address: none of them holds a secret.
+# Allowed after the question mark of a database's address, because none of them holds a secret.
 PARAMETERS = frozenset(
     (
         "host",
@@ -49,7 +49,7 @@ PARAMETERS = frozenset(
     )
 )
 _SERVERS = ("http", "https")
-_DATABASES = ("sqlite", "postgresql", "mysql", "mssql")  # each of them also with +DRIVER
+_DATABASES = ("sqlite", "postgresql", "mysql", "mssql")  # each is also allowed with +DRIVER
 _HELD = (
     f"{KEY}: holds a password, or text that may be one, and the config is written to files; "
     "expected an address without one; try MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, "
@@ -70,7 +70,7 @@ def check_words(words: Iterable[str]) -> None:
     """Check the command line before Hydra reads it and writes it to a file.
 
     Raises:
-        ConfigError: it sets an address with a password.
+        ConfigError: a word sets an address with a password.
     """
     for word in words:
         key, _, value = word.partition("=")
@@ -83,13 +83,13 @@ def check(uri: str, written: bool) -> None:
     """Check an address.
 
     Args:
-        written: whether the address is a setting, which Hydra writes to files; else it is from the
-            environment.
+        written: whether the address is a setting, which Hydra writes to files; otherwise, it is
+            from the environment.
 
     Raises:
-        ConfigError: a setting holds a password, the environment holds one that an error could
-            print, the address cannot be parsed, or MLflow has no such kind of store. The message
-            quotes no part of the address.
+        ConfigError: a setting holds a password, the environment holds a password that an error
+            could print, the address cannot be parsed, or MLflow has no such kind of store. The
+            message quotes no part of the address.
     """
     if not uri:  # not set
         return
@@ -103,7 +103,7 @@ def check(uri: str, written: bool) -> None:
             got = f"{scheme[:20]}://..."
         raise ConfigError(f"{key}: got {got}, expected {takes}; try root=FOLDER for a folder")
 
-    # A database, else a server
+    # Check the address of a database, or else of a server
     if scheme not in _SERVERS:
         from sqlalchemy.engine import make_url
         from sqlalchemy.exc import ArgumentError

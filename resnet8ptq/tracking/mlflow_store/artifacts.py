@@ -1,9 +1,9 @@
 """Decides which artifacts of a store may be reached, before a file or a socket is opened.
 
 A store is untrusted, and each of its runs names the address of its files. MLflow would send its
-user name, password and token to any host there, and read any file. An address is used only if it
-belongs to the store. In a local store, this is a folder below its artifacts. On a server, it is an
-address `mlflow-artifacts:`, which the server itself answers.
+user name, password and token to any host in these addresses, and read any file. An address is used
+only if it belongs to the store: in a local store, a folder below the store's artifacts; on a
+server, an address `mlflow-artifacts:`, which the server itself answers.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import redact
 
 SQLITE = "sqlite:///"
-FOLDER = "artifacts"  # beside the database of a local store
+FOLDER = "artifacts"  # next to the database of a local store
 _SERVERS = ("http://", "https://")
 
 
@@ -23,7 +23,7 @@ def locate(uri: str, store_uri: str, root: str = "") -> Path | None:
     """Return the folder or file that an artifact's address names; None if a server holds it.
 
     Args:
-        store_uri: the address of the store; empty: the record is of a folder that the user named.
+        store_uri: the address of the store; empty for a record of a folder that the user named.
         root: a folder that the user has named, which may hold the artifacts of a database.
 
     Raises:
@@ -38,7 +38,7 @@ def locate(uri: str, store_uri: str, root: str = "") -> Path | None:
     homes = [path.parent]
     if store_uri:
         homes = list(_homes(store_uri, root))
-    # MLflow does not cut a plain path at ? and #.
+    # MLflow does not cut a plain path at ? and #, so refuse both
     is_local = uri.startswith(("/", "file:///")) and not (address.query or address.fragment)
     if is_local and any(_leads_into(home, path) for home in homes):
         return path
@@ -71,7 +71,7 @@ def _leads_into(home: Path, path: Path) -> bool:
     """Return whether a path leads into a folder without `..` and without links.
 
     Links above the folder are the user's, and allowed. Names are checked before the disk is read,
-    because reading a path such as /net/host may contact that host.
+    because reading a path such as /net/host may contact this host.
     """
     for above in (home.parent, home.parent.resolve()):
         if path.is_relative_to(above / home.name) and ".." not in path.parts:

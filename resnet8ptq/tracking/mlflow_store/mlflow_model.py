@@ -1,8 +1,8 @@
-"""A run's artifact as an MLflow model: signature, input example, pinned requirements.
+"""Logs a run's artifact as an MLflow model with signature, input example, pinned requirements.
 
-ONNX Runtime's files use MLflow's onnx flavor, other files a small pyfunc. MLflow copies its code
-(`served_model` and the backend's `serving`) beside the file, so a server needs only the framework,
-not this package.
+ONNX Runtime's files use MLflow's onnx flavor, and other files a small pyfunc. MLflow copies the
+code of the pyfunc (`served_model` and the backend's `serving`) next to the file, so a server needs
+only the framework, not this package.
 """
 
 import re
@@ -26,12 +26,12 @@ from resnet8ptq.tracking import params
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.mlflow_store.store import Store, in_one_line
 
-if TYPE_CHECKING:  # most commands do without MLflow
+if TYPE_CHECKING:  # most commands do not need MLflow
     from mlflow.entities import LoggedModel
     from mlflow.models import ModelSignature
 
-EXAMPLE = "example.npz"  # in the run's folder: `inputs` [1, ...], as the network takes them
-_REFUSED = re.compile("[/:.%\"']")  # by MLflow, in the name of a model
+EXAMPLE = "example.npz"  # the file in the run's folder with the network's `inputs` [1, ...]
+_REFUSED = re.compile("[/:.%\"']")  # characters that MLflow refuses in the name of a model
 _CODE = Path(__file__).with_name("served_model.py")
 _ONNX = "mlflow.onnx"  # the flavor
 _CHECK = "warn_dependency_requirement_mismatches"
@@ -42,17 +42,17 @@ class _Unchecked:
     """A flavor of MLflow without the checks of the file and of the pinned versions.
 
     The first check loads the file, which the run has already measured. This takes 5% of a short
-    run, and two seconds more if it imports torch. The second check lists the files of every
-    installed package, which takes 0.6 seconds. It never warns, since the installed versions are the
-    pinned ones.
+    run, and two seconds more if the file needs torch. The second check lists the files of every
+    installed package, which takes 0.6 seconds. This check would never warn, because the installed
+    versions are pinned.
     """
 
     flavor: Any
-    # Not an argument of `Model.log`, which would log its values as params of the run.
+    # An attribute, because `Model.log` would log the values of an argument as params of the run.
     model_config: dict[str, Any] | None = None
 
     def save_model(self, validate_serving_input: bool, **arguments: Any) -> None:
-        """Save the model; called by `Model.log`."""
+        """Save the model, when `Model.log` calls this."""
         if self.model_config is not None:
             arguments["model_config"] = self.model_config
         with _unlisted_packages():
@@ -75,8 +75,8 @@ def _unlisted_packages() -> Iterator[None]:
 def find_model(store: Store, run_id: str) -> "LoggedModel | None":
     """Return the model that a run has logged with its files, or None.
 
-    MLflow links a model to its run first, and uploads the files later. So a killed process leaves a
-    model without files, which is not READY.
+    MLflow links a model to its run first, and uploads the files later. A killed process therefore
+    leaves a model without files, which is not READY.
     """
     outputs = store.client.get_run(run_id).outputs
     if not outputs:
@@ -103,12 +103,12 @@ def _find_ready(store: Store, model_id: str) -> "LoggedModel | None":
 
 @interrupts.deferred()
 def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None:
-    """Log the run's artifact as an MLflow model, under the run's name; do nothing if it exists.
+    """Log the run's artifact as an MLflow model, under the run's name; do nothing if one exists.
 
     The artifact's folder must hold `EXAMPLE`.
 
     Raises:
-        TrackingError: either file is missing, or a link.
+        TrackingError: the artifact or the example is missing, or a link.
     """
     described = journal.model
     if described is None or find_model(store, run_id) is not None:
@@ -118,13 +118,13 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
 
     path = folder / described.file
     for file in (path, folder / EXAMPLE):
-        if file.is_symlink() or not file.is_file():  # in a folder of others, of any file
+        if file.is_symlink() or not file.is_file():  # other people's links may name any file
             raise TrackingError(f"{file}: is missing or a link, expected the run's own file")
     backend = _find_backend(journal, path)
     with np.load(folder / EXAMPLE, allow_pickle=False) as arrays:
         example = arrays["inputs"]
 
-    # Inputs and outputs of the file, and the flavor
+    # Describe inputs and outputs of the file, and choose the flavor
     if backend.serving != _ONNX:
         shapes = _shapes(example)
         outputs = described.outputs
@@ -138,7 +138,7 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
     signature = _sign(values, shapes, outputs)
     pinned = _pin(backend)
 
-    # Into the run's experiment, whose folder for models is checked first
+    # Log to the run's experiment, whose folder for models is checked first
     experiment = store.client.get_experiment(store.experiment_id)
     store.locate(f"{experiment.artifact_location}/models")
     config = settings.pop("model_config", None)
@@ -169,8 +169,8 @@ def _sign(
 
     Args:
         values: an example of each input.
-        shapes: the shape of each input, with the batch.
-        outputs: the shape of each output, without the batch.
+        shapes: the shape of each input, with the batch axis.
+        outputs: the shape of each output, without the batch axis.
     """
     from mlflow.models import ModelSignature
     from mlflow.types import Schema, TensorSpec
@@ -193,7 +193,7 @@ def _pin(backend: Backend) -> list[str]:
 
 
 def _find_backend(journal: Journal, path: Path) -> Backend:
-    """Return the backend of a run; if its name is unknown, the first that writes such files."""
+    """Return the backend of a run; if the name is unknown, the first that writes such files."""
     writers = [one for one in find_backends().values() if path.suffix in one.suffixes]
     named = [one for one in writers if one.name == journal.params.get("backend")]
     return (named or writers)[0]
@@ -204,7 +204,7 @@ def _pyfunc(path: Path, serving: str, config: dict[str, Any]) -> dict[str, Any]:
     import mlflow.pyfunc
 
     spec = find_spec(serving)
-    assert spec is not None and spec.origin is not None  # a module of a backend's descriptor
+    assert spec is not None and spec.origin is not None  # a backend's descriptor names the module
     return {
         "flavor": mlflow.pyfunc,
         "python_model": str(_CODE),
@@ -222,7 +222,7 @@ def _shapes(example: NDArray[Any]) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for name in names:
         shape = example.dtype[name].shape
-        if name in masked:  # a text: its length is free
+        if name in masked:  # the length of a text is free
             shape = (-1, *shape[1:])
         shapes[name] = (-1, *shape)
     return shapes

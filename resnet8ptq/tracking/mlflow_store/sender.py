@@ -1,6 +1,6 @@
 """Sends an open run to MLflow while MLflow is reachable.
 
-The calls run in order, in the background process (`core.background`) or in the run's own.
+The calls run in order, in the background process (`core.background`) or the run's process.
 """
 
 import logging
@@ -16,8 +16,8 @@ from resnet8ptq.tracking.mlflow_store.store import Store, check_answers, is_away
 log = logging.getLogger(__name__)
 
 
-# Folder of an open run of this process -> its id in the store. None: the store failed once, and the
-# whole run is logged when it ends.
+# Folder of an open run of this process -> the run's id in the store. The id is None if the store
+# failed once; then the whole run is logged when it ends.
 _open: dict[Path, str | None] = {}
 
 
@@ -34,14 +34,14 @@ def open_run(store: Store, journal: Journal, folder: Path) -> str:
     try:
         run_id = _send(store, folder, lambda *_: _create(store, journal))
     except Exception:
-        _open[folder] = None  # one error is enough for a run that is refused
+        _open[folder] = None  # report a refused run only once
         raise
     _open[folder] = run_id
     return run_id or ""
 
 
 def _create(store: Store, journal: Journal) -> str:
-    check_answers(store.uri)  # MLflow would wait for four timeouts
+    check_answers(store.uri)  # otherwise MLflow would wait for four timeouts
     return upload.create_run(store, journal)
 
 
@@ -70,7 +70,7 @@ def _send(store: Store, folder: Path, call: Callable[..., Any], *arguments: Any)
         return None
     try:
         return call(store, run_id, *arguments)
-    except Exception as error:  # MLflow's, SQLAlchemy's, requests', the disk's
+    except Exception as error:  # an error of MLflow, SQLAlchemy, requests or the disk
         if not is_away(error):
             raise
         _open[folder] = None

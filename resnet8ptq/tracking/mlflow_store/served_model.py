@@ -1,7 +1,8 @@
 """Serves a run's file through MLflow's pyfunc, by the module `serving` of its backend.
 
-MLflow copies both modules beside the file. They do not import this package, and import a framework
-only when they load a file: a server needs only that framework, and logging a model needs none.
+MLflow copies both modules next to the file. They do not import this package, and import a framework
+only when they load a file. A server therefore needs only that framework, and logging a model needs
+no framework.
 """
 
 from collections.abc import Callable
@@ -33,7 +34,7 @@ class ServedModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
         self.run = run if serving.PARALLEL else _one_at_a_time(run)
 
     def predict(self, context: Any, model_input: np.ndarray, params: Any = None) -> dict[str, Any]:
-        """Return each output [n, ...] by its name, for network inputs [n, ...]."""
+        """Return each output [n, ...] by name, for network inputs [n, ...]."""
         values: Any = model_input  # by name, if the signature names the inputs
         if not isinstance(values, dict):
             values = {next(iter(self.inputs)): values}
@@ -45,7 +46,7 @@ class ServedModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
 
 def _import(path: Path) -> Any:
     spec = spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None  # it is a file of Python
+    assert spec is not None and spec.loader is not None  # the path is a Python file
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 from filelock import FileLock
 
-# MLflow reads these at import: no telemetry, and neither run URLs nor bars between our tables.
+# MLflow reads these at import. They turn off telemetry, and run URLs and bars between our tables.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-# Three retries cover a server that restarts. MLflow's seven would take four minutes without one.
+# Three retries cover a server that restarts. With MLflow's seven, a missing server would take four
+# minutes.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "1")
-# For each try. By default, a server that never answers would hold up every call for 8 minutes.
+# The timeout of each try. By default, a server that never answers would block calls for 8 minutes.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
 
 from resnet8ptq.config.schema import TrackingConfig
@@ -31,29 +32,29 @@ from resnet8ptq.core.errors import ConfigError, PtqError, TrackingError
 from resnet8ptq.core.text import redact, safe_name
 from resnet8ptq.tracking.mlflow_store import address, artifacts, view
 
-if TYPE_CHECKING:  # a second to import: only the process that uploads does
+if TYPE_CHECKING:  # only the process that uploads needs this, which takes a second to import
     import mlflow
 
 for _noisy in ("alembic", "mlflow.models.model", "mlflow.pyfunc"):
     logging.getLogger(_noisy).setLevel(logging.ERROR)
-# It logs the traceback of each error that it raises.
+# This module would log the traceback of each error that it raises.
 logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
 
 # Tags of a new experiment, so that MLflow's UI shows the columns that matter.
 _TAGS = {view.TAG: view.VALUE, "mlflow.experimentKind": "custom_model_development"}
-ID = re.compile(r"\w+")  # of a run; other characters would change a query or a command
+ID = re.compile(r"\w+")  # of a run, because other characters could change a query or a command
 HEALTH_S = 10  # timeout of a server's health check
 DATABASE = "mlflow.db"
 _LOCAL = artifacts.SQLITE
-_MEMORY = "/dev/shm"  # Linux's
-_DAMAGED = ("disk image is malformed", "file is not a database")  # SQLite's words
+_MEMORY = "/dev/shm"  # Linux's file system in memory
+_DAMAGED = ("disk image is malformed", "file is not a database")  # parts of SQLite's messages
 
 
 def check_id(text: str, key: str = "run_id") -> str:
     """Return an id from an untrusted store if it is safe in queries and commands.
 
     Raises:
-        TrackingError: it holds other characters than letters, digits and `_`.
+        TrackingError: the id holds other characters than letters, digits and `_`.
     """
     if not ID.fullmatch(text):
         raise TrackingError(f"{key}: got {text[:100]!r}, expected letters, digits and _")
@@ -108,7 +109,7 @@ class Store:
         """The key=value settings that select this store; empty by default."""
         words = _name(self.uri, self.experiment_name)
         is_named = self.root not in ("", str(Path(TrackingConfig.root).absolute()))
-        is_server = self.uri.startswith("http")  # which holds its artifacts itself
+        is_server = self.uri.startswith("http")  # a server holds its artifacts itself
         if is_named and not is_server:
             words.append(f"root={self.root}")
         return words
@@ -116,7 +117,7 @@ class Store:
 
 @dataclass(frozen=True)
 class _Client:
-    """MLflow's client in `in_one_line`."""
+    """MLflow's client, of which each call runs in `in_one_line`."""
 
     store: Store
 
@@ -162,7 +163,7 @@ def import_mlflow() -> None:
 
 @dataclass
 class StoreArguments:
-    """The keys of a command that name the MLflow store: base of the commands' settings."""
+    """The keys of a command that name the MLflow store, as the base of the commands' settings."""
 
     experiment: str = TrackingConfig.experiment_name
     uri: str | None = None
@@ -175,7 +176,7 @@ class StoreArguments:
 
 
 def find_store(config: TrackingConfig) -> Store | None:
-    """Return the local store if its database has the experiment; else None.
+    """Return the local store if the database has the experiment; else None.
 
     This takes milliseconds, so a run can begin while `open_store`, which takes seconds, imports
     MLflow and checks the store.
@@ -206,14 +207,15 @@ def _connect(path: Path) -> sqlite3.Connection:
 def open_store(config: TrackingConfig) -> Store:
     """Open or create the store and the experiment, under a lock, so that errors occur early.
 
-    Call it once in each process that reads or writes runs, before the first call of MLflow: it
-    takes seconds with a new database. `find_store` answers in milliseconds for a known one.
+    Call this function once in each process that reads or writes runs, before the first call of
+    MLflow. With a new database, it takes seconds. `find_store` answers in milliseconds for a known
+    one.
 
     The order of precedence is: URI in the config, `$MLFLOW_TRACKING_URI`, `<root>/mlflow.db`.
 
     Raises:
-        ConfigError: `tracking.uri` holds a password, `MLFLOW_TRACKING_URI` holds one that an error
-            could print, or `tracking.root` holds characters that MLflow misreads.
+        ConfigError: `tracking.uri` holds a password, `MLFLOW_TRACKING_URI` holds a password that an
+            error could print, or `tracking.root` holds characters that MLflow misreads.
         TrackingError: the folder cannot be written, or the server does not answer.
     """
     uri = config.uri or os.environ.get(address.VARIABLE)
@@ -233,7 +235,7 @@ def open_store(config: TrackingConfig) -> Store:
     try:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=root), FileLock(root / ".lock"):
-            # Without the lock, two first uses of a new SQLite store would race its migrations.
+            # Without the lock, two processes could migrate a new SQLite store at once.
             return _open(uri, name=config.experiment_name, named="", root=root)
     except OSError as error:
         if files.full_disk(error):
@@ -266,7 +268,7 @@ def _open(uri: str, name: str, named: str, root: Path | None) -> Store:
 
     Args:
         named: see `Store.root`.
-        root: the folder of a database of the package's own; None: the user has named an address.
+        root: the folder of the package's own database; None if the user has named an address.
     """
     store = Store(uri, experiment_id="", experiment_name=name, root=named)
     with in_one_line(store):
@@ -300,7 +302,7 @@ def _unusable(uri: str, experiment: str, error: Exception) -> TrackingError:
 def in_one_line(store: Store) -> Iterator[None]:
     """Turn the errors of MLflow and its database, which have dozens of lines, into one line.
 
-    It catches every exception: a store is untrusted, and MLflow does not check its content.
+    Every exception is caught, because a store is untrusted and MLflow does not check the content.
     """
     try:
         yield
@@ -329,7 +331,7 @@ def _find_experiment(store: Store, folder: Path | None) -> Store:
     """Return the store with its experiment; create the experiment if it is missing.
 
     Args:
-        folder: of a new experiment's artifacts; None: MLflow's default.
+        folder: the folder of a new experiment's artifacts; None for MLflow's default.
     """
     client = store.client
     name = store.experiment_name
@@ -345,7 +347,7 @@ def _find_experiment(store: Store, folder: Path | None) -> Store:
             if experiment is None:
                 raise
 
-    # It was there before
+    # Check the experiment that existed before
     if experiment.lifecycle_stage == "deleted":
         raise TrackingError(
             f"tracking.experiment_name: {name!r} was deleted in {redact(store.uri)}; restore "
@@ -367,7 +369,7 @@ def is_away(error: Exception) -> bool:
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
-    if isinstance(error, TrackingError):  # of `check_answers`, or in one line
+    if isinstance(error, TrackingError):  # from `check_answers` or `in_one_line`
         return isinstance(error.__cause__, Exception) and is_away(error.__cause__)
     if isinstance(error, MlflowException):
         return bool(error.get_http_status_code() != 400)

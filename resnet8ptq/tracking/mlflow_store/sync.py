@@ -56,7 +56,7 @@ def sync(store: Store, root: Path, wait_s: float = 0) -> Synced:
     known = _find_known(store, [kept for _, kept in pairs])
     ids: dict[str | None, str] = {}  # run ids in the folders -> in this store
     for folder, kept in track(pairs, "Reading the records", "runs"):
-        # Whole, still running, or closed as killed
+        # Skip whole and running runs, and close killed runs
         record = known.get(kept.key)
         if record is not None:
             ids[kept.run_id] = record.run_id
@@ -74,7 +74,7 @@ def sync(store: Store, root: Path, wait_s: float = 0) -> Synced:
             kept.save(folder)
             synced.killed.append(folder)
 
-        # Log it below the sweep's run in this store
+        # Log the run below the sweep's run in this store
         if kept.parent_id in ids:
             kept.parent_id = ids[kept.parent_id]
             kept.tags[journal.PARENT_TAG] = kept.parent_id
@@ -113,8 +113,7 @@ def load_records(root: Path) -> list[RunRecord]:
 def _load_all(root: Path, experiment: str | None = None) -> list[tuple[Path, Journal]]:
     """Return folders with their journals, sweeps before their runs.
 
-    If one run has two journals, the newer counts; a sweep that was resumed and killed may leave
-    both.
+    If a run has two journals, the newer counts; a sweep that was resumed and killed may leave two.
     """
     pairs: dict[str, tuple[Path, Journal]] = {}
     for path in sorted(root.rglob(journal.FILE), key=lambda path: path.stat().st_mtime_ns):

@@ -1,4 +1,4 @@
-"""Logs a run's journal to MLflow. Each call may be repeated.
+"""Logs a run's journal to MLflow, by calls that may be repeated.
 
 Ctrl-C and SIGTERM are delayed until a write to the database is complete.
 """
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 DIGEST = 36  # characters of a data set's digest that MLflow takes
 # Colours of the dots in MLflow's list, which shows even an unsupported run with a green check.
 _COLORS = {"unsupported": "#9e9e9e", "failed": "#c62828", "killed": "#c62828"}
-_AT_ONCE = 100  # params or tags that MLflow takes in one call; metrics may be more
+_AT_ONCE = 100  # most params or tags in one call of MLflow, which takes more metrics
 
 
 @interrupts.deferred()
@@ -69,7 +69,7 @@ def log_batch(
 
 
 def _leads(point: Point) -> bool:
-    """Return whether a metric is a leading one: without a group, and not a point of a curve."""
+    """Return whether a point is a leading metric, which has no group and is not part of a curve."""
     key, _, _, step = point
     return step == 0 and "/" not in key
 
@@ -81,7 +81,7 @@ def log_result(
     params: Mapping[str, str] | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> None:
-    """Log a run's result; MLflow's models page compares the leading metrics."""
+    """Log a run's result, with links from the leading metrics for MLflow's page of models."""
     points = metrics.select(journal)
     leading = {key for key, *_ in filter(_leads, points)}
     model = None
@@ -119,9 +119,9 @@ def log_datasets(store: Store, run_id: str, datasets: Sequence[DataSet]) -> None
     for last in (False, False, True):
         try:
             return store.client.log_inputs(run_id, inputs)
-        # MLflow looks for a data set and then adds it. If several jobs log a new one at the same
-        # time, one succeeds, and the others find it when they try again.
-        except Exception:  # SQLAlchemy's, or the server's
+        # MLflow looks for a data set and then adds it. If several jobs log a new data set at the
+        # same time, one job succeeds, and the others find the data set when they try again.
+        except Exception:  # an error of SQLAlchemy or the server
             if last:
                 raise
 
@@ -173,7 +173,7 @@ def log_files(store: Store, run_id: str, paths: Iterable[Path]) -> None:
 def log_folder(store: Store, run_id: str, folder: Path) -> None:
     """Add the files of a run's folder, without hidden files and internal ones.
 
-    Links are left out: in a folder of others, they may name any file of this user.
+    Links are left out, because other people's links may name any file of this user.
     """
     private = (FILE, SWEEP_FILE)  # the second may hold a database's password
     shared = []
@@ -186,7 +186,7 @@ def log_folder(store: Store, run_id: str, folder: Path) -> None:
 
 
 def replace_runs(store: Store, earlier: Sequence[str], run_id: str) -> None:
-    """Delete the runs, by id, that run `run_id` replaces.
+    """Delete the runs with the ids `earlier`, which run `run_id` replaces.
 
     MLflow keeps deleted runs and shows them on request; their folders stay.
     """
@@ -198,7 +198,7 @@ def replace_runs(store: Store, earlier: Sequence[str], run_id: str) -> None:
         except Exception as error:
             if not is_away(error):
                 raise
-            # Reports take a job's newest run. A server may let only its owner delete a run.
+            # Reports use a job's newest run anyway. A server may let only the owner delete a run.
             log.warning(
                 "run %s, which %s replaces, cannot be deleted: %s", old, run_id, one_line(error)
             )
@@ -206,11 +206,11 @@ def replace_runs(store: Store, earlier: Sequence[str], run_id: str) -> None:
 
 @interrupts.deferred()
 def finish(store: Store, run_id: str, journal: Journal) -> None:
-    """Close the run with its journal's status; its data are complete; a verdict may follow."""
+    """Close the run with its journal's status, when its data are complete; a verdict may follow."""
     named = ("status", "reason", NOTE_TAG)
     tags = {key: value for key, value in journal.tags.items() if key in named}
     status = tags.get("status", "")
-    if status in _COLORS:  # without a verdict on the model
+    if status in _COLORS:  # the run has no verdict on a model
         tags |= {"verdict": status, "mlflow.runColor": _COLORS[status]}
     log_batch(store, run_id, tags=tags)
     store.client.set_terminated(run_id, journal.status, journal.end_ms)
@@ -221,9 +221,10 @@ def push(store: Store, journal: Journal, folder: Path) -> str:
     record = history.find_logged(store, journal.key)
     run_id = record.run_id if record is not None else create_run(store, journal)
     tags = {key: value for key, value in journal.tags.items() if key != "status"}
-    # MLflow copies the params to the model, and would log those of its code to a run without any.
+    # Log params first: MLflow copies them to the model, and would log those of its code to a run
+    # without params.
     log_batch(store, run_id, points=(), params=params.select(journal), tags=tags)
-    mlflow_model.log_model(store, run_id, journal, folder)  # before the metrics, which name it
+    mlflow_model.log_model(store, run_id, journal, folder)  # before metrics, which name it
     log_datasets(store, run_id, journal.datasets)
     log_batch(store, run_id, metrics.select_curves(journal))
     log_result(store, run_id, journal)

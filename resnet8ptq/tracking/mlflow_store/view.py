@@ -1,9 +1,9 @@
 """A saved view for MLflow's UI: the runs as a flat table with the main columns.
 
-By default the UI shows a sweep as one folded row without metrics. It stores saved views as tags of
-the experiment: JSON with a `state` that is itself JSON. Missing entries keep their defaults. A
-later MLflow that cannot read the tag opens its default page. The UI ignores a view if the address
-also has a filter or an order, so a view is all that a link can open.
+By default, the UI shows a sweep as one folded row without metrics. Saved views are tags of the
+experiment, written as JSON with a `state` that is itself JSON. Missing entries keep their defaults.
+A later MLflow that cannot read the tag opens its default page. The UI ignores a view if the address
+also has a filter or an order, so a link can name only the view.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from typing import Any
 KEY = "comparison"
 TAG = f"mlflow.sharedViewState.{KEY}"
 
-# Primary metrics of the tasks; the UI leaves out the columns that no run has.
+# Primary metrics of the tasks; the UI leaves out columns that no run has.
 _SCORES = (
     "accuracy_percent",
     "top5_accuracy_percent",
@@ -43,7 +43,8 @@ COLUMNS = (
     "params.`dataset`",
     "params.`model`",
 )
-# In pixels. The run's name is wide: it holds backend, dtype, calibration and varying settings.
+# The widths of columns in pixels. The run's name is wide, because it holds backend, dtype,
+# calibration and varying settings.
 _WIDTHS = {
     "attributes.`Run Name`": 340,
     "runDateAndNestInfo": 150,
@@ -52,7 +53,7 @@ _WIDTHS = {
 }
 _TRADE_OFFS = "Trade-offs"
 _LEADING = "Model metrics"  # MLflow's name for metrics without a group
-# Of the chart view: open first, the groups of metrics folded below.
+# Sections of the chart view: the open ones first, then folded groups of metrics.
 _SECTIONS = (_TRADE_OFFS, _LEADING, "unquantized", "test", "timed_alone")
 
 
@@ -94,7 +95,7 @@ _STATE = {
         _chart("latency_ms", "accuracy_percent"),
     ],
     "compareRunSections": [_section(name) for name in _SECTIONS],
-    "isAccordionReordered": True,  # else MLflow sorts them by name, and puts its own last
+    "isAccordionReordered": True,  # otherwise MLflow sorts sections by name
 }
 
 
@@ -108,14 +109,14 @@ def _value(state: str) -> str:
     )
 
 
-VALUE = _value(json.dumps(_STATE))  # of TAG
+VALUE = _value(json.dumps(_STATE))  # the value of TAG
 
 
 def is_outdated(value: str | None) -> bool:
     """Return whether a stored view is missing or from an earlier version of this module.
 
-    A view that a user changed stays, because its digest no longer matches its state. The first
-    views had no digest.
+    A view that a user changed stays, because its digest no longer matches its state. Views of the
+    first versions have no digest.
     """
     if value is None:
         return True
