@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from ai_edge_litert import schema_py_generated as schema
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from resnet8ptq.backends.contract import Predictor, Quantizer
-from resnet8ptq.backends.file import predictor, reading
+from resnet8ptq.backends.file import predictor, reading, tflite_file
 from resnet8ptq.backends.file.contents import Contents, Port, rounded
 from resnet8ptq.backends.file.matching import match_inputs, match_outputs
 from resnet8ptq.backends.onnx.options import OnnxConfig
@@ -321,6 +322,52 @@ def test_weights_behind_a_cast_of_tflite_are_those_of_the_layer(quantize, cache_
     contents = contents_of(cell.artifact.path, cache_root)
     assert (contents.weight_dtype, contents.activation_dtype) == (dtype, "float32")
     assert not contents.dynamic
+    tensors = reading.admit(cell.artifact.path, cache_root).open_tensors(THREADS)
+    layers = [inner for inner in tensors.inner if inner.weights is not None]
+    assert len(layers) == len(contents.layers)
+    assert all(inner.weight_dtype == dtype and inner.bias is not None for inner in layers)
+
+
+def make_tflite(content, dtype, shape, quantization):
+    """A model whose tensor 0 holds `content`, and tensor 1 two float16 scales for each row."""
+    scales = np.float16([[0.5, 2], [1, 4]]).view(np.uint8).ravel()
+    buffers = [schema.BufferT(data=np.asarray(content, np.uint8)), schema.BufferT(data=scales)]
+    values = schema.TensorT(shape=shape, type=dtype, buffer=0, quantization=quantization)
+    of_blocks = schema.TensorT(shape=[2, 2], type=schema.TensorType.FLOAT16, buffer=1)
+    graph = schema.SubGraphT(tensors=[values, of_blocks])
+    return schema.ModelT(subgraphs=[graph], buffers=buffers), values
+
+
+def by_channel(scale, zero):
+    return schema.QuantizationParametersT(scale=scale, zeroPoint=zero, quantizedDimension=0)
+
+
+BY_BLOCK = schema.QuantizationParametersT(
+    details=schema.BlockwiseQuantizationT(scales=1, zeroPoints=-1, blockSize=2)
+)
+WEIGHTS_OF_TFLITE = {
+    "2 bits": ([0b11_10_01_00] * 2, "INT2", by_channel([1, 2], [0, 0]), [0, 1, -2, -1]),
+    "4 bits": ([0x10, 0x8F] * 2, "INT4", by_channel([1, 2], [0, 0]), [0, 1, -1, -8]),
+    "4 bits in blocks": ([0x11, 0x11] * 2, "INT4", BY_BLOCK, [0.5, 0.5, 2, 2]),
+    "a zero point": ([128, 130, 128, 0] * 2, "UINT8", by_channel([1], [128]), [0, 2, 0, -128]),
+}
+
+
+@pytest.mark.parametrize("case", WEIGHTS_OF_TFLITE)
+def test_weights_of_tflite_are_read(case):
+    content, dtype, quantization, first = WEIGHTS_OF_TFLITE[case]
+    model, tensor = make_tflite(
+        content, getattr(schema.TensorType, dtype), [2, 4], quantization=quantization
+    )
+    values = tflite_file.read_constant(model, tensor)
+    assert values.tolist()[0] == first
+
+
+def test_weights_of_unknown_scales_are_not_read():
+    none = schema.QuantizationParametersT()
+    for quantization in (None, none):
+        model, tensor = make_tflite([0] * 8, schema.TensorType.INT8, [2, 4], quantization)
+        assert tflite_file.read_constant(model, tensor) is None
 
 
 def test_a_changed_reader_or_gate_admits_files_anew(quantize, tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from onnxruntime.quantization import (
     quantize_dynamic,
     quantize_static,
 )
+from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
 from resnet8ptq.backends.file import onnx_file
 from resnet8ptq.backends.file.contents import Inner
@@ -32,7 +34,7 @@ from resnet8ptq.exploration.tensors import (
     tensor_table,
 )
 from resnet8ptq.exploration.tensors.alignment import Fingerprint
-from resnet8ptq.exploration.tensors.explaining import explain
+from resnet8ptq.exploration.tensors.explaining import explain, find_least_db
 from resnet8ptq.exploration.tensors.spread import Levels, Noise, Spread
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.sweeps.search import check_step
@@ -217,6 +219,101 @@ def test_the_weights_of_a_dynamic_file_are_compared(tmp_path, per_channel):
     compared = compare(fp32, quantized)
     assert compared.costliest.name == "left"
     assert "weights" in compared.describe() and "could not be compared" not in compared.describe()
+
+
+def test_another_bias_of_a_dynamic_file_is_found(tmp_path):
+    fp32 = build()
+    onnx.save(fp32, tmp_path / "fp32.onnx")
+    quantize_dynamic(tmp_path / "fp32.onnx", tmp_path / "int8.onnx", per_channel=True)
+    quantized = onnx.load(tmp_path / "int8.onnx")
+    change(quantized, "b2", lambda bias: np.where(np.arange(8) == 2, 0, bias))
+    [finding] = findings.find_faults(compare(fp32, quantized))
+    assert (finding.name, finding.tensors) == (step_table.WRONG_BIAS, ("right",))
+
+
+PRODUCTS = """
+<ir_version: 8, opset_import: ["": 17]>
+products (float[n, 3, 12, 12] x) => (float[n, 5] y) {
+    flat = Flatten(x)
+    left = MatMul(flat, w0)
+    right = Gemm<transB = 1>(flat, w1, b1)
+    total = Add(left, right)
+    first = Relu(total)
+    product = MatMul(first, w2)
+    y = Add(product, b2)
+}
+"""
+
+
+def build_products():
+    random = np.random.default_rng(0)
+    fp32 = onnx.parser.parse_model(PRODUCTS)
+    shapes = {"w0": (432, 16), "w1": (16, 432), "b1": (16,), "w2": (16, 5), "b2": (5,)}
+    for name, shape in shapes.items():
+        values = random.normal(size=shape).astype(np.float32)
+        fp32.graph.initializer.append(numpy_helper.from_array(values, name))
+    for node in fp32.graph.node:
+        node.name = f"node_{node.output[0]}"
+    return fp32
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize(("bits", "least_db"), [(4, 17), (8, 40)])
+def test_the_weights_of_blocks_are_compared(symmetric, bits, least_db):
+    fp32 = build_products()
+    quantizer = MatMulNBitsQuantizer(
+        copy.deepcopy(fp32), block_size=32, is_symmetric=symmetric, bits=bits
+    )
+    quantizer.process()
+    compared = compare(fp32, quantizer.model.model)
+    assert [weight.rounded.dtype for weight in compared.weights] == [f"int{bits}"] * 2
+    assert min(weight.spread.sqnr_db for weight in compared.weights) > least_db
+    assert findings.find_faults(compared) == []
+
+
+def test_the_weights_of_operators_that_a_runtime_fused_are_compared(tmp_path):
+    fp32 = build_products()
+    onnx.save(fp32, tmp_path / "fp32.onnx")
+    quantize_dynamic(tmp_path / "fp32.onnx", tmp_path / "int8.onnx", per_channel=True)
+
+    # As ONNX Runtime saves the file that it has optimized
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(tmp_path / "fused.onnx")
+    onnxruntime.InferenceSession(tmp_path / "int8.onnx", options)
+    quantized = onnx.load(tmp_path / "fused.onnx")
+    operators = {node.op_type for node in quantized.graph.node}
+    assert operators >= {"DynamicQuantizeMatMul", "MatMulIntegerToFloat"}
+    compared = compare(fp32, quantized)
+    assert len(compared.weights) == 3 and findings.find_faults(compared) == []
+    assert min(weight.spread.sqnr_db for weight in compared.weights) > 30
+
+    change(quantized, "b2", lambda bias: np.where(np.arange(5) == 2, 90, bias))
+    [finding] = findings.find_faults(compare(fp32, quantized))
+    assert (finding.name, finding.tensors) == (step_table.WRONG_BIAS, ("y",))
+
+
+def test_weights_of_few_levels_are_no_other_weights():
+    random = np.random.default_rng(0)
+    weights = random.normal(size=(8, 64)).astype(np.float32)
+    samples = random.normal(size=(50, 64)).astype(np.float32)
+    step = np.abs(weights).max(axis=1, keepdims=True)
+    rounded = np.rint(weights / step) * step
+
+    def explain_weights(theirs, dtype):
+        return explain(
+            samples @ weights.T,
+            samples @ theirs.T,
+            None,
+            weights=(weights, theirs),
+            least_db=find_least_db(dtype),
+        )
+
+    explanation = explain_weights(rounded, "int2")
+    assert explanation.kind == "" and "rounded coarsely" in explanation.words
+    assert explain_weights(rounded, "int8").kind == step_table.WRONG_WEIGHTS
+    other = random.normal(size=(8, 64)).astype(np.float32)
+    assert explain_weights(other, "int2").kind == step_table.WRONG_WEIGHTS
 
 
 def test_a_layer_that_returns_nan_is_faulty(files):

@@ -23,7 +23,7 @@ from resnet8ptq.backends.file.contents import (
     rounded,
 )
 from resnet8ptq.graph.layers import FUSED, attribute
-from resnet8ptq.graph.links import find_all, find_computed
+from resnet8ptq.graph.links import find_all, find_computed, input_at
 from resnet8ptq.graph.qdq import AT_OUTPUT
 from resnet8ptq.graph.session import between, end_at_logits, expose, open_session, session_inputs
 from resnet8ptq.models.gates import onnx as gate
@@ -40,7 +40,33 @@ _LAYERS = {
     "MatMulNBits": (1, -1),
 }
 _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-_ON_INTEGERS = {"QLinearConv": 0, "QLinearMatMul": -1}  # the axis of the weights' scales
+
+
+@dataclass(frozen=True)
+class _Places:
+    """The input indices of an integer operator's weights and bias, and the axis of its channels.
+
+    Attributes:
+        bias: None if the operator takes no bias.
+        data_scale: a factor of the scale of integer biases; None if biases are floats.
+    """
+
+    weights: int
+    scale: int
+    zero: int
+    axis: int
+    bias: int | None = None
+    data_scale: int | None = None
+
+
+_ON_INTEGERS = {
+    "QLinearConv": _Places(weights=3, scale=4, zero=5, axis=0, bias=8, data_scale=1),
+    "QLinearMatMul": _Places(weights=3, scale=4, zero=5, axis=-1),
+    "QGemm": _Places(weights=3, scale=4, zero=5, axis=-1, bias=6, data_scale=1),
+    "DynamicQuantizeMatMul": _Places(weights=1, scale=2, zero=3, axis=-1, bias=4),
+    "MatMulIntegerToFloat": _Places(weights=1, scale=3, zero=5, axis=-1, bias=6),
+}
+_BLOCKS = "MatMulNBits"
 _DYNAMIC = {"ConvInteger": 0, "MatMulInteger": -1}  # the axis; a Mul after them has the scales
 # By operator: the input indices of the scale and the zero point, for its data or its output.
 _SCALES = {"DequantizeLinear": (1, 2), "QLinearConv": (1, 2), "QLinearMatMul": (1, 2)}
@@ -258,28 +284,98 @@ class _Graph:
 
         # Integer operators have constants
         for node in proto.graph.node:
-            if node.op_type in _ON_INTEGERS and self.constants.keys() >= {*node.input[3:6]}:
+            if node.op_type in _ON_INTEGERS:
                 attributes[node.output[0]] = self._dequantized(node)
             elif node.op_type in _DYNAMIC:
                 attributes |= self._dequantized_dynamic(node)
+            elif node.op_type == _BLOCKS:
+                attributes[node.output[0]] = self._dequantized_blocks(node)
+
+        # The bias of a product may be in an Add after it
+        for output, stored_attributes in [*attributes.items()]:
+            biased = self._only_taker(output, "Add")
+            if biased is not None:
+                bias_attributes = self._read_added(biased)
+                attributes[biased.output[0]] = {**stored_attributes, **bias_attributes}
         return attributes
 
     def _dequantized(self, node: onnx.NodeProto) -> dict[str, Any]:
-        """Return the attributes of `Inner` for the weights and the bias of an integer operator."""
-        levels = self._constant(node.input[3])
-        scale = self._constant(node.input[4])
-        zero = self._constant(node.input[5])
+        """Return the attributes of `Inner` for the weights and the bias of an integer operator.
+
+        Empty if the weights or their scales are not constants.
+        """
+        places = _ON_INTEGERS[node.op_type]
+        axis = places.axis
+        if attribute(node, "transB", 0):
+            axis = 0
+        scale_name = input_at(node, places.scale)
+        weights = self._scaled_levels(
+            input_at(node, places.weights), scale_name, input_at(node, places.zero), axis
+        )
+        if not weights or places.bias is None:
+            return weights
+        bias_name = input_at(node, places.bias)
+        if bias_name not in self.constants:
+            return weights
+        bias = self._constant(bias_name).reshape(-1)
+        if places.data_scale is not None:
+            data_scale = self._scalar(input_at(node, places.data_scale))
+            if not data_scale:
+                return weights
+            scale = self._constant(scale_name).reshape(-1)
+            bias = bias * scale * data_scale * attribute(node, "alpha", 1.0)
+        return {**weights, "bias": bias.astype(np.float32)}
+
+    def _scaled_levels(
+        self, name: str, scale_name: str, zero_name: str, axis: int
+    ) -> dict[str, Any]:
+        """Return the attributes of `Inner` for stored levels; empty if a part is not a constant.
+
+        Args:
+            zero_name: empty for zero points of 0.
+            axis: of the channels.
+        """
+        if not self.constants.keys() >= {name, scale_name, zero_name or name}:
+            return {}
+        levels = self._constant(name)
+        scale = self._constant(scale_name)
+        zero = self._constant(zero_name) if zero_name else np.zeros(1)
+
+        # Scale and zero point hold one value, or one for each channel
         shape = [1] * levels.ndim
-        shape[_ON_INTEGERS[node.op_type]] = -1
+        shape[axis] = -1
+        if {scale.size, zero.size} - {1, levels.shape[axis]}:
+            return {}
         centred = levels.astype(np.float32) - zero.astype(np.float32).reshape(shape)
-        attributes = {
-            "weights": centred * scale.reshape(shape),
-            "weight_dtype": str(levels.dtype),
-        }
-        data_scale = self._scalar(node.input[1])
-        if data_scale and len(node.input) > 8 and node.input[8] in self.constants:
-            bias = self._constant(node.input[8])
-            attributes["bias"] = (bias * data_scale * scale.reshape(-1)).astype(np.float32)
+        return {"weights": centred * scale.reshape(shape), "weight_dtype": str(levels.dtype)}
+
+    def _dequantized_blocks(self, node: onnx.NodeProto) -> dict[str, Any]:
+        """Return the attributes of `Inner` for weights in blocks; empty if they are not constants.
+
+        The operator's weights are [channels, blocks, bytes], see ONNX Runtime's MatMulNBits.
+        """
+        bits = attribute(node, "bits", 4)
+        channels = attribute(node, "N", 0)
+        name, scale_name, zero_name = (input_at(node, index) for index in (1, 2, 3))
+        is_known = bits in (4, 8) and not input_at(node, 4)  # which orders the inputs
+        if not is_known or not self.constants.keys() >= {name, scale_name, zero_name or name}:
+            return {}
+        levels = _unpack(self._constant(name).reshape(channels, -1), bits)
+        scales = self._constant(scale_name).reshape(channels, -1).astype(np.float32)
+        blocks = scales.shape[1]
+        zeros = np.full(scales.shape, 2 ** (bits - 1), np.float32)
+        if zero_name:
+            stored_zeros = self._constant(zero_name).reshape(channels, -1)
+            if stored_zeros.dtype == np.uint8:
+                stored_zeros = _unpack(stored_zeros, bits)[:, :blocks]
+            zeros = stored_zeros.astype(np.float32)
+        levels = levels.reshape(channels, blocks, -1).astype(np.float32)
+        weights = (levels - zeros[..., np.newaxis]) * scales[..., np.newaxis]
+        whole = weights.reshape(channels, -1)[:, : attribute(node, "K", 0)]
+        attributes = {"weights": whole.astype(np.float32), "weight_dtype": f"int{bits}"}
+        bias_name = input_at(node, 5)
+        if bias_name in self.constants:
+            attributes["bias"] = self._constant(bias_name).reshape(-1).astype(np.float32)
         return attributes
 
     def _dequantized_dynamic(self, node: onnx.NodeProto) -> dict[str, dict[str, Any]]:
@@ -290,7 +386,7 @@ class _Graph:
         """
         cast = self._only_taker(node.output[0], "Cast")
         scaled = self._only_taker(cast.output[0], "Mul") if cast else None
-        if cast is None or scaled is None or node.input[1] not in self.constants:
+        if cast is None or scaled is None:
             return {}
 
         # The scale of the weights is the constant factor of the scales
@@ -302,29 +398,21 @@ class _Graph:
         constants = [name for name in scales.input if name in self.constants] if scales else []
         if len(constants) != 1:
             return {}
-        levels = self._constant(node.input[1])
-        scale = self._constant(constants[0])
-        zero = np.zeros(1)
-        if len(node.input) > 3 and node.input[3]:
-            if node.input[3] not in self.constants:
-                return {}
-            zero = self._constant(node.input[3])
-
-        # Scale and zero point hold one value, or one for each channel
-        shape = [1] * levels.ndim
         axis = _DYNAMIC[node.op_type]
-        shape[axis] = -1
-        if {scale.size, zero.size} - {1, levels.shape[axis]}:
+        weights = self._scaled_levels(node.input[1], constants[0], input_at(node, 3), axis)
+        if not weights:
             return {}
-        centred = levels.astype(np.float32) - zero.astype(np.float32).reshape(shape)
-        weights = {"weights": centred * scale.reshape(shape), "weight_dtype": str(levels.dtype)}
+        return {scaled.output[0]: weights}
 
-        # The layer's float output is that of the Mul, or of the Add after it
-        attributes = {scaled.output[0]: weights}
-        biased = self._only_taker(scaled.output[0], "Add")
-        if biased is not None:
-            attributes[biased.output[0]] = weights
-        return attributes
+    def _read_added(self, node: onnx.NodeProto) -> dict[str, Any]:
+        """Return the constant of an Add as a bias, also if it is reshaped; empty if it has none."""
+        for name in node.input:
+            maker = self.producers.get(name)
+            if maker is not None and maker.op_type in _MOVES:
+                name = maker.input[0]
+            if name in self.constants:
+                return {"bias": self._constant(name).reshape(-1).astype(np.float32)}
+        return {}
 
     def _only_taker(self, name: str, operator: str) -> onnx.NodeProto | None:
         """Return the only consumer of a tensor, if it is this operator."""
@@ -340,7 +428,7 @@ class _Graph:
         """Return the output of a layer, or of the layer before an activation; empty for others."""
         if node is not None and node.op_type in FUSED:
             node = self.producers.get(node.input[0])
-        ends = (*_PRODUCTS, *_ON_INTEGERS, "Mul", "Add")  # Mul and Add end dynamic layers
+        ends = (*_PRODUCTS, *_ON_INTEGERS, _BLOCKS, "Mul", "Add")  # Mul and Add end dynamic layers
         if node is None or node.op_type not in ends:
             return ""
         return node.output[0]
@@ -357,7 +445,7 @@ class _Graph:
                 continue
             weights, zero = _LAYERS[node.op_type]
             stored = ""
-            if node.op_type == "MatMulNBits":
+            if node.op_type == _BLOCKS:
                 stored = f"int{attribute(node, 'bits', 4)}"
             elif len(node.input) > weights:
                 stored = self._stored(node.input[weights])
@@ -427,6 +515,13 @@ class _Graph:
         if tensor is None or int(np.prod(tensor.dims)) != 1:
             return None
         return numpy_helper.to_array(tensor).reshape(()).item()
+
+
+def _unpack(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    """Return the values of each row; a byte holds one, or two of 4 bits with the low half first."""
+    if bits == 8:
+        return packed
+    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), -1)
 
 
 def _dtype(code: int) -> str:

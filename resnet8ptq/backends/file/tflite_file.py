@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ai_edge_litert.schema_py_generated import TensorType
+from ai_edge_litert.schema_py_generated import BlockwiseQuantizationT, TensorType
 from numpy.typing import NDArray
 
 from resnet8ptq.backends.file.contents import (
@@ -30,6 +30,7 @@ from resnet8ptq.core import files
 from resnet8ptq.core.errors import ModelError, errors_as
 
 _MAX_BYTES = 2**31 - 1  # FlatBuffers' limit
+_DEQUANTIZED = ("int2", "int4", "int8", "uint8", "int32", "int64")  # weights and biases
 _NAMES = {}
 for _name, _code in vars(TensorType).items():
     if not _name.startswith("_"):
@@ -110,17 +111,20 @@ def open_tensors(content: bytes, threads: int) -> Tensors:
             made += map(int, operator.outputs)
     kept = [index for index in made if _is_value(tensors[index])]
 
-    # The dequantized weights of each layer, by the index of its output
-    weights: dict[int, dict[str, Any]] = {}
+    # Weights and biases of each layer, by the index of its output
+    stored: dict[int, dict[str, Any]] = {}
+    unpacked = _unpacked_constants(model)
     for layer in tflite.layers(model):
-        dtype = _NAMES[layer.weights.type]
-        if dtype in ("int4", "int8"):
-            levels = tflite.read_values(model, layer.weights).astype(np.float32)
-            output = int(layer.operator.outputs[0])
-            weights[output] = {"weights": levels, "weight_dtype": dtype}
-            if layer.bias is not None and _NAMES[layer.bias.type] in ("int32", "int64"):
-                bias = tflite.read_values(model, layer.bias).astype(np.float32)
-                weights[output]["bias"] = bias.reshape(-1)
+        constant = unpacked.get(id(layer.weights), layer.weights)
+        weights = read_constant(model, constant)
+        if weights is None or _NAMES[constant.type] == "float32":
+            continue
+        attributes = {"weights": weights, "weight_dtype": _NAMES[constant.type]}
+        if layer.bias is not None:
+            bias = read_constant(model, unpacked.get(id(layer.bias), layer.bias))
+            if bias is not None:
+                attributes["bias"] = bias.reshape(-1)
+        stored[int(layer.operator.outputs[0])] = attributes
     network = LoadedFile(open_interpreter(content, threads, keeps_all=True), read_output)
 
     def run(values: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
@@ -130,8 +134,43 @@ def open_tensors(content: bytes, threads: int) -> Tensors:
 
     inner = []
     for index in kept:
-        inner.append(replace(_inner(tensors[index]), **weights.get(index, {})))
+        inner.append(replace(_inner(tensors[index]), **stored.get(index, {})))
     return Tensors(tuple(inner), run)
+
+
+def read_constant(model: Any, tensor: Any) -> NDArray[np.float32] | None:
+    """Return the dequantized values of weights or of a bias; None if they are not known."""
+    if not tflite.is_constant(model, tensor):
+        return None
+    dtype = _NAMES[tensor.type]
+    if dtype in ("float32", "float16"):
+        data = np.asarray(model.buffers[tensor.buffer].data, np.uint8)
+        return data.view(dtype).reshape(tensor.shape).astype(np.float32)
+    parameters = tensor.quantization
+    if dtype not in _DEQUANTIZED or parameters is None:
+        return None
+    levels = tflite.read_levels(model, tensor).astype(np.float32)
+    if isinstance(parameters.details, BlockwiseQuantizationT):
+        return _scale_blocks(model, levels, parameters.details)
+    if parameters.scale is None:
+        return None
+    scale = tflite.scales(tensor)
+    zero = np.zeros(scale.shape)
+    if parameters.zeroPoint is not None:
+        zero = np.asarray(parameters.zeroPoint).reshape(scale.shape)
+    return np.asarray((levels - zero) * scale, np.float32)
+
+
+def _scale_blocks(model: Any, levels: NDArray[Any], details: Any) -> NDArray[np.float32] | None:
+    """Return weights [channels, inputs] whose blocks of inputs have a scale each; else None."""
+    of_scales = model.subgraphs[0].tensors[details.scales]
+    scales = read_constant(model, of_scales)
+    if scales is None or details.zeroPoints >= 0 or levels.ndim != 2:
+        return None
+    wide = np.repeat(scales, details.blockSize, axis=1)
+    if wide.shape != levels.shape:
+        return None
+    return levels * wide
 
 
 def _is_value(tensor: Any) -> bool:

@@ -24,7 +24,12 @@ ACTIVATIONS: dict[int, type[np.int8] | type[np.int16]] = {
 _INT8_MEAN = 2
 _INT8_TRANSPOSE = 2
 _ALIGNMENT = 16  # of a buffer's data, from TFLite's schema
-_INTEGERS = {TensorType.INT8: np.int8, TensorType.INT32: np.int32, TensorType.INT64: np.int64}
+_INTEGERS = {
+    TensorType.INT8: np.int8,
+    TensorType.UINT8: np.uint8,
+    TensorType.INT32: np.int32,
+    TensorType.INT64: np.int64,
+}
 
 
 @dataclass(frozen=True)
@@ -143,7 +148,10 @@ def is_constant(model: Any, tensor: Any) -> bool:
 def read_levels(model: Any, tensor: Any) -> NDArray[np.int64]:
     """Return the integers of a constant, in its shape."""
     data = np.asarray(model.buffers[tensor.buffer].data, np.uint8)
-    if tensor.type == TensorType.INT4:  # a byte holds two, the low half first
+    if tensor.type == TensorType.INT2:  # a byte holds four, the lowest first
+        quarters = np.stack([data >> shift & 3 for shift in (0, 2, 4, 6)], axis=1)
+        levels = (quarters.reshape(-1)[: np.prod(tensor.shape)] ^ 2).astype(np.int64) - 2
+    elif tensor.type == TensorType.INT4:  # a byte holds two, the low half first
         halves = np.stack([data & 15, data >> 4], axis=1).reshape(-1)[: np.prod(tensor.shape)]
         levels = (halves ^ 8).astype(np.int64) - 8
     else:

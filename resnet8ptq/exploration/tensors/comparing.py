@@ -23,13 +23,19 @@ from resnet8ptq.core.records import feed
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.exploration.tensors import alignment
 from resnet8ptq.exploration.tensors.alignment import Fingerprint
-from resnet8ptq.exploration.tensors.explaining import LayerExplanation, explain
+from resnet8ptq.exploration.tensors.explaining import LayerExplanation, explain, find_least_db
 from resnet8ptq.exploration.tensors.spread import Array, Levels, Noise, Spread
 from resnet8ptq.graph.layers import FUSED, weight_layers
 from resnet8ptq.graph.links import Links, input_names
 from resnet8ptq.graph.qdq import RoundedActivation, RoundedWeight
 from resnet8ptq.graph.session import cut_at, expose, open_session
-from resnet8ptq.graph.weights import read_bias, read_weights
+from resnet8ptq.graph.weights import (
+    biased_output,
+    find_added_bias,
+    read_bias,
+    read_initializer,
+    read_weights,
+)
 from resnet8ptq.models.model import Fp32Model
 
 Run = Callable[[NDArray[Any]], Sequence[Array]]  # from one sample to the values of tensors
@@ -409,9 +415,11 @@ def _explain(
                 own.append(fp32)
         compared = pairs[number].compared
         weights = None
+        dtype = ""
         if compared.weight is not None:
             rounded = compared.weight.rounded
             weights = (rounded.values, rounded.rounded)
+            dtype = rounded.dtype
         compared.explanation = explain(
             exact=np.concatenate(wanted),
             actual=np.concatenate(got),
@@ -419,6 +427,7 @@ def _explain(
             weights=weights,
             biases=compared.biases,
             fp32=np.concatenate(own),
+            least_db=find_least_db(dtype),
         )
 
 
@@ -575,6 +584,7 @@ class _Fp32:
         producer = self._links.producers.get(name)
         layer = self._layer_of(name)
         readers = self._links.readers(name)
+        weighted = self._find_weighted(layer)
         nodes: dict[str, None] = {}  # an ordered set
         for node in (producer, layer, *readers):
             if node is not None:
@@ -585,8 +595,8 @@ class _Fp32:
             inner=inner,
             layer="" if layer is None else layer.name,
             nodes=tuple(nodes),
-            weight=self._weight_of(layer, inner),
-            biases=self._biases_of(layer, inner),
+            weight=self._weight_of(weighted, inner),
+            biases=self._biases_of(weighted, inner),
         )
 
     def _weight_of(self, node: onnx.NodeProto | None, inner: Inner) -> Weight | None:
@@ -606,9 +616,15 @@ class _Fp32:
         """Return the biases of a layer in FP32 and in the file; None if one is not known."""
         if node is None or node.name not in self._layers or inner.bias is None:
             return None
-        if node.op_type == "MatMul" or not self._links.constants.keys() >= {*node.input[1:]}:
+        if not self._links.constants.keys() >= {*node.input[1:]}:
             return None
         ours = read_bias(self._links, node)
+        if node.op_type == "MatMul":
+            added = find_added_bias(self._links, node)
+            if added is None:
+                return None
+            add, index = added
+            ours = read_initializer(self._links, add.input[index])
         if ours.shape != inner.bias.shape:
             return None
         return ours, inner.bias
@@ -618,6 +634,18 @@ class _Fp32:
         node = self._links.producers.get(name)
         if node is not None and node.op_type in FUSED:
             return self._links.producers.get(node.input[0], node)
+        return node
+
+    def _find_weighted(self, node: onnx.NodeProto | None) -> onnx.NodeProto | None:
+        """Return the MatMul before an Add of its bias, which a file may fuse; else the node."""
+        if node is None or node.op_type != "Add":
+            return node
+        for name in node.input:
+            product = self._links.producers.get(name)
+            if product is None or product.name not in self._layers:
+                continue
+            if biased_output(self._links, product) == node.output[0]:
+                return product
         return node
 
     def find_joins(self) -> dict[int, list[int]]:

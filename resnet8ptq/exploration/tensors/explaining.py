@@ -16,7 +16,9 @@ Array = NDArray[np.float32]
 Matrix = NDArray[np.float64]  # [channels, rest]
 
 LEFT = 0.1  # largest share of the noise that an explanation may leave
-WEIGHTS_DB = 15.0  # weights of 4 bits have about 20 dB
+WEIGHTS_DB = 15.0  # weights of 8 bits have 30 dB or more
+NARROW_DB = 1.0  # weights of 4 bits have 10 to 20 dB, those of 2 bits about 3, other ones below 0
+NEAR_DB = 3.0
 FEW = 10  # least number of values of a channel for an explanation
 FEW_WEIGHTS = 4  # the least number for weights, whose only noise is rounding
 NAMED = 5  # channels that an explanation lists
@@ -37,6 +39,16 @@ class LayerExplanation:
     certain: bool = False
 
 
+def find_least_db(dtype: str) -> float:
+    """Return the SQNR below which weights of a dtype are not just rounded.
+
+    >>> find_least_db("int8"), find_least_db("int2")
+    (15.0, 1.0)
+    """
+    bits = dtype.lstrip("abcdefghijklmnopqrstuvwxyz")
+    return NARROW_DB if bits in ("2", "3", "4") else WEIGHTS_DB
+
+
 def explain(
     exact: Array,
     actual: Array,
@@ -44,6 +56,7 @@ def explain(
     weights: tuple[Array, Array] | None = None,
     biases: tuple[Array, Array] | None = None,
     fp32: Array | None = None,
+    least_db: float = WEIGHTS_DB,
 ) -> LayerExplanation:
     """Return the explanation of a layer's error.
 
@@ -54,6 +67,7 @@ def explain(
         weights: the layer's weights [channels, ...] in FP32 and in the file; None if not known.
         biases: the layer's biases [channels] in FP32 and in the file; None if not known.
         fp32: the layer's output in FP32 for FP32's own inputs; by default `exact`.
+        least_db: the SQNR below which weights are wrong, see `find_least_db`.
     """
     if weights is not None:
         lost = _find_lost_weights(*weights)
@@ -70,7 +84,7 @@ def explain(
         ours = _flatten(weights[0])
         theirs = _flatten(weights[1])
         weights_db = to_db(power(ours), power(theirs - ours))
-        if weights_db < WEIGHTS_DB:
+        if weights_db < least_db:
             words = f"its weights are wrong (SQNR {weights_db:.1f} dB)"
             cause = _find_factor(ours, theirs, FEW_WEIGHTS)
             cause = cause or _find_order(ours, theirs, FEW_WEIGHTS)
@@ -91,6 +105,9 @@ def explain(
     change = _find_change(exact, actual)
     if change is not None:
         return change
+    if to_db(power(exact), power(actual - exact)) >= weights_db - NEAR_DB:
+        words = f"its weights are rounded coarsely (SQNR {weights_db:.1f} dB)"
+        return LayerExplanation("", words)
     if weights is not None:
         words = (
             f"its weights are right (SQNR {weights_db:.1f} dB), and no single change explains it"

@@ -14,7 +14,7 @@ from resnet8ptq.core import machine
 from resnet8ptq.exploration.search import step_table
 from resnet8ptq.exploration.search.changes import Change
 from resnet8ptq.exploration.tensors.comparing import ComparedTensor, TensorComparison, Weight
-from resnet8ptq.exploration.tensors.explaining import UNUSED
+from resnet8ptq.exploration.tensors.explaining import UNUSED, find_least_db
 from resnet8ptq.exploration.tensors.spread import Spread
 from resnet8ptq.tasks.scoring.distortion import KERNELS_DB
 
@@ -146,7 +146,10 @@ def find_explained(compared: TensorComparison) -> list[Finding]:
 
 def describe_other_weights(compared: TensorComparison) -> str:
     """Return a text if most layers have other weights than FP32, which no single layer explains."""
-    wrong = [weight for weight in compared.weights if weight.spread.sqnr_db < WRONG_DB]
+    wrong = []
+    for weight in compared.weights:
+        if weight.spread.sqnr_db < min(WRONG_DB, find_least_db(weight.rounded.dtype)):
+            wrong.append(weight)
     if len(wrong) <= max(2, MOST * len(compared.weights)):
         return ""
     return f"{len(wrong)} layers have other weights: the file may be of another training"
