@@ -14,6 +14,7 @@ from resnet8ptq.graph.shapes import infer_shapes
 
 LAYERS = ("Conv", "Gemm", "MatMul")
 RECURRENT = ("LSTM",)  # quantized only by ONNX Runtime with method=dynamic
+LAST = (*LAYERS, "ConvTranspose")  # layers that may be the last, such as a decoder's
 STORED = ("ConvTranspose", "GRU", "RNN")  # only their weights are stored in 8 bits
 FUSED = ("Relu", "Clip")  # activations that can be part of a layer's kernel
 MOVING = ("Identity", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
@@ -274,7 +275,7 @@ def fused_activations(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
 
 
 def find_tail(
-    graph: onnx.GraphProto, layers: Collection[str] = LAYERS
+    graph: onnx.GraphProto, layers: Collection[str] = LAST
 ) -> tuple[list[onnx.NodeProto], list[onnx.NodeProto]]:
     """Return the layers that no other layer follows, and the nodes after them.
 

@@ -14,14 +14,22 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
+from numpy.typing import NDArray
 
 from resnet8ptq.core.text import one_line
-from resnet8ptq.graph.layers import attribute
+from resnet8ptq.graph.layers import attribute, channel_axis
 from resnet8ptq.graph.links import Links
 from resnet8ptq.graph.passes import remove_unused, rewrite
-from resnet8ptq.graph.weights import Array, read_bias, read_weights, write_bias, write_weights
+from resnet8ptq.graph.weights import (
+    read_bias,
+    read_initializer,
+    read_weights,
+    write_bias,
+    write_weights,
+)
 from resnet8ptq.models import normalization
+
+_TAKE_NORMS = ("Conv", "ConvTranspose", "Gemm", "MatMul")  # batch normalization is folded into them
 
 
 @dataclass(frozen=True)
@@ -78,11 +86,11 @@ def fold_batch_norms(unfolded: Path, folded: Path) -> Folding:
                 quant_pre_process(unfolded, folded, skip_symbolic_shape=True)
         proto = onnx.load(folded)
         normalization.simplify_gemms(proto.graph)
-        fold_into_products(proto.graph)
-        normalization.copy_shared_weights(proto.graph)
-        proto = rewrite(proto, [remove_unused, normalization.avoid_quantizer_names])
         if not all(node.name for node in proto.graph.node):  # nodes of inlined functions lack names
             normalization.name_nodes(proto.graph)
+        fold_into_layers(proto.graph)
+        normalization.copy_shared_weights(proto.graph)
+        proto = rewrite(proto, [remove_unused, normalization.avoid_quantizer_names])
         onnx.save(proto, folded)
     except Exception as error:  # symbolic shape inference raises Exception itself
         folded.unlink(missing_ok=True)
@@ -103,27 +111,26 @@ def _import_tools() -> None:
     importlib.import_module("onnxruntime.tools")
 
 
-def fold_into_products(graph: onnx.GraphProto) -> None:
-    """Fold constant Mul and Add into the Gemm or MatMul before them, in place.
+def fold_into_layers(graph: onnx.GraphProto) -> None:
+    """Fold what changes each channel by constants into the layer before it, in place.
 
-    Such operators are batch normalization after a dense layer, which ONNX Runtime folds into
-    convolutions only. The layer's output must have no other consumer. An Add after a MatMul stays,
-    because a MatMul has no bias.
+    Such nodes are Mul, Add and BatchNormalization after a Gemm, MatMul or ConvTranspose. ONNX
+    Runtime folds all three into a Conv only. The layer's output must have no other consumer. An
+    offset after a MatMul stays, because a MatMul has no bias.
     """
     links = Links(graph)
-    constants = links.constants
     ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in graph.value_info}
     layers: dict[str, onnx.NodeProto] = {}  # by output
     kept = []
     for node in graph.node:
-        if _is_product(node, constants):
+        if _is_product(node, links.constants) or _is_transposed(node, links.constants):
             layers[node.output[0]] = node
-        operands = _find_operands(node, layers, constants)
-        if operands is not None and not links.is_shared(operands[0]):
-            taken, constant = operands
-            layer = layers[taken]
-            rank = max(2, ranks.get(taken, 0))
-            if _fold_into(links, layer, node, numpy_helper.to_array(constants[constant]), rank):
+        changed = _find_changed(node, layers, links.constants)
+        if changed is not None and not links.is_shared(changed):
+            layer = layers[changed]
+            affine = _read_affine(links, layer, node, ranks.get(changed, 0))
+            if affine is not None:
+                _fold_into(links, layer, affine)
                 layer.output[0] = node.output[0]
                 layers[layer.output[0]] = layer
                 continue
@@ -132,17 +139,62 @@ def fold_into_products(graph: onnx.GraphProto) -> None:
     graph.node.extend(kept)
 
 
-def _find_operands(
+def count_unfolded_norms(graph: onnx.GraphProto) -> int:
+    """Return the number of BatchNormalization nodes that stay, because no layer is before them.
+
+    Such a node follows a Relu or a Concat, for example, as in networks that normalize activations.
+    """
+    links = Links(graph)
+    return sum(
+        node.op_type == "BatchNormalization" and not _follows_layer(links, node.input[0])
+        for node in graph.node
+    )
+
+
+def _follows_layer(links: Links, name: str) -> bool:
+    """Return whether a tensor comes from a layer, maybe changed by constants, for one reader."""
+    node = links.producers.get(name)
+    if node is None or links.is_shared(name):
+        return False
+    if node.op_type in _TAKE_NORMS:
+        return True
+    if node.op_type in ("Identity", "Dropout"):
+        return _follows_layer(links, node.input[0])
+    if node.op_type not in ("Add", "Mul"):
+        return False
+    computed = []
+    for operand in node.input:
+        producer = links.producers.get(operand)
+        is_constant = operand in links.constants or (
+            producer is not None and producer.op_type == "Constant"
+        )
+        if not is_constant:
+            computed.append(operand)
+    return len(computed) == 1 and _follows_layer(links, computed[0])
+
+
+@dataclass(frozen=True)
+class _Affine:
+    """A change of a layer's output: `values * scale + offset`, one of each for every channel."""
+
+    scale: NDArray[np.float64]
+    offset: NDArray[np.float64]
+
+
+def _find_changed(
     node: onnx.NodeProto, layers: Collection[str], constants: Collection[str]
-) -> tuple[str, str] | None:
-    """Return the names of a layer's output and of the constant by which a Mul or Add changes it."""
-    if node.op_type not in ("Mul", "Add"):
+) -> str | None:
+    """Return the name of the layer's output that a node changes by constants."""
+    others = [name for name in node.input if name not in layers]
+    if len(others) != len(node.input) - 1 or not all(name in constants for name in others):
         return None
-    outputs = [name for name in node.input if name in layers]
-    values = [name for name in node.input if name in constants]
-    if not outputs or len(values) != 1:
-        return None
-    return outputs[0], values[0]
+    if node.op_type in ("Mul", "Add"):
+        [changed] = [name for name in node.input if name in layers]
+        return changed
+    is_inference = not attribute(node, "training_mode", 0) and len(node.output) == 1
+    if node.op_type == "BatchNormalization" and node.input[0] in layers and is_inference:
+        return node.input[0]
+    return None
 
 
 def _is_product(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> bool:
@@ -153,43 +205,77 @@ def _is_product(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto])
     return plain and matrix and all(name in constants for name in node.input[2:])
 
 
-def _fold_into(
-    links: Links, layer: onnx.NodeProto, node: onnx.NodeProto, values: Array, rank: int
-) -> bool:
-    """Fold a node's values into the layer before it; return False if they are not [channels].
+def _is_transposed(node: onnx.NodeProto, constants: Collection[str]) -> bool:
+    """Return whether a node is a ConvTranspose with constant weights, in one group.
+
+    ONNX Runtime's quantizer leaves one of several groups in float if it has a bias.
+    """
+    constant = all(name in constants for name in filter(None, node.input[1:]))
+    return node.op_type == "ConvTranspose" and attribute(node, "group", 1) == 1 and constant
+
+
+def _read_affine(
+    links: Links, layer: onnx.NodeProto, node: onnx.NodeProto, rank: int
+) -> _Affine | None:
+    """Return how a node changes the channels of the layer's output; None if not by channel.
 
     Args:
-        rank: number of axes of the layer's output; 2 if unknown. A constant with more axes would
+        rank: number of axes of the layer's output; 0 if unknown. A constant with more axes would
             add axes to the output, so it is not folded.
     """
-    weights = read_weights(links, layer).astype(np.float64)
-    bias = read_bias(links, layer).astype(np.float64)
-    channels = len(weights)
-    if not _is_by_channel(values.shape, channels):
-        return False
-    if values.ndim > rank:
-        return False
-    if node.op_type == "Add" and layer.op_type == "MatMul":  # a MatMul has no bias
-        return False
+    weights = links.constants[layer.input[1]]
+    channels = weights.dims[channel_axis(layer)]
+    ones = np.ones(channels)
+    zeros = np.zeros(channels)
+    is_product = layer.op_type != "ConvTranspose"
+    if node.op_type == "BatchNormalization":
+        if layer.op_type == "MatMul":
+            return None
+        weight, bias, mean, variance = [
+            read_initializer(links, name).astype(np.float64) for name in node.input[1:]
+        ]
+        scale = weight / np.sqrt(variance + attribute(node, "epsilon", 1e-5))
+        return _Affine(scale, bias - mean * scale)
+
+    [name] = [name for name in node.input if name != layer.output[0]]
+    values = read_initializer(links, name)
+    behind = 0 if is_product else len(weights.dims) - 2  # axes behind the channels
+    if not _is_by_channel(values.shape, channels, behind):
+        return None
+    if values.ndim > max(2, rank if is_product else len(weights.dims)):
+        return None
     by_channel = np.broadcast_to(values.reshape(-1), channels).astype(np.float64)
     if node.op_type == "Mul":
-        weights = weights * by_channel[:, np.newaxis]
-        bias = bias * by_channel
-    else:
-        bias = bias + by_channel
-    write_weights(links, layer, weights)
-    if layer.op_type == "Gemm":
-        write_bias(links, layer, bias)
-    return True
+        return _Affine(by_channel, zeros)
+    if layer.op_type == "MatMul":  # a MatMul has no bias
+        return None
+    return _Affine(ones, by_channel)
 
 
-def _is_by_channel(shape: tuple[int, ...], channels: int) -> bool:
-    """Return whether a constant broadcasts along the last axis only.
+def _fold_into(links: Links, layer: onnx.NodeProto, affine: _Affine) -> None:
+    weights = read_weights(links, layer).astype(np.float64)
+    bias = read_bias(links, layer).astype(np.float64)
+    by_channel = affine.scale.reshape(-1, *[1] * (weights.ndim - 1))
+    write_weights(links, layer, weights * by_channel)
+    if layer.op_type != "MatMul":
+        write_bias(links, layer, bias * affine.scale + affine.offset)
+
+
+def _is_by_channel(shape: tuple[int, ...], channels: int, behind: int = 0) -> bool:
+    """Return whether a constant broadcasts along the channels only.
+
+    Args:
+        behind: number of axes behind the channels.
 
     >>> _is_by_channel((1, 8), 8), _is_by_channel((8, 1), 8), _is_by_channel((), 8)
     (True, False, True)
+    >>> _is_by_channel((8, 1, 1), 8, behind=2), _is_by_channel((8,), 8, behind=2)
+    (True, False)
     """
-    return math.prod(shape[:-1]) == 1 and shape[-1:] in ((), (1,), (channels,))
+    aligned = (1,) * (behind + 1) + shape
+    axis = len(aligned) - 1 - behind
+    others = aligned[:axis] + aligned[axis + 1 :]
+    return math.prod(others) == 1 and aligned[axis] in (1, channels)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from resnet8ptq.graph.links import Links, find_all
 from resnet8ptq.models.batch_axis import static_tensors
 from resnet8ptq.models.contract import Contract, Tensor, ask_for_values, picture_size, read_contract
 from resnet8ptq.models.conversion import CRASHED
+from resnet8ptq.models.folding import count_unfolded_norms
 from resnet8ptq.models.gates import onnx as gate
 from resnet8ptq.models.network_path import hash_network, locate
 from resnet8ptq.models.normalization import opset
@@ -55,6 +56,8 @@ class Summary:
         inner_layers: number of layers inside operators such as If or Loop, by that operator; no
             backend quantizes such layers.
         lacking: the operators that a backend cannot run, by backend, see `Backend.lacks`.
+        unfolded_norms: number of BatchNormalization nodes that stay, because no layer is before
+            them.
     """
 
     path: Path
@@ -71,22 +74,26 @@ class Summary:
     left: dict[str, int] = field(default_factory=dict)
     inner_layers: dict[str, int] = field(default_factory=dict)
     lacking: dict[str, list[str]] = field(default_factory=dict)
+    unfolded_norms: int = 0
 
     def treatment(self, operator: str, backend: str) -> str:
         """Return how a backend computes an operator.
 
         The text is `8 bits`, `dynamic` (8 bits with method=dynamic, else float), `float`, `folded`
-        or `-`; with attention, it may also be such as `8 bits: 25 of 33`.
+        or `-`; it may also be such as `8 bits: 25 of 33`, with attention, or `folded: 2 of 3`.
         """
         if backend not in self.quantized:
             return "-"
+        count = self.operators.get(operator, 0)
         if operator in FOLDED:
-            return "folded"
+            stay = self.unfolded_norms if operator == "BatchNormalization" else 0
+            if not stay or backend in self.converted:
+                return "folded"
+            return f"folded: {count - stay} of {count}" if stay < count else "float"
         if operator in find_backends()[backend].dynamic_operators:
             return "dynamic"
         if operator not in self.quantized[backend]:
             return "float"
-        count = self.operators.get(operator, 0)
         left = self.left.get(operator, 0)
         if not left or backend in self.converted:
             return "8 bits"
@@ -153,6 +160,7 @@ def summarize(
         left=dict(_count_operators(left_by_attention(graph), static)),
         inner_layers=dict(Counter(gate.find_inner_layers(graph))),
         lacking=lacking,
+        unfolded_norms=count_unfolded_norms(graph),
     )
 
 

@@ -493,6 +493,35 @@ def test_grouped_transposed_convolution_has_one_scale(shapes_model, tmp_path, gr
     assert 0 < np.abs(got - expected).max() < 0.05 * np.abs(expected).max()
 
 
+@pytest.mark.parametrize("form", ["qdq", "qoperator"])
+def test_a_transposed_convolution_may_be_the_last_layer(shapes_model, tmp_path, form):
+    """A segmenter's decoder ends in one, behind the Relu of the layer before it."""
+    random = np.random.default_rng(0)
+    proto = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        network (float[N, 3, 4, 4] x) => (float[N, 2, 8, 8] y) {
+            [first] wide = Conv(x, v)  [relu] kept = Relu(wide)
+            [last] up = ConvTranspose<strides = [2, 2]>(kept, w)  [mask] y = Sigmoid(up)
+        }"""
+    )
+    for name, shape in {"v": (8, 3, 1, 1), "w": (8, 2, 2, 2)}.items():
+        values = random.normal(size=shape).astype(np.float32)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
+    onnx.save(proto, tmp_path / "network.onnx")
+    samples = random.normal(size=(20, 3, 4, 4)).astype(np.float32)
+    words = ("data=shapes", "per_channel=true", "float_output=true", f"format={form}")
+    quantizer = quantizer_of(make_config(*words, "dtype=u8s8", "reduce_range=true"))
+    network = replace(shapes_model, onnx_path=tmp_path / "network.onnx")
+    artifact = quantize_network(quantizer, network, Split(samples, None, "made"), tmp_path)
+    [got] = quantizer.load(artifact.path, THREADS).predict(samples)
+    [expected] = open_runner(proto)(samples)
+    assert 0 < np.abs(got - expected).max() < 0.1
+    assert len(np.unique(got)) > 256
+    assert onnx.load(artifact.path).graph.node[-1].op_type == "Sigmoid"
+    scales = {tensor.name for tensor in onnx.load(artifact.path).graph.initializer}
+    assert ("w_scale" in scales) == (form == "qdq")
+
+
 @pytest.mark.parametrize("words", [("format=qoperator",), ("backend=torch",)], ids=" ".join)
 def test_products_of_several_matrices_alone_are_unsupported(shapes_model, tmp_path, words):
     proto = parser.parse_model(

@@ -11,6 +11,7 @@ from resnet8ptq.exploration.search import candidates
 from resnet8ptq.models import summary
 from resnet8ptq.models.contract import Contract, Tensor
 from resnet8ptq.models.summary import print_summary, requirements, summarize
+from tests.helpers.assembling import assemble
 from tests.helpers.calling import call
 from tests.helpers.configs import make_config
 from tests.helpers.onnx_networks import build
@@ -51,6 +52,24 @@ def test_it_is_reported_what_stays_in_float(found):
         assert found.treatment("Conv", backend) == "8 bits"
         assert found.treatment("Erf", backend) == "float"
         assert found.treatment("BatchNormalization", backend) == "folded"
+
+
+@pytest.mark.parametrize(("folds", "expected"), [(0, "float"), (1, "folded: 1 of 2")])
+def test_batch_normalization_without_a_layer_before_it_is_not_called_folded(
+    tmp_path, folds, expected
+):
+    """As in networks that normalize after the activation."""
+    statistics = ["scale", "bias", "mean", "variance"]
+    constants = {name: np.ones(4, np.float32) for name in statistics}
+    constants["w"] = np.ones((4, 4), np.float32)
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["a0"])]
+    if folds:
+        nodes.append(helper.make_node("BatchNormalization", ["a0", *statistics], ["a1"]))
+    nodes.append(helper.make_node("Relu", [nodes[-1].output[0]], ["positive"]))
+    nodes.append(helper.make_node("BatchNormalization", ["positive", *statistics], ["y"]))
+    path = tmp_path / "network.onnx"
+    onnx.save(assemble(nodes, {"x": ["N", 4]}, {"y": ["N", 4]}, constants), path)
+    assert summarize(path, tmp_path).treatment("BatchNormalization", "onnx") == expected
 
 
 def _write_sequence(folder):

@@ -249,7 +249,7 @@ PASSES: dict[str, Callable[[Proto], Proto]] = {
     "batch_axis.fix_sizes": lambda p: batch_axis.fix_sizes(p, SAMPLES[:1], None),
     "dynamic.transpose_weights": _rewriting(dynamic.transpose_weights),
     "equalization.equalize": lambda p: equalization.equalize(p, Selection()),
-    "folding.fold_into_products": _in_place(folding.fold_into_products),
+    "folding.fold_into_layers": _in_place(folding.fold_into_layers),
     "folding.fold_batch_norms": _preprocess,
     "normalization.avoid_quantizer_names": _rewriting(normalization.avoid_quantizer_names),
     "normalization.copy_shared_weights": _in_place(normalization.copy_shared_weights),

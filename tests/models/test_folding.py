@@ -13,7 +13,7 @@ from onnxruntime.quantization import shape_inference
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models import conversion, folding, model
-from resnet8ptq.models.folding import fold_into_products
+from resnet8ptq.models.folding import fold_into_layers
 from tests.helpers.assembling import assemble
 
 RANDOM = np.random.default_rng(0)
@@ -41,7 +41,7 @@ def test_constant_is_folded_only_along_the_channels(shape, folds):
     proto = network("MatMul(x, w)", shape)
     samples = RANDOM.normal(size=(2, 4, 3)).astype(np.float32)
     [before] = open_runner(proto)(samples)
-    fold_into_products(proto.graph)
+    fold_into_layers(proto.graph)
     [after] = open_runner(proto)(samples)
     assert ([node.op_type for node in proto.graph.node] == ["MatMul"]) == folds
     np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-6)
@@ -49,13 +49,13 @@ def test_constant_is_folded_only_along_the_channels(shape, folds):
 
 def test_constant_that_adds_an_axis_is_not_folded():
     proto = network("MatMul(x, w)", (1, 1, 1, 4))
-    fold_into_products(proto.graph)
+    fold_into_layers(proto.graph)
     assert [node.op_type for node in proto.graph.node] == ["MatMul", "Mul"]
 
 
 def test_layer_whose_output_is_returned_is_not_folded():
     proto = network("MatMul(x, w)", (4,), outputs="float[N, A, B] y, float[N, A, B] p")
-    fold_into_products(proto.graph)
+    fold_into_layers(proto.graph)
     assert [node.op_type for node in proto.graph.node] == ["MatMul", "Mul"]
 
 
@@ -101,9 +101,19 @@ def test_a_graph_that_cannot_be_folded_can_be_taken_as_it_is(
     model._report(replace(failed, fold=False))
 
 
+def change(step: str, index: int, shape: int | tuple[int, ...], channels: int = 5):
+    """Return the constants and the inputs of a node that changes `y{index}` by channel."""
+    if step != "BatchNormalization":
+        values = RANDOM.normal(size=shape).astype(np.float32)
+        return {f"c{index}": values}, [f"y{index}", f"c{index}"]
+    names = [f"{part}{index}" for part in ("scale", "bias", "mean", "variance")]
+    constants = {name: RANDOM.uniform(0.5, 2, channels).astype(np.float32) for name in names}
+    return constants, [f"y{index}", *names]
+
+
 @settings(max_examples=30)
 @given(
-    steps=st.lists(st.sampled_from(["Mul", "Add"]), min_size=1, max_size=3),
+    steps=st.lists(st.sampled_from(["Mul", "Add", "BatchNormalization"]), min_size=1, max_size=3),
     operator=st.sampled_from(["Gemm", "MatMul"]),
     transposed=st.booleans(),
     whole=st.booleans(),
@@ -115,17 +125,19 @@ def test_what_follows_a_dense_layer_is_folded_into_it(steps, operator, transpose
     kind = {"transB": int(transposed)} if operator == "Gemm" else {}
     nodes = [helper.make_node(operator, ["x", "w"], ["y0"], name="layer", **kind)]
     for index, step in enumerate(steps):
-        constants[f"c{index}"] = RANDOM.normal(size=1 if whole else (1, 5)).astype(np.float32)
-        inputs = [f"y{index}", f"c{index}"]
-        inputs = inputs[::-1] if whole else inputs
+        values, inputs = change(step, index, 1 if whole else (1, 5))
+        inputs = inputs[::-1] if whole and step != "BatchNormalization" else inputs
         nodes.append(helper.make_node(step, inputs, [f"y{index + 1}"]))
+        constants |= values
     outputs = [f"y{len(steps)}", *(["y0"] if branches else [])]
     proto = assemble(nodes, {"x": [3, 4]}, {name: [3, 5] for name in outputs}, constants)
     samples = RANDOM.normal(size=(3, 4)).astype(np.float32)
     expected = open_runner(proto)(samples)
-    foldable = len(steps) if operator == "Gemm" else [*steps, "Add"].index("Add")
+    foldable = len(steps)
+    if operator == "MatMul":  # it has no bias
+        foldable = [step == "Mul" for step in [*steps, "Add"]].index(False)
     foldable = 0 if branches else foldable
-    folding.fold_into_products(proto.graph)
+    folding.fold_into_layers(proto.graph)
     assert len(proto.graph.node) == 1 + len(steps) - foldable
     onnx.checker.check_model(proto, full_check=True)
     for result, wanted in zip(open_runner(proto)(samples), expected, strict=True):
@@ -139,5 +151,49 @@ def test_a_graph_with_one_empty_optional_input_is_folded():
         helper.make_node("Mul", ["y0", "c"], ["y1"]),
     ]
     graph = assemble(nodes, {"x": [3, 4]}, {"y1": [3, 4]}, constants).graph
-    folding.fold_into_products(graph)
+    folding.fold_into_layers(graph)
     assert [node.op_type for node in graph.node] == ["Clip", "Mul"]
+
+
+@settings(max_examples=30)
+@given(
+    steps=st.lists(st.sampled_from(["Mul", "Add", "BatchNormalization"]), min_size=1, max_size=3),
+    shape=st.sampled_from([(1, 5, 1, 1), (5, 1, 1), (1,), ()]),
+    bias=st.booleans(),
+)
+def test_what_follows_a_transposed_convolution_is_folded_into_it(steps, shape, bias):
+    """As Keras and PaddlePaddle export their decoders."""
+    constants = {"w": RANDOM.normal(size=(4, 5, 2, 2)).astype(np.float32)}
+    inputs = ["x", "w"]
+    if bias:
+        constants["b"] = RANDOM.normal(size=5).astype(np.float32)
+        inputs.append("b")
+    nodes = [helper.make_node("ConvTranspose", inputs, ["y0"], name="layer", strides=[2, 2])]
+    for index, step in enumerate(steps):
+        values, inputs = change(step, index, shape)
+        nodes.append(helper.make_node(step, inputs, [f"y{index + 1}"]))
+        constants |= values
+    proto = assemble(nodes, {"x": [2, 4, 3, 3]}, {f"y{len(steps)}": [2, 5, 6, 6]}, constants)
+    samples = RANDOM.normal(size=(2, 4, 3, 3)).astype(np.float32)
+    [expected] = open_runner(proto)(samples)
+    folding.fold_into_layers(proto.graph)
+    assert [node.op_type for node in proto.graph.node] == ["ConvTranspose"]
+    onnx.checker.check_model(proto, full_check=True)
+    [result] = open_runner(proto)(samples)
+    assert np.allclose(result, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("shape", "group"), [((6,), 1), ((1, 1, 6, 1), 1), ((1, 1, 1, 6, 1, 1), 1), ((6, 1, 1), 2)]
+)
+def test_a_constant_of_another_axis_stays_behind_a_transposed_convolution(shape, group):
+    weights = RANDOM.normal(size=(4, 6 // group, 2, 2)).astype(np.float32)
+    constants = {"w": weights, "c": RANDOM.normal(size=shape).astype(np.float32)}
+    nodes = [
+        helper.make_node("ConvTranspose", ["x", "w"], ["y0"], strides=[2, 2], group=group),
+        helper.make_node("Add", ["y0", "c"], ["y1"]),
+    ]
+    outputs = np.broadcast_shapes((2, 6, 6, 6), shape)
+    graph = assemble(nodes, {"x": [2, 4, 3, 3]}, {"y1": outputs}, constants).graph
+    folding.fold_into_layers(graph)
+    assert [node.op_type for node in graph.node] == ["ConvTranspose", "Add"]

@@ -21,7 +21,7 @@ from resnet8ptq.core.errors import UnsupportedError, errors_as
 from resnet8ptq.graph.embeddings import round_rows
 from resnet8ptq.graph.layers import (
     FUSED,
-    LAYERS,
+    LAST,
     MOVING,
     channel_axis,
     constant_pads,
@@ -222,7 +222,8 @@ def check_float_output(graph: onnx.GraphProto, skipped: Collection[str]) -> None
         UnsupportedError: the last layer's integer operator returns 8 bits only.
     """
     for layer in find_tail(graph)[0]:
-        if layer.op_type != "Gemm" and layer.name not in skipped:
+        is_float = layer.op_type == "ConvTranspose" or layer.name in skipped
+        if layer.op_type != "Gemm" and not is_float:
             raise UnsupportedError(_EIGHT_BITS.format(f"QLinear{layer.op_type}"))
 
 
@@ -237,7 +238,7 @@ def leave_output_in_float(model: ir.Model) -> None:
             continue
         output = layer.outputs[0]
         rounded = []  # the output, after quantization
-        if layer.op_type in LAYERS:  # QDQ, or a float layer
+        if layer.op_type in LAST:  # QDQ, or a float layer
             for node in output.consumers():
                 if node.op_type == "QuantizeLinear":
                     rounded.append(node.outputs[0])
@@ -256,7 +257,7 @@ def _find_last(graph: ir.Graph) -> list[ir.Node]:
     ahead: set[ir.Value] = set()  # tensors that a layer depends on
     last = []
     for node in reversed(graph):
-        is_layer = node.op_type in (*LAYERS, *_INTEGER, *dynamic.LAYERS)
+        is_layer = node.op_type in (*LAST, *_INTEGER, *dynamic.LAYERS)
         is_final = ahead.isdisjoint(node.outputs)
         if is_layer or not is_final:
             ahead.update(all_inputs(node))
