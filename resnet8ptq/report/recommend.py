@@ -376,13 +376,13 @@ def why_none(selected: ModelSelection) -> list[str]:
         if least is not None and metric.cost(value) > metric.cost(least):
             lines.append(f"FP32 itself has {metric.show(value)}, less than report.{metric.least}.")
 
-    remedy = _say_remedy(measured)
+    remedy = say_remedy(measured)
     if remedy:
         lines.append(remedy)
     return lines
 
 
-def _say_remedy(measured: Sequence[Cell]) -> str:
+def say_remedy(measured: Sequence[Cell]) -> str:
     """Return the settings that may reduce the loss.
 
     The text is empty if a model keeps the limit or is undecided, or if all files come from other

@@ -8,6 +8,7 @@ from resnet8ptq.core import background, console, invocation
 from resnet8ptq.report import loading, terminal, verdicts
 from resnet8ptq.report.pages import run_pages
 from resnet8ptq.report.recommend import ModelSelection, families_of
+from resnet8ptq.report.verdicts import FAIL
 from resnet8ptq.tracking.mlflow_store.store import Store
 from resnet8ptq.tracking.record import RunRecord
 
@@ -28,6 +29,7 @@ class SingleRun:
         """
         record = self.record
         store = self.store
+        verdict = ""
         if not record.is_analysis:  # an analysis has printed its own table
             families = loading.add_earlier_runs(store, loading.load_families(store, [record]))
             chosen = []
@@ -35,11 +37,13 @@ class SingleRun:
                 assessed = verdicts.assess(family, self.limits)
                 chosen.append(ModelSelection(assessed))
             terminal.print_runs(families_of(chosen))
+            verdict = terminal.print_verdict(chosen, record.run_id)
             run_pages.log_run_pages(store, chosen)
         terminal.print_paths(Path(record.folder), store)
         print(f"Run:    {record.run_id}")
         is_model = not record.is_analysis and bool(record.deploy_words)
-        if is_model and record.status == "ok" and not record.doubt:
+        is_deployable = record.status == "ok" and not record.doubt and verdict != FAIL
+        if is_model and is_deployable:
             words = [f"run_id={record.run_id}", *store.words]
             print(f"Deploy: {invocation.command('deploy', *words)}")
         with console.waiting("Sending the run to MLflow"):

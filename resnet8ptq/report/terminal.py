@@ -8,9 +8,11 @@ from rich.console import Console
 
 from resnet8ptq.core.console import say, stdout
 from resnet8ptq.report import notes, table
-from resnet8ptq.report.answer import Explanation, explain
+from resnet8ptq.report.answer import Explanation, explain, say_verdict
 from resnet8ptq.report.families import Family, headings_of
-from resnet8ptq.report.recommend import ModelSelection, families_of, why_none
+from resnet8ptq.report.recommend import ModelSelection, families_of, say_remedy, why_none
+from resnet8ptq.report.table import VOID
+from resnet8ptq.report.verdicts import FAIL
 from resnet8ptq.tracking.mlflow_store.store import Store
 
 PIPE_WIDTH = 240  # characters of the widest table
@@ -56,6 +58,25 @@ def _print_family(heading: str, family: Family, console: Console) -> None:
         say(console, f"report.columns: got {got}, expected {ALL} or {known}")
     for note in collect(family):
         say(console, note)
+
+
+def print_verdict(chosen: Sequence[ModelSelection], run_id: str) -> str:
+    """Print the verdict of a run as a sentence, after a fail also a remedy; return the verdict.
+
+    Empty for a run without a verdict. A void run has its own note below the table.
+    """
+    for selected in chosen:
+        for cell in selected.family.measured:
+            record = cell.record
+            if record.run_id != run_id or record.verdict is None or record.verdict == VOID:
+                continue
+            console = stdout(None, PIPE_WIDTH)
+            say(console, f"Verdict: {say_verdict(record)}")
+            remedy = say_remedy([cell]) if record.verdict == FAIL else ""
+            if remedy:
+                say(console, f"  {remedy}")
+            return record.verdict
+    return ""
 
 
 def print_paths(folder: Path, store: Store) -> None:

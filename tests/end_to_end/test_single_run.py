@@ -29,6 +29,14 @@ def test_it_prints_its_id_and_its_deploy_command(single, run_id):
     assert f"Deploy: resnet8ptq deploy run_id={run_id}" in lines
 
 
+def test_a_run_that_fails_has_no_deploy_command(tmp_path):
+    """Its last line named the command that deploys it."""
+    words = (*QUICK, "dtype=u8s8", "threads=1", "report.min_accuracy=0.999")
+    done = call(tmp_path, *words, **NO_REAL_FILES)
+    assert "Verdict: Fails: " in done.out
+    assert "Deploy:" not in done.out
+
+
 def test_the_newest_run_is_judged_and_reported_by_default(single, run_id):
     judged = call_beside(single.folder, "verdict")
     assert json.loads(judged.out)["choice"]["run_id"] == run_id
