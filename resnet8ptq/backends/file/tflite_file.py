@@ -165,12 +165,12 @@ def _scale_blocks(model: Any, levels: NDArray[Any], details: Any) -> NDArray[np.
     """Return weights [channels, inputs] whose blocks of inputs have a scale each; else None."""
     of_scales = model.subgraphs[0].tensors[details.scales]
     scales = read_constant(model, of_scales)
-    if scales is None or details.zeroPoints >= 0 or levels.ndim != 2:
+    if scales is None or details.zeroPoints >= 0 or scales.ndim != 2:
         return None
-    wide = np.repeat(scales, details.blockSize, axis=1)
-    if wide.shape != levels.shape:
+    channels, blocks = scales.shape
+    if levels.shape != (channels, blocks * details.blockSize):
         return None
-    return levels * wide
+    return levels * np.repeat(scales, details.blockSize, axis=1)
 
 
 def _is_value(tensor: Any) -> bool:
