@@ -30,7 +30,8 @@ from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import nearest
 
 _OWN = ("goal", "minutes")  # settings of the sweeper
-_NPU = ("dtype=w8a16", "attention=all", "latency.enabled=false")  # of conf/experiment/npu.yaml
+# The settings of conf/experiment/npu.yaml
+_NPU = ("dtype=w8a16", "attention=all", "latency.enabled=false")
 
 
 def main(words: Sequence[str]) -> int:

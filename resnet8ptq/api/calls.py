@@ -1,7 +1,7 @@
 """The commands as functions: `quantize`, `sweep`, `ship` and `judge`.
 
-Each function runs its command in a separate process. It writes the same folders and MLflow runs as
-the command line, in the current folder. Keywords are the keys of the command line; see
+Each function runs its command in a separate process. A call writes the same folders and MLflow runs
+as the command line, in the current folder. Keywords are the keys of the command line; see
 `keywords.to_words`.
 """
 
@@ -47,7 +47,7 @@ def quantize(
         model: a path, an ONNX model, a `torch.nn.Module` or a Keras model.
         data: `(x, y)`, an array, a dict of arrays by input name (`labels` among them), a torch
             Dataset or DataLoader, a `tf.data.Dataset`, `{"train": ..., "test": ...}` of these, a
-            path, or the name of a data source. None: `settings` name the data.
+            path, or the name of a data source. None if `settings` name the data.
         example: inputs of a torch module, if their shapes do not follow from the samples.
         quiet: whether to print no log.
         settings: keys of `resnet8ptq run`, with `__` for a dot, or a dict for a group.

@@ -19,7 +19,7 @@ from resnet8ptq.api.keywords import to_words
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import ModelError, errors_as
 
-KIND = "networks_from_memory"  # of the cache's entries
+KIND = "networks_from_memory"  # the kind of the cache's entries
 
 
 def find_network(
@@ -29,7 +29,7 @@ def find_network(
 
     Args:
         model: a path, an ONNX model, a `torch.nn.Module` or a Keras model; None for the default.
-        example: inputs of a module, if their shapes do not follow from the samples; else None.
+        example: inputs of a module, if their shapes do not follow from the samples.
         samples: a few samples, for the shapes of a module's inputs.
         root: the cache's root.
 
@@ -48,7 +48,7 @@ def list_inputs(model: Any) -> list[str]:
     if is_of(model, "torch", "nn.Module"):
         try:
             parameters = signature(model.forward).parameters.values()
-        except (TypeError, ValueError):  # of a ScriptModule; its export raises the error
+        except (TypeError, ValueError):  # a ScriptModule has none; its export raises the error
             return []
         by_position = Parameter.POSITIONAL_OR_KEYWORD
         return [parameter.name for parameter in parameters if parameter.kind is by_position]

@@ -23,7 +23,7 @@ from resnet8ptq.data.sources import SOURCES, find_settings
 from resnet8ptq.data.sources.arrays import FROM_MEMORY
 from resnet8ptq.data.sources.arrays import LABELS as USUAL_LABELS
 
-LABELS = "labels"  # in a dict of arrays
+LABELS = "labels"  # the key of the labels in a dict of arrays
 SIDES = ("train", "test")
 _EXPECTED = (
     "expected (x, y), an array, a dict of arrays by input name, a torch Dataset or DataLoader, a "
@@ -39,7 +39,7 @@ def find_samples(data: Any, root: Path, takes: Sequence[str] = ()) -> tuple[list
     Args:
         data: a path, the name of a data source, or samples in memory; None for settings only.
         root: the cache's root.
-        takes: names of the network's inputs, in order; empty: not known.
+        takes: names of the network's inputs, in order; empty if they are not known.
 
     Raises:
         ConfigError: the samples have another form.
@@ -169,7 +169,7 @@ class _Writer:
     def __init__(self, file: BinaryIO, name: str) -> None:
         """Begin a file; `name` names its samples in errors."""
         self._name = name
-        self._texts: list[NDArray[Any]] = []  # their width is known at the end
+        self._texts: list[NDArray[Any]] = []  # joined at the end, when the width is known
         self._file = file
         self._file.write(bytes(self._HEADER_BYTES))
         self._shape: tuple[int, ...] | None = None
@@ -338,7 +338,7 @@ def _is_batched(spec: Any) -> bool:
     """
     import tensorflow as tf
 
-    sizes = []  # of the first axis
+    sizes = []  # sizes of the first axis
     for part in tf.nest.flatten(spec):
         if part.shape.rank == 0:
             return False

@@ -1,6 +1,6 @@
 """Advice on a backend's settings, from a CPU's flags and a network's operators, without a run.
 
-A backend's module of advice has two functions, which take the CPU's flags and the network (None:
+A backend's module of advice has two functions, which take the CPU's flags and the network (None for
 any network). `advise` yields `Advice` objects. `sweep` returns the settings of a sweep over the
 configurations to try, or None. Each `Advice` names its source. Figures were measured on the machine
 of docs/speed.md.

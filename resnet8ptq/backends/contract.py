@@ -37,8 +37,9 @@ Options = TypeVar("Options", bound=BackendConfig)
 
 # Runs a network on a batch; returns its outputs.
 Run = Callable[[NDArray[np.float32]], Sequence[NDArray[np.float32]]]
-Nodes = Mapping[str, Mapping[str, int]]  # by provider and operator
-Takes = Mapping[str, tuple[Sequence[object], str]]  # by key: allowed values, reason against others
+Nodes = Mapping[str, Mapping[str, int]]  # counts by provider and operator
+# Allowed values and reason against others, by key
+Takes = Mapping[str, tuple[Sequence[object], str]]
 
 
 def _backends_with(step: str) -> str:
@@ -78,7 +79,7 @@ WITH_16_BITS: Takes = {
 _HALF: Takes = {
     "method": (["static", "weight_only"], "dtype=fp16 stores weights alone in fewer bits"),
 }
-LARGEST_HALF = 65504.0  # of float16
+LARGEST_HALF = 65504.0  # the largest value of float16
 _FLOAT = "with method=weight_only activations are float"
 # The settings that method=weight_only accepts.
 WEIGHTS_ALONE: Takes = {
@@ -166,9 +167,10 @@ class Predictor:
     Attributes:
         predict: returns each output [n, ...], in the network's order, for network inputs [n, ...].
         open_logits: loads a copy that ends before the final softmax; None without a softmax.
-        time_ms: returns the milliseconds of a batch, measured on the target; None: on this machine.
+        time_ms: returns the milliseconds of a batch, measured on the target; None if this machine
+        measures.
         find_nodes: returns the number of nodes that ran a batch, by ONNX Runtime's execution
-            provider and operator; None: `Quantizer.count_kernels` counts them here.
+            provider and operator; None if `Quantizer.count_kernels` counts them on this machine.
     """
 
     predict: Run
@@ -217,7 +219,7 @@ class Profiler(Protocol):
         """Return the nodes with their times in the last `runs` batches; called once, at the end."""
 
 
-Key = tuple[str, str, str]  # of a node: name, operator, kind
+Key = tuple[str, str, str]  # name, operator and kind of a node
 
 
 def to_nodes(times: Sequence[Mapping[Key, float]]) -> list[NodeTime]:
@@ -333,13 +335,13 @@ class Quantizer(ABC):
     def verify(self, artifact: Artifact, model: Fp32Model, calibration: Split) -> dict[str, str]:
         """Compare the outputs of a file's kernels with its definition; return the result as params.
 
-        Called once for each run, on the final file, with the arguments of `quantize`.
+        This is called once for each run, on the final file, with the arguments of `quantize`.
         """
         return {}
 
     @abstractmethod
     def load(self, path: Path, threads: int) -> Predictor:
-        """Load an artifact from disk; it runs on `threads` threads."""
+        """Load an artifact from disk, to run on `threads` threads."""
 
     @abstractmethod
     def count_kernels(self, path: Path) -> tuple[int, int]:

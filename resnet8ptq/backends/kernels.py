@@ -53,6 +53,6 @@ def saturates(resolved: Resolved, operators: Collection[str], flags: Collection[
 def avoid_saturation(resolved: Resolved) -> str:
     """Return the settings with which no sum saturates."""
     settings = "reduce_range=true"
-    if resolved.engine is None:  # ONNX Runtime, which also takes unsigned weights
+    if resolved.engine is None:  # ONNX Runtime also takes unsigned weights
         settings += " or dtype=uint8"
     return settings

@@ -37,7 +37,7 @@ def complete(
     """
     if not asked.quantizes:
         return asked
-    backend = replace(asked, path=None)  # only backend=file has it; a sweep sets it for all
+    backend = replace(asked, path=None)  # only backend=file has a path, which a sweep sets for all
     own = backend.descriptor.complete
     if not own:
         return backend

@@ -65,7 +65,7 @@ class Activations:
     Attributes:
         onnx_path: file of the FP32 network.
         runtime: threads of the passes, and the cache of the statistics.
-        preset: ranges from elsewhere, by ONNX tensor name; they take precedence.
+        preset: ranges from elsewhere, by ONNX tensor name, which take precedence.
     """
 
     onnx_path: Path
@@ -98,7 +98,7 @@ class Activations:
         return chosen
 
     def _not_finite(self, name: str) -> QuantizationError:
-        """Return the error for a tensor; it names the samples that stand out."""
+        """Return the error for a tensor, which names the samples that stand out."""
         why = ""
         for outlier in self.outliers():
             why += f"; {outlier.describe(self.calibration)}"
@@ -261,7 +261,8 @@ class Activations:
         calibration = self.calibration
         every = np.arange(len(calibration))
         batches = calibration.parts(1, padded=False)
-        order = np.concatenate([every[batch] for batch in batches])  # as the samples ran
+        # The order in which the samples ran
+        order = np.concatenate([every[batch] for batch in batches])
         named: set[int] = set()
         for name, observer in observers.items():
             peaks = np.concatenate(observer.peaks)

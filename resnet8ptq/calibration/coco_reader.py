@@ -55,8 +55,8 @@ class CocoReader(CalibrationDataReader):  # type: ignore[misc]
             images: the folder of the pictures.
             input_name: the network's input for pictures.
             preprocess: the steps; `size` is required.
-            annotations: a file in COCO's format that lists the pictures; None: all pictures in the
-                folder.
+            annotations: a file in COCO's format that lists the pictures; None for all pictures in
+                the folder.
             start_index: index of the first picture.
             size_limit: the largest number of pictures; 0: no limit.
             stride: number of pictures that are decoded at once, and in memory.

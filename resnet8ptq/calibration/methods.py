@@ -177,7 +177,7 @@ class Method:
     """A calibration method.
 
     Attributes:
-        choose: returns the range for a tensor's statistics; None: torch chooses the range.
+        choose: returns the range for a tensor's statistics; None if torch chooses the range.
         parameters: the keys of `calib` that the method reads.
         histogram: whether it needs a histogram.
     """
@@ -239,8 +239,8 @@ def run_pass(
     """Yield the calibration samples in batches [n, ...], with a progress bar.
 
     Args:
-        at_once: the largest number of samples at once; larger batches are split. None: the limits
-            of the network and of the memory budget, see `Split.limit`.
+        at_once: the largest number of samples at once; larger batches are split. None for the
+            limits of the network and of the memory budget, see `Split.limit`.
 
     Yields:
         The samples, and whether they start a batch.

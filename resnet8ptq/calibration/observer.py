@@ -1,10 +1,10 @@
 """Observes a tensor in one pass over the calibration samples.
 
 The histogram of a calibration method spans the observed range, which is only known after the last
-batch. So values are counted in finer bins, with an edge at zero. Their width is 2**-15 of a power
-of two above the largest magnitude. When a larger value arrives, the power grows, and neighbouring
-bins merge without rounding. The counts thus depend neither on the batch size nor on the order of
-the samples, and memory stays constant.
+batch. Values are therefore counted in finer bins, with an edge at zero. Their width is 2**-15 of a
+power of two above the largest magnitude. When a larger value arrives, the power grows, and
+neighbouring bins merge without rounding. The counts thus depend neither on the batch size nor on
+the order of the samples, and memory stays constant.
 """
 
 import math

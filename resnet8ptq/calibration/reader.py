@@ -50,7 +50,7 @@ class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
 
         Args:
             name: `cifar10` or `shapes`.
-            root: folder of CIFAR-10's batches; None: the folder that a run would find.
+            root: the folder of CIFAR-10's batches; None for the folder that a run would find.
 
         Raises:
             DataError: the data set is not available, or is damaged.

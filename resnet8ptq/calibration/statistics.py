@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Range = tuple[float, float]
-Ranges = Mapping[str, Range]  # by ONNX tensor name
+Ranges = Mapping[str, Range]  # ranges by ONNX tensor name
 
 
 @dataclass

@@ -16,7 +16,7 @@ from resnet8ptq.core import invocation
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import no_such_name
 
-WIDTH = 120  # of a line at most
+WIDTH = 120  # most characters of a line
 _LEFT = 34  # characters of the left column
 _GLOBAL = "# @package _global_"
 _INTERNAL = ("hydra", "defaults")
@@ -94,7 +94,7 @@ def show_topic(conf: Path, topic: str, option: str = "", own: Path | None = None
     """Return the options of a group and the keys of one option, or the keys below a key.
 
     Args:
-        option: an option of the group; empty: the default option.
+        option: an option of the group; empty for the default option.
 
     Raises:
         ConfigError: the topic is neither a group nor a key.

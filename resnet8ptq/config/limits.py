@@ -118,7 +118,7 @@ def _are_inputs(got: Any) -> bool:
 
 
 FLOAT_BITS = 32
-BITS = (2, 3, 4, 8, FLOAT_BITS)  # of weights
+BITS = (2, 3, 4, 8, FLOAT_BITS)  # allowed bits of weights
 BLOCKS = (16, 32, 64, 128, 256)  # numbers of weights that share a scale
 MEMORY = Limit("1 or more gigabytes", lambda got: 1 <= got <= 2**20)
 COUNT = (at_least(1), at_most(2**31 - 1))

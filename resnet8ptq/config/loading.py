@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 
 _BASES = {"backend": schema.BackendConfig, "data": schema.DataConfig, "task": schema.TaskConfig}
 
-CONFIG_FILE = "config.yaml"  # in a run's folder
-MAX_BYTES = 2**20  # of a run's config file
+CONFIG_FILE = "config.yaml"  # the file in a run's folder
+MAX_BYTES = 2**20  # largest config file of a run
 
 # `conf/config.yaml` names folders with `safe_name`: Hydra makes them before the config is checked.
 # OmegaConf 2.4 renames `register_new_resolver`; the older `register_resolver` takes no `replace`.
@@ -105,8 +105,9 @@ def load_config(path: Path, trusted: bool = True) -> RunConfig:
     """Read a config that `save_config` has written.
 
     Args:
-        trusted: False for a file from another person. Such a file may hold plain values only:
-            nothing that is imported, called or looked up. See also `without_paths`.
+        trusted: whether the file is the user's own, not from another person. Such a file may hold
+            plain values only: nothing that is imported, called or looked up. See also
+            `without_paths`.
 
     Raises:
         ConfigError: the file is missing, is not a run's config, or holds more than plain values.

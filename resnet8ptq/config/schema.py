@@ -27,7 +27,7 @@ DTYPES = {
     "fp16": ("float32", "float16"),
 }
 FP32 = "fp32"  # the dtype of the baseline
-CPU = "CPUExecutionProvider"  # as in `target.measure`, which would import numpy
+CPU = "CPUExecutionProvider"  # repeated from `target.measure`, which would import numpy
 F32 = "f32"  # equals the constant of `target.measure`
 FLOATS = (FP32, "fp16")  # dtypes without integers: nothing is calibrated
 WEIGHT_ONLY = ("w4", "w8")  # dtypes of method=weight_only

@@ -270,7 +270,7 @@ def _find_option(word: str, groups: dict[str, list[str]]) -> str:
         return f"try {word.replace(':', '=', 1)}"
     if Path(word).suffix.lower() in _NETWORKS:  # words that name existing files have a key by now
         return "no such file; try model.path=FILE"
-    if word.endswith("run.py"):  # of a command that was pasted into another
+    if word.endswith("run.py"):  # from a command that was pasted into another
         return "leave the name of the program out"
     if Path(word).suffix or "/" in word:
         return f"a file needs its key, such as model.path={word} or data.root={word}"

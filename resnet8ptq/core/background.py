@@ -22,7 +22,7 @@ from functools import partial
 from multiprocessing import connection, get_context, parent_process
 from typing import Any, ParamSpec, TypeVar
 
-import cloudpickle  # also pickles lambdas, which a comparison may hold
+import cloudpickle  # it also pickles lambdas, which a comparison may hold
 
 from resnet8ptq.core import invocation
 from resnet8ptq.core.console import LogHandler, waiting
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 _allowed = _used = False
 _pool: ProcessPoolExecutor | None = None
-_pid: Future[int]  # of the background process
+_pid: Future[int]  # the id of the background process
 _pending: deque[Future[Any]] = deque()
 _store: Sequence[str] = ()  # the settings that name the store
 

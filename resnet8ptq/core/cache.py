@@ -26,10 +26,10 @@ from resnet8ptq.core.errors import ConfigError, PtqError
 
 log = logging.getLogger(__name__)
 
-RECORD = "entry.json"  # in each entry: describes its other files
+RECORD = "entry.json"  # the file in each entry that describes the others
 MAX_RECORD_BYTES = 2**24
 UNUSED_DAYS = 90
-CHECKED = ".checked"  # in the root; its modification time is that of the last removal
+CHECKED = ".checked"  # the file in the root that was modified at the last removal
 _DAY_S = 24 * 3600
 _HASHED = 20  # hexadecimal digits of a key's hash, the name of an entry
 Key = Mapping[str, str | int | bool]
@@ -66,7 +66,7 @@ def check_writable(setting: str | None) -> None:
 def runtime(
     setting: str | None, threads: int | None, seconds: float | None = None, device: str = "auto"
 ) -> machine.Runtime:
-    """Return a run's cache folder, threads (None: one for each core), time limit and device."""
+    """Return a run's cache folder, threads (None for one per core), time limit and device."""
     return machine.Runtime(
         cache_root=folder(setting),
         threads=machine.threads(threads),

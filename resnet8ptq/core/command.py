@@ -96,7 +96,7 @@ def main(run: Callable[[], int | None]) -> int:
     gc.set_threshold(20_000, 20, 20)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     code = finish(run).code
-    gc.freeze()  # else Python looks for garbage in them at exit, for a second or two
+    gc.freeze()  # otherwise Python searches them for garbage at exit, for a second or two
     return code
 
 
@@ -167,7 +167,7 @@ def parse_words(words: list[str], schema: type[T], usage: str | None, plain: str
     """Return a command's key=value words as an instance of its dataclass `schema`.
 
     Args:
-        plain: the key that a word without `=` sets; empty: no key.
+        plain: the key that a word without `=` sets; empty for no key.
 
     Raises:
         ConfigError: a key is unknown, or a value has the wrong type.

@@ -97,7 +97,7 @@ def print_table(
     Args:
         right: indices of the right-aligned columns.
         whole: whether right-aligned cells are never folded.
-        styles: rich's style of each row; empty: no style.
+        styles: rich's style of each row; empty for no style.
         totals: number of last rows below a separating line.
         compact: no lines between columns, for a narrow terminal.
     """
@@ -208,7 +208,7 @@ def never_silent(between: str = "Working") -> None:
     """Start to print the current step whenever nothing was printed for a while.
 
     Args:
-        between: the label between the steps of `waiting` and `track`; empty: no line.
+        between: the label between the steps of `waiting` and `track`; empty for no line.
     """
     _watch.between = between
     _watch.start()

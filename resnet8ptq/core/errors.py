@@ -1,7 +1,7 @@
 """All errors that this package raises on purpose.
 
-The program exits with 2 after a `ConfigError`, `DataError` or `ModelError`: an input is wrong. It
-exits with 1 after any other `PtqError`.
+The program exits with 2 after a `ConfigError`, `DataError` or `ModelError`: an input is wrong. The
+program exits with 1 after any other `PtqError`.
 """
 
 import pickle

@@ -33,12 +33,12 @@ def call(
     """Call a function in a separate process; function, arguments and result are pickled.
 
     TensorFlow's memory and settings end with the separate process, and a file that crashes the
-    reader does not end the sweep. The separate process ends when the calling process ends. It has
-    no network access if the system can prevent access; see `confinement`.
+    reader does not end the sweep. The separate process ends when the calling process ends. The
+    process has no network access if the system can prevent access; see `confinement`.
 
     Args:
         network: whether the function has network access; user code may need it to download.
-        seconds: the time limit by the clock; None: no limit. For untrusted files, callers pass
+        seconds: the time limit by the clock; None for no limit. For untrusted files, callers pass
             `confinement.MAX_SECONDS`. The limit of `confinement` is on the CPU time of all cores,
             so an endless loop on one core reaches it late.
 

@@ -184,7 +184,7 @@ def _git_commit() -> str:
     """Return the commit of this program's checkout, with `-dirty` if files differ, or `unknown`."""
     command = ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
     here = Path(__file__).parents[2]
-    if not (here / ".git").exists():  # installed, perhaps inside another project's repository
+    if not (here / ".git").exists():  # the package is installed, perhaps inside another repository
         return "unknown"
     with suppress(OSError, subprocess.SubprocessError):
         return subprocess.check_output(

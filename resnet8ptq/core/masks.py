@@ -212,7 +212,7 @@ def _between(values: NDArray[np.float32], positions: NDArray[np.float64]) -> NDA
     placed = positions.clip(0, last)
     first = np.floor(placed).astype(np.int64)
     part = (placed - first).astype(np.float32)[:, np.newaxis]
-    if not part.any():  # as in a picture that keeps its size
+    if not part.any():  # no position is between pixels
         return np.asarray(values[first])
     return np.asarray(
         values[first] * (1 - part) + values[np.minimum(first + 1, last)] * part, np.float32

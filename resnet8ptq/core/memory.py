@@ -19,7 +19,7 @@ _VARIABLE = "RESNET8PTQ_MEMORY_GB"  # child processes inherit the limit
 
 
 def set_limit(gigabytes: float | None) -> None:
-    """Set the memory that this process may use; None: half of the free memory."""
+    """Set the memory that this process may use; None for half of the free memory."""
     if gigabytes is None:
         os.environ.pop(_VARIABLE, None)
     else:
@@ -81,8 +81,8 @@ def return_large_blocks() -> None:
     """Make this process return large blocks to the system as soon as they are freed.
 
     By default glibc keeps freed blocks of up to 32 MB, often in pieces of unsuitable sizes.
-    Returning a block takes a little time, so only networks with large tensors call this. It has an
-    effect with glibc only (`man 3 mallopt`).
+    Returning a block takes a little time, so only networks with large tensors call this. The call
+    has an effect with glibc only (`man 3 mallopt`).
     """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 2**22)

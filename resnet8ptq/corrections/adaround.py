@@ -240,7 +240,9 @@ def learn_apart(
         weights = read_weights(proto.graph, node)
         label = _label(name, index, len(nodes))
         problem = _pose(proto, walks, node, setting=setting, random=random, label=label)
-        for bits in widths:  # the same problem, with other levels
+
+        # Solve the same problem for each width, because posing it takes long
+        for bits in widths:
             scheme = Plan(setting.weights.default, {name: bits}).scheme(name)
             narrow = f"{label}: {bits} bits"
             deadline = setting.runtime.deadline
@@ -560,7 +562,7 @@ def _windows(inputs: Array, node: onnx.NodeProto, weights: Array) -> tuple[Array
     pads = attribute(node, "pads", [0] * 2 * rank)  # conversion has replaced auto_pad
     padded = np.pad(inputs, [(0, 0), (0, 0), *zip(pads[:rank], pads[rank:], strict=True)])
     view = np.lib.stride_tricks.sliding_window_view(padded, extent, axis=tuple(range(2, 2 + rank)))
-    steps: list[Any] = [...]  # the last axes are those of the positions, then of the kernel
+    steps: list[Any] = [...]  # the last axes hold the positions, then the kernel
     for step in (*strides, *dilations):
         steps.append(slice(None, None, step))
     view = view[tuple(steps)]

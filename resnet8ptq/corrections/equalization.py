@@ -127,7 +127,7 @@ def _equalize_pair(graph: Linked, first: onnx.NodeProto, second: onnx.NodeProto)
     weights1, grouped = _read_pair(graph, first, second)
     factors = _find_factors(*_find_ranges(weights1, grouped))
     write_weights(graph, first, weights1 / factors.reshape(-1, *(1,) * (weights1.ndim - 1)))
-    if first.op_type != "MatMul":  # it has no bias: an Add would separate the pair
+    if first.op_type != "MatMul":  # a MatMul has no bias, as an Add would separate the pair
         write_bias(graph, first, read_bias(graph, first) / factors)
     spread = factors.reshape(grouped.shape[0], 1, -1, *(1,) * (grouped.ndim - 3))
     write_weights(graph, second, (grouped * spread).reshape(-1, *grouped.shape[2:]))

@@ -44,7 +44,12 @@ class CorrectionSettings:
 
     def walk(self, proto: onnx.ModelProto) -> Walk:
         """Start a walk through a network on the samples."""
-        return Walk(proto, self.samples, self.calib.batch_size, self.runtime.threads)
+        return Walk(
+            proto,
+            self.samples,
+            batch_size=self.calib.batch_size,
+            threads=self.runtime.threads,
+        )
 
 
 def find_plain_layers(graph: onnx.GraphProto, selection: Selection) -> dict[str, onnx.NodeProto]:

@@ -46,7 +46,7 @@ RANGE_RATE = 3e-3  # learning rate of the logarithms of the ranges
 LEARNING = 32  # tensors of the largest size that a learning step holds for each sample
 KEPT = 7  # tensors that a step holds for each output of a block's nodes; measured on YOLOX-nano
 
-Values = dict[str, torch.Tensor]  # by the name of the traced node that makes them
+Values = dict[str, torch.Tensor]  # values by the name of the traced node that computes them
 
 
 class LearnedRounding(nn.Module):  # type: ignore[misc]
@@ -96,7 +96,7 @@ def reconstruct(
     blocks, and its targets from the FP32 network. A block keeps nearest rounding if learning does
     not reduce its error. The result is reproducible by `seed` on the same number of threads.
 
-    Also returns the learned range of each activation, by ONNX tensor name.
+    The function also returns the learned range of each activation, by ONNX tensor name.
 
     Args:
         iterations: number of learning steps for each block.
@@ -330,7 +330,8 @@ def _measure(module: Any, blocks: list[Block], inputs: Values) -> list[Block]:
             if torch.is_tensor(value):
                 kept += KEPT * value.nbytes
         measured.append(replace(block, kept=kept))
-    _check(max((block.kept for block in measured), default=0))
+    largest = max((block.kept for block in measured), default=0)
+    _check(largest)
     return measured
 
 
@@ -364,7 +365,11 @@ def _blocks(module: Any, roundings: Mapping[str, LearnedRounding]) -> list[Block
         return modules
 
     def names(part: list[Any]) -> list[str]:
-        return [owners[id(own)] for own in modules_of(part) if id(own) in owners]
+        found = []
+        for own in modules_of(part):
+            if id(own) in owners:
+                found.append(owners[id(own)])
+        return found
 
     # A range is learned by the first block that has it
     learned: set[Any] = set()

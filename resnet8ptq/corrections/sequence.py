@@ -36,8 +36,8 @@ def correct(
 ) -> tuple[Fp32Model, dict[str, Range] | None]:
     """Apply the chosen corrections; return the model unchanged if there are none.
 
-    Also returns the activation ranges that reconstruction learns, by ONNX tensor name. Logs the
-    effect of each correction on the layers' relative squared error (`layers.errors`).
+    The function also returns the activation ranges that reconstruction learns, by ONNX tensor name.
+    Logs the effect of each correction on the layers' relative squared error (`layers.errors`).
 
     Args:
         folder: an existing folder for `corrected.onnx`.
@@ -46,7 +46,8 @@ def correct(
         ConfigError: `nodes_to_exclude` or `nodes_to_quantize` names an unknown node.
         QuantizationError: no layer with weights is left to quantize.
     """
-    if not any(vars(chosen)[name] for name in CORRECTIONS):
+    asked = [name for name in CORRECTIONS if vars(chosen)[name]]
+    if not asked:
         return model, None
 
     # SmoothQuant and equalization keep the function: the result is the new FP32 network

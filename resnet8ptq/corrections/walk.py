@@ -58,7 +58,8 @@ class Walk:
         self._cuts = find_cuts(proto.graph)
         self._inputs = input_names(proto.graph)
         self._source = self._inputs[0]  # the first input stands for all
-        self._kept: list[Array] | None = None  # the source of each batch; None: samples
+        # The source's values for each batch; None at the samples
+        self._kept: list[Array] | None = None
         (sample,) = samples.take(np.arange(1)).batches(1)
         names = float_tensors(proto)
         if len(group_by_memory(proto, names)) == 1:
@@ -114,7 +115,13 @@ class Walk:
         arena = self._at_once > 1  # without an arena, the memory of a large sample is returned
         session = open_session(part.SerializeToString(), self._threads, arena=arena, spins=False)
         taken = session_inputs(session)
-        return lambda tensors: session.run(None, {name: tensors[name] for name in taken})
+
+        def compute(tensors: dict[str, Array]) -> Sequence[Array]:
+            fed = {name: tensors[name] for name in taken}
+            outputs: Sequence[Array] = session.run(None, fed)
+            return outputs
+
+        return compute
 
     def _batches(self, needed: Set[str]) -> Iterator[dict[str, Array]]:
         """Yield the stored cut tensor of each batch, and the network's inputs if needed."""

@@ -31,19 +31,20 @@ class Split:
     samples may be mapped from files, so code reads them in batches.
 
     Attributes:
-        labels: classes [N] int64, classes of tokens [N, tokens] int64 (-100 where none is scored),
-            several classes [N, classes] bool, values [N, ...] of floats, texts [N], masks [N, H, W]
-            uint8, pictures [N, H, W, C] uint8, or boxes (see `boxes`); None: no labels.
+        labels: classes [N] int64, classes of tokens [N, tokens] int64 (-100 for tokens that are not
+            scored), several classes [N, classes] bool, values [N, ...] of floats, texts [N], masks
+            [N, H, W] uint8, pictures [N, H, W, C] uint8, or boxes (see `boxes`); None without
+            labels.
         preprocessing: the arithmetic from samples to network inputs.
         layout: the order of a sample's axes in the network's input, see `preprocessing.arrange`.
-        fields: the network's inputs, if samples are records; they replace layout and dtype.
+        fields: the network's inputs, if samples are records; used in place of layout and dtype.
         at_once: the network's largest batch; None if any size works.
         within_memory: the largest batch whose tensors fit into the memory budget.
         groups: group numbers [N] int64, equal for samples that belong together, such as the windows
-            of one clip; None: no groups.
+            of one clip; None without groups.
         hashes: the `pixel_hashes`, if they are known already.
-        names: names of the samples in messages, such as their files, [N]; None: not named.
-        texts: the texts whose tokens are the samples, [N]; None: samples are not texts.
+        names: names of the samples in messages, such as their files, [N]; None without names.
+        texts: the texts whose tokens are the samples, [N]; None if samples are not texts.
     """
 
     stored: Stored

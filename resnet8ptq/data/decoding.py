@@ -158,7 +158,7 @@ def _write(
     to: Path,
     threads: int,
 ) -> dict[str, str]:
-    """Decode pictures into one array file; return why each unreadable one failed, by index."""
+    """Decode pictures into one array file; return the reasons of unreadable pictures, by index."""
     bad: dict[str, str] = {}
     whole: NDArray[np.uint8] | None = None
     first = ""

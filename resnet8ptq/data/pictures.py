@@ -18,7 +18,7 @@ from resnet8ptq.core.errors import DataError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 MAX_PIXELS = 2**27  # 512 MB of RGB in Pillow
-MAX_BYTES = 2**29  # of a file, since a sparse file can be larger than the disk
+MAX_BYTES = 2**29  # largest file, since a sparse file can be larger than the disk
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 UNLABELLED = 255  # value of a mask's pixels without a class, as in PASCAL VOC and Cityscapes
 _FILTERS = {filter.name.lower(): filter for filter in Image.Resampling}
@@ -86,7 +86,7 @@ def decode(file: Path | BinaryIO, preprocess: PreprocessConfig) -> NDArray[np.ui
 def _open(file: Path | BinaryIO, formats: tuple[str, ...]) -> Image.Image:
     try:
         return Image.open(file, formats=formats)
-    except UnidentifiedImageError:  # its text names a Python object
+    except UnidentifiedImageError:  # the error's text names a Python object
         raise ValueError(f"it is no {' or '.join(formats)} file") from None
 
 

@@ -36,7 +36,7 @@ def read(
     """Load a data set that `locate.find_data` has located, with samples mapped from the cache.
 
     Args:
-        calibrating: a folder of unlabelled pictures for calibration; None: training samples.
+        calibrating: a folder of unlabelled pictures for calibration; None for training samples.
 
     Raises:
         DataError: a file is missing or damaged, or its labels do not fit; the message names the

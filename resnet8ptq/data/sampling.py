@@ -21,7 +21,7 @@ _PER_CLASS = 100  # calibration samples of each class
 _OF_ALL_CLASSES = 2000  # calibration samples in total with more than 20 classes
 _WITHOUT_CLASSES = 1000  # calibration samples in total
 
-_HELD_OUT = 2000  # in total
+_HELD_OUT = 2000  # held-out samples in total
 LEAST_TO_CHOOSE = 50  # samples
 _HELD_OUT_SEED = 0  # a constant, so that all runs hold out the same samples
 
@@ -132,7 +132,7 @@ def draw_held_out(data: Dataset, samples: int | None, taken: Sequence[Split] = (
     are not drawn. Groups are drawn whole, as long as they fit, but at least one.
 
     Args:
-        samples: number of samples; None: 2,000, or half of the free samples if this is less.
+        samples: number of samples; None for 2,000, or half of the free samples if this is less.
         taken: splits whose samples are not drawn.
 
     Raises:

@@ -18,7 +18,8 @@ log = logging.getLogger(__name__)
 
 LISTED = 3  # equal samples that a warning names
 TRAIN_NAMES = ("train", "training")  # names of a side, in lower case
-TEST_NAMES = (("test", "testing"), ("val", "valid", "validation", "dev"))  # the first have priority
+# The names in the first group have priority
+TEST_NAMES = (("test", "testing"), ("val", "valid", "validation", "dev"))
 COPIES = 0.01  # the largest share of repeated test samples without a warning
 
 Indices = NDArray[np.int64]

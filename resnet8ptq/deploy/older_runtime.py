@@ -55,7 +55,7 @@ def find_formats(version: int) -> tuple[int, int]:
     ((17, 8), (22, 10), (25, 13))
     """
     since = max(first for first in ONNX_SINCE if first <= version)
-    rows = {row[0]: row for row in onnx.helper.VERSION_TABLE}  # by ONNX release
+    rows = {row[0]: row for row in onnx.helper.VERSION_TABLE}  # versions by ONNX release
     _, ir_version, opset, *_ = rows[ONNX_SINCE[since]]
     return opset, ir_version
 

@@ -32,7 +32,7 @@ from resnet8ptq.tracking.mlflow_store.mlflow_model import EXAMPLE
 log = logging.getLogger(__name__)
 
 PREDICTIONS = ("probabilities", "predictions", "scores", "model")  # names in predictions.npz
-ROUNDING = 1e-5  # of float sums, whose order depends on the number of threads
+ROUNDING = 1e-5  # error of float sums, whose order depends on the number of threads
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ class Measurement:
         choice: the comparison on the selection samples; None without them.
         outputs_sha256: the hash of the model's outputs for all scored samples.
         silent: the output that does not depend on the sample, see `Scope.find_silent`.
-        evaluation_cached: whether the outputs and `system/evaluate_s` are those of an earlier run.
+        evaluation_cached: whether outputs and `system/evaluate_s` come from an earlier run.
     """
 
     task: Task

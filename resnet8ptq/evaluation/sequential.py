@@ -219,5 +219,5 @@ def _margin_of(p_within: float, p_beyond: float) -> Margin:
 
 
 def _to_z(p_value: float) -> float:
-    """Return the normal quantile of a p-value; it is finite for 0 and 1 too."""
+    """Return the normal quantile of a p-value, which is finite for 0 and 1 too."""
     return float(ndtri(min(max(p_value, sys.float_info.min), 1 - sys.float_info.epsilon)))

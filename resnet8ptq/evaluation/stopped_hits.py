@@ -113,7 +113,7 @@ def read_pair(test: PairedTest, arrays: Arrays) -> Paired:
     if samples is not None:
         check_columns([samples], "u")
     if test.sequential and PLAN in arrays:
-        assert isinstance(model, Hits)  # as a sequential test requires
+        assert isinstance(model, Hits)  # a sequential test requires these
         model = StoppedHits(model, _read_plan(arrays[PLAN], len(model.labels)))
     return Paired(model, baseline, samples)
 

@@ -1,7 +1,7 @@
 """The rule that decides whether a quantized file is worth deploying instead of FP32."""
 
 MOST_BYTES = 0.9  # of FP32's
-LEAST_SPEED = 1.05  # of FP32's; two loadings of one file differ by less
+LEAST_SPEED = 1.05  # fraction of FP32's speed; two loadings of one file differ by less
 
 WORTH = (
     f"a file is worth deploying with at most {MOST_BYTES:.0%} of FP32's bytes, or "
@@ -14,7 +14,7 @@ def saves(size_bytes: float, fp32_bytes: float, speedup: float | None = None) ->
 
     Args:
         fp32_bytes: 0 if unknown; then every file saves.
-        speedup: speed relative to FP32; None: not measured.
+        speedup: speed relative to FP32; None if not measured.
     """
     if not fp32_bytes or size_bytes <= MOST_BYTES * fp32_bytes:
         return True

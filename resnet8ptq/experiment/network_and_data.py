@@ -103,7 +103,7 @@ def make_task(
     """Return the task that scores the network on the samples `scored`.
 
     Args:
-        name: the name of these samples in errors; empty: the data set's name.
+        name: the name of these samples in errors; empty for the data set's name.
 
     Raises:
         ConfigError: the samples do not have the labels that the task needs.

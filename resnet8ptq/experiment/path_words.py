@@ -113,7 +113,8 @@ def _quote_path(word: str) -> str:
     if not value or word.startswith("-"):
         return word
     with suppress(OSError):  # raised by texts that are too long for a path
-        if not Path(value).expanduser().exists():  # saves most words the grammar's milliseconds
+        # Most words need no parsing, which takes milliseconds
+        if not Path(value).expanduser().exists():
             return word
         try:
             grammar.parse(word)

@@ -194,7 +194,7 @@ def _corrects_again(chosen: CorrectionsConfig) -> bool:
 
     Smoothing and equalization alone need no new correction: they do not change the function of a
     layer in float. Other corrections are not repeated if rounding would be learned again for
-    minutes. This is so with reconstruction, and with AdaRound after smoothing or equalization,
+    minutes. This applies to reconstruction, and to AdaRound after smoothing or equalization,
     because the cache lacks the learned layers of the changed network.
     """
     changes = chosen.smooth_quant or chosen.equalization

@@ -21,7 +21,7 @@ from resnet8ptq.graph.layers import channel_axis, is_grouped, weight_layers
 log = logging.getLogger(__name__)
 
 LOW_SQNR_DB = 10.0  # the noise has a tenth of the signal's power
-TINY_BYTES = 2**14  # of weights; operators, names and scales of a file need about as many
+TINY_BYTES = 2**14  # bytes of weights; operators, names and scales of a file need about as many
 MANY_SCALES = 6  # weights for each scale, below which scale and zero point cost what 8 bits save
 
 

@@ -1,7 +1,7 @@
 """Samples with a wrong answer of the quantized model, and FP32's answer to them, for the report.
 
-The run writes these examples, because a report reads no data set. They exist only for pictures and
-texts, and only if answers are classes.
+The run writes these examples, because a report reads no data set. Examples exist only for pictures
+and texts, and only if answers are classes.
 """
 
 import base64
@@ -22,7 +22,7 @@ from resnet8ptq.tasks.task import Task
 FILE = "wrong_examples.json"
 COUNT = 10
 MOST_PIXELS = 160  # along a side of a picture
-MOST_CHARACTERS = 400  # of a text
+MOST_CHARACTERS = 400  # most characters of a text
 
 
 def write(folder: Path, task: Task, comparison: Comparison, samples: Split) -> None:

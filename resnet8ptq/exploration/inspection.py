@@ -157,7 +157,8 @@ def _compare(config: RunConfig, contract: Contract, samples: _SampleFacts) -> li
     kept = config.model.outputs or [tensor.name for tensor in contract.outputs]
     outputs = {tensor.name: tensor.shape for tensor in contract.outputs if tensor.name in kept}
     shapes = list(outputs.values())
-    copies = shapes == [tensor.shape for tensor in contract.inputs]  # as in task=anomaly
+    # The network of task=anomaly copies its inputs
+    copies = shapes == [tensor.shape for tensor in contract.inputs]
     if samples.classes and not copies and len(shapes) == 1 and is_vector(shapes[0]):
         values = count_scores(shapes[0])
         lines.append(f"{data}: {_compare_classes(samples, values, config.task.name)}")

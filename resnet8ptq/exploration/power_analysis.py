@@ -1,7 +1,7 @@
 """`+analysis=plan_test`: reports the losses that these test samples can prove, before any run.
 
 The losses follow from the sample size of Tango's test for 80% power
-(`statistics.Margin.items_needed`). They depend on the share of predictions that quantization
+(`statistics.Margin.items_needed`). Both depend on the share of predictions that quantization
 changes between right and wrong, which is known only after a run.
 """
 

@@ -30,7 +30,7 @@ POINTS = 10  # points of the loss curve in each epoch
 RANGE_RATE = 1.0  # rate of the ranges' logarithms, relative to the learning rate
 VALIDATION_BATCH = 500
 
-Point = dict[str, float]  # of a curve: `step`, and metrics by name
+Point = dict[str, float]  # a point of a curve: `step`, and metrics by name
 
 
 @dataclass

@@ -58,7 +58,7 @@ def short_names(nodes: Sequence[onnx.NodeProto]) -> list[str]:
     names = [node.name.split("/") for node in nodes]
     shared = _count_shared(names)
     tails = [parts[shared:] for parts in names]
-    counts: Counter[tuple[str, ...]] = Counter()  # of names, by beginning
+    counts: Counter[tuple[str, ...]] = Counter()  # number of names by beginning
     for tail in tails:
         for length in range(1, len(tail) + 1):
             counts[tuple(tail[:length])] += 1
@@ -120,8 +120,8 @@ def float_tensors(proto: onnx.ModelProto, around: Collection[str] | None = None)
 def find_copies(graph: onnx.GraphProto) -> dict[str, tuple[str, float, float]]:
     """Map each tensor with the same values as another to (other, low, high).
 
-    The copy may have another shape or order of values. It is clipped to [low, high], which may be
-    infinite.
+    The copy may have another shape or order of values. The product is clipped to [low, high], which
+    may be infinite.
     """
     constants = Links(graph).constants
     copies = {}
@@ -284,7 +284,7 @@ def find_tail(
     """
     ahead: set[str] = set()  # tensors that a layer depends on
     last: list[onnx.NodeProto] = []
-    outputs: set[str] = set()  # of the last layers
+    outputs: set[str] = set()  # outputs of the last layers
     tail: list[onnx.NodeProto] = []
     for node in reversed(graph.node):
         final = ahead.isdisjoint(node.output)

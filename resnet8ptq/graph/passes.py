@@ -99,7 +99,7 @@ def end_with(
 ) -> ir.Node:
     """Append a node that computes the output `name`; rename the former output tensor to `inner`.
 
-    This adds a last step that the file lacks. The output keeps its name, type and shape.
+    The function adds a last step that the file lacks. The output keeps its name, type and shape.
     """
     outputs = model.graph.outputs
     names = [value.name for value in outputs]

@@ -74,7 +74,7 @@ def rounded_weights(fp32: onnx.GraphProto, quantized: onnx.GraphProto) -> list[R
     """
     stored = Links(quantized).constants
     nodes = {}
-    dequantizes = {}  # by output
+    dequantizes = {}  # nodes by output
     for node in quantized.node:
         nodes[node.name] = node
         if node.op_type == "DequantizeLinear":

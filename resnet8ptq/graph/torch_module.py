@@ -219,9 +219,9 @@ def _lower_reduction(reduction: onnx.NodeProto, axes: onnx.TensorProto) -> None:
 def _ease(graph: onnx.GraphProto) -> None:
     """Name all nodes, and work around three faults, in place.
 
-    onnx2torch misreads an empty name at the end of a node's inputs as a tensor. It refuses axes
-    that are a single number, which exporters write. It refuses a Clip without a minimum, and
-    torch's quantized clamp refuses one with a single bound.
+    onnx2torch misreads an empty name at the end of a node's inputs as a tensor. onnx2torch refuses
+    axes that are a single number, which exporters write. onnx2torch refuses a Clip without a
+    minimum, and torch's quantized clamp refuses one with a single bound.
     """
     constants = Links(graph).constants
     for index, node in enumerate(graph.node):
@@ -343,7 +343,7 @@ def name_tensors(
     """
     constants = Links(graph).constants
     kept = {paths.get(node.name) for node in traced.nodes}
-    outputs = {}  # by ONNX node
+    outputs = {}  # outputs by ONNX node
     relus = {}  # from input to output
     norms = {}  # that FX folds into the convolution before
     for node in graph.node:
@@ -383,8 +383,8 @@ def _fix_constants(module: Any, floats: Collection[str]) -> None:
     """Replace modules that read constants at run time by modules with fixed parameters.
 
     `torch.export` and FX cannot trace onnx2torch's Reshape, Slice and Squeeze, which read their
-    shape, parts and axes at run time. They cannot trace its Div either, which reads the type of its
-    operands. With torch's split, ExecuTorch fixes the batch size.
+    shape, parts and axes at run time. Nor can they trace onnx2torch's Div, which reads the type of
+    the operands. With torch's split, ExecuTorch fixes the batch size.
 
     torch's integer kernels need constants as second operands. They need a Hardtanh in place of a
     Clip with two ends, and a Linear in place of a MatMul. The Linear's bias must not be broadcast.

@@ -64,7 +64,8 @@ def _join(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
     """Return one output of several batches, each padded to the largest size along every axis."""
     if len(parts) == 1:  # the output may lack a batch axis, see `one_by_one`
         return parts[0]
-    largest = np.max([part.shape for part in parts], axis=0).astype(int)
+    shapes = [part.shape for part in parts]
+    largest = np.max(shapes, axis=0).astype(int)
     padded = []
     for part in parts:
         missing = largest - part.shape
@@ -172,11 +173,19 @@ def fix_sizes(
     # Put constants in place of the tensors
     producers = Links(graph).producers
     for name in wanted:
-        if not any(values[name].size for values in tensors):
+        is_empty = all(values[name].size == 0 for values in tensors)
+        if is_empty:
             _leave_out(others, name)
-        _replace_tensor(graph, name, producers[name], shaped[name], tensors, bool(any_length))
+        _replace_tensor(
+            graph,
+            name,
+            producer=producers[name],
+            shaped=shaped[name],
+            tensors=tensors,
+            any_length=bool(any_length),
+        )
     fixed = rewrite(fixed, [remove_unused])
-    alone = _shape_outputs(fixed, tensors, batch, sizes)
+    alone = _shape_outputs(fixed, tensors, batch=batch, sizes=sizes)
     if alone:
         fixed = rewrite(fixed, [partial(_add_batch_axis, sizes=alone)])
     fixed = normalization.write_explicitly(fixed)
@@ -364,7 +373,7 @@ def _replace_tensor(
         _repeat_rows(graph, name, block)
         return
     for node in shaped:
-        _fix_shaped(graph, node, tensors, any_length)
+        _fix_shaped(graph, node, tensors, any_length=any_length)
 
 
 def _leave_out(nodes: Sequence[onnx.NodeProto], name: str) -> None:
@@ -391,7 +400,8 @@ def _find_block(values: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
     Args:
         values: the tensor's values for each of `SIZES`, or for one size.
     """
-    if len(values) < len(SIZES) or not all(value.ndim for value in values):
+    has_scalar = any(value.ndim == 0 for value in values)
+    if len(values) < len(SIZES) or has_scalar:
         return None
     count = len(values[0]) // SIZES[0]
     block = values[0][:count]

@@ -84,6 +84,8 @@ def _inline(model: ir.Model, output: str, key: str) -> None:
     for value in (*made, *stored):
         name = f"{output}/{value.name}"
         value.name = name if len(name) <= _LONGEST else next(short_names)
+
+    # Move the nodes, which may belong to one graph only
     branch.remove(nodes)
     branch.initializers.clear()
     for value in stored:

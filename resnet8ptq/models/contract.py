@@ -154,9 +154,11 @@ def match_samples(stored: SampleArray, steps: Preprocessing, contract: Contract)
         [tensor] = contract.inputs
         return Match(find_layout(stored.shape[1:], tensor), find_dtype(stored.dtype, steps, tensor))
     length = _only_length(contract, stored.dtype)
-    fields = tuple(_fill(tensor, stored.dtype, steps, length) for tensor in contract.inputs)
+    fields = []
+    for tensor in contract.inputs:
+        fields.append(_fill(tensor, stored.dtype, steps, length=length))
     any_length = _any_length(contract, stored.dtype)
-    return Match(fields=Fields(fields, find_mask(stored.dtype), any_length))
+    return Match(fields=Fields(tuple(fields), find_mask(stored.dtype), any_length))
 
 
 def _fill(tensor: Tensor, stored: np.dtype[Any], steps: Preprocessing, length: int | None) -> Field:
@@ -246,8 +248,8 @@ def find_layout(sample_shape: tuple[int, ...], tensor: Tensor) -> Layout | None:
     For samples [H, W, C] and a network that takes [C, H, W], the permutation is `(2, 0, 1)`; in the
     other direction, it is `(1, 2, 0)`. The same holds for any number of axes. The permutation has
     one axis more than the sample if the sample, such as a grey [H, W] picture, lacks a channel axis
-    of size 1. It has one axis less if the sample has an extra axis of size 1 at its end. `arrange`
-    applies the permutation.
+    of size 1. The permutation has one axis less if the sample has an extra axis of size 1 at its
+    end. `arrange` applies the permutation.
 
     Returns:
         The permutation; None if samples fit unchanged.
@@ -265,7 +267,8 @@ def find_layout(sample_shape: tuple[int, ...], tensor: Tensor) -> Layout | None:
         layouts.append(tuple(range(rank - 1)))
     extended = (*sample_shape, 1)  # with a channel axis, which the sample may lack
     for layout in layouts:
-        if _fits(tuple(extended[axis] for axis in layout), takes):
+        arranged_shape = tuple(extended[axis] for axis in layout)
+        if _fits(arranged_shape, takes):
             return layout
 
     # No layout fits, so name a setting that helps

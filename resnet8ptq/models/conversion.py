@@ -55,7 +55,7 @@ from resnet8ptq.tasks.scoring.outputs import (
 log = logging.getLogger(__name__)
 
 PARITY_SAMPLES = 1000
-PARITY_BYTES = 2**24  # of the samples to compare: 27 pictures of 224 x 224
+PARITY_BYTES = 2**24  # most bytes of samples to compare, which are 27 pictures of 224 x 224
 PARITY_TOLERANCE = 1e-4  # difference of a probability, or relative to the largest logit
 # The tolerance relative to the largest value. In a detector of 113 convolutions with ten million
 # values, rounding to float32 makes 2e-4.

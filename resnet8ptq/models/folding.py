@@ -120,7 +120,7 @@ def fold_into_layers(graph: onnx.GraphProto) -> None:
     """
     links = Links(graph)
     ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in graph.value_info}
-    layers: dict[str, onnx.NodeProto] = {}  # by output
+    layers: dict[str, onnx.NodeProto] = {}  # nodes by output
     kept = []
     for node in graph.node:
         if _is_product(node, links.constants) or _is_transposed(node, links.constants):
@@ -200,9 +200,10 @@ def _find_changed(
 def _is_product(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> bool:
     if node.op_type not in ("Gemm", "MatMul") or node.input[1] not in constants:
         return False
-    plain = attribute(node, "alpha", 1.0) == attribute(node, "beta", 1.0) == 1
-    matrix = len(constants[node.input[1]].dims) == 2
-    return plain and matrix and all(name in constants for name in node.input[2:])
+    is_plain = attribute(node, "alpha", 1.0) == attribute(node, "beta", 1.0) == 1
+    is_matrix = len(constants[node.input[1]].dims) == 2
+    has_constant_bias = all(name in constants for name in node.input[2:])
+    return is_plain and is_matrix and has_constant_bias
 
 
 def _is_transposed(node: onnx.NodeProto, constants: Collection[str]) -> bool:
@@ -296,4 +297,5 @@ def _strict() -> Iterator[None]:
 
 
 def _operators(path: Path) -> dict[str, int]:
-    return dict(Counter(node.op_type for node in onnx.load(path).graph.node))
+    nodes = onnx.load(path).graph.node
+    return dict(Counter(node.op_type for node in nodes))

@@ -188,6 +188,7 @@ def _with_torch(model: Fp32Model, checked: Split, cache_root: Path) -> Fp32Model
             )
         (folder / conversion.TORCH_RECORD).write_text(result)
 
+    # Add the result to the record of the conversion
     folder = cache.entry(cache_root, "torch_checks", key, make)
     record = model.conversion
     result = json.loads((folder / conversion.TORCH_RECORD).read_text())

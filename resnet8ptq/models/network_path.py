@@ -21,9 +21,9 @@ URL = (
     "trained_models/pretrainedResnet.h5"
 )
 MAX_BYTES = 2**31 - 1  # same as the limit of each format
-WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")  # of files of weights alone
+WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")  # suffixes of files with weights alone
 QUANTIZED = (".xml", ".pte")  # formats that only quantizers of other programs write
-MAX_FOLDER_BYTES = 2**33  # of a SavedModel, whose size an optimizer's variables triple
+MAX_FOLDER_BYTES = 2**33  # largest SavedModel, as an optimizer's variables triple the size
 SHA256 = "5f938a8eea605438cc7360aa13c987bc6d7bd0c8d931b2917361ae7ae4eeda2f"
 
 
@@ -42,6 +42,8 @@ def locate(config: ModelConfig, data_name: str) -> Path:
     named = os.environ.get("RESNET8_H5")
     if named:
         return _checked(Path(named).absolute(), "$RESNET8_H5")
+
+    # Download the default network only if nothing else is named
     try:
         downloaded = pooch.retrieve(
             URL,
@@ -123,7 +125,8 @@ def _checked(path: Path, key: str) -> Path:
 def _check_size(path: Path) -> Path:
     """Return the path; refuse a size above the limit, because the whole content is hashed."""
     if path.is_dir():
-        size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        stored = [file for file in path.rglob("*") if file.is_file()]
+        size = sum(file.stat().st_size for file in stored)
         most = MAX_FOLDER_BYTES
     else:
         size = path.stat().st_size

@@ -124,7 +124,8 @@ def normalize(proto: onnx.ModelProto) -> onnx.ModelProto:
     for entry in [*proto.opset_import, *nodes]:
         if entry.domain == "ai.onnx":
             entry.domain = ""
-    used = {"", *(node.domain for node in nodes)}
+    used = {node.domain for node in nodes}
+    used.add("")  # ONNX's own domain is always imported
     imports = [entry for entry in proto.opset_import if entry.domain in used]
     del proto.opset_import[:]
     proto.opset_import.extend(imports)
@@ -165,8 +166,8 @@ def _keep_pads(model: ir.Model) -> None:
     """Pad with -0.0 instead of 0.0 before a MaxPool.
 
     ONNX Runtime (1.31) turns a Pad with zeros into padding of the pool, which never counts as the
-    largest value. It compares the value's bytes with those of 0.0, so it keeps a Pad with -0.0.
-    After a Relu, both give the same result, so the Pad stays.
+    largest value. The optimizer compares the value's bytes with those of 0.0, so it keeps a Pad
+    with -0.0. After a Relu, both give the same result, so the Pad stays.
     """
     for node in nodes_of(model, "Pad"):
         source = producer_of(node, 0)
@@ -264,6 +265,15 @@ def write_products(model: ir.Model) -> None:
                 model.graph.initializers.pop(str(weights.name))
 
 
+def _common_axes(one: str, other: str, without: str) -> str:
+    """Return the axes that two tensors have and a third one lacks, in the order of the first."""
+    axes = []
+    for axis in one:
+        if axis in other and axis not in without:
+            axes.append(axis)
+    return "".join(axes)
+
+
 @dataclass(frozen=True)
 class _Product:
     """An Einsum of a computed tensor and weights, with a letter for each axis.
@@ -297,13 +307,13 @@ class _Product:
             return None
 
         # Each axis is summed, or belongs to the tensor or to the weights
-        summed = "".join(axis for axis in tensor if axis in weights and axis not in output)
-        kept = "".join(axis for axis in tensor if axis in output and axis not in weights)
-        added = "".join(axis for axis in weights if axis in output and axis not in tensor)
+        summed = _common_axes(tensor, weights, without=output)
+        kept = _common_axes(tensor, output, without=weights)
+        added = _common_axes(weights, output, without=tensor)
         sizes = len(kept) + len(summed), len(added) + len(summed)
         if sizes != (len(tensor), len(weights)) or not (summed and kept and added):
             return None
-        return cls(constant[0], tensor, weights, output, summed, kept, added)
+        return cls(constant[0], tensor, weights, output, summed=summed, kept=kept, added=added)
 
     def write(self, node: ir.Node, written: dict[Any, ir.Value]) -> ir.Value:
         """Write the MatMul before the node, and return its result.
@@ -496,6 +506,8 @@ def write_paddings(proto: onnx.ModelProto) -> None:
         is_transposed = node.op_type == "ConvTranspose"
         if attribute(node, "output_shape", []) or any(attribute(node, "output_padding", [])):
             continue
+
+        # Split the padding that keeps the output's size
         ones = [1] * len(spatial)
         strides = attribute(node, "strides", ones)
         dilations = attribute(node, "dilations", ones)
@@ -668,6 +680,8 @@ def avoid_quantizer_names(model: ir.Model) -> None:
             if value.name:
                 names.add(value.name)
     kept = {value.name for value in (*model.graph.inputs, *model.graph.outputs)}
+
+    # Find tensors named like another one with a suffix of the quantizer
     renamed = set()
     for name in names:
         for length in range(1, len(name)):
@@ -679,8 +693,9 @@ def avoid_quantizer_names(model: ir.Model) -> None:
                 renamed.add(base)
             else:
                 renamed.add(name)
-    if renamed - kept:
-        rename({name: f"{name}__of_file" for name in renamed - kept})(model)
+    new_names = {name: f"{name}__of_file" for name in renamed - kept}
+    if new_names:
+        rename(new_names)(model)
 
 
 def name_nodes(graph: onnx.GraphProto) -> None:

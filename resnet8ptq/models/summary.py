@@ -145,15 +145,19 @@ def summarize(
             continue
         if _takes(dtypes, backend, backend.name in converted):
             quantized[backend.name] = backend.find_operators()
+
+    # Count the layers and parameters
+    weights = list(gate.find_weights(graph))
+    tensors = find_all(graph, onnx.TensorProto)
     return Summary(
         path=path,
         format=words,
         contract=contract,
         opset=opset(proto),
         operators=operators,
-        layers=sum(1 for _ in gate.find_weights(graph)),
+        layers=len(weights),
         depthwise=sum(map(is_grouped, graph.node)),
-        parameters=sum(math.prod(t.dims) for t in find_all(graph, onnx.TensorProto)),
+        parameters=sum(math.prod(tensor.dims) for tensor in tensors),
         quantized=quantized,
         final=final,
         converted=tuple(converted),
@@ -263,7 +267,7 @@ def _read_graph(path: Path, name: str, sample: Sample, config: ModelConfig) -> b
     """Return the graph with inferred shapes; an ONNX file is not converted."""
     import warnings
 
-    warnings.simplefilter("ignore")  # TensorFlow's and tf2onnx's own deprecations
+    warnings.simplefilter("ignore")  # TensorFlow and tf2onnx call deprecated functions
     with errors_as(ModelError, f"{path}: cannot be read"):
         if name == "onnx":
             proto = read_graph(path, config.inputs or {}).proto
@@ -363,6 +367,8 @@ def print_summary(summary: Summary, settings: Sequence[str] = ()) -> None:
         f"{sum(summary.operators.values())} nodes, {summary.layers} layers with weights, "
         f"{summary.parameters:,} parameters",
     )
+
+    # List the inputs and outputs, then the operators by backend
     contract = summary.contract
     tensors = []
     for role, described in (("input", contract.inputs), ("output", contract.outputs)):

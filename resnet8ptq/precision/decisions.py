@@ -15,8 +15,8 @@ class Decisions:
             have the bits of the dtype. None if the bits are still to be chosen.
         in_float: nodes that stay in float, by ONNX name.
         ranges: activation ranges by ONNX tensor name, from a calibration table, fine-tuning or a
-            correction. They take precedence over calibration, which is skipped if they cover all
-            tensors.
+            correction. Decided ranges take precedence over calibration, which is skipped if they
+            cover all tensors.
     """
 
     bits: Mapping[str, int] | None = field(default_factory=dict)

@@ -28,7 +28,7 @@ from resnet8ptq.tracking.mlflow_store.store import Store
 from resnet8ptq.tracking.record import RunRecord
 
 log = logging.getLogger(__name__)
-MAX_BYTES = 2**30  # of one artifact
+MAX_BYTES = 2**30  # largest artifact
 
 
 def load_families(store: Store, records: Sequence[RunRecord]) -> list[Family]:

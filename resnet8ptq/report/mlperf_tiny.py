@@ -47,6 +47,7 @@ def _row(record: RunRecord) -> list[str]:
         shown = "" if math.isnan(target) else f"{target:g}"
         return [*names, *[""] * 5, shown, "", "", record.status]
 
+    # A void baseline proves nothing about the target
     met = "yes" if value >= target else "no"
     if record.doubt:
         met = VOID

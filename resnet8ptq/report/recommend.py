@@ -146,9 +146,10 @@ class ModelSelection:
     def shown(self) -> list[Cell]:
         """The models that are shown to keep the limit, on either set of samples.
 
-        They pass on the selection samples; or on the reported samples, corrected for all models,
-        with a measured loss on the selection samples within the limit. A pass in the table proves
-        the limit already: fewer samples that do not decide are no reason against such a model.
+        These models pass on the selection samples, or pass on the reported samples, corrected for
+        all models, with a measured loss on the selection samples within the limit. A pass in the
+        table proves the limit already: fewer samples that do not decide are no reason against such
+        a model.
         """
         shown = by_run_id(self.passing)
         shown.update(by_run_id(with_verdict(self.measured_within, PASS)))
@@ -163,7 +164,7 @@ class ModelSelection:
     def others(self) -> list[Cell]:
         """The undecided models whose measured loss is within the limit on the selection samples.
 
-        They are candidates only if no undecided model of `within` saves bytes.
+        Such models are candidates only if no undecided model of `within` saves bytes.
         """
         if any(map(_saves_bytes, with_verdict(self.within, UNDECIDED))):
             return []
@@ -467,6 +468,8 @@ def find_use(
             uses.append(model.use)
         if model.use == use:
             chosen.append(model)
+
+    # Refuse what a command could not act on
     if len(chosen) > 1:
         raise ConfigError(
             f"use: sweep {sweep_id} recommends a run for each of {len(chosen)} sets of samples; "
@@ -613,7 +616,7 @@ def _best(selected: ModelSelection, use: str, cells: Sequence[Cell]) -> Recommen
 
     # Find models that may replace the best one
     others = _without(best, cells)
-    good, unknown = verdicts.as_good_as(best, others, metric, selected.limits)
+    good, unknown = verdicts.as_good_as(best, others, metric=metric, limits=selected.limits)
     recommended = _to_recommendation(
         use, cell=best, why=why, equals=good, equals_mean=f"shown to be {say_margin(selected)}"
     )

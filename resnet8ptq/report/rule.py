@@ -162,7 +162,8 @@ def drop_dominated(candidates: Sequence[Candidate], loss_error: float = 0.0) -> 
     timed = all(one.latency_ms is not None for one in candidates)
     kept = []
     for one in candidates:
-        if not any(dominates(other, one, timed, loss_error) for other in candidates):
+        is_dominated = any(dominates(other, one, timed, loss_error) for other in candidates)
+        if not is_dominated:
             kept.append(one)
     return kept
 

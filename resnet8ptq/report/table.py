@@ -209,9 +209,10 @@ def _make_baselines(records: Sequence[RunRecord], keys: Sequence[str]) -> list[R
         if record.fp32_latency_ms is not None:
             latencies.setdefault(key, []).append(record.fp32_latency_ms)
 
-    # FP32 has another value on the samples of each run that stopped early.
+    # FP32 has another value on the samples of each run that stopped early
     sizes = {record.samples for record in records}
-    is_same = len(sizes) < 2 or not any(record.stopped_early for record in records)
+    any_stopped = any(record.stopped_early for record in records)
+    is_same = len(sizes) < 2 or not any_stopped
     rows = []
     for key in sorted(baselines.keys() - with_row, key=str):
         record = baselines[key]

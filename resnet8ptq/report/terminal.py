@@ -17,7 +17,7 @@ from resnet8ptq.tracking.mlflow_store.store import Store
 
 PIPE_WIDTH = 240  # characters of the widest table
 REPORT = "report.html"
-ALL = "all"  # in `report.columns`
+ALL = "all"  # the word in `report.columns`
 _NARROW = 100  # characters of a line, below which the table of six columns is compact
 
 

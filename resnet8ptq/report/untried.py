@@ -47,7 +47,8 @@ def find_untried(records: Sequence[RunRecord]) -> str:
         words = candidate.settings.split()
         wanted = _parse(words)
         is_fast = candidate.verdict == TRY and wanted.get("backend") in without_extra
-        if is_fast and not any(_has(record, wanted) for record in measured):
+        was_tried = any(_has(record, wanted) for record in measured)
+        if is_fast and not was_tried:
             kept = [word for word in repeated if not _is_left_out(word, wanted)]
             return invocation.command("run", *kept, *words)
     return ""

@@ -1,10 +1,11 @@
 """Verdicts on the loss of models against FP32: pass, fail, undecided or void.
 
-A model passes if the one-sided 95% upper bound of its paired loss is within the limit. It fails if
-the lower bound is beyond the limit. Both are corrected for all models of a family (Holm, 1979);
-runs with equal files count as one model. Otherwise the model is undecided, because a loss that is
-not significant does not prove equality. A verdict is void if FP32 itself is no better than chance,
-or clearly below the accuracy that the user expects. A loss against a broken network has no meaning.
+A model passes if the one-sided 95% upper bound of its paired loss is within the limit. The model
+fails if the lower bound is beyond the limit. Both are corrected for all models of a family (Holm,
+1979); runs with equal files count as one model. Otherwise the model is undecided, because a loss
+that is not significant does not prove equality. A verdict is void if FP32 itself is no better than
+chance, or clearly below the accuracy that the user expects. A loss against a broken network has no
+meaning.
 
 A model also fails, whatever its loss, in two cases: its metric is below its own limit, such as
 `report.min_accuracy`, or one of its outputs does not depend on the sample.
@@ -102,6 +103,8 @@ def assess(family: Family, limits: ReportConfig) -> Family:
     adjusted = adjusted_p(family.records)
     keys = varied(family.records)
     equal = _find_equal_runs(family.records)
+
+    # Keep the limits with the verdicts, because readers of a record have no config
     cells = []
     for cell in family.cells:
         record = cell.record
@@ -300,10 +303,10 @@ def as_good_as(
 ) -> tuple[list[Cell], list[Cell]]:
     """Return the models of `others` proven to be as good as `best`, and the undecided ones.
 
-    A model is as good if its loss against `best` is below `margin_of`. This is proven by the
-    one-sided 95% upper bound of its paired loss, corrected for the number of others (Holm). If only
-    the lower bound is below the margin, the samples do not decide. A test without a margin would
-    list models that are truly worse, because they often do not differ significantly.
+    A model is as good if its loss against `best` is below `margin_of`. The proof is the one-sided
+    95% upper bound of the paired loss, corrected for the number of others (Holm). If only the lower
+    bound is below the margin, the samples do not decide. A test without a margin would list models
+    that are truly worse, because they often do not differ significantly.
     """
     margin = margin_of(metric, limits)
     tested = []
@@ -311,7 +314,7 @@ def as_good_as(
     for cell in others:
         if cell.paired:
             tested.append(cell)
-            margins.append(_margin_over(best, cell, metric, margin))
+            margins.append(_margin_over(best, cell, metric=metric, margin=margin))
     decided = by_model(records_of(tested), margins, decide)
     proven = []
     possible = []
@@ -329,7 +332,8 @@ def _margin_over(best: Cell, cell: Cell, metric: Metric, margin: float) -> tuple
     total = int(cell.metric(TOTAL))
     if best.record.grouped or cell.record.grouped:
         return UNKNOWN, total
-    return cell.paired.margin_over(best.paired, metric, margin, total), total
+    found = cell.paired.margin_over(best.paired, metric, limit=margin, items=total)
+    return found, total
 
 
 def is_near(best: Cell, cell: Cell, metric: Metric, errors: float) -> bool:
@@ -342,7 +346,8 @@ def is_near(best: Cell, cell: Cell, metric: Metric, errors: float) -> bool:
     assert best.choice is not None and cell.choice is not None
     if best.choice.same_samples(cell.choice):
         total = int(cell.metric(f"{CHOICE}{TOTAL}"))
-        return cell.choice.margin_over(best.choice, metric, 0.0, total).z <= errors
+        margin = cell.choice.margin_over(best.choice, metric, limit=0.0, items=total)
+        return margin.z <= errors
 
     # Otherwise estimate the error from the intervals of both runs
     best_low, best_high = best.choice.model.interval

@@ -349,7 +349,7 @@ def _say_loss(metric: Metric, run: RunRecord) -> str:
 
 def _rows(run: RunRecord) -> list[list[str]]:
     metric = run.metric
-    assert metric is not None  # of every assessed run
+    assert metric is not None  # every assessed run has one
     return [
         [_escape(metric.title), *_show(metric.show, run.fp32_value, run.value)],
         ["size, kB", *_show(show_kb, run.fp32_size_bytes, run.size_bytes)],

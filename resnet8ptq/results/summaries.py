@@ -172,7 +172,7 @@ def _reproduce(record: RunRecord) -> str | None:
     if not record.job_overrides:  # a single run has none
         return None
     kept = origin.find_overrides(record)
-    if kept is None:  # not safe to repeat
+    if kept is None:  # the settings are not safe to repeat
         return None
     if record.chosen_by.endswith(_HALVED):  # a single run would report on all samples
         kept.append("evaluate.choice=half")

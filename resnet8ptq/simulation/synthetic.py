@@ -30,7 +30,7 @@ from resnet8ptq.simulation.device import find_device
 log = logging.getLogger(__name__)
 
 BATCH = 16  # samples whose statistics are measured together
-STEPS = 100  # of Adam for each batch
+STEPS = 100  # steps of Adam for each batch
 LEARNING_RATE = 0.1  # in units of the input's spread
 _MEND = "try calib.images=, a folder of pictures, or training samples"
 

@@ -27,9 +27,9 @@ class RunningSweep:
     limits: ReportConfig  # that a recommended model must meet
     lock: "FileLock"  # on the sweep's folder, held while the sweep runs
     jobs: int | None = None  # the largest number of jobs, if known
-    goal: str | None = None  # of a search (`experiment=auto`)
+    goal: str | None = None  # the goal of a search (`experiment=auto`)
     delivery: "Delivery | None" = None  # the best model so far of a search
-    budget: "Budget | None" = None  # of a search
+    budget: "Budget | None" = None  # the budget of a search
     command_begun_s: float = field(default_factory=clock.begun_s)
     words: Sequence[str] = ("run",)  # the command's name and settings
     begun_s: float = field(default_factory=time.monotonic)

@@ -516,7 +516,7 @@ def noise(record: RunRecord) -> float:
     if divergence is not None:
         return divergence
     sqnr_db = record.metrics.get("sqnr_db")
-    if sqnr_db is None:  # equal outputs
+    if sqnr_db is None:  # the outputs are equal
         return 0.0
     return float(10 ** (-sqnr_db / 10))
 

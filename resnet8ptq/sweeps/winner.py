@@ -23,7 +23,7 @@ from resnet8ptq.sweeps.delivery import Delivery
 from resnet8ptq.tracking import origin
 from resnet8ptq.tracking.record import RunRecord
 
-FILE = "winner.yaml"  # in the sweep's folder
+FILE = "winner.yaml"  # the name in the sweep's folder
 BY_OUTPUTS = "to ship by the distance from FP32's outputs, whatever the labels: add task=deviation"
 _LEFT_OUT = ("experiment", "evaluate.split", "sweep.resume", "max_seconds")
 
@@ -34,7 +34,7 @@ class Winner:
 
     selected: ModelSelection
     cell: Cell  # the run on the reported samples
-    folder: Path = origin.RUNS  # of the sweep
+    folder: Path = origin.RUNS  # the sweep's folder
 
     @property
     def outcome(self) -> str:
@@ -129,7 +129,8 @@ def _announce_confirmed(winner: Winner, delivery: Delivery, folder: Path, goal: 
         title = "Nothing is worth deploying instead of FP32; the closest to it"
     if outcome == VOID:
         title = "FP32 itself is void, so nothing can pass; the file in plain 8 bits"
-        verdict = "No verdict, for the reason below the table."  # not a long sentence
+        # The sentence below the table is long
+        verdict = "No verdict, for the reason below the table."
 
     # Print the facts, then doubts, then the file
     name = naming.label([record], keys=())  # the settings follow

@@ -71,7 +71,7 @@ BECAUSE = {
 
 
 def make(config: TaskConfig, context: TaskContext) -> Task:
-    """Return the task for a network and data: the one in `task`, or the one that fits the data.
+    """Return the task for a network and data, which `task` names or which fits the data.
 
     Raises:
         ConfigError: the name is unknown, the data are not sufficient for the task, or `task.join`

@@ -87,7 +87,8 @@ def find_strict_entities(tags: Tags, closed: bool = False) -> Spans:
     """Return the entities of one sentence that are tagged as their scheme demands.
 
     Args:
-        closed: whether the scheme tags ends and single words, as IOBES and BILOU; else IOB2.
+        closed: whether the scheme tags ends and single words, as IOBES and BILOU do; else it is
+        IOB2.
 
     >>> sorted(find_strict_entities(["B-PER", "I-PER", "O", "I-LOC"]))
     [('PER', 0, 1)]
@@ -136,7 +137,7 @@ class TagDecoder:
         tags: the tags of the network's classes.
         of_labels: the tags of the labels.
         output: the index of the output [n, tokens, classes].
-        strict: whether the entities are those of the strict mode.
+        strict: whether entities are found by the strict mode.
     """
 
     tags: tuple[str, ...]

@@ -482,7 +482,9 @@ class RunRecord(BaseModel):
 
     @property
     def deploy_words(self) -> list[str]:
-        """The settings of `deploy` that name the run and its store; empty for another's file."""
+        """The settings of `deploy` that name the run and its store; empty for another program's
+        file.
+        """
         if self.combination.path:
             return []
         words = [f"run_id={self.run_id}", *(self.store_words or ())]

@@ -181,7 +181,7 @@ def _describe(name: str, split: Split, digest: str, context: str) -> DataSet:
 
 
 def _describe_inputs(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Kind | dict[str, Kind]:
-    """Return dtype and shape of samples; for records, those of each input by name."""
+    """Return dtype and shape of samples; for records, of each input by name."""
     names = names_of(dtype)
     if not names:
         return str(dtype), list(shape)

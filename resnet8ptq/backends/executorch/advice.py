@@ -7,7 +7,7 @@ from resnet8ptq.models.summary import Summary
 
 
 def sweep(flags: Collection[str], network: Summary | None) -> str | None:
-    """Return None: lowering takes too long for a sweep."""
+    """Return None, because lowering takes too long for a sweep."""
     return None
 
 

@@ -90,7 +90,7 @@ class LoadedProgram:
 
 
 def find_missing(content: bytes) -> list[str]:
-    """Return the operators that the runtime lacks; it cannot load a program that needs them."""
+    """Return the operators that the runtime lacks, and without which it cannot load the program."""
     _POOL.resize(_POOL.threads or 1)
     from executorch.exir._serialize._program import deserialize_pte_binary
     from executorch.runtime import Runtime

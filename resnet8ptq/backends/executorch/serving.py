@@ -1,7 +1,7 @@
 """Serves ExecuTorch files.
 
 MLflow copies this module beside the file, and calls it from `tracking.mlflow_store.served_model`.
-It does not import this package.
+This module does not import the package.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ PARALLEL = False
 
 
 def load(path: Path, engine: str | None) -> Run:
-    """Load a program; it runs one sample at a time."""
+    """Load a program, which runs one sample at a time."""
     import torch
     from executorch.runtime import Runtime
 

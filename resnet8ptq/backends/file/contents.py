@@ -21,8 +21,8 @@ class Port:
 
     Attributes:
         shape: sizes without the batch axis; a free size is None.
-        scale, zero_point: the quantization of an integer port; scale None: plain integers, or a
-            file without scales.
+        scale, zero_point: the quantization of an integer port; the scale is None for plain
+            integers, or in a file without scales.
         low, high: the range of values that a quantized input can hold.
     """
 
@@ -128,7 +128,7 @@ class Contents:
     Attributes:
         format: the format with its version, such as `ONNX opset 13`.
         producer: the program that the file names as its writer; may be empty.
-        batch: the fixed batch size; None: any size.
+        batch: the fixed batch size; None for any size.
         dynamic: activation ranges are measured while the file runs.
         simulated: the file computes integers in float.
     """

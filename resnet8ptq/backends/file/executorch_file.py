@@ -73,7 +73,7 @@ def open_run(content: bytes, threads: int) -> RawRun:
 
 
 def open_logits(content: bytes, threads: int) -> None:
-    """Return None: a program cannot be cut before its softmax."""
+    """Return None, because a program cannot be cut before its softmax."""
 
 
 def _port(name: str, value: Any) -> Port:

@@ -14,7 +14,7 @@ from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import no_such_name
 from resnet8ptq.models.contract import Shape, Tensor
 
-Match = dict[str, dict[str, Any]]  # by the FP32 network's name: name, axes, scale, zero_point
+Match = dict[str, dict[str, Any]]  # name, axes, scale and zero_point by the FP32 network's name
 _KEYS = ("name", "axes", "scale", "zero_point", "shape")
 # TensorFlow adds these to the names of a signature.
 _AFFIXES = re.compile(r"^serving_default_|:\d+$|^Statefulpartitionedcall:?", re.IGNORECASE)

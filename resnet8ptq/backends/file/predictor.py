@@ -36,7 +36,7 @@ class MatchedNetwork:
     """A file as a function from network inputs to network outputs.
 
     Attributes:
-        outputs: how to select the network's outputs; empty: all outputs, unchanged.
+        outputs: how to select the network's outputs; empty for all outputs, unchanged.
     """
 
     run: RawRun

@@ -67,7 +67,7 @@ def open_run(content: bytes, threads: int) -> RawRun:
 
 
 def open_tensors(content: bytes, threads: int) -> Tensors:
-    """Load the program; it returns the float tensors that its nodes compute.
+    """Load the program as a function that returns the float tensors that its nodes compute.
 
     A rounded tensor is returned once: its rounded values, under the name of the float tensor.
     """
@@ -143,7 +143,7 @@ def _rounded(quantize: Any) -> Inner:
 
 
 def open_logits(content: bytes, threads: int) -> None:
-    """Return None: programs of other tools are not cut before their softmax."""
+    """Return None, because programs of other tools are not cut before their softmax."""
 
 
 def _load(content: bytes) -> Any:

@@ -85,7 +85,8 @@ def _kind(args: Mapping[str, Any]) -> str:
         return "conversion"
     if args["op_name"] == weight_only.OPERATOR:  # only its weights have 8 bits
         return "float"
-    dtypes = set[str]().union(*args.get("input_type_shape", ()))  # of each tensor: dtype to shape
+    # Each tensor has a dict of dtype to shape
+    dtypes = set[str]().union(*args.get("input_type_shape", ()))
     if dtypes & {"int8", "uint8"}:
         return "integer"
     return "float" if dtypes & {"float", "float16", "double"} else "other"

@@ -48,7 +48,8 @@ from resnet8ptq.precision.grid import WeightScheme
 # Bits of a level in the file -> tensor type, and the first opset and IR version that have it.
 _TYPES = {4: (TensorProto.INT4, 21, 10), 2: (TensorProto.INT2, 25, 13)}
 _INTEGER = ("QGemm", "QLinearConv", "QLinearMatMul")
-_SAME_SCALE = (*MOVING, "Gather", "MaxPool", "Pad", "Resize", "Split")  # in QOperator format
+# Operators with one scale in QOperator format
+_SAME_SCALE = (*MOVING, "Gather", "MaxPool", "Pad", "Resize", "Split")
 _ROUNDED = ("Conv", "ConvTranspose", "Gemm")  # when ONNX Runtime loads a file
 _NARROW = {ir.DataType.INT4, ir.DataType.INT2}
 _EIGHT_BITS = (
@@ -110,7 +111,7 @@ def write_narrow_weights(network: onnx.GraphProto, schemes: Mapping[str, WeightS
             store(input_of(dequantize, 1), numpy_helper.from_array(scales))
             dequantize.resize_inputs(2)  # symmetric: no zero_point
             bias = producer_of(node, 2)
-            if bias is not None:  # the layer computes in float: a float bias is smaller
+            if bias is not None:  # the layer computes in float, and a float bias is smaller
                 exact = f"{bias.outputs[0].name}_float"
                 values = read_bias(originals, layer)
                 node.replace_input_with(2, Writer(node).constant(exact, values))
@@ -121,9 +122,9 @@ def write_narrow_weights(network: onnx.GraphProto, schemes: Mapping[str, WeightS
 def add_readers(model: ir.Model) -> None:
     """Add an Identity for each reader that ONNX Runtime's quantizer overlooks.
 
-    The quantizer counts nodes only. It removes a tensor that it fuses or stores as integers,
-    although an inner graph reads it; and it clips an output of the graph to the range of the Relu
-    after it. `restore_outputs` gives such an output its own name again.
+    The quantizer counts nodes only. The quantizer removes a tensor that it fuses or stores as
+    integers, although an inner graph reads the tensor; and it clips an output of the graph to the
+    range of the Relu after it. `restore_outputs` gives such an output its own name again.
     """
     graph = model.graph
     for node in list(graph):
@@ -177,8 +178,8 @@ def find_not_fused(graph: onnx.GraphProto, qoperator: bool) -> list[str]:
     The quantizer removes a Relu or Clip because the range of its output clips the values. But a
     range in 8 bits includes 0, unlike the interval of some Clips. In QOperator format the quantizer
     also removes a Relu or Clip whose input has another range, because other nodes read the input or
-    because it shares the scale of a moved tensor. It also clips the value of a Pad to the range of
-    the Pad's input.
+    because it shares the scale of a moved tensor. The quantizer also clips the value of a Pad to
+    the range of the Pad's input.
     """
     names = find_offset_clips(graph)
     if not qoperator:
@@ -234,7 +235,7 @@ def leave_output_in_float(model: ir.Model) -> None:
         UnsupportedError: the last layer's integer operator returns 8 bits only.
     """
     for layer in _find_last(model.graph):
-        if layer.op_type in dynamic.LAYERS:  # their outputs are float already
+        if layer.op_type in dynamic.LAYERS:  # dynamic layers have float outputs already
             continue
         output = layer.outputs[0]
         rounded = []  # the output, after quantization

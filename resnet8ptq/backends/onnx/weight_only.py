@@ -159,7 +159,7 @@ def check_layers(
 def describe_left(
     graph: onnx.GraphProto, skipped: Collection[str], config: QuantizationConfig
 ) -> dict[str, str]:
-    """Return the number of layers that stay in float by operator, as a param; empty if there are
+    """Return the number of layers that stay in float, by operator, as a param; empty if there are
     none.
     """
     if by_channel(config):
@@ -196,9 +196,10 @@ def quantize(source: Path, path: Path, skipped: Sequence[str], config: Quantizat
     quantizer = library.MatMulNBitsQuantizer(
         proto, algo_config=_algorithm(library, config, bool(embeddings)), nodes_to_exclude=others
     )
-    library.logger.setLevel(logging.WARNING)  # it logs several lines for each node
+    library.logger.setLevel(logging.WARNING)  # the library logs several lines for each node
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # it only reads
+        # The library only reads the arrays
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         quantizer.process()
     written = quantizer.model.model
     # The library writes equal constants for layers with shared weights: keep one of them.

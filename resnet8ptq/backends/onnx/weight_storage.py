@@ -100,7 +100,7 @@ def quantize(
     """
     graph = proto.graph
     constants = Links(graph).constants
-    made: dict[str, str] = {}  # by the name of the float tensor
+    made: dict[str, str] = {}  # names of new tensors by the name of the float tensor
     nodes: list[onnx.NodeProto] = []
     for node, index, axes in list(find_weights(graph, skipped, half)):
         name = node.input[index]

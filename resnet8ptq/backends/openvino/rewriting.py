@@ -110,8 +110,9 @@ def _sum_signals(model: ir.Model, sizes: Mapping[str, Sequence[int]]) -> None:
 def _pad_before_pools(model: ir.Model) -> None:
     """Replace the padding of average pools that count it, torch's default, by Pad nodes.
 
-    If zero is not level 0, OpenVINO pads rounded values with a wrong value (SQNR -8 dB). It would
-    fuse the Pad with the pool again, so an axis is inserted before the Pad and removed after it.
+    If zero is not level 0, OpenVINO pads rounded values with a wrong value (SQNR -8 dB). OpenVINO
+    would fuse the Pad with the pool again, so an axis is inserted before the Pad and removed after
+    it.
     """
     for node in model.graph:
         pads = node.attributes.get_ints("pads", ())

@@ -7,7 +7,7 @@ from resnet8ptq.models.summary import Summary
 
 
 def sweep(flags: Collection[str], network: Summary | None) -> str | None:
-    """Return None: no sweep is advised, since NNCF is a reference."""
+    """Return None, because NNCF is a reference, which no sweep needs."""
     return None
 
 

@@ -166,7 +166,7 @@ def quantize(
     Args:
         stored: the file with the values of the samples, which are read one by one.
         samples: the calibration samples without their values.
-        reduce_range: whether weights have 7 bits; None: only in the first convolutions.
+        reduce_range: whether weights have 7 bits; None if only those of the first convolutions do.
     """
     samples = replace(samples, stored=np.load(stored, mmap_mode="r"))
     openvino = library()  # before NNCF: disables the telemetry of both

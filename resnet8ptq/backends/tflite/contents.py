@@ -38,7 +38,7 @@ class TfliteLayer:
 
     Attributes:
         code: the operator's name, one of `LAYERS`.
-        bias: None if the layer has no bias.
+        bias: the bias; None if the layer has no bias.
     """
 
     operator: Any

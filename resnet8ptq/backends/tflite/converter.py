@@ -87,7 +87,8 @@ def _from_saved_model(source: Path) -> Any:
     """Return the converter of the folder's inference part, see `gates.saved_model`."""
     import tensorflow as tf
 
-    logging.getLogger("tensorflow").setLevel(logging.ERROR)  # it warns of deprecated functions
+    # TensorFlow warns of deprecated functions
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
     program = saved_model_gate.read_program(source)
     frozen = saved_model.freeze(program, source)
     whole = tf.compat.v1.wrap_function(lambda: tf.import_graph_def(frozen, name=""), [])

@@ -16,10 +16,10 @@ from resnet8ptq.graph.layers import float_inputs, float_tensors
 from resnet8ptq.graph.session import expose, open_runner
 
 SAMPLES = 4
-TOLERANCE = 1e-3  # of the largest value: kernels sum in different orders
+TOLERANCE = 1e-3  # fraction of the largest value, as kernels sum in different orders
 
 _POINTS = np.linspace(0, 1, 65)  # positions among a tensor's sorted values
-_TIE = 1e-6  # of the largest value
+_TIE = 1e-6  # fraction of the largest value
 
 # For each tensor and sample: the number of values, then the sorted values at `_POINTS`.
 Sketches = dict[Any, list[NDArray[np.float64]]]
@@ -50,7 +50,7 @@ def _nearest(sketch: list[NDArray[np.float64]], known: Sketches) -> list[str]:
     scale = np.abs(wanted[:, 1:]).max() or 1.0
     distances = {}
     for name, other in known.items():
-        if other[0][0] == wanted[0, 0]:  # of the same size
+        if other[0][0] == wanted[0, 0]:  # tensors of the same size
             difference = np.abs(np.stack(other)[:, 1:] - wanted[:, 1:]).max()
             distances[name] = float(difference / scale)
     nearest = min(distances.values(), default=np.inf)

@@ -43,7 +43,7 @@ MOVES = {
 # A constant of these operators needs the scale of an activation. ai-edge-quantizer (0.10) sets it
 # only if constant and activation have the same number of axes.
 _SHARING = {"MAXIMUM", "MINIMUM", "PADV2"}
-_FLOAT = {"DIV"}  # its integer kernel aborts if a divisor rounds to 0
+_FLOAT = {"DIV"}  # the integer kernel aborts if a divisor rounds to 0
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +57,8 @@ class Scheme:
     Attributes:
         per_channel: one scale of the weights per output channel instead of one per tensor.
         symmetric: activations have no zero point.
-        integer_io: whether inputs and outputs are integers; None: only those at quantized
-            operators.
+        integer_io: whether inputs and outputs are integers; None if only those at quantized
+            operators are.
         wide: activations have 16 bits instead of 8; TFLite's 16-bit activations are symmetric.
     """
 

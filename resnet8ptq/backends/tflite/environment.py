@@ -1,7 +1,7 @@
 """The environment of onnx2tf, which needs Python 3.12 and other versions than this package.
 
-It is a virtual environment in the cache, made when a network first needs it. Its packages are
-pinned wheels, whose installation runs no code.
+The environment is a virtual environment in the cache, made when a network first needs it. Its
+packages are pinned wheels, whose installation runs no code.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from resnet8ptq.core.text import printable
 log = logging.getLogger(__name__)
 
 CONVERTER = "onnx2tf 2.6.9"
-VERSIONS = ("3.13", "3.12")  # of Python, for which all packages below have wheels
+VERSIONS = ("3.13", "3.12")  # versions of Python for which all packages below have wheels
 SIZE = "a download of 160 MB, 660 MB on disk, 20 seconds to 3 minutes"  # measured on Linux
 
 _PACKAGES = (

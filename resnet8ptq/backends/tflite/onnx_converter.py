@@ -186,7 +186,7 @@ def _call(proto: onnx.ModelProto, cache_root: Path) -> bytes:
 
 
 def _run(python: Path, content: bytes, inputs: Sequence[str]) -> bytes:
-    """Run onnx2tf on an ONNX file's content; it writes to a temporary folder only."""
+    """Run onnx2tf on an ONNX file's content, so that it writes to a temporary folder only."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         parent = os.getpid()

@@ -19,7 +19,7 @@ _REFERENCE = OpResolverType.BUILTIN_REF
 
 
 def load(path: Path, threads: int) -> Predictor:
-    """Load a file; it runs on `threads` threads, with XNNPACK's kernels if they exist."""
+    """Load a file, to run on `threads` threads, with XNNPACK's kernels if they exist."""
     content = path.read_bytes()
     return Predictor(open_run(content, threads), partial(_open_logits, content, threads))
 

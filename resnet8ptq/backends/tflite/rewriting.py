@@ -27,7 +27,7 @@ from resnet8ptq.precision.plan import Plan
 _VERSIONS = {"CONV_2D": 7, "DEPTHWISE_CONV_2D": 7, "FULLY_CONNECTED": 10}
 _BIAS_LIMIT = 2**30  # levels
 _SAME_NETWORK = 1.0  # largest difference of matching weights, in levels; rounding makes 0.5
-_SAME_BIAS = 0.01  # of the largest bias
+_SAME_BIAS = 0.01  # fraction of the largest bias
 
 # Operators by their effect on the range of their first input.
 _KEEP_RANGE = {
@@ -39,9 +39,10 @@ _KEEP_RANGE = {
     "SQUEEZE",
     "EXPAND_DIMS",
 }
-_FIXED_RANGE = {"SOFTMAX", "LOGISTIC", "TANH", "L2_NORMALIZATION"}  # of the output
-_POOLS = ("AveragePool", "GlobalAveragePool")  # in ONNX
-_ARITHMETIC = {"ADD": "Add", "SUB": "Sub", "MUL": "Mul"}  # in ONNX
+# The operators whose output has a fixed range
+_FIXED_RANGE = {"SOFTMAX", "LOGISTIC", "TANH", "L2_NORMALIZATION"}
+_POOLS = ("AveragePool", "GlobalAveragePool")  # ONNX's names
+_ARITHMETIC = {"ADD": "Add", "SUB": "Sub", "MUL": "Mul"}  # ONNX's names
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Serves TensorFlow Lite files.
 
 MLflow copies this module beside the file, and calls it from `tracking.mlflow_store.served_model`.
-It does not import this package.
+This module does not import the package.
 """
 
 from collections.abc import Callable

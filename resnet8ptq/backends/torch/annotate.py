@@ -53,7 +53,7 @@ _PASSING = (
     _aten.unsqueeze.default,
     _aten.dropout.default,
 )
-_CAT = _aten.cat.default  # its inputs get its output's scale, as XNNPACK requires
+_CAT = _aten.cat.default  # the inputs get the output's scale, as XNNPACK requires
 SOFTMAX = (_aten.softmax.int, _aten._softmax.default)
 
 

@@ -58,7 +58,7 @@ TAKES: Takes = {
 
 
 class SlopeObserver(MinMaxObserver):  # type: ignore[misc]
-    """Observes the slopes of a PReLU, and 1.
+    """Observes the slopes of a PReLU, and 1, the slope of positive values.
 
     torch's quantized PReLU multiplies values above 0 by a 1 that it rounds like a slope. If the
     range of slopes ended at 0.25, the 1 would be clipped to 0.25 (torch 2.13).
@@ -208,8 +208,8 @@ def _find_mixed(graph: onnx.GraphProto) -> list[str]:
     """Return the names of the Concat nodes with a fixed-scale input, such as a Sigmoid's output.
 
     torch concatenates quantized tensors in the scale of the first. A Sigmoid's scale covers 0 to 1:
-    if it comes first, the others are clipped; otherwise it keeps few levels. So these nodes stay in
-    float.
+    if it comes first, the others are clipped; otherwise it keeps few levels. These nodes therefore
+    stay in float.
     """
     producers = Links(graph).producers
 

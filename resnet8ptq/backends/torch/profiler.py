@@ -25,7 +25,7 @@ _CALL = "forward"  # runs the network; its outputs are dequantized afterwards
 @contextmanager
 def profile(load: Callable[[], Predictor]) -> Iterator[Profiler]:
     """Load a network, to time its operators."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else two lines are printed for each run
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # otherwise two lines are printed for each run
     yield _Profiler(load())
 
 

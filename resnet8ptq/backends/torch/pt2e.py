@@ -82,8 +82,8 @@ def _spell_out_norms(exported: Any) -> list[str]:
     """Replace each batch normalization by a product and a sum; return their names.
 
     torchao would fold a batch normalization into the convolution before it, whose weights then
-    leave their grid. It would also trace 96 patterns of trained convolutions, which takes minutes.
-    XNNPACK lacks the operator.
+    leave their grid. torchao would also trace 96 patterns of trained convolutions, which takes
+    minutes. XNNPACK lacks the operator.
     """
     graph = exported.graph
     aten = torch.ops.aten

@@ -45,7 +45,7 @@ def store(module: Any, layers: Collection[str], half: bool) -> int:
     Raises:
         UnsupportedError: no layer has constant float weights.
     """
-    stored: dict[tuple[str, str], bool] = {}  # by owner and attribute
+    stored: dict[tuple[str, str], bool] = {}  # whether weights are stored, by owner and attribute
     count = 0
     for call in module.graph.find_nodes(op="call_module"):
         if call.target not in layers:

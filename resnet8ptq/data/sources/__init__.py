@@ -88,7 +88,8 @@ _BY_CONTENT = {
     "*.npy": "arrays",
     "*-ubyte*": "arrays",
 }
-_PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")  # as `data.pictures`, which imports Pillow
+# Repeated from `data.pictures`, which imports Pillow
+_PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
 
 def find_settings(path: Path, annotated: bool = False) -> dict[str, str]:
@@ -98,7 +99,7 @@ def find_settings(path: Path, annotated: bool = False) -> dict[str, str]:
     {'data': 'coco', 'data.images': '.'}
 
     Args:
-        annotated: whether `data.annotations` is set, COCO's file of the boxes.
+        annotated: whether `data.annotations` names a COCO file of boxes.
 
     Raises:
         ConfigError: the path does not exist, or no source reads it.

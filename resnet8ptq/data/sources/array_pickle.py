@@ -1,6 +1,6 @@
 """Reads untrusted pickles of uint8 arrays, such as CIFAR-10's files (Python 2, numpy 1).
 
-The unpickler accepts only the parts of a uint8 array. It thus refuses a file with code before the
+The unpickler accepts only the parts of a uint8 array. A file with code is thus refused before the
 code runs.
 """
 
@@ -77,7 +77,8 @@ def loads(content: bytes) -> Any:
     Raises:
         Exception: any type, from a damaged or hostile pickle.
     """
-    for opcode, argument, _ in pickletools.genops(content):  # also checks that no argument is cut
+    # This also checks that no argument is cut
+    for opcode, argument, _ in pickletools.genops(content):
         # The unpickler would allocate a memo of this size at once.
         if opcode.name in ("PUT", "LONG_BINPUT") and int(argument or 0) > len(content):
             raise pickle.UnpicklingError("its memo is larger than the file")

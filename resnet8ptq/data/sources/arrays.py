@@ -56,7 +56,8 @@ PACKED_BYTES = 2**28
 PACKED_RATIO = 100
 
 Array = NDArray[Any]
-Arrays = Mapping[str, Callable[[], Array]]  # by name; an array is read when its function is called
+# Functions by name, each of which reads an array when called
+Arrays = Mapping[str, Callable[[], Array]]
 
 
 class Chosen(NamedTuple):

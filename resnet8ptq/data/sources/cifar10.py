@@ -25,7 +25,7 @@ URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
 MD5 = "c58f30108f718f92721af3b95e74349a"
 FOLDER = "cifar-10-batches-py"
 PIXELS = 3 * 32 * 32
-MAX_BYTES = 2**28  # of one file; the published files have 2**25
+MAX_BYTES = 2**28  # largest file; the published files have 2**25 bytes
 CLASS_NAMES = (
     "airplane",
     "automobile",

@@ -29,16 +29,17 @@ from resnet8ptq.data.splitting import split_one
 log = logging.getLogger(__name__)
 
 MAX_JSON_BYTES = 2**30  # COCO 2017 has 448 MB
-SMALL_BYTES = 2**24  # of a file that this process parses; Python needs up to 25 times its size
+# The largest file that this process parses, as Python needs up to 25 times its size
+SMALL_BYTES = 2**24
 MAX_ENTRIES = {"images": 2_000_000, "annotations": 10_000_000, "categories": 2000}
-MAX_BOXES = 10_000  # of one picture, since the array reserves as many for every picture
+MAX_BOXES = 10_000  # most boxes of a picture, since the array reserves as many for every picture
 MAX_ROOM = 2**26  # boxes in the array of all pictures: 4 GB
 MAX_MASKS = 2**32  # bytes, since the array reserves the longest masks for every picture
 MAX_TEXT = 2**30  # bytes of all masks, since a short polygon can become a long mask
 # The limits of a picture's name: characters in all, and bytes between two `/`
 MAX_NAME = 2000
 MAX_PART = 255
-MAX_NUMBER = 2.0**62  # of a coordinate or an area
+MAX_NUMBER = 2.0**62  # largest coordinate or area
 
 Entry = Mapping[str, Any]  # an entry of a list in the JSON file
 
@@ -142,8 +143,8 @@ def read_annotations(path: Path, classes: Sequence[str] | None = None) -> Annota
     """Read an annotation file.
 
     Args:
-        classes: class names in the order of the network's outputs, including all categories; None:
-            the categories in the order of their ids.
+        classes: class names in the order of the network's outputs, including all categories; None
+            for the categories in the order of their ids.
 
     Raises:
         DataError: the file is not in COCO's format; the message names the entry.

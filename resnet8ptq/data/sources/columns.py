@@ -43,7 +43,7 @@ class DataTable:
     """A table of named columns, and the file that it comes from.
 
     Attributes:
-        files: the rows of each file; empty: all are of `source`, and counted from 1.
+        files: the rows of each file; empty if all are from `source`, and counted from 1.
     """
 
     source: Path
@@ -105,7 +105,7 @@ class Limits:
 
     columns: int = 100_000
     rows: int = MAX_SAMPLES
-    bytes: int = 2**32  # in memory
+    bytes: int = 2**32  # largest size in memory
 
     def check(self, path: Path, columns: int = 0, rows: int = 0, size: int = 0) -> None:
         """Check the size of a table.
@@ -253,7 +253,7 @@ def write_numbers(
     Integers from 0 to 255 become uint8, because CSV files have no types.
 
     Args:
-        shape: the shape of a sample; None: the number of columns, or the shape of the lists.
+        shape: the shape of a sample; None for the number of columns, or the shape of the lists.
 
     Raises:
         ConfigError: the numbers of a row do not fit this shape.
@@ -407,7 +407,8 @@ def labels(
 def word_labels(
     table: DataTable, names: Sequence[str], classes: Sequence[str] | None, words: str
 ) -> tuple[NDArray[np.object_], tuple[str, ...], bool]:
-    """Return the labels of the words of each row [N], class names, and whether they have names.
+    """Return the labels of the words of each row [N], the class names, and whether classes have
+    names.
 
     Args:
         names: the column with lists of labels: integers from 0, or texts.

@@ -337,7 +337,5 @@ def _list_by_name(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _is_hidden(name: str) -> bool:
-    """Return whether a file or folder belongs to the system, as those that macOS adds to
-    archives.
-    """
+    """Return whether a file or folder belongs to the system, such as those that macOS adds."""
     return name.startswith(".") or name == "__MACOSX"

@@ -71,7 +71,8 @@ def _open(config: TableConfig, cache_root: Path) -> tuple[DataTable, TableConfig
 
 def _read_batches(root: Path, limits: Limits) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """Return the rows of all splits, with the class names in the metadata of the schema."""
-    logging.getLogger("datasets").setLevel(logging.WARNING)  # it logs the installed frameworks
+    # The library logs the installed frameworks
+    logging.getLogger("datasets").setLevel(logging.WARNING)
     import datasets
 
     _check_paths(root)

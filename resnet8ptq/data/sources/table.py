@@ -44,7 +44,7 @@ NUMBERING = ("", "id", "index", "row", "unnamed: 0")  # the last is written by p
 JSON_LINES = (".jsonl", ".ndjson")
 _SEPARATORS = ",;\t"
 MEND_ENCODING = "try to save the file as UTF-8"
-MAX_HEAD_BYTES = 2**24  # of the first line, which holds the names
+MAX_HEAD_BYTES = 2**24  # largest first line, which holds the names
 ROWS_AT_ONCE = 1024
 
 
@@ -161,7 +161,7 @@ def build(
         groups = np.arange(len(table.columns))
     if groups is not None:
         groups = groups[samples.rows]
-    if labels is not None and samples.words is not None:  # a label of each word
+    if labels is not None and samples.words is not None:  # each word has a label
         labels = texts.align(samples.words, labels)
     elif labels is not None:
         labels = labels[samples.rows]

@@ -41,7 +41,7 @@ TEXTS = ("text", "sentence", "question", "tokens")
 # Further names of label columns, where none has a usual name
 LABELS = ("score", "similarity", "category", "intent", "ner_tags", "tags")
 MAX_TOKENS = 128  # default, if neither settings nor tokenizer set a length
-MAX_BYTES = 2**28  # of a tokenizer file
+MAX_BYTES = 2**28  # largest tokenizer file
 EXPECTED = "expected a tokenizer.json of Hugging Face's tokenizers"
 
 Texts = list[str]
@@ -86,7 +86,7 @@ class Encoded:
 
     Attributes:
         records: the tokens [N].
-        texts: the texts [N]; those of a pair are joined by ` / `.
+        texts: the texts [N]; the two texts of a pair are joined by ` / `.
         words: for each token [N, tokens], the number from 0 of the word that the token begins; -1
             for other tokens. None if the texts are not lists of words.
     """

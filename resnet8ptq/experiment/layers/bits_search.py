@@ -33,7 +33,7 @@ from resnet8ptq.tasks.scoring.statistics import SIGNIFICANCE
 FILE = "plan.csv"
 _STEPS = 1000
 
-Bits = Mapping[str, int]  # by layer, its short name
+Bits = Mapping[str, int]  # bits by a layer's short name
 Learned = Mapping[tuple[str, int], Array]  # weights, by layer and bits
 
 
@@ -164,7 +164,8 @@ def find_plans(options: Sequence[Option]) -> list[Bits]:
     width = max(1, span // _STEPS)
 
     # Extend each partial plan by one layer
-    partial: list[tuple[int, float, dict[str, int]]] = [(0, 0.0, {})]  # bytes saved, error, bits
+    # Saved bytes, error and bits of each plan
+    partial: list[tuple[int, float, dict[str, int]]] = [(0, 0.0, {})]
     for name, choices in by_layer.items():
         best: dict[int, tuple[int, float, dict[str, int]]] = {}
         for saved, error, bits in partial:
@@ -246,7 +247,7 @@ def choose(
 
 
 def to_csv(tried: Sequence[TriedPlan]) -> str:
-    """Return a line for each quantized plan, in order; drops are those on held-out samples."""
+    """Return a line for each quantized plan, in order, with drops on held-out samples."""
     rows: list[list[object]] = [["size_bytes", "drop", "samples"]]
     if tried:
         rows[0] += tried[0].bits  # the layers' names

@@ -1,7 +1,7 @@
 """The choice of the fewest nodes in float that keep the task's metric within `max_drop`.
 
-The choice uses training samples that did not calibrate, never test samples. It uses the expected
-accuracy with random tie-breaking, so that ties do not decide between layers.
+The choice uses training samples that did not calibrate, never test samples. The ranking uses the
+expected accuracy with random tie-breaking, so that ties do not decide between layers.
 """
 
 import logging
@@ -43,7 +43,7 @@ from resnet8ptq.tasks.task import Task
 log = logging.getLogger(__name__)
 
 FILE = "exclusion.csv"
-NOISE_FROM = ONNX.name  # its QDQ files show the rounding of each tensor
+NOISE_FROM = ONNX.name  # QDQ files show the rounding of each tensor
 _STATIC = ("static", "qat")  # methods whose files round activations to fixed ranges
 LEVEL = SIGNIFICANCE / TESTS  # each test gets an equal share (Bonferroni)
 
@@ -236,7 +236,7 @@ class _Variants:
         decisions = self.prepared.decisions
         if config.backend.name != NOISE_FROM:
             calib = config.calib
-            if find_method(calib.name).choose is None:  # a framework's own method
+            if find_method(calib.name).choose is None:  # the method is a framework's own
                 calib = replace(calib, name="minmax")
             config = replace(config, backend=BackendConfig(NOISE_FROM), calib=calib)
         in_onnx = self.work.vary(config, format="qdq", slim=False)

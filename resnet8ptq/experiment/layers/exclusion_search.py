@@ -22,7 +22,7 @@ from resnet8ptq.core.deadline import Deadline
 
 log = logging.getLogger(__name__)
 
-COUNTS = (1, 2, 4, 8, 16, 32)  # of groups of nodes that are left in float
+COUNTS = (1, 2, 4, 8, 16, 32)  # numbers of groups of nodes that are left in float
 # The tests are of no node in float, of each of `COUNTS`, and of two searches that end at the first
 # failure.
 TESTS = len(COUNTS) + 3

@@ -159,7 +159,7 @@ def _measurer(
         return runs
 
     wanted = run(fp32)
-    power = []  # by output
+    power = []  # power by output
     for values in zip(*wanted, strict=True):
         squares = [float(np.square(value).sum()) for value in values]
         power.append(sum(squares) or 1.0)

@@ -32,8 +32,8 @@ class SensitivityResult(RunResult):
     """The layers, most sensitive first.
 
     Attributes:
-        layers: lowest SQNR first with one layer quantized; highest first with one layer in float,
-            because that layer harms most.
+        layers: the layers that harm most first, which have the lowest SQNR with one layer
+            quantized, and the highest with one layer in float.
         whole: the same metrics with every layer quantized.
         output: the kind of outputs of the SQNR: `logits`, `probabilities` or `values`.
         samples: number of held-out samples.

@@ -153,7 +153,7 @@ class Layers:
             )
             compared = self.evaluator.compare(quantized.path, samples.held_out)
         comparison = compared.comparison
-        sqnr_db = comparison.sqnr_db  # None: the outputs are equal
+        sqnr_db = comparison.sqnr_db  # None if the outputs are equal
         return LayerSensitivity(
             name=name,
             node=node,

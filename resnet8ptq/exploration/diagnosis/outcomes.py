@@ -111,5 +111,5 @@ def attempt(
 
 
 def _sqnr_db(comparison: Comparison) -> float:
-    sqnr_db = comparison.sqnr_db  # None: the outputs are equal
+    sqnr_db = comparison.sqnr_db  # None if the outputs are equal
     return math.inf if sqnr_db is None else sqnr_db

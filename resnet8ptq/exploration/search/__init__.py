@@ -1,1 +1,1 @@
-"""Changes of settings that reduce the quantization loss, and the order of trying them."""
+"""Changes of settings that reduce the quantization loss, and the order in which they are tried."""

@@ -23,8 +23,8 @@ class NetworkFacts:
         nodes: names of the nodes; a step leaves a node in float that an error names.
         onnx_path: the FP32 file.
         reported: number of test samples.
-        untuned: the reason if the training samples cannot be scored, so that no step can choose
-            settings by them; else empty.
+        untuned: the reason why the training samples cannot be scored, so that no step can choose
+            settings by them; empty if they can.
     """
 
     properties: tuple[str, ...]

@@ -689,7 +689,8 @@ def _budget(step: Step) -> float:
 def _base(asked: Asked, backend: str) -> dict[str, str]:
     """Return the settings of every trial, which runs on the selection samples only."""
     settings = {"backend": f"backend={backend}", "evaluate.split": "evaluate.split=choice"}
-    has_starts = not {PRODUCTS, RECURRENT, BESIDE}.isdisjoint(asked.properties)  # of other kinds
+    # Layers of other kinds may have a start
+    has_starts = not {PRODUCTS, RECURRENT, BESIDE}.isdisjoint(asked.properties)
     several = len(asked.backends) > 1 or has_starts
     compares = asked.goal == "fastest" and several  # compares latencies
     if not compares and "latency.enabled" not in asked.fixed:

@@ -117,7 +117,7 @@ STEPS = (
     StepKind(
         name=START,
         rank=0,
-        settings="",  # `start` adds those of the backend
+        settings="",  # `start` adds the backend's settings
         why="plain 8 bits",
         plain=True,
     ),

@@ -52,7 +52,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> ComparisonResult
         UnsupportedError: the format does not give its inner tensors, or none is matched.
     """
     resolved = settings.quantizer.resolve()
-    tunes = preparation.tunes(settings.config)  # by the metric
+    tunes = preparation.tunes(settings.config)  # whether steps tune by the metric
     with open_fitted(settings, run, needs_labels=tunes) as work:
         prepared = preparation.prepare(work)
         path = work.quantize(prepared, work.scratch).path

@@ -118,8 +118,8 @@ class Spread:
     def reach(self) -> float:
         """The smallest power of two above 99% of the nonzero values.
 
-        With fewer than 100 values, the largest value may lie above it. The reach is 0 if no value
-        lies below it.
+        With fewer than 100 values, the largest value may lie above the quantile. The reach is 0 if
+        no value lies below it.
         """
         octave = self._last
         if octave < 0:

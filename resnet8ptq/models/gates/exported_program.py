@@ -43,7 +43,8 @@ _PYTHON = re.compile(
     r"_operator\.(getitem|add|sub|mul|floordiv|truediv|mod|pow|neg|eq|ne|ge|gt|le|lt|and_|or_)"
     r"|torch\.sym_(float|int|ite|max|min|not|sum)"
 )
-_NAME = re.compile(r"[\w./: -]*")  # of a tensor, without characters that end a string in code
+# The name of a tensor, without characters that end a string in code
+_NAME = re.compile(r"[\w./: -]*")
 _TEXTS = {
     # A dimension: sums and products of numbers and free dimensions, and squares of free dimensions.
     # No other call or power is allowed, because it may take forever. `++` does not backtrack, so
@@ -150,9 +151,9 @@ def _fill(node: dict[str, Any]) -> None:
 def _check(records: Mapping[str, bytes]) -> Iterator[str]:
     """Yield the parts that `torch.export.load` would unpickle, evaluate or look up by name.
 
-    torch unpickles weights, sample inputs and older layouts. It evaluates the expressions of
+    torch unpickles weights, sample inputs and older layouts, and evaluates the expressions of
     dynamic shapes and of guards. It calls any function below `torch` that a node names, such as
-    `torch.os.system`. It writes and runs Python code that contains the names of tensors.
+    `torch.os.system`, and writes and runs Python code that contains the names of tensors.
     """
     if records.get(_SAMPLE):
         yield _SAMPLE

@@ -25,7 +25,7 @@ from resnet8ptq.models.gates import torch_archive
 CONFIG = "config.json"
 WEIGHTS = "model.weights.h5"
 LEGACY_CONFIG = "model_config"  # an attribute of a .h5 file
-MAX_BYTES = 2**31 - 1  # of all weights, as for ONNX files
+MAX_BYTES = 2**31 - 1  # most bytes of all weights, as for ONNX files
 MAX_CONFIG_BYTES = 2**24
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _TRAINING = "compile_config"  # optimizer, loss and metrics, which are dropped
@@ -119,9 +119,9 @@ _KEYS = frozenset(
 ) | {"shared_object_id", "__passive_serialization__"}
 _KEYS_OF_OBJECTS = ("class_name", "module", "registered_name")  # never keys of settings
 _INDICES = ("__slice__", "__ellipsis__")  # of a tensor
-_NAME = re.compile(r"[\w .()+-]{1,256}")  # of a layer or an input, without paths and addresses
+_NAME = re.compile(r"[\w .()+-]{1,256}")  # name of a layer or an input, without paths and addresses
 _KEY = re.compile(r"\w{1,64}")
-_EQUATION = re.compile(r"[a-zA-Z.,>-]{1,64}")  # of an EinsumDense or Einsum
+_EQUATION = re.compile(r"[a-zA-Z.,>-]{1,64}")  # equation of an EinsumDense or Einsum
 
 Reasons = Iterator[str]
 
@@ -349,7 +349,9 @@ def _strange_tensors(value: Any, where: str) -> Reasons:
 
 
 def _is_tensor(value: Any) -> bool:
-    return isinstance(value, list) and [type(item) for item in value] == [str, int, int]
+    if not isinstance(value, list):
+        return False
+    return [type(item) for item in value] == [str, int, int]
 
 
 def _strange_node(node: Any, where: str) -> Reasons:

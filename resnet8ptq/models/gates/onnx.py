@@ -27,7 +27,7 @@ MAX_BYTES = 2**31 - 1  # protobuf's limit
 MAX_NODES = 200_000  # a node takes at least 2 bytes of a file, and about 100 of memory
 
 ONNX_DOMAINS = ("", "ai.onnx")  # two names of the same domain
-SCALER = "Scaler"  # of ai.onnx.ml; scikit-learn's exports have it before the layers
+SCALER = "Scaler"  # an operator of ai.onnx.ml, which scikit-learn's exports have before the layers
 LABELLERS = ("ZipMap", "ArrayFeatureExtractor")  # scikit-learn's exports have them after the layers
 _QUANTIZED = re.compile(
     r"QLinear\w+|(Q|Deq|DynamicQ)uantize\w+|\w*Integer\w*|QGemm|QAttention|QOrdered\w+|QMoE"
@@ -112,10 +112,10 @@ def _parse(content: bytes, path: Path) -> onnx.ModelProto:
 def _read_outside(proto: onnx.ModelProto, path: Path) -> bool:
     """Load external data from files beside `path` into the model; return whether it has any."""
     outside = [tensor for tensor in find_all(proto, TensorProto) if _is_external(tensor)]
-    contents: dict[str, bytes] = {}  # of the files beside the model
+    contents: dict[str, bytes] = {}  # contents of the files next to the model
     hashed = files.find_data_names(path) if outside else set()
     for tensor in outside:
-        _read_inside(tensor, path, hashed, contents)
+        _read_inside(tensor, path, hashed=hashed, contents=contents)
     with errors_as(ModelError, f"{path}: larger than 2 GiB with its data"):
         if proto.ByteSize() > MAX_BYTES:
             raise ValueError(f"expected at most {MAX_BYTES} bytes, protobuf's limit")
@@ -141,6 +141,8 @@ def read_quantized(path: Path) -> bytes:
             )
     if proto.functions:
         raise ModelError(f"{path}: holds functions; expected an export with inlined functions")
+
+    # Refuse a cycle, in which walks over the graph would not end
     sorter: TopologicalSorter[str] = TopologicalSorter()
     for node in proto.graph.node:
         for name in filter(None, node.output):
@@ -175,6 +177,8 @@ def _read_inside(
         raise ModelError(
             f"{path}: tensor {tensor.name!r} names {name!r} in an encoding that no exporter writes"
         )
+
+    # Read each file once, because many tensors may lie in one
     with errors_as(ModelError, f"{path}: the data of {tensor.name!r} cannot be read"):
         if name not in contents:
             contents[name] = files.read_bytes(beside, MAX_BYTES)

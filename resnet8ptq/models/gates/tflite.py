@@ -26,7 +26,10 @@ def _reasons_against(model: Any) -> Iterator[str]:
     """Yield why a file is refused: custom operators, or rounded tensors."""
     from ai_edge_litert.schema_py_generated import TensorType
 
-    kinds = {value: name for name, value in vars(TensorType).items() if not name.startswith("_")}
+    kinds = {}
+    for name, value in vars(TensorType).items():
+        if not name.startswith("_"):
+            kinds[value] = name
     for index in range(model.OperatorCodesLength()):
         code = model.OperatorCodes(index)
         if code.CustomCode() is not None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from resnet8ptq.core.errors import QuantizationError, errors_as
 
-MAX_BYTES = 2**27  # of the compressed records, which are JSON
+MAX_BYTES = 2**27  # most bytes of the compressed records, which are JSON
 
 # The operators of inference. No operator here reads or writes files, uses memory outside its
 # tensors, or calls its arguments. `relu_` counts as `relu`.
@@ -144,7 +144,7 @@ def _strange(archive: zipfile.ZipFile, records: re.Pattern[str], file_bytes: int
     """Yield the records that `torch.export.save` does not write, or the fault of the archive."""
     names = set()  # in lower case, because some file systems ignore case
     packed_bytes = 0
-    unpacked_bytes = 0  # of the compressed records
+    unpacked_bytes = 0  # bytes of the compressed records
     two_lengths = False
     for info in archive.infolist():
         if not records.fullmatch(info.filename):

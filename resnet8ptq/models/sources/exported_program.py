@@ -78,7 +78,8 @@ def _original(program: Any) -> Predict:
         return [output.numpy() for output in torch.utils._pytree.tree_leaves(outputs)]
 
     first_input = program.graph_signature.user_inputs[0]
-    [example] = [node.meta["val"] for node in program.graph.nodes if node.name == first_input]
+    [placeholder] = [node for node in program.graph.nodes if node.name == first_input]
+    example = placeholder.meta["val"]
 
     # The batch size may be fixed, free, or free between bounds
     batch = example.shape[0]

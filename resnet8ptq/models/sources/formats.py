@@ -59,28 +59,29 @@ FORMATS = (
         "onnx",
         "an .onnx file",
         "resnet8ptq.models.sources.onnx:read",
-        "resnet8ptq.models.sources.onnx:check",
-        (".onnx",),
+        check="resnet8ptq.models.sources.onnx:check",
+        suffixes=(".onnx",),
     ),
     Format(
         "exported_program",
         "a torch .pt2 file",
         "resnet8ptq.models.sources.exported_program:read",
-        "resnet8ptq.models.gates.exported_program:read_network",
-        (".pt2",),
-        (0, _ZIP),
+        check="resnet8ptq.models.gates.exported_program:read_network",
+        suffixes=(".pt2",),
+        magic=(0, _ZIP),
     ),
     Format(
         "tflite",
         "a float .tflite file",
         "resnet8ptq.models.sources.tflite:read",
-        "resnet8ptq.models.gates.tflite:check",
+        check="resnet8ptq.models.gates.tflite:check",
         magic=(4, b"TFL3"),
     ),
     Format(*_KERAS, magic=(0, b"\x89HDF\r\n\x1a\n")),
     Format(*_KERAS, magic=(0, _ZIP)),
 )
-EXPECTED = f"expected {', '.join(dict.fromkeys(item.takes for item in FORMATS))}"
+_TAKEN = dict.fromkeys(item.takes for item in FORMATS)  # each once; two formats are Keras's
+EXPECTED = f"expected {', '.join(_TAKEN)}"
 TFLITE_FORMATS = ("keras", "saved_model")  # formats that TensorFlow's converter takes
 
 

@@ -36,7 +36,8 @@ def read(source: Path, sample: Sample) -> Network:
     import tensorflow as tf
     import tf2onnx
 
-    logging.getLogger("tensorflow").setLevel(logging.ERROR)  # of deprecated functions
+    # TensorFlow warns of deprecated functions
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
     program = gate.read_program(source)
     frozen = freeze(program, source)
     graph = tf.Graph()
@@ -47,8 +48,10 @@ def read(source: Path, sample: Sample) -> Network:
     outputs = list(program.outputs.values())
 
     def predict(samples: SampleArray) -> Outputs:
-        fed = feed(samples, list(inputs))
-        return list(session.run(outputs, {inputs[name]: values for name, values in fed.items()}))
+        fed = {}
+        for name, values in feed(samples, list(inputs)).items():
+            fed[inputs[name]] = values
+        return list(session.run(outputs, fed))
 
     # Convert the graph, under the names of the signature
     bodies = [function.node_def for function in frozen.library.function]

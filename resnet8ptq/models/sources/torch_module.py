@@ -76,6 +76,8 @@ def export(network: torch.nn.Module, example: Any, samples: Mapping[str, NDArray
         tried = list(_examples(copied, next(iter(inputs.values()))))
     else:
         tried = list(_examples(copied, pack(inputs)))
+
+    # Export with the first example that the module takes
     errors = []
     for one in tried:
         try:
@@ -117,12 +119,18 @@ def _examples(network: torch.nn.Module, sample: NDArray[Any]) -> Iterator[dict[s
     parameters = list(signature(network.forward).parameters)
     if not names_of(sample.dtype):
         shape = sample.shape[1:]
-        for sizes in dict.fromkeys(arranged(shape, layout) for layout in likely_layouts(shape)):
+        shapes = [arranged(shape, layout) for layout in likely_layouts(shape)]
+        for sizes in dict.fromkeys(shapes):
             yield {parameters[0]: torch.zeros(2, *sizes)}
         if sample.dtype.kind in "iu":  # such as numbers of words
             yield {parameters[0]: torch.from_numpy(np.zeros((2, *shape), sample.dtype))}
         return
-    kinds = {n: sample.dtype[n] for n in parameters if n in names_of(sample.dtype)}
+
+    # Fill the parameters that the samples have, by name
+    kinds = {}
+    for name in parameters:
+        if name in names_of(sample.dtype):
+            kinds[name] = sample.dtype[name]
     orders = [False]  # whether pictures have their channels first
     if any(map(is_picture, kinds.values())):
         orders = [True, False]
@@ -161,7 +169,8 @@ def _export_program(network: torch.nn.Module, inputs: Mapping[str, torch.Tensor]
                 return torch.export.export(network, examples, dynamic_shapes=tuple(shapes))
             except Exception:  # torch raises dozens of types
                 continue
-        return torch.export.export(network, tuple(example[:1] for example in examples))
+        first = tuple(example[:1] for example in examples)
+        return torch.export.export(network, first)
 
 
 def _build_module(path: str, arguments: Mapping[str, Any]) -> torch.nn.Module:

@@ -19,7 +19,7 @@ from resnet8ptq.tracking.mlflow_store.store import Store
 from resnet8ptq.tracking.record import RunRecord
 
 SHOWN = 40  # worst rows that a map shows
-MAX_BYTES = 2**24  # of a file
+MAX_BYTES = 2**24  # largest file
 PICTURE = "network.svg"
 DARKEST = 0.6  # opacity of the worst value
 
@@ -104,7 +104,7 @@ def draw(
         values: values in dB; infinite for an output that did not change.
     """
     # Scale the colours over all finite values
-    columns: dict[str, None] = {}  # in the order of their first layer
+    columns: dict[str, None] = {}  # runs in the order of their first layer
     known: list[float] = []
     for row in values.values():
         columns |= dict.fromkeys(row)

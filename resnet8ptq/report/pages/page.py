@@ -244,6 +244,7 @@ def _render(
     tested_classes = family.class_names
     if family.stopped:  # then no class is tested
         tested_classes = ()
+    ranges = [name for name in figures if name.startswith(f"{prefix}ranges_")]
     return templates.load("resnet8ptq.report.pages", "family.md.j2").render(
         level=level,
         page=page,
@@ -265,7 +266,7 @@ def _render(
         losing=losing.most_common(),
         figures=own_figures,
         drawn=of_task,
-        ranges=[name for name in figures if name.startswith(f"{prefix}ranges_")],
+        ranges=ranges,
         spreads=spread.measure_spreads(family, limits),
         methodology=methodology.describe(family),
     )
@@ -374,8 +375,10 @@ def _say_verdicts(selected: ModelSelection) -> str:
 
 def _draw(selected: ModelSelection) -> dict[str, bytes]:
     family = selected.family
-    having = Family(tuple(cell for cell in family.cells if cell.ranges))  # only some runs have them
-    ranges = background.put(_draw_ranges, having)  # drawn while this process draws the others
+    # Let another process draw the ranges, which only some runs have, while this one draws the rest
+    with_ranges = [cell for cell in family.cells if cell.ranges]
+    having = Family(tuple(with_ranges))
+    ranges = background.put(_draw_ranges, having)
     drawn: dict[str, Figure | None] = {}
     if not family.stopped:
         drawn["class_impact.png"] = plots.class_impact(family)

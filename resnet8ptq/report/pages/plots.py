@@ -14,7 +14,7 @@ from resnet8ptq.report.families import Family, best_first, records_of
 from resnet8ptq.report.table import FIRST, MANY
 
 _PREFIX = re.compile(r"^(?:model|functional|sequential)(?:_\d+)?[/_]")  # Keras's
-_COLOURS = {  # of matplotlib, by calibration method
+_COLOURS = {  # matplotlib's colours by calibration method
     "minmax": "C0",
     "entropy": "C1",
     "percentile": "C2",
@@ -42,7 +42,8 @@ def class_impact(family: Family) -> Figure | None:
         cells = [cells[index] for index in order[:FIRST]]
 
     # Draw a matrix of models by classes, in points
-    change = 100 * np.array([family.class_deltas(cell) for cell in cells])
+    deltas = [family.class_deltas(cell) for cell in cells]
+    change = 100 * np.array(deltas)
     limit = max(1.0, float(np.nanmax(np.abs(change), initial=0.0)))
     figure = Figure(
         figsize=(max(7.0, 3.2 + 0.72 * len(names)), 1.7 + 0.34 * len(cells)), layout="constrained"
@@ -101,8 +102,14 @@ def activation_ranges(family: Family, backend: str) -> Figure | None:
                 rows.append(row)
                 ends.append(ranges[name])
         low, high = np.reshape(ends, (-1, 2)).T
-        colour = _COLOURS.get(method, "C7")
-        axes.hlines(np.add(rows, offset), low, high, colour, lw=2.5, label=plain(method))
+        axes.hlines(
+            y=np.add(rows, offset),
+            xmin=low,
+            xmax=high,
+            colors=_COLOURS.get(method, "C7"),
+            lw=2.5,
+            label=plain(method),
+        )
     axes.set_yticks(range(len(names)), _short(names))
     axes.tick_params(axis="y", labelsize=7)
     axes.invert_yaxis()

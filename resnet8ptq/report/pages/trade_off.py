@@ -183,6 +183,8 @@ def to_svg(drawn: Sequence[Panel]) -> str:
 def _point(selected: ModelSelection, cell: Cell, row: int, x: float) -> Point:
     metric = selected.family.metric
     record = cell.record
+
+    # Plot the loss in the metric's unit, which its interval has
     loss = cell.metric("drop")
     delta = record.delta(metric)
     if delta is not None:
@@ -214,6 +216,8 @@ def _baselines(family: Family, metric_name: str, scale: float) -> list[Point]:
         if value is not None:
             ran = (record.combination.baseline, fp32_name(record), record.measured_on)
             measured.setdefault(ran, []).append(value)
+
+    # Name the machine only if several ran FP32
     machines = {machine for *_, machine in measured}
     points = []
     for (framework, name, machine), values in measured.items():

@@ -57,6 +57,7 @@ def to_html(
         section["details"] = render(text, images)
         section["wrong"] = answers
         sections.append(section)
+
     # The page's policy names the hash of this script, so that nothing else may run
     script = _script()
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -113,6 +114,8 @@ def _make_rows(whole: Table[Row], shown: Table[Row], every: Table[Row]) -> list[
     order = list(range(len(whole.rows)))
     if many:
         order[first:] = [first + index for index in best_first(runs)]
+
+    # Number the rows, so that the script can link them to the figure
     short_lines = shown.lines
     long_lines = every.lines
     rows = []

@@ -13,7 +13,7 @@ from resnet8ptq.report.recommend import ModelSelection
 from resnet8ptq.tracking import history
 from resnet8ptq.tracking.mlflow_store.store import Store
 
-MAX_BYTES = 2**22  # of the file
+MAX_BYTES = 2**22  # largest file
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,7 @@ def _matches(evaluation: Any) -> list[Matches]:
         ignored = [none]
         objects = np.zeros(pictures, np.int64)
         for number, match in enumerate(evaluation.evalImgs[first : first + pictures]):
-            if match is None:  # neither objects nor detections
+            if match is None:  # the picture has neither objects nor detections
                 continue
             picture += [number] * len(match["dtScores"])
             scores += match["dtScores"]

@@ -91,7 +91,7 @@ def check(uri: str, written: bool) -> None:
             could print, the address cannot be parsed, or MLflow has no such kind of store. The
             message quotes no part of the address.
     """
-    if not uri:  # not set
+    if not uri:  # the address is not set
         return
     key = KEY if written else VARIABLE
     _check_user(uri, written)

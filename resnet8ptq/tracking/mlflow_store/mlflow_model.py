@@ -64,7 +64,7 @@ def _unlisted_packages() -> Iterator[None]:
     """Leave out MLflow's check of the installed versions."""
     from mlflow.utils import environment
 
-    check = getattr(environment, _CHECK, None)  # not part of MLflow's interface
+    check = getattr(environment, _CHECK, None)  # this check is not part of MLflow's interface
     setattr(environment, _CHECK, lambda requirements: None)
     try:
         yield

@@ -42,7 +42,7 @@ logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
 
 # Tags of a new experiment, so that MLflow's UI shows the columns that matter.
 _TAGS = {view.TAG: view.VALUE, "mlflow.experimentKind": "custom_model_development"}
-ID = re.compile(r"\w+")  # of a run, because other characters could change a query or a command
+ID = re.compile(r"\w+")  # an id, because other characters could change a query or a command
 HEALTH_S = 10  # timeout of a server's health check
 DATABASE = "mlflow.db"
 _LOCAL = artifacts.SQLITE

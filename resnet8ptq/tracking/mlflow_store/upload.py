@@ -160,7 +160,7 @@ def describe(store: Store, run_id: str, markdown: str) -> None:
 
 
 def log_files(store: Store, run_id: str, paths: Iterable[Path]) -> None:
-    """Add files to a run; they replace those of the same name.
+    """Add files to a run; they replace earlier files of the same name.
 
     Raises:
         TrackingError: the address of the run's files does not belong to the store.
