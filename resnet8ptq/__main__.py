@@ -83,7 +83,8 @@ def _explain_unknown(name: str, words: list[str]) -> str:
 def main(words: list[str] | None = None) -> int:
     """Run a command line, by default this process's arguments; return the exit code."""
     clock.begin()
-    importing.allow(Path.cwd())  # before other imports: with `-m`, Python searches there first
+    # Called before other imports, because with `-m` Python searches there first
+    importing.allow(Path.cwd())
     from resnet8ptq.core import console
 
     console.never_silent()

@@ -171,7 +171,8 @@ def run_recorded(
         replace_runs(store, earlier, opened)
         if isinstance(settings, Unresolved):
             opened.log_config(settings.asked)
-            if not isinstance(settings.error, UnsupportedError):  # such as a missing file
+            # The input is wrong, such as a missing file
+            if not isinstance(settings.error, UnsupportedError):
                 raise settings.error
             result = RunResult("unsupported", str(settings.error))
             opened.log_result(result)

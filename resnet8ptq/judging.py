@@ -136,7 +136,7 @@ def main(words: Sequence[str]) -> int:
         answers = [_answer(judged) for judged in load_sweep(folder=outcome.sweep_folder).runs]
     _print(asked.format, answers)
     codes = [*map(_exit_code, answers)]
-    if code and not {1, 2} & {*codes}:  # an error of the sweep, not of a file
+    if code and not {1, 2} & {*codes}:  # the sweep failed, and not a file
         return 1
     return max(codes, key=_WORSE.index, default=1)
 

@@ -29,7 +29,7 @@ from resnet8ptq.core import invocation
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import nearest
 
-_OWN = ("goal", "minutes")  # settings of the sweeper
+_OWN = ("goal", "minutes")  # settings that belong to the sweeper
 # The settings of conf/experiment/npu.yaml
 _NPU = ("dtype=w8a16", "attention=all", "latency.enabled=false")
 

@@ -164,7 +164,7 @@ def _name_files(batch: Arrays) -> dict[str, str]:
 class _Writer:
     """An `.npy` file [N, ...] that is written batch by batch."""
 
-    _HEADER_BYTES = 256  # reserved: the number of samples is known only at the end
+    _HEADER_BYTES = 256  # reserved, as the number of samples is known only at the end
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         """Begin a file; `name` names its samples in errors."""
@@ -234,7 +234,7 @@ def _batches(data: Any, takes: Sequence[str]) -> Iterator[Arrays]:
             items = map(data.__getitem__, range(len(data)))
         for item in items:
             yield _with_batch_axis(_named(item, takes))
-    elif hasattr(data, "as_numpy_iterator"):  # tf.data.Dataset
+    elif hasattr(data, "as_numpy_iterator"):  # a tf.data.Dataset
         batched = _is_batched(data.element_spec)
         for item in data.as_numpy_iterator():
             arrays = _named(item, takes)
@@ -254,7 +254,7 @@ def _named(item: Any, takes: Sequence[str]) -> Arrays:
     usual name, such as `y`, if no input has that name.
     """
     labels = None
-    if isinstance(item, tuple | list) and len(item) == 1:  # such as x alone from a loader
+    if isinstance(item, tuple | list) and len(item) == 1:  # a loader may yield x alone
         [item] = item
     elif isinstance(item, tuple | list):
         if len(item) != 2:
@@ -306,9 +306,9 @@ def _is_several(item: Any, labels: Any, inputs: int) -> bool:
 
 def _to_array(values: Any, name: str) -> NDArray[Any]:
     """Return an array of numbers, or of texts for labels; `name` names it in errors."""
-    if hasattr(values, "detach"):  # torch's
+    if hasattr(values, "detach"):  # a tensor of torch
         values = values.detach().cpu()
-        if str(values.dtype) == "torch.bfloat16":  # which numpy does not have
+        if str(values.dtype) == "torch.bfloat16":  # numpy has no bfloat16
             values = values.float()
     try:
         array = np.asarray(values)

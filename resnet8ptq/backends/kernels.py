@@ -18,7 +18,7 @@ from collections.abc import Collection
 from resnet8ptq.backends.contract import Resolved
 from resnet8ptq.core import machine
 
-_LINEAR = {"MatMul", "Gemm"}  # become MatMulInteger with method=dynamic
+_LINEAR = {"MatMul", "Gemm"}  # operators that become MatMulInteger with method=dynamic
 
 
 def is_arm(flags: Collection[str]) -> bool:

@@ -153,7 +153,7 @@ class Activations:
         beyond = {}
         for node in weight_layers(onnx.load(self.onnx_path).graph).values():
             tensors = (*node.input, *node.output)
-            peak = max(peaks.get(name, 0.0) for name in tensors)  # weights have no range here
+            peak = max(peaks.get(name, 0.0) for name in tensors)  # only activations have peaks
             if peak > largest:
                 beyond[node.name] = peak
         return beyond

@@ -112,7 +112,7 @@ def _entries(parsed: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     if isinstance(encodings, dict):  # AIMET 0.6
         yield from encodings.items()
         return
-    for name, entry in parsed.items():  # ONNX Runtime's
+    for name, entry in parsed.items():  # the format of ONNX Runtime
         if isinstance(entry, list):
             yield name, entry
 

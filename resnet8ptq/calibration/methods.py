@@ -77,7 +77,7 @@ def _divergence(counts: NDArray[np.int64], middle: int, half: int, levels: int) 
     start = middle - half
     end = min(middle + half + 1, len(counts))
     window = counts[start:end]
-    clipped = window.copy()  # the reference: values outside count in the outermost bins
+    clipped = window.copy()  # the reference, where values outside count in the outermost bins
     clipped[0] += counts[:start].sum()
     clipped[-1] += counts[end:].sum()
 

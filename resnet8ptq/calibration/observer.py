@@ -18,7 +18,7 @@ from resnet8ptq.calibration.statistics import Range, TensorStats
 HALF = 2**15  # fine bins on each side of zero
 
 _BLOCK = 2**17  # values at once, so that intermediate results stay in the processor's cache
-_LEAST = -100  # binary exponent: the inverse of smaller values overflows
+_LEAST = -100  # binary exponent; the inverse of smaller values overflows
 
 
 @dataclass
@@ -56,7 +56,8 @@ class TensorObserver:
             samples: number of samples, if the first axis of the values counts samples; 1 for one
                 sample, or if the values do not belong to single samples.
         """
-        lows = highs = np.zeros(samples, np.float32)  # without values, as boxes of empty pictures
+        # Zeros stand for samples without values, such as boxes of empty pictures
+        lows = highs = np.zeros(samples, np.float32)
         if values.size:
             rows = values.reshape(samples, -1)
             lows = rows.min(axis=1)

@@ -19,15 +19,15 @@ from resnet8ptq.data.lazy import AT_ONCE
 
 log = logging.getLogger(__name__)
 
-RATIO = 16.0  # to the largest other sample; the others lose four of eight bits
-MOST = 0.05  # share of the samples; more are a normal kind, such as padded texts
-LEAST = 10  # samples with values, to compare with
+RATIO = 16.0  # ratio to the largest other sample, at which the others lose four of eight bits
+MOST = 0.05  # largest share of outliers; more are a normal kind, such as padded texts
+LEAST = 10  # least number of samples with values to compare with
 LISTED = 5  # samples that a message names
 _CUT = 3  # a percentile cuts this multiple of their share; half of it on each side
-_LEAST_PERCENTILE = 99.0  # a smaller one would clip the other samples
+_LEAST_PERCENTILE = 99.0  # a smaller percentile would clip the other samples
 _RESOLVED = 1000.0  # a larger ratio leaves the others in a few bins of a histogram
 
-Peaks = NDArray[np.floating]  # the largest magnitude of each sample, [N]
+Peaks = NDArray[np.floating]  # the largest magnitude of each sample [N]
 
 
 @dataclass(frozen=True)

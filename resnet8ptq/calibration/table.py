@@ -147,7 +147,7 @@ def _describe(key: str, value: object) -> str:
 def _read(path: Path, takes: str) -> bytes:
     try:
         return files.read_bytes(path, MAX_BYTES)
-    except (OSError, ValueError) as error:  # ValueError: no path at all
+    except (OSError, ValueError) as error:  # ValueError if the text is not a path
         reason = getattr(error, "strerror", None) or type(error).__name__
         raise ConfigError(
             f"calib.table: cannot read {path} ({reason}); expected {takes}"
@@ -157,7 +157,8 @@ def _read(path: Path, takes: str) -> bytes:
 def _decode(content: bytes, path: Path) -> object:
     try:
         return json.loads(content, object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply
+    # The file is not UTF-8 or JSON, or nests too deeply
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"calib.table: {path} is damaged: not JSON ({error})") from error
 
 

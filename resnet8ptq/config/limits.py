@@ -9,7 +9,7 @@ from typing import Any
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import mend_value, no_such_key, or_nearest
 
-MOST_PIXELS = 2**13  # along a side of a picture
+MOST_PIXELS = 2**13  # most pixels along a side of a picture
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _are_anchors(got: Any) -> bool:
 
 
 def _are_anchor_sizes(got: Any) -> bool:
-    is_paired = isinstance(got, list) and len(got) % 2 == 0  # widths and heights
+    is_paired = isinstance(got, list) and len(got) % 2 == 0  # anchors list widths and heights
     return is_paired and _are_numbers(got) and min(got) > 0
 
 

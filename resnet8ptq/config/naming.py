@@ -141,7 +141,7 @@ def name_run(config: RunConfig, varied: str = "") -> str:
 
 # Settings whose values are already part of the combination's name.
 _NAMED = ("backend", "dtype", "method", "calib", "per_channel", "backend.path")
-_MOST = 40  # characters of a value in a name
+_MOST = 40  # most characters of a value in a name
 
 
 def name_varied(words: Sequence[str], varied: Collection[str]) -> str:

@@ -29,7 +29,7 @@ DTYPES = {
 FP32 = "fp32"  # the dtype of the baseline
 CPU = "CPUExecutionProvider"  # repeated from `target.measure`, which would import numpy
 F32 = "f32"  # equals the constant of `target.measure`
-FLOATS = (FP32, "fp16")  # dtypes without integers: nothing is calibrated
+FLOATS = (FP32, "fp16")  # dtypes without integers, for which nothing is calibrated
 WEIGHT_ONLY = ("w4", "w8")  # dtypes of method=weight_only
 BY_BATCH = ("dynamic", "mixed")  # methods whose ranges depend on the batch
 # The corrections are applied in this order.
@@ -148,7 +148,8 @@ class ModelConfig:
     fold: bool = True
     module: str | None = None
     state_dict: str | None = limited(None, only=_MODULE, is_path=True)
-    module_args: Any = limited(None, only=_MODULE)  # a dict, untyped: Hydra adds no keys to typed
+    # An untyped dict, because Hydra adds no keys to typed dicts
+    module_args: Any = limited(None, only=_MODULE)
     inputs: Any = None  # untyped for the same reason
     outputs: list[str] | None = None
 
@@ -376,7 +377,7 @@ class CustomConfig(TaskConfig):
     """Options of `task=custom`, the user's metric; see `tasks.custom`."""
 
     name: str = "custom"
-    metric: Any = limited(None, limits.CALL)  # untyped: Hydra adds no keys to typed dicts
+    metric: Any = limited(None, limits.CALL)  # untyped, because Hydra adds no keys to typed dicts
     direction: str = limited("maximize", one_of("maximize", "minimize"))
     percent: bool = False
     resamples: int = limited(9999, at_least(100))
@@ -625,7 +626,7 @@ def find_fields(key: str) -> list[list[Field[Any]]]:
     >>> [item.name for item in path]
     ['calib', 'percentile']
     """
-    reached: list[tuple[Any, list[Field[Any]]]] = [(RunConfig, [])]  # types, and the paths to them
+    reached: list[tuple[Any, list[Field[Any]]]] = [(RunConfig, [])]  # types with the paths to them
     for name in key.split("."):
         deeper = []
         for owner, path in reached:

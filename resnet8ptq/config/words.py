@@ -481,7 +481,7 @@ def _fault(key: str, metadata: Any, value: Any, local: bool) -> ConfigError | No
             return ConfigError(f"{key}: got {got}, {expected}")
     except ConfigError as fault:
         return fault
-    except (TypeError, ValueError):  # a value of another type, which OmegaConf reports
+    except (TypeError, ValueError):  # OmegaConf reports a value of another type
         pass
     return None
 

@@ -177,7 +177,7 @@ def _build(path: Path, key: str, make: Callable[[Path], None]) -> None:
 
 
 def _mark_used(path: Path) -> None:
-    with suppress(OSError):  # the entry is missing, or another user's
+    with suppress(OSError):  # the entry is missing, or belongs to another user
         os.utime(path / RECORD)
 
 
@@ -185,7 +185,7 @@ def _remove_unused(root: Path) -> None:
     """Remove the entries that no run has used for long; only once a day, as listing takes time."""
     now = time.time()
     checked = root / CHECKED
-    with suppress(OSError):  # another user's folder, or removed by another process
+    with suppress(OSError):  # the folder is another user's, or another process removed it
         if checked.exists() and now - checked.stat().st_mtime < _DAY_S:
             return
         checked.touch()

@@ -184,7 +184,7 @@ def parse_words(words: list[str], schema: type[T], usage: str | None, plain: str
         if "=" not in word:
             takes = or_nearest(f"{word}=", known)
             raise ConfigError(f"{word}: got a word without a key, expected {takes}")
-        if word.endswith("="):  # most often an empty variable of a script, as in run_id=$ID
+        if word.endswith("="):  # usually the script's variable is empty, as in run_id=$ID
             key = word[:-1]
             raise ConfigError(f"{key}: got nothing, expected a value; for the default leave it out")
         assigned.append(_quote_text(word, schema))
@@ -214,18 +214,19 @@ def _quote_text(word: str, schema: Any) -> str:
     return f"{key}={json.dumps(value, ensure_ascii=False)}"
 
 
-_WANTS_TRACEBACK = bool(os.environ.get("HYDRA_FULL_ERROR"))  # set by the user
+# Whether the user has asked for tracebacks
+_WANTS_TRACEBACK = bool(os.environ.get("HYDRA_FULL_ERROR"))
 _NO_KEY = (ConfigAttributeError, ConfigKeyError)  # an unknown key, or part of a longer one
 _COMPOSING = (HydraException, OmegaConfBaseException)
 _INPUTS = (ConfigError, DataError, ModelError)
 EXPECTED = (*_COMPOSING, PtqError, OSError)
-_OF_DISK = {  # operating-system errors, with the mend
+_OF_DISK = {  # the mend of each operating-system error
     errno.EROFS: "try a working folder that can be written",
     errno.EACCES: "try a file or a working folder with the rights for it",
     errno.ENOSPC: "free some space on the disks of the working folder and of TMPDIR",
     errno.EDQUOT: "free some space on the disks of the working folder and of TMPDIR",
 }
-_EXTRAS = {  # option of a plugin: the extra of this package that installs the plugin
+_EXTRAS = {  # a plugin's option -> the extra of this package that installs the plugin
     "launcher/ray": "ray",
     "launcher/submitit_slurm": "slurm",
 }
@@ -297,7 +298,8 @@ def explain(error: BaseException) -> str:
             key = str(cause.full_key)
             group = key.rpartition(".")[0]
             option = ""
-            if group and is_dataclass(cause.object_type.__base__):  # the group's options
+            # Name the option if the settings are those of a group's option
+            if group and is_dataclass(cause.object_type.__base__):
                 option = f"{group}={OmegaConf.select(cause.parent_node, 'name')}"
             text = no_such_key(key, known, option)
     if match := _NO_VALUE.search(text):

@@ -66,7 +66,7 @@ def _start(words: Sequence[str], quiet: bool) -> "subprocess.Popen[str]":
         [sys.executable, "-P", "-c", _CODE, *words],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,  # drops tables; the caller gets the values
+        stdout=subprocess.DEVNULL,  # tables are dropped, because the caller gets the values
         stderr=None if direct else subprocess.PIPE,
         text=True,
         errors="replace",

@@ -13,7 +13,7 @@ from resnet8ptq.core import memory
 MAX_SECONDS = 3600  # CPU time for each core, and wall-clock time
 MEMORY = 0.9  # fraction of the memory that is free when the process starts
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 _PR_SET_NO_NEW_PRIVS = 38
 # linux/sched.h
 _CLONE_NEWUSER = 0x10000000
@@ -22,7 +22,7 @@ _CLONE_NEWNET = 0x40000000
 _RULES = 444
 _ADD_RULE = 445
 _OBEY = 446
-_VERSION = 1  # linux/landlock.h
+_VERSION = 1  # from linux/landlock.h
 _BENEATH = 1
 _WRITE_FILE = 1 << 1
 _TRUNCATE = 1 << 14
@@ -111,6 +111,6 @@ def write_only_to(folder: Path) -> None:
 
 
 def _landlock_version(library: ctypes.CDLL) -> int:
-    if not hasattr(library, "prctl"):  # not Linux
+    if not hasattr(library, "prctl"):  # the system is not Linux
         return 0
     return int(library.syscall(_RULES, None, 0, _VERSION))

@@ -29,7 +29,7 @@ from resnet8ptq.core.text import show
 from resnet8ptq.core.watch import LINE_SECONDS, Watch
 
 T = TypeVar("T")
-_UNBOUNDED = 100_000  # characters
+_UNBOUNDED = 100_000  # characters of a line in a pipe
 
 
 @cache
@@ -62,7 +62,7 @@ def _force(stream: TextIO) -> bool | None:
         return False
 
 
-@cache  # once a process, not once for each job of a sweep
+@cache  # warns once in a process, not once for each job of a sweep
 def log_once(log: Logger, text: str, *values: object) -> None:
     """Log a text, unless this process has logged it before with the same values."""
     log.info(text, *values)
@@ -224,7 +224,7 @@ def _say(line: str) -> None:
     if stderr().is_terminal:
         stderr().print(text, markup=False, highlight=False)
     else:  # if the pipe closes, rich would end this thread silently
-        sys.stderr.write(f"{text}\n")  # one call, because `print` may interleave threads
+        sys.stderr.write(f"{text}\n")  # written in one call, because `print` may interleave threads
         sys.stderr.flush()
 
 

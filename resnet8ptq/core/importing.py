@@ -16,7 +16,8 @@ def allow(folder: Path) -> None:
     """
     os.environ.setdefault("PYTHONSAFEPATH", "1")  # for `-m` and `-c` in child processes
     path = str(folder)
-    is_module = getattr(sys.modules["__main__"], "__spec__", None) is not None  # called with `-m`
+    # Whether Python was called with `-m`
+    is_module = getattr(sys.modules["__main__"], "__spec__", None) is not None
     by_option = is_module and not sys.flags.safe_path
     if by_option and sys.path[:1] == [path] and folder != PACKAGE.parent:
         del sys.path[0]

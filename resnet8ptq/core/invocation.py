@@ -59,7 +59,7 @@ def version() -> str:
 def install(extra: str) -> str:
     """Return the command that installs the libraries of an extra."""
     pip = _name("pip", Path(sys.executable).with_name("pip"))
-    if Path.cwd() == PACKAGE.parent:  # a checkout
+    if Path.cwd() == PACKAGE.parent:  # the command runs in a checkout
         return shell(pip, "install", "-c", "constraints.txt", "-e", f".[{extra}]")
     return shell(pip, "install", f"resnet8ptq[{extra}]")
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-MAX_PIXELS = 2**31  # of a picture
-MAX_OUTLINE = 2**22  # pixels along a polygon; pycocotools needs 60 bytes for each
-_LEAST = 6  # numbers of a polygon: three points
+MAX_PIXELS = 2**31  # most pixels of a picture
+MAX_OUTLINE = 2**22  # most pixels along a polygon, as pycocotools needs 60 bytes for each
+_LEAST = 6  # least numbers of a polygon, which are three points
 _FIRST = 48  # the character of the value 0
 
 
@@ -74,7 +74,7 @@ def _parse(text: bytes) -> list[int]:
         shift += 5
         if bits & 32:  # more digits of the number follow
             continue
-        if bits & 16:  # negative
+        if bits & 16:  # the number is negative
             value -= 1 << shift
         if len(counts) > 2:
             value += counts[-2]

@@ -28,7 +28,7 @@ def pack(arrays: Mapping[str, Array], path: Path | None = None) -> Array:
     count = len(next(iter(arrays.values())))
     if path is None:
         records = np.empty(count, fields)
-    else:  # in the file, whose pages the system writes out when memory is short
+    else:  # fill the file, whose pages the system writes out when memory is short
         records = np.lib.format.open_memmap(path, "w+", np.dtype(fields), (count,))
     for name, values in arrays.items():
         records[name] = values

@@ -28,7 +28,7 @@ def _without_secrets(url: re.Match[str]) -> str:
         # an @ here belongs to the path
         user = ""
         address = rest
-    if "?" in user:  # part of the password, or of parameters that contain an @
+    if "?" in user:  # the ? is part of the password, or of parameters that contain an @
         return f"{scheme}..."
     shown, mark, _ = address.partition("?")
     return f"{scheme}{shown}{mark and '?...'}"

@@ -91,7 +91,8 @@ class Watch:
         self.between = ""
         self.quiet_s = QUIET_SECONDS
         self._modules = len(sys.modules)
-        self._heard = self._said = self._turned = _now()  # turned: a line, or another step
+        # `turned` is the time of a line or another step
+        self._heard = self._said = self._turned = _now()
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
 
@@ -146,7 +147,7 @@ class Watch:
 
         The label names frameworks that users know, not the libraries that a framework imports.
         """
-        names = list(sys.modules)  # in the order in which their imports began
+        names = list(sys.modules)  # names in the order in which their imports began
         for name in reversed(names[self._modules :]):
             library = name.partition(".")[0]
             if library in _FRAMEWORKS:

@@ -36,10 +36,10 @@ LEARNING_RATE = 0.1
 STRETCH = (-0.1, 1.1)  # gamma and zeta of the rectified sigmoid, equation 23
 BETA = (20.0, 2.0)  # exponent of the regularizer (equation 24) at start and end of the annealing
 WARM_UP = 0.2  # share of the iterations, at the start, without the regularizer
-_TOLERANCE = 1e-3  # levels
+_TOLERANCE = 1e-3  # tolerance in levels
 FEW = 64  # inputs of a group; up to this number, descent finds the levels without learning
 STARTS = 64  # random starts of the descent, besides the nearest levels
-REGULARIZER = 10.0  # weight, relative to the error of nearest rounding
+REGULARIZER = 10.0  # weight of the regularizer, relative to the error of nearest rounding
 
 Number = TypeVar("Number", np.int64, np.float64)
 
@@ -279,9 +279,10 @@ def _pose(
     weights = read_weights(fp32.graph, node)
     groups = int(attribute(node, "group", 1))
     width = weights[0].size
-    largest = max(weights[0].nbytes * groups, weights.nbytes // width)  # a row's inputs or outputs
+    # Bytes of a row's inputs or outputs
+    largest = max(weights[0].nbytes * groups, weights.nbytes // width)
     most = min(SAMPLES, memory.fitting(largest, memory.step()))
-    per_image = -(-most // len(setting.samples))  # positions
+    per_image = -(-most // len(setting.samples))  # positions of each sample
 
     # Draw the same rows from both networks
     drawn: list[Array] = []  # rows of both networks [n, groups, width], filled in place
@@ -402,7 +403,7 @@ def regularize(shares: Sequence[torch.Tensor], done: float) -> torch.Tensor:
     progress = (done - WARM_UP) / (1 - WARM_UP)
     if progress < 0:
         return torch.zeros(())
-    annealed = (1 + np.cos(np.pi * progress)) / 2  # from 1 to 0
+    annealed = (1 + np.cos(np.pi * progress)) / 2  # falls from 1 to 0
     beta = BETA[1] + (BETA[0] - BETA[1]) * annealed
     means = []
     for share in shares:
@@ -468,7 +469,7 @@ def _learn(
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    return (value.detach() >= 0).float()  # h >= 1/2
+    return (value.detach() >= 0).float()  # true where h >= 1/2
 
 
 def _descend(

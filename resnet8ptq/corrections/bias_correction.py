@@ -38,7 +38,7 @@ def correct_biases(
     error of a layer without a bias is corrected in the next layer with one.
     """
     proto = copy.deepcopy(proto)
-    rounded = copy.deepcopy(proto)  # for measuring; the result keeps float weights
+    rounded = copy.deepcopy(proto)  # rounded only to measure; the result keeps float weights
     nodes = layers.find_plain_layers(proto.graph, setting.selection)
     simulated = layers.find_plain_layers(rounded.graph, setting.selection)
 

@@ -85,7 +85,7 @@ def find_imbalance(graph: onnx.GraphProto) -> float:
     training leaves some with weights of nearly zero.
     """
     ratios = [1.0]
-    with suppress(QuantizationError):  # raised without a layer
+    with suppress(QuantizationError):  # the error means that no layer is left
         links = Links(graph)
         for first, second in find_pairs(graph, Selection()):
             before, after = _find_ranges(*_read_pair(links, first, second))

@@ -450,7 +450,7 @@ def _call(module: Any, nodes: list[Any], inputs: Values) -> Values:
     values = dict(inputs)
 
     def look_up(node: Any) -> Any:
-        if node.op == "get_attr":  # a constant
+        if node.op == "get_attr":  # the node is a constant
             return attrgetter(node.target)(module)
         return values[node.name]
 

@@ -36,7 +36,7 @@ from resnet8ptq.precision.plan import Selection
 
 log = logging.getLogger(__name__)
 
-ALPHAS = (0.0, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9)  # 0: unchanged
+ALPHAS = (0.0, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9)  # 0 leaves the input unchanged
 _ROWS = 4096  # rows of an input that choose alpha
 # The limits of a divisor
 _LEAST = 1e-4
@@ -195,7 +195,7 @@ def find_edits(graph: Linked, tensor: str) -> list[Edit]:
         is_last = attribute(node, "axis", -1) == -1
         if not is_last or not all(constant[1:]):
             return []
-        return [Edit(node, index) for index in range(1, len(node.input))]  # scale and bias
+        return [Edit(node, index) for index in range(1, len(node.input))]  # edits of scale and bias
     if kind == "Mul" and any(constant):
         return [Edit(node, constant.index(True))]
     if kind == "Div" and constant[1]:

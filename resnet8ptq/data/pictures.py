@@ -17,7 +17,7 @@ from resnet8ptq.config.schema import PreprocessConfig
 from resnet8ptq.core.errors import DataError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
-MAX_PIXELS = 2**27  # 512 MB of RGB in Pillow
+MAX_PIXELS = 2**27  # largest picture, which takes 512 MB as RGB in Pillow
 MAX_BYTES = 2**29  # largest file, since a sparse file can be larger than the disk
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 UNLABELLED = 255  # value of a mask's pixels without a class, as in PASCAL VOC and Cityscapes
@@ -155,7 +155,7 @@ def fit(picture: Image.Image, preprocess: PreprocessConfig) -> Image.Image:
     # Crop from the middle
     scale = max(width / picture.width, height / picture.height) / preprocess.crop_fraction
     sides = (round(scale * picture.width), round(scale * picture.height))
-    if math.prod(sides) > MAX_PIXELS:  # such as from a picture that is one line of pixels
+    if math.prod(sides) > MAX_PIXELS:  # a picture of one line would become too large
         raise DataError(
             f"preprocess.resize: got 'crop', which makes {sides[0]} x {sides[1]} pixels of a "
             f"picture of {picture.width} x {picture.height}; try squash, fit or letterbox"
@@ -210,6 +210,6 @@ def _to_8_bits(picture: Image.Image) -> Image.Image:
     """Return 16-bit greys as 8-bit ones; Pillow itself would clip them at 255."""
     if picture.mode.startswith("I;16"):
         return Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
-    if picture.mode in ("I", "F"):  # 32 bits, whose range is unknown
+    if picture.mode in ("I", "F"):  # the range of 32-bit pixels is unknown
         raise ValueError(f"it has pixels of 32 bits (mode {picture.mode})")
     return picture

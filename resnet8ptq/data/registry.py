@@ -19,7 +19,8 @@ from resnet8ptq.data.sources import SOURCES
 
 log = logging.getLogger(__name__)
 
-Load = Callable[[Any, PreprocessConfig, Path], Dataset]  # settings, preprocessing, cache folder
+# Takes settings, preprocessing and cache folder
+Load = Callable[[Any, PreprocessConfig, Path], Dataset]
 
 
 def load(name: str, root: str | None, cache_root: Path | None = None) -> Dataset:

@@ -166,7 +166,7 @@ def draw_held_out(data: Dataset, samples: int | None, taken: Sequence[Split] = (
     # Take a sample (or group) of each class, then another of each, and so on: the sort is stable.
     random = np.random.default_rng(_HELD_OUT_SEED)
     classes = []
-    turns = []  # for each, the number of samples of its class drawn before it
+    turns = []  # for each sample, the number of samples of its class drawn before
     for stratum in data.train.strata(len(data.class_names)):
         members = random.permutation(stratum[sizes[stratum] > 0])
         classes.append(members)

@@ -120,7 +120,7 @@ def steps(vectors: Vectors) -> list[str]:
         return []
     done = vectors.preprocessing
     lines = ["values = samples.astype(np.float64)"]
-    if vectors.inputs.dtype.kind in "iub":  # integers
+    if vectors.inputs.dtype.kind in "iub":  # integers are not preprocessed
         lines = ["values = samples"]
     if done.bgr:
         lines.append("values = values[..., ::-1]  # the channels from RGB to BGR")

@@ -77,7 +77,7 @@ def main(words: list[str]) -> None:
         with waiting("Reading the run's samples"), silenced():
             scored = _open(run, asked.cache_dir)
         wrong = f"result: got {asked.result}, whose outputs do not fit the run"
-        with errors_as(ConfigError, wrong):  # anyone may have written it
+        with errors_as(ConfigError, wrong):  # anyone may have written the result
             result = _measure(run, scored, replace(scored.evaluator, target=carried))
         with waiting("Replacing the run's result"):
             _replace_result(store, run, scored, result)
@@ -192,7 +192,7 @@ def _replace_result(store: Store, run: SourceRun, scored: Scored, result: RunRes
     journal = Journal(record.name, store.experiment_name) if own is None else Journal.load(own)
     journal.params = {**record.params, **result.resolved}
     if not measurement.silent:
-        journal.params.pop("silent", None)  # belongs to the previous machine
+        journal.params.pop("silent", None)  # this param is about the previous machine
     carried = {CARRIED_TAG: result.resolved["measured_on"]}
     journal.tags = {**record.tags, **journal.tags, **carried}
     journal.points = [point for point in journal.points if point[0] not in stale]

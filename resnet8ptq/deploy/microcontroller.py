@@ -20,7 +20,7 @@ from resnet8ptq.core import templates
 from resnet8ptq.core.errors import UnsupportedError
 
 FOLDER = "microcontroller"
-ALIGNMENT = 16  # in bytes, of the model's array and of every tensor in the arena
+ALIGNMENT = 16  # bytes to which the model's array and every tensor in the arena are aligned
 _SPELLED = {"PADV2": "PadV2", "BATCH_MATMUL": "BatchMatMul"}
 _BYTES = {
     **dict.fromkeys((TensorType.INT8, TensorType.UINT8, TensorType.BOOL), 1),

@@ -29,8 +29,8 @@ class Vectors:
     samples: NDArray[Any]  # [n, ...]; the same array as `inputs` if the data are missing
     inputs: NDArray[Any]  # [n, ...]
     outputs: tuple[NDArray[np.float32], ...]  # [n, ...]; or more rows, if a sample has several
-    tolerances: tuple[float, ...]  # of the outputs, absolute
-    preprocessing: Preprocessing = RAW  # with `layout`, from samples to inputs, see `Split`
+    tolerances: tuple[float, ...]  # the absolute tolerance of each output
+    preprocessing: Preprocessing = RAW  # converts samples to inputs, with `layout`; see `Split`
     layout: tuple[int, ...] | None = None
     raw: dict[str, NDArray[Any]] = field(default_factory=dict)  # integers of the file, by name
 

@@ -24,14 +24,14 @@ from resnet8ptq.data.dataset import Split
 log = logging.getLogger(__name__)
 
 BATCH_SIZES = (16, 64)  # the sizes to try if `evaluate.batch_size` is not set
-TRIAL_IMAGES = 512  # at least, and at least four batches for each copy
-TRIAL_SECONDS = 0.5  # for each measurement, and until the last turn begins
-TURNS = 5  # of each way; the median counts, because disturbances slow single turns
+TRIAL_IMAGES = 512  # least number of samples, besides four batches for each copy
+TRIAL_SECONDS = 0.5  # time of each measurement, and until the last turn begins
+TURNS = 5  # turns of each batching; the median counts, as disturbances slow single turns
 # One batch on several threads must take less than this share of the time of several batches at
 # once, because its threads wait for each other while another process, such as an upload, runs.
 MARGIN = 0.8
-WARM_UP = 2  # batches at most, because torch compiles in its first two runs of a shape
-ENOUGH_SECONDS = 0.1  # a slower batch fills the cores, so no larger one is tried
+WARM_UP = 2  # most batches, because torch compiles in its first two runs of a shape
+ENOUGH_SECONDS = 0.1  # a slower batch fills the cores, so no larger batch is tried
 
 Load = Callable[[int], Predictor]  # loads an artifact for a number of threads
 T = TypeVar("T")

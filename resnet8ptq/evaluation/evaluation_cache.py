@@ -12,7 +12,7 @@ from resnet8ptq.evaluation.inference import Evaluation
 from resnet8ptq.tasks.scoring.outputs import Array, Outputs
 
 KIND = "evaluations"
-MAX_BYTES = 2**26  # of outputs; larger outputs are not cached, so that the cache stays small
+MAX_BYTES = 2**26  # largest outputs that are cached, so that the cache stays small
 
 
 def find(root: Path, key: cache.Key, final: str) -> Evaluation | None:

@@ -32,7 +32,7 @@ from resnet8ptq.tasks.scoring.comparison import Comparison, Scores
 from resnet8ptq.tasks.scoring.outputs import Outputs
 from resnet8ptq.tasks.task import Task
 
-DYNAMIC_BATCH_SIZE = 1  # ranges depend on the batch, and the latency metric is that of one sample
+DYNAMIC_BATCH_SIZE = 1  # ranges depend on the batch, and the latency metric is for one sample
 REMOTE_BATCH_SIZE = 16
 
 Config = TypeVar("Config", bound=QuantizationConfig)
@@ -330,7 +330,7 @@ class Evaluator:
             "format": config.format or "",
         }
         load = self.loader(quantizer, path)
-        if self.target is not None:  # not measured, because that takes many remote runs
+        if self.target is not None:  # it is not measured, because that takes many remote runs
             threads = self.target.cores
             if self.runtime.threads_fixed:
                 threads = self.runtime.threads

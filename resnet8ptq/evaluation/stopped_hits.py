@@ -23,9 +23,9 @@ from resnet8ptq.tasks.scoring.values import (
     check_columns,
 )
 
-PLAN = "plan"  # array of `predictions.npz`
-PLANNED = "stopping/planned"  # samples of the plan
-STOPPED_LOSS = "stopping/loss"  # against FP32, corrected for the interim analyses
+PLAN = "plan"  # the array of `predictions.npz` with the plan
+PLANNED = "stopping/planned"  # the metric with the number of planned samples
+STOPPED_LOSS = "stopping/loss"  # the metric with the loss, corrected for the interim analyses
 # The accepted samples and level of a plan that is read from a file
 MOST = 2**40
 LEAST = 1e-9

@@ -1,6 +1,6 @@
 """The rule that decides whether a quantized file is worth deploying instead of FP32."""
 
-MOST_BYTES = 0.9  # of FP32's
+MOST_BYTES = 0.9  # fraction of FP32's bytes
 LEAST_SPEED = 1.05  # fraction of FP32's speed; two loadings of one file differ by less
 
 WORTH = (

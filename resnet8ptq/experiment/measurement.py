@@ -68,7 +68,7 @@ def measure(
     metrics: Metrics = {
         LAYERS: quantized.artifact.quantized_layers,
         "system/quantize_s": quantized.seconds,  # a cached calibration takes no time
-        "system/prepare_s": prepared.seconds,  # fine-tuning, corrections and choices
+        "system/prepare_s": prepared.seconds,  # the time of fine-tuning, corrections and choices
         "system/evaluate_s": evaluation.seconds,
         "system/evaluate_batch_size": batching.batch_size,
         "system/evaluate_threads": batching.threads * batching.at_once,
@@ -140,7 +140,8 @@ def find_execution(
     kernels = count_kernels(operators)
     if resolved.execution == "integer":
         params["execution"] = describe_execution(resolved.execution, *kernels)
-        is_hidden = sum(kernels) < quantized.artifact.quantized_layers  # in compiled nodes
+        # Kernels in compiled nodes are not visible
+        is_hidden = sum(kernels) < quantized.artifact.quantized_layers
         if is_hidden and evaluator.provider != CPU:
             params["execution"] = "compiled by the provider"
     return params

@@ -24,7 +24,7 @@ from resnet8ptq.tasks.task import Task
 
 log = logging.getLogger(__name__)
 
-SYNTHETIC = 100  # samples
+SYNTHETIC = 100  # number of synthetic samples
 
 
 def fit_data(dataset: Dataset, fp32: Fp32Model) -> Dataset:

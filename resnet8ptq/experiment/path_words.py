@@ -197,7 +197,7 @@ def _find_source(typed: Sequence[Override]) -> dict[str, str]:
         return {}
     roots = [Path(str(value)).expanduser() for value in grammar.values(by_key["data.root"])]
     if not roots or not all(path.exists() for path in roots):
-        return {}  # missing, or on another machine
+        return {}  # the path is missing, or on another machine
 
     # All paths of a sweep must have one source
     annotated = "data.annotations" in by_key

@@ -130,7 +130,7 @@ def _warn_of_depthwise(config: RunConfig, resolved: Resolved, graph: onnx.GraphP
     """
     changes = config.corrections
     corrected = changes.bias_correction or changes.adaround or changes.reconstruction
-    elsewhere = config.method in ("qat", "weight_only")  # trained, or in float
+    elsewhere = config.method in ("qat", "weight_only")  # weights are trained, or stay in float
     if corrected or elsewhere or (resolved.weight_bits or 8) >= 8:
         return
     grouped = sum(map(is_grouped, graph.node))

@@ -111,5 +111,5 @@ def try_choice(
 def p_of(comparison: Comparison, limit: float) -> float:
     """Return the one-sided p-value of "the drop is at the limit or above"."""
     if comparison.loss(fair=True) > limit:
-        return 1.0  # saves a bootstrap
+        return 1.0  # this saves a bootstrap
     return comparison.p_within(limit)

@@ -21,7 +21,7 @@ from resnet8ptq.tasks.task import Task
 
 FILE = "wrong_examples.json"
 COUNT = 10
-MOST_PIXELS = 160  # along a side of a picture
+MOST_PIXELS = 160  # most pixels along a side of a picture
 MOST_CHARACTERS = 400  # most characters of a text
 
 

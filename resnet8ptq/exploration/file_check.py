@@ -157,7 +157,7 @@ def _find_exchanged_axes(
     pairs = options_of(evaluator.quantizer.config, FileConfig).inputs or {}
     if not samples.has_pictures or len(pairs) != 1:
         return ""
-    height = 1 if samples.channels_first else 0  # axes of a sample
+    height = 1 if samples.channels_first else 0  # the axis of the height in a sample
     width = height + 1
     shape = samples.stored.shape[1:]
     if shape[height] != shape[width]:

@@ -135,7 +135,8 @@ class Trainer:
             self.deadline.check()
             step = epoch * len(starts) + batch // settings.batch_size
             progress = step / (settings.epochs * len(starts))
-            rate = (1 + math.cos(math.pi * progress)) / 2 * settings.learning_rate  # falls to 0
+            # The rate falls to 0
+            rate = (1 + math.cos(math.pi * progress)) / 2 * settings.learning_rate
             for group in optimizer.param_groups:
                 group["lr"] = rate * group["unit"]
             chosen = order[batch : batch + settings.batch_size]
@@ -268,7 +269,7 @@ def _load(path: Path) -> dict[str, Any] | None:
     if hashlib.sha256(content).digest() == digest:
         try:
             return dict(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
-        except (RuntimeError, pickle.UnpicklingError):  # torch of another version wrote it
+        except (RuntimeError, pickle.UnpicklingError):  # torch of another version wrote the file
             pass
     log.warning("qat: %s is damaged; training starts again", path)
     return None

@@ -149,7 +149,7 @@ def _find_interval(
     for side, name in enumerate(node.input[1:3]):
         if name in constants:
             ends[side] = float(numpy_helper.to_array(constants[name]))
-        elif name:  # computed
+        elif name:  # the value is computed
             return None
     return ends[0], ends[1]
 
@@ -224,7 +224,7 @@ def constant_pads(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, bool
     constants = Links(graph).constants
     for node in graph.node:
         if node.op_type == "Pad" and attribute(node, "mode", b"constant") == b"constant":
-            name = input_at(node, 2)  # 0 by default
+            name = input_at(node, 2)  # the bound is 0 by default
             value = constants.get(name)
             known = value is not None and not numpy_helper.to_array(value).any()
             yield node, not name or known
@@ -353,4 +353,5 @@ def _shorten(tail: list[str], counts: Mapping[tuple[str, ...], int]) -> str:
     length = 1
     while length < len(tail) and counts[tuple(tail[:length])] > 1:
         length += 1
-    return re.sub(r"[^\w.-]", "_", ".".join(tail[:length]))  # characters of MLflow's metrics
+    # Keep characters that MLflow's metrics allow
+    return re.sub(r"[^\w.-]", "_", ".".join(tail[:length]))

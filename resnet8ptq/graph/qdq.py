@@ -128,7 +128,8 @@ def rounded_activations(
             continue
         keys = node.input[1:3]
         if len(keys) < 2 or not single.issuperset(keys):
-            continue  # in files of other programs: computed, by channel, or without a zero point
+            # In files of other programs, scales may be computed or by channel, or lack a zero point
+            continue
         scale = numpy_helper.to_array(stored[keys[0]]).item()
         zero_point = numpy_helper.to_array(stored[keys[1]])
         levels = np.iinfo(zero_point.dtype)

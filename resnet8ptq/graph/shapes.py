@@ -8,7 +8,7 @@ import math
 
 import onnx
 
-_SMALL = 128  # numbers; shapes and lists of axes have fewer
+_SMALL = 128  # most numbers of a small constant; shapes and lists of axes have fewer
 
 
 def infer_shapes(proto: onnx.ModelProto, length: int | None = None) -> onnx.GraphProto:

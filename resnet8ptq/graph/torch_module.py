@@ -37,7 +37,7 @@ _PASSING = (  # operators that only reshape or cast a number
 _CONSTANTS = "initializers"  # onnx2torch's module of constants
 _OWN = "own"  # the domain of nodes for which `torch_operators` has a module
 _TO_THE_END = 2**31 - 1  # the end of a Slice from which on it means the end of the axis
-_OPSET = 17  # the newest in which onnx2torch supports every common operator
+_OPSET = 17  # the newest opset in which onnx2torch supports every common operator
 
 
 def as_tensors(samples: NDArray[Any]) -> tuple[torch.Tensor, ...]:
@@ -344,8 +344,8 @@ def name_tensors(
     constants = Links(graph).constants
     kept = {paths.get(node.name) for node in traced.nodes}
     outputs = {}  # outputs by ONNX node
-    relus = {}  # from input to output
-    norms = {}  # that FX folds into the convolution before
+    relus = {}  # each Relu's input -> output
+    norms = {}  # normalizations that FX folds into the convolution before
     for node in graph.node:
         outputs[node.name] = node.output[0]
         if is_relu(node, constants):
@@ -354,7 +354,7 @@ def name_tensors(
             norms[node.input[0]] = node.output[0]
 
     # The last node that is traced in a module computes the tensor
-    last: dict[str, str] = {}  # tensor -> node
+    last: dict[str, str] = {}  # the last node that uses each tensor
     placeholders = iter(input_names(graph))
     for node in traced.nodes:
         path = paths.get(node.name, "")
@@ -373,7 +373,7 @@ def name_tensors(
     for node in traced.nodes:
         if paths.get(node.name, "").endswith(".0"):
             source = node.args[0]
-            while source.name not in names:  # an observer
+            while source.name not in names:  # the source is an observer
                 source = source.args[0]
             names[node.name] = names[source.name]
     return names
@@ -489,7 +489,8 @@ def _fix_first(
         axis = layer.axis  # onnx2torch would return one axis if `axis` is the last
         return Fixed(lambda v: v.unsqueeze(-1).flatten(end_dim=axis - 1).flatten(start_dim=1))
     if kind == "OnnxExpand" and 1 in constants:
-        shape = constants[1].masked_fill(constants[1] == 1, -1).tolist()  # -1: the input's size
+        # -1 means the input's size
+        shape = constants[1].masked_fill(constants[1] == 1, -1).tolist()
         return Fixed(lambda values: values.expand(shape))
     if kind == "OnnxSlice" and all_constant:
         return _fix_slice(constants)
@@ -505,7 +506,8 @@ def _fix_first(
     if kind == "OnnxPReLU" and 1 in constants and _is_by_channel(constants[1]):
         return _to_prelu(constants[1])
     if kind == "OnnxClip" and None not in (layer.min_val, layer.max_val):
-        return torch.nn.Hardtanh(layer.min_val, layer.max_val)  # XNNPACK fuses it, but no clamp
+        # XNNPACK fuses a Hardtanh, but no clamp
+        return torch.nn.Hardtanh(layer.min_val, layer.max_val)
     if kind == "OnnxMatMul" and 1 in constants and constants[1].ndim == 2:
         return _to_linear(constants[1])
     if kind == "OnnxGather" and 1 in constants:

@@ -480,7 +480,8 @@ def _one_hot(node: Node) -> torch.nn.Module:
     def one_hot(
         indices: torch.Tensor, classes: torch.Tensor, off: torch.Tensor, on: torch.Tensor
     ) -> torch.Tensor:
-        hot = indices.long().unsqueeze(-1) % len(classes) == classes  # below 0: from the end
+        # Numbers below 0 count from the end
+        hot = indices.long().unsqueeze(-1) % len(classes) == classes
         inside = ((indices >= -len(classes)) & (indices < len(classes))).unsqueeze(-1)
         return torch.where(hot & inside, on, off).movedim(-1, axis)
 

@@ -15,7 +15,7 @@ from resnet8ptq.graph.layers import attribute
 Constants = Mapping[int, NDArray[Any]]
 KINDS = ("LSTM", "GRU", "RNN")
 _STATES = slice(5, 7)  # indices of the initial states among the inputs
-_GATES = {"LSTM": [0, 2, 3, 1], "GRU": [1, 0, 2], "RNN": [0]}  # in torch's order
+_GATES = {"LSTM": [0, 2, 3, 1], "GRU": [1, 0, 2], "RNN": [0]}  # the gates in torch's order
 _ACTIVATIONS = {
     "LSTM": [[b"Sigmoid", b"Tanh", b"Tanh"]],
     "GRU": [[b"Sigmoid", b"Tanh"]],

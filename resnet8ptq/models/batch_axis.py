@@ -45,8 +45,9 @@ _LENGTH = "length"  # name of the axis of any length
 # Nodes that take a target shape or indices, and the input that holds them.
 _SHAPED = {"Reshape": 1, "Expand": 1, "Gather": 1, "GatherND": 1, "Resize": 3}
 _COUNTING = ("NonMaxSuppression", "NonZero", "Compress", "Unique")
-RANDOM = re.compile(r"Random\w+|Multinomial|Bernoulli")  # operators that draw their values
-_NO_CONSTANT = re.compile(rf"{RANDOM.pattern}|\w*Sequence\w*")  # or make lists of tensors
+RANDOM = re.compile(r"Random\w+|Multinomial|Bernoulli")  # operators that draw random values
+# Operators that draw values, or make lists of tensors
+_NO_CONSTANT = re.compile(rf"{RANDOM.pattern}|\w*Sequence\w*")
 
 
 def in_batches(predict: Predict, samples: SampleArray, size: int) -> Outputs:
@@ -142,7 +143,7 @@ def fix_sizes(
     # Find the static tensors that the other nodes use
     others = []
     used: set[str] = set()
-    deciding = set()  # conditions of If, perhaps on one sample
+    deciding = set()  # conditions of If, which may depend on one sample
     for node in graph.node:
         if static.issuperset(node.output):
             continue
@@ -222,7 +223,7 @@ def _shape_outputs(
         value.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(example.dtype)
         if value.name in rows:
             _set_shape(value, (_name_batch(batch), *shape[1:]))
-        elif batch == 1:  # one value for the only sample
+        elif batch == 1:  # the output has one value for the only sample
             alone[value.name] = shape
         else:
             raise ModelError(
@@ -514,7 +515,7 @@ def _find_shape(
     if node.op_type not in ("Gather", "GatherND"):
         return parameter
     indices = parameter
-    if node.op_type == "Gather":  # reads as a GatherND of one axis
+    if node.op_type == "Gather":  # equals a GatherND of one axis
         indices = parameter[..., np.newaxis]
     depth = indices.shape[-1]
     every = np.indices(data.shape[:depth]).reshape(depth, -1).T

@@ -19,7 +19,7 @@ from resnet8ptq.graph.session import between, open_session
 from resnet8ptq.models.batch_axis import static_tensors
 from resnet8ptq.models.gates.onnx import graph_inputs
 
-_LONGEST = 200  # characters of a joined name
+_LONGEST = 200  # most characters of a joined name
 
 Feeds = Mapping[str, NDArray[Any]]  # inputs by name
 

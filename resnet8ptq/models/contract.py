@@ -265,7 +265,7 @@ def find_layout(sample_shape: tuple[int, ...], tensor: Tensor) -> Layout | None:
     layouts = [*_moves(rank), tuple(range(rank + 1)), *_moves(rank + 1)]
     if rank and sample_shape[-1] == 1:  # the network lacks the channel axis
         layouts.append(tuple(range(rank - 1)))
-    extended = (*sample_shape, 1)  # with a channel axis, which the sample may lack
+    extended = (*sample_shape, 1)  # adds a channel axis, which the sample may lack
     for layout in layouts:
         arranged_shape = tuple(extended[axis] for axis in layout)
         if _fits(arranged_shape, takes):

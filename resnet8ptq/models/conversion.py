@@ -56,12 +56,13 @@ log = logging.getLogger(__name__)
 
 PARITY_SAMPLES = 1000
 PARITY_BYTES = 2**24  # most bytes of samples to compare, which are 27 pictures of 224 x 224
-PARITY_TOLERANCE = 1e-4  # difference of a probability, or relative to the largest logit
+# Largest difference of a probability, or of a logit relative to the largest
+PARITY_TOLERANCE = 1e-4
 # The tolerance relative to the largest value. In a detector of 113 convolutions with ten million
 # values, rounding to float32 makes 2e-4.
 PARITY_TOLERANCE_OF_VALUES = 1e-3
-TIE = 1e-6  # same unit; top scores that are closer may swap
-AT_ONCE = 100  # samples
+TIE = 1e-6  # in the same unit; top scores that are closer may swap
+AT_ONCE = 100  # samples in memory
 
 CRASHED = "reading it crashed the converter, or took too much memory or time"
 
@@ -127,7 +128,7 @@ def convert(
         shapes.
         ParityError: ONNX Runtime disagrees with the original.
     """
-    warnings.simplefilter("ignore")  # TensorFlow's and tf2onnx's own deprecations
+    warnings.simplefilter("ignore")  # TensorFlow and tf2onnx call deprecated functions
     try:
         network = read_network(source, samples[:1], config)
         if config.outputs:
@@ -256,7 +257,7 @@ def check_torch(
         reason = f"onnx2torch converts {_name_difference(proto, prepared)} wrongly ({error})"
     except PtqError as error:
         reason = " ".join(str(error).split()).removeprefix(f"{path}: ")[:300]
-    except Exception as error:  # any that onnx2torch's modules raise
+    except Exception as error:  # onnx2torch's modules may raise anything
         reason = one_line(error)
     return json.dumps({"without_torch": {path.name: reason}})
 

@@ -66,7 +66,7 @@ def raise_opset(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
         try:
             converted = version_converter.convert_version(raised, version + 1)
             onnx.checker.check_model(converted)
-        except Exception as error:  # RuntimeError, ConvertError, ValidationError
+        except Exception as error:  # may be RuntimeError, ConvertError or ValidationError
             if version >= MIN_OPSET:
                 break
             raise ModelError(
@@ -402,12 +402,12 @@ def copy_shared_weights(graph: onnx.GraphProto) -> None:
     has the scale of its layer, so each layer needs a copy.
     """
     constants = Links(graph).constants
-    roles: dict[str, dict[Role, str]] = {}  # for each constant, its name in each role
+    roles: dict[str, dict[Role, str]] = {}  # each constant's name in each role
     for node in graph.node:
         for name in constants.keys() & {*inputs_of(node)}.difference(node.input):
             roles[name] = {(): name}  # an inner graph reads the constant
     for node in graph.node:
-        if node.op_type == "Gather":  # not copied, because embedding tables are large
+        if node.op_type == "Gather":  # embedding tables are not copied, because they are large
             continue
         for index, name in enumerate(node.input):
             if name not in constants:
@@ -500,7 +500,7 @@ def write_paddings(proto: onnx.ModelProto) -> None:
         spatial = sizes.get(node.input[0], [])[2:]
         kernel = attribute(node, "kernel_shape", [])
         if not kernel and len(node.input) > 1:
-            kernel = sizes.get(node.input[1], [])[2:]  # of the weights
+            kernel = sizes.get(node.input[1], [])[2:]  # the weights have the kernel's size
         if not spatial or len(kernel) != len(spatial) or 0 in spatial:
             continue
         is_transposed = node.op_type == "ConvTranspose"
@@ -689,7 +689,7 @@ def avoid_quantizer_names(model: ir.Model) -> None:
             suffix = name[length:]
             if base not in names or not _SUFFIX.fullmatch(suffix):
                 continue
-            if name in kept:  # then rename the other tensor of the two
+            if name in kept:  # rename the other tensor of the two
                 renamed.add(base)
             else:
                 renamed.add(name)

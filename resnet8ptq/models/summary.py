@@ -116,7 +116,7 @@ def summarize(
     file_format = None if config.module else formats.find_format(path)
     if file_format is not None:
         format_name = file_format.name
-        words = file_format.takes.split(" ", 1)[1]  # without the article
+        words = file_format.takes.split(" ", 1)[1]  # drop the article
     elif config.module is not None:
         format_name = ""
         words = f"torch module {config.module}"

@@ -62,7 +62,7 @@ def _has_layers(proto: onnx.ModelProto, dtype: int) -> bool:
             if value is not None and value.data_type == dtype:
                 narrow.update(node.output)
         elif node.op_type != "Cast" and node.input and node.input[0] in narrow:
-            narrow.update(node.output)  # such as Transpose of a constant
+            narrow.update(node.output)  # the node moves constants, such as Transpose
     return False
 
 

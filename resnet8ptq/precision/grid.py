@@ -92,7 +92,7 @@ class WeightScheme:
         >>> WeightScheme("int8").grid(weights, 0).quantize(weights).tolist()
         [[-127, 64], [10, 20]]
         """
-        reduced = None  # all axes: one scale for the layer
+        reduced = None  # None stands for all axes, with one scale for the layer
         if self.per_channel:
             others = set(range(weights.ndim)) - {axis % weights.ndim}
             reduced = tuple(sorted(others))
@@ -105,7 +105,7 @@ class WeightScheme:
         # The step between two levels
         lowest, highest = self.levels
         scale = (high - low) / (highest - lowest)
-        empty = scale < np.finfo(np.float32).tiny  # a channel of zeros
+        empty = scale < np.finfo(np.float32).tiny  # channels of zeros
         scale = np.where(empty, 1.0, scale)
         if self.clips:
             scale = _least_error(weights, scale, reduced, highest)

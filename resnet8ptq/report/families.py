@@ -35,7 +35,7 @@ class Cell:
     label: str  # the combination in words
     paired: Paired | None = None
     worse_classes: tuple[str, ...] = ()  # classes that lost significantly, after correction
-    choice: Paired | None = None  # on the selection samples, if any
+    choice: Paired | None = None  # values on the selection samples, if any
     lost: bool = False  # the run was measured, but its predictions are missing or damaged
     # `ranges.json`, only for the first run of each backend and calibration, which the figures show.
     ranges: dict[str, dict[str, list[float]]] = field(default_factory=dict)

@@ -56,7 +56,8 @@ class Recommendation:
     title: str
     label: str
     because: str
-    choice: Cell | None = field(default=None, compare=False)  # arrays do not compare
+    # Excluded, because arrays do not compare
+    choice: Cell | None = field(default=None, compare=False)
     equals: tuple[Cell, ...] = field(default=(), compare=False)
     equals_mean: str = ""
     unknown: tuple[Cell, ...] = field(default=(), compare=False)
@@ -88,7 +89,7 @@ class Recommendation:
 class ModelSelection:
     """The deployable models of a family, and the criteria of the choice."""
 
-    family: Family  # assessed
+    family: Family  # the assessed runs
     timing: PairedLatency | None = None  # the timing of the finalists, if they were timed
 
     @property
@@ -396,7 +397,7 @@ def say_remedy(measured: Sequence[Cell]) -> str:
         losses.add(cell.record.loss_verdict)
         if not cell.record.combination.path:
             has_settings = True
-        if cell.record.combination.per_channel:  # tried already
+        if cell.record.combination.per_channel:  # scales per channel were tried already
             finer = ""
     if not has_settings or not losses <= {FAIL, VOID}:
         return ""

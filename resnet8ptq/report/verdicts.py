@@ -47,7 +47,7 @@ ADDED_NOTE = (
     "because a verdict was undecided, a pass on all of them is too easy: the first look counts "
     "twice. Rely on the {added:,} added samples alone: {alone}."
 )
-MOST_NEEDED = 1_000_000  # samples: larger sizes are not shown
+MOST_NEEDED = 1_000_000  # largest number of samples that is shown
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ def least_of(metric: Metric, limits: ReportConfig) -> float | None:
 
 def margin_at(metric: Metric, cell: Cell, limit: float) -> Margin:
     """Return how far a loss exceeds a limit; unknown if grouped samples count as independent."""
-    assert cell.paired is not None  # of every measured cell
+    assert cell.paired is not None  # every measured cell has values
     if cell.record.grouped:
         return UNKNOWN
     return cell.paired.margin(metric, limit, int(cell.metric(TOTAL)))
@@ -328,7 +328,7 @@ def as_good_as(
 
 def _margin_over(best: Cell, cell: Cell, metric: Metric, margin: float) -> tuple[Margin, int]:
     """Return how far a loss against the best model lies above a margin, and the sample size."""
-    assert best.paired is not None and cell.paired is not None  # of every measured cell
+    assert best.paired is not None and cell.paired is not None  # measured cells have values
     total = int(cell.metric(TOTAL))
     if best.record.grouped or cell.record.grouped:
         return UNKNOWN, total

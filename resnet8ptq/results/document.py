@@ -32,7 +32,7 @@ def _of(name: str) -> Any:
     known = RunRecord.model_fields.get(name)
     if known is not None:
         about = known.description
-    else:  # a property
+    else:  # a property of the record
         about = " ".join(getattr(RunRecord, name).__doc__.split())
     return Field(validation_alias=name, description=about)
 

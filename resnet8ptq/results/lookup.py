@@ -158,7 +158,7 @@ def _read_newest(newest: NewestRun, tracking: TrackingConfig) -> Runs | None:
     if not is_own or record.run_id != newest.run_id or record.is_analysis:
         return None
     if record.kind == SWEEP and SharedSweep.load(newest.folder).resume:
-        return None  # with runs of other folders
+        return None  # the sweep has runs of other folders
     keys = {job.key for job in sync.load_records(newest.folder)}
     if keys != newest.keys or not kept.ended:
         return None

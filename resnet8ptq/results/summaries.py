@@ -47,7 +47,8 @@ class SweepSummary:
     name: str
     status: str
     runs: tuple[RunRecord, ...]
-    choices: tuple[Recommendation, ...] = field(repr=False)  # with arrays of predictions
+    # Left out of texts, because of the arrays of predictions
+    choices: tuple[Recommendation, ...] = field(repr=False)
     why_none: str
     report: str | None
 

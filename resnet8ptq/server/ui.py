@@ -131,7 +131,7 @@ def check_port(port: int, mend: str) -> None:
     """
     require("port", port, 1 <= port <= 65535, "1 to 65535")
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as MLflow sets it
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # MLflow sets this too
         try:
             probe.bind((HOST, port))
         except OSError as error:

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 BATCH = 16  # samples whose statistics are measured together
 STEPS = 100  # steps of Adam for each batch
-LEARNING_RATE = 0.1  # in units of the input's spread
+LEARNING_RATE = 0.1  # learning rate in units of the input's spread
 _MEND = "try calib.images=, a folder of pictures, or training samples"
 
 Statistics = dict[str, tuple[torch.Tensor, torch.Tensor]]  # mean and standard deviation, by node

@@ -15,7 +15,7 @@ LATEST = 0.1  # fraction of the limit by which the command may end later
 FIRST = 0.1  # least fraction of the limit for the first file, even if reading took all the time
 FP32_SLOWER = 2.0  # largest ratio of FP32's time to the model's
 TIMED_RUNS = 500  # runs of one sample that time a model and FP32 in turns
-MOST_TIMING_S = 10.0  # for both together
+MOST_TIMING_S = 10.0  # longest timing of both together
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def expect_s(step: Step, tried: Sequence[Tried]) -> float:
 
     # Scale the longest job to a step of cost 1
     job_s = 0.0
-    varying_s = 0.0  # without the time that every job takes
+    varying_s = 0.0  # time beyond what every job takes
     for trial in own:
         plain_s = _warm_s(trial) / max(trial.step.cost, 1)
         job_s = max(job_s, plain_s)

@@ -46,7 +46,7 @@ def close(running: RunningSweep, status: str) -> int:
     records: list[RunRecord] = []
     chosen: list[ModelSelection] = []
     failure: BaseException | None = None
-    code: int | None = None  # of a search
+    code: int | None = None  # the exit code of a search
 
     # Wait for the last uploads
     try:
@@ -125,7 +125,7 @@ def _print_comparison(
         raise
     with console.waiting("Comparing the runs"):
         chosen = select(families, running.limits)
-    if timed:  # before the table, which shows these latencies
+    if timed:  # time them before the table, which shows these latencies
         timings = final_timing.time_finalists(chosen, folder)
         chosen = select(families, running.limits, timings)
 

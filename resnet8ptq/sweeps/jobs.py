@@ -29,7 +29,7 @@ def enter(parallel: ParallelJobs) -> None:
     Raises:
         ConfigError: this machine does not see a folder or file that the job needs.
     """
-    logging.getLogger("submitit").setLevel(logging.WARNING)  # not the end of each job
+    logging.getLogger("submitit").setLevel(logging.WARNING)  # hides the end of each job
     for name, value in parallel.variables.items():
         os.environ.setdefault(name, value)
     needed = {"the sweep's folder": parallel.folder}

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_SET_CACHE = {"cache_dir", "experiment"}  # if they are swept, each job may have its own cache
+_SET_CACHE = {"cache_dir", "experiment"}  # if one is swept, each job may have its own cache
 
 
 def open_sweep(

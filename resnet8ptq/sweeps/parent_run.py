@@ -40,7 +40,7 @@ def collect(sweep: "SharedSweep") -> "list[RunRecord]":
     check_answers(sweep.store.uri)
     # This includes runs whose processes ended with the sweep.
     done = sync.sync(sweep.store, sweep.folder, wait_s=10 if sweep.parallel else 0)
-    if len(done.running) > 1:  # besides the sweep itself
+    if len(done.running) > 1:  # runs other than the sweep itself
         log.warning("%d jobs of the sweep are still running", len(done.running) - 1)
     return history.load_compared(sweep.store, sweep.parent_id)
 

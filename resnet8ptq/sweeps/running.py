@@ -25,7 +25,7 @@ class RunningSweep:
     open: "Callable[[], SharedSweep]"  # waits for the store, and returns the sweep with its run
     parallel: "ParallelJobs | None"  # known before the sweep is open
     limits: ReportConfig  # that a recommended model must meet
-    lock: "FileLock"  # on the sweep's folder, held while the sweep runs
+    lock: "FileLock"  # the lock of the sweep's folder, held while the sweep runs
     jobs: int | None = None  # the largest number of jobs, if known
     goal: str | None = None  # the goal of a search (`experiment=auto`)
     delivery: "Delivery | None" = None  # the best model so far of a search

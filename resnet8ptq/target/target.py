@@ -157,7 +157,7 @@ class RemoteFile:
         contents = []
         for values in feed(batch, self.names).values():
             arrays.append([values.dtype.str, values.shape])
-            contents.append(values.tobytes())  # in C order
+            contents.append(values.tobytes())  # bytes are in C order
         request = {"do": what, "key": self.key, "arrays": arrays}
         return self.target.ask(request, b"".join(contents))
 

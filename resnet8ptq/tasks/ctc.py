@@ -226,7 +226,7 @@ def _read_vocabulary(numbers: Mapping[str, int]) -> list[str]:
         raise ValueError("its numbers are not 0, 1, ...")
     symbols = []
     for symbol in sorted(numbers, key=numbers.__getitem__):
-        if len(symbol) > 1 and symbol[0] in "<[":  # a special token
+        if len(symbol) > 1 and symbol[0] in "<[":  # the symbol is a special token
             symbol = ""
         elif symbol == "|" and " " not in numbers:
             symbol = " "

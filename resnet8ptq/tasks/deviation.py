@@ -57,7 +57,7 @@ class RelativeError(Metric):
 
     def loss(self, model: Scores, baseline: Scores, fair: bool = False) -> float:
         """Return the noise over the signal of the outputs, which `DeviationValues.margin` tests."""
-        assert isinstance(model, DeviationScores)  # of this task
+        assert isinstance(model, DeviationScores)  # this task makes these scores
         return model.noise_ratio
 
     def say_limit(self, limit: float) -> str:

@@ -67,7 +67,8 @@ class MaskDecoder:
         height, width = wide.shape[2:]
         rows = _resize(height, self.size[0])
         columns = _resize(width, self.size[1])
-        if wide.shape[1] == 1 and (wide.dtype.kind in "iu" or self.classes > 2):  # from ArgMax
+        # The output is that of an ArgMax
+        if wide.shape[1] == 1 and (wide.dtype.kind in "iu" or self.classes > 2):
             nearest = wide[:, 0, rows.argmax(1)[:, np.newaxis], columns.argmax(1)]
             return (nearest.round().clip(0, 255).astype(np.uint8),)
         classes = np.empty((len(wide), *self.size), np.uint8)

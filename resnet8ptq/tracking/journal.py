@@ -28,7 +28,7 @@ PARENT_TAG = "mlflow.parentRunId"
 EXIT_CODE_TAG = "exit_code"  # the exit code of a failed run: 2 for a wrong input, else 1
 CARRIED_TAG = "target/machine"  # the machine that measured the file by hand after the run
 Point = tuple[str, float, int, int]  # metric, value, time in ms, step
-ENDED = ("FINISHED", "FAILED", "KILLED")  # MLflow's words
+ENDED = ("FINISHED", "FAILED", "KILLED")  # MLflow's statuses of a run that has ended
 
 
 def _check_shape(shape: list[int]) -> list[int]:

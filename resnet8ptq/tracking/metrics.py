@@ -186,7 +186,7 @@ def _describe(journal: Journal) -> tuple[list[Shown], list[Shown]]:
     """Return how MLflow shows the metrics of a run's task: the main ones, and the others."""
     try:
         task = registry.recall(journal.params)
-    except TrackingError:  # a folder of other people
+    except TrackingError:  # the folder comes from other people
         return [], []
     names = []
     for key in journal.metrics:

@@ -106,7 +106,7 @@ def _find_swept(journal: Journal) -> list[str]:
     """Return the keys that the sweep sets for this job."""
     try:
         overrides = shlex.split(journal.tags.get("job_overrides", ""))
-    except ValueError:  # an open quote, which no sweep writes
+    except ValueError:  # no sweep writes an open quote
         overrides = []
     return [key_of(word) for word in overrides]
 

@@ -309,7 +309,8 @@ def _load_parent(store: Store, earlier: RunRecord, folder: Path) -> Journal:
 def _try_to_save(kept: Journal, folder: Path) -> None:
     try:
         kept.save(folder)
-    except OSError as error:  # a full disk, or no folder; the store may still accept the record
+    # The disk is full or the folder gone, but the store may still accept the record
+    except OSError as error:
         log.error("the run's own record could not be written: %s", error)
 
 

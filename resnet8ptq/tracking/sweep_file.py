@@ -66,7 +66,7 @@ class SharedSweep:
         path = folder / FILE
         try:
             kept = json.loads(files.read_bytes(path, MAX_BYTES))
-            key = "worker" if "worker" in kept else "parallel"  # "worker" earlier
+            key = "worker" if "worker" in kept else "parallel"  # earlier versions wrote "worker"
             parallel = None
             if kept[key] is not None:
                 parallel = ParallelJobs(**kept[key])

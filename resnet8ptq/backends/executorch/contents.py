@@ -93,4 +93,4 @@ def _decode(payload: bytes) -> Any:
         graph.write_bytes(payload[start : start + size])
         _flatc_decompile(scratch, str(schema), str(graph))
         text = graph.with_suffix(".json").read_text()
-    return json.loads(re.sub(r": -?(?:inf|nan)\b", ": null", text))  # bounds that clip nothing
+    return json.loads(re.sub(r": -?(?:inf|nan)\b", ": null", text))  # infinite bounds clip nothing

@@ -40,7 +40,7 @@ from resnet8ptq.precision.grid import WeightScheme
 log = logging.getLogger(__name__)
 
 MODEL_FILE = "model.pte"
-MOST_AT_ONCE = 64  # samples: the runtime plans memory for this batch; larger ones run in parts
+MOST_AT_ONCE = 64  # samples for which the runtime plans memory; larger batches run in parts
 
 _KERNELS = "XNNPACK's int8 kernels take int8 activations and symmetric int8 weights"
 _TAKES: Takes = {
@@ -178,7 +178,7 @@ def _check_run(content: bytes, module: Any, calibration: Split) -> None:
         with errors_as(UnsupportedError, why, mend):
             outputs = predictor.LoadedProgram(content, 1)(batch)
         for output, expected in zip(outputs, infer(module, batch), strict=True):
-            if expected.dtype != np.float32:  # such as class numbers, which ties may change
+            if expected.dtype != np.float32:  # class numbers may change with ties
                 continue
             noise = np.square(output - expected, dtype=np.float64).sum()
             if noise > np.square(expected, dtype=np.float64).sum():

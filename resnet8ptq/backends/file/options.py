@@ -13,7 +13,7 @@ class FileConfig(BackendConfig):
     """A file that another program has quantized."""
 
     name: str = FILE
-    inputs: Any = None  # a dict, untyped: Hydra adds no keys to typed dicts
+    inputs: Any = None  # an untyped dict, because Hydra adds no keys to typed dicts
     outputs: Any = None
     fp32: str | None = limited(
         None, one_of(*dict.fromkeys(backend.name for backend in find_readers().values()))

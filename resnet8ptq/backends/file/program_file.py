@@ -82,7 +82,7 @@ def open_tensors(content: bytes, threads: int) -> Tensors:
             kept[node] = replace(Inner(node.name), **_weights(module, node))
             continue
         source = node.args[0]
-        if source.target in _QUANTIZE:  # not the weights, which are stored as integers
+        if source.target in _QUANTIZE:  # without the weights, which are stored as integers
             kept[node] = replace(_rounded(source), **_weights(module, source.args[0]))
 
     def run(values: Any) -> list[Any]:
@@ -105,7 +105,7 @@ def _weights(module: Any, node: Any) -> dict[str, Any]:
     for value in dequantize.args:
         if getattr(value, "op", "") == "get_attr":
             values.append(operator.attrgetter(value.target)(module))
-        elif isinstance(value, torch.fx.Node):  # computed
+        elif isinstance(value, torch.fx.Node):  # a computed value
             return {}
         else:
             values.append(value)

@@ -27,7 +27,7 @@ class _Provider(Limit):
     def check(self, key: str, got: Any) -> None:
         """Raise `ConfigError` for an unknown name; lists the providers of this build."""
         if not self.holds(got):
-            import onnxruntime  # for this message alone
+            import onnxruntime  # imported only for this message
 
             raise ConfigError(no_such_name(key, got, onnxruntime.get_available_providers()))
 

@@ -295,7 +295,8 @@ class OnnxQuantizer(Quantizer):
         with running(self.config.backend.name):
             whole = open_runner(written, threads, optimized=False)
             small = open_runner(str(path), threads, optimized=False)
-            check_same(whole, small, itertools.islice(batches, 1))  # shows a lost constant
+            # The outputs would differ if a constant was lost
+            check_same(whole, small, itertools.islice(batches, 1))
 
     def _find_skipped(
         self, graph: onnx.GraphProto, decisions: Decisions
@@ -358,7 +359,7 @@ class OnnxQuantizer(Quantizer):
         open_fp32 = partial(open_runner, str(model.onnx_path), threads)
 
         def open_file(optimized: bool = True, without: Sequence[str] = ()) -> Run:
-            if not optimized:  # the definition, computed node by node on the CPU
+            if not optimized:  # compute the definition node by node on the CPU
                 return open_runner(str(path), threads, optimized=False)
             return predictor.open_kernels(path, threads, self.provider, without)
 
@@ -442,8 +443,9 @@ class OnnxQuantizer(Quantizer):
 
         # Layers that keep one scale for all channels, or none at all
         ranges = activations.find_around(in_float)
-        whole: dict[str, list[dict[str, str]]] = {}  # weights with one scale, and no other options
-        if config.per_channel and file_format == "qoperator":  # which has no option for one scale
+        whole: dict[str, list[dict[str, str]]] = {}  # options for weights with one scale
+        # QOperator has no option for one scale
+        if config.per_channel and file_format == "qoperator":
             in_float |= dict.fromkeys(find_stacks(graph))
         elif config.per_channel:
             whole = self._find_unsplit(graph, in_float)
@@ -521,7 +523,8 @@ def _lines_counted() -> Iterator[None]:
         cut += cuts
         # A normalization's scales have no second axis, so they are quantized per tensor.
         vector = message.startswith("Axis ") and message.endswith("with rank 1")
-        integers = message.startswith("Inference failed or unsupported type")  # such as a shape
+        # Tensors of integers, such as shapes, stay in float
+        integers = message.startswith("Inference failed or unsupported type")
         copied = message.startswith("Created a copy of bias input")
         return not (raises or cuts or vector or integers or copied)
 

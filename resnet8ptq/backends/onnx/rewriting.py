@@ -50,7 +50,8 @@ _TYPES = {4: (TensorProto.INT4, 21, 10), 2: (TensorProto.INT2, 25, 13)}
 _INTEGER = ("QGemm", "QLinearConv", "QLinearMatMul")
 # Operators with one scale in QOperator format
 _SAME_SCALE = (*MOVING, "Gather", "MaxPool", "Pad", "Resize", "Split")
-_ROUNDED = ("Conv", "ConvTranspose", "Gemm")  # when ONNX Runtime loads a file
+# Operators that ONNX Runtime fuses when it loads a file
+_ROUNDED = ("Conv", "ConvTranspose", "Gemm")
 _NARROW = {ir.DataType.INT4, ir.DataType.INT2}
 _EIGHT_BITS = (
     "float_output with format=qoperator: the last layer becomes {}, which returns 8 bits; expected "
@@ -109,7 +110,7 @@ def write_narrow_weights(network: onnx.GraphProto, schemes: Mapping[str, WeightS
             stored = helper.make_tensor("", kind, levels.shape, levels.ravel())
             store(input_of(dequantize, 0), stored)
             store(input_of(dequantize, 1), numpy_helper.from_array(scales))
-            dequantize.resize_inputs(2)  # symmetric: no zero_point
+            dequantize.resize_inputs(2)  # symmetric weights need no zero_point
             bias = producer_of(node, 2)
             if bias is not None:  # the layer computes in float, and a float bias is smaller
                 exact = f"{bias.outputs[0].name}_float"
@@ -302,7 +303,8 @@ def keep_sums_apart(model: ir.Model) -> None:
     which is slower on a CPU than both (docs/design.md). No optimizer fuses a Sum.
     """
     for node in model.graph:
-        if node.op_type in ("LayerNormalization", "ReduceMean"):  # whole, or in single operators
+        # The normalization is whole, or in single operators
+        if node.op_type in ("LayerNormalization", "ReduceMean"):
             add = producer_of(node, 0)
             if add is not None and add.op_type == "Add":
                 add.op_type = "Sum"

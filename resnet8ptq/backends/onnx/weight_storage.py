@@ -156,7 +156,7 @@ def count_layers(graph: onnx.GraphProto) -> int:
 def count_left(graph: onnx.GraphProto, skipped: Collection[str]) -> Counter[str]:
     """Count the layers with constant weights that stay in float, by operator."""
     constants = Links(graph).constants
-    nodes = list(graph.node)  # keep the objects: protobuf may make new ones, with other ids
+    nodes = list(graph.node)  # keep the objects, as protobuf may make new ones with other ids
     taken = {id(node) for node, _, _ in find_weights(graph, skipped)}
     left: Counter[str] = Counter()
     for node in nodes:

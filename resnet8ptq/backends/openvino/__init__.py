@@ -16,7 +16,7 @@ BACKEND = Backend(
         sums_in_16_bits=True, chooses_operators=True, weights_alone=True, float16_weights=True
     ),
     advice="resnet8ptq.backends.openvino.advice",
-    reads=(".xml", ".zip"),  # .zip: both files in one
+    reads=(".xml", ".zip"),  # .zip holds both files
     reader="resnet8ptq.backends.file.openvino_file",
     example="resnet8ptq.backends.openvino",
     serving="resnet8ptq.backends.openvino.serving",

@@ -169,7 +169,7 @@ def quantize(
         reduce_range: whether weights have 7 bits; None if only those of the first convolutions do.
     """
     samples = replace(samples, stored=np.load(stored, mmap_mode="r"))
-    openvino = library()  # before NNCF: disables the telemetry of both
+    openvino = library()  # called before NNCF, to disable the telemetry of both
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     why = "backend=openvino_nncf: NNCF cannot quantize the network"
     with errors_as(UnsupportedError, why, "try backend=openvino"):

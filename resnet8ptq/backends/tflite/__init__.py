@@ -3,7 +3,7 @@
 from resnet8ptq.backends.operators import SHARED, WITHOUT_TFLITE
 from resnet8ptq.core.descriptor import Backend, Search
 
-OPERATORS = SHARED | {  # that TensorFlow's converter quantizes
+OPERATORS = SHARED | {  # operators that TensorFlow's converter quantizes
     "MatMul",
     "ConvTranspose",
     "Sub",

@@ -100,7 +100,7 @@ def layers(model: Any) -> Iterator[TfliteLayer]:
         if code in LAYERS:
             # The first input of TRANSPOSE_CONV is the output's shape.
             order = [2, 1, 3] if code == "TRANSPOSE_CONV" else [0, 1, 2]
-            indices = [*operator.inputs, -1]  # -1: no bias
+            indices = [*operator.inputs, -1]  # -1 stands for no bias
             data, weights, bias = (_tensor_at(tensors, indices[number]) for number in order)
             yield TfliteLayer(
                 operator,

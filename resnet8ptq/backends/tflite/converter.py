@@ -50,7 +50,7 @@ def convert(
         UnsupportedError: the converter lacks an operator of the network.
     """
     prepare_tensorflow()
-    warnings.simplefilter("ignore")  # TensorFlow's own deprecations
+    warnings.simplefilter("ignore")  # TensorFlow calls deprecated functions
     # C++ logs a line on stderr for each quantization: only Python keeps stderr, for the progress
     # bar. This lasts for the process, which only converts.
     sys.stderr = _Stderr(os.fdopen(os.dup(2), "wb"), line_buffering=True)

@@ -257,7 +257,7 @@ def _is_known(model: Any, operator: Any, ranges: Mapping[int, Range]) -> bool:
     """Return whether every float activation around an operator has a range."""
     tensors = model.subgraphs[0].tensors
     for index in map(int, (*operator.inputs, *operator.outputs)):
-        if index < 0 or index in ranges:  # below 0: an input that the operator leaves out
+        if index < 0 or index in ranges:  # an index below 0 stands for an omitted input
             continue
         tensor = tensors[index]
         if tensor.type == TensorType.FLOAT32 and not contents.is_constant(model, tensor):

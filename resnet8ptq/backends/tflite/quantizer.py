@@ -73,7 +73,7 @@ MODEL_FILE = "model.tflite"
 _ONNX_FILES = "only for ONNX files"
 _OPERATORS = "the converter quantizes every operator"
 _WIDTHS = "TFLite's kernels take int8 or int16 activations, and int8 or int4 weights"
-_BOTH: Takes = {  # for TensorFlow's converter and ai-edge-quantizer
+_BOTH: Takes = {  # values that TensorFlow's converter and ai-edge-quantizer take
     "calib.name": (SHARED, f"torch's own observer; tflite takes {' | '.join(SHARED)}"),
     "format": ([None], _ONNX_FILES),
     "reduce_range": ([None, False], "TFLite's kernels take 8 bits"),
@@ -160,7 +160,7 @@ class TfliteQuantizer(Quantizer):
             refuse_others(self.config, _WIDE_TAKES[self._flow])
         resolved = Resolved(
             weight_dtype=plan.describe(),
-            activation_dtype="int8",  # with method=dynamic, at inference
+            activation_dtype="int8",  # method=dynamic rounds activations at inference
             execution="integer",
             file_format="TFLite",
         )

@@ -25,7 +25,7 @@ from resnet8ptq.precision.plan import Plan
 
 # The operators' first versions with 4-bit weights, by TensorFlow's numbering.
 _VERSIONS = {"CONV_2D": 7, "DEPTHWISE_CONV_2D": 7, "FULLY_CONNECTED": 10}
-_BIAS_LIMIT = 2**30  # levels
+_BIAS_LIMIT = 2**30  # largest bias, in levels
 _SAME_NETWORK = 1.0  # largest difference of matching weights, in levels; rounding makes 0.5
 _SAME_BIAS = 0.01  # fraction of the largest bias
 

@@ -3,7 +3,7 @@
 from resnet8ptq.backends.operators import SHARED, WITHOUT_TORCH
 from resnet8ptq.core.descriptor import Backend, Search
 
-OPERATORS = SHARED | {"MatMul", "HardSwish", "Elu"}  # that FX graph mode quantizes
+OPERATORS = SHARED | {"MatMul", "HardSwish", "Elu"}  # operators that FX graph mode quantizes
 
 BACKEND = Backend(
     name="torch",
@@ -22,7 +22,7 @@ BACKEND = Backend(
             "dtype=int8",
             "calib=minmax",
             "per_channel=true",
-            "op_types=[Conv,Gemm,MatMul,Add,Relu,Clip,Softmax,MaxPool]",  # pools in float
+            "op_types=[Conv,Gemm,MatMul,Add,Relu,Clip,Softmax,MaxPool]",  # leaves pools in float
         ),
         weights_alone=True,
         float16_weights=True,

@@ -15,7 +15,7 @@ from resnet8ptq.backends.advice import (
 )
 from resnet8ptq.backends.contract import Resolved
 from resnet8ptq.backends.kernels import saturates
-from resnet8ptq.backends.onnx.advice import sweep as sweep  # the same kernels' dtypes
+from resnet8ptq.backends.onnx.advice import sweep as sweep  # the kernels take the same dtypes
 from resnet8ptq.core.machine import is_x86
 from resnet8ptq.models.summary import Summary
 

@@ -43,7 +43,8 @@ from resnet8ptq.precision.decisions import Decisions
 from resnet8ptq.precision.grid import WeightScheme
 from resnet8ptq.precision.plan import find_float_nodes
 
-_DEFAULT_ENGINE = str(torch.backends.quantized.engine)  # torch's choice, before any run sets it
+# torch's choice, read before any run sets the engine
+_DEFAULT_ENGINE = str(torch.backends.quantized.engine)
 
 _TAKES: Takes = {
     **WITH_ACTIVATIONS,

@@ -24,8 +24,9 @@ from resnet8ptq.data.dataset import SIDES, Dataset, Side, load_cached
 Floats = NDArray[np.floating[Any]]  # always float32
 Field = Callable[[Floats, Floats, Floats], Floats]
 
-SIDE = 32  # pixels
-_SPLITS: dict[Side, tuple[int, int]] = {"train": (1, 1000), "test": (2, 500)}  # seed, per class
+SIDE = 32  # pixels of a picture's side
+# Seed and pictures per class
+_SPLITS: dict[Side, tuple[int, int]] = {"train": (1, 1000), "test": (2, 500)}
 
 # Outward normals of a regular triangle and pentagon, without sin and cos for the reason above.
 _TRIANGLE = ((0.0, 1.0), (0.8660254, -0.5), (-0.8660254, -0.5))
@@ -161,7 +162,7 @@ def _axes(rng: np.random.RandomState, n: int, reach: float) -> tuple[Floats, Flo
     grid = np.arange(SIDE, dtype=np.float32) - (SIDE - 1) / 2
     x = grid[None, None, :] - _uniform(rng, -reach, reach, n, 1, 1)
     y = grid[None, :, None] - _uniform(rng, -reach, reach, n, 1, 1)
-    t = _uniform(rng, -1, 1, n, 1, 1)  # tangent of half the angle: -90 to 90 degrees
+    t = _uniform(rng, -1, 1, n, 1, 1)  # tangent of half the angle, for -90 to 90 degrees
     flip = np.where(_uniform(rng, 0, 1, n, 1, 1) < 0.5, np.float32(-1), np.float32(1))
     cos = flip * (1 - t * t) / (1 + t * t)
     sin = flip * 2 * t / (1 + t * t)
@@ -178,7 +179,7 @@ def _offset(rng: np.random.RandomState, low: float, high: float, n: int) -> Floa
 
 def _paint(canvas: Floats, colour: Floats, distance: Floats) -> None:
     """Paint a colour [3,n,1,1] on canvases [3,n,32,32] where distance [n,32,32] (px) is < 0."""
-    cover = np.clip(0.5 - distance, 0, 1)  # one pixel wide, anti-aliased edge
+    cover = np.clip(0.5 - distance, 0, 1)  # the anti-aliased edge is one pixel wide
     canvas += cover * (colour - canvas)
 
 

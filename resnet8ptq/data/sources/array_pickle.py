@@ -42,7 +42,7 @@ class Array:
         _, shape, dtype, fortran_order, content = self.state
         if not isinstance(dtype, _Dtype) or dtype.args[0] != "u1" or fortran_order:
             raise ValueError("it is not a uint8 array in C order")
-        if isinstance(content, str):  # a string of Python 2
+        if isinstance(content, str):  # the content is a string of Python 2
             content = content.encode("latin1")
         return np.frombuffer(content, np.uint8).reshape(shape)
 

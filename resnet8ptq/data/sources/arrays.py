@@ -44,7 +44,7 @@ KEYS = ("data.inputs", "data.labels", "data.groups")
 NO_LABELS = "none"
 IGNORED = -100  # the label of tokens that are not scored, as in PyTorch
 MAX_CLASSES = 1000
-MAX_SAMPLES = 10_000_000  # since each sample is hashed
+MAX_SAMPLES = 10_000_000  # limited, since each sample is hashed
 EXPECTED = f"expected {SOURCES['arrays'].takes}"
 
 # The format: http://yann.lecun.com/exdb/mnist/, "the IDX file format"; big-endian.
@@ -512,7 +512,7 @@ def _list_usual(side: str) -> _Usual:
 def _find_one(arrays: Arrays, config: ArraysConfig, root: Path) -> Chosen:
     """Return the names for `KEYS` without a split; None for missing labels and groups."""
     usual = _Usual()
-    alone = []  # the usual names of a side, if a file holds only that side
+    alone = []  # the usual names in a file that holds only one side
     for side in SIDES:
         of_side = _list_usual(side)
         if pick(arrays, of_side.inputs, root):

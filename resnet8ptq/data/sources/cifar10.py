@@ -129,7 +129,7 @@ def _read_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     labels = content.get("labels")
     try:
         planes = cast(Array, data).to_numpy()
-    except Exception as error:  # any type: the data may be damaged, or not an array
+    except Exception as error:  # damaged data may raise any type
         reason = f"`data` must be a uint8 array [N, {PIXELS}] ({one_line(error)})"
         raise DataError(f"{path}: {reason}") from error
     if planes.ndim != 2 or planes.shape[1] != PIXELS or len(planes) == 0:
@@ -147,7 +147,7 @@ def _read_dict(path: Path) -> dict[str, Any]:
     content = _read(path)
     try:
         batch = array_pickle.loads(content)
-    except Exception as error:  # any type: the pickle may be damaged or hostile
+    except Exception as error:  # a damaged or hostile pickle may raise any type
         reason = one_line(error)
         raise DataError(f"{path}: not a CIFAR-10 batch, or damaged ({reason})") from None
     if not isinstance(batch, dict):

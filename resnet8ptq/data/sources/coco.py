@@ -28,14 +28,14 @@ from resnet8ptq.data.splitting import split_one
 
 log = logging.getLogger(__name__)
 
-MAX_JSON_BYTES = 2**30  # COCO 2017 has 448 MB
+MAX_JSON_BYTES = 2**30  # largest file; COCO 2017 has 448 MB
 # The largest file that this process parses, as Python needs up to 25 times its size
 SMALL_BYTES = 2**24
 MAX_ENTRIES = {"images": 2_000_000, "annotations": 10_000_000, "categories": 2000}
 MAX_BOXES = 10_000  # most boxes of a picture, since the array reserves as many for every picture
-MAX_ROOM = 2**26  # boxes in the array of all pictures: 4 GB
-MAX_MASKS = 2**32  # bytes, since the array reserves the longest masks for every picture
-MAX_TEXT = 2**30  # bytes of all masks, since a short polygon can become a long mask
+MAX_ROOM = 2**26  # most boxes in the array of all pictures, which take 4 GB
+MAX_MASKS = 2**32  # most bytes, since the array reserves the longest masks for every picture
+MAX_TEXT = 2**30  # most bytes of all masks, since a short polygon can become a long mask
 # The limits of a picture's name: characters in all, and bytes between two `/`
 MAX_NAME = 2000
 MAX_PART = 255
@@ -191,7 +191,7 @@ def read_annotations(path: Path, classes: Sequence[str] | None = None) -> Annota
 
     # Find the number of keypoints, which must be the same in all annotations
     lengths = {len(points) for _, _, points, _ in entries}
-    lengths.discard(0)  # an object without keypoints
+    lengths.discard(0)  # objects may lack keypoints
     if len(lengths) > 1:
         raise DataError(
             f"{path}: annotations have {min(lengths) // 3} and {max(lengths) // 3} keypoints, "
@@ -283,7 +283,7 @@ def _is_file_name(name: str) -> bool:
     """Return whether a file system could accept this name."""
     try:
         parts = os.fsencode(name).split(b"/")
-    except UnicodeEncodeError:  # a lone surrogate, which JSON allows
+    except UnicodeEncodeError:  # JSON allows lone surrogates
         return False
     return "\0" not in name and len(name) <= MAX_NAME and max(map(len, parts)) <= MAX_PART
 

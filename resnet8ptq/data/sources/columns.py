@@ -25,8 +25,9 @@ from resnet8ptq.data.sources.rows import FileRows, RowNames
 
 PICTURES = ("path", "file", "file_name", "filename", "image", "img", "picture")
 LABELS = (*arrays.LABELS, "class")
-TRANSCRIPTS = ("transcript", "transcription", "sentence", "text")  # for pictures and speech
-SEPARATOR = "|"  # between several labels in one text
+# Column names for pictures and speech
+TRANSCRIPTS = ("transcript", "transcription", "sentence", "text")
+SEPARATOR = "|"  # separates several labels in one text
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 # Numbers as people write them: `1.5`, `1,5`, `1,234.5` or `12%`
 _WRITTEN_NUMBER = r"^\s*[+-]?(\d{1,3}(,\d{3})+(\.\d*)?|\d+[.,]?\d*|[.,]\d+)([eE][+-]?\d+)?\s*%?\s*$"
@@ -79,7 +80,7 @@ class DataTable:
             column = column.cast(column.type.value_type)
         while isinstance(column.type, pa.BaseExtensionType):
             column = column.cast(column.type.storage_type)
-        if pa.types.is_decimal(column.type):  # such as from a database
+        if pa.types.is_decimal(column.type):  # databases return decimals
             is_whole = column.type.scale == 0 and column.type.precision <= 18
             column = column.cast(pa.int64() if is_whole else pa.float64())
         return column
@@ -389,8 +390,8 @@ def labels(
     if is_text(column):
         return _by_name(column, source, cell, classes)
     if _is_list(column.type) and pa.types.is_floating(column.type.value_type):
-        with suppress(pa.ArrowInvalid):  # fractions, which are refused below
-            column = column.cast(pa.list_(pa.int64()))  # one-hot, as Keras writes them
+        with suppress(pa.ArrowInvalid):  # fractions are refused below
+            column = column.cast(pa.list_(pa.int64()))  # labels are one-hot, as Keras writes them
     if _is_list(column.type) and not pa.types.is_floating(column.type.value_type):
         return _several(column.to_pylist(), source, cell, classes)
     if pa.types.is_floating(column.type):

@@ -85,7 +85,7 @@ def find_csv_rows(path: Path, count: int, separator: str) -> FileRows:
     with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
         try:
             begins = [*_find_begins(file, separator)]
-        except csv.Error:  # such as a very long cell
+        except csv.Error:  # a cell may be too long
             begins = []
     return _number(path, count, begins[1:])
 

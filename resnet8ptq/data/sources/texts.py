@@ -40,7 +40,7 @@ PAIRS = (("sentence1", "sentence2"), ("question1", "question2"), ("premise", "hy
 TEXTS = ("text", "sentence", "question", "tokens")
 # Further names of label columns, where none has a usual name
 LABELS = ("score", "similarity", "category", "intent", "ner_tags", "tags")
-MAX_TOKENS = 128  # default, if neither settings nor tokenizer set a length
+MAX_TOKENS = 128  # the default, if neither settings nor tokenizer set a length
 MAX_BYTES = 2**28  # largest tokenizer file
 EXPECTED = "expected a tokenizer.json of Hugging Face's tokenizers"
 
@@ -216,7 +216,7 @@ def _write(
         cut = tokenizer.truncation or {}
         most = most or cut.get("max_length", MAX_TOKENS)
         added = tokenizer.num_special_tokens_to_add(len(texts) == 2 and not apart)
-        if most <= added:  # a smaller length would truncate nothing
+        if most <= added:  # so short a limit leaves no room for text
             raise ConfigError(
                 f"data.max_tokens: got {most}, expected more than the {added} tokens that {path} "
                 "adds"

@@ -34,7 +34,7 @@ FILE = "plan.csv"
 _STEPS = 1000
 
 Bits = Mapping[str, int]  # bits by a layer's short name
-Learned = Mapping[tuple[str, int], Array]  # weights, by layer and bits
+Learned = Mapping[tuple[str, int], Array]  # weights by layer and bits
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,7 @@ def to_csv(tried: Sequence[TriedPlan]) -> str:
     """Return a line for each quantized plan, in order, with drops on held-out samples."""
     rows: list[list[object]] = [["size_bytes", "drop", "samples"]]
     if tried:
-        rows[0] += tried[0].bits  # the layers' names
+        rows[0] += tried[0].bits  # the header has the layers' names
     for plan in tried:
         drop = "" if plan.drop is None else plan.drop
         samples = "" if plan.samples is None else plan.samples

@@ -37,7 +37,7 @@ from resnet8ptq.precision.plan import find_quantized_layers, find_quantized_prod
 log = logging.getLogger(__name__)
 
 FILE = "placement.csv"
-MOST = 10  # blocks; twice as many files are timed
+MOST = 10  # most blocks, for which twice as many files are timed
 GAIN = 0.02  # share of the time that 8 bits must save
 ALL = "all in 8 bits"
 NONE = "FP32"
@@ -187,7 +187,7 @@ def find_blocks(graph: onnx.GraphProto, layers: set[str]) -> list[PlacedBlock]:
         steps[-1].append(node)
 
     # Find the steps whose tensors each step reads
-    made: dict[str, int] = {}  # tensors, with the step that computes them
+    made: dict[str, int] = {}  # the step that computes each tensor
     sources: list[set[int]] = []
     for number, step in enumerate(steps):
         taken: set[str] = set()

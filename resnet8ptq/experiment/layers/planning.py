@@ -131,6 +131,7 @@ def _learn_narrow(work: Workspace, prepared: Prepared, widths: list[int]) -> bit
         onnx.load(work.fp32.onnx_path),
         setting=work.correction_settings(prepared.decisions, work.samples.calibrating.split),
         widths=widths,
-        iterations=max(1, config.corrections.adaround_iterations // 5),  # enough to rank the layers
+        # Fewer iterations are enough to rank the layers
+        iterations=max(1, config.corrections.adaround_iterations // 5),
         seed=config.seed,
     )

@@ -108,7 +108,7 @@ def draw_sensitivity(result: SensitivityResult, title: str) -> Figure:
         bars = axes.barh(positions, lengths, color="tab:blue", height=0.65)
         axes.bar_label(bars, fmt=label, padding=3, fontsize=9)
         axes.axvline(0, color="black", linewidth=0.8)
-        axes.margins(x=0.3)  # room for the labels
+        axes.margins(x=0.3)  # leaves room for the labels
         axes.set_xlabel(plain(name))
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.tick_params(axis="y", length=0)

@@ -46,7 +46,7 @@ from resnet8ptq.tasks.scoring.comparison import Comparison
 REMOVE = "remove the named calibration samples"
 OUTLIER_SAMPLE = "outlier among the calibration samples"
 WRONG_PREPROCESSING = "wrong preprocessing"
-OTHER_RANGE = 4  # times the range of the calibration samples
+OTHER_RANGE = 4  # ratio to the range of the calibration samples
 _STATIC = "+analysis=diagnose takes calibrated ranges; +analysis=compare takes any method"
 
 

@@ -146,7 +146,7 @@ def draw_diagnosis(result: DiagnosisResult, title: str) -> Figure:
     changes.set_yticks(positions, [plain(outcome.words)[:34] for outcome in tried])
     changes.invert_yaxis()
     changes.axvline(0, color="black", linewidth=0.8)
-    changes.margins(x=0.3)  # room for the labels
+    changes.margins(x=0.3)  # leaves room for the labels
     changes.set_xlabel("SQNR of the output won back (dB)")
     changes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(plain(title), x=0.01, ha="left")

@@ -185,7 +185,7 @@ class Tried:
         if not self.searches:
             return self.step
         settings = {**self.step.settings, _EXCLUDE: f"{_EXCLUDE}={self.named or '[]'}"}
-        settings.pop("max_drop", None)  # serves the search only
+        settings.pop("max_drop", None)  # only the search uses this setting
         return replace(self.step, settings=settings)
 
     @property
@@ -692,7 +692,7 @@ def _base(asked: Asked, backend: str) -> dict[str, str]:
     # Layers of other kinds may have a start
     has_starts = not {PRODUCTS, RECURRENT, BESIDE}.isdisjoint(asked.properties)
     several = len(asked.backends) > 1 or has_starts
-    compares = asked.goal == "fastest" and several  # compares latencies
+    compares = asked.goal == "fastest" and several  # the confirmation compares latencies
     if not compares and "latency.enabled" not in asked.fixed:
         settings["latency.enabled"] = "latency.enabled=false"
     return settings

@@ -174,7 +174,7 @@ STEPS = (
     StepKind(
         name=ANSWERS,
         rank=40,
-        settings="",  # taken from the findings
+        settings="",  # the settings come from the findings
         why="the diagnosis found: {finding}",
     ),
     StepKind(
@@ -251,7 +251,7 @@ STEPS = (
         goals=("best",),
         part=0.25,
     ),
-    StepKind(  # ONNX Runtime computes them in float on this CPU
+    StepKind(  # ONNX Runtime computes these layers in float on this CPU
         name="wide_activations",
         rank=73,
         settings="dtype=w8a16 calib=minmax",
@@ -268,7 +268,7 @@ STEPS = (
         settings="dtype=fp16 method=weight_only",
         why="weights in 16-bit floats: half of the bytes, and next to nothing is lost",
         capability="float16_weights",
-        goals=("fastest", "smallest"),  # would always win with goal=best
+        goals=("fastest", "smallest"),  # this step would always win with goal=best
         plain=True,
         only_8_bits=True,
     ),
@@ -279,7 +279,7 @@ STEPS = (
         why="nothing without training suffices: three epochs on the training samples",
         cost=150,
         only_8_bits=True,
-        part=0.5,  # stops after whole epochs
+        part=0.5,  # training stops after whole epochs
         drops_corrections=True,
         needs_classes=True,
     ),

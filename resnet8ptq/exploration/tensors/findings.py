@@ -19,16 +19,16 @@ from resnet8ptq.exploration.tensors.spread import Spread
 from resnet8ptq.tasks.scoring.distortion import KERNELS_DB
 
 LOW_DB = 20.0  # the noise has a hundredth of the signal's power; 8 bits usually have 30 dB or more
-UNLIKE = 64  # for ranges that differ 100 times: octaves are known to a factor of 2
+UNLIKE = 64  # for ranges that differ 100 times, as octaves are known to a factor of 2
 OUTLIER = 8  # ratio of the largest value to the octave that holds 99% of the values
 FEW_CHANNELS = 0.05  # largest share of the channels that counts as outliers
 JOINED_UNLIKE = 16
 NAMED = 5  # channels that a finding lists
 LOST_LEVELS = 4  # levels that a channel must span to be visible in the file
-LOST_PART = 0.02  # the same as a share of the largest value, if levels are not known
+LOST_PART = 0.02  # the same span as a share of the largest value, if levels are not known
 WRONG_DB = 10.0  # SQNR of weights whose noise has a tenth of their power
-MOST = 0.7  # share of the layers
-OFF_SHARE = 1e-4  # share of a tensor's values
+MOST = 0.7  # largest share of the layers
+OFF_SHARE = 1e-4  # largest share of a tensor's values
 FIXED = {"Softmax": 1 / 256, "Sigmoid": 1 / 256, "Tanh": 1 / 128}  # the steps that TFLite fixes
 NEAR = 0.02
 

@@ -37,8 +37,8 @@ WIDTH = 190
 HEIGHT = 48
 GAP_X = 26
 GAP_Y = 22
-GUTTER = 46  # between two columns
-HEAD = 34  # above the boxes: the title
+GUTTER = 46  # pixels between two columns
+HEAD = 34  # pixels of the title, above the boxes
 # The SQNR of a box without colour, and of one in the full colour
 GOOD_DB = 40.0
 BAD_DB = 5.0
@@ -210,7 +210,7 @@ def _join_blocks(boxes: Sequence[Box]) -> list[Box]:
     for number, block in enumerate(split_into_blocks([box.after for box in boxes], MOST)):
         block_of |= dict.fromkeys(block, number)
         whole = Box([], name=boxes[block[0]].name)
-        for index in block:  # may read this block and earlier ones
+        for index in block:  # a box may read this block and earlier ones
             whole.nodes += boxes[index].nodes
             whole.after |= {block_of[source] for source in boxes[index].after}
         whole.after.discard(number)
@@ -290,10 +290,10 @@ def _line(source: Box, target: Box) -> str:
         start = to_y - GAP_Y
         half = to_y - GAP_Y / 2
         return f"M{x:g} {y:g}V{start:g}C{x:g} {half:g} {to_x:g} {half:g} {to_x:g} {to_y:g}"
-    if to_y > y:  # goes past the boxes between them
+    if to_y > y:  # the line goes past the boxes between
         side = x + (WIDTH + GAP_X) / 2
         return f"M{x:g} {y:g}v6H{side:g}V{to_y - 6:g}H{to_x:g}V{to_y:g}"
-    gutter = target.x - GUTTER / 2  # leads to another column
+    gutter = target.x - GUTTER / 2  # the line leads to another column
     return f"M{x:g} {y:g}v8H{gutter:g}V{to_y - 10:g}H{to_x:g}V{to_y:g}"
 
 

@@ -116,7 +116,7 @@ def _checked(records: dict[str, bytes], path: Path, own: bool = False) -> dict[s
         if own and _GRAPH in records:
             records[_GRAPH] = _clean(records[_GRAPH])
         strange = next(_check(records), None)
-    except (ValueError, RecursionError) as error:  # not JSON, or nested too deeply
+    except (ValueError, RecursionError) as error:  # the file is not JSON, or nests too deeply
         strange = one_line(error)
     if strange is not None:
         raise torch_archive.refusal(path, strange)

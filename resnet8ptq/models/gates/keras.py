@@ -24,7 +24,7 @@ from resnet8ptq.models.gates import torch_archive
 
 CONFIG = "config.json"
 WEIGHTS = "model.weights.h5"
-LEGACY_CONFIG = "model_config"  # an attribute of a .h5 file
+LEGACY_CONFIG = "model_config"  # the attribute of a .h5 file with the config
 MAX_BYTES = 2**31 - 1  # most bytes of all weights, as for ONNX files
 MAX_CONFIG_BYTES = 2**24
 _HDF5 = b"\x89HDF\r\n\x1a\n"
@@ -92,7 +92,7 @@ DTYPES = frozenset(_NUMBERS.split())
 CLASSES = LAYERS | {*_OPERATORS.split(), *_PARTS.split(), "DTypePolicy", "SeedGenerator"}
 WORDS = FUNCTIONS | DTYPES | {*_PARTS.split(), *_SETTINGS.split()}
 MODULES = (
-    "keras.src.applications.convnext",  # LayerScale
+    "keras.src.applications.convnext",  # has LayerScale
     "builtins",
     "keras",
     "keras.activations",
@@ -118,7 +118,7 @@ _KEYS = frozenset(
     ("class_name", "config", "module", "registered_name", "build_config", "name", "inbound_nodes")
 ) | {"shared_object_id", "__passive_serialization__"}
 _KEYS_OF_OBJECTS = ("class_name", "module", "registered_name")  # never keys of settings
-_INDICES = ("__slice__", "__ellipsis__")  # of a tensor
+_INDICES = ("__slice__", "__ellipsis__")  # keys of a tensor's indices
 _NAME = re.compile(r"[\w .()+-]{1,256}")  # name of a layer or an input, without paths and addresses
 _KEY = re.compile(r"\w{1,64}")
 _EQUATION = re.compile(r"[a-zA-Z.,>-]{1,64}")  # equation of an EinsumDense or Einsum

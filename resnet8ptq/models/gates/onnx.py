@@ -103,7 +103,7 @@ def _parse(content: bytes, path: Path) -> onnx.ModelProto:
             raise ModelError(f"{path}: not an ONNX model, or a truncated one") from None
         if not proto.graph.node:
             raise ValueError("holds no graph")
-        count = sum(1 for _ in find_all(proto.graph, onnx.NodeProto))  # inner graphs included
+        count = sum(1 for _ in find_all(proto.graph, onnx.NodeProto))  # this includes inner graphs
         if count > MAX_NODES:
             raise ValueError(f"has {count:,} nodes, expected at most {MAX_NODES:,}")
     return proto
@@ -405,7 +405,8 @@ def find_weights(
         elif node.op_type in ("ConstantOfShape", "Range"):
             continue  # inputs are a shape, or the ends of a range
         elif node.input and node.output and origin.keys() >= set(node.input):
-            origin[node.output[0]] = origin[node.input[0]]  # such as Transpose of a constant
+            # The node moves a constant, such as Transpose
+            origin[node.output[0]] = origin[node.input[0]]
 
 
 def read_constant(node: onnx.NodeProto) -> TensorProto | None:

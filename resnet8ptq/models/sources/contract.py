@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from resnet8ptq.core.records import names_of
 from resnet8ptq.models.batch_axis import Predict
 
-Sample = NDArray[Any] | None  # [1, ...] as stored, perhaps a record; None without data
+Sample = NDArray[Any] | None  # a sample [1, ...] as stored, perhaps a record; None without data
 
 
 def is_record(sample: Sample) -> bool:
@@ -46,4 +46,5 @@ def prepare_tensorflow() -> None:
     """Silence TensorFlow and tf2onnx, and disable oneDNN; call it before importing TensorFlow."""
     logging.getLogger("tf2onnx").setLevel(logging.ERROR)
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"  # plain FP32 sums, without a banner
+    # Plain FP32 sums, and no banner on import
+    os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"

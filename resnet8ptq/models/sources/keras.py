@@ -124,7 +124,8 @@ def _export_model(model: Any, call: Callable[..., Any], specs: Sequence[Any]) ->
 
     # Give outputs Keras's names, and inputs too if the user has chosen the names
     outputs = output_names(graph)
-    keras_names = getattr(model, "output_names", [model.layers[-1].name])  # not in a Sequential
+    # A Sequential lacks output names
+    keras_names = getattr(model, "output_names", [model.layers[-1].name])
     names = dict(zip(outputs, keras_names, strict=True))
     last = Links(graph).producers.get(outputs[0])
     if len(outputs) == 1 and last is not None and last.op_type == "Softmax":

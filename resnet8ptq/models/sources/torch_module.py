@@ -122,7 +122,7 @@ def _examples(network: torch.nn.Module, sample: NDArray[Any]) -> Iterator[dict[s
         shapes = [arranged(shape, layout) for layout in likely_layouts(shape)]
         for sizes in dict.fromkeys(shapes):
             yield {parameters[0]: torch.zeros(2, *sizes)}
-        if sample.dtype.kind in "iu":  # such as numbers of words
+        if sample.dtype.kind in "iu":  # integers may be numbers of words
             yield {parameters[0]: torch.from_numpy(np.zeros((2, *shape), sample.dtype))}
         return
 

@@ -31,7 +31,7 @@ class SeedSpread:
     label: str
     draws: int
     mean: float
-    standard_deviation: float  # with the divisor n - 1
+    standard_deviation: float  # computed with the divisor n - 1
     lowest: float
     highest: float
     loss: CrossedMean | None = None

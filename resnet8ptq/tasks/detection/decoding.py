@@ -222,7 +222,8 @@ def _keep_best(detections: Detections, pictures: int, config: DetectionConfig) -
     """Return the detections with the highest scores of each picture, see `Decoder.__call__`."""
     most = config.max_detections
     kept = detections.select(detections.scores > config.score_threshold)
-    kept = kept.select(np.lexsort((-kept.scores, kept.picture)))  # stable: of equals the first
+    # Stable, so the first of equals stays
+    kept = kept.select(np.lexsort((-kept.scores, kept.picture)))
     row = _number(kept.picture)
     kept = kept.select(row < most)
     row = row[row < most]

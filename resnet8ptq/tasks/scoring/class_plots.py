@@ -21,7 +21,7 @@ def classes(model: Hits, baseline: Hits, class_names: Sequence[str], title: str)
     figure = Figure(figsize=(10, 4.6), layout="constrained")
     axes = figure.subplots()
     shown = _changed_most(model, baseline, len(class_names))
-    positions = np.flatnonzero(np.isin(shown, model.labels))  # have samples
+    positions = np.flatnonzero(np.isin(shown, model.labels))  # classes with samples
     labels = shown[positions]
     series = (("FP32", baseline, "0.65", -0.2), ("quantized", model, "C0", 0.2))
     for name, hits, colour, offset in series:

@@ -74,7 +74,7 @@ def to_db(ratio: float) -> float | None:
     >>> to_db(0.001)
     30.0
     """
-    if not 0 < ratio < math.inf:  # also NaN
+    if not 0 < ratio < math.inf:  # also refuses NaN
         return None
     return -10 * math.log10(ratio)
 

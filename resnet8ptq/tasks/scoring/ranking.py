@@ -79,7 +79,8 @@ class Ranking(SampleValues):
         if error == 0 and self.auc.value == baseline.auc.value:
             return Margin.unchanged(limit, rarer)
         loss = baseline.auc.value - self.auc.value
-        skewness = delong_skewness(baseline.auc, self.auc) * math.sqrt(rarer)  # of each item
+        # Skewness of each item
+        skewness = delong_skewness(baseline.auc, self.auc) * math.sqrt(rarer)
         margin = Margin.student(loss - limit, error, rarer, skewness)
         return margin.with_rare_losses(loss, limit, rarer)
 

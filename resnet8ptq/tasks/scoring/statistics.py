@@ -172,7 +172,7 @@ class Margin:
                 sample without the largest losses has too little skewness, so the test of a pass
                 assumes at least `LEAST_SKEWNESS`.
         """
-        if not error > ROUNDING * abs(excess) or items < 2:  # also NaN
+        if not error > ROUNDING * abs(excess) or items < 2:  # holds for NaN, too
             return cls(0.0, math.inf)
         t = excess / error
         low = high = _to_z(t, items)

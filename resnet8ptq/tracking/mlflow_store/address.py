@@ -128,7 +128,7 @@ def check(uri: str, written: bool) -> None:
 def _check_user(uri: str, written: bool) -> None:
     scheme, separator, rest = uri.partition("://")
     if re.fullmatch(r"sqlite(\+\w+)?|file", scheme) and rest.startswith("/"):
-        return  # a path without a host
+        return  # the address is a path without a host
     if not separator:
         rest = uri
     user, _, _ = rest.rpartition("@")

@@ -55,7 +55,7 @@ def _is_of_server(uri: str, server: str) -> bool:
 def _split(uri: str) -> SplitResult:
     try:
         return urlsplit(uri)
-    except ValueError:  # such as half an IPv6 address
+    except ValueError:  # the address is malformed, such as half an IPv6 address
         raise _refuse(uri, "an address of the store's own artifacts") from None
 
 

@@ -42,7 +42,8 @@ def find_newest(store: Store) -> NewestRun | None:
     try:
         with closing(open_database(store)) as connection:
             return _find_newest(connection, store.experiment_id)
-    except sqlite3.Error:  # locked, damaged, or the tables of another version of MLflow
+    # The database is locked, damaged, or has the tables of another version of MLflow
+    except sqlite3.Error:
         return None
 
 

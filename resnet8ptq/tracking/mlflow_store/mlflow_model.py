@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # most commands do not need MLflow
 EXAMPLE = "example.npz"  # the file in the run's folder with the network's `inputs` [1, ...]
 _REFUSED = re.compile("[/:.%\"']")  # characters that MLflow refuses in the name of a model
 _CODE = Path(__file__).with_name("served_model.py")
-_ONNX = "mlflow.onnx"  # the flavor
+_ONNX = "mlflow.onnx"  # MLflow's flavor for ONNX files
 _CHECK = "warn_dependency_requirement_mismatches"
 
 
@@ -129,7 +129,8 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
         shapes = _shapes(example)
         outputs = described.outputs
         values = feed(example, list(shapes))
-        dtypes = [[name, array.dtype.name] for name, array in values.items()]  # MLflow sorts a dict
+        # A list, because MLflow sorts a dict
+        dtypes = [[name, array.dtype.name] for name, array in values.items()]
         served = {"outputs": list(outputs), "engine": described.engine, "inputs": dtypes}
         settings = _pyfunc(path, backend.serving, served)
     else:
@@ -244,7 +245,8 @@ def _onnx(
         "flavor": mlflow.onnx,
         "onnx_model": proto,
         "save_as_external_data": False,
-        "onnx_execution_providers": [*dict.fromkeys((provider, CPU))],  # MLflow warns of the second
+        # Without a second CPU provider, of which MLflow would warn
+        "onnx_execution_providers": [*dict.fromkeys((provider, CPU))],
     }
     inputs = {value.name: (-1, *sizes(value)) for value in proto.graph.input}
     outputs = {value.name: sizes(value) for value in proto.graph.output}

@@ -353,7 +353,8 @@ def _find_experiment(store: Store, folder: Path | None) -> Store:
             f"tracking.experiment_name: {name!r} was deleted in {redact(store.uri)}; restore "
             "it there, or choose another name"
         )
-    store.locate(experiment.artifact_location)  # where new runs would send their files
+    # Refuse a foreign address, to which new runs would send their files
+    store.locate(experiment.artifact_location)
     if view.is_outdated(experiment.tags.get(view.TAG)):
         with suppress(TrackingError):  # without the permission, the earlier view stays
             client.set_experiment_tag(experiment.experiment_id, view.TAG, view.VALUE)

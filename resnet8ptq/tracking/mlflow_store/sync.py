@@ -92,7 +92,7 @@ def _find_known(store: Store, journals: Sequence[Journal]) -> dict[str, RunRecor
         if record.key:
             known[record.key] = record
     for kept in journals:
-        if kept.key not in known:  # logged under another id, if at all
+        if kept.key not in known:  # the run was logged under another id, if at all
             logged = history.find_logged(store, kept.key)
             if logged is not None:
                 known[kept.key] = logged

@@ -49,7 +49,7 @@ _WIDTHS = {
     "attributes.`Run Name`": 340,
     "runDateAndNestInfo": 150,
     **{column: max(90, 9 * len(column) - 60) for column in COLUMNS},
-    COLUMNS[0]: 120,  # unsupported
+    COLUMNS[0]: 120,  # fits the word "unsupported"
 }
 _TRADE_OFFS = "Trade-offs"
 _LEADING = "Model metrics"  # MLflow's name for metrics without a group
