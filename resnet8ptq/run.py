@@ -105,8 +105,8 @@ def run_job(cfg: DictConfig) -> Any:
     """Run one job, as Hydra's task function.
 
     Returns:
-        In a sweep, a value for its sweeper: the record for the search of `experiment=auto`, the
-        loss for any other, such as Optuna's. Hydra's own sweeper ignores the value.
+        In a sweep, a value for the sweeper: the record for the search of `experiment=auto`, and the
+        loss for any other sweeper, such as Optuna's. Hydra's own sweeper ignores the value.
     """
     hydra = HydraConfig.get()
     importing.allow(Path(hydra.runtime.cwd))  # a launcher may start the job in another folder

@@ -143,8 +143,8 @@ class Artifact:
 
     Attributes:
         quantized_layers: number of convolutions and matrix products with quantized weights and
-            activations. With method=weight_only: with quantized weights. With dtype=fp16: with
-            float16 weights, including embeddings. 0 for FP32.
+            activations. With method=weight_only, number of those with quantized weights; with
+            dtype=fp16, of those with float16 weights, including embeddings. 0 for FP32.
         ranges: activation ranges from calibration, by ONNX tensor name.
         details: further MLflow params from the framework.
     """
@@ -374,8 +374,8 @@ def run_once(
     """Run one sample of a file that `read` accepts; see `Quantizer.verify`.
 
     Args:
-        read: reads a file and raises an error if it is invalid: a fault of the quantizer, which is
-            never reported as a limit of the framework.
+        read: reads a file, and raises an error if the file is invalid, which is a fault of the
+            quantizer and never reported as a limit of the framework.
 
     Raises:
         QuantizationError: the file is invalid.

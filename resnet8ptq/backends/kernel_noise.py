@@ -1,7 +1,7 @@
 """The noise of a runtime's kernels, compared with the noise of quantization.
 
-A quantized file defines its outputs. The kernels that run it should differ from them by rounding
-alone; where they add more noise than the quantization, a good file has bad results.
+A quantized file defines its outputs. The outputs of kernels should differ from these by rounding
+alone. If kernels add more noise than the quantization, a good file has bad results.
 """
 
 import math

@@ -9,8 +9,8 @@ These kernels saturated with the largest integers, in ONNX Runtime 1.31 and torc
 AVX2: torch's engines fbgemm, x86 and onednn; with unsigned activations and signed weights, ONNX
 Runtime's QLinearConv, QLinearMatMul, QGemm, MatMulInteger and DynamicQuantizeMatMul. ConvInteger is
 exact, and so are unsigned weights. In QDQ format on x86, ONNX Runtime turns signed activations into
-unsigned ones (QDQS8ToU8Transformer). In QOperator format it runs an exact loop for signed
-activations.
+unsigned ones (QDQS8ToU8Transformer). In QOperator format, ONNX Runtime runs an exact loop for
+signed activations.
 """
 
 from collections.abc import Collection

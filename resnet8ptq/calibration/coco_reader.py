@@ -58,7 +58,7 @@ class CocoReader(CalibrationDataReader):  # type: ignore[misc]
             annotations: a file in COCO's format that lists the pictures; None for all pictures in
                 the folder.
             start_index: index of the first picture.
-            size_limit: the largest number of pictures; 0: no limit.
+            size_limit: the largest number of pictures; 0 for no limit.
             stride: number of pictures that are decoded at once, and in memory.
             batch_size: pictures of each step; the last step may have fewer.
             is_evaluation: whether each step contains the indices of its pictures, as `image_id`.

@@ -61,7 +61,7 @@ def entropy(stats: TensorStats, config: CalibConfig) -> Range:
     Each candidate clips the distribution to a window around zero, and quantizes it to
     `config.num_quantized_bins` levels. Its score is the divergence of the clipped distribution from
     the quantized one. Source: S. Migacz, "8-bit Inference with TensorRT", GTC 2017. On the same
-    histogram, it gives the thresholds of ONNX Runtime's entropy calibration.
+    histogram, this method gives the thresholds of ONNX Runtime's entropy calibration.
     """
     counts = stats.counts
     levels = config.num_quantized_bins
@@ -100,7 +100,7 @@ def _divergence(counts: NDArray[np.int64], middle: int, half: int, levels: int) 
 def _smooth(counts: NDArray[np.int64]) -> NDArray[np.float64] | None:
     """Move a small count to empty bins, so that the divergence stays finite.
 
-    None if the other bins are so few that each of them would lose a whole count.
+    The result is None if the other bins are so few that each would lose a whole count.
     """
     tiny = 0.0001
     empty = counts == 0
@@ -179,7 +179,7 @@ class Method:
     Attributes:
         choose: returns the range for a tensor's statistics; None if torch chooses the range.
         parameters: the keys of `calib` that the method reads.
-        histogram: whether it needs a histogram.
+        histogram: whether the method needs a histogram.
     """
 
     choose: Callable[[TensorStats, CalibConfig], Range] | None

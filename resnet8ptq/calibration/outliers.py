@@ -79,7 +79,7 @@ class Outliers:
         return mend
 
     def warn(self, samples: Split, calib: CalibConfig) -> None:
-        """Warn about these samples, once a process."""
+        """Warn about these samples, once in a process."""
         warn_once(log, "calibration: %s; %s", self.describe(samples), self.mend(calib))
 
 

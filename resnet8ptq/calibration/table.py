@@ -80,7 +80,7 @@ def as_tensors_data(ranges: Mapping[str, Range]) -> TensorsData:
 
 
 def load_ranges(path: str | Path, provenance: Provenance | None) -> dict[str, Range]:
-    """Read the ranges of an earlier run, by ONNX tensor name; float32 values.
+    """Read the ranges of an earlier run as float32 values, by ONNX tensor name.
 
     Args:
         path: a `calibration.json`, or its folder.

@@ -150,7 +150,7 @@ class ModelConfig:
     state_dict: str | None = limited(None, only=_MODULE, is_path=True)
     # An untyped dict, because Hydra adds no keys to typed dicts
     module_args: Any = limited(None, only=_MODULE)
-    inputs: Any = None  # untyped for the same reason
+    inputs: Any = None  # untyped, because Hydra adds no keys to typed dicts
     outputs: list[str] | None = None
 
     @property

@@ -12,5 +12,5 @@ def begin() -> None:
 
 
 def begun_s() -> float:
-    """Return when the command began, by `time.monotonic`; now, if that is not known."""
+    """Return when the command began, by `time.monotonic`; if that is unknown, the present time."""
     return time.monotonic() if _begun_s is None else _begun_s

@@ -45,8 +45,8 @@ T = TypeVar("T")
 class Abort(BaseException):
     """Ends Hydra with an error.
 
-    An `Exception` would not end Hydra's work: Hydra prints a job's, and turns a callback's into a
-    warning.
+    An `Exception` would not end Hydra's work: Hydra prints the exception of a job, and turns that
+    of a callback into a warning.
     """
 
     def __init__(self, error: Exception) -> None:

@@ -18,7 +18,7 @@ def load(package: str, name: str, extends: str | None = None) -> Template:
     """Return a template from the folder `templates` of a package.
 
     Args:
-        extends: the package of the template that it extends, if not its own.
+        extends: the package of the template that this one extends, if it is another package.
     """
     packages = [package]
     if extends:

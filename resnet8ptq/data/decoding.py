@@ -41,8 +41,8 @@ class Picture:
     """A picture before decoding.
 
     Attributes:
-        name: its name in messages.
-        content: the path of its file, or a function that returns its bytes.
+        name: the picture's name in messages.
+        content: the path of the picture's file, or a function that returns the bytes.
     """
 
     name: str

@@ -19,9 +19,9 @@ log = logging.getLogger(__name__)
 def find_data(config: DataConfig, own_network: bool = False) -> DataConfig:
     """Choose the data set of this run, and find its files.
 
-    `data.root` names the user's own data set, or CIFAR-10. Without it, CIFAR-10 is taken from
-    `$CIFAR10_DIR`, or else from `data/cifar-10-batches-py` or the download cache; otherwise it is
-    downloaded. If that fails, `data.on_missing=shapes` falls back to the embedded set.
+    `data.root` names the user's own data set, or CIFAR-10. Without this setting, CIFAR-10 is taken
+    from `$CIFAR10_DIR`, or else from `data/cifar-10-batches-py` or the download cache; otherwise it
+    is downloaded. If that fails, `data.on_missing=shapes` falls back to the embedded set.
 
     Args:
         own_network: whether the network is the user's, which the embedded set does not fit.

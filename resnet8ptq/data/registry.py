@@ -71,8 +71,8 @@ def find_size(
     `preprocess.size` is null. All other faults are reported when data and network are loaded.
 
     Args:
-        find_networks: returns height and width of the network's pictures; slow, so called only if
-        needed.
+        find_networks: returns height and width of the network's pictures; called only if needed,
+        because it is slow.
     """
     size = None
     if preprocess.size is not None:
@@ -139,7 +139,7 @@ def _damage_as_data_error(key: str, path: str | None) -> Iterator[None]:
     """Turn a library's error into a `DataError` of one line, with the setting and its file.
 
     Libraries raise dozens of error classes. The sources' own errors, which name the damaged part,
-    pass unchanged. Embedded data sets have no file, so no error is turned.
+    pass unchanged. Embedded data sets have no file, so no error is converted.
     """
     if path is None:
         yield

@@ -37,10 +37,10 @@ def draw_calibration(
     first sample.
 
     Args:
-        samples_per_class: number of samples of each class. None means 100, or all of a smaller
-            class; with more than 20 classes 2,000 in total, and without classes 1,000. If the
-            default is more than half of the training samples, the samples of `draw_held_out` stay
-            free for choices.
+        samples_per_class: number of samples of each class. None draws 100, or all of a smaller
+            class; with more than 20 classes, 2,000 in total; without classes, 1,000. If the default
+            is more than half of the training samples, the samples of `draw_held_out` stay free for
+            choices.
         held_out: splits whose samples are not drawn.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Adds figures that were measured on another machine to a run.
+"""Adds to a run the figures that were measured on another machine.
 
     resnet8ptq deploy measure=true folder=out     writes out/measure: the program and its job
     python measure.py > result                    on the target, in a copy of that folder

@@ -17,7 +17,7 @@ from resnet8ptq.graph.links import Links
 
 _ISSUES = "https://github.com/microsoft/onnxruntime/issues"
 _MOVES = ("Reshape", "Transpose")
-TRIED = 12  # x of 1.x, the oldest release that was tried
+TRIED = 12  # the minor version of the oldest ONNX Runtime 1.x that was tried
 _NEAR = 0.01  # relative difference of scales that counts as equal
 
 

@@ -89,7 +89,7 @@ def find_batching(
 
     Args:
         split: the samples; the first ones are run.
-        batch_size: the set batch size; None: the fastest.
+        batch_size: the batch size in the settings; None for the fastest.
         about: the cache's key for the artifact: network, framework, dtype.
     """
     sizes = list(BATCH_SIZES)
@@ -100,7 +100,7 @@ def find_batching(
     threads = runtime.threads
     most = split.within_memory or max(sizes) * threads
 
-    # List the ways that fit into memory: (threads of one batch, batches at once)
+    # List the ways that fit into memory, as pairs of threads for a batch and batches at once
     ways = {(threads, 1)}
     if threads <= most:
         ways.add((1, threads))

@@ -44,7 +44,7 @@ class CocoEvaluator:
 
         Args:
             reader: the reader of the first pictures; it needs annotations and `is_evaluation`.
-            config: settings of decoding and suppression; None: the defaults of `task=detection`.
+            config: settings of decoding and suppression; None for the defaults of `task=detection`.
             threads: threads of ONNX Runtime; 0 for every core.
         """
         self.session = open_session(str(model), threads)

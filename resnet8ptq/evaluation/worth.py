@@ -13,7 +13,7 @@ def saves(size_bytes: float, fp32_bytes: float, speedup: float | None = None) ->
     """Return whether a file has at most 90% of FP32's bytes, or is at least 5% faster.
 
     Args:
-        fp32_bytes: 0 if unknown; then every file saves.
+        fp32_bytes: size of the FP32 file; 0 if unknown, in which case every file counts as smaller.
         speedup: speed relative to FP32; None if not measured.
     """
     if not fp32_bytes or size_bytes <= MOST_BYTES * fp32_bytes:

@@ -27,7 +27,7 @@ class File:
     Attributes:
         path: path below `benchmark.folder`; a pattern stands for its first match.
         sha256: SHA-256 of a file, if it is pinned.
-        url: the download below `REPOSITORY`; None if the repository does not have this file.
+        url: the path of the download below `REPOSITORY`; None if the repository lacks this file.
         source: the source of a file that the user must download.
     """
 

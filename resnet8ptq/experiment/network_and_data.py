@@ -30,8 +30,8 @@ SYNTHETIC = 100  # number of synthetic samples
 def fit_data(dataset: Dataset, fp32: Fp32Model) -> Dataset:
     """Return the data set with the network's order of axes and batch size limit.
 
-    Called once, before samples are drawn, so that every role of samples has the same form. Pictures
-    [N, H, W, C] become [N, C, H, W] when they are read, if the network takes that order.
+    This is called once, before samples are drawn, so that every role of samples has the same form.
+    Pictures [N, H, W, C] become [N, C, H, W] when they are read, if the network takes that order.
 
     Raises:
         ModelError: the network cannot take the samples.

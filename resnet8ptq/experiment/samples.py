@@ -34,7 +34,7 @@ class SamplesByRole:
             leaves out the samples of every other role.
         calibrating: training samples that determine activation ranges.
         reported: the samples of the reported results.
-        tuning: training samples for the run's own choices of settings; None if it chooses none.
+        tuning: training samples for the run's own choices of settings; None without such choices.
         selection: the samples for the sweep's recommendation; None if there is none, or if it uses
             the reported samples.
         selected_from: the split of `selection`, as text.

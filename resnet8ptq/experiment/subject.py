@@ -29,8 +29,8 @@ def open_subject(
     The measured samples are the tuning samples: training samples that do not calibrate.
 
     Args:
-        needs_labels: whether the labels decide the result. If not, training samples that the task
-            cannot score, such as those of anomaly data, get a task that needs no labels.
+        needs_labels: whether the labels decide the result. Otherwise, training samples that the
+            task cannot score, such as those of anomaly data, get a task that needs no labels.
     """
     config = settings.config
     data, fp32 = load_data_and_network(settings)

@@ -3,8 +3,8 @@
 The search uses training samples, never reported ones. The check first tries the causes outside of
 the file's layers: another preprocessing of the pixels, exchanged height and width, another last
 step, another order of the classes, and the range of an input. A comparison of tensors would blame
-the first or the last layer for such a cause. If none of them applies, a comparison of tensors finds
-the layer that costs most.
+the first or the last layer for such a cause. If no such cause applies, a comparison of tensors
+finds the layer that costs most.
 """
 
 import logging

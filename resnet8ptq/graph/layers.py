@@ -233,8 +233,8 @@ def constant_pads(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, bool
 def find_cuts(graph: onnx.GraphProto) -> dict[int, str]:
     """Map node indices to the tensors at which the graph can be cut in two.
 
-    After a cut, all nodes depend only on its tensor and on tensors without a layer before them.
-    Tensors of the second kind, such as a mask, are cheap to compute again.
+    After a cut, all nodes depend only on the cut's tensor and on tensors without a layer before
+    them. Tensors of the second kind, such as a mask, are cheap to compute again.
     """
     computed = set(input_names(graph))
     last = find_last_readers(graph)

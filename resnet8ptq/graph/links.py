@@ -78,7 +78,7 @@ class Links:
     def is_shared(self, name: str) -> bool:
         """Return whether a tensor is an output of the graph, or an input of several nodes.
 
-        A node that reads it twice counts twice.
+        A node that reads the tensor twice counts twice.
         """
         reader = self.only_reader(name)
         if reader is None:
@@ -185,7 +185,7 @@ def _outer_names(inner: onnx.GraphProto) -> Iterator[str]:
 def find_all(message: Message, kind: type[M]) -> Iterator[M]:
     """Yield all messages of a kind, including those in attributes, subgraphs and functions.
 
-    This serves checks and changes that must not miss any, such as of the operators of an untrusted
+    This serves checks and changes that must not miss a message, such as an operator of an untrusted
     file.
 
     >>> node = onnx.helper.make_node("Constant", [], ["c"], value_float=1.0)

@@ -91,7 +91,7 @@ def to_torch_module(proto: onnx.ModelProto) -> Any:
     with errors_as(UnsupportedError, "onnx2torch cannot convert the network"):
         module = onnx2torch.convert(lowered)
 
-    # Put in our modules where onnx2torch has none
+    # Insert this package's modules where onnx2torch has none
     for node in module.graph.find_nodes(op="call_module"):
         node.target = node.target.removeprefix(f"{_OWN}/")
     floats = {*float_tensors(proto)}
@@ -567,7 +567,7 @@ def _fix_slice(constants: Mapping[int, Any]) -> Fixed:
     axes = parts.get(3, list(range(len(starts))))
     steps = parts.get(4, [1] * len(starts))
 
-    # Torch has no negative steps, so such an axis is reversed first
+    # torch has no negative steps, so such an axis is reversed first
     turned = []
     slices = {}
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
@@ -828,7 +828,7 @@ def _import_onnx2torch() -> types.ModuleType:
 
     onnx2torch imports torchvision for two operators of object detectors, RoiAlign and
     NonMaxSuppression. The import takes a second and may fail (see `import_torchvision`). Without
-    it, a graph with these operators is refused.
+    this import, a graph with these operators is refused.
     """
     torchvision = types.ModuleType("torchvision")
     operators = types.ModuleType("torchvision.ops")

@@ -118,7 +118,7 @@ def fix_sizes(
 
     Args:
         sample: a network input [1, ...].
-        batch: the fixed batch size; None frees it.
+        batch: the fixed batch size; None for a free one.
         any_length: names of the inputs whose first axis after the batch stays free.
 
     Raises:

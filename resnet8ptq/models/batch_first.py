@@ -112,7 +112,7 @@ def _find_runner(network: Network, samples: SampleArray) -> Predict | None:
     """Return a function that runs several samples at once; None if no axis needs to move.
 
     A file of one sample, such as a text reader that returns [steps, 1, classes], is run with its
-    batch axis declared free. If it then fails, its outputs stay as they are.
+    batch axis declared free. If the run fails, the file's outputs stay as they are.
     """
     batch = read_contract(network.proto.graph).batch
     if batch is None:

@@ -135,7 +135,7 @@ def convert(
             network = select_outputs(network, config.outputs)
         matched = match_samples(samples, steps, read_contract(network.proto.graph))
         fields = matched.fields
-        # Keep whole records: if the length cannot be free, it stays that of all samples.
+        # Keep whole records, because the length stays that of all samples unless it can be free
         prepared = matched.prepare(samples, steps) if fields is None else fields.whole(samples)
         try:
             _convert_network(network, folder, prepared, fields)
@@ -340,7 +340,7 @@ def _fix_sizes(
     if fields is not None and fields.any_length:
         try:
             return network, _free_length(network, samples, fixed, fields), None
-        except Exception as error:  # ONNX Runtime raises a dozen types, and ParityError
+        except Exception as error:  # ParityError, or one of ONNX Runtime's dozen types
             log.warning(
                 "%s: all samples are padded to the longest one: %s",
                 ", ".join(fields.any_length),

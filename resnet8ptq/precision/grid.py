@@ -30,7 +30,7 @@ class WeightScheme:
     """The quantization of weights; `dtype` is int8, uint8, int4, int3 or int2.
 
     Below 8 bits, the range is the fraction of the largest weight with the smallest squared error.
-    With few levels, it reduces the error to clip the largest weights.
+    With few levels, clipping the largest weights reduces the error.
     """
 
     dtype: str

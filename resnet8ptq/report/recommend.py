@@ -188,9 +188,9 @@ class ModelSelection:
         """The model that `rule` chooses; None if no model passes or may pass.
 
         The rule chooses among the models `within` that pass on the reported samples, where verdicts
-        are corrected for all models. If none passes, it chooses among the undecided ones; if it
-        would keep FP32 then, also among the `others`. With selection samples, only these choose in
-        that case, and the chosen model is assessed by itself.
+        are corrected for all models. If no model passes, the rule chooses among the undecided ones;
+        if it would then keep FP32, also among the `others`. With selection samples, only these
+        choose in that case, and the chosen model is assessed by itself.
         """
         chosen = self._choose(with_verdict(self.within, PASS))
         if chosen is not None:
@@ -522,7 +522,7 @@ def _assess(selected: ModelSelection, chosen: Sequence[Recommendation]) -> list[
 
     Models of `own_family` are assessed together. The balanced model is chosen on the reported
     samples, so its verdict is corrected for all models, unless it is another use's model too. The
-    headline has its verdict already.
+    headline already has a verdict.
     """
     own = verdicts.assess_losses(own_family(selected, chosen))
     assessed = by_run_id(own.cells)

@@ -96,7 +96,7 @@ def assess(family: Family, limits: ReportConfig) -> Family:
     """Return the family; each record has its verdict, and the values and limits that led to it.
 
     This is the only function that assesses runs by their limits: tables, pages, recommendations,
-    programs and deployments read its result. Call it once for each family, after
+    programs and deployments read its result. Call this once for each family, after
     `loading.load_families` and, if the models were timed in turns, `timing.put_in`.
     """
     metric = family.metric

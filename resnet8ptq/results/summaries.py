@@ -47,7 +47,7 @@ class SweepSummary:
     name: str
     status: str
     runs: tuple[RunRecord, ...]
-    # Left out of texts, because of the arrays of predictions
+    # Left out of `repr`, which would print arrays of predictions
     choices: tuple[Recommendation, ...] = field(repr=False)
     why_none: str
     report: str | None

@@ -72,7 +72,7 @@ class SettingsSearch:
         budget: the time limit.
         at_once: the largest number of parallel jobs.
         clock: returns the time in seconds.
-        begun_s: when the command began, by the clock; None to use the begin of the search.
+        begun_s: when the command began, by the clock; None to use the beginning of the search.
         launched: number of jobs so far.
         logs_here: whether each job prints its log in this process, before its outcome.
     """
@@ -173,10 +173,10 @@ class SettingsSearch:
         _say(f"not tried: {step.words}: {why}")
 
     def _confirm(self, finalist: Tried) -> Tried:
-        """Measure a model on the reported samples; note in `tried` if the model does not pass
-        there.
+        """Measure a model on the reported samples; note in `tried` if the model does not pass on
+        them.
 
-        A model that cannot be measured there is left out of the search.
+        A model that cannot be measured on them is left out of the search.
         """
         step = searching.confirm(self.asked, finalist.settled_step)
         if finalist.same_samples:
@@ -226,7 +226,7 @@ class SettingsSearch:
         """Return the expected seconds of the confirmation of the best so far.
 
         Args:
-            twice: whether to add the time to measure it again on the selection samples.
+            twice: whether to add the time to measure the model again on the selection samples.
         """
         ranked = searching.rank(self.asked, self.tried)
         if not ranked:
@@ -418,7 +418,7 @@ def check_step(config: RunConfig, typed: Sequence[Override], untuned: str = "") 
     """Raise `ConfigError` if a step ignores the user's nodes, or cannot choose its settings.
 
     Args:
-        untuned: the reason if no step can choose settings by training samples; else empty.
+        untuned: the reason why no step can choose settings by training samples; empty if steps can.
     """
     if untuned and tunes(config):
         raise ConfigError(untuned)

@@ -30,7 +30,7 @@ SQNR = Metric("sqnr_db", "SQNR dB", bounded=False)
 def powers(values: Array, reference: Array) -> tuple[Values, Values]:
     """Return the noise [n] and the signal [n] of each sample, relative to FP32's mean signal.
 
-    Noise and signal are sums of squares. If FP32 returns only zeros, they are absolute.
+    Noise and signal are sums of squares. If FP32 returns only zeros, both are absolute.
     """
     noise = np.empty(len(reference))
     signal = np.empty(len(reference))

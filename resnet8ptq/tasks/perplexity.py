@@ -39,7 +39,7 @@ class NextToken:
     ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
         """Return -ln p(token) [n, tokens - 1], and the tokens, counted from 1.
 
-        Both are 0 at padding, including that of shorter batches.
+        Both values are 0 at padding, including the padding of shorter batches.
 
         Raises:
             DataError: the inputs are not tokens of the vocabulary.
@@ -157,7 +157,7 @@ def measure_unigram(numbers: NDArray[np.integer], vocabulary: int) -> Values:
     """Return the sum of -ln p(token) of each window [n] by the frequencies in the other windows.
 
     Each token of the vocabulary is counted once more (Laplace), so that none has a probability of
-    0. With few windows, this is close to a uniform distribution.
+    0. With few windows, the distribution is close to uniform.
 
     Args:
         numbers: tokens, counted from 1 [n, tokens]; 0 is padding.

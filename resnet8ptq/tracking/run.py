@@ -240,7 +240,7 @@ def start_run(
 def _start_journal(
     store: Store, name: str, parent_id: str | None, tags: Mapping[str, str]
 ) -> Journal:
-    # MLflow adds the user, the git commit and others when it creates the run.
+    # MLflow adds other tags, such as the user and the git commit, when it creates the run.
     every = {"status": "running", "mlflow.source.name": sys.argv[0]}
     every |= machine.describe()
     if parent_id:

@@ -24,8 +24,8 @@ class Operator:
 
     Attributes:
         kind: XNNPACK's name of a delegated operator; torch's name of any other.
-        delegated: whether XNNPACK runs it.
-        integer: whether it has inputs and outputs, and all of them have 8 bits.
+        delegated: whether XNNPACK runs the operator.
+        integer: whether the operator has inputs and outputs, all of them in 8 bits.
     """
 
     kind: str

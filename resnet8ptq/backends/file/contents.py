@@ -62,11 +62,12 @@ class Inner:
     """A tensor inside a file, under its name before quantization.
 
     Attributes:
-        low, high, step: the range of its levels and the distance between two; None if it is not
-            rounded.
-        weights: the dequantized weights of the layer that computes it, in any layout.
-        bias: the layer's bias [output channels]; None if it has none, or the file does not show it.
-        dtype: the dtype of its levels, such as `uint8`; empty if it is not rounded.
+        low, high, step: the range of the levels and the distance between two; None if the tensor is
+            not rounded.
+        weights: the dequantized weights of the layer that computes the tensor, in any layout.
+        bias: the layer's bias [output channels]; None without one, or if the file does not show it.
+        dtype: the dtype of the tensor's levels, such as `uint8`; empty if the tensor is not
+        rounded.
         weight_dtype: the stored dtype of `weights`.
     """
 
@@ -91,9 +92,10 @@ class Tensors:
     """The float tensors inside a file, in the order of execution.
 
     Attributes:
-        run: returns their values for the inputs of the file, as the file defines them; integers are
-            dequantized.
-        run_kernels: the same, as the runtime's kernels compute them; None if they cannot be read.
+        run: returns the values of the tensors for inputs of the file, as the file defines them;
+            integers are dequantized.
+        run_kernels: the same, as the runtime's kernels compute the values; None if these cannot be
+        read.
     """
 
     inner: tuple[Inner, ...]

@@ -106,7 +106,7 @@ def read(content: bytes, path: Path) -> Contents:
 def open_run(
     content: bytes, threads: int, optimized: bool = True, without: Sequence[str] = ()
 ) -> RawRun:
-    """Load a file in ONNX Runtime; `optimized` and `without` as in `open_session`."""
+    """Load a file in ONNX Runtime; for `optimized` and `without` see `open_session`."""
     session = open_session(content, threads, optimized=optimized, without=without)
     names = session_inputs(session)
     return lambda values: session.run(None, dict(zip(names, values, strict=True)))

@@ -16,8 +16,8 @@ _MISSING = "backend=openvino: got no package openvino; try pip install 'resnet8p
 def library() -> Any:
     """Return the module `openvino`.
 
-    Its import sends telemetry to Intel, unless the import of `openvino_telemetry` fails: then a
-    stub replaces the telemetry. An entry None in `sys.modules` makes that import fail.
+    Importing OpenVINO sends telemetry to Intel, unless the import of `openvino_telemetry` fails, in
+    which case a stub replaces the telemetry. An entry None in `sys.modules` makes that import fail.
 
     Raises:
         UnsupportedError: OpenVINO is not installed.
@@ -70,7 +70,7 @@ def compile_graph(
     """Return a graph compiled for the CPU.
 
     Args:
-        threads: number of threads; 0: every core.
+        threads: number of threads; 0 for every core.
         precision: the float type of the layers that are not quantized.
         timed: whether each node is timed.
         on_integers: whether integer kernels run; otherwise QDQ is computed in float.

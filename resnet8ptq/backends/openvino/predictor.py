@@ -71,8 +71,8 @@ class CompiledNetwork:
     threads: int
     options: Mapping[str, Any] = field(default_factory=dict)
     _requests: OrderedDict[int | None, Any] = field(default_factory=OrderedDict)
-    # The memory of input tensors by name, and of outputs, for graphs of fixed sizes: to ask a
-    # request for it takes a tenth of the time of a small network.
+    # The memory of input tensors by name, and of outputs, for graphs of fixed sizes. It is kept
+    # because asking a request for it takes a tenth of the time of a small network.
     _memory: dict[int | None, tuple[dict[str, NDArray[Any]], list[NDArray[Any]]]] = field(
         default_factory=dict
     )

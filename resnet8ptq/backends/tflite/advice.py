@@ -12,7 +12,7 @@ def sweep(flags: Collection[str], network: Summary | None) -> str | None:
 
 
 def advise(flags: Collection[str], network: Summary | None) -> Iterator[Advice]:
-    """Yield TensorFlow Lite's 8-bit configuration, or why it does not apply."""
+    """Yield TensorFlow Lite's 8-bit configuration, or the reason why it does not apply."""
     if not _takes(network):
         why = "takes networks of one input of float32"
         yield Advice("backend=tflite", CANNOT, why, "docs/quantization.md")

@@ -52,7 +52,7 @@ def convert(
     prepare_tensorflow()
     warnings.simplefilter("ignore")  # TensorFlow calls deprecated functions
     # C++ logs a line on stderr for each quantization: only Python keeps stderr, for the progress
-    # bar. This lasts for the process, which only converts.
+    # bar. The setting lasts for the process, which only converts.
     sys.stderr = _Stderr(os.fdopen(os.dup(2), "wb"), line_buffering=True)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     logging.getLogger("absl").setLevel(logging.ERROR)  # absl warns that a SavedModel's graph is old

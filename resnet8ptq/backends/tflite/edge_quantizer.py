@@ -131,7 +131,9 @@ def tensors_around(model: Any, operators: Iterable[Any]) -> set[int]:
 
 
 def _spread(model: Any, ranges: Mapping[int, Range]) -> dict[int, Range]:
-    """Return the ranges, with those of tensors that an operator only moves or drops values for."""
+    """Return the ranges, including those of tensors whose values an operator only moves or
+    drops.
+    """
     known = dict(ranges)
     for code, operator in contents.operators(model):
         if code not in MOVES:

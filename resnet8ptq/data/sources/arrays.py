@@ -197,7 +197,8 @@ def name_inputs(data: DataConfig, find_takes: Callable[[], Sequence[str]]) -> Da
 
     Args:
         data: the located data set, of any source.
-        find_takes: returns the names of the network's inputs; slow, so called only if needed.
+        find_takes: returns the names of the network's inputs; called only if needed, because it is
+        slow.
     """
     if data.name != "arrays" or not isinstance(data, ArraysConfig) or data.inputs is not None:
         return data

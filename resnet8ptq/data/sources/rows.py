@@ -22,7 +22,7 @@ class FileRows:
     Attributes:
         source: the file.
         count: number of rows.
-        unit: their name, such as `line`.
+        unit: the name of a row, such as `line`.
         first: the number of the first row, if each row has the number after the one before it.
         numbers: the number of each row [count], if not.
     """

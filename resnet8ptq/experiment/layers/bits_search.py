@@ -163,8 +163,7 @@ def find_plans(options: Sequence[Option]) -> list[Bits]:
         span += max(savings) - min(savings)
     width = max(1, span // _STEPS)
 
-    # Extend each partial plan by one layer
-    # Saved bytes, error and bits of each plan
+    # Extend each partial plan, with its saved bytes, error and bits, by one layer
     partial: list[tuple[int, float, dict[str, int]]] = [(0, 0.0, {})]
     for name, choices in by_layer.items():
         best: dict[int, tuple[int, float, dict[str, int]]] = {}
@@ -209,7 +208,7 @@ def choose(
 ) -> TriedPlan:
     """Return the first plan within `max_bytes`, or the last within `max_drop`, with its result.
 
-    Assumes that plans shrink, and their drops grow, in their order.
+    The search assumes that plans shrink, and their drops grow, in this order.
 
     Args:
         plans: see `find_plans`.

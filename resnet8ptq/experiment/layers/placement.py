@@ -1,4 +1,5 @@
-"""`precision.placement=measured`: 8 bits only where they are faster on the machine that runs them.
+"""`precision.placement=measured`: uses 8 bits only where they are faster on the machine that runs
+the file.
 
 Q and DQ around a small layer can cost more than its integer kernel saves. The network is cut into
 blocks, in the order of execution. All files that are quantized up to a cut, or from a cut on, are
@@ -135,7 +136,7 @@ def choose(work: Workspace, prepared: Prepared) -> Placement:
         timed = variants.time_whole(chosen)
     milliseconds = {name: paired_latency.typical(ms) for name, ms in timed.items()}
 
-    # Only a proven gain counts
+    # Keep 8 bits everywhere unless a gain is proven
     is_better = PLACED in timed and is_faster(timed[PLACED], timed[ALL])
     best = PLACED if is_better else ALL
     if not is_faster(timed[best], timed[NONE]):

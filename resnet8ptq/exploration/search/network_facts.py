@@ -53,7 +53,7 @@ def read_network_facts(settings: Settings) -> NetworkFacts:
 
 
 def _find_unscored(config: TaskConfig, data: Dataset, network: Fp32Model) -> str:
-    """Return the reason if the task cannot score the training samples; else empty."""
+    """Return the reason why the task cannot score the training samples; empty if it can."""
     name = f"the training samples of {data.name}"
     try:
         make_task(config, dataset=data, fp32=network, scored=data.train, name=name)

@@ -30,7 +30,7 @@ SAME_NOISE = 1.25
 FEWEST = 0.35  # share of the bytes with 8 bits, as 2 or 3 bits for each weight give
 _EXCLUDE = "nodes_to_exclude"
 _MIXED = "method=mixed"
-# Keys of a step, with the user's settings that would have no effect with them
+# Keys of a step, and the user's settings that would have no effect beside these keys
 _OVERRULED = {"op_types": ("attention",), "calib": ("calib.table",)}
 
 
@@ -48,7 +48,7 @@ class Asked:
         properties: properties of the network, see `network_properties`; empty if not known yet.
         nodes: names of the network's nodes, which an error may name.
         reported: largest number of samples on which a winner is reported; 0 if unknown.
-        untuned: the reason if no step can choose settings by training samples; else empty.
+        untuned: the reason why no step can choose settings by training samples; empty if steps can.
     """
 
     goal: str
@@ -116,7 +116,7 @@ class Tried:
         loss: loss against FP32, in the unit of the limit.
         error: half of the loss's 95% interval; 0 if unknown.
         within: whether the samples prove that the loss is within the limit.
-        refuted: whether a run on the reported samples failed to prove it.
+        refuted: whether a run on the reported samples failed to prove that the model passes.
         noise: distance of the outputs from FP32's, the criterion between models of equal loss.
         noise_unit: the unit of the noise, to print.
         properties, findings: the properties and, as JSON, the findings that the job reported, see

@@ -285,8 +285,8 @@ STEPS = (
     ),
 )
 
-# Plainer settings for a first step that fails, in the order of trying: the value to replace, the
-# replacement, and the reason. A setting of a model that was measured is not at fault.
+# Plainer settings for a first step that fails, in the order in which they are tried: the value to
+# replace, the replacement, and the reason. A setting of a model that was measured is not at fault.
 PLAINER = (
     ("slim=true", "slim=false", "the file with all its parts"),
     ("format=auto", "format=qdq", "the plainer file format"),
@@ -304,8 +304,8 @@ class Seen:
         backend: the value of `backend=`.
         exact_sums: whether this CPU sums 8-bit products exactly.
         limit: the largest loss that passes.
-        properties: properties of the network, see `network_properties`, and of its loss: `WEIGHTS`
-            or `ACTIVATIONS` cost more.
+        properties: properties of the network, see `network_properties`, and of the loss: whether
+            `WEIGHTS` or `ACTIVATIONS` cost more.
         settings: settings of the user and of the model that the step changes, by key.
         findings: the changes against the findings of a diagnosis, by the finding's name.
         classifies: whether the labels are classes.
@@ -344,7 +344,7 @@ class Proposal:
 
 
 def order(properties: Sequence[str], goal: str) -> list[str]:
-    """Return the names of the kinds of steps in the order of trying them."""
+    """Return the names of the kinds of steps in the order in which they are tried."""
     rows = [row for row in STEPS if goal in row.goals]
     rows.sort(key=lambda row: row.find_rank(properties))
     return list(dict.fromkeys(row.name for row in rows))

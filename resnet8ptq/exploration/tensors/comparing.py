@@ -191,7 +191,7 @@ class ComparedTensor:
 
     @property
     def has_certain_fault(self) -> bool:
-        """Whether its constants show a fault."""
+        """Whether the layer's constants show a fault."""
         return self.explanation is not None and self.explanation.certain
 
     def describe(self) -> str:
@@ -199,7 +199,9 @@ class ComparedTensor:
         return f"{self.operator} {self.name}" if self.operator else f"input {self.name}"
 
     def add(self, fp32: Array, file: Array, alone: Array) -> None:
-        """Add the values of a sample; `alone`: those that FP32 computes from the file's tensors."""
+        """Add the values of a sample; `alone` has those that FP32 computes from the file's
+        tensors.
+        """
         self.so_far.add(fp32, file)
         self.own.add(alone, file)
         self.count += fp32.size

@@ -29,10 +29,10 @@ from resnet8ptq.graph.links import Links, inputs_of
 
 FILE = "network.svg"
 NODE_DATA = "node_data.json"
-MOST = 60  # boxes
-TIMED = 20  # runs
+MOST = 60  # most boxes in a picture
+TIMED = 20  # runs that time the layers
 RANKS = 14  # boxes below each other in a column
-# of a box
+# The size of a box, and the gaps between boxes, in pixels
 WIDTH = 190
 HEIGHT = 48
 GAP_X = 26

@@ -1,11 +1,11 @@
 """Checks an untrusted Keras file against a list of allowed layers, functions and settings.
 
-A config names classes and functions, which Keras looks up and calls with values from the file. Its
-safe mode guards neither constructors nor functions: `keras.layers.TFSMLayer` loads a SavedModel,
-`keras.datasets.mnist.load_data` accesses the internet. The whole config must therefore follow a
-grammar of layers, their parts, functions and words listed here, names, numbers, and nested lists
-and objects of these. Keras gets a copy of the checked content, because two readers of one file may
-read different content.
+A config names classes and functions, which Keras looks up and calls with values from the file.
+Keras's safe mode guards neither constructors nor functions: `keras.layers.TFSMLayer` loads a
+SavedModel, `keras.datasets.mnist.load_data` accesses the internet. The whole config must therefore
+follow a grammar of layers, their parts, functions and words listed here, names, numbers, and nested
+lists and objects of these. Keras gets a copy of the checked content, because two readers of one
+file may read different content.
 """
 
 import io

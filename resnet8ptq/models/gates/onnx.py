@@ -50,7 +50,7 @@ CONTRIBUTED = frozenset(_CONTRIBUTED.split())
 # The operators of other domains that an FP32 file may have.
 _OTHERS = {("com.microsoft", name) for name in CONTRIBUTED}
 _OTHERS |= {("ai.onnx.ml", name) for name in (SCALER, *LABELLERS)}
-# The operators of quantized and optimized files, which compute on numbers too.
+# The operators of quantized and optimized files, which also only compute on numbers
 _NARROWED = """
 DequantizeLinear DynamicQuantizeLSTM DynamicQuantizeMatMul FusedConv FusedGemm FusedMatMul
 FusedMatMulActivation GatherBlockQuantized GemmFastGelu MatMulBnb4 MatMulInteger16

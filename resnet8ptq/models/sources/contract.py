@@ -43,7 +43,9 @@ class Network:
 
 
 def prepare_tensorflow() -> None:
-    """Silence TensorFlow and tf2onnx, and disable oneDNN; call it before importing TensorFlow."""
+    """Silence TensorFlow and tf2onnx, and disable oneDNN; call this before TensorFlow is
+    imported.
+    """
     logging.getLogger("tf2onnx").setLevel(logging.ERROR)
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     # Plain FP32 sums, and no banner on import

@@ -21,12 +21,12 @@ from resnet8ptq.models.sources.contract import Network, Sample, prepare_tensorfl
 from resnet8ptq.models.sources.onnx import to_supported
 
 # Attributes by which TensorFlow keeps a call, such as Keras's grouped convolutions, which tf2onnx
-# cannot convert. Without them, a call is replaced by the nodes of the function.
+# cannot convert. Without these attributes, a call is replaced by the nodes of the function.
 _KEEP_CALLS = ("_XlaMustCompile", "_noinline")
 
 
 def read(source: Path, sample: Sample) -> Network:
-    """Read a SavedModel folder. Its variables become constants.
+    """Read a SavedModel folder. The variables become constants.
 
     Raises:
         ModelError: the folder is damaged, or has operators beyond inference or inputs that samples

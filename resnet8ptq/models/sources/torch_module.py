@@ -47,7 +47,7 @@ def read(source: Path, sample: Sample, name: str, arguments: Mapping[str, Any]) 
             return from_program(_export_program(network, inputs), source, sample)
         except ModelError:
             raise
-        except Exception as error:  # the user's, and torch's own
+        except Exception as error:  # the module or torch may raise anything
             shapes = ", ".join(str(tuple(example.shape[1:])) for example in inputs.values())
             errors.append(f"{shapes}: {one_line(error)}")
     raise ModelError(f"{source}: {name} takes none of {'; '.join(errors)}")
@@ -82,7 +82,7 @@ def export(network: torch.nn.Module, example: Any, samples: Mapping[str, NDArray
     for one in tried:
         try:
             program = _export_program(copied, one)
-        except Exception as error:  # the user's, and torch's own
+        except Exception as error:  # the module or torch may raise anything
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in one.values())
             errors.append(f"{shapes}: {one_line(error)}")
         else:

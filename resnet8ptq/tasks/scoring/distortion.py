@@ -69,7 +69,8 @@ def to_db(ratio: float) -> float | None:
     """Return the SQNR in dB of a noise ratio, see `noise_ratio`.
 
     -10 * log10(noise / signal) (Jayant and Noll, Digital Coding of Waveforms, 1984: signal variance
-    over error variance). None if it is not finite: without noise, or with a signal of zero.
+    over error variance). The result is None if the SQNR is not finite: without noise, or with a
+    signal of zero.
 
     >>> to_db(0.001)
     30.0

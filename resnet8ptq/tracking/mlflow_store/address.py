@@ -39,7 +39,7 @@ PARAMETERS = frozenset(
         "driver",
         "Encrypt",
         "TrustServerCertificate",
-        # SQLite's
+        # parameters of SQLite
         "mode",
         "cache",
         "uri",

@@ -1,8 +1,8 @@
 """Decides which artifacts of a store may be reached, before a file or a socket is opened.
 
-A store is untrusted, and each of its runs names the address of its files. MLflow would send its
-user name, password and token to any host in these addresses, and read any file. An address is used
-only if it belongs to the store: in a local store, a folder below the store's artifacts; on a
+A store is untrusted, and each of its runs names the address of its files. MLflow would send the
+user's name, password and token to any host in these addresses, and read any file. An address is
+used only if it belongs to the store: in a local store, a folder below the store's artifacts; on a
 server, an address `mlflow-artifacts:`, which the server itself answers.
 """
 

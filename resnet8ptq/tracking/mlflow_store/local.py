@@ -1,4 +1,6 @@
-"""Reads a local store's newest run from its database, in milliseconds: MLflow takes seconds."""
+"""Reads a local store's newest run from the database in milliseconds, where MLflow takes
+seconds.
+"""
 
 import sqlite3
 from collections.abc import Set
@@ -25,11 +27,11 @@ _CHILDREN = """
 
 @dataclass(frozen=True)
 class NewestRun:
-    """The newest single run, or the sweep of the newest run, as the database has it.
+    """The newest single run, or the sweep of the newest run, as recorded in the database.
 
     Attributes:
-        folder: where the run says that its files are; the store is untrusted.
-        keys: of the journals of the sweep's runs that are not deleted; empty for a single run.
+        folder: the folder that the run names for its files; the store is untrusted.
+        keys: keys of the journals of the sweep's runs that are not deleted; empty for a single run.
     """
 
     run_id: str
@@ -38,7 +40,9 @@ class NewestRun:
 
 
 def find_newest(store: Store) -> NewestRun | None:
-    """Return the newest run of a local store's experiment; None if the database does not tell."""
+    """Return the newest run of a local store's experiment; None if the database does not show
+    it.
+    """
     try:
         with closing(open_database(store)) as connection:
             return _find_newest(connection, store.experiment_id)

@@ -84,7 +84,8 @@ def _section(name: str) -> dict[str, Any]:
 
 
 _STATE = {
-    # The newest sweep first, above its own runs. If sorted by the start, the UI would fold sweeps.
+    # Show the newest sweep first, above its own runs. If sorted by the start, the UI would fold
+    # sweeps.
     "orderByKey": "attributes.`end_time`",
     "orderByAsc": False,
     "selectedColumns": COLUMNS,
