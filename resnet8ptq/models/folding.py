@@ -86,7 +86,8 @@ def fold_batch_norms(unfolded: Path, folded: Path) -> Folding:
                 quant_pre_process(unfolded, folded, skip_symbolic_shape=True)
         proto = onnx.load(folded)
         normalization.simplify_gemms(proto.graph)
-        if not all(node.name for node in proto.graph.node):  # nodes of inlined functions lack names
+        all_named = all(node.name for node in proto.graph.node)
+        if not all_named:  # nodes of inlined functions lack names
             normalization.name_nodes(proto.graph)
         fold_into_layers(proto.graph)
         normalization.copy_shared_weights(proto.graph)

@@ -49,7 +49,7 @@ def match_outputs(tensors: Sequence[Tensor], ports: Sequence[Port], asked: Any, 
 
 
 def _pair(key: str, tensors: Sequence[Tensor], ports: Sequence[Port], asked: Any) -> Match:
-    """Pair tensors and ports by setting, name or shape, or as the last ones left; keep the order."""
+    """Pair tensors and ports by setting, name or shape, or as the only ones; keep the order."""
     names = [tensor.name for tensor in tensors]
     matched = _read_all(key, names, ports, asked=asked)
     # The surest way first: names may differ, and shapes may be equal by chance

@@ -23,7 +23,7 @@ ACTIVATIONS: dict[int, type[np.int8] | type[np.int16]] = {
 # TensorFlow's version numbers of the operators
 _INT8_MEAN = 2
 _INT8_TRANSPOSE = 2
-_ALIGNMENT = 16  # of a buffer's data, from TFLite's schema
+_ALIGNMENT = 16  # bytes to which TFLite's schema aligns a buffer's data
 _INTEGERS = {
     TensorType.INT8: np.int8,
     TensorType.UINT8: np.uint8,
