@@ -496,6 +496,24 @@ def load(file: _Loaded, inputs: Any, outputs: Any) -> Predictor:
     return predictor.load(file, inputs, outputs, 1)
 
 
+@pytest.mark.parametrize("axes", [[0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 2, 1]])
+def test_axes_that_do_not_fit_are_refused(axes):
+    port = Port("x", (3, 8, 6), "float32")
+    with pytest.raises(ConfigError, match=r"^backend\.inputs\.image: got axes .*\[2, 0, 1\]$"):
+        match_inputs([IMAGE], [port], {"image": {"name": "x", "axes": axes}}, "a")
+    with pytest.raises(ConfigError, match=r"^backend\.outputs\.image: got axes .*\[1, 2, 0\]$"):
+        match_outputs([IMAGE], [port], {"image": {"name": "x", "axes": axes}}, "a")
+
+
+def test_axes_may_add_or_leave_out_one_of_size_1():
+    grey = Tensor("image", (8, 6), "float32")
+    asked = {"image": {"name": "x", "axes": [2, 0, 1]}}
+    assert match_inputs([grey], [Port("x", (1, 8, 6), "float32")], asked, "a")
+    asked = {"image": {"name": "x", "axes": [1, 0]}}
+    whole = Tensor("image", (8, 6, 1), "float32")
+    assert match_inputs([whole], [Port("x", (6, 8), "float32")], asked, "a")
+
+
 def test_integers_are_levels_of_the_file():
     port = rounded(Port("a", (2,), "uint8"), 0.5, 10, "uint8")
     matched = match_inputs([Tensor("x", (2,), "float32")], [port], None, "a")

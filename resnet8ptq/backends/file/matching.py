@@ -182,6 +182,13 @@ def _complete(
             )
         axes = ways[0]
         pair["axes"] = None if axes is None else list(axes)
+    elif pair["axes"] is not None:
+        have = tuple(pair.get("shape") or port.shape)
+        takes = network
+        if is_input:
+            have = network
+            takes = port.shape
+        _check_axes(key, pair["axes"], have, takes, between=f"{tensor} and {port} of {path}")
     rounded = port.dtype in ("int8", "uint8", "int16", "uint16") and not tensor.is_integer
     if rounded and pair.get("scale") is None:
         if port.scale is None and not is_input:
@@ -192,6 +199,33 @@ def _complete(
         # An input without a scale takes whole numbers, such as pixels; see `predictor`.
         pair["scale"] = port.scale
         pair["zero_point"] = port.zero_point
+
+
+def _check_axes(key: str, axes: list[int], have: Shape, takes: Shape, between: str) -> None:
+    """Check the axes of a setting.
+
+    Args:
+        have, takes: the shapes before and after the transposition. An axis of size 1 at the end may
+            be added or left out first, see `preprocessing.arrange`.
+
+    Raises:
+        ConfigError: they do not turn one shape into the other.
+    """
+    before = have
+    if len(axes) == len(have) + 1:
+        before = (*have, 1)
+    elif len(axes) == len(have) - 1 and have[-1] in (1, None):
+        before = have[:-1]
+    if len(axes) == len(before) and _fits(before, tuple(axes), takes):
+        return
+    mend = ""
+    ways = _ways(have, takes)
+    if ways:
+        right = ways[0] or tuple(range(len(takes)))
+        mend = f"; try axes: {list(right)}"
+    raise ConfigError(
+        f"{key}: got axes {axes}, expected the order of {len(takes)} axes between {between}{mend}"
+    )
 
 
 def _ways(have: Shape, takes: Shape) -> list[tuple[int, ...] | None]:
