@@ -26,6 +26,8 @@ WAYS = (
     "data.root=FOLDER (docs/data.md)"
 )
 _NETWORK = ("model.path", "model.module")
+_CHOOSES_NETWORK = ("model", "experiment", "benchmark")  # groups
+_WITH_NETWORK = ("cifar10", "shapes")  # sources with a network of their own
 # Modes that need no data; `-h` and `--version` never get here.
 _NO_DATA = {"-c", "--cfg", "-i", "--info", "--hydra-help", "-sc", "--shell-completion"}
 _OTHER_CONF = ("--config-dir", "-cd", "--config-path", "-cp")
@@ -52,12 +54,12 @@ def complete(words: Sequence[str], conf: Path, own: Path | None = None) -> list[
         keyed.append(_quote_path(_name_path(word, before, words)))
         before = word
     typed = list(_parse_all(keyed))
-    if _names_data(typed, conf, own):
-        return keyed
-    settings = _find_source(typed)
-    if not settings:
-        return keyed
-    return _add_source(keyed, settings)
+    if not _names_data(typed, conf, own):
+        settings = _find_source(typed)
+        if settings:
+            keyed = _add_source(keyed, settings)
+    _say_default_network(list(_parse_all(keyed)))
+    return keyed
 
 
 def require_data(words: Sequence[str], conf: Path, own: Path | None = None) -> None:
@@ -80,6 +82,23 @@ def require_data(words: Sequence[str], conf: Path, own: Path | None = None) -> N
                     f"data: not set, expected the samples of {override.key_or_group}={value}; "
                     f"try {WAYS}"
                 )
+
+
+def _say_default_network(typed: Sequence[Override]) -> None:
+    """Print which network is scored if the user names data of another source and no network.
+
+    A forgotten `model.path` would otherwise show as a void verdict only.
+    """
+    chosen = {override.key_or_group: override for override in typed}
+    own = {key for key in chosen if key in (*_NETWORK, *_CHOOSES_NETWORK)}
+    if "experiment" in own and chosen["experiment"].value() == "auto":  # of `ship`
+        own.remove("experiment")
+    if own or "data" not in chosen:
+        return
+    sources = {str(value) for value in grammar.values(chosen["data"])}
+    if sources <= SOURCES.keys() - {*_WITH_NETWORK}:
+        text = "model.path: not set; the network is MLPerf Tiny's ResNet8, trained on CIFAR-10"
+        console.say(console.stderr(), text)
 
 
 def _inspects(override: Override) -> bool:

@@ -54,6 +54,26 @@ def test_a_path_without_data_takes_the_source_that_fits(root, added, capsys):
     assert added[0] in err
 
 
+@pytest.mark.parametrize(
+    ("words", "is_said"),
+    [
+        (["data.root=a.npz"], True),
+        (["data=folder", "data.root=FOLDER"], True),
+        (["experiment=auto", "data.root=a.npz"], True),  # of ship
+        (["data.root=a.npz", "model.path=net.onnx"], False),
+        (["data.root=a.npz", "experiment=mine"], False),
+        (["data.root=cifar"], False),
+        (["data=shapes"], False),
+        (["data=mine"], False),
+        (["dtype=int8"], False),
+    ],
+)
+def test_a_forgotten_network_is_named(words, is_said, capsys):
+    """The user's pictures were scored by ResNet8, with a void verdict as the only sign."""
+    complete(words, CONF)
+    assert ("model.path: not set; the network is" in capsys.readouterr().err) == is_said
+
+
 @pytest.mark.parametrize("name", ["größe", "a (1)", "it's mine", "夏"])
 def test_a_path_that_exists_needs_no_quotes_of_hydra(name):
     """Hydra's grammar refuses letters beyond ASCII, brackets and single quotes."""
