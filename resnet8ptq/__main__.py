@@ -44,7 +44,7 @@ def call(words: list[str]) -> int | None:
         The exit code; None is 0.
 
     Raises:
-        ConfigError: an unknown command.
+        ConfigError: the command is unknown.
     """
     from resnet8ptq.core import invocation
     from resnet8ptq.core.console import waiting

@@ -1,6 +1,6 @@
 """Writes a network from memory to a file in the cache, under the hash of its content.
 
-The process that quantizes reads it there. A second call with an equal network uses the same file,
+The process that quantizes reads this file. A second call with an equal network uses the same file,
 and every cache entry made from that file.
 """
 

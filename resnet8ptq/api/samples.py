@@ -1,6 +1,6 @@
 """Writes samples from memory as arrays to the cache, under the hash of their content.
 
-The process that quantizes reads them there, as `data=arrays` does.
+The process that quantizes reads these files, as `data=arrays` does.
 """
 
 import hashlib

@@ -82,7 +82,7 @@ class Activations:
 
         Raises:
             QuantizationError: one of these activations is NaN or infinite. Tensors outside `names`
-                may be, such as the logarithm of zero in a node that stays in float.
+                may be infinite, such as the logarithm of zero in a node that stays in float.
         """
         names = list(names)
         ranges = dict(self.preset)

@@ -48,7 +48,8 @@ def arrange(words: Sequence[str], conf: Path, own: Path | None = None) -> list[s
         own: the user's folder of further options, if any.
 
     Raises:
-        ConfigError: an unknown setting or option, or a value outside the limits of its setting.
+        ConfigError: a setting or option is unknown, or a value is outside the limits of its
+        setting.
     """
     parser = get_args_parser()
     # Hydra needs a `+` before `analysis`, but not before other groups: users may leave it out.

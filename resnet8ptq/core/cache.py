@@ -98,6 +98,8 @@ def entry(root: Path, kind: str, key: Key, make: Callable[[Path], None]) -> Path
         lock.acquire()
     except OSError as error:
         raise ConfigError(f"cache_dir: cannot write to {folder} ({error})") from error
+
+    # Look under the lock, because another process may have built the entry meanwhile
     try:
         _mark_used(path)
         if os.path.lexists(path) and not _is_whole(path, text):

@@ -142,7 +142,9 @@ def finish(
             code = 1  # one job failed, and the others have run
     finally:
         try:
-            closed = sweep.close(status) if (sweep := find_sweep()) else 0
+            # Close the sweep after an error, too, so that its record is complete
+            sweep = find_sweep()
+            closed = sweep.close(status) if sweep else 0
             code = code or closed
         except KeyboardInterrupt as interrupt:
             print(": ".join(filter(None, ("interrupted", str(interrupt)))), file=sys.stderr)
@@ -156,7 +158,7 @@ def finish(
 
 
 def _find_interrupt(error: BaseException) -> KeyboardInterrupt | None:
-    """Return the Ctrl-C that an error followed, for example an error of a block's cleanup."""
+    """Return the Ctrl-C that led to an error, such as an error while a block cleaned up."""
     seen: BaseException | None = error
     while seen is not None and not isinstance(seen, KeyboardInterrupt):
         seen = seen.__context__
@@ -171,7 +173,7 @@ def parse_words(words: list[str], schema: type[T], usage: str | None, plain: str
 
     Raises:
         ConfigError: a key is unknown, or a value has the wrong type.
-        SystemExit: after `--help` is printed.
+        SystemExit: `--help` was printed.
     """
     if {"-h", "--help"} & set(words):
         print(invocation.adapt(usage or ""))

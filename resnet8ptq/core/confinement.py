@@ -15,7 +15,7 @@ MEMORY = 0.9  # fraction of the memory that is free when the process starts
 
 _PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 _PR_SET_NO_NEW_PRIVS = 38
-# linux/sched.h
+# from linux/sched.h
 _CLONE_NEWUSER = 0x10000000
 _CLONE_NEWNET = 0x40000000
 # Numbers of the system calls to make, extend and obey a rule set; equal on all processors.

@@ -65,7 +65,7 @@ def label_cells(axes: Axes, texts: NDArray[np.str_], dark: NDArray[np.bool_], si
 
     Args:
         texts, dark: [rows, columns].
-        size: in points.
+        size: the size of the text in points.
     """
     rows, columns = np.nonzero(texts != "")
     labels = PathCollection(

@@ -65,7 +65,7 @@ class Watch:
     """The running steps of this process, outermost first, and the time of its last line.
 
     Args:
-        write: writes a line.
+        write: a function that writes a line.
         draws: returns whether the terminal already shows running steps as bars.
 
     Attributes:

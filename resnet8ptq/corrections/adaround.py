@@ -48,8 +48,8 @@ Number = TypeVar("Number", np.int64, np.float64)
 class Problem:
     """The rounding of one layer: rows of its inputs and the outputs to reproduce."""
 
-    inputs: torch.Tensor  # [n, groups, inputs], after layers that are already rounded
-    targets: torch.Tensor  # [n, groups, channels of a group], FP32's, after a following ReLU
+    inputs: torch.Tensor  # inputs [n, groups, inputs], from layers that are already rounded
+    targets: torch.Tensor  # FP32's outputs [n, groups, channels of a group], after a following ReLU
     bias: torch.Tensor  # [groups, 1, channels of a group]
     relu: bool
 

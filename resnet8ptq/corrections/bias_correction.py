@@ -49,7 +49,8 @@ def correct_biases(
     outputs = list(axes)
     targets: dict[str, NDArray[np.float64]] = {}
     for part in walk.parts(outputs):
-        targets |= _means(walk, {name: axes[name] for name in part}, "Bias correction: FP32")
+        axes_of_part = {name: axes[name] for name in part}
+        targets |= _means(walk, axes_of_part, "Bias correction: FP32")
 
     # Correct layer by layer; each layer is measured after corrected ones
     walk = walk.through(rounded)

@@ -164,7 +164,8 @@ def reconstruct(
         levels = roundings[name].choices.levels((roundings[name].share() >= 0.5).float())
         levels = levels + scheme.grid(weights, 0).zero_point
         write_weights(links, node, adaround.on_levels(weights, levels, scheme))
-    return proto, {name: quantizer.range() for name, quantizer in quantizers.items()}
+    learned = {name: quantizer.range() for name, quantizer in quantizers.items()}
+    return proto, learned
 
 
 def _learn(

@@ -165,6 +165,8 @@ def _write(
     at_once = DECODED_AT_ONCE
     if preprocess.size is None:  # a picture may have 90 million pixels
         at_once = threads
+
+    # The first readable picture gives the shape of the array
     with pictures.bombs_refused(), ThreadPoolExecutor(threads) as pool:
         for start in track(range(0, len(packed), at_once), f"Decoding {len(packed)} pictures"):
             some = packed[start : start + at_once]
@@ -284,6 +286,7 @@ def resize(split: Split, preprocess: PreprocessConfig, cache_root: Path) -> Spli
                 whole[start : start + AT_ONCE] = list(pool.map(resize_one, images))
         whole.flush()
 
+    # Resize masks and targets in the same way as their pictures
     folder = cache.entry(cache_root, "pictures", key, make)
     labels = split.labels
     if labels is not None and labels.dtype == np.uint8:

@@ -35,8 +35,9 @@ def stratify(
     depend on the order of the samples.
 
     Args:
-        labels: [N].
-        units: hashes or groups [N]; samples with equal values stay together. At least two differ.
+        labels: the class of each sample [N].
+        units: hashes or groups [N]; samples with equal values stay together. At least two values
+        must differ.
     """
     random = np.random.default_rng(seed)
     _, first, groups = np.unique(units, return_index=True, return_inverse=True)

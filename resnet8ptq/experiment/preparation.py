@@ -86,6 +86,7 @@ def fine_tune(work: Workspace, prepared: Prepared) -> Prepared:
         curves = {name: value for name, value in point.items() if name != "step"}
         work.run.log_step(int(point["step"]), curves)
 
+    # Train here, and draw the curves in the background
     samples = work.samples
     runtime = work.evaluator.runtime
     network, ranges = qat.fine_tune(

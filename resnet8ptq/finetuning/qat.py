@@ -130,6 +130,7 @@ def fine_tune(
         (entry / RANGES_FILE).write_text(json.dumps(student.ranges(), indent=2))
         (entry / CURVES_FILE).write_text(json.dumps(points))
 
+    # Keep the checkpoint until the entry is complete, so that a killed training can continue
     checkpoint = cache.path_of(runtime.cache_root, "qat", key).with_suffix(".checkpoint")
     try:
         entry = cache.entry(runtime.cache_root, "qat", key, make)
@@ -137,8 +138,11 @@ def fine_tune(
     except TimeUpError:
         runtime.deadline.cut(f"fine-tuning: {done} of {settings.training.epochs} epochs")
         entry = cache.entry(runtime.cache_root, "qat", {**key, "epochs_done": done}, write)
-    for point in [] if points else json.loads((entry / CURVES_FILE).read_text()):
-        report(point)
+
+    # Report the curves of a training that an earlier run has finished
+    if not points:
+        for point in json.loads((entry / CURVES_FILE).read_text()):
+            report(point)
     ranges = json.loads((entry / RANGES_FILE).read_text()).items()
     tuned = fp32.with_weights_of(entry / NETWORK_FILE)
     return tuned, {name: (low, high) for name, (low, high) in ranges}

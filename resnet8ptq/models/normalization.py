@@ -303,7 +303,8 @@ class _Product:
             return None
         first, second, output = terms.groups()
         weights, tensor = (first, second) if constant[0] else (second, first)
-        if any(len(set(axes)) < len(axes) for axes in (weights, tensor, output)):
+        repeats_axis = any(len(set(axes)) < len(axes) for axes in (weights, tensor, output))
+        if repeats_axis:
             return None
 
         # Each axis is summed, or belongs to the tensor or to the weights

@@ -112,9 +112,10 @@ def _explain(selected: ModelSelection, choices: Sequence[Recommendation]) -> Exp
 
 
 def _say_timed(selected: ModelSelection) -> str:
-    """Return `nothing here`; if another model of the table is faster than FP32, the rest in words.
+    """Return what is not faster than FP32: nothing at all, or no model that may be recommended.
 
-    That model is beyond the limit on the samples that choose, or neither set of samples decides it.
+    In the second case, the table has a faster model, which is beyond the limit on the samples that
+    choose, or which neither set of samples decides.
     """
     within = by_run_id(selected.within)
     measured_within = by_run_id(selected.measured_within)

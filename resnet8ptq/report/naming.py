@@ -119,7 +119,11 @@ def name_cells(members: Sequence[RunRecord], keys: Sequence[str]) -> list[str]:
     for member in members:
         settings = [member.params.get(key, "") for key in keys]
         named.append([*member.combination.cells, *settings])
-    return ["/".join(dict.fromkeys(values)) for values in zip(*named, strict=True)]
+    joined = []
+    for values in zip(*named, strict=True):
+        different = dict.fromkeys(values)
+        joined.append("/".join(different))
+    return joined
 
 
 def headings(families: Sequence[Sequence[RunRecord]]) -> list[str]:

@@ -341,7 +341,7 @@ def finalists(selected: ModelSelection) -> list[Cell]:
     least = min(map(_bytes, timed))
     smallest = up_to(least * (1 + SAME_SIZE), timed, _bytes)
     small = up_to(least / MOST_BYTES, timed, _bytes)
-    chosen = [selected.best(timed), selected.best(smallest)]  # the second is `_smallest`'s
+    chosen = [selected.best(timed), selected.best(smallest)]  # `_smallest` may choose
     chosen.append(min(small, key=_latency))  # `rule` may choose it
     chosen += sorted(timed, key=_latency)[:FINALISTS]
     chosen += sorted(timed, key=_batch_latency)[:FINALISTS]
@@ -374,7 +374,8 @@ def why_none(selected: ModelSelection) -> list[str]:
     if least is not None:
         asked += f", report.{metric.least}={least:g}"
     lines = [f"No deployable model is within the limits ({asked}); simulated runs do not count."]
-    for value in sorted({cell.metric(f"{BASELINE}{metric.name}") for cell in measured}):
+    fp32_values = {cell.metric(f"{BASELINE}{metric.name}") for cell in measured}
+    for value in sorted(fp32_values):
         if least is not None and metric.cost(value) > metric.cost(least):
             lines.append(f"FP32 itself has {metric.show(value)}, less than report.{metric.least}.")
 
@@ -511,7 +512,8 @@ def own_family(selected: ModelSelection, chosen: Sequence[Recommendation]) -> Fa
     cells = {}
     for recommended in chosen:
         cell = recommended.choice
-        is_reported = recommended.use in (RECOMMENDED, BALANCED)  # chosen on the reported samples
+        # Whether the reported samples chose
+        is_reported = recommended.use in (RECOMMENDED, BALANCED)
         if cell is not None and not is_reported:
             cells[cell.record.run_id] = cell
     return Family(tuple(cells.values()), selected.limits)

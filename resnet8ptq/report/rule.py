@@ -107,7 +107,9 @@ def choose(
         prefer: one of `PREFERENCES`.
         loss_error: the loss by which equally good models may differ.
     """
-    candidates = [one for one in measured if one.passes] or list(measured)
+    candidates = [one for one in measured if one.passes]
+    if not candidates:
+        candidates = list(measured)
     if not candidates:
         return None
     candidates = drop_dominated(candidates, loss_error)
@@ -116,7 +118,9 @@ def choose(
     faster = [one for one in candidates if one.is_faster]
     timed = any(one.speed is not None for one in candidates)
     if prefer == "accuracy":
-        kept = [one for one in candidates if not one.is_slower] or candidates
+        kept = [one for one in candidates if not one.is_slower]
+        if not kept:
+            kept = candidates
         chosen = min(kept, key=_rank)
         reason = "the most accurate"
     elif prefer == "speed" and faster:

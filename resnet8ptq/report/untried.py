@@ -42,7 +42,8 @@ def find_untried(records: Sequence[RunRecord]) -> str:
         return ""
 
     # Find the first setting that is fast, new, and installed without an extra
-    without_extra = [backend.name for backend in find_backends().values() if not backend.extra]
+    backends = find_backends().values()
+    without_extra = [backend.name for backend in backends if not backend.extra]
     for candidate in candidates.advise(flags):
         words = candidate.settings.split()
         wanted = _parse(words)

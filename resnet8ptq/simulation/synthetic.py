@@ -74,7 +74,14 @@ def make_samples(
             )
         torch.set_num_threads(runtime.threads)
         module = to_torch_module(proto).to(device).requires_grad_(False)
-        values = _learn(module, statistics, (count, *shape), (low, high), seed, device)
+        values = _learn(
+            module,
+            statistics,
+            shape=(count, *shape),
+            ends=(low, high),
+            seed=seed,
+            device=device,
+        )
         np.save(folder / "samples.npy", values)
 
     folder = cache.entry(runtime.cache_root, "synthetic", key, make)

@@ -343,6 +343,8 @@ def main() -> None:
     carried = job is not None and job.exists()
     if job is not None and carried:
         source = job.open("rb")
+
+    # Answer each request, even by an error, which the other side then raises
     loaded: dict[str, Any] = {}
     while line := source.readline():
         request = json.loads(line)
@@ -361,6 +363,8 @@ def main() -> None:
             missing = error.name if isinstance(error, ImportError) else None
             reply = {"error": text, "missing": missing}
             arrays = []
+
+        # Write the line first, because it says how many bytes follow
         if carried:
             reply["request"] = {**request, "sha256": hashlib.sha256(payload).hexdigest()}
         reply["arrays"] = [[array.dtype.str, array.shape] for array in arrays]

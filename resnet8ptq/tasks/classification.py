@@ -112,7 +112,7 @@ class ClassScores(Scores):
 
     @property
     def correct(self) -> int:
-        """Number of samples whose predicted class is right."""
+        """The number of samples whose predicted class is right."""
         return int(self.per_sample.right.sum())
 
     @property
@@ -131,7 +131,7 @@ class ClassScores(Scores):
 
     @property
     def top5_accuracy(self) -> float:
-        """Fraction of samples whose class is among the top 5; among tied classes the first
+        """The fraction of samples whose class is among the top 5; among tied classes, the first
         count.
         """
         best = np.argsort(-self.probabilities, axis=1, kind="stable")[:, :TOP]
@@ -157,7 +157,7 @@ class ClassScores(Scores):
 
     @property
     def tied(self) -> int:
-        """Number of samples for which several classes share the top score."""
+        """The number of samples for which several classes share the top score."""
         return int((self._at_top.sum(axis=1) > 1).sum())
 
     @property

@@ -1,8 +1,8 @@
 """`task=dense`: a value for each pixel: restored pictures (PSNR, SSIM), or depth (RMSE, delta).
 
 Each metric is the mean of its values for single pictures. SSIM: Wang et al., "Image quality
-assessment: from error visibility to structural similarity", 2004. Delta, the share of pixels with a
-ratio of less than 1.25 to the true depth: Eigen et al., "Depth map prediction from a single image
+assessment: from error visibility to structural similarity", 2004. Delta is the share of pixels with
+a ratio of less than 1.25 to the true depth: Eigen et al., "Depth map prediction from a single image
 using a multi-scale deep network", 2014.
 """
 

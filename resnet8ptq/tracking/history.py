@@ -23,7 +23,7 @@ T = TypeVar("T")
 SWEEP = "sweep"  # the kind of a sweep's parent run
 _AT_ONCE = 100  # ids in one query
 _NO_RUN = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")  # MLflow's codes for a missing run
-_ADOPTED = "job_"  # followed by a job's number, a sweep's tag with the id of another sweep's run
+_ADOPTED = "job_"  # begins the tag, with a job's number, for the id of another sweep's run
 
 
 def load_run(store: Store, run_id: str) -> RunRecord:

@@ -517,7 +517,7 @@ class RunRecord(BaseModel):
             The folder.
 
         Raises:
-            PtqError: as on the command line.
+            PtqError: the command fails, as on the command line.
         """
         if self.deploy_command is None and not self.doubt:
             raise ConfigError(f"run_id: run {self.run_id} has no file of this tool to deploy")

@@ -28,7 +28,7 @@ from resnet8ptq.graph.qdq import AT_OUTPUT
 from resnet8ptq.graph.session import between, end_at_logits, expose, open_session, session_inputs
 from resnet8ptq.models.gates import onnx as gate
 
-# By operator: the input indices of its weights and its data's zero point (-1: no zero point).
+# By operator, the input indices of the weights and of the data's zero point (-1 for none).
 _LAYERS = {
     **dict.fromkeys(("Conv", "ConvTranspose", "Gemm", "MatMul", "FusedConv", "FusedGemm"), (1, -1)),
     **dict.fromkeys(("FusedMatMul", "LSTM", "GRU", "RNN", "Attention", "NhwcFusedConv"), (1, -1)),
@@ -68,7 +68,7 @@ _ON_INTEGERS = {
 }
 _BLOCKS = "MatMulNBits"
 _DYNAMIC = {"ConvInteger": 0, "MatMulInteger": -1}  # the axis; a Mul after them has the scales
-# By operator: the input indices of the scale and the zero point, for its data or its output.
+# By operator, the input indices of the scale and the zero point, for the data or the output.
 _SCALES = {"DequantizeLinear": (1, 2), "QLinearConv": (1, 2), "QLinearMatMul": (1, 2)}
 _SCALES |= {"QGemm": (1, 2), "QuantizeLinear": (1, 2)}
 _OUTPUT_SCALES = {"QuantizeLinear": (1, 2), "QLinearConv": (6, 7), "QLinearMatMul": (6, 7)}
@@ -282,7 +282,7 @@ class _Graph:
             if bias in values:
                 attributes[output]["bias"] = values[bias].reshape(-1)
 
-        # Integer operators have constants
+        # Operators on integers take constants
         for node in proto.graph.node:
             if node.op_type in _ON_INTEGERS:
                 attributes[node.output[0]] = self._dequantized(node)
@@ -332,8 +332,8 @@ class _Graph:
         """Return the attributes of `Inner` for stored levels; empty if a part is not a constant.
 
         Args:
-            zero_name: empty for zero points of 0.
-            axis: of the channels.
+            zero_name: the name of the zero points; empty for zero points of 0.
+            axis: the axis of the channels.
         """
         if not self.constants.keys() >= {name, scale_name, zero_name or name}:
             return {}

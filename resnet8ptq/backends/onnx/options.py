@@ -37,7 +37,7 @@ _PROVIDER = _Provider("an execution provider", lambda got: got in PROVIDERS)
 
 @dataclass
 class OnnxConfig(BackendConfig):
-    """ONNX Runtime.
+    """The options of ONNX Runtime.
 
     Attributes:
         provider: ONNX Runtime's execution provider, which runs the files.

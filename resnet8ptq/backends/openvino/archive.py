@@ -21,7 +21,8 @@ def pack(graph: bytes, weights: bytes) -> bytes:
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as packed:
         for name, content in ((_GRAPH, graph), (_WEIGHTS, weights)):
-            packed.writestr(zipfile.ZipInfo(name), content)  # without a date
+            # Has no date, so equal files give equal bytes
+            packed.writestr(zipfile.ZipInfo(name), content)
     return archive.getvalue()
 
 

@@ -34,7 +34,7 @@ def compare_kernels(
     """Return the SQNR of the kernels as a param; warn if it is below the quantization's.
 
     Args:
-        quantizer: wrote the artifact.
+        quantizer: the quantizer that wrote the artifact.
         model: the FP32 network.
         calibration: a few of these samples run in one batch, and in float one by one.
 

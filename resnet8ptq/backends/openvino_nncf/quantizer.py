@@ -191,6 +191,7 @@ def quantize(
         if not options.smooth_quant:
             smooth.matmul = -1  # off
 
+        # NNCF gets indices as its data, so that it reads one sample at a time
         def read_sample(number: int) -> Any:
             return feed(samples.inputs(np.array([number])), names)
 
@@ -208,6 +209,8 @@ def quantize(
                 smooth_quant_alphas=smooth,
             ),
         )
+
+        # Save equal networks as equal files
         renumber(quantized)
         with tempfile.TemporaryDirectory() as scratch:
             path = Path(scratch, "model.xml")

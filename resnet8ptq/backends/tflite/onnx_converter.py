@@ -111,7 +111,8 @@ def prepare_graph(proto: onnx.ModelProto) -> onnx.ModelProto:
     del proto.opset_import[:]
     proto.opset_import.extend(default)  # onnx2tf refuses others, even unused
     del graph.value_info[:]
-    names: dict[str, str] = {}  # onnx2tf changes unsuitable names, and then the input's layout
+    # For names that onnx2tf would change, together with the input's layout
+    names: dict[str, str] = {}
     for value in (*graph.input, *graph.output):
         value.type.tensor_type.shape.dim[0].dim_value = 1
         plain = re.sub(r"\W", "_", value.name)

@@ -8,7 +8,7 @@ from resnet8ptq.config.schema import BackendConfig
 
 @dataclass
 class TfliteConfig(BackendConfig):
-    """TensorFlow Lite: TensorFlow's converter, or onnx2tf's."""
+    """The options of TensorFlow Lite, with the converter of TensorFlow or onnx2tf."""
 
     name: str = "tflite"
     flow: str | None = limited(None, one_of("convert", "onnx2tf"))

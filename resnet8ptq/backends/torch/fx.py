@@ -249,7 +249,8 @@ def _share_observers(prepared: Any) -> None:
         kind = node.target
         if node.op == "call_module":
             kind = type(modules[node.target])
-        if kind not in _KEEPING or settings.get(node.name) is None:  # in float
+        # Skip other operators, and nodes that stay in float
+        if kind not in _KEEPING or settings.get(node.name) is None:
             continue
 
         # Collect the observers of the node's inputs and outputs

@@ -34,7 +34,7 @@ class Example:
     """The inputs of a network for one sample, for tracing.
 
     Attributes:
-        inputs: [1, ...] each.
+        inputs: the arrays [1, ...] of all inputs.
         any_length: whether the first axis after the batch is free, for each input.
     """
 
@@ -187,7 +187,7 @@ def known_warnings() -> Iterator[None]:
             # onnx2torch's Reshape reads its shape, and quantized operators their scale, as
             # constants.
             "(Converting a tensor to a (Python|NumPy)|Iterating over a tensor|Using len to get)",
-            # onnx2torch's Slice causes this.
+            # onnx2torch's Slice causes this warning.
             "Using a non-tuple sequence for multidimensional indexing is deprecated",
         ):
             warnings.filterwarnings("ignore", message=message)

@@ -520,12 +520,16 @@ def _find_one(arrays: Arrays, config: ArraysConfig, root: Path) -> Chosen:
             alone.append(of_side)
     if config.inputs is None and pick(arrays, INPUTS, root) is None and len(alone) == 1:
         [usual] = alone
+
+    # Names in the settings have precedence over usual names
     left = _find_left(arrays, config)
     groups = config.groups or pick(left, usual.groups, root)
     labels = config.labels or pick(left, usual.labels, root)
     inputs = config.inputs or pick(left, usual.inputs, root)
     if inputs is None and labels is not None:
         inputs = _find_unnamed(arrays, (labels, groups))
+
+    # Ask for the names that are still missing
     if inputs is None:
         held = list_names(arrays) or "nothing"
         raise ConfigError(
@@ -783,7 +787,7 @@ def read_binary(rows: Array, source: object) -> Array:
     """Return classes [N] of one-hot rows [N, classes], or several labels [N, classes] bool.
 
     Args:
-        rows: 0 and 1.
+        rows: labels of 0 and 1 [N, classes].
     """
     if (rows.sum(axis=1) == 1).all():
         log.info("%s: one-hot, taken as %d classes", source, rows.shape[1])

@@ -250,6 +250,8 @@ def _find_classes(folder: Path, config: FolderConfig) -> tuple[str, ...]:
             "pictures of a class, or train and test (or val) with these in both; "
             "data.labels=none takes pictures without classes, data.masks=FOLDER those with masks"
         )
+
+    # Refuse folders that are not classes: pictures with masks, or the sides of a split
     if config.classes is None and len(names) == 2 and "images" in names:
         [beside] = {*names} - {"images"}
         if beside in ("masks", "labels", "annotations"):
@@ -263,6 +265,8 @@ def _find_classes(folder: Path, config: FolderConfig) -> tuple[str, ...]:
             "train and test (or val), with the class folders in both; data.classes= if these are "
             "the classes"
         )
+
+    # Keep the order in the settings, which is that of the network's outputs
     if config.classes is None:
         return tuple(names)
     if set(config.classes) != set(names):

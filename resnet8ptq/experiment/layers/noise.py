@@ -158,6 +158,7 @@ def _measurer(
             runs.append([np.asarray(output, np.float64) for output in outputs])
         return runs
 
+    # Run FP32 only once, as the reference of all measurements
     wanted = run(fp32)
     power = []  # power by output
     for values in zip(*wanted, strict=True):

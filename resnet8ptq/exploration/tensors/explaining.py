@@ -79,6 +79,8 @@ def explain(
         )
     if not power(actual - exact):
         return LayerExplanation("", "equal")
+
+    # Blame the weights first, because they are compared without running the layer
     weights_db = np.inf
     if weights is not None:
         ours = _flatten(weights[0])
@@ -92,6 +94,8 @@ def explain(
             if cause is None:
                 return LayerExplanation(step_table.WRONG_WEIGHTS, words)
             return LayerExplanation(cause.kind, f"{words}: {cause.words}")
+
+    # Then blame the bias, or the rounding of the output
     if biases is not None:
         bias = _find_bias(exact, actual, *biases)
         if bias is not None:
@@ -102,6 +106,7 @@ def explain(
         if rounding is not None:
             return rounding
 
+    # Otherwise look for a change of the whole output
     change = _find_change(exact, actual)
     if change is not None:
         return change

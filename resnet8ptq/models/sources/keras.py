@@ -21,7 +21,7 @@ from resnet8ptq.models.normalization import OPSET
 from resnet8ptq.models.sources.contract import Network, Sample, is_record, prepare_tensorflow
 from resnet8ptq.models.sources.onnx import check_inputs
 
-# Names that Keras generates.
+# The names that Keras generates for inputs
 _GENERATED = re.compile(r"(input|input_layer|keras_tensor)(_\d+)?")
 # Keras 2 wrote `groups`, always 1, for these layers; Keras 3 refuses the key.
 _UNGROUPED = re.compile(r"(Depthwise|Separable)Conv[12]D|Conv[123]DTranspose")
@@ -112,8 +112,8 @@ def _export_model(model: Any, call: Callable[..., Any], specs: Sequence[Any]) ->
     # Without this, grouped convolutions become functions for XLA, which tf2onnx lacks.
     tf.config.run_functions_eagerly(True)
     forward = tf.function(call, input_signature=specs)
-    # On a busy machine, tf2onnx sometimes leaves a constant shape to the graph (in 3 of 69
-    # conversions of one file). Another try makes the graph reproducible.
+    # On a busy machine, tf2onnx sometimes lets the graph compute a constant shape (in 3 of 69
+    # conversions of one file). Converting again then gives the usual graph.
     for _ in range(3):
         proto, _ = tf2onnx.convert.from_function(forward, input_signature=specs, opset=OPSET)
         if all(node.op_type != "Shape" for node in proto.graph.node):

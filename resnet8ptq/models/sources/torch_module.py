@@ -150,7 +150,10 @@ def _examples(network: torch.nn.Module, sample: NDArray[Any]) -> Iterator[dict[s
 def _export_program(network: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> Any:
     """Export a module with a free batch size and a free length of texts, if torch can."""
     examples = tuple(inputs.values())
-    kinds = np.dtype([(name, "i8", tuple(e.shape[1:])) for name, e in inputs.items()])
+    fields = []
+    for name, example in inputs.items():
+        fields.append((name, "i8", tuple(example.shape[1:])))
+    kinds = np.dtype(fields)
     texts = set(find_masked(kinds))  # the inputs whose length may be free
     with warnings.catch_warnings(action="ignore"):
         with torch.no_grad():

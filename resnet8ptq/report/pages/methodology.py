@@ -60,7 +60,8 @@ def _describe_machine(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:
     """Return the texts about latency, CPU and software."""
     latency, threads = _describe_timing(runs)
     cpu = _join_tags(runs, "cpu")
-    flags = [flag for flag in _join_tags(runs, "cpu_flags").split() if flag in FLAGS]
+    all_flags = _join_tags(runs, "cpu_flags").split()
+    flags = [flag for flag in all_flags if flag in FLAGS]
     tags: set[str] = set()
     for run in runs:
         tags.update(run.tags)

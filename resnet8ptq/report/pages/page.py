@@ -388,7 +388,8 @@ def _draw(selected: ModelSelection) -> dict[str, bytes]:
 
 def _draw_ranges(family: Family) -> dict[str, bytes]:
     drawn: dict[str, Figure | None] = {}
-    for backend in sorted({cell.record.backend for cell in family.measured}):
+    backends = {cell.record.backend for cell in family.measured}
+    for backend in sorted(backends):
         drawn[f"ranges_{safe_name(backend)}.png"] = plots.activation_ranges(family, backend)
     return _to_png(drawn)
 
@@ -436,10 +437,11 @@ def main(words: list[str]) -> None:
     records = [parent]
     if parent.kind == history.SWEEP:
         records = history.load_compared(store, parent.run_id)
-    limits = limits_of(records, {name: getattr(asked, name) for name in LIMITS})
+    requested = {name: getattr(asked, name) for name in LIMITS}
+    limits = limits_of(records, requested)
     chosen = []
     if records:
-        for selected in load_selections(store, parent, records, limits):
+        for selected in load_selections(store, parent, records=records, limits=limits):
             [family] = add_earlier_runs(store, [selected.family])
             chosen.append(replace(selected, family=family))
     with waiting("Drawing the report"):

@@ -244,7 +244,8 @@ def _draw(
     fp32 = family.measured[0].metric(f"{BASELINE}{metric.name}")
     most = metric.allowed(metric.limit(limits), fp32)
     bottom, y_axis = _make_y_axis(points, most)
-    frameworks = sorted({point.framework for point in points if point.framework})
+    frameworks = {point.framework for point in points}
+    frameworks.discard("")
     return Panel(
         name=name,
         x_title=title,
@@ -254,7 +255,7 @@ def _draw(
         bottom=bottom,
         x_axis=_make_x_axis(points),
         y_axis=y_axis,
-        keys=dict(zip(frameworks, cycle(COLOURS), strict=False)),
+        keys=dict(zip(sorted(frameworks), cycle(COLOURS), strict=False)),
     )
 
 

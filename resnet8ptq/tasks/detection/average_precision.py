@@ -166,6 +166,8 @@ def _matches(evaluation: Any) -> list[Matches]:
         right = [none]
         ignored = [none]
         objects = np.zeros(pictures, np.int64)
+
+        # Join the pictures, because precision is counted over all of them
         for number, match in enumerate(evaluation.evalImgs[first : first + pictures]):
             if match is None:  # the picture has neither objects nor detections
                 continue
@@ -174,6 +176,8 @@ def _matches(evaluation: Any) -> list[Matches]:
             right.append(match["dtMatches"] > 0)
             ignored.append(match["dtIgnore"].astype(np.bool_))
             objects[number] = np.count_nonzero(match["gtIgnore"] == 0)
+
+        # Sort with pycocotools' algorithm, so that ties are ordered as there
         order = np.argsort(-np.array(scores), kind="mergesort")
         classes.append(
             Matches(

@@ -12,7 +12,7 @@ from resnet8ptq.tasks.scoring.metric import Metric, Metrics
 from resnet8ptq.tasks.scoring.outputs import Array
 from resnet8ptq.tasks.scoring.statistics import UNKNOWN, Interval, Margin, Values
 
-SAMPLES = "samples"  # array of `predictions.npz` that identifies the samples
+SAMPLES = "samples"  # the array of `predictions.npz` that identifies the samples
 
 Arrays = Mapping[str, Array]
 
