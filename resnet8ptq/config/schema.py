@@ -32,8 +32,6 @@ F32 = "f32"  # equals the constant of `target.measure`
 FLOATS = (FP32, "fp16")  # dtypes without integers, for which nothing is calibrated
 WEIGHT_ONLY = ("w4", "w8")  # dtypes of method=weight_only
 BY_BATCH = ("dynamic", "mixed")  # methods whose ranges depend on the batch
-# The corrections are applied in this order.
-CORRECTIONS = ("smooth_quant", "equalization", "adaround", "reconstruction", "bias_correction")
 _THREADS = (*limits.COUNT, at_most(1024))
 _ON_BAD = one_of("error", "skip")
 
@@ -205,7 +203,7 @@ class FolderConfig(SplitConfig):
 
 @dataclass
 class TableConfig(ArraysConfig):
-    """Options of `data=table` and `data=huggingface`; see `data.sources`."""
+    """Options of `data=table`; see `data.sources.table`."""
 
     name: str = "table"
     inputs: Any = limited(None, limits.COLUMNS)
@@ -219,6 +217,13 @@ class TableConfig(ArraysConfig):
     pairs: str = limited("together", one_of("together", "apart"), only=_TOKENIZED)
     max_tokens: int | None = limited(None, *limits.COUNT, at_most(2**20), only=_TOKENIZED)
     on_bad: str = limited("error", _ON_BAD)
+
+
+@dataclass
+class HuggingFaceConfig(TableConfig):
+    """Options of `data=huggingface`; see `data.sources.huggingface`."""
+
+    name: str = "huggingface"
 
 
 @dataclass
@@ -342,6 +347,13 @@ class DetectionConfig(TaskConfig):
     iou_threshold: float = limited(0.65, limits.FRACTION)
     max_detections: int = limited(300, *limits.COUNT)
     resamples: int = limited(2000, at_least(100))
+
+
+@dataclass
+class InstanceSegmentationConfig(DetectionConfig):
+    """Options of `task=instance_segmentation`; see `tasks.detection`."""
+
+    name: str = "instance_segmentation"
 
 
 @dataclass
@@ -517,6 +529,10 @@ class CorrectionsConfig:
     adaround_iterations: int = limited(1000, *limits.COUNT, only=_ADAROUND)
     reconstruction: bool = False
     reconstruction_iterations: int = limited(1000, *limits.COUNT, only=_RECONSTRUCTION)
+
+
+# The switches above; `corrections.sequence` applies them, in its own order.
+CORRECTIONS = tuple(item.name for item in fields(CorrectionsConfig) if item.type is bool)
 
 
 @dataclass

@@ -426,15 +426,15 @@ def _takes(group: str, option: str, name: str, conf: Path) -> bool:
     path = conf / group / f"{option}.yaml"
     if not path.exists():
         return True
-    content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    # An entry is `torch`, or `/hydra/schema/torch@_here_`
-    [base] = content.get("defaults", [option])
-    base = base.rpartition("/")[2].partition("@")[0]
-    if base != option:
-        return _takes(group, base, name, conf)
-    shared = _WITH_OPTIONS[group]
-    own = [kind for kind in with_subclasses(shared) if kind.name == option]
-    schema = own[0] if own else shared
+    schema = _WITH_OPTIONS[group]
+    own = [kind for kind in with_subclasses(schema) if kind.name == option]
+    if own:
+        schema = own[0]
+    else:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        for base in content.get("defaults", []):
+            if (path.parent / f"{base}.yaml").exists():  # such as `torch` of torch_pt2e
+                return _takes(group, base, name, conf)
     names = {item.name for item in fields(schema)}
     return name.partition(".")[0] in names
 

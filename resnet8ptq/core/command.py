@@ -237,6 +237,7 @@ _NO_VALUE = re.compile(  # OmegaConf's messages for a value of another type
     r"(?: \(type \w+\))?\s+full_key: (\S+)"
 )
 _KINDS = {"Integer": "an integer", "Float": "a number", "bool": "true | false"}
+_NO_FIELD = re.compile(r"In '([^']+)': \w+ raised while composing config:")
 _NO_OPTION = re.compile(
     r"Could not find '([^']+)'\s+Available options in '([^']+)':(.+?)Config search path", re.S
 )
@@ -304,6 +305,12 @@ def explain(error: BaseException) -> str:
             if group and is_dataclass(cause.object_type.__base__):
                 option = f"{group}={OmegaConf.select(cause.parent_node, 'name')}"
             text = no_such_key(key, known, option)
+    match = _NO_FIELD.match(text)  # a key in the file of an option
+    lacking = error.__context__
+    if match and isinstance(lacking, _NO_KEY) and is_dataclass(lacking.object_type):
+        known = [item.name for item in fields(lacking.object_type)]
+        text = f"{match[1]}.yaml: {no_such_key(str(lacking.full_key), known)}"
+        text += "; its `defaults` name its dataclass, as in [/hydra/schema/NAME@_here_]"
     if match := _NO_VALUE.search(text):
         got, kind, key = match.groups()
         text = f"{key}: got {got!r}, expected {_KINDS.get(kind, kind)}{mend_value(key, got)}"

@@ -1,6 +1,7 @@
 """Every option composes, and every refusal names the key, what it got and what it takes."""
 
 import shlex
+import shutil
 from operator import attrgetter
 
 import pytest
@@ -67,6 +68,16 @@ def test_every_option_composes_and_parses(option):
         return  # test_every_value_of_a_named_sweep_parses
     named = getattr(config, group.removeprefix("+")).name
     assert named == ("torch" if name.startswith("torch_") else name)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_a_saved_config_keeps_every_setting_of_an_option(option, tmp_path, caplog):
+    """`deploy` and the timing of the finalists read the config of a run."""
+    path = tmp_path / CONFIG_FILE
+    config = make_config(option)
+    save_config(config, path)
+    assert load_config(path) == config
+    assert "no such setting" not in caplog.text
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -224,6 +235,21 @@ def test_an_option_that_a_group_lacks_is_one_line(override, said):
 def test_an_unknown_key_is_refused(key):
     """`backend.engine` is a key of torch, not of the default backend."""
     assert key.rpartition(".")[2] in complaint(f"{key}=1")
+
+
+def test_a_key_that_the_schema_of_an_option_lacks_is_one_line(tmp_path):
+    """As in the file of a new option whose `defaults` are missing."""
+    conf = tmp_path / "conf"
+    shutil.copytree(CONF, conf)
+    (conf / "task" / "regression.yaml").write_text("name: regression\nresamples: 9999\n")
+    with (
+        initialize_config_dir(str(conf), version_base="1.3"),
+        pytest.raises(HydraException) as caught,
+    ):
+        compose("config", ["task=regression"])
+    explained = command.explain(caught.value)
+    assert explained.startswith("task/regression.yaml: task.resamples: no such key; expected ")
+    assert "[/hydra/schema/NAME@_here_]" in explained
 
 
 def test_a_missing_value_is_refused_by_its_key():

@@ -79,6 +79,7 @@ LIST = "got a list, [{0}], expected one option; to run each: -m {1}={0}"
          "with backend=torch_pt2e; try backend=tflite backend.integer_io=true"),
         ("-m|backend=torch,torch_pt2e|backend.engine=x86", "backend.engine: no such key with "
          "backend=onnx, with which Hydra begins a sweep; try backend.engine=choice(x86)"),
+        ("-m|data=huggingface,shapes|data.pairs=apart", "data.pairs: no such key with data=shapes"),
         ("-m|data=arrays,shapes|data.labels=none", "data.labels: no such key with data=shapes"),
         ("backend:torch", "; try backend=torch"),
         ("run.py", "; leave the name of the program out"),

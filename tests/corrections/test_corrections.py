@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from resnet8ptq.config import schema
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache, memory
 from resnet8ptq.core.deadline import Deadline
@@ -35,7 +36,7 @@ from tests.helpers.configs import make_config
 from tests.helpers.factories import THREADS, quantize_network, quantizer_of
 
 SCHEMES = [("int8", "false"), ("int8", "true"), ("uint8", "false"), ("uint8", "true")]
-CORRECTIONS = ("equalization", "adaround", "bias_correction")
+PLAIN = ("equalization", "adaround", "bias_correction")  # these keep the nodes of a CNN
 
 
 @pytest.fixture(scope="session")
@@ -96,6 +97,15 @@ def normal(*shape: int) -> NDArray[np.float32]:
 def test_nothing_to_correct(shapes_model, images, tmp_path):
     assert correct(configure("dtype=int8"), shapes_model, images, tmp_path) is shapes_model
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", schema.CORRECTIONS)
+def test_every_switch_has_a_place_in_the_sequence(name, shapes_model, images, tmp_path, caplog):
+    """Without one, the switch would have no effect, and no message would say so."""
+    caplog.set_level("INFO")
+    config = configure(*switch_on(name), "corrections.reconstruction_iterations=5")
+    correct(config, shapes_model, images, tmp_path)
+    assert f"corrections.{name}: " in caplog.text
 
 
 def test_equalization_keeps_the_function(proto, images):
@@ -446,7 +456,7 @@ def test_bias_correction_adds_a_bias(images):
     assert np.abs(bias).min() > 0
 
 
-@pytest.mark.parametrize("name", CORRECTIONS)
+@pytest.mark.parametrize("name", PLAIN)
 def test_layers_in_float_are_left_alone(name, proto, shapes_model, images, tmp_path):
     config = configure(*switch_on(name))
     *others, first, last = layers.find_plain_layers(proto.graph, Selection.of(config)).values()
@@ -496,7 +506,7 @@ def test_a_pair_without_its_layer_is_reported(proto, caplog):
 @pytest.mark.slow
 def test_same_seed_same_file(shapes_model, images, tmp_path):
     def write(folder: str, *overrides: str) -> bytes:
-        config = configure(*switch_on(*CORRECTIONS), *overrides)
+        config = configure(*switch_on(*PLAIN), *overrides)
         (tmp_path / folder).mkdir()
         corrected = correct(config, shapes_model, images, tmp_path / folder)
         return corrected.onnx_path.read_bytes()

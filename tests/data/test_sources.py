@@ -117,6 +117,14 @@ def test_every_source_of_the_users_own_is_tried_here():
     assert set(SOURCES) - others == set(WRITERS) - {"idx", "parquet"}
 
 
+@pytest.mark.parametrize("name", SOURCES)
+def test_the_option_of_a_source_has_its_schema(name):
+    schema = SOURCES[name].schema
+    assert type(make_config(f"data={name}").data) is schema, (
+        f"see defaults in conf/data/{name}.yaml"
+    )
+
+
 def test_each_sample_comes_once_with_its_label_and_a_share_of_each_class(settled, read):
     data = read(settled)
     assert data.class_names == NAMES and data.named

@@ -8,6 +8,7 @@ from resnet8ptq.core import console
 from resnet8ptq.core.errors import ConfigError, ModelError
 from resnet8ptq.tasks import registry
 from resnet8ptq.tasks.scoring.outputs import LOGITS, PROBABILITIES, VALUES, Outputs, Targets
+from tests.helpers.configs import make_config
 from tests.helpers.task_cases import (
     CLASSES,
     LINES,
@@ -111,6 +112,14 @@ def test_data_that_do_not_fit_are_refused_in_one_line(name, data, error, message
         registry.make(registry._find(name).schema(name=name), data)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", registry.TASKS)
+def test_the_option_of_a_task_has_the_schema_of_its_type(name):
+    schema = registry._find(name).schema
+    assert type(make_config(f"task={name}").task) is schema, (
+        f"see defaults in conf/task/{name}.yaml"
+    )
 
 
 def test_options_need_their_group():

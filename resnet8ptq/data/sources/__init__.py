@@ -70,7 +70,7 @@ SOURCES = {
         "resnet8ptq.data.sources.huggingface:load",
         "a folder that save_to_disk of Hugging Face's datasets has written",
         folder=True,
-        schema=schema.TableConfig,
+        schema=schema.HuggingFaceConfig,
         pictures="resnet8ptq.data.sources.huggingface:list_pictures",
     ),
 }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from resnet8ptq.config.schema import DetectionConfig, KeypointsConfig
+from resnet8ptq.config.schema import DetectionConfig, InstanceSegmentationConfig, KeypointsConfig
 from resnet8ptq.core import masks
 from resnet8ptq.core.console import warn_once
 from resnet8ptq.core.errors import ConfigError
@@ -232,5 +232,5 @@ def _recall(config: DetectionConfig, class_names: tuple[str, ...]) -> Task:
 
 
 DETECTION = TaskType(make=_make, recall=_recall, schema=DetectionConfig)
-INSTANCE_SEGMENTATION = DETECTION  # the same settings under another name
+INSTANCE_SEGMENTATION = TaskType(make=_make, recall=_recall, schema=InstanceSegmentationConfig)
 KEYPOINTS = TaskType(make=_make, recall=_recall, schema=KeypointsConfig)
