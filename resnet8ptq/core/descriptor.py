@@ -83,7 +83,9 @@ class Backend:
         `search.start`.
         reads: suffixes of the files of other programs that `reader` reads.
         reader: a module with the functions that `backends.file.reading` calls.
-        example: the package whose `templates/runner.py.j2` loads and runs a deployed file.
+        example: the package with `templates/runner.py.j2`, the part of a deployed `example.py` that
+            loads and runs the file; empty if it is the quantizer's package. It is installed with
+            `runtime` and numpy alone, so it must not import this package.
         serving: a flavor of MLflow, or a module for `served_model.py`; empty if files are not
         served.
         not_served: the reason why files are not served.
@@ -120,6 +122,12 @@ class Backend:
         """The dataclass of the backend's settings."""
         kind: type[Any] = resolve_name(self.options)
         return kind
+
+    @property
+    def example_package(self) -> str:
+        """The package with `templates/runner.py.j2`."""
+        module = self.quantizer.partition(":")[0]
+        return self.example or module.rpartition(".")[0]
 
     @property
     def model_files(self) -> tuple[str, ...]:

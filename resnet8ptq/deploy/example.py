@@ -60,7 +60,8 @@ def render_example(source: SourceRun, vectors: Vectors, file: str, outputs: Sequ
             most = length  # the network has a fixed length; samples are padded to it
 
     # The result is code, so every value must be a number, a checked name, or a text through `repr`.
-    runner = templates.load(source.backend.example, "runner.py.j2", extends="resnet8ptq.deploy")
+    package = source.backend.example_package
+    runner = templates.load(package, "runner.py.j2", extends="resnet8ptq.deploy")
     return runner.render(
         file=file,
         suffix=suffix,

@@ -106,9 +106,13 @@ def test_the_search_starts_from_a_configuration_that_it_supports(backend):
 
 @every_quantizing
 def test_a_folder_to_deploy_has_an_example_of_it(backend):
-    runner = templates.load(backend.example, "runner.py.j2", extends="resnet8ptq.deploy")
+    package = backend.example_package
+    runner = templates.load(package, "runner.py.j2", extends="resnet8ptq.deploy")
     assert backend.suffixes
     assert {"imports", "load", "run"} <= set(runner.blocks)
+    assert runner.filename
+    code_of_user = Path(runner.filename).read_text()
+    assert "resnet8ptq" not in code_of_user, "example.py runs where this package is not installed"
 
 
 @every_backend

@@ -312,7 +312,8 @@ def test_what_changes_a_range_is_in_the_description_of_its_method(name):
         "num_quantized_bins": 32,
         "averaging_constant": 0.5,
     }
-    assert {*others} == {key for item in methods.METHODS.values() for key in item.parameters}
+    read = {key for item in methods.METHODS.values() for key in item.parameters}
+    assert {*others} == read, "`others` has one value for each setting that a method reads"
     changed = {key: replace(config, **{key: value}) for key, value in others.items()}
     before = range_in_one_pass(config), methods.describe_method(config)
     for key, other in changed.items():

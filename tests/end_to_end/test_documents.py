@@ -341,7 +341,8 @@ def list_keys(arguments: type[Any]) -> set[str]:
     [
         ("settings", list_options("backend") | list_options("calib") | list_options("dtype")),
         ("settings", list_options("experiment") | list_options("analysis")),
-        ("data", list_options("preprocess") | list_options("benchmark")),
+        ("data", list_options("data") - {"cifar10"} | list_options("preprocess")),
+        ("data", list_options("benchmark")),
         ("data", {*arrays.INPUTS, *arrays.LABELS, *arrays.GROUPS, *arrays.CLASSES}),
         ("tasks", list_options("task")),
         ("scale", list_options("hydra/launcher")),

@@ -32,6 +32,5 @@ BACKEND = Backend(
     advice="resnet8ptq.backends.executorch.advice",
     reads=(".pte",),
     reader="resnet8ptq.backends.file.executorch_file",
-    example="resnet8ptq.backends.executorch",
     serving="resnet8ptq.backends.executorch.serving",
 )

@@ -35,6 +35,5 @@ BACKEND = Backend(
     advice="resnet8ptq.backends.onnx.advice",
     reads=(".onnx",),
     reader="resnet8ptq.backends.file.onnx_file",
-    example="resnet8ptq.backends.onnx",
     serving="mlflow.onnx",
 )

@@ -18,6 +18,5 @@ BACKEND = Backend(
     advice="resnet8ptq.backends.openvino.advice",
     reads=(".xml", ".zip"),  # .zip holds both files
     reader="resnet8ptq.backends.file.openvino_file",
-    example="resnet8ptq.backends.openvino",
     serving="resnet8ptq.backends.openvino.serving",
 )

@@ -45,6 +45,5 @@ BACKEND = Backend(
     advice="resnet8ptq.backends.tflite.advice",
     reads=(".tflite",),
     reader="resnet8ptq.backends.file.tflite_file",
-    example="resnet8ptq.backends.tflite",
     serving="resnet8ptq.backends.tflite.serving",
 )

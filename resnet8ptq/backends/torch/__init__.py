@@ -30,6 +30,5 @@ BACKEND = Backend(
     advice="resnet8ptq.backends.torch.advice",
     reads=(".pt2",),
     reader="resnet8ptq.backends.file.program_file",
-    example="resnet8ptq.backends.torch",
     serving="resnet8ptq.backends.torch.serving",
 )

@@ -14,6 +14,5 @@ BACKEND = Backend(
     single_input=True,
     reads=(".toy",),
     reader="tests.helpers.toy_backend.files",
-    example="tests.helpers.toy_backend",
     serving="tests.helpers.toy_backend.serving",
 )
