@@ -36,7 +36,7 @@ from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.experiment.stopping import make_stopping_plan
 from resnet8ptq.experiment.workspace import Prepared, Workspace
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.precision.plan import find_float_nodes
+from resnet8ptq.precision.plan import find_float_nodes, keeps_tail
 from resnet8ptq.tasks.scoring.comparison import Comparison
 from resnet8ptq.tasks.scoring.metric import BASELINE, GROUPED, SAME_SAMPLES
 from resnet8ptq.tasks.task import Task
@@ -217,13 +217,15 @@ def _float_operators(work: Workspace, prepared: Prepared) -> dict[str, str]:
     """Return the network's operators that stay in float, with counts, as a param.
 
     These operators stay in float by the settings, or because the framework has no 8-bit kernel. The
-    param is empty without `float_tail`.
+    param is empty if the nodes after the last layers are quantized, see `keeps_tail`.
     """
     config = work.config
     without = config.dtype.is_float or config.method in ("dynamic", "weight_only")
-    if not config.float_tail or without or not config.backend.descriptor.operators:
+    if without or not config.backend.descriptor.operators:
         return {}
     graph = onnx.load(prepared.network.onnx_path).graph
+    if not keeps_tail(graph, config.float_tail):
+        return {}
     left = {*find_float_nodes(graph, work.settings.quantizer.select(prepared.decisions))}
     known = config.backend.descriptor.find_operators()
     count: Counter[str] = Counter()
@@ -231,4 +233,7 @@ def _float_operators(work: Workspace, prepared: Prepared) -> dict[str, str]:
         if node.name in left or node.op_type not in known:
             count[node.op_type] += 1
     listed = ", ".join(f"{name} {number}" for name, number in sorted(count.items()))
+    if config.float_tail is None:
+        text = "float_tail=null: the network joins values of different kinds; in float: %s"
+        log.info(text, listed)
     return {"float_operators": listed}

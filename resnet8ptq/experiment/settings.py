@@ -223,9 +223,9 @@ def fill_defaults(
         evaluate = replace(evaluate, choice="none")
     if evaluate.stop == "decided" and evaluate.models is None:
         evaluate = replace(evaluate, models=jobs)
-    if tail is None:  # the tail of a detector decodes and joins boxes
-        boxes = ("detection", "keypoints", "instance_segmentation")
-        tail = asked.task.name in boxes or asked.data.name == "coco"
+    boxes = ("detection", "keypoints", "instance_segmentation")
+    if tail is None and (asked.task.name in boxes or asked.data.name == "coco"):
+        tail = True  # the tail of a detector decodes and joins boxes
     mean = list(map(float, limits.listed(preprocess.mean)))
     std = list(map(float, limits.listed(preprocess.std)))
     name = asked.model.name or name_network(asked.model)

@@ -11,11 +11,13 @@ from resnet8ptq.config.schema import QuantizationConfig
 from resnet8ptq.core.errors import ConfigError, QuantizationError
 from resnet8ptq.graph.attention import attention_products, left_by_attention
 from resnet8ptq.graph.layers import (
+    MOVING,
     find_tail,
     find_vector_products,
     fused_activations,
     weight_layers,
 )
+from resnet8ptq.graph.links import Links
 from resnet8ptq.precision.decisions import Decisions
 from resnet8ptq.precision.grid import WeightScheme
 
@@ -122,7 +124,8 @@ class Selection:
     """The operators and nodes to quantize; None selects all.
 
     Attributes:
-        float_tail: whether nodes after the last layers stay in float.
+        float_tail: whether nodes after the last layers stay in float; None: if they join values of
+            different kinds, see `keeps_tail`.
         float_layers: short names of layers that stay in float; see `weight_layers` and
             `attention_products`.
         bits: bits of the layers that `precision.plan` quantizes.
@@ -133,7 +136,7 @@ class Selection:
     op_types: Sequence[str] | None = None
     nodes_to_quantize: Sequence[str] | None = None
     nodes_to_exclude: Sequence[str] = ()
-    float_tail: bool = False
+    float_tail: bool | None = False
     float_layers: Sequence[str] = ()
     bits: Mapping[str, int] = field(default_factory=dict)
     attention: str = "weights"
@@ -151,7 +154,7 @@ class Selection:
             op_types=config.op_types,
             nodes_to_quantize=config.nodes_to_quantize,
             nodes_to_exclude=decisions.in_float,
-            float_tail=bool(config.float_tail),
+            float_tail=config.float_tail,
             float_layers=float_layers,
             bits=bits,
             attention=config.attention,
@@ -203,7 +206,7 @@ def find_float_nodes(graph: onnx.GraphProto, selection: Selection) -> list[str]:
     layers = weight_layers(graph) | attention_products(graph)
     check_known("precision.plan", chosen=selection.float_layers, names=[*layers], kind="layers")
     chosen -= {layers[name].name for name in selection.float_layers}
-    if selection.float_tail:
+    if keeps_tail(graph, selection.float_tail):
         _, tail = find_tail(graph)
         chosen -= _names_of(tail) - _activations_behind(graph, chosen)
     if not chosen:
@@ -212,6 +215,31 @@ def find_float_nodes(graph: onnx.GraphProto, selection: Selection) -> list[str]:
             "quantize"
         )
     return [name for name in names if name not in chosen]
+
+
+def keeps_tail(graph: onnx.GraphProto, float_tail: bool | None) -> bool:
+    """Return whether the nodes after the last layers stay in float.
+
+    By default they do if they join values of different operators, such as coordinates in pixels and
+    the scores of a Sigmoid: these share no useful 8-bit scale.
+    """
+    if float_tail is not None:
+        return float_tail
+    producers = Links(graph).producers
+    _, tail = find_tail(graph)
+    for node in tail:
+        if node.op_type != "Concat":
+            continue
+        kinds = set()
+        for name in node.input:
+            producer = producers.get(name)
+            while producer is not None and producer.op_type in MOVING:
+                producer = producers.get(producer.input[0])
+            if producer is not None:
+                kinds.add(producer.op_type)
+        if len(kinds) > 1:
+            return True
+    return False
 
 
 def find_left_by_attention(graph: onnx.GraphProto, selection: Selection) -> list[onnx.NodeProto]:

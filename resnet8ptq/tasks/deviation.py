@@ -119,6 +119,7 @@ class DeviationScores(OutputScores):
 
     A sample's error is the norm of its noise divided by the root mean square norm of the reference;
     with several outputs, it is the mean of these errors. The limit applies to the worst output.
+    Parts of an output in different units count as outputs, see `distortion.find_units`.
     """
 
     reference: Outputs
@@ -127,7 +128,7 @@ class DeviationScores(OutputScores):
     def _powers(self) -> tuple[Values, Values, Values]:
         noises = []
         signals = []
-        for values, reference in zip(self.outputs.values, self.reference.values, strict=True):
+        for reference, values in zip(*self._parts, strict=True):
             noise, signal = powers(values, reference)
             noises.append(noise)
             signals.append(signal)
@@ -135,9 +136,17 @@ class DeviationScores(OutputScores):
         return errors, noises[self.worst], signals[self.worst]
 
     @cached_property
+    def _parts(self) -> tuple[list[Array], list[Array]]:
+        """The reference and the values of each part of the outputs."""
+        _, reference, values = distortion.split_units(self.reference.values, self.outputs.values)
+        return reference, values
+
+    @cached_property
     def worst(self) -> int:
-        """The index of the output that the limit applies to, see `distortion.worst_output`."""
-        return distortion.worst_output(self.reference.values, self.ratios)
+        """The index of the part that the limit applies to, see `distortion.worst_output`."""
+        reference, values = self._parts
+        ratios = [distortion.noise_ratio(*pair) for pair in zip(reference, values, strict=True)]
+        return distortion.worst_output(reference, ratios)
 
     @property
     def value(self) -> float:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from resnet8ptq.config.schema import TaskConfig
 from resnet8ptq.core import files
 from resnet8ptq.tasks.scoring.comparison import Comparison, Scores, summarize
-from resnet8ptq.tasks.scoring.distortion import is_silent
+from resnet8ptq.tasks.scoring.distortion import is_silent, split_units
 from resnet8ptq.tasks.scoring.hits import Hits
 from resnet8ptq.tasks.scoring.metric import BASELINE, TOTAL, Metric, Metrics, name_ends
 from resnet8ptq.tasks.scoring.outputs import Array, Outputs, Reduction, Targets, TaskContext
@@ -83,7 +83,8 @@ class Scope:
             names: the network's outputs.
             outputs, baseline: outputs of the model and of FP32 for the same samples.
         """
-        for number, (values, exact) in enumerate(zip(outputs.values, baseline.values, strict=True)):
+        parts = zip(*split_units(baseline.values, outputs.values), strict=True)
+        for number, exact, values in parts:
             if self.output in (None, number) and is_silent(exact, values):
                 name = "output"
                 if len(names) == len(outputs.values):

@@ -77,7 +77,7 @@ def test_the_threads_of_a_worker_are_a_default_and_no_part_of_the_identity(tmp_p
 
 @pytest.mark.parametrize(
     ("words", "float_tail"),
-    [("data=shapes", False), ("data=coco", True), ("task=detection", True)],
+    [("data=shapes", None), ("data=coco", True), ("task=detection", True)],
 )
 def test_the_tail_of_a_detector_stays_in_float(words, float_tail):
     assert fill_defaults(make_config(words)).float_tail is float_tail

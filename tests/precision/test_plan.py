@@ -1,5 +1,6 @@
 """The nodes to quantize in a network with attention."""
 
+import onnx
 import pytest
 
 from resnet8ptq.core.errors import ConfigError
@@ -54,3 +55,25 @@ def test_a_product_has_no_weights_below_8_bits():
 @pytest.mark.parametrize("attention", ["weights", "products", "all"])
 def test_nothing_changes_without_attention(attention):
     assert find_float_nodes(onnx_networks.build().graph, Selection(attention=attention)) == []
+
+
+@pytest.mark.parametrize(
+    ("scores", "tail"),
+    [("Sigmoid(rows)", ["scores", "joined", "turned"]), ("Reshape(rows, same)", [])],
+)
+def test_a_tail_that_joins_values_of_different_kinds_stays_in_float(scores, tail):
+    """As a detector joins its boxes in pixels with its scores."""
+    graph = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17]>
+        network (float[N, 3] x) => (float[7, N] y)
+        <float[3, 4] w = {{0,0,0,0,0,0,0,0,0,0,0,0}}, float[3, 3] v = {{0,0,0,0,0,0,0,0,0}},
+         int64[2] same = {{0, 0}}> {{
+            [boxes] boxes = MatMul(x, w)
+            [rows] rows = MatMul(x, v)
+            [scores] scores = {scores}
+            [joined] joined = Concat<axis = 1>(boxes, scores)
+            [turned] y = Transpose(joined)
+        }}"""
+    ).graph
+    assert find_float_nodes(graph, Selection(float_tail=None)) == tail
+    assert find_float_nodes(graph, Selection(float_tail=False)) == []

@@ -8,6 +8,7 @@ from resnet8ptq.evaluation.stopped_hits import read_pair
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, decide
 from resnet8ptq.tasks import deviation
 from resnet8ptq.tasks.deviation import DeviationValues
+from resnet8ptq.tasks.scoring import distortion
 from resnet8ptq.tasks.scoring.comparison import Comparison
 from resnet8ptq.tasks.scoring.outputs import VALUES, Outputs, Targets
 from resnet8ptq.tasks.task import Task
@@ -57,3 +58,37 @@ def test_the_bound_of_the_sqnr_keeps_its_level():
         margin = values.margin(values, deviation.RELATIVE_ERROR, 0.01, 200)
         wrong += margin.p_within < 0.05
     assert 0.02 < wrong / 2000 < 0.06
+
+
+def detected(random: np.random.Generator, last: bool) -> np.ndarray:
+    """Return boxes in pixels beside scores of three classes, for 40 pictures and 50 anchors."""
+    boxes = random.uniform(5, 300, (40, 4, 50))
+    scores = random.uniform(0, 0.9, (40, 3, 50)) ** 8
+    joined = np.concatenate([boxes, scores], axis=1)
+    return joined.swapaxes(1, 2) if last else joined
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_scores_beside_boxes_are_judged_by_themselves(last):
+    """An 8-bit scale for pixels rounds every score to 0; over all values, the SQNR is 45 dB."""
+    random = drawn(3)
+    exact = detected(random, last)
+    step = 300 / 255
+    rounded = np.round(exact / step) * step
+    task = deviation.build(("boxes",))
+    outputs = [Outputs((values,), None, VALUES) for values in (rounded, exact)]
+    assert task.scope.find_silent(("boxes",), *outputs) == "output boxes is zero for every sample"
+    comparison = task.compare(*(task.score(values, Targets()) for values in outputs))
+    metrics = task.metrics(comparison)
+    assert metrics["sqnr_db"] < 1
+    assert metrics["drop"] > task.metric.limit(ReportConfig())
+    assert distortion.to_db(distortion.noise_ratio(exact, rounded)) > 45
+
+
+@pytest.mark.parametrize("shape", [(40, 7), (40, 7, 50), (40, 7, 9, 9)])
+def test_channels_of_one_unit_stay_together(shape):
+    random = drawn(4)
+    sizes = random.lognormal(0, 1.5, 7).reshape(7, *[1] * (len(shape) - 2))
+    signal = sizes * random.normal(size=shape)
+    signal[:, 2] = 0  # a dead channel
+    assert len(distortion.find_units(signal)) == 1

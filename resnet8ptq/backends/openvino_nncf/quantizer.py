@@ -58,7 +58,7 @@ _TAKES: Takes = {
     "nodes_to_exclude": ([[]], _OWN),
     "op_types": ([None], _OWN),
     "float_output": ([False], _OWN),
-    "float_tail": ([False], f"{_OWN}; expected float_tail=false"),
+    "float_tail": ([False, None], f"{_OWN}; expected float_tail=false"),
     "precision.plan": ([None], _OWN),
     "slim": ([False], "only for ONNX and TFLite files"),
     **without_corrections("NNCF corrects by itself: backend.bias_correction"),

@@ -86,7 +86,7 @@ _CONVERT_TAKES: Takes = {
     "nodes_to_exclude": ([[]], _OPERATORS),
     "op_types": ([None], _OPERATORS),
     "float_output": ([False], _OPERATORS),
-    "float_tail": ([False], f"{_OPERATORS}; expected float_tail=false"),
+    "float_tail": ([False, None], f"{_OPERATORS}; expected float_tail=false"),
     "corrections.smooth_quant": ([False], "the converter's file keeps the network's scales"),
     "symmetric.activations": ([None, False], "TFLite's activations have a zero point"),
     **_BOTH,
