@@ -195,6 +195,15 @@ def test_deleted_experiment_is_refused(own_store, tmp_path):
         open_store(TrackingConfig(root=str(tmp_path / "mlruns")))
 
 
+def test_a_moved_store_names_the_mend(own_store, tmp_path):
+    """MLflow stores absolute paths: every command refused a project folder that was renamed."""
+    (tmp_path / "mlruns").rename(tmp_path / "moved")
+    with pytest.raises(TrackingError, match=r"^artifact_uri: .*; if the folder was moved") as said:
+        open_store(TrackingConfig(root=str(tmp_path / "moved")))
+    assert f"move {tmp_path / 'moved'} away" in str(said.value)
+    assert "resnet8ptq sync" in str(said.value)
+
+
 @pytest.mark.parametrize("folder", ["mlruns", "of mine #1"])
 def test_a_local_store_is_found_without_mlflow(folder, tmp_path):
     config = TrackingConfig(root=str(tmp_path / folder))

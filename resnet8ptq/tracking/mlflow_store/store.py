@@ -354,7 +354,16 @@ def _find_experiment(store: Store, folder: Path | None) -> Store:
             "it there, or choose another name"
         )
     # Refuse a foreign address, to which new runs would send their files
-    store.locate(experiment.artifact_location)
+    try:
+        store.locate(experiment.artifact_location)
+    except TrackingError as error:
+        if folder is None:
+            raise
+        again = invocation.command("sync", *_name(store.uri, name))
+        raise TrackingError(
+            f"{error}; if the folder was moved or copied: move {folder.parent} away, and `{again}` "
+            "creates it again from the folders of the runs"
+        ) from error
     if view.is_outdated(experiment.tags.get(view.TAG)):
         with suppress(TrackingError):  # without the permission, the earlier view stays
             client.set_experiment_tag(experiment.experiment_id, view.TAG, view.VALUE)
