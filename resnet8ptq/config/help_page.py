@@ -198,7 +198,7 @@ def read_keys(text: str, prefix: str = "") -> list[Key]:
 
     >>> read_keys("a: 1 # one\\nb: # two\\n  c: [x]\\n")
     [Key(name='a', default='1', comment='one'), Key(name='b', default='', comment='two'), \
-    Key(name='b.c', default='[x]', comment='')]
+Key(name='b.c', default='[x]', comment='')]
     """
     node = yaml.compose(text, yaml.SafeLoader)
     if node is None:
