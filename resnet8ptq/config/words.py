@@ -507,7 +507,10 @@ def find_idle(
                 conditions += item.metadata.get("only", {}).items()
             unmet.append(_unmet(conditions, config, typed=typed, swept=swept))
         if unmet and None not in unmet:  # no path to the key has an effect
-            lines.append(f"{key}: has no effect with {unmet[0]}")
+            meant = ""
+            if key == "max_drop":  # the name that `judge`, `report` and `deploy` have for it
+                meant = ", or report.max_drop, the limit of the verdict"
+            lines.append(f"{key}: has no effect with {unmet[0]}{meant}")
     return lines
 
 

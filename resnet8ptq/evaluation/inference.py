@@ -160,7 +160,8 @@ def collect_logits(
     first = split.take(np.arange(min(LOGIT_SAMPLES, len(split))))
     batches = first.batches(batch_size)
     arrays = []
-    for logits in run_all([copy.logits for copy in copies], batches):
+    steps = track(batches, "Reading the logits")
+    for logits in run_all([copy.logits for copy in copies], steps):
         if logits is not None:
             arrays.append(logits)
     if not arrays:

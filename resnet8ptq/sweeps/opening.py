@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from resnet8ptq.config import words
 from resnet8ptq.config.schema import ReportConfig, TrackingConfig
-from resnet8ptq.core import background, cache, clock, console
+from resnet8ptq.core import background, cache, clock, console, invocation
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.sweeps import identity, jobs, parent_run, resume, search
 from resnet8ptq.sweeps.budget import Budget
@@ -47,6 +47,7 @@ def open_sweep(
     overrides = list(config.hydra.overrides.task)
     typed = [words.parse(word) for word in overrides]
     swept = _find_swept(config.hydra.sweeper)
+    _refuse_several_limits(_find_varied([*swept, *typed]))
     varied = swept
     if is_search(config.hydra.sweeper):
         search.check(config.hydra.sweeper, typed)
@@ -142,6 +143,17 @@ def _find_varied(overrides: Sequence[Override]) -> tuple[str, ...]:
         if override.is_sweep_override():
             varied.append(override.key_or_group)
     return tuple(varied)
+
+
+def _refuse_several_limits(varied: Sequence[str]) -> None:
+    """Raise `ConfigError` if a setting of `report` varies: the runs of a sweep have one verdict."""
+    for key in varied:
+        if key.startswith("report."):
+            again = invocation.command("report", f"{key.removeprefix('report.')}=VALUE")
+            raise ConfigError(
+                f"{key}: got several values, expected one for all runs of a sweep; to judge a "
+                f"finished sweep by another limit: {again}"
+            )
 
 
 def _say_jobs(sweeper: DictConfig, count: int | None) -> str:

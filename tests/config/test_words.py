@@ -272,7 +272,7 @@ def test_make_ui_names_the_port_that_is_in_use():
         (["latency.enabled=false", "latency.repeats=5"], "latency.repeats: has no effect with "
          "latency.enabled=false; try latency.enabled=true"),
         (["max_drop=0.1"], "max_drop: has no effect with nodes_to_exclude=[]; try "
-         "nodes_to_exclude=auto"),
+         "nodes_to_exclude=auto, or report.max_drop, the limit of the verdict"),
         (["max_drop=0.1", "nodes_to_exclude=auto"], ""),
         (["preprocess.pad=3"], "preprocess.pad: has no effect with preprocess.resize=squash; try "
          "preprocess.resize=letterbox"),

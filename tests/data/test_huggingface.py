@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from resnet8ptq.config.schema import PreprocessConfig, TableConfig
+from resnet8ptq.config.schema import HuggingFaceConfig, PreprocessConfig
 from resnet8ptq.core.errors import ConfigError, DataError
 from resnet8ptq.data import locate, registry
 from resnet8ptq.data.sources import columns
@@ -24,7 +24,7 @@ def quiet():
 
 
 def read(path, **settings):
-    config = locate.find_data(TableConfig(name="huggingface", root=str(path), **settings))
+    config = locate.find_data(HuggingFaceConfig(root=str(path), **settings))
     return registry.read(config, PreprocessConfig(), path.parent / "cache")
 
 

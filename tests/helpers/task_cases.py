@@ -8,7 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from resnet8ptq.config.schema import CustomConfig, DetectionConfig, KeypointsConfig
+from resnet8ptq.config.schema import (
+    CustomConfig,
+    DetectionConfig,
+    InstanceSegmentationConfig,
+    KeypointsConfig,
+)
 from resnet8ptq.core import masks as object_masks
 from resnet8ptq.data.boxes import Annotated, pack
 from resnet8ptq.tasks import (
@@ -295,7 +300,7 @@ def keypoints() -> Task:
 
 
 def instances() -> Task:
-    frame = Frame(64, 96, 3, {"rows": (4, 38)}, DetectionConfig("instance_segmentation"), 0, 32)
+    frame = Frame(64, 96, 3, {"rows": (4, 38)}, InstanceSegmentationConfig(), 0, 32)
     decoder = Decoder("detections", frame, (0, 1, 2), Prototypes(1, True), True)
     names = ("rows", "maps")
     return detection.build(NAMES[:3], decoder, 300, names, "instance_segmentation")

@@ -4,6 +4,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from resnet8ptq.config import words
+from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.sweeps import opening
 
 
@@ -23,3 +24,12 @@ def test_how_many_jobs_a_sweep_has(params, typed, jobs):
     sweeper = OmegaConf.create({"params": params})
     overrides = [*opening._find_swept(sweeper), *map(words.parse, typed)]
     assert opening._count_jobs(sweeper, overrides) == jobs
+
+
+def test_several_limits_are_refused():
+    """Before, all runs were judged by the default."""
+    opening._refuse_several_limits(["dtype", "max_drop"])
+    with pytest.raises(
+        ConfigError, match=r"^report\.max_drop: got several .* report max_drop=VALUE"
+    ):
+        opening._refuse_several_limits(["dtype", "report.max_drop"])

@@ -14,7 +14,7 @@ from pycocotools import mask as reference
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from resnet8ptq.config.schema import DetectionConfig, TaskConfig
+from resnet8ptq.config.schema import InstanceSegmentationConfig, TaskConfig
 from resnet8ptq.core import masks
 from resnet8ptq.core.errors import PtqError
 from resnet8ptq.data.sources import coco
@@ -27,7 +27,7 @@ from resnet8ptq.tasks.scoring.outputs import Outputs, Targets, TaskContext
 from tests.helpers import detectors
 from tests.helpers.detectors import IDS, NAMES, SIZE
 
-CONFIG = DetectionConfig("instance_segmentation", score_threshold=0.1)
+CONFIG = InstanceSegmentationConfig(score_threshold=0.1)
 OUTPUTS = {"output": (10, 16), "maps": (3, 32, 32)}
 
 
