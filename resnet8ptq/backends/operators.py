@@ -38,5 +38,6 @@ SEQUENCES = frozenset(
         "SplitToSequence",
     }
 )
-WITHOUT_TFLITE = SEQUENCES | {"Scan"}
+# Of Loop, three forms were tried: onnx2tf 2.6.9 refuses two, ai-edge-quantizer the third
+WITHOUT_TFLITE = SEQUENCES | {"Loop", "RMSNormalization", "Scan"}
 WITHOUT_TORCH = SEQUENCES | {"Attention", "Loop", "STFT", "Scan"}

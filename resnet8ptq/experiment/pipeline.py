@@ -36,7 +36,7 @@ from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.experiment.stopping import make_stopping_plan
 from resnet8ptq.experiment.workspace import Prepared, Workspace
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.precision.plan import find_float_nodes, keeps_tail
+from resnet8ptq.precision.plan import find_float_nodes, find_quantized_layers, keeps_tail
 from resnet8ptq.tasks.scoring.comparison import Comparison
 from resnet8ptq.tasks.scoring.metric import BASELINE, GROUPED, SAME_SAMPLES
 from resnet8ptq.tasks.task import Task
@@ -95,6 +95,8 @@ def run_experiment(
             settings, evaluator, samples, folder=folder, scratch=Path(scratch), run=run
         )
         prepared = preparation.prepare(work)
+        if config.method in ("dynamic", "mixed"):
+            _check_dynamic(work, prepared)
         quantized = work.quantize(prepared, folder)
         artifact = quantized.artifact
         resolved = settings.quantizer.resolve(prepared.decisions)
@@ -153,6 +155,14 @@ def _draw_samples(
     run.log_params(params)
     run.log_datasets(samples.data, samples.calibrating, task.few_names)
     return samples, task
+
+
+def _check_dynamic(work: Workspace, prepared: Prepared) -> None:
+    proto = onnx.load(prepared.network.onnx_path)
+    selection = work.settings.quantizer.select(prepared.decisions)
+    layers = find_quantized_layers(proto.graph, selection).values()
+    samples = work.samples.calibrating.split
+    sample_check.check_dynamic(proto, layers, samples, threads=work.settings.runtime.threads)
 
 
 def _check_result(

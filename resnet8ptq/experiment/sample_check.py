@@ -4,16 +4,23 @@ The inputs of the network are checked before the run quantizes anything, and the
 network after calibration.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import onnx
 
-from resnet8ptq.calibration.activations import Activations
+from resnet8ptq.calibration.activations import Activations, find_mask
 from resnet8ptq.calibration.outliers import Outliers, find_in_inputs
 from resnet8ptq.config.schema import CalibConfig, RunConfig
+from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
+from resnet8ptq.graph.layers import float_tensors
 from resnet8ptq.graph.links import input_names
+from resnet8ptq.graph.session import expose, open_runner
+
+SAMPLES = 8  # that show whether values are finite
 
 
 def check_inputs(calib: CalibConfig, graph: onnx.GraphProto, samples: Split) -> list[Outliers]:
@@ -32,6 +39,43 @@ def find_inside(
 ) -> list[Outliers]:
     """Return the samples that stood out in a tensor when the network was calibrated."""
     return Activations(network, calibration=samples, calib=calib, runtime=runtime).outliers()
+
+
+def check_dynamic(
+    proto: onnx.ModelProto, layers: Iterable[onnx.NodeProto], samples: Split, threads: int
+) -> None:
+    """Check on a few samples that layers with ranges at inference take finite values.
+
+    One NaN leaves no range for the other values of its tensor.
+
+    Raises:
+        QuantizationError: a layer takes values that are NaN or infinite; the message names it.
+    """
+    taken = {node.input[0]: node for node in layers}
+    watched = {*taken}
+    for node in proto.graph.node:
+        if node.op_type == "Softmax":
+            watched.update((node.input[0], node.output[0]))
+    names = [name for name in float_tensors(proto) if name in watched]
+    if not names:
+        return
+    run = open_runner(expose(proto, names), threads, optimized=False)
+    unbounded: set[str] = set()
+    undefined: set[str] = set()
+    for batch in samples.spaced(SAMPLES).batches(1):
+        for name, values in zip(names, run(batch), strict=True):
+            if not np.isfinite(values).all():
+                unbounded.add(name)
+            if np.isnan(values).any():
+                undefined.add(name)
+    for name in names:
+        if name in unbounded and name in taken:
+            layer = taken[name]
+            mend = find_mask(proto.graph, undefined)
+            raise QuantizationError(
+                f"method=dynamic: {layer.op_type} {layer.name} takes NaN or infinite values, which "
+                f"leave no range: {name}; {mend or f'try nodes_to_exclude=[{layer.name}]'}"
+            )
 
 
 def calibrates(config: RunConfig) -> bool:

@@ -94,6 +94,22 @@ def test_a_backend_that_lacks_an_operator_quantizes_nothing(tmp_path):
     assert "float32 input" not in needs
 
 
+def test_tflite_lacks_loops(tmp_path):
+    steps = onnx.parser.parse_graph(
+        """body (int64 i, bool going, float[N, 8, 16, 16] state)
+            => (bool still, float[N, 8, 16, 16] next)
+        { still = Identity(going)
+          next = Add(state, state) }"""
+    )
+    loop = helper.make_node("Loop", ["count", "", "relu"], ["middle"], body=steps)
+    count = helper.make_node("Constant", [], ["count"], value_int=3)
+    path = tmp_path / "loop.onnx"
+    onnx.save(build(13, takes=[1, 32, 32, 3], gives=[1, 10], middle=[count, loop]), path)
+    summary = summarize(path, tmp_path)
+    assert summary.treatment("Conv", "tflite") == "-"
+    assert summary.treatment("Conv", "openvino") == "8 bits"
+
+
 def test_a_backend_that_lacks_an_operator_is_not_advised(tmp_path):
     sequence = summarize(_write_sequence(tmp_path), tmp_path)
     for flags in (("sse2", "avx2"), ("asimd",)):
