@@ -43,9 +43,6 @@ log = logging.getLogger(__name__)
 SAMPLES = 100
 FAR_DB = 10.0  # the noise has a tenth of the signal's power
 BETTER_DB = 6.0  # a quarter of the noise power
-# CIFAR-10's own mean and standard deviation, for pixels / 255.
-_CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
-_CIFAR10_STD = (0.247, 0.2435, 0.2616)
 
 Outputs = Sequence[NDArray[Any]]  # each output [N, ...] for all samples
 Matrix = NDArray[np.float64]  # [N, outputs]
@@ -143,11 +140,6 @@ def _other_steps(samples: Split, sized: bool) -> Iterator[tuple[str, Preprocessi
     if samples.has_pictures and samples.stored.shape[-1] == 3:
         order = "rgb" if own.bgr else "bgr"
         yield f"preprocess.channels={order}", replace(own, bgr=not own.bgr)
-    if samples.has_pictures and samples.dtype == "float32" and samples.stored.shape[-1] == 3:
-        steps = replace(own, bgr=False, scale=1 / 255, mean=_CIFAR10_MEAN, std=_CIFAR10_STD)
-        mean = ",".join(map(str, _CIFAR10_MEAN))
-        std = ",".join(map(str, _CIFAR10_STD))
-        yield f"preprocess=unit preprocess.mean=[{mean}] preprocess.std=[{std}]", steps
 
 
 def _find_exchanged_axes(

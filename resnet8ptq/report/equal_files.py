@@ -65,7 +65,10 @@ def count_models(records: Sequence[RunRecord]) -> int:
 
 
 def by_model(
-    records: Sequence[RunRecord], items: Sequence[T], test: Callable[[list[T]], Sequence[R]]
+    records: Sequence[RunRecord],
+    items: Sequence[T],
+    test: Callable[[list[T]], Sequence[R]],
+    worst: Callable[[list[T]], T],
 ) -> list[R]:
     """Test several models together, equal files once; return the result for each run.
 
@@ -74,13 +77,15 @@ def by_model(
     Args:
         items: the argument of the test for each run.
         test: returns a result for each item of its list, corrected for their number.
+        worst: returns the item that counts for a model whose runs scored differently, such as with
+            other numbers of threads: the least favourable one, in any order of the runs.
     """
     models = models_of(records)
-    first: dict[tuple[str | None, ...], T] = {}  # the argument of each model
+    by_key: dict[tuple[str | None, ...], list[T]] = {}  # the arguments of each model
     for model, item in zip(models, items, strict=True):
-        first.setdefault(model, item)
-    tested = test(list(first.values()))
-    results = dict(zip(first, tested, strict=True))
+        by_key.setdefault(model, []).append(item)
+    tested = test([worst(of_model) for of_model in by_key.values()])
+    results = dict(zip(by_key, tested, strict=True))
     return [results[model] for model in models]
 
 
@@ -94,5 +99,5 @@ def adjusted_p(records: Sequence[RunRecord]) -> dict[str, float]:
         if record.quantized and record.p_alone is not None:
             tested.append(record)
             p_values.append(record.p_alone)
-    corrected = by_model(tested, p_values, holm)
+    corrected = by_model(tested, p_values, test=holm, worst=max)
     return {record.run_id: p for record, p in zip(tested, corrected, strict=True)}

@@ -215,7 +215,10 @@ def make_family(cells: Sequence[Cell]) -> Family:
         corrected = holm(np.ravel(rows).tolist())
         return np.reshape(corrected, (len(rows), len(names))).tolist()
 
-    class_p = equal_files.by_model(records_of(measured), by_class, correct)
+    def find_worst(rows: list[list[float]]) -> list[float]:
+        return [max(of_class) for of_class in zip(*rows, strict=True)]
+
+    class_p = equal_files.by_model(records_of(measured), by_class, test=correct, worst=find_worst)
     worse = {}
     for cell, p_values in zip(measured, class_p, strict=True):
         worse[id(cell)] = _find_worse(names, p_values, family.class_deltas(cell))

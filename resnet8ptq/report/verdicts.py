@@ -175,7 +175,13 @@ def _with_verdict(
 def _decide_by_model(
     family: Family, cells: Sequence[Cell], margins: Sequence[tuple[Margin, int]]
 ) -> list[Verdict]:
-    return by_model(records_of(cells), margins, partial(decide, planned=family.planned))
+    test = partial(decide, planned=family.planned)
+    return by_model(records_of(cells), margins, test, worst=find_worst)
+
+
+def find_worst(margins: Sequence[tuple[Margin, int]]) -> tuple[Margin, int]:
+    """Return the margin that is farthest from a pass, with its number of samples."""
+    return max(margins, key=lambda item: (item[0].p_within, -item[0].p_beyond, -item[1]))
 
 
 def _find_equal_runs(records: Sequence[RunRecord]) -> dict[str, tuple[str, ...]]:
@@ -315,7 +321,7 @@ def as_good_as(
         if cell.paired:
             tested.append(cell)
             margins.append(_margin_over(best, cell, metric=metric, margin=margin))
-    decided = by_model(records_of(tested), margins, decide)
+    decided = by_model(records_of(tested), margins, test=decide, worst=find_worst)
     proven = []
     possible = []
     for cell, verdict in zip(tested, decided, strict=True):

@@ -14,9 +14,9 @@ import numpy as np
 
 from resnet8ptq.report.equal_files import by_model
 from resnet8ptq.report.families import Cell, Family, records_of
-from resnet8ptq.report.verdicts import margin_at
+from resnet8ptq.report.verdicts import find_worst, margin_at
 from resnet8ptq.tasks.scoring.metric import Metric
-from resnet8ptq.tasks.scoring.statistics import SIGNIFICANCE
+from resnet8ptq.tasks.scoring.statistics import SIGNIFICANCE, Margin
 
 FARTHEST = 2.0**20  # the largest loss that the search tries, as a fraction of FP32's value
 STEPS = 50  # halvings of an interval
@@ -30,29 +30,37 @@ def add_bounds(family: Family) -> Family:
     """
     metric = family.metric
     limit = metric.limit(family.limits)
-    p_within = []
-    p_beyond = []
     sound = family.sound
+    measured = []
     for cell in sound:
-        margin = margin_at(metric, cell, limit)
-        p_within.append(margin.p_within)
-        p_beyond.append(margin.p_beyond)
-
-    # Find the level of each model's bounds
-    records = records_of(sound)
-    test = partial(levels, planned=family.planned)
-    uppers = by_model(records, p_within, test)
-    lowers = by_model(records, p_beyond, test)
+        measured.append((margin_at(metric, cell, limit), cell))
+    find = partial(_find_bounds, metric, family.planned)
+    bounds = by_model(records_of(sound), measured, test=find, worst=_find_worst)
     bounded = {}
-    for cell, upper, lower in zip(sound, uppers, lowers, strict=True):
-        bounds = {
-            "loss_upper_bound": _upper(metric, cell, upper),
-            "loss_lower_bound": _lower(metric, cell, lower),
-        }
-        record = cell.record.model_copy(update=bounds)
+    for cell, (lower, upper) in zip(sound, bounds, strict=True):
+        known = {"loss_upper_bound": upper, "loss_lower_bound": lower}
+        record = cell.record.model_copy(update=known)
         bounded[cell.record.run_id] = replace(cell, record=record)
     cells = [bounded.get(cell.record.run_id, cell) for cell in family.cells]
     return replace(family, cells=tuple(cells))
+
+
+def _find_worst(measured: Sequence[tuple[Margin, Cell]]) -> tuple[Margin, Cell]:
+    """Return the run of a model that its verdict is of, with its margin."""
+    worst, _ = find_worst([(margin, 0) for margin, _ in measured])
+    return next(item for item in measured if item[0] is worst)
+
+
+def _find_bounds(
+    metric: Metric, planned: int, measured: Sequence[tuple[Margin, Cell]]
+) -> list[tuple[float | None, float | None]]:
+    """Return the lower and the upper bound of each model, each at its level."""
+    uppers = levels([margin.p_within for margin, _ in measured], planned)
+    lowers = levels([margin.p_beyond for margin, _ in measured], planned)
+    bounds = []
+    for (_, cell), upper, lower in zip(measured, uppers, lowers, strict=True):
+        bounds.append((_lower(metric, cell, lower), _upper(metric, cell, upper)))
+    return bounds
 
 
 def levels(p_values: Sequence[float], planned: int = 0) -> list[float]:

@@ -85,6 +85,22 @@ def test_one_file_measured_in_two_ways_has_two_rows(other):
     assert count_models(records) == 1  # in the tests it is one model
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_equal_files_that_score_differently_have_the_verdict_of_the_worst(turned):
+    """As with other numbers of threads; whatever the order of the runs."""
+    other = {"latency.threads": "4"}
+    cells = [("a", predictions(), FILE), ("b", predictions(lost=60), FILE | other)]
+    if turned:
+        cells.reverse()
+    [selected] = select([sweep(*cells)], ReportConfig())
+    runs = assess_runs(selected, {})
+    assert [run.verdict for run in runs] == ["fail", "fail"]
+    [bound] = {(run.loss_lower_bound, run.loss_upper_bound) for run in runs}
+    assert bound[0] > 0.01
+    [alone] = assess_runs(select([sweep(("a", predictions(), FILE))], ReportConfig())[0], {})
+    assert alone.verdict == "pass"
+
+
 def test_runs_without_a_result_keep_their_rows():
     failed = [unmeasured(name, "failed", "no").record for name in "ab"]
     assert len(ids(failed)) == 2
