@@ -127,7 +127,7 @@ def judge(
         judge("fp32.onnx", ["theirs.tflite"], data).runs[0].verdict
 
     Args:
-        files: the quantized file, or several, one run each.
+        files: the quantized file or files, each of which gets a run.
         settings: as for `quantize`, and the limits `max_drop`, `min_sqnr_db`, `min_accuracy`.
 
     `model`, `data`, `example`, `quiet` and the errors are those of `quantize`.

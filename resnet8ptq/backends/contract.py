@@ -445,7 +445,7 @@ def refuse_others(config: QuantizationConfig, takes: Takes) -> None:
 
 
 def resolve_stored(config: QuantizationConfig, file_format: str | None) -> Resolved:
-    """Return how weights are stored and executed that have fewer bits but are computed in float32.
+    """Return how weights of fewer bits, computed in float32, are stored and executed.
 
     The weights are 16-bit floats (dtype=fp16), or 8-bit integers with a scale for each output
     channel (method=weight_only). On a CPU without float16 arithmetic, other operators in float16

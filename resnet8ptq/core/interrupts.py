@@ -11,8 +11,9 @@ from types import FrameType
 def deferred() -> Iterator[None]:
     """Delay Ctrl-C and SIGTERM until the block ends; a second signal takes effect at once.
 
-    An exception inside a transaction of SQLAlchemy can leave its connection open. That keeps an
-    SQLite database locked until the process ends. Only the main thread gets signals.
+    An exception inside a transaction of SQLAlchemy can leave its connection open. An open
+    connection keeps an SQLite database locked until the process ends. Only the main thread gets
+    signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -22,7 +22,7 @@ _OF_ALL_CLASSES = 2000  # calibration samples in total with more than 20 classes
 _WITHOUT_CLASSES = 1000  # calibration samples in total
 
 _HELD_OUT = 2000  # held-out samples in total
-LEAST_TO_CHOOSE = 50  # samples
+LEAST_TO_CHOOSE = 50  # least number of samples to choose by
 _HELD_OUT_SEED = 0  # a constant, so that all runs hold out the same samples
 
 

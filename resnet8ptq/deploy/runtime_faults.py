@@ -26,7 +26,7 @@ class Fault:
     """A fault of graph optimization in releases of ONNX Runtime.
 
     Attributes:
-        fixed: x of 1.x, the first release without the fault.
+        fixed: the minor version of the first ONNX Runtime 1.x without the fault.
         nodes: the affected nodes, in words.
         effect: the result, in words.
         source: the address of the public report.

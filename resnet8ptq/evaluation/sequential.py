@@ -184,7 +184,7 @@ class StoppingPlan:
         at_limit = tango(lost, won, seen, self.limit)
         if UNKNOWN in (now, at_limit):
             return UNKNOWN
-        # The standard error of a loss is 0.5 / correction samples.
+        # The correction is half a sample in standard errors, so it gives the error in samples
         scale = now.correction / at_limit.correction
         error = 0.5 / now.correction
         within = beyond = 0.0

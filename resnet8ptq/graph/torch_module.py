@@ -219,9 +219,9 @@ def _lower_reduction(reduction: onnx.NodeProto, axes: onnx.TensorProto) -> None:
 def _ease(graph: onnx.GraphProto) -> None:
     """Name all nodes, and work around three faults, in place.
 
-    onnx2torch misreads an empty name at the end of a node's inputs as a tensor. onnx2torch refuses
-    axes that are a single number, which exporters write. onnx2torch refuses a Clip without a
-    minimum, and torch's quantized clamp refuses one with a single bound.
+    onnx2torch misreads an empty name at the end of a node's inputs as a tensor, and refuses axes
+    that are a single number, which exporters write. It also refuses a Clip without a minimum, and
+    torch's quantized clamp refuses a Clip with a single bound.
     """
     constants = Links(graph).constants
     for index, node in enumerate(graph.node):

@@ -441,8 +441,8 @@ def _find_role(node: onnx.NodeProto, index: int) -> Role:
 def _flatten_biases(graph: onnx.GraphProto) -> None:
     """Give the constant bias of each Gemm the shape [N].
 
-    ONNX also broadcasts [1, N] and [1]. But ONNX Runtime's per-channel quantization fails on the
-    first shape, and torch's quantized linear fails on the second.
+    ONNX also broadcasts [1, N] and [1]. However, ONNX Runtime's per-channel quantization fails on
+    the first shape, and torch's quantized linear on the second.
     """
     links = Links(graph)
     for node in graph.node:

@@ -742,7 +742,7 @@ def _fastest_of_runs(selected: ModelSelection) -> Recommendation:
 
 
 def _without(left_out: Cell, cells: Iterable[Cell]) -> list[Cell]:
-    """Return the other cells."""
+    """Return the cells without one of them."""
     return [cell for cell in cells if cell is not left_out]
 
 

@@ -129,7 +129,7 @@ def _announce_confirmed(winner: Winner, delivery: Delivery, folder: Path, goal: 
         title = "Nothing is worth deploying instead of FP32; the closest to it"
     if outcome == VOID:
         title = "FP32 itself is void, so nothing can pass; the file in plain 8 bits"
-        # The sentence below the table is long
+        # Do not repeat the verdict's long sentence, which the table has given
         verdict = "No verdict, for the reason below the table."
 
     # Print the facts, then doubts, then the file

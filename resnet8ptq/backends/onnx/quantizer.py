@@ -383,8 +383,8 @@ class OnnxQuantizer(Quantizer):
     ) -> list[str]:
         """Return the nodes whose embedding tables are stored in 8 bits, with a scale for each row.
 
-        Empty with `method=weight_only` and `Gather` in `op_types`, which stores tables in 4-bit
-        blocks.
+        The list is empty with `method=weight_only` and `Gather` in `op_types`, which stores tables
+        in 4-bit blocks.
         """
         method = self.config.method
         if method == "weight_only" and "Gather" in weight_only.find_operators(self.config):

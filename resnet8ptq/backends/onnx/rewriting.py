@@ -176,11 +176,11 @@ def restore_outputs(names: Sequence[str]) -> Pass:
 def find_not_fused(graph: onnx.GraphProto, qoperator: bool) -> list[str]:
     """Return the names of the nodes that ONNX Runtime's quantizer would replace wrongly.
 
-    The quantizer removes a Relu or Clip because the range of its output clips the values. But a
-    range in 8 bits includes 0, unlike the interval of some Clips. In QOperator format the quantizer
-    also removes a Relu or Clip whose input has another range, because other nodes read the input or
-    because it shares the scale of a moved tensor. The quantizer also clips the value of a Pad to
-    the range of the Pad's input.
+    The quantizer removes a Relu or Clip because the range of its output clips the values. However,
+    a range in 8 bits includes 0, unlike the interval of some Clips. In QOperator format the
+    quantizer also removes a Relu or Clip whose input has another range, because other nodes read
+    the input or because it shares the scale of a moved tensor. The quantizer also clips the value
+    of a Pad to the range of the Pad's input.
     """
     names = find_offset_clips(graph)
     if not qoperator:

@@ -71,7 +71,7 @@ class Exclusion:
 
     @property
     def excluded_bytes(self) -> int:
-        """Size of the file in bytes, minus that with all layers quantized."""
+        """Size of the file in bytes, minus the size with all layers quantized."""
         return self.chosen.size_bytes - self.steps[0].size_bytes
 
     def to_metrics(self) -> dict[str, float]:

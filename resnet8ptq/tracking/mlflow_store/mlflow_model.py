@@ -1,4 +1,4 @@
-"""Logs a run's artifact as an MLflow model with signature, input example, pinned requirements.
+"""Logs a run's artifact as an MLflow model, with signature, example and pinned requirements.
 
 ONNX Runtime's files use MLflow's onnx flavor, and other files a small pyfunc. MLflow copies the
 code of the pyfunc (`served_model` and the backend's `serving`) next to the file, so a server needs
