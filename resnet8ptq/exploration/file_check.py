@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 from scipy.special import expit
 
@@ -34,9 +35,10 @@ from resnet8ptq.experiment.preprocessing_check import run_all, usual
 from resnet8ptq.exploration.tensors import findings, network_picture
 from resnet8ptq.exploration.tensors.comparing import compare_file
 from resnet8ptq.exploration.tensors.spread import power, to_db
+from resnet8ptq.graph.links import output_names
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.tasks.scoring.comparison import Comparison
-from resnet8ptq.tasks.scoring.distortion import softmax, sqnr_db
+from resnet8ptq.tasks.scoring.distortion import find_units, softmax, sqnr_db
 
 log = logging.getLogger(__name__)
 
@@ -99,11 +101,14 @@ def find_cause(
     run = evaluator.quantizer.load(path, threads).predict
     sized = config.preprocess.size is not None
     outputs = run_all(run, samples)
+    fp32 = onnx.load(evaluator.network.onnx_path, load_external_data=False)
+    names = output_names(fp32.graph)
     return (
         _find_preprocessing(run, samples, expected, sized)
         or _find_exchanged_axes(evaluator, run, samples, expected=expected, outputs=outputs)
         or _find_last_step(outputs, expected)
         or _find_class_order(outputs, expected)
+        or _find_mixed_units(names, outputs, expected)
         or _find_input_range(evaluator, samples, path)
         or _find_layer(evaluator, samples, path, config=config, folder=folder)
     )
@@ -224,6 +229,35 @@ def _find_class_order(outputs: Outputs, expected: Outputs) -> str:
     if _sqnr_db([ours], [theirs[:, order]]) <= FAR_DB:
         return ""
     return f"its classes are in another order: {order[:20].tolist()} of the network's"
+
+
+def _find_mixed_units(names: Sequence[str], outputs: Outputs, expected: Outputs) -> str:
+    """Return a text if the file loses the smaller part of an output of several units.
+
+    An 8-bit scale for coordinates in pixels has no levels for scores from 0 to 1.
+    """
+    for name, ours, theirs in zip(names, expected, outputs, strict=True):
+        if theirs.shape != ours.shape:
+            continue
+        cuts = find_units(ours)
+        by_part = [_sqnr_db([ours[cut]], [theirs[cut]]) for cut in cuts]
+        worst = min(by_part)
+        best = max(by_part)
+        if worst >= FAR_DB or best < max(FAR_DB, worst + BETTER_DB):
+            continue
+        lost = cuts[by_part.index(worst)]
+        kept = cuts[by_part.index(best)]
+        return (
+            f"its output {name} joins values of different units in one 8-bit scale: "
+            f"{_say_cut(kept)} of axis {len(kept) - 1} have an SQNR of {best:.1f} dB, "
+            f"{_say_cut(lost)} one of {worst:.1f} dB; leave the nodes behind the last layers in "
+            "float"
+        )
+    return ""
+
+
+def _say_cut(cut: tuple[slice, ...]) -> str:
+    return f"values {cut[-1].start} to {cut[-1].stop - 1}"
 
 
 def _find_input_range(evaluator: Evaluator, samples: Split, path: Path) -> str:

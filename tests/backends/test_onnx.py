@@ -494,6 +494,30 @@ def test_grouped_transposed_convolution_has_one_scale(shapes_model, tmp_path, gr
 
 
 @pytest.mark.parametrize("form", ["qdq", "qoperator"])
+def test_a_softmax_in_float64_stays_in_float(shapes_model, tmp_path, form):
+    random = np.random.default_rng(0)
+    proto = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        network (float[N, 3] x) => (float[N, 2] y) {
+            [first] logits = MatMul(x, w)  [wide] precise = Cast<to = 11>(logits)
+            [softmax] shares = Softmax(precise)  [narrow] kept = Cast<to = 1>(shares)
+            [last] y = MatMul(kept, v)
+        }"""
+    )
+    for name, shape in {"w": (3, 4), "v": (4, 2)}.items():
+        values = random.normal(size=shape).astype(np.float32)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
+    onnx.save(proto, tmp_path / "network.onnx")
+    samples = random.normal(size=(20, 3)).astype(np.float32)
+    quantizer = quantizer_of(make_config("data=shapes", f"format={form}", "attention=all"))
+    network = replace(shapes_model, onnx_path=tmp_path / "network.onnx")
+    artifact = quantize_network(quantizer, network, Split(samples, None, "made"), tmp_path)
+    [got] = quantizer.load(artifact.path, THREADS).predict(samples)
+    [expected] = open_runner(proto)(samples)
+    assert 0 < np.abs(got - expected).max() < 0.1
+
+
+@pytest.mark.parametrize("form", ["qdq", "qoperator"])
 def test_a_transposed_convolution_may_be_the_last_layer(shapes_model, tmp_path, form):
     """A segmenter's decoder ends in one, behind the Relu of the layer before it."""
     random = np.random.default_rng(0)

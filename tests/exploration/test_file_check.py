@@ -8,7 +8,12 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
-from onnxruntime.quantization import QuantFormat, quantize_dynamic
+from onnxruntime.quantization import (
+    CalibrationDataReader,
+    QuantFormat,
+    quantize_dynamic,
+    quantize_static,
+)
 
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.exploration.file_check import find_cause
@@ -74,6 +79,35 @@ def test_a_right_file_has_no_cause(cause_of, files):
 @pytest.mark.parametrize("operator", ["Softmax", "Sigmoid"])
 def test_another_last_step_is_named(cause_of, files, operator):
     assert f"is the {operator.lower()} of the network's" in cause_of(append(files[1], operator))
+
+
+class _Batch(CalibrationDataReader):
+    def __init__(self, samples):
+        self.batches = iter([{"x": samples}])
+
+    def get_next(self):
+        return next(self.batches, None)
+
+
+def test_scores_that_share_the_scale_of_boxes_are_named(cause_of, tmp_path):
+    random = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["boxes"], name="boxes"),
+        helper.make_node("MatMul", ["x", "v"], ["logits"], name="logits"),
+        helper.make_node("Sigmoid", ["logits"], ["scores"], name="scores"),
+        helper.make_node("Concat", ["boxes", "scores"], ["y"], name="joined", axis=2),
+    ]
+    constants = {
+        "w": 40 * random.normal(size=(3, 4)).astype(np.float32),
+        "v": random.normal(size=(3, 2)).astype(np.float32),
+    }
+    network = assemble(nodes, {"x": ["N", 8, 3]}, {"y": ["N", 8, 6]}, constants)
+    samples = random.normal(size=(30, 8, 3)).astype(np.float32)
+    onnx.save(network, tmp_path / "network.onnx")
+    quantize_static(tmp_path / "network.onnx", tmp_path / "theirs.onnx", _Batch(samples))
+    cause = cause_of(onnx.load(tmp_path / "theirs.onnx"), network, samples)
+    assert cause.startswith("its output y joins")
+    assert "values 4 to 5 one of" in cause
 
 
 def test_an_input_range_that_cuts_the_samples_is_named(cause_of, files):

@@ -4,7 +4,7 @@ import itertools
 import logging
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -443,6 +443,7 @@ class OnnxQuantizer(Quantizer):
 
         # Layers that keep one scale for all channels, or none at all
         ranges = activations.find_around(in_float)
+        in_float |= dict.fromkeys(_find_without_range(graph, ranges))
         whole: dict[str, list[dict[str, str]]] = {}  # options for weights with one scale
         # QOperator has no option for one scale
         if config.per_channel and file_format == "qoperator":
@@ -499,6 +500,19 @@ class OnnxQuantizer(Quantizer):
                 "provider_nodes counts the nodes of each provider"
             )
         return profiler.profile(path, threads)
+
+
+def _find_without_range(graph: onnx.GraphProto, ranges: Mapping[str, Range]) -> list[str]:
+    """Return the names of the Softmax nodes without a range, such as those in float64.
+
+    ONNX Runtime's quantizer sets the range of every Softmax, and fails if there is none (1.31). It
+    leaves other nodes without a range in float.
+    """
+    names = []
+    for node in graph.node:
+        if node.op_type == "Softmax" and node.output[0] not in ranges:
+            names.append(node.name)
+    return names
 
 
 def _name_scheme(symmetric: bool) -> str:
