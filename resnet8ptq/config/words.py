@@ -87,6 +87,8 @@ def arrange(words: Sequence[str], conf: Path, own: Path | None = None) -> list[s
         _check_group(override, groups, whole=not is_searched)
         _check_once(override, twice)
         _check_values(override, local=is_local)
+        if not known.multirun:
+            _check_brackets(override)
     _check_shared(typed, conf)
     options = [word for word in words if word not in settings]
     return [*settings, *options]
@@ -385,6 +387,25 @@ def _check_values(override: Override, local: bool) -> None:
             [first, *others] = dict.fromkeys(map(str, faults))
             expected = [text.partition("expected ")[2] for text in others]
             raise ConfigError("; or ".join([first, *expected]))
+
+
+def _check_brackets(override: Override) -> None:
+    """Raise `ConfigError` for a list without brackets, which Hydra would read as a sweep."""
+    if override.value_type != ValueType.SIMPLE_CHOICE_SWEEP:
+        return
+    key = override.key_or_group
+    paths = find_fields(key)
+    kinds = [str(path[-1].type) for path in paths]
+    listed = override.get_value_string()
+    if kinds and all(kind.startswith("list[") for kind in kinds):
+        raise ConfigError(f"{key}: got {listed}, expected a list; try {key}=[{listed}]")
+    faults = [_fault(key, path[-1].metadata, values(override), local=False) for path in paths]
+    takes_list = kinds and all("Any" in kind for kind in kinds) and not any(faults)
+    if takes_list:
+        raise ConfigError(
+            f"{key}: got several values, expected one or a list; try {key}=[{listed}]; to run "
+            f"each: -m {key}={listed}"
+        )
 
 
 _WITH_OPTIONS = {"backend": BackendConfig, "data": DataConfig, "task": TaskConfig}
