@@ -127,18 +127,25 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 _MANY = 20  # longer lists would hide the rest of the message
+_SOME = 5  # words of a longer list
 
 
-def or_nearest(word: object, known: Collection[str]) -> str:
+def or_nearest(word: object, known: Collection[str], in_help: bool = True) -> str:
     """Return the known words for a message, with the closest match to `word`, if any.
 
     >>> or_nearest("int9", ["fp32", "int8"])
     'fp32 | int8 (nearest: int8)'
+
+    Args:
+        in_help: whether `--help` lists the words, as it does settings and their options.
     """
     close = nearest(str(word), known)
     listed = " | ".join(known)
     if len(known) > _MANY:
-        listed = f"one of {len(known)} that --help lists"
+        some = " | ".join(list(known)[:_SOME])
+        listed = f"one of {len(known)}, such as {some}"
+        if in_help:
+            listed = f"one of {len(known)} that --help lists"
     if not close:
         return listed
     return f"{listed} (nearest: {close})"
@@ -154,13 +161,13 @@ def no_such_key(key: str, known: Collection[str], option: str = "") -> str:
     return f"{key}: no such key{where}; expected {or_nearest(key.rpartition('.')[2], known)}"
 
 
-def no_such_name(key: str, name: str, known: Collection[str]) -> str:
+def no_such_name(key: str, name: str, known: Collection[str], in_help: bool = True) -> str:
     """Return the message for a name that is not among the known ones, with the closest match.
 
     >>> no_such_name("format", "yml", ["json", "yaml"])
     "format: got 'yml', expected json | yaml (nearest: yaml)"
     """
-    return f"{key}: got {name!r}, expected {or_nearest(name, known)}"
+    return f"{key}: got {name!r}, expected {or_nearest(name, known, in_help)}"
 
 
 _SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}

@@ -44,7 +44,7 @@ def check_version(version: str) -> int:
     versions = range(min(ONNX_SINCE), installed + 1)
     if match is None or int(match[1]) not in versions:
         known = [f"1.{number}" for number in versions]
-        raise ConfigError(no_such_name("target.onnxruntime", version, known))
+        raise ConfigError(no_such_name("target.onnxruntime", version, known, in_help=False))
     return int(match[1])
 
 

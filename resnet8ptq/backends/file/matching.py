@@ -98,9 +98,9 @@ def _read_all(
     known = [port.name for port in ports]
     for name, pair in matched.items():
         if name not in names:
-            raise ConfigError(no_such_name(key, name, names))
+            raise ConfigError(no_such_name(key, name, names, in_help=False))
         if pair.get("name") is not None and pair["name"] not in known:
-            raise ConfigError(no_such_name(f"{key}.{name}", pair["name"], known))
+            raise ConfigError(no_such_name(f"{key}.{name}", pair["name"], known, in_help=False))
     return matched
 
 

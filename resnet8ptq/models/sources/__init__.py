@@ -56,7 +56,7 @@ def select_outputs(network: Network, names: Collection[str]) -> Network:
     every = output_names(network.proto.graph)
     for name in names:
         if name not in every:
-            raise ModelError(no_such_name("model.outputs", name, every))
+            raise ModelError(no_such_name("model.outputs", name, every, in_help=False))
     kept = [index for index, name in enumerate(every) if name in names]
     proto = copy.deepcopy(network.proto)
     del proto.graph.output[:]
