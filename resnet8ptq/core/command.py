@@ -301,7 +301,7 @@ def explain(error: BaseException) -> str:
             key = str(cause.full_key)
             group = key.rpartition(".")[0]
             option = ""
-            # Name the option if the settings are those of a group's option
+            # Name the option to which the settings belong, such as backend=torch
             if group and is_dataclass(cause.object_type.__base__):
                 option = f"{group}={OmegaConf.select(cause.parent_node, 'name')}"
             text = no_such_key(key, known, option)

@@ -152,7 +152,7 @@ def select(journal: Journal) -> list[Point]:
 
 
 def _show(described: Iterable[Shown], values: Mapping[str, float]) -> dict[str, float]:
-    """Return the values that are described, by their names in MLflow."""
+    """Return the values that have a description, by the names that MLflow shows."""
     shown = {}
     for one in described:
         if one.key in values:

@@ -298,7 +298,9 @@ class _Variants:
         )
 
     def time_whole(self, chosen: Sequence[bool]) -> dict[str, Blocks]:
-        """Return the latencies of FP32, all in 8 bits, and a placement of both, in turns."""
+        """Return the latencies of FP32, of all layers in 8 bits, and of a placement, timed in
+        turns.
+        """
         loads = {NONE: self._load_fp32(), ALL: self._load([True] * len(self.blocks))}
         if not all(chosen):
             loads[PLACED] = self._load(chosen)
