@@ -367,9 +367,10 @@ def _replace_tensor(
         _remove_output(producer, name)
         graph.initializer.append(numpy_helper.from_array(values[0], name))
         return
+    by_length = any_length and not np.array_equal(values[0], values[-1])
     by_batch = values[:-1] if any_length else values
     block = _find_block(by_batch)
-    if block is not None:
+    if block is not None and not by_length:
         _remove_output(producer, name)
         _repeat_rows(graph, name, block)
         return

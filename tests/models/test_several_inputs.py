@@ -65,6 +65,20 @@ def test_a_network_with_an_output_for_each_token_takes_any_length(tmp_path):
     assert [tensor.shape for tensor in record.contract.inputs] == [(None,), (None,)]
 
 
+def test_rows_of_a_table_that_are_repeated_for_each_token_leave_the_length_free(tmp_path):
+    """As in a BERT without `token_type_ids`: the same row for each sample and each token."""
+    kinds = """
+        shape = Shape(ids)
+        first = ConstantOfShape<value = int64[1] {0}>(shape)
+        kind = Gather(kinds, first)
+        both = Add(rows, kind)
+    """
+    nodes = kinds + MASKED.replace("Mul(rows", "Mul(both")
+    path = write(tmp_path / "a.onnx", nodes, WORDS, kinds=np.ones((2, 4), np.float32))
+    record = convert(path, tmp_path / "made")
+    assert [tensor.shape for tensor in record.contract.inputs] == [(None,), (None,)]
+
+
 def test_a_network_that_counts_padding_keeps_the_stored_length(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         record = convert(write(tmp_path / "a.onnx", UNMASKED, WORDS), tmp_path / "made")
