@@ -112,6 +112,44 @@ def test_blocks_and_unfilled_memory_of_a_program_are_taken(take, tmp_path):
     assert max(record.parity.values()) < 1e-5
 
 
+class Attention(torch.nn.Module):
+    """Attention with a learned bias, as T5's and Swin's; takes [N, 3, 8, 6]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = torch.nn.Linear(8, 24)
+        self.bias = torch.nn.Parameter(torch.ones(2, 1, 1))
+        self.dense = torch.nn.Linear(8, 5)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        rows = features.flatten(2).transpose(1, 2).reshape(-1, 18, 8)
+        query, key, value = self.project(rows).view(-1, 18, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        bias = self.bias * torch.ones(18, 18)
+        attend = torch.nn.functional.scaled_dot_product_attention
+        return self.dense(
+            attend(query, key, value, bias).transpose(1, 2).reshape(-1, 18, 8).mean(1)
+        )
+
+
+@pytest.mark.slow
+def test_attention_with_a_learned_bias_is_taken(take, tmp_path):
+    """Its output has another order in memory than the products that torch makes of it."""
+    record = take(export(Attention().eval(), tmp_path / "network.pt2", None))
+    assert [str(output) for output in record.contract.outputs] == ["linear_1 [5] float32"]
+    assert max(record.parity.values()) < 1e-5
+
+
+def test_an_operator_without_onnx_is_named(tmp_path):
+    class Inverse(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.linalg.pinv(x)
+
+    program = torch.export.export(Inverse(), (torch.ones(2, 3, 3),))
+    with pytest.raises(ModelError, match="linalg_pinv") as caught:
+        from_program(program, tmp_path / "a.pt2", np.ones((2, 3, 3), np.float32))
+    assert "\x1b" not in str(caught.value)
+
+
 def test_memory_of_a_program_is_filled_with_zeros(tmp_path):
     """It would hold what the process had there before."""
     path = export(Blocks().eval(), tmp_path / "network.pt2", None)

@@ -10,6 +10,7 @@ import onnx
 import torch
 
 from resnet8ptq.core.errors import ModelError, errors_as
+from resnet8ptq.core.text import one_line
 from resnet8ptq.graph.torch_module import as_tensors
 from resnet8ptq.models.batch_axis import Outputs, Predict, in_full_batches
 from resnet8ptq.models.contract import SampleArray
@@ -48,13 +49,50 @@ def from_program(program: Any, source: Path, sample: Sample) -> Network:
             f"{source}: was exported in training mode, in which batches change the outputs; call "
             "eval() on the module before torch.export.export"
         )
+    original = _original(program)
+    proto = _to_onnx(program, source)
+    onnx_gate.check_graph(proto, source)
+    return Network(to_supported(proto, source, sample), original, opset(proto))
+
+
+def _to_onnx(program: Any, source: Path) -> onnx.ModelProto:
+    """Return a program in ONNX; errors name `source`.
+
+    Raises:
+        ModelError: torch cannot export it.
+    """
     silent = warnings.catch_warnings(action="ignore")
     progress = contextlib.redirect_stdout(io.StringIO())
-    with errors_as(ModelError, f"{source}: torch cannot export it"), silent, progress:
-        proto = torch.onnx.export(program, dynamo=True, verbose=False).model_proto
-    proto = onnx.ModelProto.FromString(proto.SerializeToString())
-    onnx_gate.check_graph(proto, source)
-    return Network(to_supported(proto, source, sample), _original(program), opset(proto))
+    with silent, progress:
+        try:
+            exported = torch.onnx.export(program, dynamo=True, verbose=False)
+        except Exception:  # torch's own, dozens
+            _store_attention(program)
+            try:
+                exported = torch.onnx.export(program, dynamo=True, verbose=False)
+            except Exception as error:
+                cause = error  # below torch's advice on reports
+                while cause.__cause__ is not None:
+                    cause = cause.__cause__
+                raise ModelError(f"{source}: torch cannot export it ({one_line(cause)})") from None
+    return onnx.ModelProto.FromString(exported.model_proto.SerializeToString())
+
+
+def _store_attention(program: Any) -> None:
+    """Copy the outputs of attention to memory in their own order, in place.
+
+    torch's kernel returns them in another order than the products into which torch then decomposes
+    attention, and a view that fits one order may not fit the other.
+    """
+    attention = torch.ops.aten.scaled_dot_product_attention.default
+    contiguous = {"memory_format": torch.contiguous_format}
+    graph = program.graph
+    for node in graph.find_nodes(op="call_function", target=attention):
+        with graph.inserting_after(node):
+            copy = graph.call_function(torch.ops.aten.clone.default, (node,), contiguous)
+        copy.meta = dict(node.meta)
+        node.replace_all_uses_with(copy, delete_user_cb=lambda user, copy=copy: user is not copy)
+    program.graph_module.recompile()
 
 
 def _trains(node: Any) -> bool:
