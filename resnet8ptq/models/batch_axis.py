@@ -474,8 +474,10 @@ def _fix_shaped(
         by_batch = []
         dims[0] = 0  # copies the size of the Reshape's input
     elif (dims == -1).any():
-        # The product of the target is negative, because it contains the -1
-        dims[dims == -1] = -math.prod(before[0]) // np.prod(dims)
+        # The size that stands behind the -1 may vary with the batch or the length, too
+        shapes = [_fill_in(new, old) for old, new in zip(before, shapes, strict=True)]
+        by_batch, by_length = _find_varying(shapes, any_length)
+        dims = np.array(shapes[0], np.int64)
     varying = by_batch + by_length
     if len(varying) > 1 or (varying and (dims == -1).any()):
         return
@@ -483,6 +485,14 @@ def _fix_shaped(
     node.op_type = "Reshape"
     del node.attribute[:]
     _set_target(graph, node, dims)
+
+
+def _fill_in(shape: NDArray[np.int64], before: Sequence[int]) -> NDArray[np.int64]:
+    """Return a target shape with the size that its -1 stands for, for an input of shape `before`.
+
+    The product of such a target is negative.
+    """
+    return np.where(shape == -1, -math.prod(before) // np.prod(shape), shape)
 
 
 def _set_scales(

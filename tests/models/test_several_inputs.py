@@ -79,6 +79,35 @@ def test_rows_of_a_table_that_are_repeated_for_each_token_leave_the_length_free(
     assert [tensor.shape for tensor in record.contract.inputs] == [(None,), (None,)]
 
 
+def test_a_size_of_minus_one_that_holds_the_batch_keeps_the_samples_apart(tmp_path):
+    """As in keys that torch's exporter transposes: [-1, length, width] for all samples' heads."""
+    transposed = """
+        shape = Shape(ids)
+        count = Gather(shape, first)
+        length = Gather(shape, one)
+        apart = Concat<axis = 0>(count, length, two, two)
+        heads = Reshape(rows, apart)
+        by_head = Transpose<perm = [0, 2, 1, 3]>(heads)
+        joined = Concat<axis = 0>(minus, length, two)
+        keys = Reshape(by_head, joined)
+        turned = Transpose<perm = [0, 2, 1]>(keys)
+        again = Concat<axis = 0>(count, two, two, length)
+        by_sample = Reshape(turned, again)
+        ordered = Transpose<perm = [0, 3, 1, 2]>(by_sample)
+        whole = Concat<axis = 0>(count, length, four)
+        both = Reshape(ordered, whole)
+    """
+    nodes = transposed + MASKED.replace("Mul(rows", "Mul(both")
+    sizes = {"first": np.array([0]), "minus": np.array([-1]), "four": np.array([4])}
+    path = write(tmp_path / "a.onnx", nodes, WORDS, **sizes)
+    record = convert(path, tmp_path / "made")
+    assert [tensor.shape for tensor in record.contract.inputs] == [(None,), (None,)]
+    original = open_runner(str(path))
+    run = open_runner(str(tmp_path / "made" / "folded.onnx"))
+    for count in (1, 2, 5):
+        np.testing.assert_allclose(run(TEXTS[:count])[0], original(TEXTS[:count])[0], rtol=1e-5)
+
+
 def test_a_network_that_counts_padding_keeps_the_stored_length(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         record = convert(write(tmp_path / "a.onnx", UNMASKED, WORDS), tmp_path / "made")

@@ -71,7 +71,7 @@ def _to_onnx(program: Any, source: Path) -> onnx.ModelProto:
             try:
                 exported = torch.onnx.export(program, dynamo=True, verbose=False)
             except Exception as error:
-                cause = error  # below torch's advice on reports
+                cause: BaseException = error  # below torch's advice on reports
                 while cause.__cause__ is not None:
                     cause = cause.__cause__
                 raise ModelError(f"{source}: torch cannot export it ({one_line(cause)})") from None
