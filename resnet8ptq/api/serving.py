@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from resnet8ptq.core import command, confinement, files
+from resnet8ptq.core.errors import ConfigError
 
 Words = list[str]
 
@@ -59,7 +60,10 @@ def _describe(ending: command.Ending) -> dict[str, Any]:
     explained = None
     if error is not None:
         explained = _SWEEP_WORDS.sub("to run each: ptq.sweep", command.explain(error))
-    return {"code": ending.code, "error": explained, "error_type": type(error).__name__}
+    kind = type(error).__name__
+    if isinstance(error, command.COMPOSING):  # Hydra found the wrong setting
+        kind = ConfigError.__name__
+    return {"code": ending.code, "error": explained, "error_type": kind}
 
 
 COMMANDS: dict[str, Callable[[Words], dict[str, Any]]] = {"run": _run, "deploy": _deploy}

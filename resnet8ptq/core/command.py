@@ -219,9 +219,9 @@ def _quote_text(word: str, schema: Any) -> str:
 # Whether the user has asked for tracebacks
 _WANTS_TRACEBACK = bool(os.environ.get("HYDRA_FULL_ERROR"))
 _NO_KEY = (ConfigAttributeError, ConfigKeyError)  # an unknown key, or part of a longer one
-_COMPOSING = (HydraException, OmegaConfBaseException)
+COMPOSING = (HydraException, OmegaConfBaseException)  # of a wrong setting
 _INPUTS = (ConfigError, DataError, ModelError)
-EXPECTED = (*_COMPOSING, PtqError, OSError)
+EXPECTED = (*COMPOSING, PtqError, OSError)
 _OF_DISK = {  # the mend of each operating-system error
     errno.EROFS: "try a working folder that can be written",
     errno.EACCES: "try a file or a working folder with the rights for it",
@@ -286,7 +286,7 @@ def print_error(error: Exception) -> int:
 
 def exit_code(error: Exception) -> int:
     """Return 2 for a wrong input, and 1 for other errors."""
-    return 2 if isinstance(error, (*_COMPOSING, *_INPUTS)) else 1
+    return 2 if isinstance(error, (*COMPOSING, *_INPUTS)) else 1
 
 
 def explain(error: BaseException) -> str:

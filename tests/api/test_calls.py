@@ -105,6 +105,7 @@ def test_a_damaged_file_is_a_failed_run_and_no_error_of_the_call(network, tmp_pa
     [
         ({"dtype": "int9"}, "dtype: got 'int9'"),
         ({"per_chanel": True}, "per_chanel: no such key"),
+        ({"calib__percentil": 99}, "calib.percentil: no such key"),  # found by Hydra
         ({"dtype": ["int8", "u8s8"]}, "dtype: got a list.*; to run each: ptq.sweep$"),
     ],
 )
