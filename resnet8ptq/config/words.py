@@ -9,9 +9,9 @@ import argparse
 import itertools
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import Field, fields
+from dataclasses import Field, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import yaml
 from hydra._internal.utils import get_args_parser
@@ -36,6 +36,7 @@ from resnet8ptq.core.text import nearest, no_such_key
 
 _REMOTE = ("slurm", "ray_cluster")  # launchers whose jobs see other files and CPUs
 _GROUPS = ("backend", "dtype", "calib", "data", "preprocess", "task", "analysis", "benchmark")
+_UNSET = ("benchmark", "experiment")  # groups without a default option
 _NETWORKS = (".onnx", ".h5", ".keras", ".tflite", ".pt2")  # suffixes of networks
 _MODES = ("run", "multirun", "cfg", "info", "shell_completion")
 
@@ -84,6 +85,7 @@ def arrange(words: Sequence[str], conf: Path, own: Path | None = None) -> list[s
             is_local = False
     for override in typed:
         _check_key(override, groups)
+        _check_section(override, groups)
         _check_group(override, groups, whole=not is_searched)
         _check_once(override, twice)
         _check_values(override, local=is_local)
@@ -344,6 +346,32 @@ def _check_key(override: Override, groups: Collection[str]) -> None:
     raise ConfigError(no_such_key(first, known))
 
 
+def _check_section(override: Override, groups: Collection[str]) -> None:
+    """Raise `ConfigError` for a value of a key that only has keys below it, such as `latency`."""
+    key = override.key_or_group
+    sections = [item for item in fields(RunConfig) if item.name == key and key not in groups]
+    kind = get_type_hints(RunConfig).get(key)
+    if not sections or not is_dataclass(kind) or override.is_delete():
+        return
+    for value in values(override):
+        if isinstance(value, dict) or "${" in str(value):
+            continue
+        inner = fields(kind)
+        takers = [item.name for item in inner if _takes_word(item, value)]
+        listed = " | ".join(f"{key}.{item.name}" for item in inner)
+        mend = ""
+        if len(takers) == 1:
+            mend = f"; try {key}.{takers[0]}={shown(value)}"
+        raise ConfigError(f"{key}: got {shown(value)}, expected a key of it: {listed}{mend}")
+
+
+def _takes_word(item: Field[Any], value: Any) -> bool:
+    """Return whether a value is one of the words of a field, or switches it on or off."""
+    if isinstance(value, bool):
+        return item.name == "enabled"
+    return any(value in limit.choices for limit in item.metadata.get("limits", ()))
+
+
 def _check_group(override: Override, groups: dict[str, list[str]], whole: bool) -> None:
     """Raise `ConfigError` for a list, and, if `groups` lists every option, for an unknown
     option.
@@ -359,6 +387,10 @@ def _check_group(override: Override, groups: dict[str, list[str]], whole: bool) 
             f"{group}={options}"
         )
     for value in values(override):
+        is_unset = value is None and group in _UNSET
+        is_name = is_unset or isinstance(value, str | dict)
+        if not is_name and not override.is_delete():  # Hydra's error has a traceback
+            raise ConfigError(command.no_such_option(shown(value), group, groups[group]))
         complete = whole and not group.startswith("hydra/")  # plugins add to Hydra's groups
         if complete and isinstance(value, str) and "${" not in value and value not in groups[group]:
             raise ConfigError(command.no_such_option(value, group, groups[group]))

@@ -4,7 +4,7 @@
 |---|---|
 | 0 | every run finished; `unsupported` counts as finished |
 | 1 | a run failed: its traceback is in the run |
-| 2 | an input is wrong: a setting, a network's file or data |
+| 2 | an input is wrong: a setting, a network's file or data, a folder that cannot be written |
 | 130, 141, 143 | interrupted (SIGINT), pipe closed (SIGPIPE), terminated (SIGTERM) |
 """
 
@@ -222,6 +222,7 @@ _NO_KEY = (ConfigAttributeError, ConfigKeyError)  # an unknown key, or part of a
 COMPOSING = (HydraException, OmegaConfBaseException)  # of a wrong setting
 _INPUTS = (ConfigError, DataError, ModelError)
 EXPECTED = (*COMPOSING, PtqError, OSError)
+_REFUSED = (errno.EROFS, errno.EACCES)  # the user's choice of a folder or a file
 _OF_DISK = {  # the mend of each operating-system error
     errno.EROFS: "try a working folder that can be written",
     errno.EACCES: "try a file or a working folder with the rights for it",
@@ -285,8 +286,10 @@ def print_error(error: Exception) -> int:
 
 
 def exit_code(error: Exception) -> int:
-    """Return 2 for a wrong input, and 1 for other errors."""
-    return 2 if isinstance(error, (*COMPOSING, *_INPUTS)) else 1
+    """Return 2 for a wrong input or a folder without the rights to write, 1 for other errors."""
+    is_input = isinstance(error, (*COMPOSING, *_INPUTS))
+    is_refused = isinstance(error, OSError) and error.errno in _REFUSED
+    return 2 if is_input or is_refused else 1
 
 
 def explain(error: BaseException) -> str:

@@ -218,7 +218,7 @@ def test_a_run_in_a_read_only_folder_is_one_line(disk, tmp_path):
     result = call(
         tmp_path, *QUICK, "dtype=fp32", f"hydra.run.dir={disk.folder}/run", **NO_REAL_FILES
     )
-    assert result.code == 1
+    assert result.code == 2
     (error,) = result.errors
     assert f"Read-only file system: '{disk.folder}/run'" in error
     assert "Traceback" not in result.err

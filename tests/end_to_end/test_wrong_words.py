@@ -68,6 +68,12 @@ CASES = {
     GOOD + "preprocess.sise=96": "preprocess.sise: no such key|nearest: size",
     # Values
     GOOD + "dtype=int4": "dtype: got 'int4'|dtype=w4a8",
+    GOOD + "dtype=8": "dtype: got '8'|dtype=int8",
+    GOOD + "backend=null": "backend: got 'null'|onnx",
+    GOOD + "data=true": "data: got 'true'|arrays",
+    GOOD + "latency=false": "latency: got false|try latency.enabled=false",
+    GOOD + "evaluate=test": "evaluate: got test|try evaluate.split=test",
+    GOOD + "symmetric=true": "symmetric: got true|a key of it: symmetric.",
     GOOD + "dtype=INT8": "dtype: got 'INT8'|nearest: int8",
     GOOD + "dtype=float32": "dtype: got 'float32'|dtype=fp32",
     GOOD + "backend=tensorrt": "backend: got 'tensorrt'|backend=onnx",
