@@ -36,7 +36,7 @@ from resnet8ptq.precision.plan import Plan, Selection
 Options = TypeVar("Options", bound=BackendConfig)
 
 # Runs a network on a batch; returns its outputs.
-Run = Callable[[NDArray[np.float32]], Sequence[NDArray[np.float32]]]
+Predict = Callable[[NDArray[np.float32]], Sequence[NDArray[np.float32]]]
 Nodes = Mapping[str, Mapping[str, int]]  # counts by provider and operator
 # Allowed values and reason against others, by key
 Takes = Mapping[str, tuple[Sequence[object], str]]
@@ -173,8 +173,8 @@ class Predictor:
             provider and operator; None if `Quantizer.count_kernels` counts them on this machine.
     """
 
-    predict: Run
-    open_logits: Callable[[], Run | None]
+    predict: Predict
+    open_logits: Callable[[], Predict | None]
     time_ms: Callable[[NDArray[np.float32]], float] | None = None
     find_nodes: Callable[[NDArray[np.float32]], Nodes] | None = None
 
@@ -188,7 +188,7 @@ class Predictor:
         return self._to_logits(batch)[0]
 
     @cached_property
-    def _to_logits(self) -> Run | None:
+    def _to_logits(self) -> Predict | None:
         return self.open_logits()
 
 
@@ -474,7 +474,7 @@ def resolve_stored(config: QuantizationConfig, file_format: str | None) -> Resol
     )
 
 
-def check_same(whole: Run, small: Run, batches: Iterable[NDArray[np.float32]]) -> None:
+def check_same(whole: Predict, small: Predict, batches: Iterable[NDArray[np.float32]]) -> None:
     """Raise `QuantizationError` if a file and its slim copy give different bits on a batch."""
     for batch in batches:
         pairs = zip(whole(batch), small(batch), strict=True)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.backends.contract import Predictor, Run
+from resnet8ptq.backends.contract import Predict, Predictor
 from resnet8ptq.backends.file.contents import Contents, Port, RawRun
 from resnet8ptq.backends.file.matching import Match
 from resnet8ptq.backends.file.reading import Admitted
@@ -22,7 +22,7 @@ def load(admitted: Admitted, inputs: Match, outputs: Match, threads: int) -> Pre
     contents = admitted.contents
     whole = MatchedNetwork(admitted.open_run(threads), contents, inputs, outputs=outputs)
 
-    def open_logits() -> Run | None:
+    def open_logits() -> Predict | None:
         run = admitted.open_logits(threads)
         if run is None:
             return None

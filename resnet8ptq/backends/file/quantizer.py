@@ -15,10 +15,10 @@ from typing import NoReturn
 
 from resnet8ptq.backends.contract import (
     Artifact,
+    Predict,
     Predictor,
     Quantizer,
     Resolved,
-    Run,
     Takes,
     options_of,
     refuse_others,
@@ -136,19 +136,19 @@ class FileQuantizer(Quantizer):
             )
         return {}
 
-    def _open_onnx(self, optimized: bool = True, without: Sequence[str] = ()) -> Run:
+    def _open_onnx(self, optimized: bool = True, without: Sequence[str] = ()) -> Predict:
         reader = reading.reader_of(self._admitted.path)
         content = self._admitted.path.read_bytes()
         threads = self.runtime.threads
         return self._match(reader.open_run(content, threads, optimized, without))
 
-    def _open_tflite(self, reference: bool) -> Run:
+    def _open_tflite(self, reference: bool) -> Predict:
         reader = reading.reader_of(self._admitted.path)
         content = self._admitted.path.read_bytes()
         threads = self.runtime.threads
         return self._match(reader.open_run(content, threads, reference))
 
-    def _match(self, run: RawRun) -> Run:
+    def _match(self, run: RawRun) -> Predict:
         """Return a function from network inputs to network outputs; `fit` has matched both."""
         inputs = self._options.inputs or {}
         outputs = self._options.outputs or {}

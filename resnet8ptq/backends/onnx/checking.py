@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from resnet8ptq.backends import kernel_noise
-from resnet8ptq.backends.contract import Run
+from resnet8ptq.backends.contract import Predict
 from resnet8ptq.backends.kernel_noise import KernelNoise
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.tasks.scoring.distortion import sqnr_db
@@ -66,12 +66,12 @@ OPTIMIZERS = (
 class Opener(Protocol):
     """Loads a file in ONNX Runtime as a function from network inputs to network outputs."""
 
-    def __call__(self, optimized: bool = True, without: Sequence[str] = ()) -> Run:
+    def __call__(self, optimized: bool = True, without: Sequence[str] = ()) -> Predict:
         """Load the file; see `graph.session.open_session`."""
 
 
 def compare_kernels(
-    name: str, open_file: Opener, open_fp32: Callable[[], Run], calibration: Split
+    name: str, open_file: Opener, open_fp32: Callable[[], Predict], calibration: Split
 ) -> dict[str, str]:
     """Return the SQNR of the kernels as a param; warn if it is below the quantization's.
 

@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
-from resnet8ptq.backends.contract import Nodes, Predictor, Run
+from resnet8ptq.backends.contract import Nodes, Predict, Predictor
 from resnet8ptq.core.errors import UnsupportedError, errors_as
 from resnet8ptq.core.records import feed
 from resnet8ptq.graph.session import end_at_logits, open_runner
@@ -38,7 +38,7 @@ def load(path: Path, threads: int, provider: str = CPU) -> Predictor:
     return Predictor(partial(_run, file), open_logits, find_nodes=partial(_find_nodes, file))
 
 
-def open_kernels(path: Path, threads: int, provider: str, without: Sequence[str] = ()) -> Run:
+def open_kernels(path: Path, threads: int, provider: str, without: Sequence[str] = ()) -> Predict:
     """Load a file as a function, with some optimizers disabled; see `load`."""
     if provider == CPU:
         return open_runner(str(path), threads, without=without)
@@ -73,7 +73,7 @@ def _find_nodes(file: OnnxFile, batch: NDArray[Any]) -> Nodes:
     return file.find_nodes([*feed(batch, file.names).values()])
 
 
-def _open_logits(path: Path, threads: int, provider: str) -> Run | None:
+def _open_logits(path: Path, threads: int, provider: str) -> Predict | None:
     proto = onnx.load(path)
     if not end_at_logits(proto):
         return None

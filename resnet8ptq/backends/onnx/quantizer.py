@@ -20,11 +20,11 @@ from resnet8ptq.backends.contract import (
     WITH_16_BITS,
     WITH_ACTIVATIONS,
     Artifact,
+    Predict,
     Predictor,
     Profiler,
     Quantizer,
     Resolved,
-    Run,
     Takes,
     check_same,
     refuse_empty,
@@ -358,7 +358,7 @@ class OnnxQuantizer(Quantizer):
         threads = self.runtime.threads
         open_fp32 = partial(open_runner, str(model.onnx_path), threads)
 
-        def open_file(optimized: bool = True, without: Sequence[str] = ()) -> Run:
+        def open_file(optimized: bool = True, without: Sequence[str] = ()) -> Predict:
             if not optimized:  # compute the definition node by node on the CPU
                 return open_runner(str(path), threads, optimized=False)
             return predictor.open_kernels(path, threads, self.provider, without)

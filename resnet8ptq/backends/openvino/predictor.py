@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
-from resnet8ptq.backends.contract import Predictor, Run
+from resnet8ptq.backends.contract import Predict, Predictor
 from resnet8ptq.backends.openvino import archive
 from resnet8ptq.backends.openvino.library import compile_graph, read_graph
 from resnet8ptq.core.records import feed
@@ -41,7 +41,7 @@ def make_network(graph: Any, threads: int, **options: Any) -> "CompiledNetwork":
     )
 
 
-def _open_logits(path: Path, threads: int, precision: str) -> Run | None:
+def _open_logits(path: Path, threads: int, precision: str) -> Predict | None:
     if path.suffix == archive.SUFFIX:
         graph = archive.end_at_logits(archive.read(path.read_bytes()))
         if graph is None:

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 
 from resnet8ptq.backends import kernel_noise
-from resnet8ptq.backends.contract import Run
+from resnet8ptq.backends.contract import Predict
 from resnet8ptq.backends.kernel_noise import KernelNoise
 from resnet8ptq.core.text import one_line
 from resnet8ptq.data.dataset import Split
@@ -16,7 +16,10 @@ LIMIT_DB = 20.0  # XNNPACK rounds differently in each layer: ResNet8 with an 8-b
 
 
 def compare_kernels(
-    name: str, open_file: Callable[[bool], Run], open_fp32: Callable[[], Run], calibration: Split
+    name: str,
+    open_file: Callable[[bool], Predict],
+    open_fp32: Callable[[], Predict],
+    calibration: Split,
 ) -> dict[str, str]:
     """Return the SQNR of the kernels as a param; warn if it is below the quantization's.
 

@@ -11,7 +11,7 @@ import numpy as np
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from numpy.typing import NDArray
 
-from resnet8ptq.backends.contract import Predictor, Run
+from resnet8ptq.backends.contract import Predict, Predictor
 from resnet8ptq.backends.tflite import contents
 from resnet8ptq.models.batch_axis import in_batches
 
@@ -48,12 +48,12 @@ def open_interpreter(
     return interpreter
 
 
-def open_run(content: bytes, threads: int, reference: bool = False) -> Run:
+def open_run(content: bytes, threads: int, reference: bool = False) -> Predict:
     """Return a function that runs the network on batches of any size."""
     return LoadedFile(open_interpreter(content, threads, reference=reference), read_output)
 
 
-def _open_logits(content: bytes, threads: int) -> Run | None:
+def _open_logits(content: bytes, threads: int) -> Predict | None:
     """Open a copy without the softmax; to read its input from the whole file would disable
     XNNPACK.
     """

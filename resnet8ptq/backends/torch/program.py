@@ -11,7 +11,7 @@ import torch
 import torch.ao.quantization.fx._decomposed  # registers the operators of a quantized program
 from torch.export import ExportedProgram
 
-from resnet8ptq.backends.contract import Predictor, Run
+from resnet8ptq.backends.contract import Predict, Predictor
 from resnet8ptq.backends.torch.annotate import LAYERS, SOFTMAX
 from resnet8ptq.backends.torch.torchscript import Example, copy_reproducibly, known_warnings
 from resnet8ptq.core import files
@@ -103,7 +103,7 @@ def _open(path: Path) -> Any:
         return torch.export.load(packed).module()
 
 
-def _end_at_logits(module: Any) -> Run | None:
+def _end_at_logits(module: Any) -> Predict | None:
     graph = torch.fx.Graph()
     outputs = graph.graph_copy(module.graph, {}, return_output_node=True)[0]
     if len(outputs) != 1:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from resnet8ptq.backends.contract import Predictor, Run
+from resnet8ptq.backends.contract import Predict, Predictor
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import UnsupportedError, errors_as
 from resnet8ptq.core.records import names_of
@@ -63,7 +63,7 @@ def load(path: Path) -> Predictor:
     return Predictor(partial(infer, module), partial(_open_logits, path))
 
 
-def _open_logits(path: Path) -> Run | None:
+def _open_logits(path: Path) -> Predict | None:
     """Return a copy that ends before the softmax; freezing gives one flat graph that can be cut."""
     frozen = _load(path)
     if hasattr(frozen, "training"):  # a module that was saved frozen lacks the attribute

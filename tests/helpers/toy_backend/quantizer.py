@@ -7,10 +7,10 @@ import onnx
 
 from resnet8ptq.backends.contract import (
     Artifact,
+    Predict,
     Predictor,
     Quantizer,
     Resolved,
-    Run,
     Takes,
     options_of,
     refuse_empty,
@@ -69,6 +69,6 @@ class ToyQuantizer(Quantizer):
         raise UnsupportedError("toys have no profiler")
 
 
-def _open_logits(path: Path, threads: int) -> Run | None:
+def _open_logits(path: Path, threads: int) -> Predict | None:
     proto = unpack(fetch(path))
     return open_runner(proto, threads) if end_at_logits(proto) else None
