@@ -212,6 +212,9 @@ NO_SETTINGS = {  # functions' parameters; what is refused; words in the place of
     *("allow_pickle=False", "weights_only=True", "backend.name=../../x", "quiet=True"),
     "example=INPUTS",
     *("key=value", "experiment=NAME", "data=pets"),
+    # named for the messages that they get
+    *("data.classes=cat,dog", "backend=null", "dtype=8", "evaluate=test"),
+    *("latency=false", "symmetric=true"),
 }
 
 
