@@ -48,10 +48,13 @@ def complete(words: Sequence[str], conf: Path, own: Path | None = None) -> list[
     Raises:
         ConfigError: no source reads `data.root`.
     """
-    keyed = []
+    keyed: list[str] = []
     before = ""
     for word in words:
-        keyed.append(_quote_path(_name_path(word, before, words)))
+        named = _quote_path(_name_path(word, before, words))
+        if named != word and named not in keyed:
+            _check_one(named, keyed)
+        keyed.append(named)
         before = word
     typed = list(_parse_all(keyed))
     if not _names_data(typed, conf, own):
@@ -82,6 +85,18 @@ def require_data(words: Sequence[str], conf: Path, own: Path | None = None) -> N
                     f"data: not set, expected the samples of {override.key_or_group}={value}; "
                     f"try {WAYS}"
                 )
+
+
+def _check_one(named: str, keyed: Sequence[str]) -> None:
+    """Raise `ConfigError` if an earlier path has the same key: Hydra would take the last one."""
+    key = grammar.key_of(named)
+    for other in keyed:
+        if grammar.key_of(other) == key:
+            first = other.partition("=")[2]
+            last = named.partition("=")[2]
+            raise ConfigError(
+                f"{key}: got {first} and {last}, expected one; to run each: -m {key}={first},{last}"
+            )
 
 
 def _say_default_network(typed: Sequence[Override]) -> None:

@@ -22,7 +22,10 @@ _MEASURED_BY = ("threads", "data.name", "evaluate.", "latency.", "task.")
 
 
 def group(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
-    """Return the runs in groups of equal files, in the order of their first runs."""
+    """Return the runs in groups of equal files, in the order of their first runs.
+
+    In a group, the steps of a search follow the run that confirms their file, which stands for all.
+    """
     measured_by = [key for key in varied(records) if key.startswith(_MEASURED_BY)]
     groups: dict[tuple[object, ...], list[RunRecord]] = {}
     for record, model in zip(records, models_of(records), strict=True):
@@ -30,6 +33,8 @@ def group(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
         if record.status == "ok" and record.quantized:
             key = (model, record.samples_digest, record.select(*measured_by))
         groups.setdefault(key, []).append(record)
+    for members in groups.values():
+        members.sort(key=lambda member: member.split == "choice")
     return list(groups.values())
 
 

@@ -99,6 +99,15 @@ class Family:
         return models
 
     @property
+    def reported(self) -> list[Cell]:
+        """The measured cells without the steps of a search.
+
+        With few samples, the steps choose on the reported samples, in one family with the confirmed
+        model: its verdict is corrected for them, and only it may be recommended.
+        """
+        return [cell for cell in self.measured if cell.record.split != "choice"]
+
+    @property
     def stopped(self) -> bool:
         """Whether runs stopped when their verdict was decided, after unequal numbers of samples."""
         return any(record.stopped_early for record in self.records)

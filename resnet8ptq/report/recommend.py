@@ -120,9 +120,11 @@ class ModelSelection:
         """The models that ran as they are deployed; if there are none, files for NPUs."""
         ran = []
         for_npus = []
+        reported = by_run_id(self.family.reported)
         for cell in self.family.models:
             record = cell.record
-            if record.doubt or record.silent:
+            is_step = bool(reported) and record.run_id not in reported
+            if record.doubt or record.silent or is_step:
                 continue
             if record.execution != "simulated":
                 ran.append(cell)
@@ -264,7 +266,8 @@ class ModelSelection:
     @property
     def on_selection(self) -> bool:
         """Whether the runs were scored on the selection samples instead of the reported ones."""
-        return any(cell.record.split == "choice" for cell in self.family.cells)
+        is_step = any(cell.record.split == "choice" for cell in self.family.cells)
+        return is_step and not self.family.reported
 
     @cached_property
     def criterion(self) -> Metric | None:

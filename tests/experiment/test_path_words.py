@@ -54,6 +54,13 @@ def test_a_path_without_data_takes_the_source_that_fits(root, added, capsys):
     assert added[0] in err
 
 
+def test_two_networks_are_refused():
+    """Hydra took the last one, without a word."""
+    write_network(Path("other.onnx"))
+    with pytest.raises(ConfigError, match=r"got my\.onnx and other\.onnx, expected one"):
+        complete(["my.onnx", "other.onnx", "a.npz"], CONF)
+
+
 @pytest.mark.parametrize(
     ("words", "is_said"),
     [

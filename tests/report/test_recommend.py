@@ -441,6 +441,23 @@ def test_a_faster_model_that_passes_in_the_table_is_the_headline():
     assert uses["fastest"].verdict == "pass"
 
 
+def test_few_samples_let_the_confirmed_model_be_recommended():
+    """The steps chose on the reported samples: `deploy` after `ship` found no recommendation."""
+    step = {"evaluate.split": "choice", "artifact_sha256": "same"}
+    cells = (
+        ("other", predictions(lost=2), {"evaluate.split": "choice", "calib": "mse"}),
+        ("step", predictions(), step),
+        ("confirmed", predictions(), {**step, "evaluate.split": "test"}),
+    )
+    selected = select(sweep(*cells))
+    (recommended, *_) = recommend(selected)
+    assert chosen(recommended) == "confirmed"
+    assert len(selected.family.models) == 2  # verdicts are corrected for all models that chose
+    steps = select(sweep(*cells[:2]))
+    assert recommend(steps) == []
+    assert why_none(steps)[0].startswith("These are the selection samples")
+
+
 def test_a_file_that_gains_nothing_does_not_hide_one_that_passes():
     """The small file passes on the reported samples; on the selection samples it only may."""
     cells = (
