@@ -18,18 +18,24 @@ from resnet8ptq.tasks.scoring.distortion import sqnr_db
 Array = NDArray[Any]
 
 SAMPLES = 16
+NEAR_DB = 6.0  # a quarter of the noise
 
 
 @dataclass(frozen=True)
 class KernelNoise:
-    """The SQNR of the kernels against the file's definition, and of the definition against FP32.
+    """The SQNR of the kernels against the file's definition, and of each against FP32.
 
-    Both are in dB, and infinite without noise. `quantization_db` is None if the kernels' SQNR
-    reaches the limit, because it is then not measured.
+    All are in dB, and infinite without noise.
+
+    Attributes:
+        quantization_db: of the definition against FP32; None if the kernels' SQNR reaches the
+            limit, because it is then not measured.
+        computed_db: of the kernels' outputs against FP32; minus infinity if not measured.
     """
 
     kernels_db: float
     quantization_db: float | None
+    computed_db: float = -math.inf
 
     @classmethod
     def of(
@@ -47,12 +53,25 @@ class KernelNoise:
         kernels_db = _sqnr_db(defined, computed)
         if kernels_db >= limit_db:
             return cls(kernels_db, quantization_db=None)
-        return cls(kernels_db, quantization_db=_sqnr_db(run_fp32(), defined))
+        fp32 = run_fp32()
+        return cls(
+            kernels_db,
+            quantization_db=_sqnr_db(fp32, defined),
+            computed_db=_sqnr_db(fp32, computed),
+        )
 
     @property
     def exceeds(self) -> bool:
         """Whether the kernels miss the limit, and add more noise than the quantization."""
-        return self.quantization_db is not None and self.kernels_db < self.quantization_db
+        is_noisy = self.quantization_db is not None and self.kernels_db < self.quantization_db
+        return is_noisy and not self.is_nearer
+
+    @property
+    def is_nearer(self) -> bool:
+        """Whether the kernels are far nearer to FP32 than what stands for the definition."""
+        return (
+            self.quantization_db is not None and self.computed_db > self.quantization_db + NEAR_DB
+        )
 
     def describe(self) -> str:
         """Return both SQNRs as text."""

@@ -34,3 +34,13 @@ def test_wrong_kernels_are_warned_about(caplog):
     params = checking.compare_kernels("it.tflite", open_file, lambda: run, split)
     assert float(params["kernels_sqnr_db"]) < checking.LIMIT_DB
     assert "it.tflite" in caplog.text
+
+
+def test_wrong_reference_kernels_are_not_blamed_on_this_cpu(caplog):
+    def open_file(reference):
+        return (lambda batch: [batch * 0.01]) if reference else run
+
+    split = Split(SAMPLES, None, "made")
+    checking.compare_kernels("it.tflite", open_file, lambda: run, split)
+    [line] = caplog.messages
+    assert "reference kernels compute it wrongly" in line

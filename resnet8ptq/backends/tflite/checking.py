@@ -54,4 +54,12 @@ def compare_kernels(
             len(samples),
             noise.describe(),
         )
+    if noise.is_nearer:  # such as 4-bit weights in blocks, which they misread
+        log.warning(
+            "%s: LiteRT's reference kernels compute it wrongly (SQNR against FP32 %.1f dB, of the "
+            "kernels for this CPU %.1f dB): do not run it on them, such as on a microcontroller",
+            name,
+            noise.quantization_db,
+            noise.computed_db,
+        )
     return noise.to_params()
