@@ -13,6 +13,7 @@ from ai_edge_litert import schema_py_generated as schema
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from resnet8ptq.backends.file import tflite_file
 from resnet8ptq.backends.tflite import contents
 from resnet8ptq.core.errors import ModelError, UnsupportedError
 from resnet8ptq.data.dataset import Split
@@ -351,6 +352,27 @@ def test_sparse_weights_of_a_tflite_file_are_refused_as_such(kept, tmp_path):
     (tmp_path / "sparse.tflite").write_bytes(contents.write_model(network))
     with pytest.raises(ModelError, match="are sparse; expected a file with dense"):
         tflite_gate.check(tmp_path / "sparse.tflite")
+
+
+@pytest.mark.parametrize("name", ["float16.tflite", "int8.tflite"])
+def test_a_tflite_file_that_keeps_a_state_is_refused_as_such(kept, tmp_path, name):
+    """As streaming networks of keywords do, in variables."""
+    network = contents.read_model((kept / name).read_bytes())
+    code = schema.OperatorCodeT()
+    code.builtinCode = schema.BuiltinOperator.VAR_HANDLE
+    code.deprecatedBuiltinCode = 127  # marks codes above 126
+    network.operatorCodes.append(code)
+    handle = schema.OperatorT()
+    handle.opcodeIndex = len(network.operatorCodes) - 1
+    handle.inputs = []
+    handle.outputs = []
+    network.subgraphs[0].operators.insert(0, handle)
+    path = tmp_path / name
+    path.write_bytes(contents.write_model(network))
+    with pytest.raises(ModelError, match="keeps a state between calls"):
+        tflite_gate.check(path)
+    with pytest.raises(ModelError, match="keeps a state between calls"):
+        tflite_file.fetch(path)
 
 
 @settings(

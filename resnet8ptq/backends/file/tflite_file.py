@@ -7,7 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ai_edge_litert.schema_py_generated import BlockwiseQuantizationT, TensorType
+from ai_edge_litert.schema_py_generated import (
+    BlockwiseQuantizationT,
+    BuiltinOperator,
+    TensorType,
+)
 from numpy.typing import NDArray
 
 from resnet8ptq.backends.file.contents import (
@@ -28,6 +32,7 @@ from resnet8ptq.backends.tflite.predictor import (
 )
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ModelError, errors_as
+from resnet8ptq.models.gates.tflite import KEEPS_STATE
 
 _MAX_BYTES = 2**31 - 1  # FlatBuffers' limit
 _DEQUANTIZED = ("int2", "int4", "int8", "uint8", "int32", "int64")  # weights and biases
@@ -41,16 +46,18 @@ def fetch(path: Path) -> bytes:
     """Return the file's content.
 
     Raises:
-        ModelError: the file is damaged, or has operators that are not TFLite's own.
+        ModelError: the file is damaged, has operators that are not TFLite's own, or keeps a state.
     """
     content = files.read_bytes(path, _MAX_BYTES)
     with errors_as(ModelError, f"{path}: not a TFLite model"):
         if content[4:8] != b"TFL3":
             raise ValueError("without TFLite's identifier")
-        operators = tflite.read_model(content).operatorCodes or []
-    for operator in operators:
+        model = tflite.read_model(content)
+    for operator in model.operatorCodes or []:
         if operator.customCode:
             raise ModelError(f"{path}: operator {operator.customCode!r}; expected TFLite's own")
+        if operator.builtinCode == BuiltinOperator.VAR_HANDLE:
+            raise ModelError(f"{path}: {KEEPS_STATE}")
     return content
 
 

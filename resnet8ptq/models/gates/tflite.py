@@ -7,6 +7,10 @@ from typing import Any
 from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.models.gates import EXPECTS_FP32
 
+KEEPS_STATE = (
+    "keeps a state between calls (VAR_HANDLE), so that each output depends on earlier samples; "
+    "expected a file whose state is an input and an output"
+)
 MAX_BYTES = 2**31 - 1  # FlatBuffers' limit
 
 
@@ -24,7 +28,7 @@ def check(path: Path) -> None:
 
 def _reasons_against(model: Any) -> Iterator[str]:
     """Yield why a file is refused: custom operators, or rounded tensors."""
-    from ai_edge_litert.schema_py_generated import TensorType
+    from ai_edge_litert.schema_py_generated import BuiltinOperator, TensorType
 
     kinds = {}
     for name, value in vars(TensorType).items():
@@ -34,6 +38,8 @@ def _reasons_against(model: Any) -> Iterator[str]:
         code = model.OperatorCodes(index)
         if code.CustomCode() is not None:
             yield f"operator {code.CustomCode().decode()!r} is custom; expected TFLite's operators"
+        if code.BuiltinCode() == BuiltinOperator.VAR_HANDLE:
+            yield KEEPS_STATE
     if model.SubgraphsLength() != 1:
         yield f"has {model.SubgraphsLength()} graphs; expected one"
     graph = model.Subgraphs(0)
