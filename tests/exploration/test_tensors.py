@@ -1,6 +1,7 @@
 """A comparison of tensors names the layer that was broken, and the kind of its fault."""
 
 import copy
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -24,8 +25,7 @@ from resnet8ptq.backends.file.contents import Inner
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.experiment.settings import resolve
-from resnet8ptq.exploration.search import step_table
-from resnet8ptq.exploration.search.network_facts import read_network_facts
+from resnet8ptq.exploration.search import network_facts, step_table
 from resnet8ptq.exploration.tensors import (
     alignment,
     comparing,
@@ -401,11 +401,19 @@ def test_layers_are_not_chosen_by_samples_without_labels(anomalies, tmp_path):
 
 
 def test_a_search_chooses_no_layers_by_samples_without_labels(anomalies):
-    facts = read_network_facts(resolve(make_config(*anomalies)))
+    facts = network_facts.read_network_facts(resolve(make_config(*anomalies)))
     assert "labels of the training samples" in facts.untuned
     check_step(make_config(*anomalies, "+analysis=diagnose"), [], facts.untuned)
     with pytest.raises(ConfigError, match="labels of the training samples"):
         check_step(make_config(*anomalies, "nodes_to_exclude=auto"), [], facts.untuned)
+
+
+def test_a_search_without_training_samples_chooses_no_layers(anomalies, monkeypatch):
+    settings = resolve(make_config(*anomalies))
+    data, network = network_facts.load_data_and_network(settings)
+    empty = replace(data, train=data.train.take(np.arange(0)))
+    monkeypatch.setattr(network_facts, "load_data_and_network", lambda _: (empty, network))
+    assert network_facts.read_network_facts(settings).untuned == "a has no training samples"
 
 
 def test_an_outlier_is_no_part_of_the_reach():

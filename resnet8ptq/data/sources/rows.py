@@ -1,8 +1,10 @@
 """Names of a table's rows in messages: the lines or rows that an editor or a spreadsheet shows."""
 
 import csv
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import TextIO
@@ -63,12 +65,15 @@ class RowNames:
         file, index = self._find(row)
         return f"{file.source}: column {column!r}, {file.say(index)}"
 
+    @cached_property
+    def _ends(self) -> list[int]:
+        """The row after the last of each file."""
+        return [*accumulate(file.count for file in self.files)]
+
     def _find(self, row: int) -> tuple[FileRows, int]:
-        ends = accumulate(file.count for file in self.files)
-        for file, end in zip(self.files, ends, strict=True):
-            if row < end:
-                return file, row - end + file.count
-        raise IndexError(row)
+        number = bisect_right(self._ends, row)
+        file = self.files[number]
+        return file, row - self._ends[number] + file.count
 
 
 def find_csv_rows(path: Path, count: int, separator: str) -> FileRows:

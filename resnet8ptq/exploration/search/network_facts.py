@@ -55,6 +55,8 @@ def read_network_facts(settings: Settings) -> NetworkFacts:
 def _find_unscored(config: TaskConfig, data: Dataset, network: Fp32Model) -> str:
     """Return the reason why the task cannot score the training samples; empty if it can."""
     name = f"the training samples of {data.name}"
+    if not len(data.train):
+        return f"{data.name} has no training samples"
     try:
         make_task(config, dataset=data, fp32=network, scored=data.train, name=name)
     except ConfigError as error:
