@@ -18,9 +18,10 @@ from torch.ao.quantization.observer import (
     PlaceholderObserver,
     UniformQuantizationObserverBase,
 )
-from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
+from torch.ao.quantization.quantize_fx import prepare_fx
 
 from resnet8ptq.backends.contract import Takes
+from resnet8ptq.backends.torch.checking import convert_checked
 from resnet8ptq.backends.torch.torchscript import PT2E, known_warnings
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.methods import find_range, make_observer, run_pass
@@ -181,7 +182,7 @@ def quantize(
         for name, observer in first.values():
             ranges[name] = observer.chosen_range()
         with errors_as(UnsupportedError, "FX cannot convert the network", f"try {PT2E}"):
-            return convert_fx(prepared), ranges
+            return convert_checked(prepared, activations.calibration), ranges
 
 
 def _preset_ranges(observers: list[tuple[str, RangeObserver]], activations: Activations) -> None:
