@@ -109,6 +109,19 @@ def test_a_few_bytes_are_not_worth_twice_the_time():
     assert choose([slow, quick, large], "size").candidate is slow
 
 
+def test_a_model_not_shown_to_be_faster_comes_before_one_at_half_of_the_speed():
+    """On a busy machine, the interval of a model at 1.2 times FP32's speed contained 1."""
+    slow = model("torch int8", size=280, ms=2.0)
+    quick = model("onnx u8s8", size=345, ms=0.83, error=0.25)
+    headline = choose([slow, quick])
+    assert headline.candidate is quick
+    assert headline.nothing_faster
+    assert headline.reason.startswith("the smallest at FP32's speed or more that passes; ")
+    large = replace(quick, size_bytes=980.0, speed=Ratio(1.01, 0.9, 1.1))
+    assert choose([slow, large]).candidate is slow  # gains nothing over FP32
+    assert choose([slow, quick], "size").candidate is slow
+
+
 def test_a_model_that_gains_nothing_keeps_fp32():
     headline = choose([model("a", size=1200, ms=1.5)])
     assert headline.advice == "keep"
