@@ -66,6 +66,10 @@ AT_ONCE = 100  # samples in memory
 
 CRASHED = "reading it crashed the converter, or took too much memory or time"
 
+_OTHER_EXPORTER = (
+    "; if torch's exporter is the cause, try torch.onnx.export(module, inputs, 'my.onnx', "
+    "dynamo=False) and the path of that file"
+)
 UNFOLDED = "unfolded.onnx"
 FOLDED = "folded.onnx"
 RECORD = "conversion.json"
@@ -140,7 +144,10 @@ def convert(
         try:
             _convert_network(network, folder, prepared, fields)
         except ParityError as error:
-            raise ParityError(f"{error}{_explain(network.proto.graph)}") from None
+            why = _explain(network.proto.graph)
+            if not why and (config.module or source.suffix == ".pt2"):
+                why = _OTHER_EXPORTER
+            raise ParityError(f"{error}{why}") from None
     except DataError:
         raise
     except ModelError as error:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from resnet8ptq.core.errors import ModelError
+from resnet8ptq.core.errors import ModelError, ParityError
 from resnet8ptq.models import conversion
 from resnet8ptq.models.gates import exported_program as gate
 from resnet8ptq.models.sources import torch_module
@@ -110,6 +110,15 @@ def test_blocks_and_unfilled_memory_of_a_program_are_taken(take, tmp_path):
     record = take(path)
     assert [str(output) for output in record.contract.outputs] == ["linear [5] float32"]
     assert max(record.parity.values()) < 1e-5
+
+
+def test_a_difference_of_the_exporter_names_the_other_exporter(take, program, monkeypatch):
+    def differ(*_: object) -> None:
+        raise ParityError("differs")
+
+    monkeypatch.setattr(conversion, "_convert_network", differ)
+    with pytest.raises(ParityError, match=r"differs; .*dynamo=False"):
+        take(program)
 
 
 class Attention(torch.nn.Module):
