@@ -3,7 +3,7 @@
 import logging
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ from resnet8ptq.experiment.samples import SamplesByRole, draw, has_groups
 from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.experiment.stopping import make_stopping_plan
 from resnet8ptq.experiment.workspace import Prepared, Workspace
+from resnet8ptq.graph.layers import find_tail
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.plan import find_float_nodes, find_quantized_layers, keeps_tail
 from resnet8ptq.tasks.scoring.comparison import Comparison
@@ -242,8 +243,15 @@ def _float_operators(work: Workspace, prepared: Prepared) -> dict[str, str]:
     for node in graph.node:
         if node.name in left or node.op_type not in known:
             count[node.op_type] += 1
-    listed = ", ".join(f"{name} {number}" for name, number in sorted(count.items()))
     if config.float_tail is None:
-        text = "float_tail=null: the network joins values of different kinds; in float: %s"
-        log.info(text, listed)
-    return {"float_operators": listed}
+        _, tail = find_tail(graph)
+        log.info(
+            "float_tail=null: the nodes after the last layers join values of different operators, "
+            "and stay in float: %s",
+            _list_counts(Counter(node.op_type for node in tail)),
+        )
+    return {"float_operators": _list_counts(count)}
+
+
+def _list_counts(operators: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {number}" for name, number in sorted(operators.items()))

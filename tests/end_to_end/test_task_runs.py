@@ -352,6 +352,34 @@ def test_layers_are_chosen_by_any_task(files, tmp_path, task):
 
 
 @pytest.mark.slow
+def test_a_detector_without_labels_keeps_its_scores(tmp_path):
+    """Boxes in pixels and scores from 0 to 1 share no 8-bit scale."""
+    random = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["boxes"], name="boxes"),
+        helper.make_node("MatMul", ["x", "v"], ["logits"], name="logits"),
+        helper.make_node("Sigmoid", ["logits"], ["scores"], name="scores"),
+        helper.make_node("Concat", ["boxes", "scores"], ["y"], name="joined", axis=2),
+    ]
+    constants = {
+        "w": 40 * random.normal(size=(3, 4)).astype(np.float32),
+        "v": random.normal(size=(3, 2)).astype(np.float32),
+    }
+    network = assemble(nodes, {"x": ["N", 8, 3]}, {"y": ["N", 8, 6]}, constants)
+    onnx.save(network, tmp_path / "detector.onnx")
+    np.savez(tmp_path / "x.npz", x=random.normal(size=(80, 8, 3)).astype(np.float32))
+    given = [f"model.path={tmp_path / 'detector.onnx'}", f"data.root={tmp_path / 'x.npz'}"]
+    done = call(tmp_path, *given, "data=arrays", "dtype=u8s8", "reduce_range=true")
+    assert done.code == 0, done.err
+    [record] = done.runs
+    assert record.data.metrics["sqnr_db"] > 20
+    assert "stay in float: Concat 1, Sigmoid 1" in done.out + done.err
+    whole = call(tmp_path, *given, "data=arrays", "dtype=u8s8", "float_tail=false")
+    assert whole.code == 0, whole.err
+    assert "Fails the limit" in whole.out
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("correction", ["equalization", "adaround"])
 def test_a_corrected_detector_says_what_stays_in_float(files, tmp_path, correction):
     """The corrected graph is deleted once it is quantized."""
