@@ -29,7 +29,7 @@ ANALYSES = {
 
 
 def run_or_analyse(settings: Settings, folder: Path, recorder: Recorder) -> RunResult:
-    """Run the experiment or the analysis of the settings, and record it.
+    """Run the experiment or the analysis of the settings; log its config and its result.
 
     Args:
         settings: the run's settings, with all files located.

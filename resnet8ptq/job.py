@@ -54,7 +54,7 @@ def run_alone(asked: RunConfig, folder: Path, overrides: Sequence[str]) -> "Sing
     except UnsupportedError as reason:
         settings = Unresolved(asked, reason)
     else:
-        _ = settings.data
+        _ = settings.data  # reads and keeps the data set, so that a damaged one fails here
     opening = background.put(open_store, asked.tracking)
     background.prepare(sender.warm_up)
     with console.waiting("Loading libraries"):

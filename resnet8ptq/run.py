@@ -79,10 +79,10 @@ def _call_hydra(typed: Sequence[str]) -> None:
     if "--version" in typed:
         return print(invocation.version())
     if not {"-h", "--help"}.isdisjoint(typed):
-        words.arrange([word for word in typed if "=" in word], conf, own)
+        words.check_and_arrange([word for word in typed if "=" in word], conf, own)
         return help_page.print_page(conf, typed, own)
     completed = path_words.complete(typed, conf, own)
-    arranged = words.arrange(completed, conf, own)
+    arranged = words.check_and_arrange(completed, conf, own)
     path_words.require_data(arranged, conf, own)
     if NO_RUN.isdisjoint(arranged):
         background.prepare(store.import_mlflow)

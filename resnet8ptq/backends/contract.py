@@ -108,7 +108,9 @@ _BY_CHANNEL: Takes = {
 
 @dataclass(frozen=True)
 class Resolved:
-    """The dtypes, bits and execution that settings lead to in a framework; by default dtype=fp32's.
+    """The dtypes, bits and execution that a framework uses for the settings.
+
+    The defaults are those of dtype=fp32.
 
     Attributes:
         execution: `integer` if the artifact is meant for integer kernels, `simulated` if it

@@ -145,7 +145,9 @@ _MOST = 40  # most characters of a value in a name
 
 
 def name_varied(words: Sequence[str], varied: Collection[str]) -> str:
-    """Return the settings of a job that vary in its sweep, as the end of its run's name.
+    """Return the end of a run's name: the settings that vary in its sweep.
+
+    Settings that other parts of the name show already, such as the dtype, are left out.
 
     Args:
         words: the job's settings, as key=value.

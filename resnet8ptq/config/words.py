@@ -41,7 +41,7 @@ _NETWORKS = (".onnx", ".h5", ".keras", ".tflite", ".pt2")  # suffixes of network
 _MODES = ("run", "multirun", "cfg", "info", "shell_completion")
 
 
-def arrange(words: Sequence[str], conf: Path, own: Path | None = None) -> list[str]:
+def check_and_arrange(words: Sequence[str], conf: Path, own: Path | None = None) -> list[str]:
     """Check the words; return them in Hydra's order: settings, then Hydra's options.
 
     Args:

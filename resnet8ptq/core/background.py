@@ -43,9 +43,9 @@ _store: Sequence[str] = ()  # the settings that name the store
 
 @contextmanager
 def allowed() -> Iterator[None]:
-    """Let `put` send calls to the background process in the block; wait for all of them at the end.
+    """Allow `put` to send calls to the background process while the block runs.
 
-    The first `put` or `prepare` starts the process.
+    The end of the block waits for all calls. The first `put` or `prepare` starts the process.
     """
     global _allowed, _used, _pool, _store
     _allowed = True

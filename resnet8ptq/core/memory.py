@@ -27,10 +27,11 @@ def set_limit(gigabytes: float | None) -> None:
 
 
 def budget() -> int:
-    """Return the number of bytes for a run's tensors: half of `memory_gb`, at most 2 GiB.
+    """Return the number of bytes for a run's tensors.
 
-    The other half is for libraries, weights and their copies. The budget is a power of two, so that
-    batches, and the sums over them, are the same in all runs unless memory is very short.
+    The budget is the largest power of two up to half of `memory_gb`, but at least `LEAST` and at
+    most `MOST`. The other half is for libraries, weights and their copies. With a power of two,
+    batches and the sums over them are the same in all runs unless memory is very short.
     """
     asked = os.environ.get(_VARIABLE)
     whole = int(float(asked) * 1e9) if asked else _half_of_free()

@@ -107,7 +107,7 @@ def learn_rounding(
     `seed` on the same number of threads. The cache keeps each learned layer. Layers in float are
     not learned, and later layers see them in float. If a search chooses the layers in float
     (`setting.searches`), they are learned too, so that the search learns once; the returned network
-    keeps their weights. Layers after the deadline keep their weights.
+    keeps their weights. Layers that are not learned before the deadline keep their weights.
 
     With `correct_biases`, the bias of each layer is corrected before the next layer is learned.
     Learned layers compensate for the mean error of earlier layers; a correction of all biases

@@ -27,7 +27,7 @@ _HELD_OUT_SEED = 0  # a constant, so that all runs hold out the same samples
 
 
 def draw_calibration(
-    data: Dataset, samples_per_class: int | None, seed: int, held_out: Sequence[Split] = ()
+    data: Dataset, samples_per_class: int | None, seed: int, taken: Sequence[Split] = ()
 ) -> CalibrationSet:
     """Draw `samples_per_class` training samples of each class, without replacement, seeded.
 
@@ -41,7 +41,7 @@ def draw_calibration(
             class; with more than 20 classes, 2,000 in total; without classes, 1,000. If the default
             is more than half of the training samples, the samples of `draw_held_out` stay free for
             choices.
-        held_out: splits whose samples are not drawn.
+        taken: splits whose samples are not drawn.
 
     Raises:
         ConfigError: every class has fewer samples, or no sample is free.
@@ -52,10 +52,10 @@ def draw_calibration(
     default = _WITHOUT_CLASSES
     if len(strata) > 1:
         default = max(1, min(_PER_CLASS, _OF_ALL_CLASSES // len(strata)))
-    if samples_per_class is None and not held_out and data.calibration is None:
+    if samples_per_class is None and not taken and data.calibration is None:
         most = sum(min(default, len(stratum)) for stratum in strata)
         if 2 * most > len(pool) and count_units(pool) >= 2 * LEAST_TO_CHOOSE:
-            held_out = [draw_held_out(data, None)]
+            taken = [draw_held_out(data, None)]
 
     # Find the samples that may be drawn
     unseen = data.unseen
@@ -63,9 +63,9 @@ def draw_calibration(
         unseen = _is_in_none(pool, [data.test])
     if len(pool) and not unseen.any():
         raise DataError(f"{data.name}: {len(pool)} calibration samples are test samples too")
-    free = unseen & _is_in_none(pool, held_out)
+    free = unseen & _is_in_none(pool, taken)
     if not free.any():
-        if not held_out:
+        if not taken:
             raise ConfigError(
                 "calib.images: got null, expected a folder of pictures for calibration: "
                 f"{data.name} has no training samples"
@@ -82,7 +82,7 @@ def draw_calibration(
     if samples_per_class is not None:
         wanted = samples_per_class
         counts = [int(sizes[stratum].sum()) for stratum in strata]
-        _check_wanted(wanted, counts, data, bool(held_out))
+        _check_wanted(wanted, counts, data, held_out=bool(taken))
     drawn = []
     for stratum in strata:
         members = stratum[sizes[stratum] > 0]

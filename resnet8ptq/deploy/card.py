@@ -259,7 +259,7 @@ def _to_yaml(values: Mapping[str, Any]) -> str:
 
 
 def _measured(task: Task, record: RunRecord, size: int) -> list[tuple[str, str, str]]:
-    """Return the rows of figures: title, this model's and FP32's.
+    """Return the rows of the card's table: a title, the value of this model and that of FP32.
 
     Args:
         size: bytes of the model's file, which may be converted from the measured one.

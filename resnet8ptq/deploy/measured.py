@@ -88,7 +88,7 @@ def main(words: list[str]) -> None:
     for selected in selections:
         own = [cell for cell in selected.family.cells if cell.record.run_id == record.run_id]
         if own:
-            terminal.print_runs([replace(selected.family, cells=tuple(own))])
+            terminal.print_families([replace(selected.family, cells=tuple(own))])
 
 
 def write_program(run: SourceRun, scored: Scored | str, folder: Path) -> str:

@@ -12,7 +12,7 @@ from resnet8ptq.precision.plan import Selection, find_float_nodes, find_left_by_
 log = logging.getLogger(__name__)
 
 
-def report(config: QuantizationConfig, graph: onnx.GraphProto) -> None:
+def log_attention(config: QuantizationConfig, graph: onnx.GraphProto) -> None:
     """Log the operators left in float because of attention; warn about ranges stretched by a mask.
 
     Does nothing for a network without attention or a float dtype.

@@ -1,5 +1,7 @@
 """The files of a run's folder, which MLflow keeps as artifacts.
 
+This module writes the files for which the table names no other writer.
+
 | file | content |
 |---|---|
 | `model.onnx`, `.pt`, `.pt2`, `.pte`, `.tflite` | the quantized model, written by its backend |
@@ -9,10 +11,10 @@
 | `choice.npz` | the same for the selection samples |
 | `per_class.csv`, `confusion.csv`, `classes.png`, `roc.png`, ... | tables and figures of the task |
 | `calibration.csv` | indices of the calibration samples in the training split, with labels |
-| `calibration.json`, `.flatbuffers`, `.cache` | activation ranges for `calib.table` |
-| `exclusion.csv` | with `nodes_to_exclude=auto`: the trials |
-| `placement.csv` | with `precision.placement`: the blocks, with the time that 8 bits save |
-| `qat_loss.png` | with `method=qat`: loss and accuracy over the steps |
+| `calibration.json`, `.flatbuffers`, `.cache` | ranges; written by `calibration.table` |
+| `exclusion.csv` | with `nodes_to_exclude=auto`: the trials; written by `layers.exclusion` |
+| `placement.csv` | the blocks of `precision.placement`, timed; written by `layers.placement` |
+| `qat_loss.png` | with `method=qat`: loss and accuracy over the steps; written by `preparation` |
 | `example.npz` | the network input of the first scored sample, `inputs` [1, ...] |
 | `wrong_examples.json` | pictures or texts with a wrong class, for the report |
 | `tokenizer.json` | with texts: the file of `data.tokenizer` |
@@ -55,7 +57,7 @@ def write(
     samples: SamplesByRole,
     fp32: Fp32Model,
 ) -> None:
-    """Write all files except the model and `result.json`, each atomically."""
+    """Write the files of a measured run, each atomically; see the table of this module."""
     measured = result.measurement
     assert measured is not None  # only measured runs are written
     save_config(config, folder / CONFIG_FILE)

@@ -50,7 +50,9 @@ FileCheck = Callable[[Evaluator, Dataset, Path, Comparison], dict[str, str]]
 def run_experiment(
     settings: Settings, folder: Path, run: Recorder, check_file: FileCheck | None = None
 ) -> RunResult:
-    """Quantize, reload, evaluate, compare with the FP32 baseline, and record.
+    """Quantize, reload, evaluate, and compare with the FP32 baseline; return the result.
+
+    Params that are known early are logged at once. The caller logs the result itself.
 
     Args:
         settings: the run's settings, with all files located.
@@ -77,7 +79,7 @@ def run_experiment(
     config = settings.config
     saturates = run_warnings.warn_before(config, settings.quantizer.resolve(), graph)
     if config.backend.quantizes:
-        attention_report.report(config, graph)
+        attention_report.log_attention(config, graph)
 
     # Draw the samples of each role
     samples, task = _draw_samples(config, data, network, run)
@@ -113,15 +115,18 @@ def run_experiment(
         if artifact.ranges:
             table.write_tables(folder, artifact.ranges, work.provenance(prepared.network))
 
-    # Reload the artifact, and measure it
+    # From here on, the evaluator of `work` runs files on the target, if there is one. `evaluator`
+    # stays on this machine, where `check_file` looks for the cause of a loss.
     if settings.target is not None:
         runtime_name = config.backend.descriptor.runtime
         params["measured_on"] = settings.target.say(runtime_name)
         work = replace(work, evaluator=replace(evaluator, target=settings.target))
+
+    # Reload the artifact, and measure it
     params |= find_execution(work.evaluator, resolved, quantized, calibrating)
     measurement = measure(work, prepared, quantized, memory=memory, plan=stopping)
 
-    # Describe, check and record the result
+    # Describe and check the result, and write the files of the run
     params |= artifact.details | {"artifact_sha256": files.sha256(quantized.path)}
     params |= _describe_measurement(config.latency, samples, measurement)
     if outliers:
@@ -202,7 +207,9 @@ def _check_result(
 def _describe_measurement(
     timing: LatencyConfig, samples: SamplesByRole, measurement: Measurement
 ) -> dict[str, str]:
-    """Return the timed batch size, a silent output, and whether the cache had the outputs."""
+    """Return params: the hash of the outputs, the timed batch size, a silent output, and whether
+    the outputs came from the cache.
+    """
     params = {"outputs_sha256": measurement.outputs_sha256}
     if "latency_batch_p50_ms" in measurement.metrics:
         size = latency.find_batch_size(timing, samples.reported)

@@ -81,7 +81,7 @@ def fine_tune(work: Workspace, prepared: Prepared) -> Prepared:
     )
     points: list[dict[str, float]] = []
 
-    def report(point: dict[str, float]) -> None:
+    def log_point(point: dict[str, float]) -> None:
         points.append(point)
         curves = {name: value for name, value in point.items() if name != "step"}
         work.run.log_step(int(point["step"]), curves)
@@ -96,7 +96,7 @@ def fine_tune(work: Workspace, prepared: Prepared) -> Prepared:
         calibration=samples.calibrating,
         held_out=samples.held_out,
         runtime=runtime,
-        report=report,
+        log_point=log_point,
     )
     background.put(_draw_curves, points, work.folder / "qat_loss.png")
     prepared = replace(prepared, trained=network, network=network, learned=ranges)

@@ -1,4 +1,4 @@
-"""Finds calibration samples that stand out.
+"""Finds calibration samples that stand out, and values that dynamic ranges cannot hold.
 
 The inputs of the network are checked before the run quantizes anything, and the tensors inside the
 network after calibration.
@@ -44,12 +44,16 @@ def find_inside(
 def check_dynamic(
     proto: onnx.ModelProto, layers: Iterable[onnx.NodeProto], samples: Split, threads: int
 ) -> None:
-    """Check on a few samples that layers with ranges at inference take finite values.
+    """Check on a few samples that the inputs of layers with dynamic ranges are finite.
 
-    One NaN leaves no range for the other values of its tensor.
+    A NaN or an infinite value leaves no range for the other values of its tensor.
+
+    Args:
+        layers: the layers with dynamic ranges.
 
     Raises:
-        QuantizationError: a layer takes values that are NaN or infinite; the message names it.
+        QuantizationError: a layer's input has a NaN or an infinite value; the message names the
+            layer.
     """
     taken = {node.input[0]: node for node in layers}
     watched = {*taken}

@@ -78,7 +78,7 @@ class SamplesByRole:
 
     def calibrated_with(self, samples_per_class: int | None, seed: int) -> "SamplesByRole":
         """Return the samples with another calibration draw, disjoint from `tuning`."""
-        drawn = draw_calibration(self.data, samples_per_class, seed, held_out=[self.held_out])
+        drawn = draw_calibration(self.data, samples_per_class, seed, taken=[self.held_out])
         return replace(self, calibrating=drawn)
 
 
@@ -96,7 +96,8 @@ def draw(config: RunConfig, data: Dataset, tunes: bool, check: Check) -> Samples
     Raises:
         ConfigError: there are too few samples for a role, or unsuitable ones.
     """
-    # No two roles share a sample: each role draws from those that earlier roles left
+    # Each role draws from the samples that earlier roles left. Only `_choose` may let two roles
+    # share samples: the tuning samples may also be the selection samples.
     taken = []
     if config.evaluate.split == "held_out":
         data = replace(data, test=draw_held_out(data, config.held_out_images))
@@ -105,7 +106,7 @@ def draw(config: RunConfig, data: Dataset, tunes: bool, check: Check) -> Samples
     if tuning is not None:
         check(tuning)
         taken.append(tuning)
-    drawn = draw_calibration(data, config.calib.samples_per_class, config.seed, held_out=taken)
+    drawn = draw_calibration(data, config.calib.samples_per_class, config.seed, taken=taken)
     samples = SamplesByRole(data, drawn, tuning)
     if config.evaluate.split == "held_out":
         return samples
@@ -120,7 +121,7 @@ def draw_to_analyse(config: RunConfig, data: Dataset) -> SamplesByRole:
         ConfigError: there are too few training samples.
     """
     tuning = draw_held_out(data, config.held_out_images)
-    drawn = draw_calibration(data, config.calib.samples_per_class, config.seed, held_out=[tuning])
+    drawn = draw_calibration(data, config.calib.samples_per_class, config.seed, taken=[tuning])
     return SamplesByRole(data, drawn, tuning)
 
 

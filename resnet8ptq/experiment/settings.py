@@ -1,4 +1,8 @@
-"""Decides the settings of a run once, by `resolve`; no other module changes a setting."""
+"""Decides the settings of a run: `resolve` before the network is read, `Settings.fit` after it.
+
+Later steps only read the settings. A trial of a search reads a copy with other values, see
+`Settings.vary`.
+"""
 
 import logging
 from dataclasses import dataclass, replace
@@ -75,7 +79,7 @@ class Settings:
         return find_target(self.config)
 
     def fit(self, network: Fp32Model) -> "Settings":
-        """Return the settings with the backend's own defaults for this network.
+        """Return the settings with the backend's defaults for this network, see `Quantizer.fit`.
 
         Raises:
             UnsupportedError: the framework cannot quantize this network with these settings.
@@ -107,11 +111,11 @@ class Unresolved:
 
 
 def resolve(asked: RunConfig, jobs: int | None = None, threads: int | None = None) -> Settings:
-    """Decide every setting: locate each file, and download the default files.
+    """Decide every setting that does not depend on the network's graph.
 
-    This is called once for each run, before any work; later code only reads `Settings`. Settings
-    that are decided already stay as they are, so the config of a finished run can be resolved
-    again.
+    The function locates each file, and downloads the default files. It is called once for each run,
+    before any work; `Settings.fit` decides the rest. Settings that are decided already stay as they
+    are, so the config of a finished run can be resolved again.
 
     Args:
         jobs, threads: see `fill_defaults`.

@@ -61,7 +61,7 @@ def fine_tune(
     calibration: CalibrationSet,
     held_out: Split,
     runtime: Runtime,
-    report: Callable[["Point"], None],
+    log_point: Callable[["Point"], None],
 ) -> tuple[Fp32Model, dict[str, Range]]:
     """Return the fine-tuned network, and learned activation ranges by ONNX tensor name.
 
@@ -74,7 +74,7 @@ def fine_tune(
             copies of test samples.
         calibration: calibration samples for the initial ranges.
         held_out: held-out training samples for the choice of the epoch.
-        report: called with each point of the curves, including points from the cache.
+        log_point: called with each point of the curves, including points from the cache.
 
     Raises:
         UnsupportedError: a layer cannot be trained, or the network does not end in softmax.
@@ -113,7 +113,7 @@ def fine_tune(
             train=leave_out(dataset.train, (held_out, dataset.test)),
             held_out=held_out,
             checkpoint=checkpoint,
-            report=report,
+            log_point=log_point,
             deadline=runtime.deadline,
             device=device,
         )
@@ -142,7 +142,7 @@ def fine_tune(
     # Report the curves of a training that an earlier run has finished
     if not points:
         for point in json.loads((entry / CURVES_FILE).read_text()):
-            report(point)
+            log_point(point)
     ranges = json.loads((entry / RANGES_FILE).read_text()).items()
     tuned = fp32.with_weights_of(entry / NETWORK_FILE)
     return tuned, {name: (low, high) for name, (low, high) in ranges}

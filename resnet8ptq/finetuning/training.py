@@ -58,7 +58,7 @@ class Trainer:
         teacher: the FP32 network, with the same inputs and outputs.
         held_out: held-out training samples for the choice of the epoch.
         checkpoint: the file for continuing an interrupted training.
-        report: called with each point of the curves, including points before an interruption.
+        log_point: called with each point of the curves, including points before an interruption.
         deadline: the time limit; the training ends after its last complete epoch.
         device: the device of student and teacher.
     """
@@ -71,7 +71,7 @@ class Trainer:
     train: Split
     held_out: Split
     checkpoint: Path
-    report: Callable[[Point], None]
+    log_point: Callable[[Point], None]
     deadline: Deadline
     device: torch.device
 
@@ -114,7 +114,7 @@ class Trainer:
             self.student.load_state_dict(state.student)
             optimizer.load_state_dict(state.optimizer)
             for point in state.points:
-                self.report(point)
+                self.log_point(point)
             log.info("qat: continues after epoch %d of %d", state.epoch, self.settings.epochs)
             return state
         student = self._weights()
@@ -224,7 +224,7 @@ class Trainer:
 
     def _add(self, state: _State, point: Point) -> None:
         state.points.append(point)
-        self.report(point)
+        self.log_point(point)
 
 
 def distillation_loss(

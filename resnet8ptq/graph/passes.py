@@ -200,7 +200,7 @@ def input_of(node: ir.Node, index: int) -> ir.Value:
 
 
 def values_of(constant: ir.Value) -> Any:
-    """Return the values of an initializer, an array."""
+    """Return the values of an initializer as an array."""
     assert constant.const_value is not None
     return constant.const_value.numpy()
 

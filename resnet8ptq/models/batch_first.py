@@ -111,8 +111,9 @@ def move_outputs(network: Network, samples: SampleArray) -> Network:
 def _find_runner(network: Network, samples: SampleArray) -> Predict | None:
     """Return a function that runs several samples at once; None if no axis needs to move.
 
-    A file of one sample, such as a text reader that returns [steps, 1, classes], is run with its
-    batch axis declared free. If the run fails, the file's outputs stay as they are.
+    A network whose batch size is fixed at 1, such as a text reader that returns [steps, 1,
+    classes], is run with a free batch axis. If the run fails, the network's outputs stay as they
+    are.
     """
     batch = read_contract(network.proto.graph).batch
     if batch is None:

@@ -379,9 +379,12 @@ def _fix_sizes(
 
 
 def _keep_rows(network: Network, samples: SampleArray, returned: Outputs) -> Network:
-    """Return a network of one sample whose outputs have the axes of a batch's outputs.
+    """Return a network of batch size 1 whose outputs all keep their batch axis.
 
-    A Squeeze without axes also removes the batch axis of one sample.
+    A Squeeze without axes also removes a batch axis of size 1.
+
+    Args:
+        returned: the outputs for several samples.
     """
     alone = network.predict(samples[:1])
     without = []

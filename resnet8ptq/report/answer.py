@@ -175,7 +175,10 @@ def to_markdown(answers: Sequence[Explanation]) -> str:
 
 
 def say_verdict(record: RunRecord) -> str:
-    """Return the verdict on an assessed run as a sentence, with the number of scored samples."""
+    """Return the verdict on an assessed run in one to three sentences.
+
+    The sentences name the number of scored samples, unless the verdict is void.
+    """
     assert record.metric is not None and record.limit is not None  # every assessed run has both
     limit = record.metric.say_limit(record.limit)
     total = f"{record.samples or 0:,} samples"

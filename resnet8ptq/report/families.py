@@ -109,7 +109,9 @@ class Family:
 
     @property
     def stopped(self) -> bool:
-        """Whether runs stopped when their verdict was decided, after unequal numbers of samples."""
+        """Whether at least one run stopped when its verdict was decided, so that numbers of samples
+        may differ.
+        """
         return any(record.stopped_early for record in self.records)
 
     @property

@@ -130,7 +130,10 @@ def _read_ranges(path: Path) -> dict[str, Any]:
 
 
 def add_earlier_runs(store: Store, families: Sequence[Family]) -> list[Family]:
-    """Return the families with the earlier runs on their samples, and the samples without one."""
+    """Return the families with the earlier runs on their samples.
+
+    `Family.added` marks the samples that no earlier run has scored.
+    """
     return [_add_earlier(store, family) for family in families]
 
 

@@ -14,10 +14,13 @@ PREFER = "prefer"  # a key of `report`
 
 
 def limits_of(records: Sequence[RunRecord], asked: Mapping[str, float | None]) -> ReportConfig:
-    """Return the limits that the runs have logged, and their preference.
+    """Return the requested limits; for the others, those that the runs have logged.
+
+    `prefer` is always the one that the runs have logged.
 
     Args:
-        asked: requested limits by key of `report`; None for the logged limit.
+        asked: requested limits by key of `report`, which replace the logged ones; None for the
+            logged limit.
 
     Raises:
         ConfigError: a limit is out of range.

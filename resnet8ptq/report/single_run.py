@@ -32,13 +32,13 @@ class SingleRun:
         verdict = ""
         if not record.is_analysis:  # an analysis has printed its own table
             families = loading.add_earlier_runs(store, loading.load_families(store, [record]))
-            chosen = []
+            selections = []  # a run alone has nothing to choose from: only its verdict is used
             for family in families:
                 assessed = verdicts.assess(family, self.limits)
-                chosen.append(ModelSelection(assessed))
-            terminal.print_runs(families_of(chosen))
-            verdict = terminal.print_verdict(chosen, record.run_id)
-            run_pages.log_run_pages(store, chosen)
+                selections.append(ModelSelection(assessed))
+            terminal.print_families(families_of(selections))
+            verdict = terminal.print_verdict(selections, record.run_id)
+            run_pages.log_run_pages(store, selections)
         terminal.print_paths(Path(record.folder), store)
         print(f"Run:    {record.run_id}")
         is_model = not record.is_analysis and bool(record.deploy_words)

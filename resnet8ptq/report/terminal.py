@@ -21,7 +21,7 @@ ALL = "all"  # the word in `report.columns`
 _NARROW = 100  # characters of a line, below which the table of six columns is compact
 
 
-def print_runs(families: Sequence[Family], console: Console | None = None) -> None:
+def print_families(families: Sequence[Family], console: Console | None = None) -> None:
     """Print a table with notes to stdout for each family of runs."""
     console = stdout(console, PIPE_WIDTH)
     if len(families) > 1:

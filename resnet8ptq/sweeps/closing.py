@@ -78,7 +78,7 @@ def close(running: RunningSweep, status: str) -> int:
     away = background.ask(parent_run.end, store, parent_id, status, folder)
     if away:
         done = sync.load_records(folder)
-        terminal.print_runs(loading.without_files(done, running.limits))
+        terminal.print_families(loading.without_files(done, running.limits))
         if code is None:
             _announce(running, chosen, status)
         raise TrackingError(
@@ -121,7 +121,7 @@ def _print_comparison(
     try:
         families = loading.add_earlier_runs(store, loading.load_families(store, records))
     except Exception:  # an artifact is missing, but not the metrics
-        terminal.print_runs(loading.without_files(records, running.limits))
+        terminal.print_families(loading.without_files(records, running.limits))
         raise
     with console.waiting("Comparing the runs"):
         chosen = select(families, running.limits)
@@ -138,7 +138,7 @@ def _print_comparison(
         if family.cells and not _is_logged(running, family):
             shown.append(family)
     if shown:
-        terminal.print_runs(shown)
+        terminal.print_families(shown)
     runs = all_records(shown)
     if mlperf_tiny.is_suite(runs):
         mlperf_tiny.print_suite(runs)

@@ -1,4 +1,6 @@
-"""The command line of `run` or `ship` that this process executes, for code that Hydra creates.
+"""The command line that this process executes, for code that Hydra creates.
+
+The commands `run`, `ship` and `judge` begin one, and so does a call from Python.
 
 Hydra makes callbacks, sweepers and launchers from their names in the config, so no argument can
 reach them. The ongoing command line is set for one call, and removed after it.

@@ -152,7 +152,11 @@ class SettingsSearch:
         self.unfit = []
 
     def _without_conflicts(self, steps: Sequence[Step]) -> list[Step]:
-        """Return the steps with valid settings; skip the others."""
+        """Return the steps with valid settings; skip the others.
+
+        Raises:
+            ConfigError: none of the first steps has valid settings.
+        """
         valid: list[Step] = []
         conflicts: list[tuple[Step, ConfigError]] = []
         for step in steps:

@@ -90,8 +90,9 @@ class RunRecord(BaseModel):
     """One run: finished, in progress, or the parent run of a sweep.
 
     A store is untrusted, so the record makes texts printable, and numbers finite and typed. A
-    missing text is empty, or `?` if it is shown; a number that was not measured is None, also in
-    old runs. `load_run` and `load_sweep` return assessed runs.
+    missing text has the default of its field, usually empty or `?`. A number that was not measured
+    is None, and so is a number that an older version did not log. `load_run` and `load_sweep`
+    return assessed runs.
     """
 
     model_config = ConfigDict(frozen=True, strict=True)
@@ -295,7 +296,7 @@ class RunRecord(BaseModel):
 
     @property
     def finished(self) -> bool:
-        """Whether the run has a result."""
+        """Whether the run ended as `ok` or `unsupported`, so that a repeated sweep skips it."""
         return self.status in ("ok", "unsupported")
 
     @property

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from resnet8ptq.config import help_page
-from resnet8ptq.config.words import arrange
+from resnet8ptq.config.words import check_and_arrange
 from resnet8ptq.core.errors import ConfigError
 from tests.helpers.calling import REPO
 from tests.helpers.configs import compose_whole
@@ -45,7 +45,7 @@ def test_the_first_page_is_short_and_its_examples_are_taken():
     for example, _ in help_page.FIRST:
         assert f"  {example} " in page
         if "path" not in example and "root" not in example:  # files of the reader
-            arrange([example], CONF)
+            check_and_arrange([example], CONF)
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ LIST = "got a list, [{0}], expected one option; to run each: -m {1}={0}"
 )  # fmt: skip
 def test_a_mistyped_word_is_refused(typed, said):
     with pytest.raises(ConfigError) as caught:
-        words.arrange(typed.split("|"), CONF)
+        words.check_and_arrange(typed.split("|"), CONF)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -110,12 +110,14 @@ def test_an_option_of_the_user_is_swept_beside_one_of_the_package(tmp_path):
     option = tmp_path / "backend" / "mine.yaml"
     option.parent.mkdir()
     option.write_text("defaults: [onnx]\n")
-    assert "backend=mine,onnx" in words.arrange(["backend=mine,onnx", "-m"], CONF, tmp_path)
+    assert "backend=mine,onnx" in words.check_and_arrange(
+        ["backend=mine,onnx", "-m"], CONF, tmp_path
+    )
 
 
 def test_words_that_another_task_takes_too_are_listed_once():
     with pytest.raises(ConfigError) as caught:
-        words.arrange(["task.join=median"], CONF)
+        words.check_and_arrange(["task.join=median"], CONF)
     message = "task.join: got 'median', expected mean | max | vote (nearest: mean)"
     assert str(caught.value) == message
 
@@ -151,19 +153,23 @@ def test_words_that_another_task_takes_too_are_listed_once():
 )
 def test_a_word_that_hydra_takes_is_taken(typed):
     given_words = typed.split("|")
-    arranged = words.arrange(given_words, CONF)
+    arranged = words.check_and_arrange(given_words, CONF)
     assert sorted(arranged) == sorted(given_words)
 
 
 def test_settings_may_stand_on_both_sides_of_an_option():
-    assert words.arrange(["seed=1", "-m", "dtype=int8"], CONF) == ["seed=1", "dtype=int8", "-m"]
-    assert words.arrange(["-c", "job", "seed=1"], CONF) == ["seed=1", "-c", "job"]
+    assert words.check_and_arrange(["seed=1", "-m", "dtype=int8"], CONF) == [
+        "seed=1",
+        "dtype=int8",
+        "-m",
+    ]
+    assert words.check_and_arrange(["-c", "job", "seed=1"], CONF) == ["seed=1", "-c", "job"]
 
 
 def is_taken(word: str) -> bool:
     """Return whether a word is taken; a refusal is one line that begins with its key."""
     try:
-        words.arrange([word], CONF)
+        words.check_and_arrange([word], CONF)
     except ConfigError as error:
         assert "\n" not in str(error)
         assert str(error).startswith(f"{word.partition('=')[0]}: ")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from resnet8ptq.config.words import arrange
+from resnet8ptq.config.words import check_and_arrange
 from resnet8ptq.core import isolation
 from tests.helpers.calling import QUICK, REPO, call, call_beside, clean_environment
 from tests.helpers.originals import start_isolated
@@ -116,7 +116,10 @@ def test_the_wheel_runs_in_another_folder(unpacked, project):
 
 def test_options_of_the_folder_are_known(project):
     own = project / "conf"
-    assert arrange(["calib=few", "experiment=two"], CONF, own) == ["calib=few", "experiment=two"]
+    assert check_and_arrange(["calib=few", "experiment=two"], CONF, own) == [
+        "calib=few",
+        "experiment=two",
+    ]
     done = call_beside(project, "run", "calib=fwe")
     assert (done.code, len(done.errors)) == (2, 1)
     assert "percentile | few (nearest: few)" in done.errors[0]

@@ -11,7 +11,7 @@ from onnx import helper, numpy_helper, parser
 
 from resnet8ptq.backends.contract import Resolved
 from resnet8ptq.backends.kernels import saturates
-from resnet8ptq.config.words import arrange
+from resnet8ptq.config.words import check_and_arrange
 from resnet8ptq.core import machine
 from resnet8ptq.experiment.network_properties import PRODUCTS
 from resnet8ptq.experiment.path_words import complete
@@ -220,7 +220,7 @@ def test_the_printed_commands_are_taken_as_they_are(tmp_path):
         _, _, *settings = shlex.split(command)
         with chdir(tmp_path):
             assert complete(settings, CONF) == settings
-            assert {*arrange(settings, CONF)} == {*settings}
+            assert {*check_and_arrange(settings, CONF)} == {*settings}
         for word in ("data=arrays", "data.root='my (own).npz'", "preprocess=unit"):
             assert word in shlex.split(command)
 

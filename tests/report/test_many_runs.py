@@ -202,7 +202,7 @@ def test_the_page_folds_and_takes_no_other_html(many):
 
 def test_the_terminal_says_what_it_leaves_out(many):
     console = Console(file=io.StringIO(), width=200)
-    terminal.print_runs([many], console)
+    terminal.print_families([many], console)
     text = console.file.getvalue()
     assert text.count("│ onnx") == 1 + table.FIRST
     assert "The 20 best of 52 runs by accuracy; the others: 31 ok, 1 failed. All: rep" in text

@@ -68,7 +68,7 @@ def judgement(verdict: str) -> dict[str, str]:
 def printed(records: list[RunRecord], *more: str, **options: object) -> str:
     console = Console(file=io.StringIO(), **options)
     limits = ReportConfig(columns=[*more])
-    terminal.print_runs(loading.without_files(records, limits), console)
+    terminal.print_families(loading.without_files(records, limits), console)
     return console.file.getvalue()
 
 

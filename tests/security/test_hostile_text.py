@@ -108,7 +108,7 @@ def test_rows_of_the_markdown_table_keep_their_cells(found):
 
 def shown(records: Family) -> str:
     out = io.StringIO()
-    terminal.print_runs([records], Console(file=out, width=2000, color_system=None))
+    terminal.print_families([records], Console(file=out, width=2000, color_system=None))
     return out.getvalue()
 
 

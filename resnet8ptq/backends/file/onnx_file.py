@@ -44,11 +44,14 @@ _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 @dataclass(frozen=True)
 class _Places:
-    """The input indices of an integer operator's weights and bias, and the axis of its channels.
+    """The indices of an integer operator's inputs for its weights and bias.
 
     Attributes:
+        scale, zero: the scale and the zero point of the weights.
+        axis: the axis of the weights with the output channels.
         bias: None if the operator takes no bias.
-        data_scale: a factor of the scale of integer biases; None if biases are floats.
+        data_scale: the scale of the data, by which the scale of integer biases is multiplied; None
+            if biases are floats.
     """
 
     weights: int
@@ -211,7 +214,10 @@ class _Graph:
         return _port(value, triple)
 
     def _takers(self, name: str) -> list[onnx.NodeProto]:
-        """Return the consumers of a tensor, including those of its transpositions."""
+        """Return the nodes that read a tensor, directly or after nodes that only move its values.
+
+        The nodes that move values are those of `_MOVES` except Cast; they are not returned.
+        """
         takers: list[onnx.NodeProto] = []
         for node in self.consumers.get(name, []):
             if node.op_type in _MOVES and node.op_type != "Cast":

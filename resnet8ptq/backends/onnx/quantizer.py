@@ -505,8 +505,8 @@ class OnnxQuantizer(Quantizer):
 def _find_without_range(graph: onnx.GraphProto, ranges: Mapping[str, Range]) -> list[str]:
     """Return the names of the Softmax nodes without a range, such as those in float64.
 
-    ONNX Runtime's quantizer sets the range of every Softmax, and fails if there is none (1.31). It
-    leaves other nodes without a range in float.
+    ONNX Runtime's quantizer replaces the calibrated range of every Softmax, and fails if there is
+    no range to replace (1.31). It leaves other nodes without a range in float.
     """
     names = []
     for node in graph.node:

@@ -1,7 +1,7 @@
 """Converts an ONNX graph to a float .tflite file, by onnx2tf in a separate environment.
 
-The file has the inputs and outputs of the graph, for one sample at a time. Inside the file, onnx2tf
-moves the channels last; the transpositions that it adds stay.
+The file has the inputs and outputs of the graph, with batch size 1. Inside the file, onnx2tf moves
+the channels to the last axis; the transpositions that it adds remain in the file.
 """
 
 import itertools

@@ -1,7 +1,7 @@
 """Serves PyTorch files.
 
 MLflow copies this module beside the file, and calls it from `tracking.mlflow_store.served_model`.
-This module does not import the package.
+This module must not import resnet8ptq, which may be missing there.
 """
 
 from collections.abc import Callable

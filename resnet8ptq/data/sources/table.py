@@ -83,7 +83,7 @@ def _open(config: TableConfig, cache_root: Path) -> tuple[DataTable, TableConfig
 
 
 def _number_rows(path: Path, count: int) -> FileRows:
-    """Return the numbers of a file's rows in messages."""
+    """Return the numbers by which messages name the rows of a file."""
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         return FileRows(path, count)

@@ -146,7 +146,11 @@ def choose(work: Workspace, prepared: Prepared, correct: Step | None = None) -> 
 
 
 def can_show(task: Task, fp32: Scores, max_drop: float, level: float) -> bool:
-    """Return whether the samples suffice to prove the limit even for a model equal to FP32."""
+    """Return whether the samples can prove the limit for the best case, a model equal to FP32.
+
+    Also true if the margin of such a model is unknown: the samples may still prove the limit for
+    other models.
+    """
     values = fp32.per_sample
     margin = values.margin(values, task.metric, max_drop, fp32.total)
     return margin.p_within <= level or math.isinf(margin.correction)

@@ -1,4 +1,4 @@
-"""Outcomes of changed settings on held-out samples, compared with the unchanged settings."""
+"""Outcomes of changed settings on held-out samples, compared with those of unchanged settings."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -83,7 +83,7 @@ def _check(words: Sequence[str]) -> list[str]:
         is_plain = "=" not in word and not word.startswith("-")
         is_missing = is_plain and not Path(word).exists()  # `complete` gives existing files a key
         named.append(grammar.assign("model.path", word) if is_missing else word)
-    settings = grammar.arrange(path_words.complete(named, conf, own), conf, own)
+    settings = grammar.check_and_arrange(path_words.complete(named, conf, own), conf, own)
     for override in map(grammar.parse, settings):
         if override.key_or_group in _VARIED:
             raise ConfigError(

@@ -39,8 +39,8 @@ class Asked:
     """The request to the search: goal, limit, and what is known beforehand.
 
     Attributes:
-        goal: `fastest` ranks the first models that pass by latency; `smallest` ranks by bytes, and
-            tries fewer than 8 bits; `best` looks for the least loss.
+        goal: `fastest` takes the first models that pass, and ranks them by latency; `smallest`
+            ranks by bytes, and tries fewer than 8 bits; `best` looks for the least loss.
         backends: the values of `backend=`.
         limit: the largest loss that passes, in the unit of the loss.
         fixed: the user's settings by key, see `find_fixed`; no step changes them.

@@ -146,7 +146,7 @@ def print_table(
     title: str,
     console: Console | None = None,
 ) -> None:
-    """Print the layers that cost most, then the findings."""
+    """Print the noisiest tensors, the meaning of the columns, the findings, and a summary."""
     console = consoles.stdout(console, 130)
     Table(COLUMNS, find_costliest(compared), title).print(console)
     consoles.say(console, note(compared))

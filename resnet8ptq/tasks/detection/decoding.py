@@ -96,7 +96,9 @@ class Prototypes:
     channels_first: bool
 
     def masks(self, maps: Array, rows: Floats, frame: Frame) -> bytes:
-        """Return the masks of one picture's detections in the network's input, see `core.masks`.
+        """Return the masks of one picture's detections as one text, see `core.masks`.
+
+        The masks have the size of the network's input.
 
         The weighted sum is resized to the input by bilinear interpolation. A pixel in the box
         belongs to the object if the sigmoid of its value is above 0.5.
@@ -155,7 +157,8 @@ class Decoder:
 
         Each row has left, top, right and bottom in pixels of the network's input, score, class, and
         x, y and visibility of each keypoint. Rows without a detection have the class `NOTHING`.
-        Masks are a text for each picture [n], in the network's input, see `core.masks`.
+        The masks of one picture are one encoded text, see `core.masks`, so there are n texts. The
+        masks have the size of the network's input.
         """
         config = self.frame.config
         pictures = len(outputs[0])

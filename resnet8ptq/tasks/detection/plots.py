@@ -107,7 +107,7 @@ def box_changes(model: DetectionScores, baseline: DetectionScores) -> NDArray[np
 
 @dataclass(frozen=True)
 class _Objects:
-    """The objects of one picture in the network's input.
+    """The objects of one picture, in pixels of the network's input.
 
     Attributes:
         rows: [D, 6 + 3 * K], see `decoding.Decoder`.

@@ -98,7 +98,7 @@ class DetectionScores(ClasswiseScores):
         return np.asarray(boxes)
 
     def masks_in_input(self, picture: int) -> list[bytes]:
-        """Return the masks of a picture's detections in the network's input, see `core.masks`."""
+        """Return the masks of a picture's detections, in the size of the network's input."""
         number = int(decoding.count(self.outputs.values[0][picture]))
         return masks.split(self.outputs.values[1][picture], number)
 

@@ -29,8 +29,10 @@ class Metric:
     Attributes:
         name: the name in MLflow; the baseline's metric is `baseline/{name}`.
         title: the name in tables and figures.
+        maximize: whether higher values are better.
         percent: whether values are fractions, shown in percent, and differences in points.
-        bounded: whether a loss is a difference; otherwise, a fraction of the baseline's value.
+        bounded: whether a loss is the difference of two values; otherwise, the loss is the
+            difference divided by the baseline's value.
         geometric: whether the metric is a geometric mean over the items, above 0.
         fair: the name of the tie-adjusted metric that ranks models; empty if there is none.
         least: the key of `report` with the smallest accepted value.

@@ -1,6 +1,6 @@
 """Serves a run's file through MLflow's pyfunc, by the module `serving` of its backend.
 
-MLflow copies both modules next to the file. They do not import this package, and import a framework
+MLflow copies both modules next to the file. They do not import resnet8ptq, and import a framework
 only when they load a file. A server therefore needs only that framework, and logging a model needs
 no framework.
 """
