@@ -1,6 +1,7 @@
 """Shape inference, graph optimization and folding before quantization: `model.fold`."""
 
 import importlib
+import io
 import logging
 import math
 import sys
@@ -8,7 +9,7 @@ import tempfile
 import types
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import chdir, contextmanager
+from contextlib import chdir, contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -79,7 +80,9 @@ def fold_batch_norms(unfolded: Path, folded: Path) -> Folding:
         # With an If, symbolic inference takes a free batch size for another number than 1, and
         # overwrites a branch.
         has_if = "If" in _operators(unfolded)
-        with _strict(), tempfile.TemporaryDirectory() as folder, chdir(folder):
+        # Symbolic inference prints what it cannot follow.
+        quiet = redirect_stdout(io.StringIO())
+        with _strict(), quiet, tempfile.TemporaryDirectory() as folder, chdir(folder):
             try:
                 quant_pre_process(unfolded, folded, skip_symbolic_shape=has_if)
             except Exception:  # ONNX's own inference may still work

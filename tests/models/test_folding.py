@@ -101,6 +101,21 @@ def test_a_graph_that_cannot_be_folded_can_be_taken_as_it_is(
     model._report(replace(failed, fold=False))
 
 
+def test_lines_of_the_shape_inference_are_not_printed(tmp_path, monkeypatch, capsys):
+    """On sizes that it cannot follow, it prints lines such as `unsupported broadcast between`."""
+    proto = network("MatMul(x, w)", (4,))
+    onnx.save(proto, tmp_path / "unfolded.onnx")
+
+    def printing(*_: object, **__: object) -> None:
+        print("unsupported broadcast between floor(N) N")
+        onnx.save(proto, tmp_path / "folded.onnx")
+
+    monkeypatch.setattr(shape_inference, "quant_pre_process", printing)
+    result = folding.fold_batch_norms(tmp_path / "unfolded.onnx", tmp_path / "folded.onnx")
+    assert result.failure is None
+    assert capsys.readouterr().out == ""
+
+
 def change(step: str, index: int, shape: int | tuple[int, ...], channels: int = 5):
     """Return the constants and the inputs of a node that changes `y{index}` by channel."""
     if step != "BatchNormalization":
