@@ -3,6 +3,7 @@
 import pickle
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,32 @@ def test_a_difference_of_the_exporter_names_the_other_exporter(take, program, mo
     monkeypatch.setattr(conversion, "_convert_network", differ)
     with pytest.raises(ParityError, match=r"differs; .*dynamo=False"):
         take(program)
+
+
+@dataclass
+class Scores:
+    """Outputs as a library returns them."""
+
+    logits: torch.Tensor
+    hidden: torch.Tensor
+
+
+@pytest.mark.slow
+def test_outputs_in_a_class_of_a_library_are_taken(take, tmp_path):
+    """The program names the class, which torch would import."""
+
+    class Named(Network):
+        def forward(self, features: torch.Tensor) -> Scores:
+            return Scores(super().forward(features), features.mean((2, 3)))
+
+    pytree = torch.utils._pytree
+    pytree.register_dataclass(Scores, serialized_type_name=f"{__name__}.Scores")
+    try:
+        path = export(Named().eval(), tmp_path / "network.pt2", None)
+    finally:
+        pytree._deregister_pytree_node(Scores)
+    record = take(path)
+    assert [output.shape for output in record.contract.outputs] == [(5,), (3,)]
 
 
 class Attention(torch.nn.Module):

@@ -124,7 +124,7 @@ def _checked(records: dict[str, bytes], path: Path, own: bool = False) -> dict[s
 
 
 def _clean(content: bytes) -> bytes:
-    """Return a program's graph, in JSON, with empty `_ORIGINS` and without `_UNFILLED`."""
+    """Return a program's graph, in JSON, with plain outputs, without `_ORIGINS` and `_UNFILLED`."""
     graph = json.loads(content)
     for _, value in _items(graph):
         if not isinstance(value, dict):
@@ -135,7 +135,19 @@ def _clean(content: bytes) -> bytes:
         target = value.get("target")
         if isinstance(target, str) and target in _UNFILLED:
             _fill(value)
+        outputs = value.get("out_spec")
+        if isinstance(outputs, str) and not _TEXTS["out_spec"].fullmatch(outputs):
+            value["out_spec"] = _flatten(outputs)
     return json.dumps(graph).encode()
+
+
+def _flatten(spec: str) -> str:
+    """Return a structure of outputs as a tuple, because torch would look up a library's class."""
+    version, structure = json.loads(spec)
+    leaf: dict[str, Any] = {"type": None, "context": None, "children_spec": []}
+    count = sum(item == leaf for _, item in _items(structure))
+    flat = {"type": "builtins.tuple", "context": "null", "children_spec": [leaf] * count}
+    return json.dumps([version, flat])
 
 
 def _fill(node: dict[str, Any]) -> None:
