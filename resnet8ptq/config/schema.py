@@ -568,7 +568,7 @@ class QuantizationConfig:
     reduce_range: bool | None = limited(None, only=_QUANTIZED)
     symmetric: SymmetricConfig = limited(SymmetricConfig, only=_QUANTIZED)
     float_output: bool = limited(False, only=_QUANTIZED)
-    float_tail: bool | None = limited(False, only=_QUANTIZED)
+    float_tail: bool | None = limited(None, only=_QUANTIZED)
     attention: str = limited("weights", one_of("weights", "products", "all"), only=_QUANTIZED)
     op_types: list[str] | None = limited(None, limits.NAMES, only=_QUANTIZED)
     nodes_to_quantize: list[str] | None = limited(None, limits.NAMES, only=_QUANTIZED)
