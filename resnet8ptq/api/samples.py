@@ -177,8 +177,8 @@ class _Writer:
         self._samples = 0
 
     def append(self, values: NDArray[Any]) -> None:
-        """Write a batch [n, ...]; raise `DataError` if its shape or dtype differs from the first
-        batch's.
+        """Write a batch [n, ...]; raise `DataError` for another shape or dtype than in the first
+        batch.
         """
         if self._shape is None:
             self._shape = values.shape[1:]

@@ -51,7 +51,7 @@ def saturates(resolved: Resolved, operators: Collection[str], flags: Collection[
 
 
 def avoid_saturation(resolved: Resolved) -> str:
-    """Return the settings with which no sum saturates."""
+    """Return settings with which no sum saturates, as text for a message."""
     settings = "reduce_range=true"
     if resolved.engine is None:  # ONNX Runtime also takes unsigned weights
         settings += " or dtype=uint8"

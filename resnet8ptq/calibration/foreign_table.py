@@ -143,6 +143,8 @@ def _find_range(entry: Any) -> Range | None:
 def _from_levels(entry: Mapping[str, Any]) -> Range | None:
     """Return the range of an entry that has a scale and an offset or zero point.
 
+    None if the entry lacks a valid scale, or its levels are unknown.
+
     AIMET 0.6 and 1.0: low = scale * offset, with unsigned levels. AIMET 2.0 and ONNX:
     low = scale * (least level - zero_point).
     """

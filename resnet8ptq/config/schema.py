@@ -95,7 +95,7 @@ class BackendConfig:
 
     @property
     def takes_every_operator(self) -> bool:
-        """Whether the backend's converter quantizes every operator, whatever the settings."""
+        """Whether the backend's converter quantizes every operator under all settings."""
         return False
 
     def on_cpu(self) -> Self:
@@ -488,7 +488,7 @@ class AnalysisConfig:
     """An analysis in place of a quantization run.
 
     `sensitivity` quantizes layer by layer; `diagnose` reports causes of the loss against FP32;
-    `compare` compares the tensors of a file with FP32's; `profile` times each operator; `plan_test`
+    `compare` compares the tensors of a file with FP32; `profile` times each operator; `plan_test`
     reports the smallest loss that the test samples can prove; `inspect` describes the network.
     """
 

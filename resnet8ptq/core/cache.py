@@ -211,5 +211,5 @@ def _is_whole(path: Path, key: str) -> bool:
 
 
 def downloads_folder() -> Path:
-    """Return the folder for downloads: the default cache's root, whatever `cache_dir` is."""
+    """Return the folder for downloads: the root of the default cache, even with `cache_dir`."""
     return folder(None)

@@ -158,7 +158,7 @@ def finish(
 
 
 def _find_interrupt(error: BaseException) -> KeyboardInterrupt | None:
-    """Return the Ctrl-C that led to an error, such as an error while a block cleaned up."""
+    """Return the Ctrl-C that led to an error, such as one in a clean-up; None without one."""
     seen: BaseException | None = error
     while seen is not None and not isinstance(seen, KeyboardInterrupt):
         seen = seen.__context__

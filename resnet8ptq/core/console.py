@@ -51,7 +51,7 @@ def stdout(console: Console | None, width: int) -> Console:
 
 
 def _force(stream: TextIO) -> bool | None:
-    """Return rich's `force_terminal`: False for a pipe, whatever FORCE_COLOR says.
+    """Return rich's `force_terminal`: False for a pipe, even if FORCE_COLOR is set.
 
     Jupyter and CI set FORCE_COLOR. rich would then treat a pipe as a terminal, and print each frame
     of a spinner as a line.

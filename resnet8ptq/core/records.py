@@ -55,7 +55,10 @@ def names_of(dtype: DTypeLike) -> tuple[str, ...]:
 
 
 def find_mask(dtype: DTypeLike) -> str | None:
-    """Return the field that masks padding: `attention_mask`, or the only field named `...mask`."""
+    """Return the field that masks padding: `attention_mask`, or the only field named `...mask`.
+
+    None without such a field.
+    """
     masks = []
     for name in names_of(dtype):
         field = np.dtype(dtype)[name]

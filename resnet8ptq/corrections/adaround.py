@@ -475,7 +475,7 @@ def _learn(
 def _descend(
     problem: Problem, weights: torch.Tensor, choices: Choices, random: np.random.Generator
 ) -> torch.Tensor:
-    """Return 1 for each weight to round up, 0 for the others, without learning.
+    """Return 1 for each weight to round up and 0 for the others, by coordinate descent.
 
     Coordinate descent starts from the nearest levels, and from levels drawn with the weights'
     fractions as probabilities. In depthwise layers the descent ends within 1% of the smallest

@@ -24,7 +24,7 @@ def find_data(config: DataConfig, own_network: bool = False) -> DataConfig:
     is downloaded. If that fails, `data.on_missing=shapes` falls back to the embedded set.
 
     Args:
-        own_network: whether the network is the user's, which the embedded set does not fit.
+        own_network: whether the user has named a network, which the embedded set does not fit.
 
     Returns:
         The config with an absolute path as `root`; for an embedded set, `root` is None, and
@@ -32,8 +32,8 @@ def find_data(config: DataConfig, own_network: bool = False) -> DataConfig:
 
     Raises:
         ConfigError: the data set is unknown, or `data.root` or `$CIFAR10_DIR` holds no data set.
-        DataNotFoundError: CIFAR-10 is not available, and `data.on_missing=error` or the network
-            is the user's.
+        DataNotFoundError: CIFAR-10 is not available, and `data.on_missing=error` or the user
+            has named a network.
     """
     source = look_up("data.name", config.name, SOURCES)
     if not source.takes:

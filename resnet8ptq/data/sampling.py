@@ -44,7 +44,7 @@ def draw_calibration(
         taken: splits whose samples are not drawn.
 
     Raises:
-        ConfigError: every class has fewer samples, or no sample is free.
+        ConfigError: every class has fewer than `samples_per_class` samples, or no sample is free.
         DataError: every sample is also a test sample.
     """
     pool = data.calibrating
@@ -238,9 +238,10 @@ def draw_selection(data: Dataset, samples: int | None, calibration: Split) -> Sp
 
 
 def halve(split: Split, classes: int) -> tuple[Split, Split] | None:
-    """Divide samples at random into halves, balanced by class: selection and reported samples.
+    """Divide samples into halves, balanced by class: selection samples and reported samples.
 
-    The halves depend on the samples only, and samples of one group stay together.
+    The division is random with a fixed seed, so that equal samples have equal halves. Samples of
+    one group stay together.
 
     Returns:
         The halves; None if one of them would have fewer than `LEAST_TO_CHOOSE`.

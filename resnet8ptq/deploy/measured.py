@@ -5,10 +5,10 @@
     resnet8ptq measured result                    here
 
 The job holds the run's file, FP32's and the scored samples, and the program needs Python 3.9, numpy
-and the file's runtime. The result replaces the run's own: its metrics, predictions, latencies,
-kernels and verdict are those of that machine from then on, as with `target.command`; the metrics
-`target/...` show the difference from this machine. `experiment=`, `uri=` and `root=` name the
-MLflow store, `trust=true` and `cache_dir=` are those of `resnet8ptq deploy`.
+and the file's runtime. The result replaces the measurements of the run: from then on, its metrics,
+predictions, latencies, kernels and verdict are those of that machine, as with `target.command`; the
+metrics `target/...` show the difference from this machine. `experiment=`, `uri=` and `root=` name
+the MLflow store, `trust=true` and `cache_dir=` are those of `resnet8ptq deploy`.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Runs the artifact again on the scored samples, and compares its predictions with the run's."""
+"""Runs the artifact again on the scored samples, and compares predictions with those of the run."""
 
 import json
 import logging
@@ -119,7 +119,7 @@ def rerun(source: SourceRun, scored: Scored | str, runtime: Runtime, many: bool)
 
 
 def compare(source: SourceRun, task: Task, again: Comparison, samples: int) -> str:
-    """Compare outputs for the scored samples with the run's; return the result in a sentence.
+    """Compare outputs for the scored samples with those of the run; return a sentence.
 
     Raises:
         QuantizationError: the outputs differ on the run's own CPU.

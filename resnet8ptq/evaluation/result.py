@@ -13,7 +13,7 @@ class Measurement:
     """An artifact, reloaded from disk and run over the test samples.
 
     Attributes:
-        metrics: metrics besides the comparison's, by MLflow name; a value of None was not measured.
+        metrics: metrics that `comparison` lacks, by MLflow name; a value of None was not measured.
         choice: the comparison on the selection samples; None without them.
         outputs_sha256: the hash of the model's outputs for all scored samples.
         silent: the output that does not depend on the sample, see `Scope.find_silent`.

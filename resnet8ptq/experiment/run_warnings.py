@@ -41,7 +41,7 @@ def warn_of_noise(
     outliers: Sequence[Outliers],
     samples: Split,
 ) -> None:
-    """Warn if the quantized network's outputs are far from FP32's.
+    """Warn if the outputs of the quantized network are far from those of FP32.
 
     Args:
         outliers: calibration samples that stand out; no other advice helps until these samples are

@@ -92,9 +92,11 @@ def check_against_fp32(
 def find_cause(
     evaluator: Evaluator, samples: Split, path: Path, config: RunConfig, folder: Path
 ) -> str:
-    """Return the preprocessing, last step or order of classes that fits, else the costliest layer.
+    """Return the first cause that is found, as text; empty if none is found.
 
-    The text is empty if no cause is found.
+    The causes are tried in this order: another preprocessing, exchanged axes, another last step
+    such as a missing softmax, another order of the classes, mixed units, a wrong input range, and
+    the layer with the most noise of its own.
     """
     threads = evaluator.runtime.threads
     expected = run_all(open_runner(str(evaluator.network.onnx_path), threads), samples)
@@ -115,7 +117,7 @@ def find_cause(
 
 
 def _find_preprocessing(run: Run, samples: Split, expected: Outputs, sized: bool) -> str:
-    """Return a text if another usual preprocessing brings the file's outputs near FP32's."""
+    """Return a text if another usual preprocessing brings the file's outputs near those of FP32."""
 
     def measure(split: Split) -> float:
         try:
@@ -180,7 +182,7 @@ def _find_exchanged_axes(
 
 
 def _find_last_step(outputs: Outputs, expected: Outputs) -> str:
-    """Return a text if the file's output is a usual function of FP32's, such as its softmax."""
+    """Return a text if the output is a usual function of FP32's output, such as its softmax."""
     ours = expected[0].astype(np.float64)
     theirs = outputs[0].astype(np.float64)
     if len(outputs) != 1 or theirs.ndim != 2 or theirs.shape != ours.shape:

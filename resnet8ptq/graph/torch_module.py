@@ -252,7 +252,7 @@ def _ease_clip(clip: onnx.NodeProto) -> None:
 def _find_second(
     node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]
 ) -> onnx.TensorProto | None:
-    """Return the second input of a node if it is constant, such as axes."""
+    """Return the second input of a node, such as axes; None if it is not constant."""
     return constants.get(input_at(node, 1))
 
 

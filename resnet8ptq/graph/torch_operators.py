@@ -207,7 +207,10 @@ def _extreme(find: Callable[..., Any], node: Node) -> torch.nn.Module | None:
 
 
 def _pad(node: Node) -> torch.nn.Module | None:
-    """Return a Pad with fixed widths; torch can reflect and repeat only axes after the first."""
+    """Return a Pad with fixed widths; None if its axes are given and the sizes are unknown.
+
+    torch can reflect and repeat values only along axes after the first.
+    """
     mode = node("mode", b"constant").decode()
     sides = node.constants[1].reshape(2, -1)
     if 3 in node.constants and not node.sizes:

@@ -42,7 +42,10 @@ def take_branches(proto: onnx.ModelProto, feeds: Sequence[Feeds] = ({},)) -> onn
 def _find_decided(
     proto: onnx.ModelProto, feeds: Sequence[Feeds]
 ) -> tuple[onnx.NodeProto, bool] | None:
-    """Return the first If whose condition is equal for all `feeds`, and the condition's value."""
+    """Return the first If whose condition is equal for all `feeds`, and the value of the condition.
+
+    None without such an If.
+    """
     conditions = [node for node in proto.graph.node if node.op_type == "If"]
     if not conditions:
         return None

@@ -303,7 +303,7 @@ def _advise(sample_shape: tuple[int, ...], takes: Shape) -> str:
 
 
 def picture_size(contract: Contract, fixed: Collection[str] = ()) -> tuple[int, int] | None:
-    """Return height and width of a network's input pictures, channels first or last.
+    """Return height and width of a network's input pictures, with channels first or last.
 
     Returns None if a size is free, or if the input is not a picture.
 

@@ -338,7 +338,9 @@ def _find_batch(network: Network, samples: SampleArray) -> Network:
 def _fix_sizes(
     network: Network, samples: SampleArray, fields: Fields | None
 ) -> tuple[Network, onnx.ModelProto, str | None]:
-    """Return the graph with constant sizes, and the reason if the batch size stays fixed.
+    """Return the network, its graph with constant sizes, and why the batch size stays fixed.
+
+    The reason is None if the batch size is free.
 
     The network's outputs get the batch axis that only the freed graph has.
     """

@@ -188,7 +188,7 @@ class _Affine:
 def _find_changed(
     node: onnx.NodeProto, layers: Collection[str], constants: Collection[str]
 ) -> str | None:
-    """Return the name of the layer's output that a node changes by constants."""
+    """Return the output of a layer that a node changes by constants; None for other nodes."""
     others = [name for name in node.input if name not in layers]
     if len(others) != len(node.input) - 1 or not all(name in constants for name in others):
         return None

@@ -79,8 +79,9 @@ class Summary:
     def treatment(self, operator: str, backend: str) -> str:
         """Return how a backend computes an operator.
 
-        The text is `8 bits`, `dynamic` (8 bits with method=dynamic, else float), `float`, `folded`
-        or `-`; it may also be such as `8 bits: 25 of 33`, with attention, or `folded: 2 of 3`.
+        The text is `8 bits`, `dynamic` (8 bits with method=dynamic, else float), `float`, `folded`,
+        or `-` if the backend cannot take the network. If only a part of the nodes is treated so,
+        the text has the counts, such as `8 bits: 25 of 33` with attention, or `folded: 2 of 3`.
         """
         if backend not in self.quantized:
             return "-"

@@ -22,8 +22,10 @@ class _Writer:
         ctx.remove_node(node.name)
 
     def write(self, kind: str, *inputs: str | float, last: bool = False) -> str:
-        """Write a node and return the output's name, which for the `last` node is the replaced
-        node's.
+        """Write a node, and return the name of its output.
+
+        Args:
+            last: whether the output gets the name of the replaced node's output.
         """
         settings = dict(self.like)
         if last:

@@ -64,7 +64,7 @@ class Explanation:
 
 
 def explain(selected: ModelSelection) -> list[Explanation]:
-    """Return an explanation of each recommended model, the headline's first."""
+    """Return an explanation of each recommended model; the model of the headline is the first."""
     models: dict[str, list[Recommendation]] = {}
     for recommended in selected.recommendations:
         models.setdefault(recommended.label, []).append(recommended)
@@ -187,7 +187,7 @@ def say_verdict(record: RunRecord) -> str:
     if record.verdict == VOID:
         return f"No verdict: {record.doubt}."
 
-    # A fault fails the model, whatever the loss
+    # A fault fails the model independently of the loss
     fault = f"Fails: {record.fault}. " if record.fault else ""
     if record.loss_verdict == PASS:
         return f"{fault}{limit[:1].upper()}{limit[1:]}, shown with 95% confidence on {total}."

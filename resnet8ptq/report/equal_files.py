@@ -1,4 +1,4 @@
-"""Models: runs with equal files, such as torch's int8 and u8s8, are one model.
+"""Groups runs with equal files, such as torch's int8 and u8s8: these are one model.
 
 Such runs share one row of the table, and count once where tests are corrected for the number of
 models. Runs that were measured in different ways, such as with other numbers of threads, have

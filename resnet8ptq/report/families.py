@@ -199,8 +199,8 @@ def headings_of(families: Sequence[Family]) -> list[str]:
 def class_power(family: Family) -> tuple[float, float] | None:
     """Return the smallest and the largest detectable loss over the classes.
 
-    A loss is detectable if the tests of `make_family` have 80% power; for each class, the median
-    over the runs counts. Returns None without classes.
+    A loss is detectable if the tests of `make_family` have 80% power. The detectable loss of a
+    class is the median over the runs. Returns None without classes.
     """
     classes = len(family.class_names)
     models = equal_files.count_models(records_of(family.measured))

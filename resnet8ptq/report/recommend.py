@@ -1,4 +1,4 @@
-"""Recommends a sweep's models by use, each with its verdict; `rule` chooses the headline's.
+"""Recommends a sweep's models by use, each with its verdict; `rule` chooses one for the headline.
 
 Models are chosen on samples that the reported figures do not use (`experiment.samples`), because
 the best of many models looks too good on the samples that chose it. The chosen models are assessed

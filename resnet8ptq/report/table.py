@@ -114,7 +114,7 @@ def rows_of_runs(table: Table[Row]) -> list[Row]:
 
 
 def style_of(status: str) -> str:
-    """Return the style of a row in the terminal: yellow for a run without a result."""
+    """Return the style of a row in the terminal: yellow if the status is not `ok` or `baseline`."""
     return "" if status in SOUND else "yellow"
 
 

@@ -118,7 +118,7 @@ def print_answers(chosen: Sequence[ModelSelection]) -> None:
 
 
 def _say_other_use(answer: Explanation, apart: bool) -> str:
-    """Return the line of a model for another use than the headline's.
+    """Return the line of a model for another use than that of the headline.
 
     Args:
         apart: see `ModelSelection.apart`.

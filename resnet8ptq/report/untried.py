@@ -65,7 +65,7 @@ def _parse(words: Sequence[str]) -> dict[str, str]:
 
 
 def _has(record: RunRecord, wanted: Mapping[str, str]) -> bool:
-    """Return whether a run had these settings, whatever its granularity."""
+    """Return whether a run had these settings; its granularity may be another."""
     for key, value in wanted.items():
         if key != "per_channel" and record.params.get(key) != value:
             return False

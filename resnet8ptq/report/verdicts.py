@@ -7,7 +7,7 @@ that is not significant does not prove equality. A verdict is void if FP32 itsel
 chance, or clearly below the accuracy that the user expects. A loss against a broken network has no
 meaning.
 
-A model also fails, whatever its loss, in two cases: its metric is below its own limit, such as
+A model fails independently of its loss in two cases: its metric is below its own limit, such as
 `report.min_accuracy`, or one of its outputs does not depend on the sample.
 """
 
@@ -57,7 +57,7 @@ class Verdict:
     loss: str  # the verdict on the loss alone: `PASS`, `FAIL`, `UNDECIDED` or `VOID`
     # If undecided, the sample size for 80% power at the measured loss; NaN if samples do not vary.
     needed: float = 0.0
-    fault: str = ""  # why the model fails whatever the loss, see `find_fault`
+    fault: str = ""  # why the model fails independently of the loss, see `find_fault`
 
     def __str__(self) -> str:
         return self.say()
@@ -195,7 +195,7 @@ def _find_equal_runs(records: Sequence[RunRecord]) -> dict[str, tuple[str, ...]]
 
 
 def find_fault(metric: Metric, record: RunRecord, limits: ReportConfig) -> str:
-    """Return why a model fails whatever its loss; empty without such a reason."""
+    """Return why a model fails independently of its loss; empty without such a reason."""
     if record.silent:
         return record.silent
     least = least_of(metric, limits)

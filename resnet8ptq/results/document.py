@@ -334,7 +334,7 @@ def describe(answer: Answer, show: Callable[[str], str] = printable) -> str:
 
 
 def _say_loss(metric: Metric, run: RunRecord) -> str:
-    """Return the loss with its bounds: in points, in the metric's unit, or in percent of FP32's."""
+    """Return the loss with its bounds: in points, in the metric's unit, or in percent of FP32."""
     say = metric.say_change if metric.bounded else metric.show_loss
     assert run.loss is not None
     bounds = []

@@ -53,7 +53,7 @@ class Runs:
         return any(record.run_id == run.run_id for record in self.records)
 
     def select(self, asked: Asked) -> list[ModelSelection]:
-        """Assess the runs as in the report, by the requested limits or else the sweep's."""
+        """Assess the runs as in the report, by the requested limits, or else those of the sweep."""
         unknown = asked.keys() - {*logged_limits.LIMITS}
         if unknown:
             raise ConfigError(no_such_name("limits", min(unknown), logged_limits.LIMITS))
@@ -100,8 +100,10 @@ def load_sweep(
         load_sweep(tags={"release": "1.2"})  # the newest with these tags
 
     Args:
-        run_id: the id of the sweep's parent run.
-        limits: `max_drop`, `min_sqnr_db` and `min_accuracy`; by default the sweep's own.
+        run_id: the id of the sweep's parent run; by default the newest sweep.
+        folder: the folder of the sweep, instead of its id.
+        tags: tags of the sweep, instead of its id; the newest sweep with all of them is returned.
+        limits: `max_drop`, `min_sqnr_db` and `min_accuracy`; by default the limits of the sweep.
         tracking: the store; by default `MLFLOW_TRACKING_URI`, or `mlruns` in the current folder.
 
     Raises:
@@ -240,7 +242,7 @@ def _find_newest(store: Store, kind: str, tags: Mapping[str, str]) -> RunRecord:
 
 
 def _first_model(runs: Sequence[RunRecord]) -> RunRecord | None:
-    """Return the first run that is neither a sweep nor an analysis."""
+    """Return the first run that is neither a sweep nor an analysis; None without one."""
     for run in runs:
         if run.kind != SWEEP and not run.is_analysis:
             return run
@@ -363,7 +365,10 @@ def _find_artifact(store: Store, record: RunRecord) -> str | None:
 
 
 def _find_file(store: Store, record: RunRecord, possible: Set[str]) -> str | None:
-    """Return the path of a run's file in its folder, or else its path or address in the store."""
+    """Return the path of a run's file in its folder, or else its path or address in the store.
+
+    None if neither has a file of a `possible` name.
+    """
     own = origin.own_folder(record)
     if own is not None:
         for path in sorted(own.glob("*")):

@@ -62,7 +62,7 @@ class SweepSummary:
     def choice(self, use: str = RECOMMENDED) -> RunRecord | None:
         """Return the recommended run for a use; None without one, or if FP32 itself is recommended.
 
-        With several sets of scored samples, the first set counts.
+        If the sweep scored several sets of samples, the run is that of the first set.
         """
         choice = find_recommendation(use, self.choices)
         return None if choice is None else choice.run
@@ -129,8 +129,8 @@ def summarize_sweep(
 def _choose(selected: ModelSelection) -> list[Recommendation]:
     """Return the recommendations of a selection, with the bounds that belong to their verdicts.
 
-    The bounds of `own_family`, or of a headline that was assessed by itself, differ from the
-    table's.
+    The bounds of `own_family`, or of a headline that was assessed by itself, differ from those
+    of the table.
     """
     own = bounds.add_bounds(own_family(selected, selected.recommendations))
     cells = by_run_id(own.cells)
@@ -169,7 +169,10 @@ def _complete(selected: ModelSelection, artifacts: Mapping[str, str | None]) -> 
 
 
 def _reproduce(record: RunRecord) -> str | None:
-    """Return the command for one job of a sweep, from the job's overrides."""
+    """Return the command for one job of a sweep, from the job's overrides.
+
+    None for a single run, and if an override is not safe to repeat.
+    """
     if not record.job_overrides:  # a single run has none
         return None
     kept = origin.find_overrides(record)

@@ -172,7 +172,7 @@ def _find_swept(sweeper: DictConfig) -> list[Override]:
 def _count_jobs(sweeper: DictConfig, overrides: Sequence[Override]) -> int | None:
     """Return the number of jobs; None if only Hydra knows it, such as for `glob(*)`.
 
-    Of several overrides of a key, the last counts.
+    Of several overrides of a key, only the last has an effect.
     """
     if is_search(sweeper):
         return None

@@ -66,8 +66,8 @@ class SettingsSearch:
         launch: runs steps as jobs with these time limits; returns the record or the error of each,
             in the same order.
         allowed: the limits for a pass.
-        check: raises `ConfigError` for a step whose settings conflict with each other or the
-        user's.
+        check: raises `ConfigError` for a step whose settings conflict with each other, or with the
+            settings of the user.
         delivery: keeps the best model so far as a file, from the first measured step on.
         budget: the time limit.
         at_once: the largest number of parallel jobs.
@@ -461,7 +461,8 @@ _OF_SEARCH = ("evaluate.split", "evaluate.choice", "evaluate.stop", "analysis")
 def measure(step: Step, record: RunRecord, seconds: float, level: float = SIGNIFICANCE) -> Tried:
     """Return a step's measurements for the next choice; a pass must be significant at `level`.
 
-    A step that an earlier sweep has run returns at once; the time of that earlier run counts.
+    A step that an earlier sweep has run returns at once; its measured time is that of the earlier
+    run.
     """
     shared = Tried(step, record.status, record.reason, run_id=record.run_id, seconds=seconds)
     if record.is_analysis:
@@ -512,7 +513,7 @@ def measure(step: Step, record: RunRecord, seconds: float, level: float = SIGNIF
 
 
 def noise(record: RunRecord) -> float:
-    """Return the distance of a model's outputs from FP32's, the criterion between equal losses.
+    """Return the distance of a model's outputs from those of FP32, to choose between equal losses.
 
     The distance is the KL divergence if outputs are classes, else noise divided by signal.
     """

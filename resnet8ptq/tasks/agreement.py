@@ -37,7 +37,7 @@ class AgreementScores(OfClasses):
 
     @property
     def per_sample(self) -> Hits:
-        """The class of each sample, which is right if it agrees with FP32's."""
+        """The class of each sample, which is right if it agrees with the class of FP32."""
         return self.classes.per_sample
 
     @property

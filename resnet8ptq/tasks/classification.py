@@ -201,7 +201,7 @@ class ClassScores(Scores):
         return distortion.to_db(distortion.noise_ratio(baseline.logits, self.logits, _centre))
 
     def class_change(self, baseline: Self, label: int) -> float | None:
-        """Return the accuracy on one class minus the baseline's; None without samples."""
+        """Return the accuracy on one class minus that of the baseline; None without samples."""
         ours = self.class_accuracy(label)
         theirs = baseline.class_accuracy(label)
         if ours is None or theirs is None:

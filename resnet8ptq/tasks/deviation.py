@@ -1,4 +1,4 @@
-"""`task=deviation`: without labels, the relative error of the outputs against FP32's."""
+"""`task=deviation`: without labels, the relative error of the outputs against FP32."""
 
 import math
 from collections.abc import Sequence
@@ -109,7 +109,7 @@ class DeviationValues(Replicates):
         return Margin.of_mean(self.noise - limit * self.signal, skewed=True)
 
     def margin_over(self, other: Self, metric: Metric, limit: float, items: int) -> Margin:
-        """Return the margin of this model's noise minus the other's."""
+        """Return the margin of the noise of this model minus that of the other."""
         return Margin.of_mean(self.noise - other.noise - limit * self.signal, skewed=True)
 
 
@@ -214,7 +214,7 @@ def _tables(names: Sequence[str], comparison: Comparison) -> dict[str, Table]:
 
 
 def _score(outputs: Outputs, targets: Targets) -> DeviationScores:
-    """Use the outputs as their own reference; the comparison replaces it by FP32's."""
+    """Use the outputs as their own reference; the comparison replaces it by the outputs of FP32."""
     return DeviationScores(outputs, outputs)
 
 

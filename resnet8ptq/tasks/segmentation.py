@@ -263,7 +263,10 @@ def _make(config: SegmentationConfig, context: TaskContext) -> Task:
 
 
 def _find_output(context: TaskContext) -> tuple[int, int | None]:
-    """Return the index of the first output with a map, and the axis of its classes."""
+    """Return the index of the first output with a map, and the axis of its classes.
+
+    The axis is None if the map holds classes.
+    """
     taken = context.input_shape
     last = taken[:1] not in ((1,), (3,)) and taken[-1:] in ((1,), (3,))
     for number, shape in enumerate(context.outputs.values()):

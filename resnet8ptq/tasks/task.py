@@ -103,7 +103,7 @@ class Joining:
     """The values of single samples that `task.join` joins for a group, see `tasks.joining`.
 
     Attributes:
-        values: returns the outputs that the task scores instead of the network's.
+        values: returns the outputs that the task scores instead of those of the network.
         votes: returns the votes [n, classes] of these values, 0 or 1; None if the task has no
         votes.
     """

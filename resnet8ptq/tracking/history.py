@@ -114,7 +114,7 @@ def find_runs(
 
 
 def find_logged(store: Store, key: str) -> RunRecord | None:
-    """Return the run with the key of a journal, even if the run was deleted."""
+    """Return the run with the key of a journal, even if it was deleted; None without one."""
     runs = find_runs(store, f"tags.record = '{key}'", most=1, deleted=True)
     if not runs:
         return None

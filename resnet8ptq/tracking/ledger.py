@@ -105,7 +105,7 @@ def count_earlier(
 
 
 def _find_scored(records: Sequence[RunRecord]) -> RunRecord | None:
-    """Return the first run with scored samples."""
+    """Return the first run with scored samples; None without one."""
     for record in records:
         if record.samples_digest:
             return record

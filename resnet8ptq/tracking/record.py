@@ -200,7 +200,7 @@ class RunRecord(BaseModel):
     )
     loss_verdict: str | None = _assessed("verdict on the loss alone; null without a measurement")
     verdict_text: Text = _assessed("the verdict as in the report's table", "")
-    fault: Text = _assessed("why the model fails whatever its loss", "")
+    fault: Text = _assessed("why the model fails independently of its loss", "")
     loss_upper_bound: Number = _assessed(
         "the loss is at most this: one-sided 95% bound, corrected (Holm): with `use=` for the "
         "recommended models, with `run_id=` for all of the sweep"
@@ -281,7 +281,7 @@ class RunRecord(BaseModel):
         return self.of(**{name: getattr(self, name) for name in _READ} | logged)
 
     def as_failed(self, reason: str) -> Self:
-        """Return the record as a failed run's, such as for a run whose file was lost."""
+        """Return the record with the status `failed`, such as for a run whose file was lost."""
         return self.changed(tags={**self.tags, "status": "failed", "reason": reason})
 
     @property
@@ -436,13 +436,15 @@ class RunRecord(BaseModel):
         return tuple(names)
 
     def value_of(self, metric: Metric, prefix: str = "") -> float | None:
-        """Return the run's value of a task's metric, even NaN; with `BASELINE`, the value of
-        FP32.
+        """Return the value of a task's metric, even NaN; None if it was not measured.
+
+        Args:
+            prefix: `BASELINE` for the value of FP32; empty for the value of the run.
         """
         return self.metrics.get(prefix + metric.name)
 
     def delta(self, metric: Metric) -> float | None:
-        """Return the run's value minus FP32's; None if either was not measured."""
+        """Return the value of the run minus that of FP32; None if either was not measured."""
         value = self.value_of(metric)
         baseline = self.value_of(metric, BASELINE)
         if value is None or baseline is None:
@@ -460,6 +462,8 @@ class RunRecord(BaseModel):
 
     def interval(self, name: str) -> tuple[float, float] | None:
         """Return a 95% interval: of the metric (`value`), or of the difference from FP32 (`delta`).
+
+        None if the interval was not measured.
 
         If FP32 is the reference and the loss has its own unit, `drop` is the interval of the loss.
         """
@@ -602,7 +606,7 @@ def show_frame(runs: Iterable[RunRecord]) -> str:
 
 
 def printable_or_none(command: str) -> str | None:
-    """Return a command if it is one printable line; an escaped command would be another one."""
+    """Return a command if it is one printable line, else None: escaping would change it."""
     if not command or not command.isprintable():
         return None
     return command

@@ -32,8 +32,8 @@ def fetch(path: Path) -> bytes:
 def read(content: bytes, path: Path) -> Contents:
     """Return the description of a program.
 
-    Raises: ModelError: the file is damaged, or has operators that are neither torch's nor
-        XNNPACK's.
+    Raises:
+        ModelError: the file is damaged, or has other operators than those of torch and XNNPACK.
     """
     with errors_as(ModelError, f"{path}: not an ExecuTorch program for XNNPACK"):
         operators = executorch.read_operators(content)

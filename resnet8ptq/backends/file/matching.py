@@ -279,7 +279,7 @@ def _differ_in_sizes(have: Shape, takes: Shape) -> bool:
 def _open(
     key: str, tensors: Sequence[Tensor], ports: Sequence[Port], path: Any, why: str
 ) -> ConfigError:
-    """Return the error of a missing pair; its message shows the setting to complete."""
+    """Return the error for a port or tensor without a match; it shows the setting to complete."""
     listed = ", ".join(map(str, ports))
     pairs = ", ".join(f"{tensor.name}: ..." for tensor in tensors)
     return ConfigError(f"{key}: {why}; {path} has {listed}; try '{key}={{{pairs}}}'")

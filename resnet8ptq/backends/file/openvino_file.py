@@ -47,7 +47,7 @@ def read(content: bytes, path: Path) -> Contents:
     """Return the description of a file that `fetch` has read.
 
     Raises:
-        ModelError: the file is damaged, or has operators that are not OpenVINO's.
+        ModelError: the file is damaged, or has operators that OpenVINO does not define.
     """
     with errors_as(ModelError, f"{path}: OpenVINO cannot read it"):
         graph = archive.read(content)

@@ -197,7 +197,7 @@ class FileQuantizer(Quantizer):
         return reading.admit(self._path, self.runtime.cache_root)
 
     def _find_fp32(self, model: Fp32Model) -> str:
-        """Return the framework that runs the FP32 network: the file's, or ONNX Runtime."""
+        """Return the framework that runs the FP32 network: that of the file, or ONNX Runtime."""
         if self._engine != "tflite":
             return self._engine
         if is_tflites(model.format, is_float=True) and model.fold:

@@ -80,7 +80,9 @@ def raise_opset_for_bits(proto: onnx.ModelProto, bits: int) -> onnx.ModelProto:
 
 
 def write_narrow_weights(network: onnx.GraphProto, schemes: Mapping[str, WeightScheme]) -> Pass:
-    """Return a pass that replaces the weights of layers in a QDQ graph.
+    """Return a pass that stores the weights of some layers of a QDQ graph in 4 or 2 bits.
+
+    The biases of these layers become floats, because the layers compute in float.
 
     Args:
         network: the network with the float weights.

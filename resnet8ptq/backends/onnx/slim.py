@@ -81,7 +81,7 @@ def _reduce_zero_points(graph: onnx_ir.Graph, node: onnx_ir.Node) -> None:
 
 
 def _drop_defaults(node: onnx.NodeProto, version: int) -> None:
-    """Remove attributes whose value is the default."""
+    """Remove attributes whose value is the default, or follows from the weights."""
     if not onnx.defs.has(node.op_type, node.domain):  # ONNX Runtime's own operators
         return
     schemas = onnx.defs.get_schema(node.op_type, version, node.domain).attributes

@@ -29,9 +29,9 @@ def pack(graph: bytes, weights: bytes) -> bytes:
 def read(content: bytes) -> Any:
     """Return the graph of an archive; each input has a name.
 
-    OpenVINO's own `read_model` detects the format by content, whatever the file's name, so an ONNX
-    network would bypass the checks of ONNX files. The front end of one format is used instead; it
-    reads from disk only.
+    OpenVINO's own `read_model` detects the format by content and ignores the name of the file, so
+    an ONNX network would bypass the checks of ONNX files. The front end of one format is used
+    instead; it reads from disk only.
 
     Raises:
         ValueError: the graph is not in OpenVINO's format.

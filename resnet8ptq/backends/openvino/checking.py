@@ -31,7 +31,7 @@ Array = NDArray[Any]
 def compare_kernels(
     quantizer: Quantizer, artifact: Artifact, model: Fp32Model, calibration: Split
 ) -> dict[str, str]:
-    """Return the SQNR of the kernels as a param; warn if it is below the quantization's.
+    """Return the SQNR of the kernels as a param; warn if kernels add more noise than quantization.
 
     Args:
         quantizer: the quantizer that wrote the artifact.
@@ -39,7 +39,7 @@ def compare_kernels(
         calibration: a few of these samples run in one batch, and in float one by one.
 
     Raises:
-        UnsupportedError: the shapes of OpenVINO's outputs differ from the network's.
+        UnsupportedError: the outputs of OpenVINO have other shapes than those of the network.
     """
     samples = kernel_noise.draw_batch(calibration)
     if samples is None or quantizer.config.computes_in_float:

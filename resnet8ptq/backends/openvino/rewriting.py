@@ -82,9 +82,9 @@ def _sum_signals(model: ir.Model, sizes: Mapping[str, Sequence[int]]) -> None:
     """Replace each mean of a tensor with three axes by a sum.
 
     OpenVINO computes global pools of signals [N, channels, time] and means of tokens wrongly, by up
-    to 145 of 256 levels: after a convolution, and in 8 bits if the batch is larger than the second
-    axis. Sums are right if they drop the axis before the division. Pools of pictures, with four
-    axes, are right.
+    to 145 of 256 levels, in two cases: after a convolution; and, after any operator, in 8 bits if
+    the batch is larger than the second axis. Sums are right if they drop the axis before the
+    division. Pools of pictures, with four axes, are right.
 
     Args:
         sizes: the shapes of the tensors, see `find_sizes`.

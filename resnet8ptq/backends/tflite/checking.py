@@ -21,7 +21,7 @@ def compare_kernels(
     open_fp32: Callable[[], Predict],
     calibration: Split,
 ) -> dict[str, str]:
-    """Return the SQNR of the kernels as a param; warn if it is below the quantization's.
+    """Return the SQNR of the kernels as a param; warn if kernels add more noise than quantization.
 
     Args:
         name: the file's name, for the warning.

@@ -52,7 +52,7 @@ Recipe = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Scheme:
-    """The recipe of a quantized file.
+    """The quantization of a file: scales of the weights, and levels of the activations.
 
     Attributes:
         per_channel: one scale of the weights per output channel instead of one per tensor.
@@ -110,7 +110,7 @@ def _has_scalar(model: Any, operator: Any) -> bool:
 
 def _layer_before(name: str, producers: Mapping[str, onnx.NodeProto]) -> onnx.NodeProto | None:
     """Return the layer before a tensor, past nodes with one computed input, such as a bias
-    addition.
+    addition; None without one.
     """
     node = producers.get(name)
     while node is not None and node.op_type not in LAYERS:

@@ -186,7 +186,7 @@ def _unmatched(layer: TfliteLayer, reason: str) -> UnsupportedError:
 
 
 def _difference(model: Any, layer: TfliteLayer, weights: Array) -> float:
-    """Return the RMS difference of weights [output channels, ...] and the file's, in levels."""
+    """Return the RMS difference of weights [output channels, ...] from the file, in levels."""
     shape = layer.weights.shape
     fits = weights.size == np.prod(shape) and len(weights) == shape[layer.axis]
     if not fits or not contents.is_constant(model, layer.weights):
@@ -286,7 +286,7 @@ def _name_activations(model: Any, names: list[str], graph: onnx.GraphProto) -> d
 
 
 def _find_node(graph: onnx.GraphProto, kind: str, inputs: list[str]) -> onnx.NodeProto | None:
-    """Return the first node of an operator with these inputs, in any order."""
+    """Return the first node of an operator with these inputs, in any order; None without one."""
     wanted = sorted(inputs)
     for node in graph.node:
         if node.op_type == kind and sorted(node.input) == wanted:

@@ -163,7 +163,7 @@ def quantize(
             mapping.set_module_name(name, None)
     with known_warnings():
         with errors_as(UnsupportedError, "FX cannot trace the network", f"try {PT2E}"):
-            # FX quantizes each cat, pad and resize that it traces, whatever the settings.
+            # FX quantizes each cat, pad and resize that it traces, under all settings.
             left = [*_find_mixed(graph), *_find_opaque(module)]
             opaque = PrepareCustomConfig().set_non_traceable_module_names(left)
             prepared = prepare_fx(module, mapping, example, opaque)

@@ -417,7 +417,7 @@ def _test_by_validation(arrays: Arrays, root: Path) -> Arrays:
 
 
 def _list_keys(inputs: Any) -> list[str]:
-    """Return the network's names of several inputs; empty for a single one."""
+    """Return the names of the network's inputs in `data.inputs`; empty for a single input."""
     return list(inputs) if isinstance(inputs, dict) else []
 
 
@@ -620,7 +620,7 @@ def _simple(name: str) -> str:
 def _find_array(
     key: str, name: str | None, root: Path, arrays: Arrays, cache_root: Path
 ) -> _Sourced | None:
-    """Return the array, or the array file, that the setting `key` names."""
+    """Return the array, or the array file, that the setting `key` names; None without a name."""
     if name is None:
         return None
     _check_name(key, name, root, arrays)

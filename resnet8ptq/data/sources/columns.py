@@ -173,7 +173,8 @@ def check_left_out(table: DataTable, name: str, column: Column) -> None:
     would lack that column.
 
     Raises:
-        DataError: half of the cells are numbers; the message names the first cell that is not.
+        DataError: at least half of the cells are numbers; the message names the first cell that is
+            not.
     """
     if not is_text(column):
         return
@@ -355,6 +356,8 @@ def labels(
     table: DataTable, names: Sequence[str], classes: Sequence[str] | None
 ) -> tuple[NDArray[Any] | None, tuple[str, ...], bool]:
     """Return the labels of a column, the class names, and whether the classes have names.
+
+    The labels are None if the settings say that there are none.
 
     Integers are labels from 0. Each distinct text is a class, in the order of `classes`, or by
     default in alphabetical order. Floats are regression targets, without classes. Lists, texts with

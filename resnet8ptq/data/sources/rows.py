@@ -122,7 +122,7 @@ def _count_lines(path: Path) -> int:
 
 
 def _find_begins(file: TextIO, separator: str) -> Iterator[int]:
-    """Yield the first line of each row that is not empty."""
+    """Yield the number of the first line of each row that is not empty."""
     reader = csv.reader(file, delimiter=separator)
     begin = 1
     for cells in reader:

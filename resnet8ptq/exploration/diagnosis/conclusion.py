@@ -84,7 +84,7 @@ class DiagnosisResult(RunResult):
         return None
 
     def answer(self, finding: Finding) -> Outcome | None:
-        """Return the tried change that helps most against a finding."""
+        """Return the tried change that helps most against a finding; None if none was tried."""
         words = {change.words for change in finding.changes}
         for outcome in self.outcomes:
             if outcome.words in words and not outcome.reason:

@@ -24,7 +24,7 @@ class Outcome:
     Attributes:
         words: the change; empty for the unchanged settings.
         won: the loss against FP32 that the change removes, see `Metric.loss`.
-        sqnr_db: SQNR of the output; infinite if it equals FP32's.
+        sqnr_db: SQNR of the output; infinite if it equals that of FP32.
         won_db: the gain in SQNR over the unchanged settings.
         p_value: p-value of the task's paired test against the unchanged settings; None without such
             a test.

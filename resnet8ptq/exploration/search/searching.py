@@ -102,7 +102,7 @@ class Step:
 
     @property
     def overrides(self) -> list[str]:
-        """The settings of the step's job, in addition to the user's."""
+        """The settings of the step's job, in addition to those of the user."""
         return list(self.settings.values())
 
 
@@ -117,7 +117,8 @@ class Tried:
         error: half of the loss's 95% interval; 0 if unknown.
         within: whether the samples prove that the loss is within the limit.
         refuted: whether a run on the reported samples failed to prove that the model passes.
-        noise: distance of the outputs from FP32's, the criterion between models of equal loss.
+        noise: distance of the outputs from those of FP32, the criterion between models of equal
+            loss.
         noise_unit: the unit of the noise, to print.
         properties, findings: the properties and, as JSON, the findings that the job reported, see
         `step_table.Seen`.
@@ -409,7 +410,7 @@ def _propose(
     if may_end and loses_nothing(asked, _closest_that_saves(measured)):
         return []
 
-    # A plain step starts from nothing; others change the best model
+    # A plain step starts from the default settings; others change the best model
     changed = None
     base: Mapping[str, str] = _base(asked, backend)
     if not row.plain:

@@ -58,7 +58,8 @@ class StepKind:
         goals: the goals for which the step is tried.
         moved: other positions, by the property of the network that moves the step.
         reasons: other reasons, by the property of the network that gives them.
-        plain: whether the step starts from nothing; other steps change the best static model.
+        plain: whether the step starts from the default settings; other steps change the best static
+            model.
         only_8_bits: whether the step does not apply with 16-bit activations.
         free: whether the step changes neither the bytes nor the speed of a model.
         part: the fraction of its expected time that must be left for the step to begin; below 1 if
@@ -486,7 +487,7 @@ def answer(config: RunConfig, finding: str, nodes: Sequence[str]) -> list[Change
 
 
 def usual(config: RunConfig, worst: Sequence[str]) -> list[Change]:
-    """Return the changes that a diagnosis tries whatever it finds.
+    """Return the changes that every diagnosis tries, even without a finding.
 
     Args:
         worst: nodes of the layer whose own loss is largest; empty if unknown.

@@ -29,7 +29,7 @@ from resnet8ptq.models.model import Fp32Model
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonResult(RunResult):
-    """The tensors of the quantized file, compared with FP32's."""
+    """The tensors of the quantized file, compared with those of FP32."""
 
     compared: TensorComparison
 

@@ -1,4 +1,4 @@
-"""Compares each tensor of a quantized file with FP32's, and finds the layer that costs most.
+"""Compares each tensor of a quantized file with FP32, and finds the layer with the most noise.
 
 Both networks run on the same samples, one by one. For each matched tensor there are two numbers:
 the SQNR of the file against FP32, with all errors so far; and the SQNR of the layer alone, for
@@ -90,7 +90,7 @@ class ComparedTensor:
         rounded.
         weight: the weights of the layer; None if they are not known.
         biases: the biases of the layer [channels], in FP32 and in the file; None if not known.
-        so_far: noise of the file's values against FP32's.
+        so_far: noise of the file's values against those of FP32.
         own: noise of the file's values against the values that FP32 computes from the file's own
             inputs of the layer.
         kernels: noise of the runtime's kernels against the file's definition, with all errors so
@@ -282,7 +282,7 @@ class TensorComparison:
     def doubtful(self) -> set[str]:
         """The names of tensors and weights whose match may be wrong.
 
-        After the first lost tensor, values are far from FP32's, so only equal names are sure.
+        After the first lost tensor, values are far from FP32, so only equal names are sure.
         """
         names: set[str] = set()
         first = self.first_lost
@@ -313,7 +313,7 @@ class TensorComparison:
         return [*by_node.values()]
 
     def describe(self) -> str:
-        """Return the layer that costs most in one sentence."""
+        """Return a sentence about the layer with the most noise."""
         worst = self.faulty or self.costliest
         measured = f"{worst.own_db:.1f} dB alone, {worst.sqnr_db:.1f} dB with what came before"
         if not worst.is_faulty:
@@ -337,7 +337,7 @@ def compare_tensors(
     threads: int,
     run_kernels: Run | None = None,
 ) -> TensorComparison | None:
-    """Compare a file's tensors with FP32's; None if no tensor is matched.
+    """Compare a file's tensors with those of FP32; None if no tensor is matched.
 
     Args:
         inner: the tensors that `run` returns.
@@ -446,7 +446,7 @@ def compare_file(
     """Compare the tensors of an admitted file with those of FP32; see `compare_tensors`.
 
     Args:
-        inputs: matches the file's inputs to the network's, see `matching`.
+        inputs: matches the inputs of the file to those of the network, see `matching`.
 
     Raises:
         UnsupportedError: the format does not give its inner tensors.
@@ -632,7 +632,10 @@ class _Fp32:
         return ours, inner.bias
 
     def _layer_of(self, name: str) -> onnx.NodeProto | None:
-        """Return the node that computes a tensor, also through a fused activation."""
+        """Return the node that computes a tensor, or the layer before a fused activation.
+
+        None for an input of the network.
+        """
         node = self._links.producers.get(name)
         if node is not None and node.op_type in FUSED:
             return self._links.producers.get(node.input[0], node)

@@ -278,8 +278,10 @@ def find_unlike_inputs(compared: TensorComparison) -> list[Finding]:
 
 @dataclass(frozen=True)
 class _SmallInput:
-    """An input of a Concat or Add whose values are much smaller than another's, which is
-    `largest`.
+    """An input of a Concat or Add with much smaller values than another input.
+
+    Attributes:
+        largest: the largest value of the other input.
     """
 
     tensor: ComparedTensor

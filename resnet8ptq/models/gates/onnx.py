@@ -71,7 +71,7 @@ _NARROW = (
 
 
 def read_onnx(path: Path) -> onnx.ModelProto:
-    """Parse and check a file.
+    """Return the content of a checked file.
 
     Raises:
         ModelError: the file is too large, damaged, already quantized or optimized too far, or it
@@ -242,7 +242,7 @@ def check_graph(proto: onnx.ModelProto, path: Path) -> None:
 
 
 def _name_domain(proto: onnx.ModelProto) -> None:
-    """Write ONNX's domain as an empty text, in place, since onnx's checker lacks `ai.onnx`."""
+    """Write ONNX's domain as an empty text, in place: onnx's checker does not know `ai.onnx`."""
     for kind in (onnx.NodeProto, onnx.OperatorSetIdProto):
         for item in find_all(proto, kind):
             if item.domain == ONNX_DOMAINS[1]:

@@ -116,7 +116,7 @@ def pack(records: Mapping[str, bytes]) -> io.BytesIO:
 
 
 def refusal(path: Path, strange: str) -> QuantizationError:
-    """Return the error for a part that no artifact of this package has."""
+    """Return the error for a file with the part `strange`, which no artifact of resnet8ptq has."""
     return QuantizationError(f"{path}: not a program that was saved here ({strange[:200]})")
 
 

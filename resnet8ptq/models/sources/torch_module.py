@@ -191,7 +191,7 @@ def _build_module(path: str, arguments: Mapping[str, Any]) -> torch.nn.Module:
 
 
 def _load_weights(network: torch.nn.Module, source: Path) -> None:
-    """Load a state dict, whose names and shapes must all match the module's."""
+    """Load a state dict, whose names and shapes must all match those of the module."""
     why = f"model.state_dict: {source} does not fit it"
     takes = "expected .safetensors, or a state dict of only tensors, written by torch.save"
     with errors_as(ModelError, why, takes):

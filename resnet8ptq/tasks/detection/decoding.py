@@ -61,6 +61,8 @@ def make_decoder(
 def _split_prototypes(frame: Frame) -> "tuple[Frame, Prototypes | None]":
     """Return the frame of the boxes alone, with the coefficients of masks, and the prototypes.
 
+    Without prototypes, return the same frame and None.
+
     The maps of the prototypes must have the aspect ratio of the network's input.
     """
     if not has_prototypes(frame.outputs):

@@ -61,8 +61,8 @@ class Replicates(SampleValues):
     def margin(self, baseline: Self, metric: Metric, limit: float, items: int) -> Margin:
         """Return the margin, from the spread and the skewness of the replicates.
 
-        If all replicates are equal to the baseline's, no item has changed. The margin then follows
-        from the number of samples of the smallest class, which may have all of the loss.
+        If all replicates are equal to those of the baseline, no item has changed. The margin then
+        follows from the number of samples of the smallest class, which may have all of the loss.
         """
         before = baseline.replicates
         losses = metric.cost(1.0) * (self.replicates - before)
@@ -148,7 +148,7 @@ class ReducedScores(BootstrapScores):
     """Scores of outputs that the task reduces."""
 
     def sqnr_db(self, baseline: Self) -> float | None:
-        """Return the SQNR in dB over the samples whose raw outputs were kept."""
+        """Return the SQNR in dB over the samples whose raw outputs were kept; None without them."""
         if not self.outputs.has_raw_of(baseline.outputs):
             return None
         return distortion.sqnr_db(baseline.outputs.raw, self.outputs.raw)

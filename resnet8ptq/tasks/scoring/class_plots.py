@@ -17,7 +17,7 @@ SHOWN = 20  # most classes in a figure
 
 
 def classes(model: Hits, baseline: Hits, class_names: Sequence[str], title: str) -> Figure:
-    """Draw each class's accuracy and FP32's, with 95% Wilson intervals."""
+    """Draw the accuracy of each class in the model and in FP32, with 95% Wilson intervals."""
     figure = Figure(figsize=(10, 4.6), layout="constrained")
     axes = figure.subplots()
     shown = _changed_most(model, baseline, len(class_names))

@@ -60,7 +60,7 @@ class ClasswiseScores(OutputScores):
         return Replicates(shifted, class_counts=self.samples_of_class)
 
     def sqnr_db(self, baseline: Self) -> float | None:
-        """Return the SQNR of the network's outputs on the first pictures, in dB."""
+        """Return the SQNR in dB of the outputs for the first pictures; None if not kept."""
         if not self.outputs.has_raw_of(baseline.outputs):
             return None
         return distortion.sqnr_db(baseline.outputs.raw, self.outputs.raw)
@@ -87,10 +87,10 @@ def draw_weights(pictures: int, times: int) -> NDArray[np.int32]:
 
 @dataclass(frozen=True)
 class ClassChanges:
-    """The change of the metric of each class against the baseline's.
+    """The change of the metric of each class against the baseline.
 
     Attributes:
-        deltas: the metric minus the baseline's [classes]; NaN without objects of the class.
+        deltas: the metric minus that of the baseline [classes]; NaN without objects of the class.
         p_values: p-values [classes], corrected for the number of classes (Holm); NaN for classes in
             fewer than `ENOUGH` pictures.
     """
@@ -118,12 +118,12 @@ class ClassChanges:
 
     @property
     def lost(self) -> NDArray[np.int64]:
-        """The classes that are significantly worse than FP32's."""
+        """The classes with a metric that is significantly worse than in FP32."""
         return np.flatnonzero((self.p_values < SIGNIFICANCE) & (self.deltas < 0))
 
 
 def count_lost(comparison: Comparison) -> Metrics:
-    """Return the SQNR, and the number of classes that are significantly worse than FP32's."""
+    """Return the SQNR, and the number of classes that are significantly worse than in FP32."""
     lost = ClassChanges.of(comparison.model, comparison.baseline).lost
     return {"sqnr_db": comparison.sqnr_db, "paired/classes_lost": len(lost)}
 

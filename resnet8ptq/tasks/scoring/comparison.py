@@ -32,7 +32,7 @@ class Scores(ABC):
 
     @abstractmethod
     def sqnr_db(self, baseline: Self) -> float | None:
-        """Return the SQNR of the outputs against the baseline's in dB, see `distortion.to_db`."""
+        """Return the SQNR of the outputs against those of the baseline, see `distortion.to_db`."""
 
     @property
     def fair(self) -> float:
@@ -40,7 +40,7 @@ class Scores(ABC):
         return self.value
 
     def fair_gain(self, baseline: Self) -> float:
-        """Return `fair` minus the baseline's."""
+        """Return `fair` minus that of the baseline."""
         return self.fair - baseline.fair
 
     def more(self) -> Metrics:
@@ -71,7 +71,8 @@ class Comparison:
     Attributes:
         model, baseline: the `Scores` of the task.
         tested: whether a paired test compares both models; False if FP32 itself is the reference.
-        stopped: the values of a model whose scoring stopped early, used in place of `model`'s.
+        stopped: the values of a model whose scoring stopped early, used in place of the values in
+            `model`.
     """
 
     model: Any
@@ -82,7 +83,7 @@ class Comparison:
 
     @property
     def delta(self) -> float:
-        """The model's primary metric minus the baseline's."""
+        """The primary metric of the model minus that of the baseline."""
         return float(self.model.value - self.baseline.value)
 
     def loss(self, fair: bool = False) -> float:

@@ -84,7 +84,7 @@ class Metric:
         Searches, verdicts and tables compare only this value with a limit.
 
         Args:
-            fair: whether the metric is adjusted for ties.
+            fair: whether to compare the metric adjusted for ties.
         """
         if fair:
             return self.loss_of(float(model.fair_gain(baseline)), baseline.fair)

@@ -41,7 +41,10 @@ class Outputs:
 
     @property
     def returned(self) -> tuple[Array, ...]:
-        """The outputs of the network for single samples, before samples were joined."""
+        """The outputs of the network for single samples, before samples were joined.
+
+        With a reduction, these are the outputs for the first batches only.
+        """
         return self.raw or self.values
 
     def __len__(self) -> int:

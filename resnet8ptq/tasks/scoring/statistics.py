@@ -202,8 +202,9 @@ class Margin:
     def with_rare_losses(self, loss: float, limit: float, items: float) -> Self:
         """Return the margin that allows for rare losses which no item of the sample shows.
 
-        Items that change a little say nothing about a few others that lose all. They must not prove
-        more than items without a change (see `unchanged`), or a worse model would pass more easily.
+        Items that change a little say nothing about a few others that lose all. A sample of such
+        items must not prove more than a sample without any change (see `unchanged`), or a worse
+        model would pass more easily.
         A measured gain counts, because a mean loss at the limit would then need more of the rare
         items.
         """

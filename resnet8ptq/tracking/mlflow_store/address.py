@@ -67,7 +67,7 @@ _USER_AND_PASSWORD = re.compile(r"[^/?#@\s:\[\]]*(:[^/?#@\s\[\]]*)?")
 
 
 def check_words(words: Iterable[str]) -> None:
-    """Check the command line before Hydra reads it and writes it to a file.
+    """Refuse passwords in the command line before Hydra reads it and writes it to a file.
 
     Raises:
         ConfigError: a word sets an address with a password.
@@ -80,7 +80,7 @@ def check_words(words: Iterable[str]) -> None:
 
 
 def check(uri: str, written: bool) -> None:
-    """Check an address.
+    """Refuse an address that holds a password, or cannot be read.
 
     Args:
         written: whether the address is a setting, which Hydra writes to files; otherwise, it is

@@ -46,7 +46,7 @@ class Synced:
 
 
 def sync(store: Store, root: Path, wait_s: float = 0) -> Synced:
-    """Log every run below `root` that is not complete in the store.
+    """Log the ended runs below `root` that the store lacks or has in part; close killed runs.
 
     Args:
         wait_s: seconds to wait for a job whose process is about to end.
