@@ -19,7 +19,7 @@ class Quadratic:
         weights: the FP32 weights, [groups, channels of a group, inputs].
         products: products of two inputs, [groups, inputs, inputs], summed over the rows and divided
             by the number of all outputs.
-        slope: half the gradient of the error at `weights`, in the shape of `weights`. This error is
+        slope: half the gradient of the error at `weights`, in the shape of `weights`. The slope is
             not 0, because the inputs come from rounded layers.
     """
 
