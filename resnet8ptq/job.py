@@ -30,6 +30,10 @@ def run_alone(asked: RunConfig, folder: Path, overrides: Sequence[str]) -> "Sing
     Args:
         asked: the settings, not checked yet.
         overrides: the settings of the command line.
+
+    Raises:
+        ConfigError: a setting is wrong, or needs a sweep.
+        PtqError: a file is missing or damaged; unsupported settings are recorded instead.
     """
     loading.check_here(asked)  # before the store is opened, so that a typo leaves no run
     for line in words.find_idle(asked, [words.parse(word) for word in overrides]):

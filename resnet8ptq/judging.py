@@ -167,7 +167,7 @@ def _report(error: Exception) -> int:
 
 
 def _answer(judged: RunRecord) -> Answer:
-    """Return the verdict on a run; an unmeasured run is unsupported or failed."""
+    """Return the verdict on a run; for an unmeasured run `unsupported`, with its status."""
     try:
         return assess_run(judged)
     except TrackingError:

@@ -97,7 +97,7 @@ def match_tensors(
 
 
 def _entries(parsed: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the name and the entry of each activation in the file."""
+    """Yield the name and the entry of each activation; encodings by channel are left out."""
     if isinstance(parsed.get("data"), dict):  # calibration.json
         yield from parsed["data"].items()
         return

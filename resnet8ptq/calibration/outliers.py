@@ -1,4 +1,4 @@
-"""Calibration samples whose values are far larger than those of all others, such as damaged ones.
+"""Finds calibration samples with far larger values than all others, such as damaged ones.
 
 Such a sample sets the range of a tensor, and 8 bits leave few levels for the other samples.
 """

@@ -284,7 +284,11 @@ def _find_conditions(config: RunConfig) -> Iterator[limits.Condition]:
 
 
 def _find_conditions_of_analysis(config: RunConfig, named: bool) -> Iterator[limits.Condition]:
-    """Yield the conditions of an analysis; `named` is whether nodes_to_exclude lists names."""
+    """Yield the conditions of an analysis.
+
+    Args:
+        named: whether `nodes_to_exclude` lists names.
+    """
     chosen = config.nodes_to_quantize
     excluded = config.nodes_to_exclude
     analysis = config.analysis.name

@@ -88,6 +88,9 @@ def write_only_to(folder: Path) -> None:
     """Let this process and its children write to one folder only, if the kernel can.
 
     Uses Landlock (man 7 landlock), which needs no privileges. Reading is not limited.
+
+    Raises:
+        PermissionError: the kernel has Landlock, but refuses the rules.
     """
     library = ctypes.CDLL(None)
     version = _landlock_version(library)

@@ -92,8 +92,8 @@ def return_large_blocks() -> None:
 def free_bytes(file_cache: bool = False) -> int | None:
     """Return the memory that is free for this process; None if the system does not report it.
 
-    The result is the smaller of the machine's free memory (`man 5 proc`, MemAvailable) and the
-    control group's (version 2).
+    The result is the smaller of the free memory of the machine (`man 5 proc`, MemAvailable) and
+    that of the control group (version 2).
 
     Args:
         file_cache: whether the control group's unused file cache counts as free.

@@ -194,11 +194,11 @@ def _learn_layer(
 def _keep(
     setting: CorrectionSettings, made_of: cache.Key, find: Callable[[], NDArray[Number]]
 ) -> NDArray[Number]:
-    """Return a layer's levels or the error of its bias, from the cache if possible.
+    """Return the array that `find` returns, such as a layer's levels, from the cache if possible.
 
     Args:
-        made_of: what the values depend on; samples are added here, and threads and memory, which
-            set the order of sums.
+        made_of: the cache key without the samples, and without threads and memory, which set the
+            order of sums; the function adds them.
     """
     runtime = setting.runtime
     key: cache.Key = {

@@ -410,7 +410,9 @@ def _cut(module: Any, index: Mapping[Any, int], last: Mapping[Any, int]) -> list
 def _join_parts(
     parts: Sequence[list[Any]], names: Callable[[list[Any]], list[str]]
 ) -> list[list[Any]]:
-    """Return the parts, with parts without layers, and pairs of one layer each, joined.
+    """Return the parts, joined so that each has layers, and two of one layer each form a pair.
+
+    A part without layers joins the next one, or at the end the last one.
 
     Args:
         names: returns the layers of a part.

@@ -137,7 +137,11 @@ def turn_upright(size: tuple[int, int], exif: Image.Exif) -> tuple[int, int]:
 
 
 def fit(picture: Image.Image, preprocess: PreprocessConfig) -> Image.Image:
-    """Return a picture in RGB or grey, resized to `preprocess.size` unless that is null."""
+    """Return a picture in RGB or grey, resized to `preprocess.size` unless that is null.
+
+    Raises:
+        DataError: `preprocess.resize=crop` would make more than `MAX_PIXELS` pixels.
+    """
     picture = picture.convert("L" if preprocess.channels == "grey" else "RGB")
     if preprocess.size is None:
         return picture

@@ -64,7 +64,11 @@ class Arguments(StoreArguments):
 
 
 def main(words: list[str]) -> None:
-    """Read the result, find its run, and replace the run's result."""
+    """Read the result file, find its run, and replace the measurements of the run.
+
+    Raises:
+        ConfigError: the result file is missing, damaged, or does not fit its run.
+    """
     asked = command.parse_words(words, Arguments, __doc__, plain="result")
     if not asked.result:
         raise ConfigError("result: missing, expected the output of python measure.py > result")

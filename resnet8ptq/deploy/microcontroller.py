@@ -141,7 +141,11 @@ def _size(tensor: Any) -> int:
 def run_sample(
     content: bytes, sample: NDArray[np.float32]
 ) -> tuple[NDArray[Any], list[NDArray[Any]]]:
-    """Run the file on an input [1, ...]; return the input and the outputs in the file's dtypes."""
+    """Run the file on an input [1, ...]; return the input and the outputs in the file's dtypes.
+
+    Raises:
+        UnsupportedError: the file has several inputs.
+    """
     interpreter = open_interpreter(content, 1)
     details = interpreter.get_input_details()
     if len(details) != 1:

@@ -121,6 +121,8 @@ def rerun(source: SourceRun, scored: Scored | str, runtime: Runtime, many: bool)
 def compare(source: SourceRun, task: Task, again: Comparison, samples: int) -> str:
     """Compare outputs for the scored samples with those of the run; return a sentence.
 
+    Warn if outputs differ on another CPU than that of the run.
+
     Raises:
         QuantizationError: the outputs differ on the run's own CPU.
     """

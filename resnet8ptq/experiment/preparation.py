@@ -150,7 +150,10 @@ def leave_in_float(work: Workspace, prepared: Prepared) -> Prepared:
 
 
 def place(work: Workspace, prepared: Prepared) -> Prepared:
-    """With `precision.placement=measured`, leave layers in float that 8 bits do not make faster."""
+    """With `precision.placement=measured`, leave layers in float that 8 bits do not make faster.
+
+    The network is then corrected again for the remaining layers.
+    """
     if work.config.precision.placement is None:
         return prepared
     chosen = placement.choose(work, prepared)

@@ -4,7 +4,7 @@ The search uses training samples, never reported ones. The check first tries the
 the file's layers: another preprocessing of the pixels, exchanged height and width, another last
 step, another order of the classes, and the range of an input. A comparison of tensors would blame
 the first or the last layer for such a cause. If no such cause applies, a comparison of tensors
-finds the layer that costs most.
+finds the layer with the most noise of its own.
 """
 
 import logging
@@ -290,7 +290,7 @@ def _sqnr_db(expected: Outputs, outputs: Outputs) -> float:
 def _find_layer(
     evaluator: Evaluator, samples: Split, path: Path, config: RunConfig, folder: Path
 ) -> str:
-    """Return the layer that costs most, and other findings in the file's tensors.
+    """Return the layer with the most noise of its own, and other findings in the file's tensors.
 
     The text is empty if all layers are near FP32, or if the format gives no tensors.
     """

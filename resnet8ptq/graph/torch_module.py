@@ -387,7 +387,8 @@ def _fix_constants(module: Any, floats: Collection[str]) -> None:
     the operands. With torch's split, ExecuTorch fixes the batch size.
 
     torch's integer kernels need constants as second operands. They need a Hardtanh in place of a
-    Clip with two ends, and a Linear in place of a MatMul. The Linear's bias must not be broadcast.
+    Clip with two ends, and a Linear in place of a MatMul. The bias of a Linear must not be
+    broadcast.
 
     Args:
         floats: names of the modules with float outputs.

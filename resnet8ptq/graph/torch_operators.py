@@ -343,7 +343,7 @@ def _space_to_depth(node: Node) -> torch.nn.Module:
 
 
 def _shrink(node: Node) -> torch.nn.Module | None:
-    """Return a Shrink; torch supports a bias of 0, or equal to the bound."""
+    """Return a Shrink; None unless its bias is 0 or equal to the bound, as torch requires."""
     bias = node("bias", 0.0)
     bound = node("lambd", 0.5)
     if bias == bound:

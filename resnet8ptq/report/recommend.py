@@ -321,7 +321,7 @@ class ModelSelection:
 
 
 def _or_worst(cost: float) -> float:
-    """Return a cost, with infinity for the NaN of a network whose outputs are not finite."""
+    """Return a cost, with infinity in place of NaN, so that the model ranks last."""
     return math.inf if math.isnan(cost) else cost
 
 

@@ -89,7 +89,7 @@ def print_paths(folder: Path, store: Store) -> None:
 
 
 def print_answers(chosen: Sequence[ModelSelection]) -> None:
-    """Print the recommended models; the best one last, with verdict, costs and command."""
+    """Print the recommended models; the best one last, with verdict, measurements and command."""
     console = stdout(None, PIPE_WIDTH)
     titles = headings_of(families_of(chosen))
     for heading, selected in zip(titles, chosen, strict=True):

@@ -54,7 +54,13 @@ class Arguments(StoreArguments):
 
 
 def main(words: list[str]) -> int:
-    """Print the verdict; return its exit code."""
+    """Print the verdict; return its exit code.
+
+    Raises:
+        ConfigError: a setting is wrong, the run or sweep does not exist, or it has no verdict
+            because FP32 itself is requested or recommended.
+        TrackingError: the store does not answer, or nothing was measured.
+    """
     asked = command.parse_words(words, Arguments, __doc__, plain="use")
     if asked.format not in FORMATS:
         raise ConfigError(no_such_name("format", asked.format, FORMATS))

@@ -53,7 +53,11 @@ class Runs:
         return any(record.run_id == run.run_id for record in self.records)
 
     def select(self, asked: Asked) -> list[ModelSelection]:
-        """Assess the runs as in the report, by the requested limits, or else those of the sweep."""
+        """Assess the runs as in the report, by the requested limits, or else those of the sweep.
+
+        Raises:
+            ConfigError: a limit is unknown or out of range.
+        """
         unknown = asked.keys() - {*logged_limits.LIMITS}
         if unknown:
             raise ConfigError(no_such_name("limits", min(unknown), logged_limits.LIMITS))
@@ -63,7 +67,11 @@ class Runs:
         return select(loading.load_families(self.store, self.records), limits)
 
     def assess_run(self, asked: Asked) -> RunRecord:
-        """Return the requested run, assessed among the runs of its sweep."""
+        """Return the requested run, assessed among the runs of its sweep.
+
+        Raises:
+            ConfigError: the run is an analysis, or a limit is unknown or out of range.
+        """
         assert self.run is not None
         # Look up only this run's file, because each takes a request to a server
         artifacts = {self.run.run_id: _find_artifact(self.store, self.run)}

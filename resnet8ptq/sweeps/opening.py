@@ -35,7 +35,11 @@ _SET_CACHE = {"cache_dir", "experiment"}  # if one is swept, each job may have i
 def open_sweep(
     config: DictConfig, folder: Path, parallel: ParallelJobs | None, command_line: Sequence[str]
 ) -> RunningSweep:
-    """Check the settings before the first job, and start opening the store."""
+    """Check the settings before the first job, and start opening the store.
+
+    Raises:
+        ConfigError: a setting is wrong, or needs a single run.
+    """
     if config.analysis.name == "inspect":
         raise ConfigError("analysis.name: got 'inspect', expected one run: leave out -m")
 

@@ -187,7 +187,7 @@ class TfliteFile:
         self.names = [detail["name"] for detail in self.interpreter.get_input_details()]
 
     def run(self, arrays: list[Any]) -> list[Any]:
-        """Return the outputs as floats; a network of one sample runs sample by sample."""
+        """Return the outputs as floats; a network of batch size 1 runs sample by sample."""
         details = self.interpreter.get_input_details()
         fixed = details[0]["shape_signature"][0] == 1
         if len(arrays[0]) > 1 and fixed:

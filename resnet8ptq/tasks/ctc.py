@@ -235,7 +235,7 @@ def _read_vocabulary(numbers: Mapping[str, int]) -> list[str]:
 
 
 def _fit(config: CtcConfig, outputs: Mapping[str, tuple[int | None, ...]]) -> Alphabet:
-    """Return the alphabet and the output with a class for each symbol and the blank."""
+    """Return the alphabet, with the output that has a class for each symbol and the blank."""
     if config.alphabet is None:
         raise ConfigError(f"task.alphabet: got null, {EXPECTED}; try task=ctc task.alphabet=FILE")
     symbols = read_alphabet(Path(config.alphabet))

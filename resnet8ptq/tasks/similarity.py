@@ -80,6 +80,10 @@ def pair_up(numbers: NDArray[np.int64] | None) -> NDArray[np.int64]:
 
     >>> pair_up(np.array([4, 7, 4, 9, 7])).tolist()
     [[0, 2], [1, 4]]
+
+    Raises:
+        ConfigError: there are no groups.
+        DataError: the groups are no pairs.
     """
     if numbers is None:
         raise ConfigError(

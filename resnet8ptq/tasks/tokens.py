@@ -185,7 +185,7 @@ class TokenScores(ClasswiseScores):
         return self._count(self.metric, zip(self.true, self.said, strict=True))
 
     def _count(self, metric: str, pairs: Iterable[tuple[Tags, Tags]]) -> NDArray[np.int64]:
-        """Count spans of true and predicted tags."""
+        """Return the counts of spans [sentences, 3, kinds], as `counts` does for the metric."""
         find = self.decoder.find(metric)
         numbers = {kind: number for number, kind in enumerate(self.decoder.list_kinds(metric))}
         counts = np.zeros((len(self.true), 3, len(numbers)), np.int64)

@@ -114,8 +114,9 @@ def _by_pairs(pairs: Pairs, items: int, measure: Callable[[Values, Values], floa
 
 
 def _list_pairs(identities: Indices) -> Indices:
-    """Return pairs [pairs, 2]: all pairs of equal identities, and at most `MOST_PAIRS` drawn
-    others.
+    """Return all pairs [pairs, 2] if there are at most `MOST_PAIRS`.
+
+    Otherwise, return all pairs of equal identities, and at most `MOST_PAIRS` drawn others.
     """
     count = len(identities)
     if count * (count - 1) // 2 <= MOST_PAIRS:

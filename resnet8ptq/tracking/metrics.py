@@ -104,7 +104,7 @@ def _main(metric: Metric) -> Iterator[Shown]:
 def _further(
     metric: Metric, beside: tuple[Metric, ...], class_names: Sequence[str]
 ) -> Iterator[Shown]:
-    """Yield the other metrics of a task, as long as there is room."""
+    """Yield the other metrics of a task, in the order in which the available space is filled."""
     for name in class_names:
         yield Shown(f"class/{name}/accuracy", f"class/{name}/accuracy")
     yield Shown("agreement", f"{TEST}agreement_percent", 100, 2)

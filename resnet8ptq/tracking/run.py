@@ -148,7 +148,7 @@ class Run:
         self._send(upload.log_folder, self.folder)
 
     def fail(self, error: Exception) -> None:
-        """Log the reason in one line, and the traceback."""
+        """Record the reason in one line, and write the traceback to `traceback.txt`."""
         reason = redact(" ".join(str(error).split())) or type(error).__name__
         note = f"**failed**: {escape_markdown(reason[:4000])}"
         self.journal.tags |= {"status": "failed", "reason": reason[:4000], journal.NOTE_TAG: note}

@@ -24,7 +24,8 @@ def match_inputs(tensors: Sequence[Tensor], ports: Sequence[Port], asked: Any, p
     """Return the input of the file for each input of the FP32 network that the file takes.
 
     Raises:
-        ConfigError: a name, a layout or a scale is ambiguous; the message names the setting.
+        ConfigError: an input of the file has no match, or a name, a layout or a scale is ambiguous;
+            the message names the setting.
     """
     matched = _pair("backend.inputs", tensors, ports, asked=asked)
     taken = _taken_ports(matched)

@@ -44,6 +44,8 @@ def find_weights(
 ) -> Iterator[tuple[onnx.NodeProto, int, tuple[int, ...]]]:
     """Yield each layer with the index of a weight input, and the axes that share a scale.
 
+    Weights that would not shrink are left out, and so are weights too large for float16.
+
     Args:
         half: whether weights become float16, including embedding tables; for tables in 8 bits see
             `rewriting.quantize_tables`.

@@ -105,7 +105,10 @@ def convert(model: Fp32Model, samples: Split, runtime: Runtime) -> bytes:
 
 
 def prepare_graph(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Change the graph in place for one sample, with names and operators that onnx2tf supports."""
+    """Return the graph with batch size 1, and with names and operators that onnx2tf supports.
+
+    `proto` must not be used afterwards.
+    """
     graph = proto.graph
     default = [entry for entry in proto.opset_import if not entry.domain]
     del proto.opset_import[:]

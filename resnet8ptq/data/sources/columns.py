@@ -477,9 +477,10 @@ def _several(
 ) -> tuple[NDArray[Any], tuple[str, ...], bool]:
     """Return lists of labels, texts or integers from 0, as [N, classes]; a list may be empty.
 
-    Lists of 0 and 1 of equal length are taken as rows of this matrix in two cases: one of them
-    repeats a value, which lists of labels do not; or all hold both values, which as labels would be
-    the same for each sample. A one-hot matrix is returned as classes, [N].
+    Lists of 0 and 1 of equal length may be lists of labels, or rows of the matrix [N, classes].
+    They are rows if a list repeats a value, which a list of labels does not, or if the lists have
+    two values, because all samples would have the same labels. A one-hot matrix is returned as
+    classes, [N].
 
     Raises:
         DataError: a label is not a class; the message names the row.

@@ -124,6 +124,10 @@ def build(
 
     Args:
         folder: the folder of relative picture paths, if `data.folder` is null.
+
+    Raises:
+        ConfigError: settings of `data` name unsuitable columns, or no column fits.
+        DataError: the table has no rows, or a cell does not fit its column.
     """
     root = table.source
     if not len(table.columns):
@@ -446,7 +450,11 @@ def _keep_numbers(
 
 
 def _find_labels(table: DataTable, config: TableConfig) -> list[str]:
-    """Return the columns of labels, or `NO_LABELS`."""
+    """Return the columns of labels, or `NO_LABELS`.
+
+    Raises:
+        ConfigError: `data.labels` is null, and no column has a usual name.
+    """
     if isinstance(config.labels, list):
         return config.labels
     name = config.labels or table.pick(LABELS)

@@ -281,7 +281,8 @@ class _SmallInput:
     """An input of a Concat or Add with much smaller values than another input.
 
     Attributes:
-        largest: the largest value of the other input.
+        part: the values of the input, rounded with the step of `tensor`.
+        largest: the largest reach of the inputs, see `Spread.reach`.
     """
 
     tensor: ComparedTensor

@@ -151,7 +151,7 @@ def _flatten(spec: str) -> str:
 
 
 def _fill(node: dict[str, Any]) -> None:
-    """Have a node of `_UNFILLED` return zeros, which come in one memory format."""
+    """Replace a node of `_UNFILLED`, in place, by one that returns zeros in the default format."""
     node["target"] = _UNFILLED[node["target"]]
     kept = []
     for argument in node.get("inputs", ()):

@@ -250,7 +250,7 @@ def _name_domain(proto: onnx.ModelProto) -> None:
 
 
 def check_layers(proto: onnx.ModelProto, path: Path) -> None:
-    """Check that a graph has layers to quantize; errors name `path`."""
+    """Raise `ModelError`, with the name `path`, for a graph without layers to quantize."""
     reason = next(_reasons_not_to_quantize(proto), None)
     if reason is not None:
         raise ModelError(f"{path}: {reason}")

@@ -51,7 +51,8 @@ def group_by_configuration(family: Family) -> list[list[Cell]]:
 def measure_spreads(family: Family, limits: ReportConfig) -> list[SeedSpread]:
     """Return the spread of each configuration with more than one seed.
 
-    The list is empty if the runs stopped at different samples.
+    The list is empty if a run stopped when its verdict was decided, because the runs may then have
+    scored different samples.
     """
     if family.stopped:
         return []

@@ -45,7 +45,11 @@ class Ranking(SampleValues):
 
     @classmethod
     def read(cls, arrays: Arrays, prefix: str = "") -> Self:
-        """Read the arrays that `Paired.arrays` returned, see `PairedTest.read_values`."""
+        """Read the arrays that `Paired.arrays` returned, see `PairedTest.read_values`.
+
+        Raises:
+            KeyError, ValueError: an array is missing or damaged.
+        """
         ranking = cls(arrays[f"{prefix}scores"], arrays["labels"])
         check_columns([ranking.scores], "f")
         check_columns([ranking.labels], "i")

@@ -60,7 +60,7 @@ def _split(uri: str) -> SplitResult:
 
 
 def _homes(store_uri: str, root: str) -> Iterator[Path]:
-    """Return the folders whose content a local store may name."""
+    """Yield the folders whose content a local store may name."""
     if store_uri.startswith(SQLITE):
         yield Path(store_uri.removeprefix(SQLITE)).absolute().parent / FOLDER
     if root:

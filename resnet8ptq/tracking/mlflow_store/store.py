@@ -313,7 +313,10 @@ def in_one_line(store: Store) -> Iterator[None]:
 
 
 def check_answers(uri: str) -> None:
-    """Check that a server answers within `HEALTH_S`; databases are not checked."""
+    """Raise `TrackingError` if a server does not answer within `HEALTH_S`.
+
+    Databases are not checked.
+    """
     if not uri.startswith(("http://", "https://")):
         return
     import requests
