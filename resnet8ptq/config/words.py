@@ -268,7 +268,7 @@ def _check_spaces(settings: Sequence[str], groups: dict[str, list[str]]) -> None
 
 
 def _find_option(word: str, groups: dict[str, list[str]]) -> str:
-    """Return the settings that choose the option `word`, or its closest match."""
+    """Return the mend for a word without `=`, such as the setting that chooses it as an option."""
     if word in ("help", "version"):
         return f"try --{word}"
     if ":" in word:

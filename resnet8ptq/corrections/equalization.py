@@ -96,8 +96,9 @@ def find_imbalance(graph: onnx.GraphProto) -> float:
 
 
 def _read_pair(graph: Linked, first: onnx.NodeProto, second: onnx.NodeProto) -> tuple[Array, Array]:
-    """Return a pair's weights, the second layer's as [groups, filters, channels of a group,
-    ...].
+    """Return the weights of a pair of layers.
+
+    The weights of the second layer are [groups, filters, channels of a group, ...].
     """
     weights1 = read_weights(graph, first)
     weights2 = read_weights(graph, second)

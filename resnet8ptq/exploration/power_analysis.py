@@ -124,7 +124,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> PowerAnalysis:
 
 
 def plan(changed: float, total: int, limit: float) -> PowerRow:
-    """Return the power of `total` samples.
+    """Return the losses that `total` samples prove to pass or to fail, with 80% power.
 
     Args:
         changed: the share of predictions that only one of model and FP32 gets right.

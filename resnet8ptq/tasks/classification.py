@@ -55,10 +55,10 @@ CONFUSION_CAPTION = "Confusion matrix and its change from FP32"
 def metric_names(class_names: Sequence[str]) -> tuple[str, ...]:
     """Return a unique name for each class, valid inside an MLflow metric name.
 
-    An example is `class/{name}/accuracy`. Characters that MLflow refuses become `_`; so do slashes,
-    which MLflow shows as folders, and the names `.`, `..` and "", which are not valid folders. Long
-    names are cut, and equal names are numbered. The result depends only on the names and their
-    order.
+    The name is the `{name}` in metrics such as `class/{name}/accuracy`. Characters that MLflow
+    refuses become `_`; so do slashes, which MLflow shows as folders, and the names `.`, `..` and
+    "", which are not valid folders. Long names are cut, and equal names are numbered. The result
+    depends only on the names and their order.
 
     >>> metric_names(["c++", "c--", "c##", ".."])
     ('c__', 'c--', 'c___2', '_')

@@ -130,7 +130,7 @@ def _arrange(targets: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _measure(name: str, said: Maps, true: Maps, peak: float) -> float:
-    """Return a metric of one picture; pixels with a depth of at most 0 do not count."""
+    """Return a metric of one picture; pixels with a depth of at most 0 are left out."""
     if name == "ssim":
         return ssim(said.clip(0, peak) / peak, true / peak)
     if name == "psnr":

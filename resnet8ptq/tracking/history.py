@@ -34,8 +34,8 @@ def load_run(store: Store, run_id: str) -> RunRecord:
 def complete(store: Store, record: RunRecord) -> RunRecord:
     """Return a run of a query with all settings and metrics, which `result.json` has.
 
-    A run without a result stays unchanged. If the file is missing or damaged, the reason is in
-    `RunRecord.unread`.
+    A run that did not end as `ok`, or was read from its folder, stays unchanged. If the file is
+    missing or damaged, the reason is in `RunRecord.unread`.
     """
     if record.in_folder or record.kind == SWEEP or record.status != "ok":
         return record
@@ -190,7 +190,7 @@ def find_parent(store: Store, filters: str = "tags.kind = 'sweep'") -> RunRecord
 def find_newest(store: Store) -> RunRecord | None:
     """Return the newest sweep or single run of the experiment; None without one.
 
-    Analyses are left out, because they have no result. A sweep's run stands for its sweep.
+    Analyses are left out, because they have no verdict. A sweep's run stands for its sweep.
     """
     for most in (_AT_ONCE, None):
         for record in find_runs(store, "", most=most):

@@ -125,7 +125,7 @@ def _further(
 
 
 def select(journal: Journal) -> list[Point]:
-    """Return the metrics that MLflow shows of a run with a result, besides its curves.
+    """Return the metrics that MLflow shows of a run, besides its curves.
 
     A job of a sweep has no latency here, because the sweep logs latencies measured in turns.
     """

@@ -296,7 +296,7 @@ class RunRecord(BaseModel):
 
     @property
     def finished(self) -> bool:
-        """Whether the run ended as `ok` or `unsupported`, so that a repeated sweep skips it."""
+        """Whether the run ended as `ok` or `unsupported`."""
         return self.status in ("ok", "unsupported")
 
     @property

@@ -61,7 +61,7 @@ def read_trace(events: Sequence[Event], unfused: Collection[str], runs: int) -> 
         events: events in ONNX Runtime's format, with times in whole microseconds; an event
             `model_run` starts each run, and its nodes follow.
         unfused: names of nodes, see `find_unfused`.
-        runs: only the last `runs` runs count.
+        runs: the number of runs to use, from the end.
     """
     selected = []
     for event in events:

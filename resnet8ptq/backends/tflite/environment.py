@@ -132,7 +132,7 @@ def _ways() -> Iterator[tuple[Sequence[str], Sequence[str]]]:
 
 
 def _interpreters() -> Iterator[str]:
-    """Yield the interpreters of a suitable version: this one, those on PATH, pyenv's."""
+    """Yield the interpreters of a suitable version: this one, those on PATH, those of pyenv."""
     pyenv = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser() / "versions"
     candidates = [sys.executable, *(f"python{version}" for version in VERSIONS)]
     for version in VERSIONS:

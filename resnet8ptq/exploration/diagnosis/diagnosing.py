@@ -261,7 +261,7 @@ def other_preprocessing(calibrating: Split, held_out: Split) -> list[Finding]:
 
 
 def _find_spread(split: Split) -> Spread:
-    """Return the magnitudes of some samples; whole numbers, such as tokens, do not count."""
+    """Return the magnitudes of some samples, without whole numbers such as tokens."""
     spread = Spread()
     for batch in split.spaced(8 * SAMPLES).batches(SAMPLES):
         inputs = [batch]

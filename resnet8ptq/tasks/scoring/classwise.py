@@ -100,7 +100,7 @@ class ClassChanges:
 
     @classmethod
     def of(cls, model: ClasswiseScores, baseline: ClasswiseScores) -> Self:
-        """Test each class.
+        """Return the changes from the baseline, with a test of each class.
 
         The test uses the normal distribution with the bootstrap's standard error (Efron and
         Tibshirani, An Introduction to the Bootstrap, 1993). With many classes, no p-value from
