@@ -55,6 +55,6 @@ def render(record: Record) -> str:
     """Return the section in Markdown."""
     words = (
         "Each in a new process, where a sweep of 24 has filled the cache and the store. Without "
-        "`folder=`, `verdict` asks MLflow for the newest run."
+        "`folder=`, `verdict` finds the newest run in the store's database."
     )
     return f"{words}\n\n{usage_table(record['usages'], {})}"

@@ -5,7 +5,7 @@ A folder is read without the store if it holds all runs of the sweep.
 
 import re
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from resnet8ptq.config.schema import TrackingConfig
@@ -165,14 +165,24 @@ def _read_newest(newest: NewestRun, tracking: TrackingConfig) -> Runs | None:
     kept = Journal.load(newest.folder)
     record = RunRecord.of_journal(kept, newest.folder)
     is_own = origin.own_folder(record) is not None
-    if not is_own or record.run_id != newest.run_id or record.is_analysis:
+    if not is_own or record.is_analysis:
         return None
     if record.kind == SWEEP and SharedSweep.load(newest.folder).resume:
         return None  # the sweep has runs of other folders
-    keys = {job.key for job in sync.load_records(newest.folder)}
-    if keys != newest.keys or not kept.ended:
+    keys = {record.key, *(job.key for job in sync.load_records(newest.folder))}
+    if keys != newest.ids.keys() or not kept.ended:
         return None
-    return read_folder(newest.folder, tracking)
+    return _with_ids(read_folder(newest.folder, tracking), newest.ids)
+
+
+def _with_ids(runs: Runs, ids: Mapping[str, str]) -> Runs:
+    """Return runs of a folder with MLflow's ids, by the keys of their journals."""
+
+    def name(record: RunRecord | None) -> RunRecord | None:
+        return None if record is None else record.changed(run_id=ids[record.key])
+
+    records = [record.changed(run_id=ids[record.key]) for record in runs.records]
+    return replace(runs, parent=name(runs.parent), records=records, run=name(runs.run))
 
 
 def find_in_store(store: Store, run_id: str | None, sweep: str | None) -> Runs:

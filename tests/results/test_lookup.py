@@ -16,6 +16,7 @@ from resnet8ptq import results
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.results import RunRecord, lookup
+from resnet8ptq.tracking.journal import FILE, Journal
 from resnet8ptq.tracking.mlflow_store.store import open_store
 from tests.helpers.calling import (
     NO_REAL_FILES,
@@ -137,6 +138,19 @@ def test_the_newest_sweep_is_read_from_its_folder_unless_the_store_has_other_run
     assert newest.store.uri == ""  # no store was opened
     by_id = lookup.find_in_store(open_store(tracking), None, sweep.parent.info.run_id)
     assert facts_of(newest.assess_sweep({})) == facts_of(by_id.assess_sweep({}))
+
+    # A run that ended before the store gave it an id
+    folder = Path(sweep.children[0].data.tags["folder"])
+    kept = (folder / FILE).read_bytes()
+    early = Journal.load(folder)
+    early.run_id = None
+    early.save(folder)
+    try:
+        named = lookup.find_newest(tracking)
+    finally:
+        (folder / FILE).write_bytes(kept)
+    assert named.store.uri == ""
+    assert [run.run_id for run in named.records] == [run.run_id for run in by_id.records]
 
     store = open_store(tracking)
     deleted = sweep.children[0].info.run_id

@@ -3,7 +3,7 @@ seconds.
 """
 
 import sqlite3
-from collections.abc import Set
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ _NEWEST = """
 """
 _TAG = "SELECT value FROM tags WHERE run_uuid = ? AND key = ?"
 _CHILDREN = """
-    SELECT key.value FROM runs
+    SELECT key.value, runs.run_uuid FROM runs
     JOIN tags AS parent ON parent.run_uuid = runs.run_uuid
     JOIN tags AS key ON key.run_uuid = runs.run_uuid
     WHERE parent.key = ? AND parent.value = ? AND key.key = 'record'
@@ -31,12 +31,12 @@ class NewestRun:
 
     Attributes:
         folder: the folder that the run names for its files; the store is untrusted.
-        keys: keys of the journals of the sweep's runs that are not deleted; empty for a single run.
+        ids: MLflow's ids of the run and of the sweep's runs that are not deleted, by the keys of
+            their journals. A journal may lack the id, if its run ended before the store gave it.
     """
 
-    run_id: str
     folder: Path
-    keys: Set[str]
+    ids: Mapping[str, str]
 
 
 def find_newest(store: Store) -> NewestRun | None:
@@ -58,7 +58,8 @@ def _find_newest(connection: sqlite3.Connection, experiment_id: str) -> NewestRu
     parent = connection.execute(_TAG, (newest[0], PARENT_TAG)).fetchone()
     run_id = newest[0] if parent is None else parent[0]
     folder = connection.execute(_TAG, (run_id, "folder")).fetchone()
-    if folder is None:
+    key = connection.execute(_TAG, (run_id, "record")).fetchone()
+    if folder is None or key is None:
         return None
     children = connection.execute(_CHILDREN, (PARENT_TAG, run_id)).fetchall()
-    return NewestRun(run_id, Path(folder[0]), {child[0] for child in children})
+    return NewestRun(Path(folder[0]), {key[0]: run_id, **dict(children)})
