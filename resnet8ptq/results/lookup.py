@@ -5,12 +5,13 @@ A folder is read without the store if it holds all runs of the sweep.
 
 import re
 from collections.abc import Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core.descriptor import find_backends
-from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import no_such_name, printable, redact
 from resnet8ptq.report import loading, logged_limits, terminal
 from resnet8ptq.report.recommend import ModelSelection
@@ -152,27 +153,32 @@ def find_newest(tracking: TrackingConfig) -> Runs:
     store = find_store(tracking)
     newest = None if store is None else local.find_newest(store)
     if newest is not None:
-        in_folder = _read_newest(newest, tracking)
-        if in_folder is not None:
-            return in_folder
+        with suppress(ConfigError, TrackingError):  # the folder is damaged, and MLflow has the run
+            in_folder = _read_newest(newest, tracking)
+            if in_folder is not None:
+                return in_folder
     return find_in_store(open_store(tracking), run_id=None, sweep=None)
 
 
 def _read_newest(newest: NewestRun, tracking: TrackingConfig) -> Runs | None:
-    """Return the runs of the newest run's folder; None if the store has others, or deleted some."""
-    if not (newest.folder / FILE).is_file():
+    """Return the runs of the newest run's folder; None if the store has others, or deleted some.
+
+    Raises:
+        ConfigError: the folder lacks a file, or holds an analysis alone.
+        TrackingError: a file of the folder is damaged.
+    """
+    folder = origin.find_own(newest.folder, newest.key)
+    if folder is None:
         return None
-    kept = Journal.load(newest.folder)
-    record = RunRecord.of_journal(kept, newest.folder)
-    is_own = origin.own_folder(record) is not None
-    if not is_own or record.is_analysis:
+    record = RunRecord.of_journal(Journal.load(folder), folder)
+    if record.is_analysis or not record.ended:
         return None
-    if record.kind == SWEEP and SharedSweep.load(newest.folder).resume:
+    if record.kind == SWEEP and SharedSweep.load(folder).resume:
         return None  # the sweep has runs of other folders
-    keys = {record.key, *(job.key for job in sync.load_records(newest.folder))}
-    if keys != newest.ids.keys() or not kept.ended:
+    keys = {record.key, *(job.key for job in sync.load_records(folder))}
+    if keys != newest.ids.keys():
         return None
-    return _with_ids(read_folder(newest.folder, tracking), newest.ids)
+    return _with_ids(read_folder(folder, tracking), newest.ids)
 
 
 def _with_ids(runs: Runs, ids: Mapping[str, str]) -> Runs:

@@ -19,11 +19,16 @@ def own_folder(record: RunRecord, root: Path = RUNS) -> Path | None:
     Only this user's runs write below `root`. The owner of a file proves nothing, because a server
     that this user runs owns the files that others upload.
     """
-    folder = Path(record.folder).resolve()
+    return find_own(Path(record.folder), record.key, root)
+
+
+def find_own(folder: Path, key: str, root: Path = RUNS) -> Path | None:
+    """Return a folder if it is below `root` and its journal has the key; else None."""
+    folder = folder.resolve()
     if not folder.is_relative_to(root.resolve()):
         return None
     try:
-        is_own = Journal.load(folder).key == record.key
+        is_own = Journal.load(folder).key == key
     except TrackingError:
         is_own = False
     return folder if is_own else None

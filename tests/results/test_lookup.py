@@ -18,6 +18,7 @@ from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.results import RunRecord, lookup
 from resnet8ptq.tracking.journal import FILE, Journal
 from resnet8ptq.tracking.mlflow_store.store import open_store
+from resnet8ptq.tracking.sweep_file import FILE as SHARED
 from tests.helpers.calling import (
     NO_REAL_FILES,
     QUICK,
@@ -132,36 +133,51 @@ def test_a_folder_is_read_without_the_store(sweep, tmp_path):
     assert Path(artifact).is_relative_to(folder)
 
 
-def test_the_newest_sweep_is_read_from_its_folder_unless_the_store_has_other_runs(sweep, in_folder):
-    tracking = TrackingConfig()
-    newest = lookup.find_newest(tracking)
-    assert newest.store.uri == ""  # no store was opened
-    by_id = lookup.find_in_store(open_store(tracking), None, sweep.parent.info.run_id)
-    assert facts_of(newest.assess_sweep({})) == facts_of(by_id.assess_sweep({}))
+def test_the_newest_sweep_is_read_from_its_folder_without_the_store(sweep, in_folder):
+    newest = lookup.find_newest(TrackingConfig())
+    assert newest.store.uri == ""
+    by_id = results.load_sweep(sweep.parent.info.run_id)
+    assert facts_of(newest.assess_sweep({})) == facts_of(by_id)
 
-    # A run that ended before the store gave it an id
+
+def test_a_run_that_ended_before_the_store_gave_it_an_id_has_that_of_the_store(sweep, in_folder):
     folder = Path(sweep.children[0].data.tags["folder"])
     kept = (folder / FILE).read_bytes()
     early = Journal.load(folder)
     early.run_id = None
     early.save(folder)
     try:
-        named = lookup.find_newest(tracking)
+        newest = lookup.find_newest(TrackingConfig())
     finally:
         (folder / FILE).write_bytes(kept)
-    assert named.store.uri == ""
-    assert [run.run_id for run in named.records] == [run.run_id for run in by_id.records]
+    assert newest.store.uri == ""
+    assert [run.run_id for run in newest.records] == [run.info.run_id for run in sweep.children]
 
-    store = open_store(tracking)
+
+@pytest.mark.parametrize("name", [FILE, SHARED])
+def test_the_store_answers_for_a_newest_sweep_with_a_damaged_folder(sweep, in_folder, name):
+    path = Path(sweep.parent.data.tags["folder"]) / name
+    kept = path.read_bytes()
+    path.write_bytes(b"{")
+    try:
+        newest = lookup.find_newest(TrackingConfig())
+    finally:
+        path.write_bytes(kept)
+    assert newest.store.uri
+    assert facts_of(newest.assess_sweep({})) == facts_of(results.load_sweep())
+
+
+def test_the_store_answers_for_a_newest_sweep_with_a_deleted_run(sweep, in_folder):
+    store = open_store(TrackingConfig())
     deleted = sweep.children[0].info.run_id
     store.client.delete_run(deleted)
     try:
-        left = lookup.find_newest(tracking)
+        newest = lookup.find_newest(TrackingConfig())
     finally:
         store.client.restore_run(deleted)
-    assert left.store.uri == store.uri
-    assert deleted not in {record.run_id for record in left.records}
-    assert len(left.records) == len(newest.records) - 1
+    assert newest.store.uri == store.uri
+    left = [run.info.run_id for run in sweep.children[1:]]
+    assert [run.run_id for run in newest.records] == left
 
 
 @pytest.mark.slow

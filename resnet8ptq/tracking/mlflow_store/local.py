@@ -31,11 +31,13 @@ class NewestRun:
 
     Attributes:
         folder: the folder that the run names for its files; the store is untrusted.
+        key: the key of the run's journal.
         ids: MLflow's ids of the run and of the sweep's runs that are not deleted, by the keys of
             their journals. A journal may lack the id, if its run ended before the store gave it.
     """
 
     folder: Path
+    key: str
     ids: Mapping[str, str]
 
 
@@ -62,4 +64,4 @@ def _find_newest(connection: sqlite3.Connection, experiment_id: str) -> NewestRu
     if folder is None or key is None:
         return None
     children = connection.execute(_CHILDREN, (PARENT_TAG, run_id)).fetchall()
-    return NewestRun(Path(folder[0]), {key[0]: run_id, **dict(children)})
+    return NewestRun(Path(folder[0]), key[0], ids={key[0]: run_id, **dict(children)})
