@@ -33,7 +33,7 @@ from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.core.records import feed
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.graph.attention import stretched_by_masks
+from resnet8ptq.graph.attention import say_full_mask, stretched_by_masks
 from resnet8ptq.graph.layers import (
     LAYERS,
     find_copies,
@@ -56,24 +56,6 @@ Stats = dict[str, TensorStats]
 _STATISTICS = "statistics.npz"
 _OUTLIERS = "outliers.json"
 _LOWEST = np.finfo(np.float32).min
-
-
-def find_mask(graph: onnx.GraphProto, undefined: Collection[str]) -> str:
-    """Return the mend for a mask that hides all of a row, as for padding; empty if none does.
-
-    A softmax over -inf alone is NaN. FP32 may ignore such a row, but it leaves no range.
-
-    Args:
-        undefined: the tensors that hold NaN.
-    """
-    for node in graph.node:
-        begins = node.output[0] in undefined and node.input[0] not in undefined
-        if node.op_type == "Softmax" and begins:
-            return (
-                f"Softmax {node.name or node.output[0]} is NaN where its mask is -inf for a whole "
-                "row: try an export whose mask has a finite number, such as -10000"
-            )
-    return ""
 
 
 @dataclass(frozen=True)
@@ -121,7 +103,7 @@ class Activations:
         for outlier in self.outliers():
             why += f"; {outlier.describe(self.calibration)}"
         undefined = [name for name, ends in self._load_ranges().items() if np.isnan(ends).any()]
-        mask = find_mask(onnx.load(self.onnx_path).graph, undefined)
+        mask = say_full_mask(onnx.load(self.onnx_path).graph, undefined)
         return QuantizationError(
             f"an activation of the calibration samples is NaN or infinite: {name}; "
             f"expected finite values around quantized nodes; {mask or 'try nodes_to_exclude'}{why}"

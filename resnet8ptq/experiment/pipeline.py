@@ -12,7 +12,7 @@ import onnx
 
 from resnet8ptq.calibration import table
 from resnet8ptq.calibration.outliers import Outliers
-from resnet8ptq.config.schema import LatencyConfig, RunConfig
+from resnet8ptq.config.schema import BY_BATCH, LatencyConfig, RunConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.machine import PeakMemory
 from resnet8ptq.data.dataset import Dataset
@@ -98,7 +98,7 @@ def run_experiment(
             settings, evaluator, samples, folder=folder, scratch=Path(scratch), run=run
         )
         prepared = preparation.prepare(work)
-        if config.method in ("dynamic", "mixed"):
+        if config.method in BY_BATCH and not config.dtype.is_float:
             _check_dynamic(work, prepared)
         quantized = work.quantize(prepared, folder)
         artifact = quantized.artifact
@@ -164,6 +164,7 @@ def _draw_samples(
 
 
 def _check_dynamic(work: Workspace, prepared: Prepared) -> None:
+    """Check the inputs of layers with dynamic ranges, see `sample_check.check_dynamic`."""
     proto = onnx.load(prepared.network.onnx_path)
     selection = work.settings.quantizer.select(prepared.decisions)
     layers = find_quantized_layers(proto.graph, selection).values()

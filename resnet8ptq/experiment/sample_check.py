@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from resnet8ptq.calibration.activations import Activations, find_mask
+from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.outliers import Outliers, find_in_inputs
 from resnet8ptq.config.schema import CalibConfig, RunConfig
 from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
+from resnet8ptq.graph.attention import say_full_mask
 from resnet8ptq.graph.layers import float_tensors
 from resnet8ptq.graph.links import input_names
 from resnet8ptq.graph.session import expose, open_runner
@@ -75,7 +76,7 @@ def check_dynamic(
     for name in names:
         if name in unbounded and name in taken:
             layer = taken[name]
-            mend = find_mask(proto.graph, undefined)
+            mend = say_full_mask(proto.graph, undefined)
             raise QuantizationError(
                 f"method=dynamic: {layer.op_type} {layer.name} takes NaN or infinite values, which "
                 f"leave no range: {name}; {mend or f'try nodes_to_exclude=[{layer.name}]'}"

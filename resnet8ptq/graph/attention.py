@@ -4,7 +4,7 @@ Attention multiplies computed tensors: queries by keys, whose product reaches a 
 result of that Softmax by values (Vaswani et al., "Attention Is All You Need", NeurIPS 2017).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import numpy as np
 import onnx
@@ -137,6 +137,25 @@ def stretched_by_masks(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]
         if taken and passes and node.output[0] in before:
             stretched[node.output[0]] = [node, *links.after(node)]
     return stretched
+
+
+def say_full_mask(graph: onnx.GraphProto, undefined: Collection[str]) -> str:
+    """Return the mend for a mask that hides all of a row, as for padding; empty if none does.
+
+    A softmax over -inf alone is NaN. FP32 may ignore such a row, but it leaves no range.
+
+    Args:
+        undefined: the tensors that hold NaN.
+    """
+    for node in graph.node:
+        if node.op_type != "Softmax":
+            continue
+        if node.output[0] in undefined and node.input[0] not in undefined:
+            return (
+                f"Softmax {node.name or node.output[0]} is NaN where its mask is -inf for a whole "
+                "row: try an export whose mask has a finite number, such as -10000"
+            )
+    return ""
 
 
 def _reach(start: onnx.NodeProto, step: _Step) -> set[str]:

@@ -15,6 +15,7 @@ from resnet8ptq.data.dataset import Split
 from resnet8ptq.experiment import run_warnings
 from resnet8ptq.experiment.sample_check import calibrates, check_dynamic, check_inputs
 from resnet8ptq.graph.layers import weight_layers
+from tests.helpers.calling import call
 from tests.helpers.configs import make_config
 from tests.helpers.frameworks import QUANTIZING
 
@@ -115,3 +116,14 @@ def test_other_nan_is_not_blamed_on_a_mask(tmp_path):
     del node.input[1:]
     with pytest.raises(QuantizationError, match=r"try nodes_to_exclude=\[node_layer\]"):
         check_dynamic(proto, weight_layers(proto.graph).values(), TOKENS, threads=1)
+
+
+@pytest.mark.slow
+def test_a_run_of_fp32_beside_dynamic_ones_may_have_nan(tmp_path):
+    path = build_attention(tmp_path, PADDED)
+    np.savez(tmp_path / "x.npz", x=TOKENS.stored)
+    words = (f"model.path={path}", f"data.root={tmp_path / 'x.npz'}", "backend=onnx")
+    done = call(tmp_path, *words, "method=dynamic", "dtype=fp32", "latency.enabled=false")
+    assert done.code == 0, done.err
+    [run] = done.runs
+    assert run.data.tags["status"] == "ok"
