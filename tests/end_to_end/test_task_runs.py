@@ -355,17 +355,7 @@ def test_layers_are_chosen_by_any_task(files, tmp_path, task):
 def test_a_detector_without_labels_keeps_its_scores(tmp_path):
     """Boxes in pixels and scores from 0 to 1 share no 8-bit scale."""
     random = np.random.default_rng(0)
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["boxes"], name="boxes"),
-        helper.make_node("MatMul", ["x", "v"], ["logits"], name="logits"),
-        helper.make_node("Sigmoid", ["logits"], ["scores"], name="scores"),
-        helper.make_node("Concat", ["boxes", "scores"], ["y"], name="joined", axis=2),
-    ]
-    constants = {
-        "w": 40 * random.normal(size=(3, 4)).astype(np.float32),
-        "v": random.normal(size=(3, 2)).astype(np.float32),
-    }
-    network = assemble(nodes, {"x": ["N", 8, 3]}, {"y": ["N", 8, 6]}, constants)
+    network = detectors.boxes_and_scores(random)
     onnx.save(network, tmp_path / "detector.onnx")
     np.savez(tmp_path / "x.npz", x=random.normal(size=(80, 8, 3)).astype(np.float32))
     given = [f"model.path={tmp_path / 'detector.onnx'}", f"data.root={tmp_path / 'x.npz'}"]

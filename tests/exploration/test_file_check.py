@@ -18,6 +18,7 @@ from onnxruntime.quantization import (
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.exploration.file_check import find_cause
 from tests.exploration.test_tensors import SAMPLES, change, input_of, quantize, rename
+from tests.helpers import detectors
 from tests.helpers.assembling import assemble
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantizer_of
@@ -91,17 +92,7 @@ class _Batch(CalibrationDataReader):
 
 def test_scores_that_share_the_scale_of_boxes_are_named(cause_of, tmp_path):
     random = np.random.default_rng(0)
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["boxes"], name="boxes"),
-        helper.make_node("MatMul", ["x", "v"], ["logits"], name="logits"),
-        helper.make_node("Sigmoid", ["logits"], ["scores"], name="scores"),
-        helper.make_node("Concat", ["boxes", "scores"], ["y"], name="joined", axis=2),
-    ]
-    constants = {
-        "w": 40 * random.normal(size=(3, 4)).astype(np.float32),
-        "v": random.normal(size=(3, 2)).astype(np.float32),
-    }
-    network = assemble(nodes, {"x": ["N", 8, 3]}, {"y": ["N", 8, 6]}, constants)
+    network = detectors.boxes_and_scores(random)
     samples = random.normal(size=(30, 8, 3)).astype(np.float32)
     onnx.save(network, tmp_path / "network.onnx")
     quantize_static(tmp_path / "network.onnx", tmp_path / "theirs.onnx", _Batch(samples))

@@ -16,6 +16,7 @@ from PIL import Image
 from resnet8ptq.config.schema import PreprocessConfig
 from resnet8ptq.data.boxes import pack
 from resnet8ptq.data.sources import coco
+from tests.helpers.assembling import assemble
 
 CELL, CELLS = 16, 4  # pixels, along a side
 SIZE = CELL * CELLS
@@ -24,6 +25,21 @@ NAMES = ("red", "green", "blue")
 IDS = (3, 7, 20)  # with gaps
 HEADS = ("yolox", "yolov3", "yolov5", "yolov8", "ssd", "selected", "detections", "rows")
 CORNERS = (0, 0, CELL, CELL)  # the two keypoints of a square: x and y from its left top
+
+
+def boxes_and_scores(random: np.random.Generator) -> onnx.ModelProto:
+    """Return a network that joins boxes in pixels with scores from 0 to 1; takes x [N, 8, 3]."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["boxes"], name="boxes"),
+        helper.make_node("MatMul", ["x", "v"], ["logits"], name="logits"),
+        helper.make_node("Sigmoid", ["logits"], ["scores"], name="scores"),
+        helper.make_node("Concat", ["boxes", "scores"], ["y"], name="joined", axis=2),
+    ]
+    constants = {
+        "w": 40 * random.normal(size=(3, 4)).astype(np.float32),
+        "v": random.normal(size=(3, 2)).astype(np.float32),
+    }
+    return assemble(nodes, {"x": ["N", 8, 3]}, {"y": ["N", 8, 6]}, constants)
 
 
 def write_pictures(
