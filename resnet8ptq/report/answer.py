@@ -126,11 +126,9 @@ def _say_timed(selected: ModelSelection) -> str:
         if speed is None or not speed.faster:
             continue
         if cell.record.run_id in measured_within:
-            words = "no model that passes"
-        else:
-            samples = "selection" if selected.apart else "reported"
-            words = f"no model within the limit on the {samples} samples"
-        return words
+            return "no model that passes"
+        samples = "selection" if selected.apart else "reported"
+        return f"no model within the limit on the {samples} samples"
     return "nothing here"
 
 
