@@ -105,6 +105,27 @@ class Blocks(torch.nn.Module):
         return self.dense((maps + empty + torch.empty(1).zero_()).mean((2, 3)))
 
 
+def test_weight_normalization_is_spelled_out_in_operators_that_check_sizes(tmp_path):
+    """torch's kernel for it writes beyond a scale that is too small."""
+    network = Blocks().eval()
+    path = export(network, tmp_path / "network.pt2", None)
+    graph = gate.read_network(path)["archive/models/model.json"].decode()
+    assert b"_weight_norm.default" in path.read_bytes()
+    assert "_weight_norm.default" not in graph
+    assert "norm_except_dim" in graph
+
+    def shrink(records):
+        [name] = [name for name in records if name.endswith("model.json")]
+        records[name] = (
+            records[name]
+            .replace(b'"_weight_norm"', b'"other"')
+            .replace(b'{"name": "g", ', b'{"name": "h", ')
+        )
+
+    with pytest.raises(ModelError, match=r"not a program of torch\.export"):
+        gate.read_network(forge(path, tmp_path / "forged.pt2", shrink))
+
+
 @pytest.mark.slow
 def test_blocks_and_unfilled_memory_of_a_program_are_taken(take, tmp_path):
     path = export(Blocks().eval(), tmp_path / "network.pt2", None)

@@ -70,8 +70,9 @@ def test_only_operators_of_inference_are_allowed():
 REFUSED = {
     "unchecked indices or strides": """as_strided sym_storage_offset _unsafe_index
         _unsafe_index_put _grouped_mm embedding_bag _embedding_bag _embedding_bag_forward_only""",
-    "sizes that torch does not check": """_fft_c2c _fft_c2r _fft_r2c _weight_norm_interface
-        _native_batch_norm_legit_no_training _scaled_dot_product_flash_attention_for_cpu""",
+    "sizes that torch does not check": """_fft_c2c _fft_c2r _fft_r2c _weight_norm
+        _weight_norm_interface _native_batch_norm_legit_no_training
+        _scaled_dot_product_flash_attention_for_cpu""",
     "memory without values": "empty empty_like empty_strided new_empty new_empty_strided",
     "random values": """bernoulli multinomial native_dropout normal normal_functional rand rand_like
         randint randint_like randn randn_like""",

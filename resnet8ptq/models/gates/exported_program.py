@@ -38,6 +38,8 @@ _UNFILLED = {
     "torch.ops.aten.empty_like.default": "torch.ops.aten.zeros_like.default",
     "torch.ops.aten.new_empty.default": "torch.ops.aten.new_zeros.default",
 }
+_FIRST = {"as_int": 0}  # the axis of weight normalization by default
+_WEIGHT_NORM = "torch.ops.aten._weight_norm.default"
 # Arithmetic of symbolic sizes, and access to one of several outputs.
 _PYTHON = re.compile(
     r"_operator\.(getitem|add|sub|mul|floordiv|truediv|mod|pow|neg|eq|ne|ge|gt|le|lt|and_|or_)"
@@ -116,7 +118,8 @@ def _checked(records: dict[str, bytes], path: Path, own: bool = False) -> dict[s
         if own and _GRAPH in records:
             records[_GRAPH] = _clean(records[_GRAPH])
         strange = next(_check(records), None)
-    except (ValueError, RecursionError) as error:  # the file is not JSON, or nests too deeply
+    # The file is not JSON, nests too deeply, or has a graph without a part of it
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
         strange = one_line(error)
     if strange is not None:
         raise torch_archive.refusal(path, strange)
@@ -124,7 +127,10 @@ def _checked(records: dict[str, bytes], path: Path, own: bool = False) -> dict[s
 
 
 def _clean(content: bytes) -> bytes:
-    """Return a program's graph, in JSON, with plain outputs, without `_ORIGINS` and `_UNFILLED`."""
+    """Return a program's graph, in JSON, without `_ORIGINS`, and with operators that are safe.
+
+    Its outputs are plain. `_UNFILLED` memory holds zeros, and weight normalization is spelled out.
+    """
     graph = json.loads(content)
     for _, value in _items(graph):
         if not isinstance(value, dict):
@@ -132,6 +138,8 @@ def _clean(content: bytes) -> bytes:
         for key in _ORIGINS:
             if key in value:
                 value[key] = type(value[key])()
+        if "tensor_values" in value:
+            value["nodes"] = [*_spell_out_weight_norms(value)]
         target = value.get("target")
         if isinstance(target, str) and target in _UNFILLED:
             _fill(value)
@@ -148,6 +156,42 @@ def _flatten(spec: str) -> str:
     count = sum(item == leaf for _, item in _items(structure))
     flat = {"type": "builtins.tuple", "context": "null", "children_spec": [leaf] * count}
     return json.dumps([version, flat])
+
+
+def _spell_out_weight_norms(graph: dict[str, Any]) -> Iterator[Any]:
+    """Yield the nodes of a graph, with weight normalization as products: v * (g / norm(v)).
+
+    torch's own kernel does not check sizes: it writes beyond a `g` that is too small (2.13).
+    """
+    values = graph["tensor_values"]
+    for node in graph["nodes"]:
+        if node["target"] != _WEIGHT_NORM:
+            yield node
+            continue
+        given = {item["name"]: item["arg"] for item in node["inputs"]}
+        [output] = node["outputs"]
+        name = output["as_tensor"]["name"]
+        norm = {"as_tensor": {"name": f"{name}_norm"}}
+        factor = {"as_tensor": {"name": f"{name}_factor"}}
+        for made in (norm, factor):
+            values[made["as_tensor"]["name"]] = values[given["g"]["as_tensor"]["name"]]
+
+        norm_inputs = {"v": given["v"], "pow": {"as_int": 2}, "dim": given.get("dim", _FIRST)}
+        yield _make_node("norm_except_dim.default", norm_inputs, norm)
+        yield _make_node("div.Tensor", {"self": given["g"], "other": norm}, factor)
+        yield _make_node("mul.Tensor", {"self": given["v"], "other": factor}, output)
+
+
+def _make_node(operator: str, inputs: Mapping[str, Any], output: dict[str, Any]) -> dict[str, Any]:
+    arguments = [{"name": name, "arg": value, "kind": 1} for name, value in inputs.items()]
+    return {
+        "target": f"torch.ops.aten.{operator}",
+        "inputs": arguments,
+        "outputs": [output],
+        "metadata": {},
+        "is_hop_single_tensor_return": None,
+        "name": output["as_tensor"]["name"],
+    }
 
 
 def _fill(node: dict[str, Any]) -> None:

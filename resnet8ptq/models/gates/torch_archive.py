@@ -70,8 +70,7 @@ _adaptive_avg_pool3d _assert_scalar _assert_tensor_metadata _conj _convolution _
 _fused_rms_norm _linalg_det _local_scalar_dense _log_softmax _pad_circular _pad_enum _prelu_kernel
 _safe_softmax _scaled_dot_product_attention_math _shape_as_tensor _softmax _to_copy _unique2
 _unsafe_view _upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_nearest_exact1d
-_upsample_nearest_exact2d _upsample_nearest_exact3d _weight_norm __and__ __lshift__ __or__
-__rshift__ __xor__
+_upsample_nearest_exact2d _upsample_nearest_exact3d __and__ __lshift__ __or__ __rshift__ __xor__
 """
 _DECOMPOSED = """
 quantize_per_tensor dequantize_per_tensor quantize_per_channel dequantize_per_channel
