@@ -44,7 +44,6 @@ from resnet8ptq.graph import layers
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks.scoring.comparison import Comparison
 from resnet8ptq.tasks.scoring.values import SAMPLES
-from resnet8ptq.tasks.task import Task
 
 TOKENIZER = "tokenizer.json"
 
@@ -86,7 +85,7 @@ def write_scores(folder: Path, config: RunConfig, measured: Measurement, samples
     for name, text in task.files.documents(comparison).items():
         files.write_text(folder / name, text)
     title = _title(config, task.metric.show(comparison.model.value))
-    background.put(_draw, folder, task, comparison, title)
+    background.put(task.files.save_figures, folder, comparison, title)
     wrong_examples.write(folder, task, comparison, samples=samples)
 
     # Keep the values of each sample, for later tests
@@ -103,13 +102,6 @@ def _scored_ids(samples: Split, comparison: Comparison) -> NDArray[np.uint64]:
     """Return the ids of the scored samples; a run that stopped early has scored the first ones."""
     ids = samples.sample_ids
     return ids if comparison.stopped is None else ids[: comparison.model.total]
-
-
-def _draw(folder: Path, task: Task, comparison: Comparison, title: str) -> None:
-    from resnet8ptq.core import figures  # only the process that draws imports matplotlib
-
-    for name, figure in task.files.figures(comparison, title).items():
-        figures.save(figure, folder / name)
 
 
 def _title(config: RunConfig, value: str) -> str:

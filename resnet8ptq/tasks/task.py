@@ -145,6 +145,17 @@ class TaskFiles:
     captions: Mapping[str, str] = field(default_factory=dict)
     answers: Callable[[Comparison], tuple[Hits, Hits] | None] = _no_answers
 
+    def save_figures(self, folder: Path, comparison: Comparison, title: str) -> None:
+        """Write the figures of a comparison into a folder.
+
+        The background process calls this method and imports this module for it, so the module
+        imports no library that rewrites networks.
+        """
+        from resnet8ptq.core import figures
+
+        for name, figure in self.figures(comparison, title).items():
+            figures.save(figure, folder / name)
+
 
 @dataclass(frozen=True)
 class Task:

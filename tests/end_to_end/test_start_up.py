@@ -58,6 +58,14 @@ def test_a_verdict_needs_no_library_that_runs_or_draws_a_network():
     assert loaded(imports, left) == set()
 
 
+def test_drawing_the_figures_of_a_task_needs_no_library_that_rewrites_networks():
+    imports = (
+        "from resnet8ptq.tasks import classification, segmentation;"
+        "from resnet8ptq.tasks.detection import task"
+    )
+    assert loaded(imports, {"onnx_ir", "sympy", "matplotlib"}) == set()
+
+
 @pytest.mark.slow
 def test_mlflow_and_matplotlib_are_left_to_the_process_that_uploads_and_draws():
     imports = (
