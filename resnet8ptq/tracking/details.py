@@ -1,4 +1,4 @@
-"""`result.json`: every setting and every metric of a run, in its folder and as its artifact.
+"""`result.json`: all settings and metrics of a run that ended as `ok`, in its folder and MLflow.
 
 MLflow shows only a few values, rounded, in the units of a table; see `params` and `metrics`.
 """
@@ -35,7 +35,7 @@ class _Content(BaseModel):
 
 
 def write_result(folder: Path, journal: Journal) -> None:
-    """Write the file of a run."""
+    """Write the file, with those tags that only the file has."""
     kept = {
         "status": journal.tags.get("status", ""),
         "reason": journal.tags.get("reason", ""),
@@ -47,7 +47,7 @@ def write_result(folder: Path, journal: Journal) -> None:
 
 
 def shown_tags(tags: Mapping[str, str]) -> dict[str, str]:
-    """Return the tags that MLflow shows."""
+    """Return the tags without those that only the file has."""
     return {key: value for key, value in tags.items() if not _is_filed(key)}
 
 
@@ -62,7 +62,7 @@ def add_result(record: RunRecord, path: Path) -> RunRecord:
     again.
 
     Raises:
-        TrackingError: the file is damaged.
+        TrackingError: the file is missing or damaged.
     """
     try:
         kept = _Content.model_validate_json(files.read_bytes(path, MAX_BYTES))

@@ -1,4 +1,4 @@
-"""Reads runs back from the store."""
+"""Finds and reads runs in the store, and their files."""
 
 import logging
 import tempfile
@@ -27,15 +27,19 @@ _ADOPTED = "job_"  # begins the tag, with a job's number, for the id of another 
 
 
 def load_run(store: Store, run_id: str) -> RunRecord:
-    """Read one run back."""
+    """Return the run with this id, without the values that only `result.json` has.
+
+    Raises:
+        TrackingError: the store has no such run, or cannot be read.
+    """
     return RunRecord.of_mlflow(store.client.get_run(run_id), store.words)
 
 
 def complete(store: Store, record: RunRecord) -> RunRecord:
-    """Return a run of a query with all settings and metrics, which `result.json` has.
+    """Return a run with all its settings and metrics, which `result.json` has.
 
-    A run that did not end as `ok`, or was read from its folder, stays unchanged. If the file is
-    missing or damaged, the reason is in `RunRecord.unread`.
+    A sweep, a run that did not end as `ok`, and a record from a run's folder stay unchanged. If
+    the file is missing or damaged, the reason is in `RunRecord.unread`.
     """
     if record.in_folder or record.kind == SWEEP or record.status != "ok":
         return record
@@ -47,12 +51,14 @@ def complete(store: Store, record: RunRecord) -> RunRecord:
 
 
 def load_named(store: Store, key: str, run_id: str) -> RunRecord:
-    """Return the run whose id the setting `key` holds.
+    """Return the run whose id the setting `key` of a command holds.
 
-    A run that ended before the store gave it an id is found by the key in its folder's journal.
+    The id may also be the key of the run's journal, for a run that ended before the store gave it
+    an id.
 
     Raises:
-        ConfigError: the store has no such run, or the run was deleted.
+        ConfigError: the store has no such run, or the run with this id was deleted.
+        TrackingError: the store cannot be read.
     """
     try:
         run = store.client.get_run(run_id)
@@ -73,7 +79,7 @@ def load_named(store: Store, key: str, run_id: str) -> RunRecord:
 
 
 def load_runs(store: Store, run_ids: Sequence[str]) -> dict[str, RunRecord]:
-    """Read runs back by their ids, including deleted runs; missing runs are left out."""
+    """Return runs by their ids, including deleted runs; ids without a run are left out."""
     runs: dict[str, RunRecord] = {}
     for start in range(0, len(run_ids), _AT_ONCE):
         part = map(check_id, run_ids[start : start + _AT_ONCE])
@@ -90,7 +96,13 @@ def find_runs(
     most: int | None = None,
     deleted: bool = False,
 ) -> list[RunRecord]:
-    """Return the experiment's runs that match MLflow's filter, at most `most` of them."""
+    """Return the experiment's runs that match a filter, without the values of `result.json`.
+
+    Args:
+        filters: in MLflow's syntax; empty for all runs.
+        most: the largest number of runs; None for all.
+        deleted: whether to include deleted runs.
+    """
     from mlflow.entities import ViewType
 
     view = ViewType.ALL if deleted else ViewType.ACTIVE_ONLY
@@ -127,17 +139,17 @@ def under(parent_id: str) -> str:
 
 
 def load_children(store: Store, parent_id: str) -> list[RunRecord]:
-    """Read the runs of a sweep back, in the order of its jobs.
+    """Return the runs of a sweep, in the order of its jobs.
 
     For a repeated job, the finished run counts, or else the newest. Start times alone do not
-    decide, because a clock may have been set back. For a job that another sweep had finished, the
-    run of that sweep counts. No run is returned twice.
+    decide, because a clock may have been set back. A job without a run in this sweep may have the
+    finished run of another sweep, see `adopt`. No run is returned twice.
 
     Raises:
-        TrackingError: a run of another sweep is no longer in the store.
+        TrackingError: such a run of another sweep is no longer in the store.
     """
     records = find_runs(store, under(parent_id), newest_first=False)
-    records.sort(key=lambda record: record.finished)  # the last run of a job counts
+    records.sort(key=lambda record: record.finished)  # finished runs last: the last one counts
     jobs = {record.job_number or record.run_id: record for record in records}
 
     # Find jobs whose run is another sweep's
@@ -175,12 +187,12 @@ def adopt(store: Store, parent_id: str, number: int, record: RunRecord) -> None:
 
 
 def load_compared(store: Store, parent_id: str) -> list[RunRecord]:
-    """Read a sweep's runs back, without analyses, which have no result to compare."""
+    """Return a sweep's runs, without analyses, which have no result to compare."""
     return [record for record in load_children(store, parent_id) if not record.is_analysis]
 
 
 def find_parent(store: Store, filters: str = "tags.kind = 'sweep'") -> RunRecord | None:
-    """Return the newest sweep of the experiment that matches the filter, or None."""
+    """Return the experiment's newest run that matches the filter, by default a sweep, or None."""
     newest = find_runs(store, filters, most=1)
     if not newest:
         return None
@@ -190,8 +202,10 @@ def find_parent(store: Store, filters: str = "tags.kind = 'sweep'") -> RunRecord
 def find_newest(store: Store) -> RunRecord | None:
     """Return the newest sweep or single run of the experiment; None without one.
 
-    Analyses are left out, because they have no verdict. A sweep's run stands for its sweep.
+    Analyses are left out, because they have no verdict. If the newest run belongs to a sweep, the
+    result is the sweep.
     """
+    # Read all runs only if the newest ones are analyses
     for most in (_AT_ONCE, None):
         for record in find_runs(store, "", most=most):
             if not record.is_analysis:
@@ -202,7 +216,7 @@ def find_newest(store: Store) -> RunRecord | None:
 
 
 def require_newest(store: Store) -> RunRecord:
-    """Return the newest sweep or single run; see `say_newest`.
+    """Return the newest sweep or single run.
 
     Raises:
         ConfigError: the experiment has no run; the message names the command that makes one.
@@ -224,7 +238,7 @@ def say_newest(newest: RunRecord) -> None:
 
 
 def locate(store: Store, record: RunRecord, name: str = "") -> Path | None:
-    """Return the folder of a run's files, or one of the files; None if a server holds them.
+    """Return the path of a run's folder, or of its file `name`; None if a server holds the files.
 
     Raises:
         TrackingError: the address of the files is outside the store, whose records are untrusted.
@@ -239,11 +253,11 @@ def locate(store: Store, record: RunRecord, name: str = "") -> Path | None:
 
 @contextmanager
 def artifact(store: Store, record: RunRecord, name: str) -> Iterator[Path]:
-    """Yield the path of a run's file, or of a temporary copy if the file is on another machine.
+    """Yield the path of a run's file, or of a temporary copy if a server holds the file.
 
     Raises:
-        TrackingError: the run has no such file, its folder has moved, or its address does not
-            belong to the store.
+        TrackingError: the run has no such file, its folder has moved, its address does not belong
+            to the store, or the server does not send it.
     """
     path = locate(store, record, name)
     if path is not None:
@@ -267,10 +281,11 @@ def artifact(store: Store, record: RunRecord, name: str) -> Iterator[Path]:
 
 
 def list_artifacts(store: Store, record: RunRecord) -> list[str]:
-    """Return the names of a run's files, sorted.
+    """Return the names of a run's files and folders, sorted.
 
     Raises:
-        TrackingError: the address of the files does not belong to the store.
+        TrackingError: the address of the files does not belong to the store, or the server does
+            not answer.
     """
     folder = locate(store, record)
     if folder is not None:
@@ -286,7 +301,9 @@ def list_artifacts(store: Store, record: RunRecord) -> list[str]:
 
 
 def read_artifact(store: Store, record: RunRecord, name: str, reader: Callable[[Path], T]) -> T:
-    """Return the content of a run's file, which anyone with write access may have replaced.
+    """Return the value that `reader` makes of a run's file.
+
+    Anyone with write access to the store may have replaced the file.
 
     Raises:
         TrackingError: the file is missing, or damaged so that `reader` has raised an error.
@@ -304,11 +321,11 @@ def read_if_sound(
     lacks: str,
     optional: bool = False,
 ) -> T | None:
-    """Return the content of a run's file; None, with a warning, if it is missing or damaged.
+    """Return the value of `read_artifact`; None, with a warning, if the file cannot be read.
 
     Args:
-        lacks: the result without the file, such as `the report leaves out a figure`.
-        optional: whether some runs have no such file, which needs no warning.
+        lacks: the consequence for the warning, such as `the report leaves out a figure`.
+        optional: whether a run may lack the file, which then needs no warning.
     """
     try:
         if optional and name not in list_artifacts(store, record):

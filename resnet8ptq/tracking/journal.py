@@ -1,7 +1,7 @@
 """The journal of a run in its folder, so that no data are lost while the store is unavailable.
 
-`record.json` is written when the run starts and when it ends. In between, the process holds
-`.lock`, which distinguishes a running run from a killed one.
+`record.json` is written when the run starts and when it ends. In between, the process of the run
+holds `.lock`, which distinguishes a running run from a killed one.
 """
 
 import json
@@ -60,7 +60,13 @@ _STRICT = ConfigDict(strict=True, extra="forbid")
 
 @dataclass(frozen=True)
 class DataSet:
-    """A set of samples, described by dtype and shape of its arrays, or of each input by name."""
+    """A set of samples, described by the dtype and the shape of its arrays.
+
+    Attributes:
+        context: `calibration` or `test`, as MLflow shows it.
+        samples: the kind of the network's only input, or of each input by name.
+        targets: the kind of the labels; None without numeric labels.
+    """
 
     __pydantic_config__ = _STRICT
 
@@ -141,7 +147,7 @@ class Journal:
         """Read the journal of a folder.
 
         Raises:
-            TrackingError: the file is damaged.
+            TrackingError: the file is missing, unreadable or damaged.
         """
         path = folder / FILE
         try:
@@ -168,7 +174,7 @@ def lock(folder: Path) -> FileLock:
 
 
 def is_alive(folder: Path, wait_s: float = 0) -> bool:
-    """Return whether a process still holds the lock of a run's folder."""
+    """Return whether a process still holds the lock of a run's folder after `wait_s` seconds."""
     try:
         if (folder / LOCK).exists():
             FileLock(folder / LOCK).acquire(timeout=wait_s).lock.release()

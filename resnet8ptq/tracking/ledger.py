@@ -3,8 +3,8 @@
 Each run is another chance of a wrong pass, but the correction of a sweep counts only its own runs.
 To find samples that were added after an undecided verdict, each run logs a sketch of its samples:
 the smallest sample ids (bottom-k sketch; Cohen and Kaplan, "Summarizing Data using Bottom-k
-Sketches", PODC 2007). If two runs share a twentieth of their samples, their sketches share an id in
-96% of the cases.
+Sketches", PODC 2007). If a twentieth of an earlier run's samples are scored again, its sketch holds
+one of them in 96% of the cases (1 - 0.95^64).
 """
 
 import logging
@@ -22,7 +22,7 @@ from resnet8ptq.tracking.record import RunRecord
 
 log = logging.getLogger(__name__)
 
-MOST = 50  # the most runs that are read, as each takes MLflow 4 ms
+MOST = 50  # the most runs of a query, as each takes MLflow 4 ms
 KEPT = 64  # ids in a sketch
 
 Ids = NDArray[np.uint64]  # see `Split.sample_ids`
@@ -30,11 +30,12 @@ Ids = NDArray[np.uint64]  # see `Split.sample_ids`
 
 @dataclass(frozen=True)
 class EarlierRuns:
-    """The earlier runs of the experiment on the same test samples.
+    """The earlier runs of the experiment on the same test samples, or on some of them.
 
     Attributes:
-        count: the number of these runs; `more`: whether there may be more.
-        others: those runs that were also scored on other samples, or not on all of these.
+        count: the number of these runs.
+        more: whether there may be further ones.
+        others: those of the counted runs whose test samples are not exactly the same.
     """
 
     count: int = 0
@@ -46,7 +47,7 @@ NO_EARLIER_RUNS = EarlierRuns()
 
 
 def sketch(ids: Ids) -> str:
-    """Return the smallest sample ids of a run, as a tag.
+    """Return the `KEPT` smallest sample ids of a run, as a tag.
 
     >>> read_sketch(sketch(np.array([7, 5], np.uint64))).tolist()
     [5, 7]
@@ -64,10 +65,11 @@ def read_sketch(tag: str) -> Ids:
 def count_earlier(
     store: Store, records: Sequence[RunRecord], ids: Ids | None = None
 ) -> EarlierRuns:
-    """Count the quantized runs of the same network, scored on these samples before their sweep.
+    """Count the earlier quantized runs of the same network that were scored on these samples.
 
-    Deleted runs count, because somebody has seen their results; analyses and FP32 do not count. If
-    the store is unavailable, a warning is logged, and no run is counted.
+    For a sweep, runs are earlier if they started before it. Deleted runs count, because somebody
+    has seen their results; analyses and FP32 do not count. If the store is unavailable, a warning
+    is logged, and no run is counted.
 
     Args:
         records: the runs of one family of a sweep, or a single run that has just ended.
@@ -117,13 +119,13 @@ def _network_of(record: RunRecord) -> tuple[str | None, ...]:
 
 
 def _counts(record: RunRecord, scored: RunRecord) -> bool:
-    """Return whether a run has a quantized model of the same network."""
+    """Return whether a run ended with a quantized model of the network of `scored`."""
     is_model = record.status == "ok" and record.quantized and not record.is_analysis
     return is_model and _network_of(record) == _network_of(scored)
 
 
 def _find(store: Store, scored: RunRecord, digest: str) -> list[RunRecord]:
-    """Return the newest runs on samples with these digests; for a sweep, only earlier runs."""
+    """Return the `MOST` newest runs by a condition on their digest; for a sweep, earlier runs."""
     filters = f"tags.test_digest {digest}"
     if scored.sweep_id:
         begun = store.client.get_run(scored.sweep_id).info.start_time

@@ -1,10 +1,9 @@
 """The metrics of a run in MLflow: at most 30, rounded, in the units of a table.
 
 Accuracy is in percent, its loss in points, a file in kB, a latency in ms. For programs that read
-MLflow, the fraction and the bytes are logged too, by their names in the record, and the accuracy of
-each class if there are few classes. MLflow sorts metrics by name, and folds metrics with a slash
-into groups; the main metrics therefore have no group. `result.json` has all exact values; see
-`details`.
+MLflow, the fraction and the bytes are logged too, by their names in the record. MLflow sorts
+metrics by name, and folds metrics with a slash into groups; the main metrics therefore have no
+group. `result.json` has all exact values; see `details`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -42,9 +41,9 @@ class Shown:
 
     Attributes:
         key: the name in the record.
-        name: the name in MLflow.
+        name: the name in MLflow, with its group.
         factor: converts the value of the record into the shown unit.
-        digits: digits after the point.
+        digits: digits after the point, to which the value is rounded.
     """
 
     key: str
@@ -72,14 +71,22 @@ LATENCIES = (
 
 
 def value(metric: Metric, group: str = "", prefix: str = "") -> Shown:
-    """Return how MLflow shows a task's metric: in percent if it is a fraction."""
+    """Return how MLflow shows a task's metric: in percent if it is a fraction.
+
+    Args:
+        group: the group in MLflow, and the beginning of the name in it.
+        prefix: the prefix of the name in the record, such as `BASELINE`.
+    """
     if metric.percent:
         return Shown(f"{prefix}{metric.name}", f"{group}{metric.name}_percent", 100, 2)
     return Shown(f"{prefix}{metric.name}", f"{group}{metric.name}")
 
 
 def loss(metric: Metric, group: str = "", prefix: str = "") -> Shown:
-    """Return how MLflow shows the loss against FP32: in points, percent of FP32, or as logged."""
+    """Return how MLflow shows the loss against FP32: in points, in percent, or as logged.
+
+    `group` and `prefix` are those of `value`.
+    """
     if metric.percent:
         return Shown(f"{prefix}drop", f"{group}loss_points", 100, 2)
     if metric.bounded:
@@ -88,7 +95,7 @@ def loss(metric: Metric, group: str = "", prefix: str = "") -> Shown:
 
 
 def _main(metric: Metric) -> Iterator[Shown]:
-    """Yield the main metrics: the task's metric, loss, size and SQNR, then those of FP32."""
+    """Yield the main metrics of the run, then those of FP32, and the number of scored samples."""
     yield value(metric)
     yield loss(metric)
     yield Shown("size_bytes", "size_kb", 1e-3, 1)
@@ -104,7 +111,7 @@ def _main(metric: Metric) -> Iterator[Shown]:
 def _further(
     metric: Metric, beside: tuple[Metric, ...], class_names: Sequence[str]
 ) -> Iterator[Shown]:
-    """Yield the other metrics of a task, in the order in which the available space is filled."""
+    """Yield further metrics; `select` shows the first of them, as far as `MOST` allows."""
     for name in class_names:
         yield Shown(f"class/{name}/accuracy", f"class/{name}/accuracy")
     yield Shown("agreement", f"{TEST}agreement_percent", 100, 2)
@@ -127,7 +134,7 @@ def _further(
 def select(journal: Journal) -> list[Point]:
     """Return the metrics that MLflow shows of a run, besides its curves.
 
-    A job of a sweep has no latency here, because the sweep logs latencies measured in turns.
+    A job of a sweep has no latency here, because the end of the sweep logs its latency.
     """
     curves = _curve_keys(journal)
     values = {key: number for key, number in journal.metrics.items() if key not in curves}
@@ -136,7 +143,7 @@ def select(journal: Journal) -> list[Point]:
     room = MOST - len(curves)
     if journal.parent_id is None:
         shown |= show_latencies(values, ALONE)
-    else:  # the end of the sweep adds latencies measured in turns
+    else:  # the end of the sweep adds latencies
         room -= len(LATENCIES)
 
     # Add metrics of an analysis or of a search, which have no description
@@ -152,7 +159,7 @@ def select(journal: Journal) -> list[Point]:
 
 
 def _show(described: Iterable[Shown], values: Mapping[str, float]) -> dict[str, float]:
-    """Return the values that have a description, by the names that MLflow shows."""
+    """Return the described metrics among `values`, converted, by their names in MLflow."""
     shown = {}
     for one in described:
         if one.key in values:
@@ -161,29 +168,29 @@ def _show(described: Iterable[Shown], values: Mapping[str, float]) -> dict[str, 
 
 
 def select_curves(journal: Journal) -> list[Point]:
-    """Return the points of metrics with several steps."""
+    """Return all points of the metrics that are curves."""
     curves = _curve_keys(journal)
     return [point for point in journal.points if point[0] in curves]
 
 
 def _curve_keys(journal: Journal) -> set[str]:
-    """Return the metrics with several steps."""
+    """Return the metrics that are curves: they have a point at another step than 0."""
     return {key for key, _, _, step in journal.points if step}
 
 
 def show_latencies(values: Mapping[str, float], group: str = "") -> dict[str, float]:
-    """Return those latencies in `values` that MLflow shows."""
+    """Return the latencies and speedups in `values`, by their names in a group of MLflow."""
     shown = _show(LATENCIES, values)
     return {f"{group}{name}": number for name, number in shown.items()}
 
 
 def read_latencies(shown: Mapping[str, float]) -> dict[str, float]:
-    """Return the latencies of MLflow's metrics by their names in a record."""
+    """Return the latencies and speedups of MLflow's metrics, without a group, as in a record."""
     return {one.key: shown[one.name] for one in LATENCIES if one.name in shown}
 
 
 def _describe(journal: Journal) -> tuple[list[Shown], list[Shown]]:
-    """Return how MLflow shows the metrics of a run's task: the main ones, and the others."""
+    """Return how MLflow shows a run's metrics, main and further ones; empty for a damaged task."""
     try:
         task = registry.recall(journal.params)
     except TrackingError:  # the folder comes from other people

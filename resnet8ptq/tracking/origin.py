@@ -35,12 +35,14 @@ def find_own(folder: Path, key: str, root: Path = RUNS) -> Path | None:
 
 
 def find_overrides(record: RunRecord, root: Path = RUNS) -> list[str] | None:
-    """Return the settings that make a run of a sweep again; None if they are not known.
+    """Return the settings that repeat a job of a sweep as a single run; empty for other runs.
 
-    Settings of Hydra and of the sweep, such as `sweep.resume`, are left out, as a run refuses them.
+    Settings of Hydra and of the sweep, such as `sweep.resume`, are left out.
 
-    The settings of a run made here are in its folder. Others come from the store, which is
-    untrusted. The result is None if one of these could run code, or is not a setting.
+    Returns:
+        None if the logged text cannot be split into settings, or if it comes from the untrusted
+        store and a setting is not safe to repeat, see `words.is_plain`. The text of a run made
+        here comes from its folder.
     """
     own = own_folder(record, root)
     text = record.job_overrides
@@ -57,7 +59,7 @@ def find_overrides(record: RunRecord, root: Path = RUNS) -> list[str] | None:
 
 
 def made_here(record: RunRecord, copies: Sequence[Path]) -> bool:
-    """Return whether a store's files are byte-identical to those of a run made here."""
+    """Return whether a run was made here, and the copies of its files equal its own, by hash."""
     folder = own_folder(record)
     if folder is None:
         return False

@@ -1,7 +1,7 @@
-"""The params of a run in MLflow: the settings that had an effect, and the main resolved values.
+"""The params of a run in MLflow: the settings that matter, and the main resolved values.
 
 A run has a hundred settings, but the user chose only a few. `result.json` has all of them; see
-`details`. `complete` adds the defaults to the params of a run without this file.
+`details`. `complete` adds the defaults of the settings that MLflow does not show.
 """
 
 import json
@@ -51,7 +51,9 @@ RESOLVED = (
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the settings of a config by their dotted keys, with values as JSON or plain text.
+    """Yield the settings of a config as (dotted key, text); values other than texts become JSON.
+
+    The secrets in `tracking.uri` are left out, see `core.text.redact`.
 
     >>> dict(flatten({"calib": {"name": "mse", "images": None}}))
     {'calib.name': 'mse', 'calib.images': 'null'}
@@ -74,8 +76,9 @@ def select(journal: Journal) -> dict[str, str]:
     """Return the params that MLflow shows, at most `MOST`.
 
     A setting is shown if it had an effect, and is a main setting, set by the sweep for this job, or
-    not the default. If there are too many, the first are shown; settings with a value come before
-    unset settings. Params that are logged later never remove an earlier one.
+    not the default. An analysis also shows its own settings. If there are too many, the first are
+    shown; settings with a value come before unset settings. Resolved values, which a run logs
+    later, have reserved places, so that they remove no setting.
     """
     params = journal.params
     implied = _implied(params)
@@ -112,7 +115,10 @@ def _find_swept(journal: Journal) -> list[str]:
 
 
 def _has_effect(key: str, params: Mapping[str, str], implied: Mapping[str, str]) -> bool:
-    """Return whether a setting has a value or differs from its default, and has an effect."""
+    """Return whether a setting had an effect on a run, and a value in the run or by default.
+
+    Settings that another param shows, or that concern the program around a run, do not count.
+    """
     group, _, name = key.rpartition(".")
     value = params.get(key, "null")
     is_unset = value in _UNSET and implied.get(key, value) in _UNSET
@@ -128,6 +134,8 @@ def _has_effect(key: str, params: Mapping[str, str], implied: Mapping[str, str])
 def applies(key: str, params: Mapping[str, str]) -> bool:
     """Return whether a setting has an effect with the other settings of a run.
 
+    A key that this version does not know has no conditions, and counts.
+
     >>> [applies("calib.samples_per_class", {"method": way}) for way in ("static", "weight_only")]
     [True, False]
     """
@@ -138,9 +146,9 @@ def applies(key: str, params: Mapping[str, str]) -> bool:
 
 
 def _is_met(way: Sequence[Field[Any]], params: Mapping[str, str]) -> bool:
-    """Return whether the settings fulfil the conditions of all fields on the way to a key.
+    """Return whether the settings of a run fulfil the conditions of all fields on a key's way.
 
-    Conditions on settings that a run lacks do not count.
+    Conditions on settings that the run lacks do not count.
     """
     for item in way:
         for other, limit in item.metadata.get("only", {}).items():
@@ -159,7 +167,7 @@ def _parse(text: str) -> Any:
 def complete(params: Mapping[str, str]) -> dict[str, str]:
     """Return the params of a run with the defaults of the settings that are missing.
 
-    A run without settings, such as a sweep's parent run, stays unchanged.
+    A run without settings, such as a sweep's parent run, gets no defaults.
     """
     if "backend" not in params:
         return dict(params)
@@ -167,7 +175,7 @@ def complete(params: Mapping[str, str]) -> dict[str, str]:
 
 
 def _implied(params: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings of a run that follow from its groups."""
+    """Return the defaults of all settings, for the options that a run chose from the groups."""
     implied = _defaults(
         backend=params.get("backend"), data=params.get("data"), task=params.get("task.name")
     )
@@ -177,6 +185,7 @@ def _implied(params: Mapping[str, str]) -> dict[str, str]:
 
 @cache
 def _defaults(**names: str | None) -> dict[str, str]:
+    """Return the defaults for these options; empty if an option is unknown."""
     try:
         typed = type_config(names)
         typed.calib = CalibConfig

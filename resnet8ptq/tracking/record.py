@@ -1,8 +1,8 @@
-"""The record of a run, which every table, page, command and program reads.
+"""The record of a run, from which tables, pages, commands and programs read.
 
-`RunRecord` names the params, metrics and tags that a run has. `RunRecord.of` reads them, from
-MLflow (`of_mlflow`) or from the run's folder (`of_journal`). `report.verdicts` assesses a run among
-those of its sweep, and fills the attributes below "assessed".
+`RunRecord` gives names and types to the params, metrics and tags of a run in MLflow (`of_mlflow`)
+or in the run's folder (`of_journal`). `report.verdicts` and `results` assess a run among those of
+its sweep, and fill the attributes below "Assessed among the runs of the sweep".
 """
 
 import json
@@ -89,9 +89,9 @@ def _assessed(about: str, default: Any = None) -> Any:
 class RunRecord(BaseModel):
     """One run: finished, in progress, or the parent run of a sweep.
 
-    A store is untrusted, so the record makes texts printable, and numbers finite and typed. A
-    missing text has the default of its field, usually empty or `?`. A number that was not measured
-    is None, and so is a number that an older version did not log. `load_run` and `load_sweep`
+    A store is untrusted, so fields of the types `Text`, `Number` and `Count` hold only printable
+    texts and finite numbers. A missing text has the default of its field, usually empty or `?`. A
+    number that was not measured or not logged is None. `results.load_run` and `results.load_sweep`
     return assessed runs.
     """
 
@@ -250,7 +250,14 @@ class RunRecord(BaseModel):
 
     @classmethod
     def of_mlflow(cls, run: Any, store_words: Sequence[str] = ()) -> Self:
-        """Return the record of an MLflow run; raise the errors of `of`."""
+        """Return the record of an MLflow run, with the defaults of the settings not shown there.
+
+        Args:
+            store_words: see `Store.words`.
+
+        Raises:
+            TrackingError: see `of`.
+        """
         info = run.info
         data = run.data
         return cls.of(
@@ -265,7 +272,14 @@ class RunRecord(BaseModel):
 
     @classmethod
     def of_journal(cls, journal: Journal, folder: Path, run_id: str = "") -> Self:
-        """Return the record of a run from its own folder."""
+        """Return the record of a run from its own folder.
+
+        Args:
+            run_id: the id in the store; by default the journal's id, or else its key.
+
+        Raises:
+            TrackingError: see `of`.
+        """
         return cls.of(
             run_id or journal.run_id or journal.key,
             journal.params,
@@ -277,21 +291,21 @@ class RunRecord(BaseModel):
         )
 
     def changed(self, **logged: Any) -> Self:
-        """Return the record with other values of `params`, `metrics`, `tags` or `store_words`."""
+        """Return the record with other values of attributes in `_READ`, without an assessment."""
         return self.of(**{name: getattr(self, name) for name in _READ} | logged)
 
     def as_failed(self, reason: str) -> Self:
-        """Return the record with the status `failed`, such as for a run whose file was lost."""
+        """Return the record with the status `failed`, such as for a run that lost its files."""
         return self.changed(tags={**self.tags, "status": "failed", "reason": reason})
 
     @property
     def folder(self) -> str:
-        """The run's folder, as logged."""
+        """The run's folder, as logged; empty if it was not logged."""
         return self.tags.get("folder", "")
 
     @property
     def job_overrides(self) -> str:
-        """The settings of a sweep's job, as logged."""
+        """The settings of a sweep's job, as logged; empty for a single run."""
         return self.tags.get("job_overrides", "")
 
     @property
@@ -306,29 +320,29 @@ class RunRecord(BaseModel):
 
     @property
     def why_none(self) -> str:
-        """The reason if the run is unsupported, failed or void."""
+        """The logged reason why the run has no result, or why its verdict is void; else empty."""
         return self.reason or self.doubt
 
     @property
     def combination(self) -> Combination:
-        """The framework, dtype, calibration and granularity."""
+        """The settings that name the run: framework, dtype, method, calibration, granularity."""
         return Combination.of_params(self.params)
 
     @property
     def framework(self) -> str:
-        """The backend, with the flow if the backend has several."""
+        """The framework, with a flow other than the default; also the name of another program's
+        file.
+        """
         return printable(self.combination.cells[0])
 
     @property
     def was_carried(self) -> bool:
-        """Whether the file was measured on another machine by hand, after the run."""
+        """Whether somebody measured the file on another machine by hand, after the run."""
         return CARRIED_TAG in self.tags
 
     @property
     def cpu(self) -> str:
-        """The CPU that ran the file: the CPU of `target.command`, or else of the machine of the
-        run.
-        """
+        """The CPU that ran the file: that of the target machine, or else of the run's machine."""
         return self.measured_on or self.host_cpu
 
     @property
@@ -338,22 +352,28 @@ class RunRecord(BaseModel):
 
     @property
     def calibration(self) -> str:
-        """The calibration method; empty without calibration."""
+        """The calibration method, or a `method` other than static; both for mixed and qat.
+
+        Empty for floats and for files of other programs.
+        """
         return printable(self.combination.cells[2])
 
     @property
     def weights(self) -> str:
-        """The granularity of the weights: per tensor, per channel or in blocks."""
+        """The granularity of the weights: per tensor, per channel or in blocks.
+
+        Empty for floats and for files of other programs.
+        """
         return printable(self.combination.cells[3])
 
     @property
     def quantized(self) -> bool:
-        """Whether the run's network is quantized."""
+        """Whether the dtype is not fp32."""
         return self.dtype != "fp32"
 
     @property
     def is_for_npu(self) -> bool:
-        """Whether the file is meant for an NPU, and only simulated on this machine."""
+        """Whether the file is meant for an NPU, and the run only simulated it."""
         return self.execution == "simulated" and self.dtype == "w8a16"
 
     @property
@@ -363,14 +383,12 @@ class RunRecord(BaseModel):
 
     @property
     def held_out(self) -> bool:
-        """Whether the run was scored on held-out or selection samples, not on the reported
-        samples.
-        """
+        """Whether the run was scored on held-out or selection samples, not on the test set."""
         return self.split in ("held_out", "choice")
 
     @property
     def same_samples(self) -> bool:
-        """Whether the selection samples are the reported samples, because samples are too few."""
+        """Whether samples are so few that the selection samples are the reported samples."""
         return bool(self.params.get(SAME_SAMPLES))
 
     @property
@@ -384,16 +402,14 @@ class RunRecord(BaseModel):
 
     @property
     def dynamic_batch(self) -> str | None:
-        """With `method=dynamic | mixed`, the batch size of the evaluation; None for other
-        methods.
-        """
+        """The batch size of the evaluation as text, with `method=dynamic | mixed`; else None."""
         if self.params.get("method") not in BY_BATCH:
             return None
         return str(self.metrics.get("system/evaluate_batch_size"))
 
     @property
     def stopped_early(self) -> bool:
-        """Whether the run scored its samples only until the verdict was decided."""
+        """Whether the run scored its samples with `evaluate.stop=decided`."""
         return self.samples_planned is not None
 
     @property
@@ -403,7 +419,7 @@ class RunRecord(BaseModel):
 
     @property
     def confirmations(self) -> int:
-        """`report.confirmations`, at least 1."""
+        """`report.confirmations`, at least 1; also 1 if it is damaged."""
         text = self.params.get("report.confirmations", "")
         if not text.isdecimal() or len(text) >= 10:
             return 1
@@ -420,7 +436,7 @@ class RunRecord(BaseModel):
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The class names.
+        """The class names; empty for a task without classes.
 
         Raises:
             TrackingError: the tag is not a list of names.
@@ -439,7 +455,8 @@ class RunRecord(BaseModel):
         """Return the value of a task's metric, even NaN; None if it was not measured.
 
         Args:
-            prefix: `BASELINE` for the value of FP32; empty for the value of the run.
+            prefix: `BASELINE` for the value of FP32, `CHOICE` for that on the selection samples;
+                empty for the value of the run.
         """
         return self.metrics.get(prefix + metric.name)
 
@@ -453,7 +470,7 @@ class RunRecord(BaseModel):
 
     @property
     def size_reduction(self) -> float | None:
-        """The fraction of the FP32 file's bytes that the model saves."""
+        """The fraction of the FP32 file's bytes that the model saves; None without both sizes."""
         size = self.size_bytes
         baseline = self.fp32_size_bytes
         if size is None or not baseline:
@@ -461,11 +478,11 @@ class RunRecord(BaseModel):
         return 1 - size / baseline
 
     def interval(self, name: str) -> tuple[float, float] | None:
-        """Return a 95% interval: of the metric (`value`), or of the difference from FP32 (`delta`).
+        """Return a 95% interval as (low, high); None if it was not measured.
 
-        None if the interval was not measured.
-
-        If FP32 is the reference and the loss has its own unit, `drop` is the interval of the loss.
+        Args:
+            name: `value` for the metric, `delta` for the difference from FP32; without labels
+                also `drop` for the loss.
         """
         low = self.metrics.get(f"ci95/{name}_low")
         high = self.metrics.get(f"ci95/{name}_high")
@@ -474,7 +491,7 @@ class RunRecord(BaseModel):
         return low, high
 
     def select(self, *keys: str) -> tuple[str | None, ...]:
-        """Return params by their keys; None for missing params."""
+        """Return the values of params, in the order of `keys`; None for each missing param."""
         return tuple(map(self.params.get, keys))
 
     @property
@@ -487,8 +504,8 @@ class RunRecord(BaseModel):
 
     @property
     def deploy_words(self) -> list[str]:
-        """The settings of `deploy` that name the run and its store; empty for another program's
-        file.
+        """The settings of `deploy` that name the run and its store; empty if another program wrote
+        the file.
         """
         if self.combination.path:
             return []
@@ -502,9 +519,10 @@ class RunRecord(BaseModel):
 
     @property
     def deploy_command(self) -> str | None:
-        """The command that exports the file with a model card.
+        """The command that exports the file with a model card; None without a file of this tool.
 
-        None without a file of this tool, and if the verdict is void, because `deploy` refuses both.
+        Also None if the verdict is void, because `deploy` refuses it, or if the command is not
+        printable.
         """
         if self.status != "ok" or self.doubt or not self.deploy_words:
             return None
@@ -522,7 +540,7 @@ class RunRecord(BaseModel):
             The folder.
 
         Raises:
-            PtqError: the command fails, as on the command line.
+            PtqError: the run has no file of this tool, or the command fails as on the command line.
         """
         if self.deploy_command is None and not self.doubt:
             raise ConfigError(f"run_id: run {self.run_id} has no file of this tool to deploy")
@@ -532,7 +550,7 @@ class RunRecord(BaseModel):
         return target
 
     def __repr_args__(self) -> list[tuple[str | None, Any]]:
-        """Return the few fields that a terminal shows, among hundreds of params and metrics."""
+        """Return the few fields that `repr` shows, among hundreds of params and metrics."""
         return [(name, getattr(self, name)) for name in ("run_id", "name", "status", "verdict")]
 
     def _repr_html_(self) -> str:
@@ -567,7 +585,7 @@ _SHOWN = ("label", "status", "value", "loss", "verdict", "size_bytes", "latency_
 
 
 def to_frame(runs: Iterable[RunRecord]) -> "pandas.DataFrame":
-    """Return a frame with a row for each run, indexed by `run_id`, and a column for each attribute.
+    """Return a frame of the runs, indexed by `run_id`, with a column for each described attribute.
 
     `metric` is the metric's name. Each setting of `settings` is a separate column. A number that
     was not measured is NaN.
@@ -606,7 +624,7 @@ def show_frame(runs: Iterable[RunRecord]) -> str:
 
 
 def printable_or_none(command: str) -> str | None:
-    """Return a command if it is one printable line, else None: escaping would change it."""
+    """Return a command if it is printable; else None, because escapes would change the command."""
     if not command or not command.isprintable():
         return None
     return command

@@ -1,4 +1,4 @@
-"""The open run: logs to its journal, and to MLflow while MLflow is reachable."""
+"""Open runs and the parent runs of sweeps, in their folders and in MLflow while it is reachable."""
 
 import json
 import logging
@@ -44,7 +44,7 @@ class Run:
 
     @property
     def run_id(self) -> str:
-        """The run's id in the store; empty without one."""
+        """The run's id in the store; empty until the store has answered, or if it refused."""
         opened = self._opened
         if opened is None or not opened.done() or opened.exception() is not None:
             return ""
@@ -61,7 +61,7 @@ class Run:
         return RunRecord.of_journal(self.journal, self.folder, self.run_id)
 
     def log_config(self, config: RunConfig) -> None:
-        """Log the config; see `params` for the settings that MLflow shows."""
+        """Log the config, unless it was logged before; `params` selects what MLflow shows."""
         if "backend" in self.journal.params:  # MLflow refuses to change a param
             return
         flat = dict(params.flatten(asdict(config)))
@@ -88,7 +88,7 @@ class Run:
     def log_datasets(
         self, data: Dataset, calibration: CalibrationSet, class_names: Sequence[str] = ()
     ) -> None:
-        """Log the calibration and test samples with their digests, and the class names."""
+        """Log the calibration samples, the scored samples, their digests, and the class names."""
         drawn = calibration.split
         test = data.test
         self.journal.datasets = [
@@ -123,7 +123,10 @@ class Run:
         self._send(mlflow_model.log_model, self.journal, path.parent)
 
     def log_result(self, result: RunResult) -> None:
-        """Log the metrics and the resolved settings; the status is logged when the run ends."""
+        """Log the metrics and the resolved settings, and write `result.json` if the run is `ok`.
+
+        MLflow gets the status when the run ends.
+        """
         self.journal.note(result.to_metrics())
         added = self._add_params(result.resolved)
         self.journal.tags["status"] = result.status
@@ -139,16 +142,16 @@ class Run:
         background.put(sender.send, self.store, self.folder, call, *arguments)
 
     def open(self) -> None:
-        """Write the run to its folder, and create it in the store."""
+        """Write the journal to the run's folder, and begin to create the run in the store."""
         self.journal.save(self.folder)
         self._opened = background.put(sender.open_run, self.store, self.journal, self.folder)
 
     def upload_folder(self) -> None:
-        """Log the run's files as artifacts, see `upload.log_folder`."""
+        """Log the files of the run's folder as artifacts, see `upload.log_folder`."""
         self._send(upload.log_folder, self.folder)
 
     def fail(self, error: Exception) -> None:
-        """Record the reason in one line, and write the traceback to `traceback.txt`."""
+        """Record the reason in one line and the exit code, and write `traceback.txt`."""
         reason = redact(" ".join(str(error).split())) or type(error).__name__
         note = f"**failed**: {escape_markdown(reason[:4000])}"
         self.journal.tags |= {"status": "failed", "reason": reason[:4000], journal.NOTE_TAG: note}
@@ -157,7 +160,7 @@ class Run:
         (self.folder / "traceback.txt").write_text(text, encoding="utf-8")
 
     def close(self, status: str) -> None:
-        """Close the run as FINISHED, FAILED or KILLED, in its folder and then in the store."""
+        """Close the run in its folder and then in the store, with a status of `journal.ENDED`."""
         self.journal.run_id = self.run_id or None
         self.journal.end(status)
         _try_to_save(self.journal, self.folder)
@@ -181,7 +184,7 @@ def _describe(name: str, split: Split, digest: str, context: str) -> DataSet:
 
 
 def _describe_inputs(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Kind | dict[str, Kind]:
-    """Return dtype and shape of samples; for records, of each input by name."""
+    """Return dtype and shape of samples; for structured samples, those of each input by name."""
     names = names_of(dtype)
     if not names:
         return str(dtype), list(shape)
@@ -205,6 +208,7 @@ def start_run(
     Args:
         folder: the run's own folder; its files are uploaded when the run closes, unless it was
             killed.
+        parent_id: the id of the sweep's parent run; None for a single run.
         tags: tags in addition to those of every run.
 
     Raises:
@@ -261,7 +265,7 @@ def start_parent(store: Store, name: str, folder: Path, tags: Mapping[str, str])
 
 @interrupts.deferred()
 def restart_parent(store: Store, earlier: RunRecord, folder: Path) -> str:
-    """Reopen a sweep's run to continue it in another folder; return its id.
+    """Reopen a sweep's parent run, to continue the sweep in `folder`; return its id.
 
     The earlier record is removed last. If this process is killed before then, the folder named in
     the store still has a record, and `sync` uses the newer of the two.
@@ -280,7 +284,7 @@ def restart_parent(store: Store, earlier: RunRecord, folder: Path) -> str:
 
 
 def _load_parent(store: Store, earlier: RunRecord, folder: Path) -> Journal:
-    """Read a sweep's record; if it is missing or damaged, restore it from the store."""
+    """Read a sweep's journal; if the folder lacks it, restore it from the store, with a warning."""
     key = earlier.key
     try:
         kept = Journal.load(folder)
@@ -315,7 +319,7 @@ def _try_to_save(kept: Journal, folder: Path) -> None:
 
 
 def replace_runs(store: Store, earlier: Sequence[RunRecord], run: Run) -> None:
-    """Delete a job's unfinished runs, which `run` replaces."""
+    """Delete a job's earlier unfinished runs from the store, because `run` replaces them."""
     if earlier:
         background.wait_until_idle()  # so that the run has an id
         again = [record.run_id for record in earlier]
@@ -323,7 +327,11 @@ def replace_runs(store: Store, earlier: Sequence[RunRecord], run: Run) -> None:
 
 
 def end_parent(store: Store, parent_id: str, status: str, folder: Path) -> None:
-    """Close a sweep's run as `ok`, `failed` or `killed`, in its folder and in the store."""
+    """Close a sweep's run as `ok`, `failed` or `killed`, in its folder and in the store.
+
+    Raises:
+        TrackingError: the folder has no journal, or the store is unavailable.
+    """
     kept = Journal.load(folder)
     kept.end(_CLOSED_AS[status], {"status": status})
     _try_to_save(kept, folder)

@@ -1,6 +1,6 @@
-"""The file in a sweep's folder that tells jobs the store, the parent run and settings.
+"""The file in a sweep's folder from which jobs read the store, the parent run and settings.
 
-Jobs on another machine see a shared folder, but not environment variables.
+Jobs on another machine see the shared folder, but not the environment variables of the sweep.
 """
 
 import json
@@ -35,7 +35,7 @@ class ParallelJobs:
 
 @dataclass(frozen=True)
 class SharedSweep:
-    """The data of a running sweep for its jobs: store, parent run, folder."""
+    """The data of a running sweep that its jobs need."""
 
     store: "Store"
     parent_id: str
@@ -90,7 +90,10 @@ class SharedSweep:
 
 
 def is_sweep_folder(folder: Path, parent_id: str) -> bool:
-    """Return whether a folder belongs to a sweep; an untrusted store may name any folder."""
+    """Return whether a folder holds the file of the sweep with this parent run.
+
+    An untrusted store may name any folder.
+    """
     try:
         return SharedSweep.load(folder).parent_id == parent_id
     except PtqError:  # the file is missing, or is not a sweep's

@@ -92,6 +92,15 @@ def test_a_model_without_its_files_is_logged_again(own_store, logged):
     assert {metric.key: metric.value for metric in model.metrics}["accuracy_percent"] == 75
 
 
+def test_a_deleted_model_is_logged_again(own_store, logged):
+    (output,) = own_store.client.get_run(logged.run_id).outputs.model_outputs
+    own_store.client.delete_logged_model(output.model_id)
+    assert mlflow_model.find_model(own_store, logged.run_id) is None
+    upload.push(own_store, logged.journal, logged.folder)
+    model = mlflow_model.find_model(own_store, logged.run_id)
+    assert model is not None and model.model_id != output.model_id
+
+
 def test_a_file_is_served_on_the_provider_of_its_run(own_store, tmp_path):
     """Or on the CPU, where MLflow does not find the provider; it warns."""
     proto = onnx_networks.build()

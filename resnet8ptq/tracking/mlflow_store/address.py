@@ -67,10 +67,11 @@ _USER_AND_PASSWORD = re.compile(r"[^/?#@\s:\[\]]*(:[^/?#@\s\[\]]*)?")
 
 
 def check_words(words: Iterable[str]) -> None:
-    """Refuse passwords in the command line before Hydra reads it and writes it to a file.
+    """Refuse secrets in `tracking.uri` on the command line, before Hydra writes them to a file.
 
     Raises:
-        ConfigError: a word sets an address with a password.
+        ConfigError: a word sets an address with a password, or with a parameter that may hold a
+            secret.
     """
     for word in words:
         key, _, value = word.partition("=")
@@ -80,16 +81,17 @@ def check_words(words: Iterable[str]) -> None:
 
 
 def check(uri: str, written: bool) -> None:
-    """Refuse an address that holds a password, or cannot be read.
+    """Refuse an address that holds a secret, or cannot be read.
 
     Args:
+        uri: the address; an empty one is accepted.
         written: whether the address is a setting, which Hydra writes to files; otherwise, it is
             from the environment.
 
     Raises:
         ConfigError: a setting holds a password, the environment holds a password that an error
-            could print, the address cannot be parsed, or MLflow has no such kind of store. The
-            message quotes no part of the address.
+            could print, a parameter may hold a secret, the address cannot be parsed, or MLflow has
+            no such kind of store. The message quotes at most the scheme of the address.
     """
     if not uri:  # the address is not set
         return

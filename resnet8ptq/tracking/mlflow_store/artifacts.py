@@ -1,9 +1,9 @@
-"""Decides which artifacts of a store may be reached, before a file or a socket is opened.
+"""Decides which artifacts of a store may be read, before a file or a socket is opened.
 
 A store is untrusted, and each of its runs names the address of its files. MLflow would send the
 user's name, password and token to any host in these addresses, and read any file. An address is
-used only if it belongs to the store: in a local store, a folder below the store's artifacts; on a
-server, an address `mlflow-artifacts:`, which the server itself answers.
+used only if it belongs to the store. In a database, it is a path below the store's artifacts. On a
+server, it is an address `mlflow-artifacts:`, which the server itself answers.
 """
 
 from collections.abc import Iterator
@@ -20,11 +20,11 @@ _SERVERS = ("http://", "https://")
 
 
 def locate(uri: str, store_uri: str, root: str = "") -> Path | None:
-    """Return the folder or file that an artifact's address names; None if a server holds it.
+    """Return the path that an artifact's address names; None if a server holds the artifact.
 
     Args:
-        store_uri: the address of the store; empty for a record of a folder that the user named.
-        root: a folder that the user has named, which may hold the artifacts of a database.
+        store_uri: the address of the store; empty if the address was read from a run's folder.
+        root: a further folder that may hold the artifacts of a database; empty for none.
 
     Raises:
         TrackingError: the address does not belong to the store.
@@ -60,7 +60,7 @@ def _split(uri: str) -> SplitResult:
 
 
 def _homes(store_uri: str, root: str) -> Iterator[Path]:
-    """Yield the folders whose content a local store may name."""
+    """Yield the folders whose content a database may name."""
     if store_uri.startswith(SQLITE):
         yield Path(store_uri.removeprefix(SQLITE)).absolute().parent / FOLDER
     if root:
@@ -68,7 +68,7 @@ def _homes(store_uri: str, root: str) -> Iterator[Path]:
 
 
 def _leads_into(home: Path, path: Path) -> bool:
-    """Return whether a path leads into a folder without `..` and without links.
+    """Return whether a path lies in a folder, and contains no `..` and no link from there on.
 
     Links above the folder are the user's, and allowed. Names are checked before the disk is read,
     because reading a path such as /net/host may contact this host.

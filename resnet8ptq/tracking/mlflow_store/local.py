@@ -30,7 +30,8 @@ class NewestRun:
     """The newest single run, or the sweep of the newest run, as recorded in the database.
 
     Attributes:
-        folder: the folder that the run names for its files; the store is untrusted.
+        folder: the folder that the run names for its files; it may be any, because the store is
+            untrusted.
         key: the key of the run's journal.
         ids: MLflow's ids of the run and of the sweep's runs that are not deleted, by the keys of
             their journals. A journal may lack the id, if its run ended before the store gave it.
@@ -42,8 +43,10 @@ class NewestRun:
 
 
 def find_newest(store: Store) -> NewestRun | None:
-    """Return the newest run of a local store's experiment; None if the database does not show
-    it.
+    """Return the newest run of a local store's experiment, or the sweep of this run.
+
+    None if the database has no run or cannot be read, or if the run has no tags for folder and
+    key.
     """
     try:
         with closing(open_database(store)) as connection:

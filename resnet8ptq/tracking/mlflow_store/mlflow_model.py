@@ -1,8 +1,8 @@
 """Logs a run's artifact as an MLflow model, with signature, example and pinned requirements.
 
-ONNX Runtime's files use MLflow's onnx flavor, and other files a small pyfunc. MLflow copies the
-code of the pyfunc (`served_model` and the backend's `serving`) next to the file, so a server needs
-only the framework, not this package.
+Files of the backend onnx use MLflow's onnx flavor, and other files a small pyfunc. MLflow copies
+the code of the pyfunc (`served_model` and the backend's `serving`) next to the file, so a server
+needs the framework and NumPy, but not this package.
 """
 
 import re
@@ -34,12 +34,13 @@ EXAMPLE = "example.npz"  # the file in the run's folder with the network's `inpu
 _REFUSED = re.compile("[/:.%\"']")  # characters that MLflow refuses in the name of a model
 _CODE = Path(__file__).with_name("served_model.py")
 _ONNX = "mlflow.onnx"  # MLflow's flavor for ONNX files
+_NO_MODEL = "RESOURCE_DOES_NOT_EXIST"  # MLflow's code for a deleted model
 _CHECK = "warn_dependency_requirement_mismatches"
 
 
 @dataclass(frozen=True)
 class _Unchecked:
-    """A flavor of MLflow without the checks of the file and of the pinned versions.
+    """A flavor of MLflow without the checks of the example and of the pinned versions.
 
     The first check loads the file, which the run has already measured. This takes 5% of a short
     run, and two seconds more if the file needs torch. The second check lists the files of every
@@ -52,7 +53,7 @@ class _Unchecked:
     model_config: dict[str, Any] | None = None
 
     def save_model(self, validate_serving_input: bool, **arguments: Any) -> None:
-        """Save the model, when `Model.log` calls this."""
+        """Save the model without the check of its example; `Model.log` calls this."""
         if self.model_config is not None:
             arguments["model_config"] = self.model_config
         with _unlisted_packages():
@@ -61,7 +62,7 @@ class _Unchecked:
 
 @contextmanager
 def _unlisted_packages() -> Iterator[None]:
-    """Leave out MLflow's check of the installed versions."""
+    """Leave out MLflow's check of the installed versions while the block runs."""
     from mlflow.utils import environment
 
     check = getattr(environment, _CHECK, None)  # this check is not part of MLflow's interface
@@ -75,8 +76,8 @@ def _unlisted_packages() -> Iterator[None]:
 def find_model(store: Store, run_id: str) -> "LoggedModel | None":
     """Return the model that a run has logged with its files, or None.
 
-    MLflow links a model to its run first, and uploads the files later. A killed process therefore
-    leaves a model without files, which is not READY.
+    MLflow links a model to its run first, and uploads the files later. A killed process may
+    therefore leave a model without files, which is not READY.
     """
     outputs = store.client.get_run(run_id).outputs
     if not outputs:
@@ -89,12 +90,14 @@ def find_model(store: Store, run_id: str) -> "LoggedModel | None":
 
 
 def _find_ready(store: Store, model_id: str) -> "LoggedModel | None":
+    """Return a model; None if its files are missing, or if somebody has deleted it."""
     from mlflow.entities import LoggedModelStatus
-    from mlflow.exceptions import MlflowException
 
     try:
         model = store.client.get_logged_model(model_id)
-    except MlflowException:  # somebody has deleted it
+    except TrackingError as error:
+        if getattr(error.__cause__, "error_code", "") != _NO_MODEL:
+            raise
         return None
     if model.status != LoggedModelStatus.READY:
         return None
@@ -103,12 +106,13 @@ def _find_ready(store: Store, model_id: str) -> "LoggedModel | None":
 
 @interrupts.deferred()
 def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None:
-    """Log the run's artifact as an MLflow model, under the run's name; do nothing if one exists.
+    """Log the run's artifact as an MLflow model under the run's name, unless the store has it.
 
-    The artifact's folder must hold `EXAMPLE`.
+    A run without `Journal.model` logs none. The folder must hold the artifact and `EXAMPLE`.
 
     Raises:
-        TrackingError: the artifact or the example is missing, or a link.
+        TrackingError: the artifact or the example is missing, or a link, or MLflow has refused the
+            model.
     """
     described = journal.model
     if described is None or find_model(store, run_id) is not None:
@@ -170,8 +174,8 @@ def _sign(
 
     Args:
         values: an example of each input.
-        shapes: the shape of each input, with the batch axis.
-        outputs: the shape of each output, without the batch axis.
+        shapes: the shape of each input, with the batch axis; free sizes are -1.
+        outputs: the shape of each output, without the batch axis; free sizes are -1.
     """
     from mlflow.models import ModelSignature
     from mlflow.types import Schema, TensorSpec
@@ -186,7 +190,7 @@ def _sign(
 
 
 def _pin(backend: Backend) -> list[str]:
-    """Return the packages that a server needs, in the versions that the run used."""
+    """Return the packages that a server needs, pinned to the installed versions."""
     needed = [backend.runtime, "numpy"]
     if backend.serving == _ONNX:
         needed.insert(0, "onnx")
@@ -194,7 +198,7 @@ def _pin(backend: Backend) -> list[str]:
 
 
 def _find_backend(journal: Journal, path: Path) -> Backend:
-    """Return the backend of a run; if the name is unknown, the first that writes such files."""
+    """Return the run's backend if it writes such files, or else the first backend that does."""
     writers = [one for one in find_backends().values() if path.suffix in one.suffixes]
     named = [one for one in writers if one.name == journal.params.get("backend")]
     return (named or writers)[0]
@@ -215,7 +219,7 @@ def _pyfunc(path: Path, serving: str, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shapes(example: NDArray[Any]) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each input, with -1 for the batch and the length of texts."""
+    """Return the shape of each input by name, with -1 for the batch and the length of texts."""
     names = names_of(example.dtype)
     masked = find_masked(example.dtype)
     if not names:
@@ -232,7 +236,10 @@ def _shapes(example: NDArray[Any]) -> dict[str, tuple[int, ...]]:
 def _onnx(
     path: Path, provider: str
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, list[int]], dict[str, Any]]:
-    """Return the shapes of a file's inputs and outputs, and the arguments of `Model.log`."""
+    """Return the shapes of an ONNX file's inputs and outputs, and the arguments of `Model.log`.
+
+    As in `_sign`, only the inputs' shapes have the batch axis.
+    """
     import mlflow.onnx
     import onnx
 

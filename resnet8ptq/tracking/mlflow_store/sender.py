@@ -22,7 +22,7 @@ _open: dict[Path, str | None] = {}
 
 
 def warm_up() -> None:
-    """Import the plotting and MLflow modules ahead of their first use."""
+    """Import the modules for figures and for MLflow's models ahead of their first use."""
     from mlflow import onnx, pyfunc  # noqa: F401
 
     from resnet8ptq.core import figures  # noqa: F401
@@ -46,16 +46,17 @@ def _create(store: Store, journal: Journal) -> str:
 
 
 def send(store: Store, folder: Path, call: Callable[..., object], *arguments: Any) -> None:
-    """Call a function with store, run id and `arguments`, unless the store is unavailable.
+    """Call a function with store, run id and `arguments`, unless a call for the run failed before.
 
-    If the process that opened the run has died, the whole run is logged when it ends.
+    A call fails if the store is unavailable, or if the process that opened the run has died. Then
+    `close_run` logs the whole run.
     """
     _open.setdefault(folder, None)
     _send(store, folder, call, *arguments)
 
 
 def close_run(store: Store, journal: Journal, folder: Path) -> None:
-    """Close the run in the store; if the store was unavailable before, log the whole run."""
+    """Close the run in the store; if a call failed before, log the whole run."""
     if _open.setdefault(folder, None) is None and store.answers:
         _open[folder] = ""
         _send(store, folder, lambda *_: upload.push(store, journal, folder))

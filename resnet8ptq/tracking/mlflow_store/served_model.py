@@ -1,8 +1,8 @@
 """Serves a run's file through MLflow's pyfunc, by the module `serving` of its backend.
 
 MLflow copies both modules next to the file. They do not import resnet8ptq, and import a framework
-only when they load a file. A server therefore needs only that framework, and logging a model needs
-no framework.
+only when they load a file. A server therefore needs no other framework, and logging a model needs
+none.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ Run = Callable[[Batch], list[Array]]  # returns the outputs [n, ...]
 
 
 class ServedModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
-    """The loaded file."""
+    """MLflow's model: the loaded file, the names of its outputs, and the dtypes of its inputs."""
 
     def load_context(self, context: Any) -> None:
         """Load the logged artifact and its runtime; MLflow calls this before `predict`."""
@@ -53,7 +53,7 @@ def _import(path: Path) -> Any:
 
 
 def _one_at_a_time(run: Run) -> Run:
-    """Wrap `run` so that requests run one at a time."""
+    """Return `run` with a lock, for a framework that runs one request at a time."""
     lock = Lock()
 
     def run_alone(batch: Batch) -> list[Array]:

@@ -63,10 +63,11 @@ def check_id(text: str, key: str = "run_id") -> str:
 
 @dataclass(frozen=True)
 class Store:
-    """A reachable MLflow store and the experiment in it.
+    """An MLflow store and the experiment in it; `open_store` and `find_store` make it.
 
     Attributes:
-        root: the folder that the user has named for the artifacts of a database; see `artifacts`.
+        root: the folder that may hold the artifacts of a database whose address the user has named;
+            empty for a local store. See `artifacts`.
     """
 
     uri: str
@@ -80,7 +81,7 @@ class Store:
         return cast("mlflow.MlflowClient", _Client(self))
 
     def locate(self, uri: str) -> Path | None:
-        """Return the folder or file of an artifact's address; None if the server holds it.
+        """Return the path of an artifact's address; None if a server holds the artifact.
 
         Raises:
             TrackingError: the address does not belong to this store, which is untrusted.
@@ -89,7 +90,7 @@ class Store:
 
     @property
     def answers(self) -> bool:
-        """Whether the server answers; see `check_answers`."""
+        """Whether the server answers, see `check_answers`; always true for a database."""
         try:
             check_answers(self.uri)
         except TrackingError:
@@ -98,7 +99,7 @@ class Store:
 
     @property
     def ui_command(self) -> str:
-        """The command or the address to browse the runs."""
+        """The address of the runs; for a database after the command that serves it."""
         page = view.path(self.experiment_id)
         if self.uri.startswith("http"):
             return f"{redact(self.uri)}{page}"
@@ -106,7 +107,10 @@ class Store:
 
     @property
     def words(self) -> list[str]:
-        """The key=value settings that select this store; empty by default."""
+        """The key=value settings by which a command selects this store, without default values.
+
+        An address that may hold a password is left out, see `_name`.
+        """
         words = _name(self.uri, self.experiment_name)
         is_named = self.root not in ("", str(Path(TrackingConfig.root).absolute()))
         is_server = self.uri.startswith("http")  # a server holds its artifacts itself
@@ -117,7 +121,7 @@ class Store:
 
 @dataclass(frozen=True)
 class _Client:
-    """MLflow's client, of which each call runs in `in_one_line`."""
+    """MLflow's client, whose calls each run in `in_one_line`."""
 
     store: Store
 
@@ -136,7 +140,8 @@ class _Client:
 def _name(uri: str, experiment: str) -> list[str]:
     """Return the settings `uri` or `root`, and `experiment`, without default values.
 
-    An address with a password comes from the environment, and is left out.
+    An address that `address.check` refuses in a setting comes from the environment, and is left
+    out.
     """
     words = []
     database = Path(uri.removeprefix(_LOCAL))
@@ -157,13 +162,13 @@ def _name(uri: str, experiment: str) -> list[str]:
 
 
 def import_mlflow() -> None:
-    """Import the modules for opening a store, ahead of their use."""
+    """Import MLflow's modules for a database, before `open_store` needs them."""
     import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
 
 
 @dataclass
 class StoreArguments:
-    """The keys of a command that name the MLflow store, as the base of the commands' settings."""
+    """The settings of a command that name the MLflow store; each command adds further settings."""
 
     experiment: str = TrackingConfig.experiment_name
     uri: str | None = None
@@ -176,10 +181,11 @@ class StoreArguments:
 
 
 def find_store(config: TrackingConfig) -> Store | None:
-    """Return the local store if the database has the experiment; else None.
+    """Return the local store without MLflow, if its database has the experiment; else None.
 
-    This takes milliseconds, so a run can begin while `open_store`, which takes seconds, imports
-    MLflow and checks the store.
+    None also if the user has named another address, or the folder is not writable. This takes
+    milliseconds, so a run can begin while `open_store`, which takes seconds, imports MLflow and
+    checks the store.
     """
     path = Path(config.root).absolute() / DATABASE
     if config.uri or os.environ.get(address.VARIABLE) or _is_misread(path):
@@ -196,7 +202,7 @@ def find_store(config: TrackingConfig) -> Store | None:
 
 
 def open_database(store: Store) -> sqlite3.Connection:
-    """Open the database of a local store, see `find_store`, only to read."""
+    """Open the database of a local store, see `find_store`, to read it."""
     return _connect(Path(store.uri.removeprefix(_LOCAL)))
 
 
@@ -205,18 +211,18 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def open_store(config: TrackingConfig) -> Store:
-    """Open or create the store and the experiment, under a lock, so that errors occur early.
+    """Open or create the store and the experiment, before a run needs them.
 
-    Call this function once in each process that reads or writes runs, before the first call of
-    MLflow. With a new database, it takes seconds. `find_store` answers in milliseconds for a known
-    one.
+    A local store is opened under a lock. With a new database, this takes seconds. `find_store`
+    finds a known local store in milliseconds.
 
     The order of precedence is: URI in the config, `$MLFLOW_TRACKING_URI`, `<root>/mlflow.db`.
 
     Raises:
-        ConfigError: `tracking.uri` holds a password, `MLFLOW_TRACKING_URI` holds a password that an
-            error could print, or `tracking.root` holds characters that MLflow misreads.
-        TrackingError: the folder cannot be written, or the server does not answer.
+        ConfigError: `address.check` refuses the address, or `tracking.root` holds characters that
+            MLflow misreads.
+        TrackingError: the store cannot be written or read, the server does not answer, the
+            experiment was deleted, or its files lie outside of the store.
     """
     uri = config.uri or os.environ.get(address.VARIABLE)
     if uri:
@@ -302,7 +308,8 @@ def _unusable(uri: str, experiment: str, error: Exception) -> TrackingError:
 def in_one_line(store: Store) -> Iterator[None]:
     """Turn the errors of MLflow and its database, which have dozens of lines, into one line.
 
-    Every exception is caught, because a store is untrusted and MLflow does not check the content.
+    Any exception but a `PtqError` becomes a `TrackingError`, because a store is untrusted and
+    MLflow does not check its content.
     """
     try:
         yield
@@ -334,7 +341,11 @@ def _find_experiment(store: Store, folder: Path | None) -> Store:
     """Return the store with its experiment; create the experiment if it is missing.
 
     Args:
-        folder: the folder of a new experiment's artifacts; None for MLflow's default.
+        folder: the folder for artifacts, in which a new experiment gets its own; None for MLflow's
+            default.
+
+    Raises:
+        TrackingError: the experiment was deleted, or its artifacts lie outside of the store.
     """
     client = store.client
     name = store.experiment_name
@@ -376,8 +387,8 @@ def _find_experiment(store: Store, folder: Path | None) -> Store:
 def is_away(error: Exception) -> bool:
     """Return whether an error means that the store is unavailable now.
 
-    These are errors of a connection, database, disk or permission. In all other errors MLflow
-    refuses a value, so a retry would fail again.
+    These are errors of a connection, database, server, disk or permission. After other errors, such
+    as a value that MLflow refuses, a retry would fail again.
     """
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError

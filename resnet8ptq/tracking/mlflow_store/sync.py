@@ -30,7 +30,7 @@ _KILLED = {"status": "killed", "reason": "its process ended without an error mes
 
 @dataclass
 class Synced:
-    """The folders of the runs, by outcome."""
+    """The folders of the runs, by outcome, and the ids of their sweeps."""
 
     logged: list[Path] = field(default_factory=list)
     killed: list[Path] = field(default_factory=list)
@@ -47,6 +47,8 @@ class Synced:
 
 def sync(store: Store, root: Path, wait_s: float = 0) -> Synced:
     """Log the ended runs below `root` that the store lacks or has in part; close killed runs.
+
+    Runs of other experiments than the store's are left out.
 
     Args:
         wait_s: seconds to wait for a job whose process is about to end.
@@ -85,7 +87,7 @@ def sync(store: Store, root: Path, wait_s: float = 0) -> Synced:
 
 
 def _find_known(store: Store, journals: Sequence[Journal]) -> dict[str, RunRecord]:
-    """Return the runs in the store, by the keys of their journals."""
+    """Return those of the runs that are in the store, by the keys of their journals."""
     ids = [kept.run_id for kept in journals if kept.run_id]
     known = {}
     for record in history.load_runs(store, ids).values():
@@ -100,7 +102,7 @@ def _find_known(store: Store, journals: Sequence[Journal]) -> dict[str, RunRecor
 
 
 def load_records(root: Path) -> list[RunRecord]:
-    """Return the runs of a sweep from their folders, in the order of its jobs."""
+    """Return the runs of sweeps below `root` from their folders, in the order of the jobs."""
     jobs = []
     for folder, kept in _load_all(root):
         if kept.parent_id is not None:
@@ -111,9 +113,13 @@ def load_records(root: Path) -> list[RunRecord]:
 
 
 def _load_all(root: Path, experiment: str | None = None) -> list[tuple[Path, Journal]]:
-    """Return folders with their journals, sweeps before their runs.
+    """Return folders with their journals: sweeps and single runs first, then the runs of sweeps.
 
-    If a run has two journals, the newer counts; a sweep that was resumed and killed may leave two.
+    A damaged journal is left out, with a warning. If a run has two journals, the newer counts; a
+    sweep that was resumed and killed may leave two.
+
+    Args:
+        experiment: the name of the runs' experiment; None for any.
     """
     pairs: dict[str, tuple[Path, Journal]] = {}
     for path in sorted(root.rglob(journal.FILE), key=lambda path: path.stat().st_mtime_ns):
@@ -135,7 +141,7 @@ class Arguments(StoreArguments):
 
 
 def main(words: list[str]) -> None:
-    """Log the missing runs, and print a line for each."""
+    """Log the missing runs; print a line for each logged, killed or running run, and the counts."""
     asked = command.parse_words(words, Arguments, __doc__)
     folder = Path(asked.folder)
     if not folder.is_dir():

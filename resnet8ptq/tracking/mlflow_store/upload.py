@@ -1,4 +1,4 @@
-"""Logs a run's journal to MLflow, by calls that may be repeated.
+"""Logs a run's journal to MLflow; `push` may be repeated after an interruption.
 
 Ctrl-C and SIGTERM are delayed until a write to the database is complete.
 """
@@ -29,7 +29,7 @@ _AT_ONCE = 100  # most params or tags in one call of MLflow, which takes more me
 
 @interrupts.deferred()
 def create_run(store: Store, journal: Journal) -> str:
-    """Create the run in the store; return its id."""
+    """Create the run in the store, with the tags of its journal; return its id."""
     from mlflow.tracking.context.registry import resolve_tags
 
     own = details.shown_tags(journal.tags)
@@ -48,6 +48,8 @@ def log_batch(
     links: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Log metrics, params and tags, in as many calls as MLflow's limits require.
+
+    Tags that only `result.json` has are left out, see `details`.
 
     Args:
         links: the model and the data set to link to the leading metrics.
@@ -81,7 +83,10 @@ def log_result(
     params: Mapping[str, str] | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> None:
-    """Log a run's result, with links from the leading metrics for MLflow's page of models."""
+    """Log a run's metrics, params and tags; link the leading metrics to the model and the data.
+
+    MLflow's page of models shows the linked metrics.
+    """
     points = metrics.select(journal)
     leading = {key for key, *_ in filter(_leads, points)}
     model = None
@@ -98,7 +103,7 @@ def log_result(
 
 
 def _scored(journal: Journal) -> dict[str, str]:
-    """Return the name and the digest of the scored data set."""
+    """Return the name and the digest of the scored data set, as links of a metric."""
     for described in journal.datasets:
         if described.context == "test":
             digest = described.digest[:DIGEST]
@@ -108,7 +113,7 @@ def _scored(journal: Journal) -> dict[str, str]:
 
 @interrupts.deferred()
 def log_datasets(store: Store, run_id: str, datasets: Sequence[DataSet]) -> None:
-    """Log the data sets described in a run's journal."""
+    """Log the data sets that a run's journal describes; try three times."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
     from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
@@ -144,7 +149,7 @@ def _to_fields(described: DataSet) -> dict[str, str]:
 
 
 def _zeros(kind: Kind | dict[str, Kind]) -> Any:
-    """Return an array of a dtype and shape, or several arrays by name.
+    """Return an array of zeros of a dtype and shape, or several arrays by name.
 
     MLflow only reads dtype and shape, so a single broadcast zero is enough.
     """
@@ -188,7 +193,8 @@ def log_folder(store: Store, run_id: str, folder: Path) -> None:
 def replace_runs(store: Store, earlier: Sequence[str], run_id: str) -> None:
     """Delete the runs with the ids `earlier`, which run `run_id` replaces.
 
-    MLflow keeps deleted runs and shows them on request; their folders stay.
+    MLflow keeps deleted runs and shows them on request; their folders stay. If the store is
+    unavailable or forbids it, a warning is logged.
     """
     for old in earlier:
         try:
@@ -206,7 +212,7 @@ def replace_runs(store: Store, earlier: Sequence[str], run_id: str) -> None:
 
 @interrupts.deferred()
 def finish(store: Store, run_id: str, journal: Journal) -> None:
-    """Close the run with its journal's status, when its data are complete; a verdict may follow."""
+    """Close the run with its journal's status and reason; the report may add a verdict later."""
     named = ("status", "reason", NOTE_TAG)
     tags = {key: value for key, value in journal.tags.items() if key in named}
     status = tags.get("status", "")
@@ -217,7 +223,7 @@ def finish(store: Store, run_id: str, journal: Journal) -> None:
 
 
 def push(store: Store, journal: Journal, folder: Path) -> str:
-    """Log an ended run, which may be in the store in part; return its id."""
+    """Log an ended run from its folder; return its id. Parts of the run may be in the store."""
     record = history.find_logged(store, journal.key)
     run_id = record.run_id if record is not None else create_run(store, journal)
     tags = {key: value for key, value in journal.tags.items() if key != "status"}

@@ -1,9 +1,9 @@
 """A saved view for MLflow's UI: the runs as a flat table with the main columns.
 
-By default, the UI shows a sweep as one folded row without metrics. Saved views are tags of the
-experiment, written as JSON with a `state` that is itself JSON. Missing entries keep their defaults.
-A later MLflow that cannot read the tag opens its default page. The UI ignores a view if the address
-also has a filter or an order, so a link can name only the view.
+By default, the UI shows a sweep as one folded row without metrics. A saved view is a tag of the
+experiment: JSON with a `state`, which is itself JSON as text. Entries that are missing in the state
+keep their defaults. A version of MLflow that cannot read the tag opens its default page. The UI
+ignores a view if the address also has a filter or an order, so a link can name only the view.
 """
 
 import hashlib
@@ -114,10 +114,10 @@ VALUE = _value(json.dumps(_STATE))  # the value of TAG
 
 
 def is_outdated(value: str | None) -> bool:
-    """Return whether a stored view is missing or from an earlier version of this module.
+    """Return whether the tag's value is missing, or from an earlier version of this module.
 
-    A view that a user changed stays, because its digest no longer matches its state. Views of the
-    first versions have no digest.
+    A view that a user changed stays, because its digest no longer matches its state. A view without
+    a digest is from an earlier version if its `createdAt` is 0.
     """
     if value is None:
         return True
