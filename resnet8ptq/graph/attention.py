@@ -42,7 +42,7 @@ _Step = Callable[[onnx.NodeProto], Iterable[onnx.NodeProto]]
 
 
 def attention_products(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
-    """Return the MatMuls of attention by a short unique name; see `layers.weight_layers`."""
+    """Return the MatMuls of attention by a short name, which differs from those of all layers."""
     products = [node for node in find_attention(graph) if node.op_type == "MatMul"]
     if not products:
         return {}
@@ -87,11 +87,11 @@ def left_by_attention(graph: onnx.GraphProto, products: bool = False) -> list[on
 
     Normalizations, Softmax, GELU, masks and sums have outliers in few channels, which leave few
     8-bit levels for the other channels (Bondarenko et al., "Understanding and Overcoming the
-    Challenges of Efficient Transformer Quantization", EMNLP 2021). The layers with weights do
-    nearly all of the work, and stay quantized, with their fused activation functions.
+    Challenges of Efficient Transformer Quantization", EMNLP 2021). Layers with weights do nearly
+    all of the work, and stay quantized, with their fused Relu or Clip. So do embedding tables.
 
     Args:
-        products: whether the products of attention are quantized too.
+        products: whether attention's products and fused operators are quantized too.
     """
     attention = find_attention(graph)
     if not attention:
@@ -117,7 +117,7 @@ def left_by_attention(graph: onnx.GraphProto, products: bool = False) -> list[on
 
 
 def stretched_by_masks(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]]:
-    """Map each tensor stretched by a mask's constant to its producer and its consumers.
+    """Map the name of each tensor that a mask's constant stretches to its producer and readers.
 
     A mask adds about -10,000, or minus infinity, before a Softmax. In 8 bits, all unmasked scores
     would then share one or two levels.
@@ -140,12 +140,13 @@ def stretched_by_masks(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]
 
 
 def say_full_mask(graph: onnx.GraphProto, undefined: Collection[str]) -> str:
-    """Return the mend for a mask that hides all of a row, as for padding; empty if none does.
+    """Return a message about a mask that hides a whole row, with its mend; empty if none does.
 
-    A softmax over -inf alone is NaN. FP32 may ignore such a row, but it leaves no range.
+    Padding may hide a whole row. A Softmax over -inf alone is NaN. The network may ignore such a
+    row, but calibration finds no range in it.
 
     Args:
-        undefined: the tensors that hold NaN.
+        undefined: names of the tensors that hold NaN.
     """
     for node in graph.node:
         if node.op_type != "Softmax":
@@ -159,9 +160,12 @@ def say_full_mask(graph: onnx.GraphProto, undefined: Collection[str]) -> str:
 
 
 def _reach(start: onnx.NodeProto, step: _Step) -> set[str]:
-    """Return the first outputs of the nodes reached from a node.
+    """Return the first outputs of the nodes that are reached from a node.
 
-    The path passes through `_PASSING` operators, and ends with the first other operator.
+    A path passes through `_PASSING` operators, and ends with the first other operator.
+
+    Args:
+        step: returns the nodes before or after a node.
     """
     reached: set[str] = set()
     waiting = [*step(start)]
@@ -176,7 +180,7 @@ def _reach(start: onnx.NodeProto, step: _Step) -> set[str]:
 
 
 def _large_constants(graph: onnx.GraphProto) -> set[str]:
-    """Return the constants that may be masks: initializers, and constants of nodes."""
+    """Return the names of the constants that may be masks, from initializers and constant nodes."""
     large = {tensor.name for tensor in graph.initializer if _is_large(tensor)}
     for node in graph.node:
         if node.op_type not in ("Constant", "ConstantOfShape"):

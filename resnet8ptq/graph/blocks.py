@@ -1,15 +1,15 @@
-"""Splits steps, in the order of execution, into blocks.
+"""Splits the steps of a network into blocks of consecutive steps.
 
-Where possible, a block ends where later steps read only its last step.
+If possible, later steps read only the last step of a block.
 """
 
 from collections.abc import Collection, Sequence
 
 
 def split_into_blocks(sources: Sequence[Collection[int]], most: int) -> list[list[int]]:
-    """Return the indices of the steps in at most `most` blocks.
+    """Return the indices of the steps in at most `most` blocks, as short as possible.
 
-    A block ends at a step if no later step reads an earlier one, or if it would become too long.
+    A block ends at a step if no later step reads an earlier step, or at its greatest length.
 
     Args:
         sources: for each step, in the order of execution, the earlier steps that it reads.
@@ -18,6 +18,8 @@ def split_into_blocks(sources: Sequence[Collection[int]], most: int) -> list[lis
     for index, read in enumerate(sources):
         for source in read:
             last[source] = index
+
+    # Try longer blocks until there are few enough
     blocks: list[list[int]] = []
     for size in range(1, len(sources) + 1):
         blocks = _split(last, size)
@@ -27,10 +29,14 @@ def split_into_blocks(sources: Sequence[Collection[int]], most: int) -> list[lis
 
 
 def _split(last: Sequence[int], size: int) -> list[list[int]]:
-    """Return blocks of `size` to twice `size` steps; the last one may be shorter."""
+    """Return blocks of `size` to twice `size` steps; the last one may be shorter.
+
+    Args:
+        last: for each step, the last step that reads it, or the step itself.
+    """
     blocks: list[list[int]] = []
     block: list[int] = []
-    open_until = 0  # the last step that reads an earlier one
+    open_until = 0  # the last reader of all steps before the current one
     for index, end in enumerate(last):
         block.append(index)
         is_passed = open_until <= index

@@ -1,4 +1,4 @@
-"""Embedding tables: a Gather of constant rows, stored in 8 bits with a scale for each row.
+"""Finds embedding tables (each a Gather of constant rows), and rounds their rows to 8 bits.
 
 A table is most of a small text network, and each sample reads few rows. The rows are therefore
 stored in 8 bits and dequantized after the lookup. ONNX Runtime's quantizer would dequantize the
@@ -17,7 +17,7 @@ _LEAST = 1e-30  # rows with smaller values become 0, because their scale would u
 
 
 def find_tables(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """Return each Gather of rows of a constant float table [rows, width]."""
+    """Return each Gather of computed rows of a constant float32 table [rows, width]."""
     constants = Links(graph).constants
     lookups = []
     for node in graph.node:
@@ -30,13 +30,13 @@ def find_tables(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
 
 
 def _is_table(tensor: TensorProto) -> bool:
-    """Return whether a tensor has several rows of several floats."""
+    """Return whether a tensor has several rows of several float32 values."""
     is_float = tensor.data_type == TensorProto.FLOAT
     return is_float and len(tensor.dims) == 2 and min(tensor.dims) > 1
 
 
 def find_tied(graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, onnx.NodeProto]]:
-    """Return pairs: the Gather of a table, and a product with the same weights or their transpose.
+    """Return pairs: a table's Gather, and a product whose weights are the table or its transpose.
 
     Text networks tie their embedding to their last product. Table and product are rounded along
     different axes, so a quantized file stores the weights twice.
@@ -65,7 +65,7 @@ def _is_same(one: TensorProto, other: TensorProto) -> bool:
 def round_rows(
     values: NDArray[np.float32], axes: tuple[int, ...] = (1,)
 ) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Return values as int8, and their scales, which broadcast to them.
+    """Return values as int8 levels from -127 to 127, and their scales, which broadcast to them.
 
     Args:
         axes: values along these axes share a scale; by default, the values of a row.

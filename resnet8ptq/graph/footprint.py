@@ -31,9 +31,9 @@ def tensor_bytes(proto: onnx.ModelProto, length: int | None = None) -> dict[str,
 
 
 def live_bytes(proto: onnx.ModelProto, length: int | None = None) -> int:
-    """Return the peak memory of live tensors, in bytes; `length` as in `tensor_bytes`.
+    """Return the peak memory of live tensors, in bytes; for `length` see `tensor_bytes`.
 
-    Nodes run in order; a tensor is freed after its last consumer.
+    Nodes run in order, and a tensor is freed after its last reader. Constants do not count.
     """
     sizes = tensor_bytes(proto, length)
     last = find_last_readers(proto.graph)
@@ -54,7 +54,7 @@ def live_bytes(proto: onnx.ModelProto, length: int | None = None) -> int:
 
 
 def samples_at_once(proto: onnx.ModelProto, length: int | None = None) -> int:
-    """Return the largest batch of a network within the memory budget.
+    """Return the largest batch of a network within the memory budget; at least 1.
 
     Frameworks need up to four times `live_bytes`, because allocators grow by doubling, and kernels
     copy their inputs into another layout.

@@ -1,4 +1,4 @@
-"""The layers of an ONNX graph: convolutions and matrix products with weights, by name."""
+"""Finds the layers of ONNX graphs, and other nodes that quantization treats specially."""
 
 import math
 import re
@@ -39,7 +39,7 @@ def weight_layers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
 
 
 def find_vector_products(graph: onnx.GraphProto) -> list[str]:
-    """Return the names of the products with a constant vector, which have only float kernels."""
+    """Return the names of MatMuls with a constant vector, which have only float kernels."""
     vectors = {tensor.name for tensor in graph.initializer if len(tensor.dims) == 1}
     names = []
     for node in graph.node:
@@ -66,7 +66,10 @@ def short_names(nodes: Sequence[onnx.NodeProto]) -> list[str]:
 
 
 def _count_shared(names: Sequence[Sequence[str]]) -> int:
-    """Return the number of first parts that all names share; 0 if no part differs."""
+    """Return the number of first parts that all names share.
+
+    Returns 0 if the names do not differ before the shortest one ends.
+    """
     for index, parts in enumerate(zip(*names, strict=False)):
         if len(set(parts)) > 1:
             return index
@@ -87,7 +90,7 @@ def weight_ranges(graph: onnx.GraphProto) -> dict[str, tuple[float, float]]:
 
 
 def float_inputs(graph: onnx.GraphProto) -> list[str]:
-    """Return the names of the float inputs, because integers have no range to calibrate."""
+    """Return the names of the float32 inputs; integers have no range to calibrate."""
     return [value.name for value in graph.input if _is_float(value)]
 
 
@@ -96,10 +99,10 @@ def _is_float(value: onnx.ValueInfoProto) -> bool:
 
 
 def float_tensors(proto: onnx.ModelProto, around: Collection[str] | None = None) -> list[str]:
-    """Return the names of the computed float tensors, in graph order.
+    """Return the names of the computed float32 tensors, in graph order.
 
     Args:
-        proto: the whole model.
+        proto: the whole model, from which the types are inferred.
         around: names of nodes whose inputs and outputs are returned; None for all tensors.
     """
     graph = infer_shapes(proto)
@@ -107,6 +110,8 @@ def float_tensors(proto: onnx.ModelProto, around: Collection[str] | None = None)
     for value in (*graph.value_info, *graph.output):
         if _is_float(value):
             floats.add(value.name)
+
+    # Collect the tensors that nodes compute, and those next to the wanted nodes
     computed: list[str] = []
     wanted: set[str] = set()
     for node in graph.node:
@@ -118,10 +123,10 @@ def float_tensors(proto: onnx.ModelProto, around: Collection[str] | None = None)
 
 
 def find_copies(graph: onnx.GraphProto) -> dict[str, tuple[str, float, float]]:
-    """Map each tensor with the same values as another to (other, low, high).
+    """Map each copy of another tensor to (other, low, high).
 
-    The copy may have another shape or order of values. The product is clipped to [low, high], which
-    may be infinite.
+    A copy has the other's values, clipped to [low, high], perhaps in another shape or order. Both
+    bounds may be infinite.
     """
     constants = Links(graph).constants
     copies = {}
@@ -137,7 +142,7 @@ def _find_interval(
 ) -> tuple[float, float] | None:
     """Return the interval to which a node clips the values that it passes on.
 
-    Returns None if the node computes other values, or if the interval is not constant.
+    Returns None if the node computes other values, or if a bound is computed or an attribute.
     """
     if node.op_type in MOVING:
         return -math.inf, math.inf
@@ -155,7 +160,7 @@ def _find_interval(
 
 
 def find_offset_clips(graph: onnx.GraphProto) -> list[str]:
-    """Return the names of Clip nodes whose interval lacks 0, or may lack it.
+    """Return the names of Clip nodes whose interval excludes 0, or is not known.
 
     An 8-bit range always includes 0, so rounding cannot replace such a Clip.
     """
@@ -169,7 +174,7 @@ def find_offset_clips(graph: onnx.GraphProto) -> list[str]:
 
 
 def integer_nodes(proto: onnx.ModelProto) -> list[str]:
-    """Return the names of the nodes with integer inputs or outputs, such as tokens or a mask."""
+    """Return the names of nodes whose first input or an output is not float32, such as tokens."""
     inferred = infer_shapes(proto)
     integers = set()
     for value in (*inferred.input, *inferred.value_info, *inferred.output):
@@ -184,7 +189,7 @@ def integer_nodes(proto: onnx.ModelProto) -> list[str]:
 
 
 def find_stacks(graph: onnx.GraphProto) -> list[str]:
-    """Return the names of products with several matrices, or with weights on the left.
+    """Return the names of MatMuls with a stack of constant matrices, or with weights on the left.
 
     Integer kernels take one matrix, on the right. Most backends therefore cannot quantize these
     nodes, and ONNX Runtime has no scale for each channel for them.
@@ -224,16 +229,16 @@ def constant_pads(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, bool
     constants = Links(graph).constants
     for node in graph.node:
         if node.op_type == "Pad" and attribute(node, "mode", b"constant") == b"constant":
-            name = input_at(node, 2)  # the bound is 0 by default
+            name = input_at(node, 2)  # the value is 0 by default
             value = constants.get(name)
             known = value is not None and not numpy_helper.to_array(value).any()
             yield node, not name or known
 
 
 def find_cuts(graph: onnx.GraphProto) -> dict[int, str]:
-    """Map node indices to the tensors at which the graph can be cut in two.
+    """Map the index of each node after which the graph can be cut in two to the cut's tensor.
 
-    After a cut, all nodes depend only on the cut's tensor and on tensors without a layer before
+    All nodes after a cut depend only on the cut's tensor and on tensors without a layer before
     them. Tensors of the second kind, such as a mask, are cheap to compute again.
     """
     computed = set(input_names(graph))
@@ -261,9 +266,9 @@ def find_cuts(graph: onnx.GraphProto) -> dict[int, str]:
 
 
 def fused_activations(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """Return each Relu and Clip that is the only consumer of its input.
+    """Return each Relu and Clip that is the only reader of its input.
 
-    Frameworks compute such a node in the kernel of the layer before it, so both are quantized
+    Frameworks compute such a node in the kernel of a layer before it, so both are quantized
     together.
     """
     links = Links(graph)
@@ -277,7 +282,9 @@ def fused_activations(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
 def find_tail(
     graph: onnx.GraphProto, layers: Collection[str] = LAST
 ) -> tuple[list[onnx.NodeProto], list[onnx.NodeProto]]:
-    """Return the layers that no other layer follows, and the nodes after them.
+    """Return the layers on which no other layer depends, and the nodes that depend on them.
+
+    Both lists are in graph order.
 
     Args:
         layers: the operators that count as layers.
@@ -338,6 +345,8 @@ def is_grouped(node: onnx.NodeProto) -> bool:
 def channel_axis(node: onnx.NodeProto) -> int:
     """Return the axis of a layer's weights that counts its output channels.
 
+    A MatMul must have one matrix of weights, see `find_stacks`.
+
     >>> channel_axis(onnx.helper.make_node("Conv", ["x", "w"], ["y"]))  # [out, in, ...]
     0
     >>> channel_axis(onnx.helper.make_node("MatMul", ["x", "w"], ["y"]))  # [in, out]
@@ -349,7 +358,11 @@ def channel_axis(node: onnx.NodeProto) -> int:
 
 
 def _shorten(tail: list[str], counts: Mapping[tuple[str, ...], int]) -> str:
-    """Return the shortest unique beginning of a name; `counts` has the names by beginning."""
+    """Return the shortest unique beginning of a name, with its parts joined by dots.
+
+    Args:
+        counts: the number of names with each beginning.
+    """
     length = 1
     while length < len(tail) and counts[tuple(tail[:length])] > 1:
         length += 1

@@ -1,7 +1,8 @@
 """The links of a graph: the constant or the producer of each tensor, and its readers.
 
 `Links` are built once for a pass, so that the pass takes linear time. A node with inner graphs (If,
-Loop, Scan) also reads the tensors that its inner graphs use. An output of the graph counts as read.
+Loop, Scan) also reads the tensors that its inner graphs use. `only_reader` and `is_shared` count
+the user of an output as one more reader.
 """
 
 from collections.abc import Iterator
@@ -48,7 +49,7 @@ class Links:
 
     @cached_property
     def _readers(self) -> dict[str, dict[int, onnx.NodeProto]]:
-        """The readers of each tensor, by identity, because thousands may share one constant."""
+        """The readers of each tensor, by their `id`, because thousands may share one constant."""
         readers: dict[str, dict[int, onnx.NodeProto]] = {}
         for node in self.graph.node:
             for name in inputs_of(node):
@@ -57,7 +58,7 @@ class Links:
 
     @classmethod
     def of(cls, graph: "onnx.GraphProto | Links") -> "Links":
-        """Return the links of a graph; pass existing links to avoid building them again."""
+        """Return the links of a graph, or `graph` itself if it is a `Links`."""
         return graph if isinstance(graph, Links) else cls(graph)
 
     def readers(self, name: str) -> list[onnx.NodeProto]:
@@ -65,7 +66,7 @@ class Links:
         return [*self._readers.get(name, {}).values()]
 
     def before(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        """Return the producers of a node's inputs, in their order."""
+        """Return the producers of a node's inputs in order, without those that inner graphs use."""
         return [self.producers[name] for name in node.input if name in self.producers]
 
     def after(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
@@ -76,9 +77,9 @@ class Links:
         return readers
 
     def is_shared(self, name: str) -> bool:
-        """Return whether a tensor is an output of the graph, or an input of several nodes.
+        """Return whether a tensor is an output of the graph, or has several readers.
 
-        A node that reads the tensor twice counts twice.
+        A node that has the tensor as two inputs counts twice.
         """
         reader = self.only_reader(name)
         if reader is None:
@@ -86,14 +87,14 @@ class Links:
         return list(reader.input).count(name) > 1
 
     def only_reader(self, name: str) -> onnx.NodeProto | None:
-        """Return the only reader of a tensor; None if it has several, or is an output."""
+        """Return the only node that reads a tensor; None without one, or if it is an output."""
         readers = self._readers.get(name, {})
         if len(readers) != 1 or name in self.outputs:
             return None
         return next(iter(readers.values()))
 
     def replace_input(self, node: onnx.NodeProto, index: int, tensor: onnx.TensorProto) -> None:
-        """Replace a constant input of a node, or add one; `tensor` is one of the initializers."""
+        """Make an initializer an input of a node, in place of another or of an omitted one."""
         readers = self._readers  # build the readers before the change
         old = node.input[index]
         node.input[index] = tensor.name
@@ -108,7 +109,7 @@ Linked = onnx.GraphProto | Links
 
 
 def find_computed(graph: onnx.GraphProto) -> set[str]:
-    """Return the tensors that depend on an input of the network.
+    """Return the inputs of the network, and the tensors that depend on one.
 
     Inner graphs count: an If depends on the outer tensors that its branches read.
     """
@@ -120,10 +121,10 @@ def find_computed(graph: onnx.GraphProto) -> set[str]:
 
 
 def find_last_readers(graph: onnx.GraphProto) -> dict[str, int]:
-    """Return the index of the last node that reads each tensor, inner graphs included.
+    """Return the index of the last node that reads each tensor, by name; inner graphs count.
 
     After that node, the tensor's memory is free. The index of an output of the graph is the number
-    of nodes; a tensor without a reader is left out.
+    of nodes. Any other tensor without a reader is left out.
 
     >>> node = onnx.helper.make_node("Add", ["x", "y"], ["sum"])
     >>> output = onnx.ValueInfoProto(name="sum")
@@ -183,7 +184,7 @@ def _outer_names(inner: onnx.GraphProto) -> Iterator[str]:
 
 
 def find_all(message: Message, kind: type[M]) -> Iterator[M]:
-    """Yield all messages of a kind, including those in attributes, subgraphs and functions.
+    """Yield all messages of a kind inside a message, such as in attributes, graphs and functions.
 
     This serves checks and changes that must not miss a message, such as an operator of an untrusted
     file.

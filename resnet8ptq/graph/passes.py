@@ -27,7 +27,7 @@ remove_unused: Pass = RemoveUnusedNodesPass()  # nodes and constants that no out
 def rewrite(proto: onnx.ModelProto, passes: Iterable[Pass]) -> onnx.ModelProto:
     """Return the model after passes, in order; `proto` must not be used afterwards.
 
-    The passes share the weights of `proto`; only the returned model is a copy.
+    The passes share the weights of `proto`; only the returned model has copies of them.
 
     >>> def drop_identities(model: ir.Model) -> None:
     ...     for node in list(model.graph):
@@ -51,9 +51,9 @@ def rewrite(proto: onnx.ModelProto, passes: Iterable[Pass]) -> onnx.ModelProto:
 
 
 def rename(names: Mapping[str, str]) -> Pass:
-    """Return a pass that renames tensors (old to new name), those of inner graphs included.
+    """Return a pass that renames tensors (old to new name), including those of inner graphs.
 
-    A tensor that already has a new name gets a suffix.
+    A tensor that already has a new name gets the suffix `__of_file`.
     """
 
     def change(model: ir.Model) -> None:
@@ -82,10 +82,10 @@ def rename(names: Mapping[str, str]) -> Pass:
 
 
 def name_inner_tensors(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model; rename tensors of inner graphs that have the name of an outer tensor.
+    """Return the model with other names for inner tensors that are named like an outer one.
 
     ONNX allows such names: in the inner graph, they refer to the inner tensor. A model without
-    inner graphs stays unchanged; else `proto` must not be used afterwards.
+    inner graphs is returned unchanged; any other `proto` must not be used afterwards.
     """
     graphs = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
     for node in proto.graph.node:
@@ -97,9 +97,13 @@ def name_inner_tensors(proto: onnx.ModelProto) -> onnx.ModelProto:
 def end_with(
     model: ir.Model, name: str, inner: str, kind: str, node_name: str, **attributes: Any
 ) -> ir.Node:
-    """Append a node that computes the output `name`; rename the former output tensor to `inner`.
+    """Append a node that computes the output `name` from its former tensor, renamed to `inner`.
 
     The function adds a last step that the file lacks. The output keeps its name, type and shape.
+
+    Args:
+        kind: the operator of the node.
+        attributes: the attributes of the node.
     """
     outputs = model.graph.outputs
     names = [value.name for value in outputs]
@@ -115,7 +119,7 @@ def end_with(
 def nodes_of(model: ir.Model, operator: str) -> list[ir.Node]:
     """Return the nodes of an operator, without those of inner graphs.
 
-    The result is a list, so that a loop over it may replace the nodes.
+    The result is a list, so that a loop over it can replace the nodes.
     """
     return [node for node in model.graph if node.op_type == operator]
 
@@ -141,7 +145,7 @@ class Writer:
         return self._before.graph
 
     def constant(self, name: str, values: ArrayLike) -> ir.Value:
-        """Add an initializer."""
+        """Add an initializer, and return it."""
         value = ir.Value(name=name)
         store(value, numpy_helper.from_array(np.asarray(values), name))
         self._graph.register_initializer(value)
@@ -168,7 +172,7 @@ class Writer:
 
 
 def store(constant: ir.Value, tensor: onnx.TensorProto) -> None:
-    """Replace the values of a constant, perhaps in another dtype; the name stays."""
+    """Replace the values of a constant, perhaps by another dtype or shape; the name stays."""
     constant.const_value = values = ir.from_proto(tensor)
     constant.type = ir.TensorType(values.dtype)
     constant.shape = values.shape
@@ -206,7 +210,7 @@ def values_of(constant: ir.Value) -> Any:
 
 
 def producer_of(node: ir.Node, index: int) -> ir.Node | None:
-    """Return the node that computes an input; None for constants and the inputs of the network."""
+    """Return the node that computes an input; None for constants, network inputs, and no input."""
     if index >= len(node.inputs):
         return None
     value = node.inputs[index]

@@ -1,4 +1,4 @@
-"""Compares a graph in QDQ format with its FP32 graph: the rounded tensors and their levels.
+"""Finds the rounded tensors of a graph in QDQ format, and rounds a part of them in its FP32 graph.
 
 A rounded activation passes through QuantizeLinear and DequantizeLinear; rounded weights are stored
 as integers, with DequantizeLinear after them.
@@ -29,6 +29,7 @@ class RoundedWeight:
         node: name of the layer's node.
         values, rounded: the weights before and after rounding.
         scales: number of scales: 1, or one for each channel.
+        dtype: the stored dtype, such as `int8`.
     """
 
     name: str
@@ -45,11 +46,11 @@ class RoundedActivation:
 
     Attributes:
         name: the name in the FP32 graph.
-        dequantized: the name in the quantized graph.
-        layer: name of the producer, or for a fused activation of the layer before it; empty for an
-            input of the network.
-        nodes: names of the producer and the consumers; if all stay in float, the tensor is not
-        rounded.
+        dequantized: the name in the quantized graph, after rounding.
+        layer: name of the producer, or for a Relu or Clip of the node before it; empty for an input
+            of the network.
+        nodes: names of the producer, of `layer` and of the readers; if all stay in float, the
+            tensor is not rounded.
         scale: distance between two levels.
         low, high: values of the lowest and the highest level.
     """
@@ -63,12 +64,12 @@ class RoundedActivation:
     high: float
 
     def round(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return each value rounded to the nearest level."""
+        """Return each value, rounded to the nearest level."""
         return np.clip(np.rint(values / self.scale) * self.scale, self.low, self.high)
 
 
 def rounded_weights(fp32: onnx.GraphProto, quantized: onnx.GraphProto) -> list[RoundedWeight]:
-    """Return the weights of the quantized layers, in graph order.
+    """Return the weights of the layers that store them as integers, in the order of `fp32`.
 
     Layers are matched by the names of their nodes, which quantization keeps.
     """
@@ -79,6 +80,8 @@ def rounded_weights(fp32: onnx.GraphProto, quantized: onnx.GraphProto) -> list[R
         nodes[node.name] = node
         if node.op_type == "DequantizeLinear":
             dequantizes[node.output[0]] = node
+
+    # Dequantize the stored levels of each layer
     links = Links(fp32)
     weights = []
     for name, layer in weight_layers(fp32).items():
@@ -112,7 +115,10 @@ def rounded_weights(fp32: onnx.GraphProto, quantized: onnx.GraphProto) -> list[R
 def rounded_activations(
     fp32: onnx.GraphProto, quantized: onnx.GraphProto
 ) -> list[RoundedActivation]:
-    """Return the tensors that are rounded at inference, in graph order."""
+    """Return the tensors of `fp32` that are rounded at inference, in the order of `quantized`.
+
+    Each has one scale and one zero point, which the file stores.
+    """
     links = Links(fp32)
     quantized_links = Links(quantized)
     producers = links.producers
@@ -161,7 +167,7 @@ def rounded_activations(
 def with_weights_rounded(
     proto: onnx.ModelProto, weights: Sequence[RoundedWeight]
 ) -> onnx.ModelProto:
-    """Return the FP32 network with only the weights rounded.
+    """Return a copy of the FP32 network with these weights rounded, and no activations.
 
     A comparison with `with_activations_rounded` shows whether weights or activations cost the
     accuracy.
@@ -177,7 +183,7 @@ def with_weights_rounded(
 def with_activations_rounded(
     proto: onnx.ModelProto, tensors: Sequence[RoundedActivation]
 ) -> onnx.ModelProto:
-    """Return the FP32 network with only activations rounded, except the output of Softmax.
+    """Return a copy of the FP32 network with these activations rounded, but no output of Softmax.
 
     Activations are rounded in float arithmetic, because with QuantizeLinear ONNX Runtime would
     round weights too.
@@ -191,6 +197,8 @@ def with_activations_rounded(
         if name in by_name:
             renamed[name] = f"{name}/rounded"
             _add_rounding(graph, tensor=by_name[name], source=name, target=renamed[name])
+
+    # Round the output of each node before the next node reads it
     for original in proto.graph.node:
         node = graph.node.add()
         node.CopyFrom(original)

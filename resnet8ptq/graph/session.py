@@ -18,7 +18,7 @@ from resnet8ptq.graph.links import Links, input_names, inputs_of, output_names
 OPTIMIZED = "optimized.onnx"
 _PASSES_ON = ("QuantizeLinear", "DequantizeLinear", "Identity")
 
-# Maps samples, which are records for a model of several inputs, to the outputs.
+# Maps samples, which are records for several inputs, to the outputs.
 Runner = Callable[[NDArray[Any]], list[NDArray[Any]]]
 
 
@@ -34,10 +34,10 @@ def open_session(
     """Load a model from a file or from bytes.
 
     Args:
-        threads: number of threads; 0 for every core.
-        traced: a folder for timing the nodes, where `end_profiling` writes a trace, and where
-            `OPTIMIZED` is the optimized graph.
-        optimized: whether nodes are fused; otherwise QDQ graphs are computed in float.
+        threads: number of threads; 0 for all cores.
+        traced: a folder for timing the nodes: `end_profiling` writes a trace there, and the
+            optimized graph is written as `OPTIMIZED`.
+        optimized: whether the graph is optimized; otherwise layers of QDQ graphs run in float.
         arena: whether memory is kept between runs; False for large tensors.
         spins: whether threads wait for work in a busy loop, ONNX Runtime's default. This shortens
             the latency of small networks, but occupies the cores between two runs.
@@ -69,11 +69,11 @@ def open_runner(
     optimized: bool = True,
     without: Sequence[str] = (),
 ) -> Runner:
-    """Load a model as a function; for the other arguments see `open_session`.
+    """Load a model as a function; for the arguments see `open_session`.
 
     This serves steps that only need outputs: calibration, corrections, and checks of a conversion.
     The function takes one input as an array, or several as records, and returns the outputs in
-    their order.
+    their order. By default, its threads do not spin.
 
     >>> import numpy as np
     >>> proto = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
@@ -91,15 +91,15 @@ def open_runner(
 
 
 def session_inputs(session: onnxruntime.InferenceSession) -> list[str]:
-    """Return the names of the inputs of a session, in their order."""
+    """Return the names of a session's inputs, in their order."""
     return [value.name for value in session.get_inputs()]
 
 
 def fit_batch(runners: Sequence[Runner], sample: NDArray[Any]) -> int:
-    """Return the number of samples whose inputs and outputs fit into a step's memory budget.
+    """Return how many samples with their outputs fit into a step's memory budget; at least 1.
 
     Args:
-        runners: runners of the same samples.
+        runners: functions of the same samples, whose outputs are kept together.
         sample: one sample, [1, ...].
     """
     size = sample.nbytes
@@ -112,7 +112,8 @@ def fit_batch(runners: Sequence[Runner], sample: NDArray[Any]) -> int:
 def group_by_memory(proto: onnx.ModelProto, names: Sequence[str]) -> list[list[str]]:
     """Split tensors into groups that, for one sample, fit into a step's memory budget.
 
-    A step that reads many inner tensors runs the network once for each group.
+    A larger tensor is a group alone. A step that reads many inner tensors runs the network once for
+    each group.
     """
     sizes = tensor_bytes(proto)
     groups = memory.in_groups([sizes.get(name, 0) for name in names], memory.step())
@@ -126,7 +127,7 @@ def between(proto: onnx.ModelProto, source: str, names: Sequence[str]) -> onnx.M
 
     Args:
         source: the tensor to start from, which becomes an input; empty to start from the inputs
-        only.
+            only.
         names: the outputs of the part.
     """
     graph = proto.graph
@@ -163,8 +164,8 @@ def _set_outputs(graph: onnx.GraphProto, names: Sequence[str]) -> None:
 def keep_apart(proto: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
     """Return a copy in which ONNX Runtime does not fuse the producers of these tensors.
 
-    Fusion changes the last bits. Because only tensors with a single consumer are fused, an
-    additional output returns the size of each tensor.
+    Fusion changes the last bits. ONNX Runtime fuses a node only if its output has a single reader,
+    so a second node reads each tensor and returns its size.
     """
     nodes = list(proto.graph.node)
     apart = copy.deepcopy(proto)
@@ -189,8 +190,8 @@ def expose(proto: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
 def cut_at(proto: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
     """Return a copy in which no tensor of `names` depends on another.
 
-    The inputs of the copy are the graph's inputs and all of `names`, which are floats that nodes
-    compute. The outputs are the same tensors in this order, each computed from these inputs.
+    The inputs of the copy are the graph's inputs and all of `names`, which are float32 tensors that
+    nodes compute. The outputs are the same tensors in this order, each computed from these inputs.
     """
     cut = copy.deepcopy(proto)
     graph = cut.graph
@@ -205,11 +206,11 @@ def cut_at(proto: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
 
 
 def end_at_logits(proto: onnx.ModelProto) -> bool:
-    """Make the final softmax's input the only output, in place; return False without a softmax.
+    """Make the final softmax's input the only output, in place; return whether there is one.
 
     A softmax would hide effects of quantization. A graph without a final softmax, or with several
-    outputs, stays unchanged. The softmax is removed if it is the last node; nodes after it stay
-    unused.
+    outputs, stays unchanged. A softmax that computes the output is removed; one with nodes after it
+    stays, unused like these nodes.
     """
     graph = proto.graph
     softmax = _find_final_softmax(graph)
@@ -235,7 +236,7 @@ def end_at_logits(proto: onnx.ModelProto) -> bool:
 
 
 def _find_final_softmax(graph: onnx.GraphProto) -> onnx.NodeProto | None:
-    """Return the softmax that computes the only output; None for other graphs."""
+    """Return the softmax whose values the only output has, perhaps rounded; None without one."""
     if len(graph.output) != 1:
         return None
     producers = Links(graph).producers

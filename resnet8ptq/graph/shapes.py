@@ -8,11 +8,11 @@ import math
 
 import onnx
 
-_SMALL = 128  # most numbers of a small constant; shapes and lists of axes have fewer
+_SMALL = 128  # numbers in the largest constant that keeps its values; shapes have fewer
 
 
 def infer_shapes(proto: onnx.ModelProto, length: int | None = None) -> onnx.GraphProto:
-    """Return the graph with inferred shapes; large weights lose their values.
+    """Return a copy of the graph with inferred shapes; large constants lose their values.
 
     Args:
         length: the size of the inputs' free axes after the batch; None leaves these axes free.
@@ -40,7 +40,10 @@ def infer_shapes(proto: onnx.ModelProto, length: int | None = None) -> onnx.Grap
 
 
 def find_sizes(proto: onnx.ModelProto) -> dict[str, list[int]]:
-    """Return the sizes of each tensor that has a known shape; a free size is 0."""
+    """Return the sizes of each tensor, by name; a free size is 0.
+
+    A tensor of unknown shape has no sizes, like a scalar, or is missing.
+    """
     graph = infer_shapes(proto)
     shapes = {}
     for value in (*graph.input, *graph.value_info, *graph.output):

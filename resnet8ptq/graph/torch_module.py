@@ -1,4 +1,4 @@
-"""Converts an ONNX graph to a torch module by onnx2torch, and maps its nodes to ONNX tensors."""
+"""Converts ONNX graphs to torch modules by onnx2torch; names the ONNX tensors of traced nodes."""
 
 import copy
 import importlib
@@ -41,7 +41,7 @@ _OPSET = 17  # the newest opset in which onnx2torch supports every common operat
 
 
 def as_tensors(samples: NDArray[Any]) -> tuple[torch.Tensor, ...]:
-    """Return samples (values of one input, or records) as the arguments of a module."""
+    """Return samples as arguments of a module: one tensor, or one for each field of records."""
     if not names_of(samples.dtype):
         return (torch.from_numpy(samples),)
     return tuple(map(torch.from_numpy, unpack(samples).values()))
@@ -50,8 +50,10 @@ def as_tensors(samples: NDArray[Any]) -> tuple[torch.Tensor, ...]:
 def infer(module: Any, batch: NDArray[Any]) -> list[NDArray[np.float32]]:
     """Return each output of `module` for a batch, in order, as an array.
 
-    Quantized outputs are dequantized. The module may be any that `load_torch_module` made,
-    quantized or not.
+    Quantized outputs are dequantized.
+
+    Args:
+        module: a torch module that takes the network's inputs in order, quantized or not.
     """
     with torch.inference_mode():
         outputs = module(*as_tensors(batch))
@@ -71,7 +73,7 @@ def load_torch_module(onnx_path: Path) -> Any:
     """Return the network as a `torch.fx.GraphModule` in evaluation mode, [N, ...] to [N, ...].
 
     Raises:
-        UnsupportedError: onnx2torch does not support an operator of the graph.
+        UnsupportedError: onnx2torch cannot convert the graph, mostly for lack of an operator.
     """
     # Do not pass the path: onnx2torch would write files beside it, into the cache.
     return to_torch_module(onnx.load(onnx_path))
@@ -80,7 +82,7 @@ def load_torch_module(onnx_path: Path) -> Any:
 def to_torch_module(proto: onnx.ModelProto) -> Any:
     """Return a graph as a torch module, see `load_torch_module`; `proto` does not change.
 
-    Operators that onnx2torch lacks or converts wrongly come from `torch_operators`.
+    Where `torch_operators` has a module for a node, it replaces onnx2torch's.
     """
     onnx2torch = _import_onnx2torch()
     lowered = copy.deepcopy(proto)
@@ -111,10 +113,11 @@ def to_torch_module(proto: onnx.ModelProto) -> Any:
 def find_difference(
     proto: onnx.ModelProto, batch: NDArray[Any], tolerance: float
 ) -> onnx.NodeProto | None:
-    """Return the first node whose output differs from ONNX Runtime's, if there is one.
+    """Return the first node whose first output differs from ONNX Runtime's; None without one.
 
     Args:
-        tolerance: the accepted difference, relative to the tensor's largest value.
+        proto: a graph whose nodes all have names.
+        tolerance: the accepted difference, relative to the tensor's largest absolute value.
     """
     module = to_torch_module(proto)
     computed = {}
@@ -126,6 +129,8 @@ def find_difference(
     for name, layer in module.named_modules():
         layer.register_forward_hook(partial(keep, name))
     infer(module, batch)
+
+    # Compare each node that is still a module
     nodes = []
     outputs = []
     for node in proto.graph.node:
@@ -144,8 +149,8 @@ def find_difference(
 def _fix_outputs(traced: Any, graph: onnx.GraphProto) -> None:
     """Make a traced module return the outputs of its ONNX graph, in a tuple if there are several.
 
-    onnx2torch returns a list of nodes instead, and all outputs of each node. A list can neither be
-    traced nor loaded again.
+    onnx2torch's module returns all outputs of each node that computes one, and a list if there are
+    several nodes. A list can neither be traced nor loaded again.
     """
     producers = Links(graph).producers
     calls = {node.target: node for node in traced.find_nodes(op="call_module")}
@@ -163,17 +168,17 @@ def _fix_outputs(traced: Any, graph: onnx.GraphProto) -> None:
     returned.args = (result,)
 
 
-_COUNTED = "num_outputs"  # an attribute of our own: the number of outputs of a Split without sizes
+_COUNTED = "num_outputs"  # of Split, since opset 18; the node's outputs give the same number
 
 
 def _lower(lowered: onnx.ModelProto, own: Mapping[str, torch.nn.Module]) -> None:
-    """Change a graph to the newest opset that onnx2torch supports, if its operators allow it.
+    """Mark the nodes of `own`, and lower a newer opset to `_OPSET` if the operators allow it.
 
-    Later opsets mostly add types to operators. In later opsets, reductions also take their axes as
-    an input, and Gelu is an operator.
+    The graph changes in place. Later opsets mostly add types to operators. In later opsets,
+    reductions also take their axes as an input, and Gelu is an operator.
 
     Args:
-        own: modules of the nodes that onnx2torch leaves to `torch_operators`.
+        own: the modules of `torch_operators`, by the names of the nodes that they replace.
     """
     if own:
         _mark(lowered, own)
@@ -209,7 +214,7 @@ def _lower(lowered: onnx.ModelProto, own: Mapping[str, torch.nn.Module]) -> None
 
 
 def _lower_reduction(reduction: onnx.NodeProto, axes: onnx.TensorProto) -> None:
-    """Give a reduction its axes as an attribute, in place."""
+    """Turn the axes of a reduction from an input into an attribute, in place."""
     kept = [item for item in reduction.attribute if item.name == "keepdims"]
     values = onnx.numpy_helper.to_array(axes).tolist()
     del reduction.attribute[:], reduction.input[1:]
@@ -217,7 +222,7 @@ def _lower_reduction(reduction: onnx.NodeProto, axes: onnx.TensorProto) -> None:
 
 
 def _ease(graph: onnx.GraphProto) -> None:
-    """Name all nodes, and work around three faults, in place.
+    """Name nodes without a name, and rewrite forms that onnx2torch or torch refuses, in place.
 
     onnx2torch misreads an empty name at the end of a node's inputs as a tensor, and refuses axes
     that are a single number, which exporters write. It also refuses a Clip without a minimum, and
@@ -228,6 +233,8 @@ def _ease(graph: onnx.GraphProto) -> None:
         node.name = node.name or f"unnamed_{index}"
         while node.input and not node.input[-1]:
             del node.input[-1]
+
+        # Write a single axis as a list, and a single bound as Max or Min
         axes = _find_second(node, constants)
         if node.op_type in ("Squeeze", "Unsqueeze") and axes is not None and not axes.dims:
             node.input[1] = f"{node.name}__axes"
@@ -252,12 +259,15 @@ def _ease_clip(clip: onnx.NodeProto) -> None:
 def _find_second(
     node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]
 ) -> onnx.TensorProto | None:
-    """Return the second input of a node, such as axes; None if it is not constant."""
+    """Return the second input of a node, such as axes; None if it is missing or computed."""
     return constants.get(input_at(node, 1))
 
 
 def _mark(proto: onnx.ModelProto, own: Mapping[str, torch.nn.Module]) -> None:
-    """Give these nodes the domain `_OWN` and their outputs known shapes, in place."""
+    """Move the nodes of `own` to the domain `_OWN`, in place.
+
+    onnx cannot infer shapes in this domain, so the shapes of their outputs are declared before.
+    """
     graph = proto.graph
     marked = []
     unknown: set[str] = set()  # outputs of marked nodes that have no declared shape yet
@@ -292,7 +302,10 @@ def _set_opset(proto: onnx.ModelProto, version: int) -> None:
 
 
 def _is_dispensable(node: onnx.NodeProto, item: onnx.AttributeProto, version: int) -> bool:
-    """Return whether an attribute is unknown to the older opset and has its default value."""
+    """Return whether the older opset lacks an attribute, and the node computes the same without it.
+
+    This holds for attributes with their default value, and for Split's number of outputs.
+    """
     name = node.op_type
     if node.domain or not defs.has(name, _OPSET):
         return False
@@ -329,23 +342,23 @@ def _to_erf(gelu: onnx.NodeProto, graph: onnx.GraphProto) -> list[onnx.NodeProto
 def name_tensors(
     traced: Any, paths: Mapping[str, str], graph: onnx.GraphProto, fused: Collection[str] = ()
 ) -> dict[str, str]:
-    """Return the ONNX name of the tensor that each node of a traced graph computes.
+    """Map each traced node that computes a tensor of the ONNX graph to the tensor's name.
 
     onnx2torch names a module after its ONNX node; the last node traced in it computes the output. A
-    convolution with explicit padding becomes two modules, `name.0` and `name.1`; the padded tensor
-    gets the name of the tensor before padding.
+    convolution with unequal padding before and after an axis becomes two modules, `name.0` and
+    `name.1`; the padded tensor gets the name of the tensor before padding.
 
     Args:
         traced: a `torch.fx.Graph`.
-        paths: the module of each node, by the node's name.
+        paths: the name of each traced node's module, by the node's name.
         graph: the ONNX graph.
-        fused: traced nodes that include the Relu after them.
+        fused: names of traced nodes that also compute the Relu after them.
     """
     constants = Links(graph).constants
     kept = {paths.get(node.name) for node in traced.nodes}
-    outputs = {}  # outputs by ONNX node
-    relus = {}  # each Relu's input -> output
-    norms = {}  # normalizations that FX folds into the convolution before
+    outputs = {}  # the first output of each ONNX node, by the node's name
+    relus = {}  # each Relu's output, by its input
+    norms = {}  # the same for normalizations that FX folds into the convolution before them
     for node in graph.node:
         outputs[node.name] = node.output[0]
         if is_relu(node, constants):
@@ -354,7 +367,7 @@ def name_tensors(
             norms[node.input[0]] = node.output[0]
 
     # The last node that is traced in a module computes the tensor
-    last: dict[str, str] = {}  # the last node that uses each tensor
+    last: dict[str, str] = {}  # the last node that is traced for each tensor
     placeholders = iter(input_names(graph))
     for node in traced.nodes:
         path = paths.get(node.name, "")
@@ -380,15 +393,14 @@ def name_tensors(
 
 
 def _fix_constants(module: Any, floats: Collection[str]) -> None:
-    """Replace modules that read constants at run time by modules with fixed parameters.
+    """Replace modules that read constants at run time by modules with fixed parameters, in place.
 
     `torch.export` and FX cannot trace onnx2torch's Reshape, Slice and Squeeze, which read their
-    shape, parts and axes at run time. Nor can they trace onnx2torch's Div, which reads the type of
+    shape, bounds and axes at run time. Nor can they trace onnx2torch's Div, which reads the type of
     the operands. With torch's split, ExecuTorch fixes the batch size.
 
-    torch's integer kernels need constants as second operands. They need a Hardtanh in place of a
-    Clip with two ends, and a Linear in place of a MatMul. The bias of a Linear must not be
-    broadcast.
+    Quantized kernels also need other forms: constants as second operands, a Hardtanh for a Clip
+    with two bounds, a Linear for a MatMul, and for each Linear a bias with one value per output.
 
     Args:
         floats: names of the modules with float outputs.
@@ -399,7 +411,10 @@ def _fix_constants(module: Any, floats: Collection[str]) -> None:
         layer = module.get_submodule(node.target)
         constants = _find_constants(module, layer, node)
         if isinstance(layer, torch.nn.Linear) and layer.bias is not None:
-            layer.bias = torch.nn.Parameter(layer.bias.expand(layer.out_features).contiguous())
+            bias = layer.bias.expand(layer.out_features)  # a Gemm may broadcast a single value
+            layer.bias = torch.nn.Parameter(bias.contiguous())
+
+        # Replace the module, or else only its operation
         fixed = _find_fixed(module, layer, node, constants)
         if fixed is not None:
             replacement, source = fixed
@@ -416,7 +431,7 @@ def _find_fixed(
 ) -> tuple[torch.nn.Module, Any] | None:
     """Return a module with fixed parameters, and the only tensor that it takes.
 
-    None if the module can stay.
+    Returns None if there is no such module for `layer`.
     """
     kind = type(layer).__name__
     if kind == "OnnxGather" and 0 in constants and layer._axis == 0:
@@ -441,7 +456,7 @@ def _find_fixed(
 
 
 def _fix_arithmetic(layer: Any, node: Any, constants: Mapping[int, torch.Tensor]) -> None:
-    """Use torch's division, and constants as second operands."""
+    """Divide by `torch.div`; swap the operands of an Add or Mul whose first one is constant."""
     operation = getattr(layer, "math_op_function", None)
     if getattr(operation, "__name__", "") == "_onnx_div":
         layer.math_op_function = torch.div
@@ -450,7 +465,7 @@ def _fix_arithmetic(layer: Any, node: Any, constants: Mapping[int, torch.Tensor]
 
 
 def _remove_unused(module: Any) -> None:
-    """Remove unused nodes, modules and constants, such as the weights of a Linear."""
+    """Remove unused nodes, modules and constants, such as weights that a Linear has copied."""
     module.graph.eliminate_dead_code()
     module.delete_all_unused_submodules()
     used = {node.target for node in module.graph.find_nodes(op="get_attr")}
@@ -461,7 +476,7 @@ def _remove_unused(module: Any) -> None:
 
 
 def _find_constants(module: Any, layer: Any, node: Any) -> dict[int, Any]:
-    """Return the constant inputs of a node that calls `layer`, by index."""
+    """Return the constant inputs of a node that calls `layer`, by the input's index."""
     inputs = dict(enumerate(node.args))
     if node.kwargs:  # onnx2torch names the inputs that follow an empty one
         names = list(signature(layer.forward).parameters)
@@ -477,12 +492,12 @@ def _find_constants(module: Any, layer: Any, node: Any) -> dict[int, Any]:
 def _fix_first(
     kind: str, layer: Any, constants: Mapping[int, torch.Tensor], all_constant: bool
 ) -> "torch.nn.Module | None":
-    """Return a module that takes only the first input; None if the module can stay.
+    """Return a module that takes only the first input; None if there is none for `layer`.
 
     Args:
         kind: the name of onnx2torch's class of `layer`.
         constants: the constant inputs of `layer`, by index.
-        all_constant: whether all other inputs are constant.
+        all_constant: whether the first input is computed, and all others are constant.
     """
     if kind == "OnnxReshape" and 1 in constants:
         return Fixed(_reshape, shape=constants[1].tolist())
@@ -490,7 +505,7 @@ def _fix_first(
         axis = layer.axis  # onnx2torch would return one axis if `axis` is the last
         return Fixed(lambda v: v.unsqueeze(-1).flatten(end_dim=axis - 1).flatten(start_dim=1))
     if kind == "OnnxExpand" and 1 in constants:
-        # -1 means the input's size
+        # A size of 1 keeps the input's size in ONNX, a size of -1 in torch
         shape = constants[1].masked_fill(constants[1] == 1, -1).tolist()
         return Fixed(lambda values: values.expand(shape))
     if kind == "OnnxSlice" and all_constant:
@@ -517,13 +532,14 @@ def _fix_first(
 
 
 def _to_linear(weights: torch.Tensor) -> torch.nn.Linear:
+    """Return a product with weights [inputs, outputs]."""
     linear = torch.nn.Linear(*weights.shape, bias=False, device="meta")
     linear.weight = torch.nn.Parameter(weights.T.contiguous())
     return linear
 
 
 def _is_by_channel(slopes: torch.Tensor) -> bool:
-    """Return whether slopes have the shape [C, 1, ...] or [1, C, 1, ...], for any C."""
+    """Return whether slopes are one number, or have the shape [C, 1, ...] or [1, C, 1, ...]."""
     return slopes.numel() in (*slopes.shape[:2], 1)
 
 
@@ -535,7 +551,7 @@ def _to_prelu(slopes: torch.Tensor) -> torch.nn.PReLU:
 
 
 def quantize_tables(module: Any, names: Collection[str]) -> None:
-    """Store the embeddings with these ONNX names in 8 bits, in place, see `graph.embeddings`."""
+    """Store the tables of Gather nodes with these names in 8 bits, in place; see `embeddings`."""
     for name, layer in list(module.named_modules()):
         if isinstance(layer, _Lookup) and name in names:
             levels, scale = map(torch.from_numpy, round_rows(layer.weights.detach().numpy()))
@@ -543,8 +559,9 @@ def quantize_tables(module: Any, names: Collection[str]) -> None:
 
 
 def _fix_split(axis: int, count: int, sizes: list[int] | None) -> Fixed:
-    """Return a Split into parts of these sizes, or by default equal ones with a smaller last
-    part.
+    """Return a Split into `count` parts of these sizes.
+
+    Without sizes, the parts are equal, or the last one is smaller.
     """
 
     def split(values: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -561,7 +578,12 @@ def _fix_split(axis: int, count: int, sizes: list[int] | None) -> Fixed:
 
 
 def _fix_slice(constants: Mapping[int, Any]) -> Fixed:
-    """Return a Slice with fixed parts of the first axes, of the last ones, or of both."""
+    """Return a Slice with fixed bounds; its axes count from the first, the last, or both.
+
+    Args:
+        constants: starts, ends, axes and steps by input index, from 1; axes and steps may be
+            missing.
+    """
     parts = {index: constant.tolist() for index, constant in constants.items()}
     starts = parts[1]
     ends = parts[2]
@@ -597,17 +619,21 @@ def _fix_slice(constants: Mapping[int, Any]) -> Fixed:
 
 
 def _part(start: int, end: int, step: int) -> slice:
-    """Return a part of an axis, from its other end if `step` is negative."""
+    """Return the slice of an axis, which the caller reverses if `step` is negative."""
     if step < 0:
         start = -start - 1
         end = -end - 1
         step = -step
-    # A number would bound the batch in `torch.export`.
-    return slice(start, None if end >= _TO_THE_END else end, step)
+    if end >= _TO_THE_END:  # a number would bound the batch in `torch.export`
+        return slice(start, None, step)
+    return slice(start, end, step)
 
 
 def _fix_gather(axis: int, indices: torch.Tensor) -> Fixed | None:
-    """Return a Gather of fixed indices; None if there are several and some count from the end."""
+    """Return a Gather of fixed indices.
+
+    Returns None unless `indices` is a number, or a list of numbers that are not negative.
+    """
     if indices.ndim == 0:
         return Fixed(_select, axis=axis, index=int(indices))
     if indices.ndim == 1 and (indices >= 0).all():
@@ -618,7 +644,10 @@ def _fix_gather(axis: int, indices: torch.Tensor) -> Fixed | None:
 def _find_counted(
     module: Any, node: Any, constants: Mapping[int, torch.Tensor]
 ) -> tuple[Fixed, Any] | None:
-    """Return a Range of the positions (0, 1, ...) along a tensor's axis, and the tensor."""
+    """Return a Range of the positions (0, 1, ...) along a tensor's axis, and the tensor.
+
+    Returns None for other Ranges.
+    """
     if set(constants) != {0, 2} or (constants[0], constants[2]) != (0, 1):
         return None
     measured = _find_axis(module, node.args[1])
@@ -631,9 +660,14 @@ def _find_counted(
 def _find_cut(
     module: Any, node: Any, constants: Mapping[int, torch.Tensor]
 ) -> tuple[Fixed, Any] | None:
-    """Return a Slice of constant values to the length of a tensor's axis, and the tensor."""
+    """Return a Slice of constant values to the length of a tensor's axis, and the tensor.
+
+    Returns None for other Slices.
+    """
     if 0 not in constants or 2 in constants or 3 not in constants:
         return None
+
+    # The slice must begin at 0, and keep every value
     unset = torch.ones(1)
     starts = constants.get(1, unset).tolist()
     steps = constants.get(4, unset).tolist()
@@ -648,7 +682,11 @@ def _find_cut(
 
 
 def _find_axis(module: Any, size: Any) -> tuple[Any, int] | None:
-    """Return the tensor and the axis whose size a node computes; None for others."""
+    """Return the tensor and the axis whose size `size` computes; None if it computes another value.
+
+    Args:
+        size: a node of the traced graph.
+    """
     axis = 0
     while kind := _kind(module, size):
         layer = module.get_submodule(size.target)
@@ -665,7 +703,10 @@ def _find_axis(module: Any, size: Any) -> tuple[Any, int] | None:
 
 
 def _find_repeat(module: Any, expand: Any, values: torch.Tensor) -> tuple[Fixed, Any] | None:
-    """Return an Expand of constant values to a batch size, and the tensor of that batch size."""
+    """Return an Expand of constant values to a batch size, and the tensor of that batch size.
+
+    Returns None if the shape is not computed from constants and one batch size.
+    """
     joined = expand.args[1]
     if _kind(module, joined) == "OnnxWhere":  # exporters replace -1 by 1
         joined = joined.args[2]
@@ -692,7 +733,11 @@ def _find_repeat(module: Any, expand: Any, values: torch.Tensor) -> tuple[Fixed,
 
 
 def _find_batch(module: Any, size: Any) -> Any:
-    """Return the tensor whose batch size a node computes; None for others."""
+    """Return the tensor whose batch size `size` computes; None if it computes another value.
+
+    Args:
+        size: a node of the traced graph.
+    """
     while (kind := _kind(module, size)) in ("_take", "_select", "OnnxUnsqueezeStaticAxes"):
         layer = module.get_submodule(size.target)
         index = layer.indices.tolist() if kind == "_take" else getattr(layer, "index", 0)
@@ -705,7 +750,10 @@ def _find_batch(module: Any, size: Any) -> Any:
 
 
 def _kind(module: Any, node: Any) -> str:
-    """Return the name of the function or class that a node calls; empty for other nodes."""
+    """Return the name of a called module's class, or of its function if it is a `Fixed`.
+
+    The name is empty if `node` calls no module, and `?` if the function has no name.
+    """
     if node.op != "call_module":
         return ""
     layer = module.get_submodule(node.target)
@@ -714,7 +762,10 @@ def _kind(module: Any, node: Any) -> str:
 
 
 def _find_like(module: Any, expand: Any, values: torch.Tensor) -> tuple[Fixed, Any] | None:
-    """Return an Expand of constant values to the whole shape of a tensor, and the tensor."""
+    """Return an Expand of constant values to the whole shape of a tensor, and the tensor.
+
+    Returns None for other Expands.
+    """
     shape = expand.args[1]
     if _kind(module, shape) != "OnnxShape":
         return None
@@ -735,11 +786,11 @@ class _Lookup(torch.nn.Module):  # type: ignore[misc]
         return self.weights[indices]
 
 
-# Functions for `Fixed`; most are named after an ONNX operator.
+# Functions for `Fixed`.
 
 
 def _look_up_rows(indices: torch.Tensor, levels: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Look up rows of a table in 8 bits with a scale for each row, see `graph.embeddings`."""
+    """Return rows of an 8-bit table as floats; each row has a scale, see `graph.embeddings`."""
     return levels[indices].to(torch.float32) * scale[indices]
 
 
@@ -756,7 +807,7 @@ def _squeeze(values: torch.Tensor, axes: tuple[int, ...] | None) -> torch.Tensor
 
 
 def _reduce(operation: Callable[..., torch.Tensor], *values: torch.Tensor) -> torch.Tensor:
-    """Combine several tensors in steps of two, which FX can trace."""
+    """Combine tensors two at a time, which FX can trace."""
     return reduce(operation, values)
 
 
@@ -771,29 +822,44 @@ _REDUCED: dict[str, Callable[..., torch.Tensor]] = {
 
 
 def _positions(values: torch.Tensor, axis: int) -> torch.Tensor:
-    """Return 0, 1, ... along an axis, int64; the size stays dynamic in FX, export and tracing."""
+    """Return the positions 0, 1, ... along an axis, int64 [size].
+
+    The size stays dynamic in FX, export and tracing.
+    """
     return torch.cumsum(torch.ones_like(_line(values, axis), dtype=torch.int64), 0) - 1
 
 
 def _cut(values: torch.Tensor, table: torch.Tensor, axis: int, counted: int) -> torch.Tensor:
-    """Return a table, such as embeddings of positions, cut to the length of an axis of `values`."""
+    """Return a table, such as embeddings of positions, cut to the length of `values`.
+
+    Args:
+        axis: the axis of `table` to cut.
+        counted: the axis of `values` that gives the length.
+    """
     return table.index_select(axis, _positions(values, counted))
 
 
 def _line(values: torch.Tensor, axis: int) -> torch.Tensor:
-    """Return the values along an axis, at index 0 of all other axes."""
+    """Return the values along an axis, at index 0 of all other axes: [size]."""
     rows = values.transpose(0, axis)
     return rows.reshape(rows.shape[0], -1).select(1, 0)
 
 
 def _repeat(values: torch.Tensor, row: torch.Tensor, axis: int) -> torch.Tensor:
-    """Return a row of size 1 along `axis`, such as a class token, for each sample of `values`."""
+    """Return a row, such as a class token, repeated along `axis` for each sample of `values`.
+
+    Args:
+        row: a tensor of size 1 along `axis`.
+    """
     return row.index_select(axis, torch.zeros_like(_line(values, 0), dtype=torch.int64))
 
 
 def _reshape(values: torch.Tensor, shape: list[int]) -> torch.Tensor:
-    """Reshape values; a size of 0 copies the input's size."""
-    return torch.reshape(values, [size or values.shape[i] for i, size in enumerate(shape)])
+    """Reshape values; a size of 0 copies the input's size on that axis."""
+    sizes = []
+    for axis, size in enumerate(shape):
+        sizes.append(size or values.shape[axis])
+    return torch.reshape(values, sizes)
 
 
 # torchvision registers shapes of these operators even if its compiled operators are missing.
@@ -809,7 +875,10 @@ def import_torchvision() -> None:
 
     With a CPU build of torch, the compiled operators of pip's torchvision may not load, and its
     import fails on two of them. Both are declared here without a kernel. If a network calls one,
-    torchvision's error names the package to install.
+    torchvision's error says to reinstall torchvision.
+
+    Raises:
+        RuntimeError: the import failed on something else.
     """
     try:
         importlib.import_module("torchvision")
@@ -851,7 +920,7 @@ def _import_onnx2torch() -> types.ModuleType:
 
 
 def _add_converters() -> None:
-    """Register the nodes of `torch_operators`, and the comparisons of opset 16."""
+    """Register placeholders for the nodes of `torch_operators`, and two comparisons of opset 16."""
     from onnx2torch.node_converters.registry import add_converter, get_converter
     from onnx2torch.utils.common import OperationConverterResult, onnx_mapping_from_node
 

@@ -1,7 +1,7 @@
 """Torch modules for ONNX operators that onnx2torch lacks or converts wrongly.
 
-Each module takes the node's first input, and the node's other inputs must be constants; a `Joint`
-takes several inputs.
+Most modules take the node's first input, and the node's other inputs must be constants. A `Joint`
+takes all inputs, a recurrent layer also its initial states.
 """
 
 import sys
@@ -49,12 +49,13 @@ class Fixed(torch.nn.Module):  # type: ignore[misc]
                 setattr(self, name, value)
 
     def forward(self, *values: torch.Tensor) -> Any:
-        """Return the function's result."""
-        return self.function(*values, **{name: getattr(self, name) for name in self.names})
+        """Return the function's result for the node's inputs."""
+        settings = {name: getattr(self, name) for name in self.names}
+        return self.function(*values, **settings)
 
 
 class InFloat(Fixed):
-    """A module of several operators; quantization must not round between them."""
+    """A module that torch's quantizers leave in float, mostly one of several operators."""
 
 
 class Joint(InFloat):
@@ -90,7 +91,7 @@ class Node:
 
 
 def find_modules(proto: onnx.ModelProto) -> dict[str, torch.nn.Module]:
-    """Return the modules of the nodes that onnx2torch does not convert, by the nodes' names."""
+    """Return the modules that replace onnx2torch's, by the names of the nodes."""
     nodes = []
     for node in proto.graph.node:
         if not node.domain and node.op_type in _CONVERTERS:
@@ -139,7 +140,11 @@ def _always(kind: type[Fixed], function: Callable[..., Any]) -> "_Converter":
 
 
 def _make_pool(node: Node) -> tuple[Any, list[int]] | None:
-    """Return a mean without padding, and the padding; None for windows that torch's pools lack."""
+    """Return torch's mean over a node's windows, and the padding that must come before it.
+
+    Returns None for windows that torch's pools lack: dilated, of more than three axes, or padded by
+    `SAME_UPPER` or `SAME_LOWER`.
+    """
     kernel = node("kernel_shape")
     rank = len(kernel)
     ones = [1] * rank
@@ -148,12 +153,13 @@ def _make_pool(node: Node) -> tuple[Any, list[int]] | None:
     if not plain or rank not in _POOLS:
         return None
     settings = {"stride": node("strides", ones), "ceil_mode": bool(node("ceil_mode", 0))}
+    # `functional.pad` takes (before, after) for each axis, from the last axis to the first
     widths = np.reshape(pads, (2, rank)).T[::-1].flatten().tolist()
     return partial(_POOLS[rank], kernel_size=kernel, **settings), widths
 
 
 def _average_pool(node: Node) -> torch.nn.Module | None:
-    """Return an AveragePool with unequal padding before and after an axis."""
+    """Return an AveragePool with unequal padding before and after an axis; None for others."""
     made = _make_pool(node)
     spatial = node.sizes[2:]
     if made is None or made[1][::2] == made[1][1::2] or 0 in spatial:
@@ -166,7 +172,10 @@ def _average_pool(node: Node) -> torch.nn.Module | None:
 
 
 def _lp_pool(node: Node) -> torch.nn.Module | None:
-    """Return an LpPool; torch's own lacks padding, and absolute values for odd powers."""
+    """Return an LpPool; None for windows that torch's mean lacks.
+
+    torch's own LpPool lacks padding, and does not take absolute values for odd powers.
+    """
     made = _make_pool(node)
     power = node("p", 2)
     count = int(np.prod(node("kernel_shape")))
@@ -186,9 +195,9 @@ def _spatial(node: Node) -> tuple[int, ...]:
 
 
 def _over(find: Callable[..., Any], axes: Sequence[int], keeps: bool) -> torch.nn.Module:
-    """Return the largest or smallest values over axes, in two operators if the axes are dropped.
+    """Return a reduction by `torch.amax` or `torch.amin`, which `find` is.
 
-    XNNPACK has these reductions with kept axes only.
+    If the axes are dropped, a second operator drops them, because XNNPACK's reductions keep them.
     """
 
     def extremes(values: torch.Tensor) -> torch.Tensor:
@@ -200,14 +209,14 @@ def _over(find: Callable[..., Any], axes: Sequence[int], keeps: bool) -> torch.n
 
 def _extreme(find: Callable[..., Any], node: Node) -> torch.nn.Module | None:
     axes = node.constants.get(1, np.array(node("axes", []))).tolist()
-    axes = axes or [*range(len(node.sizes))]
+    axes = axes or [*range(len(node.sizes))]  # without axes, over all
     if not axes or node("noop_with_empty_axes", 0):
         return None
     return _over(find, axes, bool(node("keepdims", 1)))
 
 
 def _pad(node: Node) -> torch.nn.Module | None:
-    """Return a Pad with fixed widths; None if its axes are given and the sizes are unknown.
+    """Return a Pad with fixed widths; None if the node names axes and the rank is unknown.
 
     torch can reflect and repeat values only along axes after the first.
     """
@@ -224,6 +233,8 @@ def _pad(node: Node) -> torch.nn.Module | None:
     # Negative widths cut values off the ends
     cropped = np.maximum(-pairs, 0).tolist()
     kept = tuple(slice(before, -after or None) for before, after in cropped)
+
+    # Modes other than constant take no widths for the batch and for unpadded channels
     pairs = np.maximum(pairs, 0)
     value = None
     if mode != "constant":
@@ -256,7 +267,11 @@ def _wrap(widths: Mapping[int, tuple[int, int]]) -> torch.nn.Module:
 
 
 def _find_pads(node: Node, kernel: Sequence[int]) -> NDArray[np.int64] | None:
-    """Return the paddings [2, axes] of a ConvTranspose; None if they are unknown."""
+    """Return the paddings [2, axes] of a ConvTranspose, before and after each axis.
+
+    Returns None for `SAME_UPPER` and `SAME_LOWER`, and if `output_shape` needs unknown sizes or
+    negative paddings.
+    """
     rank = len(kernel)
     sizes = node.sizes[2:]
     target = node("output_shape", [])
@@ -266,6 +281,8 @@ def _find_pads(node: Node, kernel: Sequence[int]) -> NDArray[np.int64] | None:
         return np.reshape(node("pads", [0] * 2 * rank), (2, rank))
     if not sizes or 0 in sizes:
         return None
+
+    # Padding removes what exceeds `output_shape`, the larger half before the axis
     ones = [1] * rank
     extra = np.array(node("output_padding", [0] * rank))
     whole = (np.array(sizes) - 1) * node("strides", ones) + extra
@@ -276,6 +293,7 @@ def _find_pads(node: Node, kernel: Sequence[int]) -> NDArray[np.int64] | None:
 
 
 def _conv_transpose(node: Node) -> torch.nn.Module | None:
+    """Return a ConvTranspose with unequal padding before and after an axis; None for others."""
     weights = torch.tensor(node.constants[1])
     bias = node.constants.get(2)
     rank = weights.ndim - 2
@@ -306,7 +324,7 @@ def _conv_transpose(node: Node) -> torch.nn.Module | None:
 
 
 def _depth_to_space(node: Node) -> torch.nn.Module | None:
-    """Return a DepthToSpace whose channels are ordered by block first (DCR)."""
+    """Return a DepthToSpace of mode DCR, where the block comes before the channels; else None."""
     if node("mode", b"DCR") == b"CRD":
         return None
     block = node("blocksize")
@@ -397,10 +415,11 @@ def _cum_sum(node: Node) -> torch.nn.Module:
 def _top_k(node: Node) -> torch.nn.Module:
     count = int(node.constants[1].item())
     axis = node("axis", -1)
-    order = bool(node("largest", 1)), bool(node("sorted", 1))
+    is_largest = bool(node("largest", 1))
+    is_sorted = bool(node("sorted", 1))
 
     def top(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        chosen = torch.topk(values, count, axis, *order)
+        chosen = torch.topk(values, count, axis, is_largest, is_sorted)
         return chosen[0], chosen[1]  # a traced result cannot be unpacked
 
     return InFloat(top)
@@ -415,7 +434,8 @@ def _gather(node: Node) -> torch.nn.Module | None:
     return Joint(lambda values, indices: values[(*[slice(None)] * axis, indices.long())])
 
 
-def _places(indices: torch.Tensor, depth: int) -> tuple[torch.Tensor, ...]:
+def _by_axis(indices: torch.Tensor, depth: int) -> tuple[torch.Tensor, ...]:
+    """Return the index along each axis, from indices [..., depth] of points."""
     return tuple(indices.select(-1, axis) for axis in range(depth))
 
 
@@ -423,11 +443,14 @@ def _gather_nd(node: Node) -> torch.nn.Module | None:
     if not node.depth or node("batch_dims", 0):
         return None
     depth = node.depth
-    return Joint(lambda values, indices: values[_places(indices, depth)])
+    return Joint(lambda values, indices: values[_by_axis(indices, depth)])
 
 
 def _along(function: Callable[..., Any], node: Node) -> torch.nn.Module:
-    """Return a module for values and indices along an axis; indices below 0 count from the end."""
+    """Return a module of values and of indices along the node's axis.
+
+    Indices below 0 count from the end, which torch's functions refuse.
+    """
     axis = node("axis", 0)
     return Joint(
         lambda values, indices, *updates: function(
@@ -449,7 +472,7 @@ def _scatter_nd(node: Node) -> torch.nn.Module | None:
         return None
     return Joint(
         lambda values, indices, updates: torch.index_put(
-            values, _places(indices, depth), updates, reduction == b"add"
+            values, _by_axis(indices, depth), updates, reduction == b"add"
         )
     )
 
@@ -492,8 +515,9 @@ def _one_hot(node: Node) -> torch.nn.Module:
 
 
 def _recurrent(node: Node) -> torch.nn.Module | None:
-    """Return torch's LSTM, GRU or RNN; the initial states are 0 by default."""
-    network = torch_recurrent.find_function(node.proto, node.constants, [*node.sizes, 0][0])
+    """Return an LSTM, GRU or RNN; None for a variant that `torch_recurrent` lacks."""
+    steps = node.sizes[0] if node.sizes else 0
+    network = torch_recurrent.find_function(node.proto, node.constants, steps)
     if network is None:
         return None
     parts = torch_recurrent.weights_by_direction(node.proto, node.constants)
@@ -504,8 +528,11 @@ def _recurrent(node: Node) -> torch.nn.Module | None:
     is_reverse = node("direction", b"") == b"reverse"  # runs from the last step
 
     def run(values: torch.Tensor, *states: torch.Tensor, weights: Any) -> Any:
-        """Return [steps, directions, N, width] and the last states [directions, N, width]."""
-        if not states:
+        """Return [steps, directions, N, width], and the last states [directions, N, width].
+
+        The last states are left out if the node returns none.
+        """
+        if not states:  # ONNX's default is 0
             zeros = values.new_zeros(directions, values.shape[1], width)
             states = (zeros, zeros)
         if is_reverse:
@@ -526,8 +553,9 @@ def _recurrent(node: Node) -> torch.nn.Module | None:
 def _resize(node: Node) -> torch.nn.Module | None:
     """Return torch's interpolation if it computes the same values; else a product with matrices.
 
-    Torch and ONNX Runtime are compared on the unit matrix for each axis, because a Resize is linear
-    along each axis.
+    The unit matrix shows how torch and ONNX Runtime resize an axis, because a Resize is linear
+    along each axis. Returns None for crops, for a kept aspect ratio, for a resized batch, and if
+    the sizes are unknown.
     """
     rank = len(node.sizes)
     cropped = b"tf_crop" in node("coordinate_transformation_mode", b"")
@@ -535,7 +563,7 @@ def _resize(node: Node) -> torch.nn.Module | None:
     targets = node.constants.get(key, np.empty(0)).tolist()
     if not rank or cropped or len(targets) != rank or node(*_POLICY) != b"stretch":
         return None
-    unchanged = node.sizes if key == 3 else [1] * rank
+    unchanged = node.sizes if key == 3 else [1] * rank  # the targets that keep every size
     if unchanged[0] and targets[0] != unchanged[0]:
         return None
 
@@ -559,7 +587,7 @@ def _resize(node: Node) -> torch.nn.Module | None:
 
 
 def _resample(matrices: Mapping[int, NDArray[np.float32]]) -> torch.nn.Module:
-    """Return a product with a matrix [size, new size] along each axis."""
+    """Return a product with a matrix [size, new size] along each axis of `matrices`."""
 
     def resample(values: torch.Tensor, **buffers: torch.Tensor) -> torch.Tensor:
         for axis, matrix in zip(matrices, buffers.values(), strict=True):
@@ -572,7 +600,7 @@ def _resample(matrices: Mapping[int, NDArray[np.float32]]) -> torch.nn.Module:
 
 _POLICY = ("keep_aspect_ratio_policy", b"stretch")
 _ANY = 7  # stands for a free size when two ways to resize are compared
-# Torch's modes by the number of axes.
+# Torch's modes by ONNX's mode, then by the rank of the tensor.
 _MODES: dict[bytes, dict[int, tuple[str, ...]]] = {
     b"nearest": dict.fromkeys((3, 4, 5), ("nearest", "nearest-exact")),
     b"linear": {3: ("linear",), 4: ("bilinear",), 5: ("trilinear",)},
@@ -581,7 +609,12 @@ _MODES: dict[bytes, dict[int, tuple[str, ...]]] = {
 
 
 def _interpolations(node: Node, key: int, targets: list[Any]) -> list[Fixed]:
-    """Return the ways in which torch resizes to these scales, or sizes if `key` is 3."""
+    """Return the ways in which torch resizes a tensor, with or without aligned corners.
+
+    Args:
+        key: index of the Resize's input with the targets: 2 for scales, 3 for sizes.
+        targets: the targets of the axes after the channels.
+    """
     mode = node("mode", b"nearest")
     rank = len(node.sizes)
     settings: dict[str, Any] = {"size": None, "scale_factor": None}
@@ -596,7 +629,12 @@ def _interpolations(node: Node, key: int, targets: list[Any]) -> list[Fixed]:
 
 
 def _find_matrix(node: Node, key: int, size: int, target: float) -> NDArray[np.float32]:
-    """Return the matrix [size, new size] by which ONNX Runtime resizes an axis."""
+    """Return the matrix [size, new size] by which ONNX Runtime resizes an axis.
+
+    Args:
+        key: as for `_interpolations`.
+        target: the scale or the new size.
+    """
     if key == 3:
         inputs = ["x", "", "", "target"]
         targets = np.array([size, 1, target, 1], np.int64)
@@ -618,7 +656,7 @@ def _find_matrix(node: Node, key: int, size: int, target: float) -> NDArray[np.f
 
 
 def _is_same(module: Fixed, axis: int, matrix: NDArray[np.float32]) -> bool:
-    """Return whether torch resizes an axis by this matrix."""
+    """Return whether torch's interpolation resizes an axis by this matrix, within 1e-5."""
     size = len(matrix)
     mode = "bilinear" if "linear" in module.mode else module.mode
     sizes = None

@@ -37,8 +37,9 @@ _MOVING = (
 
 
 def drop_zero_states(graph: onnx.GraphProto) -> None:
-    """Drop initial states of 0, ONNX's default, in place; exporters expand such states to the
-    batch.
+    """Drop initial states that are 0, ONNX's default, from recurrent layers, in place.
+
+    Exporters write them as zeros that are expanded to the batch.
     """
     if not any(node.op_type in KINDS for node in graph.node):
         return
@@ -46,6 +47,8 @@ def drop_zero_states(graph: onnx.GraphProto) -> None:
     for tensor in graph.initializer:
         if not onnx.numpy_helper.to_array(tensor).any():
             zeros.add(tensor.name)
+
+    # Follow the zeros from node to node, up to the layers
     for node in graph.node:
         if _is_zero(node, zeros):
             zeros.add(node.output[0])
@@ -57,6 +60,7 @@ def drop_zero_states(graph: onnx.GraphProto) -> None:
 
 
 def _is_zero(node: onnx.NodeProto, zeros: Collection[str]) -> bool:
+    """Return whether a node only makes zeros, or moves those of a tensor in `zeros`."""
     if node.op_type == "ConstantOfShape":
         value = attribute(node, "value", None)
         return value is None or not onnx.numpy_helper.to_array(value).any()
@@ -66,17 +70,20 @@ def _is_zero(node: onnx.NodeProto, zeros: Collection[str]) -> bool:
 def find_function(
     node: onnx.NodeProto, constants: Constants, steps: int
 ) -> Callable[..., Any] | None:
-    """Return torch's function for a node; None for a variant that torch lacks.
+    """Return a function that computes a node, with the signature of `torch.lstm` or `torch.gru`.
+
+    Returns None for a variant without such a function, and if weights or biases are computed.
 
     Args:
-        steps: number of steps; 0 for any number.
+        constants: the constant inputs, by index.
+        steps: the network's number of steps; 0 for a free number.
     """
     kind = node.op_type
     used = {index for index, name in enumerate(node.input) if name}
     states = {5, 6} if kind == "LSTM" else {5}
     if not constants.keys() >= used & {1, 2, 3}:  # weights of inputs and states, and biases
         return None
-    if used - {0, 1, 2, 3} not in (set(), states):
+    if used - {0, 1, 2, 3} not in (set(), states):  # lengths of sequences, peepholes, or one state
         return None
     if any(attribute(node, name, 0) for name in ("clip", "layout", "input_forget")):
         return None
@@ -86,7 +93,7 @@ def find_function(
     if functions not in usual:
         return None
 
-    # torch's function
+    # A GRU that resets first is a loop, which needs a fixed number of steps
     if kind == "GRU" and not attribute(node, "linear_before_reset", 0):
         return partial(_reset_first, steps=steps) if steps else None
     name = kind.lower()
@@ -106,6 +113,10 @@ def _reset_first(
     """Compute a GRU that resets the state before the matrix product; torch resets it afterwards.
 
     Arguments and result are those of `torch.gru`, with a fixed number of steps.
+
+    Args:
+        values: [steps, N, inputs].
+        states: the initial states, [directions, N, width].
     """
     directions = []
     last = []
@@ -116,6 +127,8 @@ def _reset_first(
         outputs = []
         ordered = values.flip(0) if direction else values
         inputs = functional.linear(ordered, of_values, bias)
+
+        # Each step computes the gates from the input and the last state
         for index in range(steps):
             step = inputs[index]
             both = functional.linear(state, of_state[: 2 * width], state_bias[: 2 * width])
@@ -133,7 +146,10 @@ def _reset_first(
 
 
 def weights_by_direction(node: onnx.NodeProto, constants: Constants) -> list[torch.Tensor]:
-    """Return weights and biases of each direction, in torch's order of weights and gates."""
+    """Return the weights and biases of each direction in turn, with the gates in torch's order.
+
+    Each direction has four: the weights of inputs and of states, and the biases of both.
+    """
     directions, rows, _ = constants[1].shape
     biases = constants.get(3, np.zeros((directions, 2 * rows), np.float32))
     parts = (constants[1], constants[2], biases[:, :rows], biases[:, rows:])

@@ -38,7 +38,7 @@ def write_weights(graph: Linked, node: onnx.NodeProto, weights: NDArray[Any]) ->
 
 
 def read_bias(graph: Linked, node: onnx.NodeProto) -> Array:
-    """Return a layer's bias [output channels]; zeros without a bias."""
+    """Return a layer's bias [output channels]; zeros if the layer has no third input."""
     graph = Links.of(graph)
     channels = graph.constants[node.input[1]].dims[channel_axis(node)]
     name = input_at(node, 2)
@@ -48,16 +48,16 @@ def read_bias(graph: Linked, node: onnx.NodeProto) -> Array:
 
 
 def write_bias(graph: Linked, node: onnx.NodeProto, bias: NDArray[Any]) -> None:
-    """Replace the bias of a Conv or Gemm by `bias` [output channels], or add it."""
+    """Replace the bias of a Conv or Gemm by `bias` [output channels], or add one."""
     if len(node.input) < 3:
         node.input.append("")
     write_input(graph, node, index=2, values=bias)
 
 
 def find_added_bias(graph: Linked, matmul: onnx.NodeProto) -> tuple[onnx.NodeProto, int] | None:
-    """Return the Add of a constant [output channels] to a MatMul, and the index of the constant.
+    """Return the Add of a constant [output channels] to a MatMul, and the constant's input index.
 
-    Returns None without such an Add, or if the product has another consumer or is an output.
+    Returns None without such an Add, or if the product has another reader or is an output.
     """
     graph = Links.of(graph)
     channels = graph.constants[matmul.input[1]].dims[channel_axis(matmul)]
@@ -85,12 +85,17 @@ def biased_output(graph: Linked, node: onnx.NodeProto) -> str:
 
 
 def write_input(graph: Linked, node: onnx.NodeProto, index: int, values: NDArray[Any]) -> None:
-    """Replace an initializer; if it is missing, or used elsewhere too, add one."""
+    """Replace the values of a constant input by `values`, as float32.
+
+    If the constant has another reader or is an output, the node gets a new constant instead. So
+    does a node whose input `index` has no name.
+    """
     links = Links.of(graph)
     name = node.input[index]
     if not name or links.is_shared(name):
         name = f"{node.name}/corrected_{index}"
-    # Write in place, because protobuf keeps removed elements of a list in memory.
+
+    # Write in place, because protobuf keeps removed elements of a list in memory
     tensor = links.constants.get(name) or links.graph.initializer.add()
     tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(values, np.float32), name))
     if node.input[index] != name:
