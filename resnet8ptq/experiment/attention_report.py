@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 def log_attention(config: QuantizationConfig, graph: onnx.GraphProto) -> None:
     """Log the operators left in float because of attention; warn about ranges stretched by a mask.
 
-    Does nothing for a network without attention or a float dtype.
+    Does nothing for a float dtype, or for a network without attention.
     """
     if config.dtype.is_float or not find_attention(graph):
         return
@@ -34,6 +34,7 @@ def log_attention(config: QuantizationConfig, graph: onnx.GraphProto) -> None:
             )
         return
 
+    # Count the operators that the setting leaves in float
     selection = Selection.of(config)
     left = Counter(node.op_type for node in find_left_by_attention(graph, selection))
     if left:

@@ -47,7 +47,7 @@ def measure(
     """Return the measurement of the artifact, together with its FP32 baseline.
 
     Args:
-        memory: the measurement of the peak since the run began.
+        memory: measures the peak memory since the run began.
         plan: the plan for an early stop; None evaluates all samples.
     """
     evaluator = work.evaluator
@@ -118,7 +118,12 @@ def measure(
 def find_execution(
     evaluator: Evaluator, resolved: Resolved, quantized: Quantized, samples: Split
 ) -> dict[str, str]:
-    """Return the kernels that run the layers, and the nodes of each execution provider.
+    """Return the kernels that run the layers, and the nodes of each execution provider, as params.
+
+    A file without integer layers has none if this machine's CPU runs it.
+
+    Args:
+        samples: the first of them is run to find the nodes of a provider or a target.
 
     Raises:
         UnsupportedError: the requested provider runs no node of the file.
@@ -133,6 +138,8 @@ def find_execution(
             return {}
         kernels = quantizer.count_kernels(path)
         return {"execution": describe_execution(resolved.execution, *kernels)}
+
+    # Run one sample to see which kernels run it
     [batch] = samples.take(np.arange(1)).batches(1)
     nodes = find_nodes(batch)
     params = _describe_providers(evaluator.provider, nodes)
@@ -148,7 +155,13 @@ def find_execution(
 
 
 def _describe_providers(provider: str, nodes: Nodes) -> dict[str, str]:
-    """Return the number of nodes of each provider, and the operators that other providers run."""
+    """Return a param: the number of nodes of each provider, and the operators of the other ones.
+
+    There is no param for the CPU's provider.
+
+    Raises:
+        UnsupportedError: the provider runs no node of the file.
+    """
     if provider == CPU:
         return {}
     if provider not in nodes:
@@ -167,7 +180,13 @@ def _describe_providers(provider: str, nodes: Nodes) -> dict[str, str]:
 def compare_machines(
     evaluator: Evaluator, path: Path, samples: Split, there: Evaluation
 ) -> Metrics:
-    """Run the samples on this machine too; warn if the target's outputs differ."""
+    """Return the SQNR between the outputs of the target and of this machine, and the metric here.
+
+    The function warns if the SQNR is below `KERNELS_DB`.
+
+    Args:
+        there: the outputs of the target; the same number of samples is run here.
+    """
     local = replace(evaluator, target=None)
     task = evaluator.task
     seen = samples.take(np.arange(len(there.outputs)))
@@ -193,7 +212,7 @@ def _without_masks(evaluation: Evaluation) -> list[NDArray[Any]]:
 
 
 def find_silent(evaluator: Evaluator, compared: Compared, samples: Split) -> str:
-    """Return the output that depends on the sample only in FP32; see `Scope.find_silent`."""
+    """Return the output that depends on the sample only in FP32, as text; empty without one."""
     outputs = compared.evaluation.outputs
     names = [output.name for output in evaluator.network.contract.outputs]
     fp32 = evaluator.baseline(samples).outputs.first(len(outputs))
@@ -205,8 +224,8 @@ def find_p_within(
 ) -> float | None:
     """Return the p-value of "the loss is at the limit or above", not corrected for other runs.
 
-    Returns None if the p-value would not be valid, because samples of a group are not independent,
-    or because the number of samples was not fixed in advance.
+    FP32 has no p-value. The p-value is also None if it would not be valid, because samples of a
+    group are not independent, or because the number of samples was not fixed in advance.
     """
     stops = config.evaluate.stop != "all"
     if config.dtype.is_fp32 or stops or has_groups(samples, task):
@@ -217,7 +236,10 @@ def find_p_within(
 def time_beside_fp32(
     evaluator: Evaluator, timing: LatencyConfig, path: Path, samples: Split
 ) -> Metrics:
-    """Time the artifact and its FP32 baseline in turns."""
+    """Return the latencies of the artifact and of its FP32 baseline, timed in turns.
+
+    An artifact of `dtype=fp32` is timed alone.
+    """
     quantizer = evaluator.quantizer
     loads: list[Load] = [evaluator.loader(quantizer, path)]
     if not quantizer.config.dtype.is_fp32:

@@ -1,4 +1,4 @@
-"""MLPerf Tiny's networks with their data: the path of each file, or its download.
+"""MLPerf Tiny's networks, data and int8 files: the path of each, or its download.
 
 Sources: https://github.com/mlcommons/tiny (networks, Apache-2.0; quality targets in its rules) and
 https://github.com/eembc/energyrunner (data).
@@ -27,7 +27,7 @@ class File:
     Attributes:
         path: path below `benchmark.folder`; a pattern stands for its first match.
         sha256: SHA-256 of a file, if it is pinned.
-        url: the path of the download below `REPOSITORY`; None if the repository lacks this file.
+        url: the path of the download below `REPOSITORY`; None without a download.
         source: the source of a file that the user must download.
     """
 
@@ -118,9 +118,11 @@ class Paths:
 def find_files(benchmark: BenchmarkConfig, named: Paths, quantizes: bool = True) -> Paths:
     """Return the paths, with the benchmark's files in place of None.
 
+    Without a benchmark, the paths stay as they are.
+
     Args:
         named: the paths of the settings.
-        quantizes: whether the backend quantizes; otherwise it scores the suite's own file.
+        quantizes: whether the backend quantizes; otherwise the suite's int8 file is found too.
 
     Raises:
         UnsupportedError: a file is missing; the message names its source.
@@ -141,7 +143,11 @@ def find_files(benchmark: BenchmarkConfig, named: Paths, quantizes: bool = True)
 
 
 def _find(file: File, benchmark: BenchmarkConfig) -> str:
-    """Return the path of a file in `benchmark.folder`, or of its download."""
+    """Return the path of a file in `benchmark.folder`, or of its download.
+
+    Raises:
+        UnsupportedError: the folder lacks the file, and it has no download or the download fails.
+    """
     folder = benchmark.folder
     paths = [] if folder is None else sorted(Path(folder).expanduser().glob(file.path))
     if paths:
@@ -151,6 +157,7 @@ def _find(file: File, benchmark: BenchmarkConfig) -> str:
             log.warning("%s: is not the suite's own file (another SHA-256)", path)
         return str(path.absolute())
 
+    # Download the file if the suite offers it
     missing = f"benchmark={benchmark.name}: {file.path} is not in benchmark.folder={folder}"
     if file.url is None or file.sha256 is None:
         raise UnsupportedError(f"{missing}; get it from {file.source}")

@@ -30,8 +30,8 @@ SYNTHETIC = 100  # number of synthetic samples
 def fit_data(dataset: Dataset, fp32: Fp32Model) -> Dataset:
     """Return the data set with the network's order of axes and batch size limit.
 
-    This is called once, before samples are drawn, so that every role of samples has the same form.
-    Pictures [N, H, W, C] become [N, C, H, W] when they are read, if the network takes that order.
+    Callers draw the samples of each role afterwards, so that all roles have the same form. Pictures
+    [N, H, W, C] become [N, C, H, W] when they are read, if the network takes that order.
 
     Raises:
         ModelError: the network cannot take the samples.
@@ -56,7 +56,7 @@ def load_data_and_network(settings: Settings) -> tuple[Dataset, Fp32Model]:
     """Read data and network; return the data arranged for the network, and the network.
 
     Raises:
-        PtqError: data or network are missing, or do not fit each other.
+        PtqError: data or network are missing or damaged, or do not fit each other.
     """
     config = settings.config
     cache_root = settings.runtime.cache_root
@@ -70,7 +70,11 @@ def load_data_and_network(settings: Settings) -> tuple[Dataset, Fp32Model]:
 
 
 def _synthesize(settings: Settings, like: Split, fp32: Fp32Model) -> Split:
-    """Return synthetic calibration samples, see `simulation.synthetic`."""
+    """Return synthetic calibration samples, see `simulation.synthetic`.
+
+    Raises:
+        ConfigError: `calib.images` is set too.
+    """
     from resnet8ptq.simulation import synthetic  # imports torch
 
     calib = settings.config.calib
@@ -127,7 +131,7 @@ def make_task(
 
 
 def _ask_for_scores(fp32: Fp32Model) -> str:
-    """Return the mend for a network that returns classes by ArgMax; empty for others."""
+    """Return the mend for a network whose outputs are all made by ArgMax; empty for others."""
     graph = onnx.load(fp32.onnx_path).graph
     names = [value.name for value in graph.output]
     scores = []
@@ -144,10 +148,11 @@ def _ask_for_scores(fp32: Fp32Model) -> str:
 
 
 def fit_settings(settings: Settings, fp32: Fp32Model) -> Settings:
-    """Return the settings with the values that depend on the network, before any learning.
+    """Return the settings with the backend's defaults for the network.
 
     Raises:
         ConfigError: the settings name an unknown node or layer.
+        QuantizationError: the settings leave no node to quantize.
         UnsupportedError: the framework cannot quantize this network with these settings.
     """
     config = settings.config

@@ -7,16 +7,18 @@ This module writes the files for which the table names no other writer.
 | `model.onnx`, `.pt`, `.pt2`, `.pte`, `.tflite` | the quantized model, written by its backend |
 | `config.yaml` | the resolved config |
 | `result.json` | every setting and every metric; written by `tracking.details` |
-| `predictions.npz` | the values that the task keeps for each test sample, of model and baseline |
+| `predictions.npz` | the values that the task keeps for each scored sample, of model and baseline |
 | `choice.npz` | the same for the selection samples |
 | `per_class.csv`, `confusion.csv`, `classes.png`, `roc.png`, ... | tables and figures of the task |
 | `calibration.csv` | indices of the calibration samples in the training split, with labels |
 | `calibration.json`, `.flatbuffers`, `.cache` | ranges; written by `calibration.table` |
+| `calibration.provenance.json` | the origin of these ranges; written by `calibration.table` |
+| `plan.csv` | with `precision.plan=auto`: the trials; written by `layers.planning` |
 | `exclusion.csv` | with `nodes_to_exclude=auto`: the trials; written by `layers.exclusion` |
 | `placement.csv` | the blocks of `precision.placement`, timed; written by `layers.placement` |
 | `qat_loss.png` | with `method=qat`: loss and accuracy over the steps; written by `preparation` |
 | `example.npz` | the network input of the first scored sample, `inputs` [1, ...] |
-| `wrong_examples.json` | pictures or texts with a wrong class, for the report |
+| `wrong_examples.json` | pictures or texts with a wrong class; written by `wrong_examples` |
 | `tokenizer.json` | with texts: the file of `data.tokenizer` |
 | `ranges.json` | calibrated activation ranges, and the weights' ranges |
 """
@@ -56,7 +58,10 @@ def write(
     samples: SamplesByRole,
     fp32: Fp32Model,
 ) -> None:
-    """Write the files of a measured run, each atomically; see the table of this module."""
+    """Write the files of a measured run, each atomically; see the table of this module.
+
+    A process in the background may still draw the figures when the function returns.
+    """
     measured = result.measurement
     assert measured is not None  # only measured runs are written
     save_config(config, folder / CONFIG_FILE)
@@ -111,7 +116,9 @@ def _title(config: RunConfig, value: str) -> str:
 
 
 def _drawn(calibration: CalibrationSet) -> Iterable[Sequence[object]]:
-    """Return the indices of the samples, with their classes if they have any."""
+    """Yield the rows of `calibration.csv`: the samples' indices, with their labels if these are
+    classes.
+    """
     labels = calibration.split.labels
     indices = calibration.indices.tolist()
     if labels is None or labels.ndim > 1 or labels.dtype.kind == "V":

@@ -1,8 +1,8 @@
 """Completes the words of a command line that name network and data, before Hydra composes it.
 
 Without `data`, Hydra would compose CIFAR-10. A user's own network must not be scored on CIFAR-10 by
-default. `data.root` therefore chooses the source that fits its path, and without it the data are
-required.
+default. `data.root` therefore chooses the source that fits its path. Without any data, a user's own
+network is refused.
 """
 
 import os
@@ -37,16 +37,18 @@ _CHOOSES_DATA = re.compile(r"^\s*(- (override )?/)?(data|benchmark|data\.root): 
 
 
 def complete(words: Sequence[str], conf: Path, own: Path | None = None) -> list[str]:
-    """Return the words with the keys of plain paths, and with the data source of `data.root`.
+    """Return the words with the keys of plain paths, and with the data source of typed paths.
 
-    Words with other errors are returned unchanged, because `config.words` reports them.
+    Paths that Hydra's grammar refuses are quoted. Words with other errors are returned unchanged,
+    because `config.words` reports them.
 
     Args:
         conf: the folder of the config groups.
         own: the user's folder of further options, if any.
 
     Raises:
-        ConfigError: no source reads `data.root`.
+        ConfigError: no source reads `data.root`, its paths need different sources, or two plain
+            paths have the same key.
     """
     keyed: list[str] = []
     before = ""
@@ -88,7 +90,12 @@ def require_data(words: Sequence[str], conf: Path, own: Path | None = None) -> N
 
 
 def _check_one(named: str, keyed: Sequence[str]) -> None:
-    """Raise `ConfigError` if an earlier path has the same key: Hydra would take the last one."""
+    """Raise `ConfigError` if an earlier word has the key of a path: Hydra would use the last one.
+
+    Args:
+        named: the path with its key, as key=path.
+        keyed: the earlier words.
+    """
     key = grammar.key_of(named)
     for other in keyed:
         if grammar.key_of(other) == key:
@@ -100,9 +107,9 @@ def _check_one(named: str, keyed: Sequence[str]) -> None:
 
 
 def _say_default_network(typed: Sequence[Override]) -> None:
-    """Print which network is scored if the user names data of another source and no network.
+    """Print which network is scored if the user names data, but no network that fits them.
 
-    A forgotten `model.path` would otherwise show as a void verdict only.
+    Without this line, only a void verdict would show that `model.path` is missing.
     """
     chosen = {override.key_or_group: override for override in typed}
     own = {key for key in chosen if key in (*_NETWORK, *_CHOOSES_NETWORK)}
@@ -121,7 +128,9 @@ def _inspects(override: Override) -> bool:
 
 
 def _name_path(word: str, before: str, words: Sequence[str]) -> str:
-    """Return a path without a key as `model.path=` if it is a network, else as `data.root=`.
+    """Return an existing path without a key as `model.path=` if it is a network, else `data.root=`.
+
+    Any other word is returned unchanged, and so is a path whose key is among the words.
 
     Args:
         before: the word before `word`, which may be an option whose value `word` is.
@@ -142,7 +151,10 @@ def _name_path(word: str, before: str, words: Sequence[str]) -> str:
 
 
 def _quote_path(word: str) -> str:
-    """Quote a path that exists and that Hydra's grammar refuses, such as `data.root=größe`."""
+    """Return a word whose value is an existing path, quoted if Hydra's grammar refuses it.
+
+    `data.root=größe` is such a word. Any other word is returned unchanged.
+    """
     key, _, value = word.partition("=")
     if not value or word.startswith("-"):
         return word
@@ -158,7 +170,10 @@ def _quote_path(word: str) -> str:
 
 
 def _add_source(words: Sequence[str], settings: Mapping[str, str]) -> list[str]:
-    """Return the words with the data source that fits `data.root`; print the choice."""
+    """Return the words with the settings of a data source; print the choice.
+
+    `data.root` becomes the key of the source's path.
+    """
     source = settings["data"]
     key = f"data.{SOURCES[source].key}"
     renamed = []
@@ -182,7 +197,10 @@ def _parse_all(words: Iterable[str]) -> Iterator[Override]:
 
 
 def _names_data(typed: Sequence[Override], conf: Path, own: Path | None) -> bool:
-    """Return whether the words, or an experiment that they name, choose the data."""
+    """Return whether the words, or an experiment that they name, choose the data.
+
+    Also true with `hydra.searchpath`, whose folders may choose them.
+    """
     for override in typed:
         key = override.key_or_group
         if key in ("data", "benchmark", "hydra.searchpath"):
@@ -210,7 +228,7 @@ def _experiment_names_data(name: str, folders: Sequence[Path | None]) -> bool:
 
 
 def _read_experiment(name: str, folders: Sequence[Path | None]) -> str:
-    """Return the YAML text of an experiment, of the first folder that has it; else empty."""
+    """Return the YAML text of an experiment from the first folder that has it; else empty."""
     for folder in folders:
         path = None if folder is None else folder / "experiment" / f"{name}.yaml"
         if path is not None and path.is_file():
@@ -219,7 +237,9 @@ def _read_experiment(name: str, folders: Sequence[Path | None]) -> str:
 
 
 def _find_source(typed: Sequence[Override]) -> dict[str, str]:
-    """Return the settings of the data source for the typed paths; empty without an existing path.
+    """Return the settings of the data source for the typed paths; empty if no path tells it.
+
+    The keys of COCO tell it without a look at their paths; the paths in `data.root` must exist.
 
     Raises:
         ConfigError: no source reads a path, or the paths of a sweep have different sources.
@@ -246,7 +266,10 @@ def _find_source(typed: Sequence[Override]) -> dict[str, str]:
 
 
 def _is_own(key: str, value: Any) -> bool:
-    """Return whether a network is the user's, and not this project's ResNet8."""
+    """Return whether a network is the user's: a module, or an existing file other than ResNet8.
+
+    ResNet8 is the default network, of MLPerf Tiny.
+    """
     path = Path(str(value)).expanduser()
     if key != "model.path" or not path.exists():
         return key != "model.path"  # a missing file gets its own error first

@@ -62,7 +62,8 @@ def run_experiment(
             quantized.
 
     Raises:
-        UnsupportedError: the framework does not support this combination.
+        UnsupportedError: the framework does not support these settings, or not for this network.
+        PtqError: settings, data or network are wrong, or quantization fails.
     """
     memory = PeakMemory()
     # `Quantizer.resolve` refuses an unsupported combination here, before any work. It is called
@@ -146,7 +147,7 @@ def run_experiment(
 def _draw_samples(
     config: RunConfig, data: Dataset, network: Fp32Model, run: Recorder
 ) -> tuple[SamplesByRole, Task]:
-    """Return the samples by role, and the task; record both."""
+    """Return the samples by role, and the task; log both."""
     name = f"the training samples of {data.name}"
     can_score = partial(make_task, config.task, data, network, name=name)
     samples = draw(config, data, tunes=preparation.tunes(config), check=can_score)
@@ -208,8 +209,9 @@ def _check_result(
 def _describe_measurement(
     timing: LatencyConfig, samples: SamplesByRole, measurement: Measurement
 ) -> dict[str, str]:
-    """Return params: the hash of the outputs, the timed batch size, a silent output, and whether
-    the outputs came from the cache.
+    """Return the hash of the outputs, the timed batch size, a silent output and `cached` as params.
+
+    Only the hash is always present.
     """
     params = {"outputs_sha256": measurement.outputs_sha256}
     if "latency_batch_p50_ms" in measurement.metrics:
@@ -225,7 +227,7 @@ def _describe_measurement(
 
 
 def _shapes(network: Fp32Model) -> dict[str, list[int]]:
-    """Return the shape of each output of a network; a free size is -1."""
+    """Return the shape of each output without the batch axis; a free size is -1."""
     shapes = {}
     for output in network.contract.outputs:
         shapes[output.name] = [-1 if size is None else size for size in output.shape]
@@ -233,10 +235,11 @@ def _shapes(network: Fp32Model) -> dict[str, list[int]]:
 
 
 def _float_operators(work: Workspace, prepared: Prepared) -> dict[str, str]:
-    """Return the network's operators that stay in float, with counts, as a param.
+    """Return a param with the network's operators that stay in float, and their counts.
 
     These operators stay in float by the settings, or because the framework has no 8-bit kernel. The
-    param is empty if the nodes after the last layers are quantized, see `keeps_tail`.
+    param is missing if only weights, only layers or no integers are quantized, if the framework
+    chooses the operators, or if the nodes after the last layers are quantized, see `keeps_tail`.
     """
     config = work.config
     without = config.dtype.is_float or config.method in ("dynamic", "weight_only")
@@ -245,6 +248,8 @@ def _float_operators(work: Workspace, prepared: Prepared) -> dict[str, str]:
     graph = onnx.load(prepared.network.onnx_path).graph
     if not keeps_tail(graph, config.float_tail):
         return {}
+
+    # Count the operators by type
     left = {*find_float_nodes(graph, work.settings.quantizer.select(prepared.decisions))}
     known = config.backend.descriptor.find_operators()
     count: Counter[str] = Counter()

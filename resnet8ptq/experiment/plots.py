@@ -1,4 +1,4 @@
-"""Figures of one run, besides those of its task."""
+"""The figure of fine-tuning."""
 
 from collections.abc import Mapping, Sequence
 

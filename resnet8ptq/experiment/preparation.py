@@ -1,4 +1,4 @@
-"""Steps that prepare the network and its settings before a backend quantizes it."""
+"""Steps that prepare the network, and the decisions for it, before a backend quantizes it."""
 
 import logging
 import time
@@ -31,8 +31,8 @@ def tunes(config: RunConfig) -> bool:
 def prepare(work: Workspace) -> Prepared:
     """Run each step that the settings enable, and return the network with its decisions.
 
-    This is the only call between the samples and the backend. A step takes the decisions of earlier
-    steps, and returns a new `Prepared`; it changes neither settings nor samples.
+    A step takes the decisions of earlier steps and returns them with its own; it changes neither
+    settings nor samples.
     """
     start = time.perf_counter()
     prepared = work.unprepared
@@ -49,7 +49,7 @@ def prepare(work: Workspace) -> Prepared:
 
 
 def plan_bits(work: Workspace, prepared: Prepared) -> Prepared:
-    """Choose the bits of each layer's weights with `precision.plan=auto`; log any plan."""
+    """With `precision.plan=auto`, choose the bits of each layer; return the params of any plan."""
     if work.config.precision.plan is None:
         return prepared
     metrics = prepared.metrics
@@ -57,6 +57,8 @@ def plan_bits(work: Workspace, prepared: Prepared) -> Prepared:
         chosen = planning.choose_bits(work, prepared, correct)
         prepared = prepared.decide(bits=chosen.bits)
         metrics = {**metrics, "plan/bytes": chosen.size_bytes}
+
+    # Describe a plan of the settings too
     decisions = prepared.decisions
     graph = onnx.load(work.fp32.onnx_path).graph
     layers = find_quantized_layers(graph, work.settings.quantizer.select(decisions))
@@ -121,7 +123,8 @@ def read_table(work: Workspace, prepared: Prepared) -> Prepared:
     """Read the ranges of `calib.table`; with `calib.trust`, from a table of any origin.
 
     Raises:
-        ConfigError: the network has no tensor of the table.
+        ConfigError: the table cannot be read, has another origin without `calib.trust`, or has no
+            tensor of the network.
     """
     calib = work.config.calib
     if calib.table is None:
@@ -135,7 +138,10 @@ def read_table(work: Workspace, prepared: Prepared) -> Prepared:
 
 
 def leave_in_float(work: Workspace, prepared: Prepared) -> Prepared:
-    """With `nodes_to_exclude=auto`, choose the layers that stay in float."""
+    """With `nodes_to_exclude=auto`, choose the nodes that stay in float.
+
+    The network is then corrected again for the remaining layers.
+    """
     if work.config.nodes_to_exclude != "auto":
         return prepared
     again = correct if _corrects_again(work.config.corrections) else None
@@ -145,12 +151,14 @@ def leave_in_float(work: Workspace, prepared: Prepared) -> Prepared:
         params=prepared.params | chosen.to_params(),
         metrics=prepared.metrics | chosen.to_metrics(),
     ).decide(in_float=chosen.nodes)
-    # The weights of the chosen layers must not be rounded.
-    return read_table(work, correct(work, prepared)) if chosen.nodes else prepared
+    if not chosen.nodes:
+        return prepared
+    # The weights of the chosen layers must not be rounded
+    return read_table(work, correct(work, prepared))
 
 
 def place(work: Workspace, prepared: Prepared) -> Prepared:
-    """With `precision.placement=measured`, leave layers in float that 8 bits do not make faster.
+    """With `precision.placement=measured`, choose the nodes in float that make the file faster.
 
     The network is then corrected again for the remaining layers.
     """
@@ -179,6 +187,8 @@ def keep_large_in_float(work: Workspace, prepared: Prepared) -> Prepared:
     activations = Activations(
         prepared.network.onnx_path, calibration=samples, calib=calib, runtime=runtime
     )
+
+    # Add the layers beyond float16's largest value to those already in float
     beyond = activations.find_beyond(LARGEST_HALF)
     if beyond:
         listed = ", ".join(f"{name} ({peak:,.0f})" for name, peak in beyond.items())
@@ -194,7 +204,7 @@ def keep_large_in_float(work: Workspace, prepared: Prepared) -> Prepared:
 
 
 def _corrects_again(chosen: CorrectionsConfig) -> bool:
-    """Return whether each trial of layers in float is corrected again, within seconds.
+    """Return whether each trial of nodes in float is corrected again.
 
     Smoothing and equalization alone need no new correction: they do not change the function of a
     layer in float. Other corrections are not repeated if rounding would be learned again for

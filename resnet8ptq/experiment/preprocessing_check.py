@@ -43,16 +43,16 @@ def check(
 ) -> str | None:
     """Warn if FP32 is near chance or below the expected accuracy; suggest a preprocessing.
 
-    Without labels, the preprocessing cannot be checked and is only logged.
+    Without labels, the preprocessing of float inputs cannot be checked, and is only logged.
+
+    Args:
+        dataset: the data set for the network; other preprocessings are tried on its labelled
+            training samples.
+        baseline: the scores of the FP32 network.
+        expected: the FP32 accuracy that the user expects; None without an expectation.
 
     Returns:
         The warning; None if FP32 is plausible.
-
-    Args:
-        dataset: the data set for the network; its labelled training samples try other
-        preprocessings.
-        baseline: the scores of the FP32 network.
-        expected: the FP32 accuracy that the user expects.
     """
     if dataset.test.labels is None and dataset.test.dtype == "float32":
         _log_unchecked(preprocess, dataset.test)
@@ -77,6 +77,7 @@ def check(
         outputs = Outputs(tuple(run_all(run, tried)), None, fp32.final)
         return task.score(outputs, targets_of(tried)).value
 
+    # Suggest the best one, if its gain is more than luck
     advice = "does the preprocessing fit the network?"
     if _tells_apart(split.labels):
         values = dict[str, float]()
@@ -102,7 +103,7 @@ def check(
 
 
 def _log_unchecked(taken: PreprocessConfig, split: Split) -> None:
-    """Log the unchecked preprocessing; warn if the samples are float pictures from 0 to 1."""
+    """Log the unchecked preprocessing; warn if it leaves float pictures from 0 to 1 unchanged."""
     if _is_unit(split) and (taken.scale, *taken.mean, *taken.std) == (1, 0, 1):
         log.warning(
             "preprocess=%s: the samples are float pictures from 0 to 1 and stay so, and there are "
@@ -122,7 +123,11 @@ def _log_unchecked(taken: PreprocessConfig, split: Split) -> None:
 
 
 def usual(split: Split, sized: bool) -> Iterator[tuple[str, Preprocessing]]:
-    """Yield the usual preprocessings of pixels, with their settings."""
+    """Yield the usual preprocessings of pixels, with their settings; none for other samples.
+
+    Args:
+        sized: whether `preprocess.size` is set.
+    """
     unit = _is_unit(split)
     if split.dtype != "float32" or (split.stored.dtype != np.uint8 and not unit):
         return

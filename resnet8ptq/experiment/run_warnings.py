@@ -26,7 +26,10 @@ MANY_SCALES = 6  # weights for each scale, below which scale and zero point cost
 
 
 def warn_before(config: RunConfig, resolved: Resolved, graph: onnx.GraphProto) -> bool:
-    """Warn about saturation and few bits in depthwise layers; return whether sums may saturate."""
+    """Warn about saturation and few bits in depthwise layers; return whether sums may saturate.
+
+    The function also logs weights that the quantized file stores twice.
+    """
     saturates = _warn_of_saturation(resolved, graph)
     _warn_of_depthwise(config, resolved, graph)
     if config.backend.quantizes and not config.dtype.is_float:
@@ -45,7 +48,7 @@ def warn_of_noise(
 
     Args:
         outliers: calibration samples that stand out; no other advice helps until these samples are
-        removed.
+            removed.
         samples: the calibration samples.
     """
     if sqnr_db is not None and sqnr_db < LOW_SQNR_DB:
@@ -83,6 +86,8 @@ def _find_growth(graph: onnx.GraphProto, settings: Settings) -> str:
     stored = sum(sizes.values())
     channels = sum(tensors[node.input[1]].dims[channel_axis(node)] for node in layers)
     copies = sum((read[name] - 1) * size for name, size in sizes.items())
+
+    # The first reason that fits explains the most bytes
     shorter = "; try slim=true" if _could_be_slim(settings) else ""
     if 4 * stored < TINY_BYTES:
         kilobytes = f"{4 * stored / 1000:.1f} kB"
@@ -97,7 +102,7 @@ def _find_growth(graph: onnx.GraphProto, settings: Settings) -> str:
 
 
 def _could_be_slim(settings: Settings) -> bool:
-    """Return whether `slim` is not set, and the backend accepts `slim=true`."""
+    """Return whether `slim` is false, and the backend accepts `slim=true`."""
     if settings.config.slim:
         return False
     try:
@@ -125,8 +130,8 @@ def _warn_of_saturation(resolved: Resolved, graph: onnx.GraphProto) -> bool:
 def _warn_of_depthwise(config: RunConfig, resolved: Resolved, graph: onnx.GraphProto) -> None:
     """Warn if few bits shift the outputs of depthwise convolutions without a correction.
 
-    A depthwise channel sums few products, mostly nine, so rounding errors do not average out and
-    shift its mean output. In other layers, rounding errors average out.
+    Few bits are fewer than 8. A depthwise channel sums few products, mostly nine, so rounding
+    errors do not average out and shift its mean output. In other layers, they average out.
     """
     changes = config.corrections
     corrected = changes.bias_correction or changes.adaround or changes.reconstruction

@@ -1,7 +1,7 @@
 """Finds calibration samples that stand out, and values that dynamic ranges cannot hold.
 
-The inputs of the network are checked before the run quantizes anything, and the tensors inside the
-network after calibration.
+Samples that stand out in the network's inputs are found before the run quantizes anything, those
+that stand out in tensors inside the network after calibration.
 """
 
 from collections.abc import Iterable
@@ -38,7 +38,10 @@ def check_inputs(calib: CalibConfig, graph: onnx.GraphProto, samples: Split) -> 
 def find_inside(
     calib: CalibConfig, network: Path, samples: Split, runtime: Runtime
 ) -> list[Outliers]:
-    """Return the samples that stood out in a tensor when the network was calibrated."""
+    """Return the samples that stand out in a calibrated tensor of the network.
+
+    Before the network is calibrated, there are none.
+    """
     return Activations(network, calibration=samples, calib=calib, runtime=runtime).outliers()
 
 
@@ -64,6 +67,8 @@ def check_dynamic(
     names = [name for name in float_tensors(proto) if name in watched]
     if not names:
         return
+
+    # Run a few samples, without optimization that would remove tensors
     run = open_runner(expose(proto, names), threads, optimized=False)
     unbounded: set[str] = set()
     undefined: set[str] = set()
@@ -73,6 +78,8 @@ def check_dynamic(
                 unbounded.add(name)
             if np.isnan(values).any():
                 undefined.add(name)
+
+    # Name the first layer; a Softmax of a full mask is a usual cause
     for name in names:
         if name in unbounded and name in taken:
             layer = taken[name]

@@ -30,13 +30,10 @@ class SamplesByRole:
     """The samples of a run, by their roles.
 
     Attributes:
-        data: the data set for the network; its test split holds the reported samples. Fine-tuning
-            leaves out the samples of every other role.
-        calibrating: training samples that determine activation ranges.
-        reported: the samples of the reported results.
+        data: the data set for the network; its test split holds the reported samples.
+        calibrating: samples that determine activation ranges.
         tuning: training samples for the run's own choices of settings; None without such choices.
-        selection: the samples for the sweep's recommendation; None if there is none, or if it uses
-            the reported samples.
+        selection: the samples for the sweep's recommendation, if they are not the reported ones.
         selected_from: the split of `selection`, as text.
     """
 
@@ -52,14 +49,14 @@ class SamplesByRole:
         return self.data.test
 
     def as_scored(self, evaluate: EvaluateConfig) -> "SamplesByRole":
-        """Return the samples, with the reported ones in scoring order."""
+        """Return the samples; the reported ones in random order if scoring may stop early."""
         if evaluate.stop == "all":
             return self
         return replace(self, data=replace(self.data, test=shuffle(self.data.test)))
 
     @property
     def held_out(self) -> Split:
-        """The tuning samples of a run that chooses settings, see `draw`."""
+        """The tuning samples, for runs and analyses that have them."""
         assert self.tuning is not None
         return self.tuning
 
@@ -86,8 +83,8 @@ def draw(config: RunConfig, data: Dataset, tunes: bool, check: Check) -> Samples
     """Draw the samples of a run for every role.
 
     Args:
-        config: settings; `evaluate.split` names the reported samples, `evaluate.choice` the
-            selection samples; `auto` prefers training samples.
+        config: the settings, of which `evaluate.split` names the reported samples, and
+            `evaluate.choice` the selection samples.
         data: the data set, arranged for the network.
         tunes: whether the run itself chooses settings.
         check: raises `ConfigError` for samples that the task cannot score, such as the training
@@ -95,6 +92,7 @@ def draw(config: RunConfig, data: Dataset, tunes: bool, check: Check) -> Samples
 
     Raises:
         ConfigError: there are too few samples for a role, or unsuitable ones.
+        DataError: all calibration samples are test samples too.
     """
     # Each role draws from the samples that earlier roles left. Only `_choose` may let two roles
     # share samples: the tuning samples may also be the selection samples.
@@ -115,10 +113,11 @@ def draw(config: RunConfig, data: Dataset, tunes: bool, check: Check) -> Samples
 
 
 def draw_to_analyse(config: RunConfig, data: Dataset) -> SamplesByRole:
-    """Draw training samples for an analysis, and others for its calibration.
+    """Draw training samples for an analysis, and other samples for its calibration.
 
     Raises:
         ConfigError: there are too few training samples.
+        DataError: all calibration samples are test samples too.
     """
     tuning = draw_held_out(data, config.held_out_images)
     drawn = draw_calibration(data, config.calib.samples_per_class, config.seed, taken=[tuning])
@@ -130,12 +129,20 @@ def draw_to_calibrate(config: RunConfig, data: Dataset) -> CalibrationSet:
 
     Raises:
         ConfigError: there are too few training samples.
+        DataError: all calibration samples are test samples too.
     """
     return draw_calibration(data, config.calib.samples_per_class, config.seed)
 
 
 def _choose(config: RunConfig, samples: SamplesByRole, check: Check) -> SamplesByRole:
-    """Return the samples with selection samples, as `evaluate.choice` asks."""
+    """Return the samples with the selection samples of `evaluate.choice`.
+
+    `auto` uses training samples, or half of the test samples if too few are free. `auto` and `half`
+    add none if the halves would be too small.
+
+    Raises:
+        ConfigError: `held_out` finds too few unused training samples that the task can score.
+    """
     how = config.evaluate.choice
     data = samples.data
     if how == "none":
@@ -183,8 +190,8 @@ def _report_selection(samples: SamplesByRole) -> SamplesByRole:
     """Return the samples with the selection samples as the reported ones.
 
     All other roles are drawn as for `evaluate.split=test`, so the same settings calibrate with the
-    same samples in both cases. Without separate selection samples, the test samples have both
-    roles; a search then ranks by quantization noise, and reports that it does.
+    same samples in both cases. Without separate selection samples, the test samples keep both
+    roles.
     """
     if samples.selection is None:
         return samples
@@ -201,9 +208,7 @@ def _passes(check: Check, split: Split) -> bool:
 
 
 def has_groups(samples: Split, task: Task) -> bool:
-    """Return whether samples of one group are scored separately, so that they are not
-    independent.
-    """
+    """Return whether samples of one group are scored separately; they are not independent."""
     groups = samples.groups
     if groups is None or task.scope.joins_groups:
         return False

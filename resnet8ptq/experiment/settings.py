@@ -1,4 +1,4 @@
-"""Decides the settings of a run: `resolve` before the network is read, `Settings.fit` after it.
+"""Decides the settings of a run: `resolve` before the network is loaded, `Settings.fit` after it.
 
 Later steps only read the settings. A trial of a search reads a copy with other values, see
 `Settings.vary`.
@@ -42,9 +42,10 @@ class Settings:
     Attributes:
         asked: the requested settings.
         config: the decided settings, with the paths of data and network.
+        runtime: the cache, the threads, the time limit and the device.
         network: the network's file, or for a module the file of its weights; in an inspection of
             another program's file, that file.
-        no_data: the reason why an inspection has no data; empty if it has.
+        no_data: the error because of which an inspection uses no data; empty without an error.
     """
 
     asked: RunConfig
@@ -73,9 +74,7 @@ class Settings:
 
     @cached_property
     def target(self) -> Target | None:
-        """The machine that runs the files; None for this one. All runs of a process share the
-        connection.
-        """
+        """The machine that runs the files; None for this machine, see `find_target`."""
         return find_target(self.config)
 
     def fit(self, network: Fp32Model) -> "Settings":
@@ -88,13 +87,19 @@ class Settings:
         return self.vary(**fitted) if fitted else self
 
     def vary(self, config: RunConfig | None = None, /, **changes: Any) -> "Settings":
-        """Return the settings of a trial, with other values but the same files and threads."""
+        """Return the settings of a trial: other values, but the same network file and runtime.
+
+        Args:
+            config: the settings to change; None for those of this run.
+            changes: new values, by attribute of `RunConfig`.
+        """
         return replace(self, config=replace(config or self.config, **changes))
 
 
 def find_target(config: RunConfig) -> Target | None:
-    """Return the machine that runs the files, with the execution provider; None for this
-    machine.
+    """Return the machine that runs the files, with the execution provider; None for this machine.
+
+    Runs of a process with the same `target` and provider share the connection.
     """
     asked = config.target
     if asked.command is None:
@@ -111,11 +116,11 @@ class Unresolved:
 
 
 def resolve(asked: RunConfig, jobs: int | None = None, threads: int | None = None) -> Settings:
-    """Decide every setting that does not depend on the network's graph.
+    """Return the settings of a run, without the backend's defaults for its network.
 
-    The function locates each file, and downloads the default files. It is called once for each run,
-    before any work; `Settings.fit` decides the rest. Settings that are decided already stay as they
-    are, so the config of a finished run can be resolved again.
+    The function locates the files, and downloads the default files. It reads the network's inputs
+    if other settings depend on them. `Settings.fit` decides the rest. Settings that are decided
+    already stay as they are, so the config of a finished run can be resolved again.
 
     Args:
         jobs, threads: see `fill_defaults`.
@@ -123,7 +128,7 @@ def resolve(asked: RunConfig, jobs: int | None = None, threads: int | None = Non
     Raises:
         ConfigError: a name is unknown.
         UnsupportedError: a file of the benchmark is missing.
-        PtqError: another file is missing.
+        PtqError: another file is missing, or the network's file is damaged or unsafe.
     """
     config, runtime = _begin(asked, jobs, threads)
     data = locate.find_data(config.data, own_network=config.model.is_own)
@@ -147,12 +152,13 @@ def resolve(asked: RunConfig, jobs: int | None = None, threads: int | None = Non
 
 
 def resolve_to_inspect(asked: RunConfig) -> Settings:
-    """Decide the settings of an inspection, which needs only the network or a quantized file.
+    """Return the settings of an inspection, which needs only the network or a quantized file.
 
     The embedded data and CIFAR-10 have samples of known form, and are neither found nor downloaded.
+    For a quantized file, no data are located.
 
     Returns:
-        The settings; with `no_data` if the data cannot be located.
+        The settings; with `no_data` if `resolve` failed, such as for missing data.
 
     Raises:
         PtqError: the network or the file is missing, or a name is unknown.
@@ -178,7 +184,7 @@ def _begin(
 ) -> tuple[RunConfig, Runtime]:
     """Return the settings with defaults and the files of `benchmark.name`, and the runtime.
 
-    Sets the memory limit of this process.
+    The function also sets the memory limit of this process.
     """
     check_names(asked)
     config = fill_defaults(asked, jobs, threads)
@@ -210,7 +216,7 @@ def check_names(config: RunConfig) -> None:
 def fill_defaults(
     asked: RunConfig, jobs: int | None = None, threads: int | None = None
 ) -> RunConfig:
-    """Return the settings with the defaults that depend on others or on the job.
+    """Return the settings with the defaults that depend on other settings or on the job.
 
     A single run needs no selection samples, because there is nothing to choose. A sequential test
     is corrected for the number of jobs.
@@ -220,16 +226,20 @@ def fill_defaults(
         threads: see `fill_threads`.
     """
     asked = fill_threads(asked, threads)
+
+    # The number of jobs decides
     evaluate = asked.evaluate
-    preprocess = asked.preprocess
-    tail = asked.float_tail
     if evaluate.choice == "auto" and evaluate.split != "choice" and jobs == 1:
         evaluate = replace(evaluate, choice="none")
     if evaluate.stop == "decided" and evaluate.models is None:
         evaluate = replace(evaluate, models=jobs)
+
+    # Other settings decide
+    tail = asked.float_tail
     boxes = ("detection", "keypoints", "instance_segmentation")
     if tail is None and (asked.task.name in boxes or asked.data.name == "coco"):
         tail = True  # the tail of a detector decodes and joins boxes
+    preprocess = asked.preprocess
     mean = list(map(float, limits.listed(preprocess.mean)))
     std = list(map(float, limits.listed(preprocess.std)))
     name = asked.model.name or name_network(asked.model)
@@ -246,6 +256,6 @@ def fill_threads(asked: RunConfig, threads: int | None) -> RunConfig:
     """Return the settings with `threads` as their default.
 
     Args:
-        threads: None if no other job runs at the same time.
+        threads: the threads of this job; None if no other job runs at the same time.
     """
     return replace(asked, threads=threads) if asked.threads is None else asked

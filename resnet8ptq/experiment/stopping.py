@@ -23,8 +23,9 @@ def make_stopping_plan(
 ) -> StoppingPlan | None:
     """Return the plan for an early stop; None for a run that scores all samples.
 
-    FP32 scores all samples, because it has no verdict. Each of several models gets an equal part of
-    the level (Bonferroni), because a run does not know the p-values of the others.
+    FP32 scores all samples, because it has no verdict. Several models without selection samples
+    score all, too. Each of several models gets an equal part of the level (Bonferroni), because a
+    run does not know the p-values of the others.
 
     Args:
         grouped: whether samples of one group are scored as if they were independent.
@@ -65,8 +66,9 @@ class TrialResult:
 
     Attributes:
         value: the tie-adjusted metric.
-        drop: loss against FP32; corrected for the interim analyses if scoring stopped.
+        drop: loss of `value` against FP32; corrected for the interim analyses if scoring stopped.
         p: one-sided p-value of "the drop is at the limit or above".
+        samples: number of scored samples.
     """
 
     value: float
@@ -81,10 +83,11 @@ def try_choice(
     """Measure a trial of a search until a test proves that its drop is within or beyond the limit.
 
     A trial that the test does not decide is scored on all samples, because the measured drops
-    decide if no trial is accepted.
+    decide if no trial is accepted. All samples are also scored for a task without a sequential
+    test, and for samples in groups.
 
     Args:
-        level: level of the test; None scores all samples without a test.
+        level: level of the sequential test; None scores all samples.
     """
     if level is None or not evaluator.task.test.sequential or samples.groups is not None:
         whole = evaluator.compare(path, samples, logits=False).comparison

@@ -31,6 +31,9 @@ def open_subject(
     Args:
         needs_labels: whether the labels decide the result. Otherwise, training samples that the
             task cannot score, such as those of anomaly data, get a task that needs no labels.
+
+    Raises:
+        PtqError: data or network are missing or damaged, or do not fit each other or the task.
     """
     config = settings.config
     data, fp32 = load_data_and_network(settings)
@@ -54,7 +57,7 @@ def open_subject(
 def open_fitted(
     settings: Settings, run: Recorder, needs_labels: bool = True
 ) -> Iterator[Workspace]:
-    """Open the subject with the backend's own defaults for the network.
+    """Open network and samples, with the backend's defaults for the network.
 
     The files of the workspace are removed at the end of the block.
 

@@ -22,14 +22,14 @@ from resnet8ptq.precision.plan import Plan
 
 @dataclass(frozen=True)
 class Prepared:
-    """The network to quantize, and the decisions for it; each step returns a new object.
+    """The network to quantize, and the decisions for it.
 
     Attributes:
         trained: the FP32 network, fine-tuned with `method=qat`; corrections take it as input.
         network: `trained` after the corrections.
         learned: activation ranges of fine-tuning, by ONNX tensor name.
         params, metrics: params and metrics of the decisions, by MLflow name.
-        seconds: seconds of all steps; None if no step had work.
+        seconds: seconds of all steps; None if they changed neither the network nor the params.
     """
 
     trained: Fp32Model
@@ -41,7 +41,7 @@ class Prepared:
     seconds: float | None = None
 
     def decide(self, **decided: Any) -> "Prepared":
-        """Return the same network with these attributes of `Decisions` changed."""
+        """Return the same network, with these attributes of `Decisions` changed."""
         return replace(self, decisions=replace(self.decisions, **decided))
 
 
@@ -54,6 +54,7 @@ class Workspace:
 
     Attributes:
         samples: the samples; the steps choose on `samples.tuning`.
+        evaluator: quantizes, runs and scores; it has the FP32 network.
         folder: the run's folder, for tables and figures of the steps.
         scratch: folder of corrected networks, which must exist until quantization ends.
     """
@@ -107,7 +108,7 @@ class Workspace:
         )
 
     def quantize(self, prepared: Prepared, folder: Path) -> Quantized:
-        """Quantize the prepared network into `folder`."""
+        """Calibrate and quantize the prepared network; write the artifact into `folder`."""
         samples = self.samples.calibrating.split
         return self.evaluator.quantize(prepared.network, prepared.decisions, samples, folder)
 
@@ -118,7 +119,7 @@ class Workspace:
         return replace(self, settings=settings, evaluator=evaluator)
 
     def provenance(self, network: Fp32Model) -> table.Provenance:
-        """Return the origin of calibrated ranges."""
+        """Return the origin of the ranges that this run calibrates on `network`."""
         samples = self.samples.calibrating.split
         return table.provenance(self.config.calib, network.onnx_path, samples)
 

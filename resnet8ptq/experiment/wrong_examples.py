@@ -45,7 +45,7 @@ def write(folder: Path, task: Task, comparison: Comparison, samples: Split) -> N
 
 
 def choose(model: Hits, baseline: Hits) -> NDArray[np.int64]:
-    """Return the indices of the examples in sample order, those that FP32 gets right first."""
+    """Return the indices of at most `COUNT` wrong answers, those that FP32 gets right first."""
     wrong = np.flatnonzero(~model.right)
     by_fp32 = baseline.right[wrong]
     return np.concatenate([wrong[by_fp32], wrong[~by_fp32]])[:COUNT]
@@ -71,7 +71,7 @@ def _is_picture(samples: Split) -> bool:
 
 
 def to_png(picture: NDArray[Any]) -> bytes:
-    """Return a picture [H, W, 1 or 3] of bytes as a PNG file, reduced to `MOST_PIXELS`."""
+    """Return a picture [H, W, 1 or 3] of bytes as PNG, with at most `MOST_PIXELS` along a side."""
     from PIL import Image
 
     image = Image.fromarray(picture[..., 0] if picture.shape[2] == 1 else picture)

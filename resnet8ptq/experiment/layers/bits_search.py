@@ -39,12 +39,12 @@ Learned = Mapping[tuple[str, int], Array]  # weights by layer and bits
 
 @dataclass(frozen=True)
 class Option:
-    """One layer's weights in some number of bits.
+    """One layer's weights in a number of bits.
 
     Attributes:
         error: squared error of the outputs with only this layer rounded, relative to the outputs'
-        power.
-        saved_bytes: bytes saved by the weights against 8 bits; negative for float.
+            power.
+        saved_bytes: bytes that the weights save in comparison with 8 bits; negative for float.
     """
 
     layer: str
@@ -55,11 +55,13 @@ class Option:
 
 @dataclass(frozen=True)
 class TriedPlan:
-    """A quantized plan, with its drop on held-out samples if requested.
+    """A quantized plan.
 
     Attributes:
-        p: one-sided p-value of "the drop is at the limit or above".
-        samples: number of scored samples; a trial stops when its test is decided.
+        drop: loss against FP32 on held-out samples, see `stopping.TrialResult`; None if a limit on
+            bytes decides.
+        p: one-sided p-value of "the drop is at the limit or above"; 1 if not measured.
+        samples: number of scored samples; None if not measured.
     """
 
     bits: Bits
@@ -81,8 +83,8 @@ def measure_options(
         path: file of the FP32 network.
         setting: settings of corrections, with the samples to measure on.
         widths: weight bits that the backend supports; `FLOAT_BITS` leaves a layer in float.
-        learned: weights that nearest rounding maps to learned levels; all others are rounded
-            directly.
+        learned: weights that nearest rounding maps to learned levels; for all others, the FP32
+            weights are rounded.
     """
     proto = onnx.load(path)
     end_at_logits(proto)
@@ -112,7 +114,7 @@ def measure_options(
 
 
 def _find_error(run: Runner, exact: "_Runs") -> float:
-    """Return the squared error of a network's outputs, over all batches."""
+    """Return the squared error of a network's outputs, summed over all batches."""
     errors = []
     for batch, outputs in exact:
         for actual, wanted in zip(run(batch), outputs, strict=True):
@@ -121,7 +123,7 @@ def _find_error(run: Runner, exact: "_Runs") -> float:
 
 
 class _Runs:
-    """Batches and a network's outputs, kept within a step's memory budget."""
+    """Batches and a network's outputs; recomputed if they exceed a step's memory budget."""
 
     def __init__(self, run: Runner, batches: Batches) -> None:
         self._run = run
@@ -145,12 +147,12 @@ class _Runs:
 
 
 def find_plans(options: Sequence[Option]) -> list[Bits]:
-    """Return the Pareto-optimal plans in error and bytes, the plan with the most bits first.
+    """Return the Pareto-optimal plans in error and bytes, the largest plan first.
 
     The plan with all layers in float is left out, because it quantizes nothing.
 
     Plans are built layer by layer. Of partial plans that save about the same bytes (`_STEPS`
-    classes), the one with the smallest error is kept.
+    classes), only the one with the smallest error is kept, so an optimal plan may be missed.
     """
     by_layer: dict[str, list[Option]] = {}
     for option in options:
@@ -170,7 +172,8 @@ def find_plans(options: Sequence[Option]) -> list[Bits]:
         for saved, error, bits in partial:
             for option in choices:
                 chosen = {**bits, name: option.bits}
-                if len(chosen) == len(by_layer) and {*chosen.values()} == {FLOAT_BITS}:
+                is_whole = len(chosen) == len(by_layer)
+                if is_whole and {*chosen.values()} == {FLOAT_BITS}:
                     continue
                 total = saved + option.saved_bytes
                 summed = error + option.error
@@ -184,7 +187,7 @@ def find_plans(options: Sequence[Option]) -> list[Bits]:
 def _undominated(
     plans: Iterable[tuple[int, float, dict[str, int]]],
 ) -> list[tuple[int, float, dict[str, int]]]:
-    """Return the Pareto-optimal partial plans in bytes and error, by bytes saved."""
+    """Return the Pareto-optimal partial plans in bytes and error, fewest saved bytes first."""
     kept: list[tuple[int, float, dict[str, int]]] = []
     least = math.inf
     for plan in sorted(plans, key=lambda plan: (-plan[0], plan[1])):
@@ -206,9 +209,9 @@ def choose(
     max_drop: float | None,
     level: float | None = None,
 ) -> TriedPlan:
-    """Return the first plan within `max_bytes`, or the last within `max_drop`, with its result.
+    """Return the first plan within `max_bytes`, or the last within `max_drop`.
 
-    The search assumes that plans shrink, and their drops grow, in this order.
+    The binary search assumes that plans shrink, and their drops grow, in this order.
 
     Args:
         plans: see `find_plans`.
@@ -217,7 +220,8 @@ def choose(
             decides.
 
     Raises:
-        ConfigError: no plan is within the limit; the message names the smallest value found.
+        ConfigError: no plan is within the limit; the message has the bytes of the smallest plan, or
+            the drop of the largest.
     """
     # In this order, all plans after one that fits also fit.
     ordered = plans if max_bytes is not None else plans[::-1]
@@ -231,6 +235,7 @@ def choose(
             return plan.p <= level
         return plan.drop is not None and plan.drop <= (max_drop or 0)
 
+    # Try the easiest plan first: without it, no other plan fits
     last = len(ordered) - 1
     if fits(last):
         return measured[bisect_left(range(last), True, key=fits)]
@@ -246,7 +251,7 @@ def choose(
 
 
 def to_csv(tried: Sequence[TriedPlan]) -> str:
-    """Return a line for each quantized plan, in order, with drops on held-out samples."""
+    """Return one line for each quantized plan, in order, with its drop and the bits by layer."""
     rows: list[list[object]] = [["size_bytes", "drop", "samples"]]
     if tried:
         rows[0] += tried[0].bits  # the header has the layers' names

@@ -1,7 +1,7 @@
-"""The choice of the fewest nodes in float that keep the task's metric within `max_drop`.
+"""`nodes_to_exclude=auto`: chooses few nodes to leave in float, for a drop of at most `max_drop`.
 
-The choice uses training samples that did not calibrate, never test samples. The ranking uses the
-expected accuracy with random tie-breaking, so that ties do not decide between layers.
+The choice uses training samples that did not calibrate, never test samples. Trials are compared by
+the tie-adjusted metric, so that ties do not decide between layers.
 """
 
 import logging
@@ -53,8 +53,9 @@ class Exclusion:
     """The chosen nodes, their cost in bytes and time, and the trials.
 
     Attributes:
-        nodes: nodes to leave in float, the noisiest first; for `nodes_to_exclude`.
+        nodes: ONNX names of the nodes to leave in float, the noisiest groups first.
         steps: all trials, in order; the first has all layers quantized.
+        seconds: time of the search.
         excluded_ms: median latency at batch 1, minus that of the file with all layers quantized;
             None if not measured.
     """
@@ -75,7 +76,7 @@ class Exclusion:
         return self.chosen.size_bytes - self.steps[0].size_bytes
 
     def to_metrics(self) -> dict[str, float]:
-        """Return every metric under its MLflow name."""
+        """Return the measured metrics under their MLflow names."""
         metrics: dict[str, float | None] = {
             "exclusion/layers": len(self.nodes),
             "exclusion/bytes": self.excluded_bytes,
@@ -86,7 +87,7 @@ class Exclusion:
         return {key: float(value) for key, value in metrics.items() if value is not None}
 
     def to_params(self) -> dict[str, str]:
-        """Return the choice in the form of `nodes_to_exclude` on the command line."""
+        """Return a param with the nodes, in the form of `nodes_to_exclude` on the command line."""
         return {"excluded_nodes": words.as_list(self.nodes)}
 
     def summary(self) -> str:
@@ -106,15 +107,13 @@ class Exclusion:
 
 
 def choose(work: Workspace, prepared: Prepared, correct: Step | None = None) -> Exclusion:
-    """Leave the noisiest layers in float until the drop is within `max_drop`.
+    """Choose the nodes to leave in float on the tuning samples, see `exclusion_search.select`.
 
-    The tuning samples decide. Writes `exclusion.csv` into the run's folder, even if the search
-    fails. If no choice keeps `max_drop`, the choice with the smallest drop is taken, with a
-    warning.
+    The function writes the trials to `exclusion.csv` in the run's folder, even if the search fails.
 
     Args:
-        correct: corrects the network again for each trial, except the trial's layers in float; None
-            if every trial uses the network of `prepared`.
+        correct: corrects the network again for each trial with nodes in float, and leaves these
+            nodes out; None if every trial uses the network of `prepared`.
     """
     start = time.perf_counter()
     config = work.config
@@ -127,6 +126,7 @@ def choose(work: Workspace, prepared: Prepared, correct: Step | None = None) -> 
     warn_of_perfection(task, fp32)
     level = LEVEL if can_show(task, fp32, config.max_drop, level=LEVEL) else None
 
+    # Quantize and measure the trials
     with tempfile.TemporaryDirectory() as scratch:
         variants = _Variants(replace(work, scratch=Path(scratch)), prepared, level, correct=correct)
         trials = Trials(variants.measure)
@@ -146,10 +146,10 @@ def choose(work: Workspace, prepared: Prepared, correct: Step | None = None) -> 
 
 
 def can_show(task: Task, fp32: Scores, max_drop: float, level: float) -> bool:
-    """Return whether the samples can prove the limit for the best case, a model equal to FP32.
+    """Return whether the samples can prove the limit for a model with the same scores as FP32.
 
-    Also true if the margin of such a model is unknown: the samples may still prove the limit for
-    other models.
+    The result is also true if the margin of such a model is unknown: the samples may still prove
+    the limit for other models.
     """
     values = fp32.per_sample
     margin = values.margin(values, task.metric, max_drop, fp32.total)
@@ -157,7 +157,7 @@ def can_show(task: Task, fp32: Scores, max_drop: float, level: float) -> bool:
 
 
 def warn_of_unproven(choice: str, key: str, limit: float) -> None:
-    """Warn that no test proves the limit, so that the measured loss decides."""
+    """Warn that no test proves the limit, and that the measured loss decided."""
     log.warning(
         "%s: the held-out samples do not prove of any choice that it loses at most %s=%g; this is "
         "chosen by its measured loss, and may lose more on other samples; try a larger %s or "
@@ -170,7 +170,7 @@ def warn_of_unproven(choice: str, key: str, limit: float) -> None:
 
 
 def warn_of_perfection(task: Task, fp32: Scores) -> None:
-    """Warn if FP32 is right on every held-out sample."""
+    """Warn if FP32's accuracy on the held-out samples is 1."""
     if {task.metric.name: fp32.value, **fp32.more()}.get("accuracy") == 1:
         log.warning(
             "nodes_to_exclude=auto: FP32 is right on all %d held-out samples: it was probably "
@@ -186,7 +186,7 @@ class _Variants:
     Attributes:
         work: the run; `scratch` has the files.
         prepared: the network and its decisions, with all layers quantized.
-        level: level of the test that accepts a variant; if None, the measured drop decides.
+        level: level of the test that can end a trial early, see `stopping.try_choice`.
         correct: see `choose`.
     """
 
@@ -224,6 +224,8 @@ class _Variants:
     def rank(self) -> Groups:
         """Return the nodes in groups, the noisiest first; together they never hold all layers."""
         groups = self._by_noise() if self.work.config.method in _STATIC else self._by_layer()
+
+        # A network with all layers in float would not be quantized
         graph = onnx.load(self.prepared.network.onnx_path).graph
         selection = self.work.settings.quantizer.select(self.prepared.decisions)
         layers = {node.name for node in find_quantized_layers(graph, selection).values()}
@@ -245,6 +247,8 @@ class _Variants:
             config = replace(config, backend=BackendConfig(NOISE_FROM), calib=calib)
         in_onnx = self.work.vary(config, format="qdq", slim=False)
         quantized = in_onnx.quantize(self.prepared, self._make_folder())
+
+        # Measure the noise on held-out samples
         fp32 = onnx.load(self.prepared.network.onnx_path)
         in_qdq = onnx.load(quantized.path)
         in_float = find_float_nodes(fp32.graph, in_onnx.settings.quantizer.select(decisions))
@@ -254,7 +258,7 @@ class _Variants:
         return [source.nodes for source in sources]
 
     def _by_layer(self) -> Groups:
-        """Rank the layers by the SQNR of the logits with one layer quantized."""
+        """Rank the layers by the SQNR of the output with one layer quantized."""
         layers = sensitivity.Layers(self.work, self.prepared)
         return [[layer.node] for layer in layers.rank()]
 

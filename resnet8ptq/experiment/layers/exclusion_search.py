@@ -1,10 +1,10 @@
-"""The search for the fewest nodes in float that keep `max_drop`.
+"""The search for few nodes in float with a drop of at most `max_drop`.
 
-`noise` ranks the sources of noise. The first 1, 2, 4, ... sources are left in float until the drop
-is small enough; then fewer are tried. If the samples suffice, a test decides, and proves that the
-accepted drop is within `max_drop`. The measured drop alone would prove nothing: of ten choices that
-all lose more, one often measures less by chance. If the samples do not suffice, the measured drop
-decides.
+The caller ranks groups of nodes, the noisiest first. The first 1, 2, 4, ... groups are left in
+float until the drop is small enough; then fewer are tried. If the samples suffice, a test decides,
+and proves that the accepted drop is within `max_drop`. The measured drop alone would prove nothing:
+of ten choices that all lose more, one often measures less by chance. If the samples do not suffice,
+or no choice passes the test, the measured drop decides.
 
 This module does not load models; a function of the caller measures each choice of nodes.
 """
@@ -34,8 +34,8 @@ class Trial:
 
     Attributes:
         nodes: nodes left in float, by ONNX name.
-        value: the tie-adjusted metric on the held-out samples.
-        drop: the loss of `value` against FP32, see `Metric.loss`.
+        value: the tie-adjusted metric on the scored held-out samples.
+        drop: the loss of `value` against FP32, see `stopping.TrialResult`.
         size_bytes, path: size and path of the quantized file.
         p: one-sided p-value of "the drop is at `max_drop` or above".
         samples: number of scored samples; a trial stops when its test is decided.
@@ -88,12 +88,13 @@ def select(
 ) -> list[str]:
     """Return the nodes to leave in float.
 
-    If no choice keeps `max_drop`, the choice with the smallest drop is taken, with a warning.
+    If no trial has a drop of at most `max_drop`, the nodes are those of the trial with the smallest
+    drop, with a warning.
 
     Args:
         rank: returns the groups; called only if needed.
-        level: level of each test; if None, the measured drop decides.
-        deadline: the end of the search; no trial starts later.
+        level: level of each test; if None, the measured drop decides without a test.
+        deadline: the end of the search; after it, only the first trial may still start.
     """
 
     def measured(trial: Trial) -> bool:
@@ -152,7 +153,7 @@ def join(groups: Groups) -> list[str]:
 
 
 def _double(groups: Groups, keeps: Keeps, perfect: Keeps) -> Groups:
-    """Return the first 1, 2, 4, ... groups that are accepted, shortened; empty if none are.
+    """Return the first 1, 2, 4, ... groups that are accepted, shortened; empty without any.
 
     Args:
         perfect: returns whether a trial lost nothing, so that more nodes in float cannot help.
@@ -171,10 +172,10 @@ def _double(groups: Groups, keeps: Keeps, perfect: Keeps) -> Groups:
 
 
 def _shorten(groups: Groups, low: int, count: int, keeps: Keeps) -> Groups:
-    """Halve the distance to the refused number `low`, until the first refusal.
+    """Return fewer accepted groups: halve the distance to the refused number `low`.
 
-    With this order, the error rate of the whole sequence is that of one test (fixed-sequence
-    testing).
+    The first refusal ends the search. The error rate of such a sequence is that of one test
+    (fixed-sequence testing).
     """
     while count - low > 1 and keeps(groups[: (low + count) // 2]):
         count = (low + count) // 2
@@ -182,7 +183,7 @@ def _shorten(groups: Groups, low: int, count: int, keeps: Keeps) -> Groups:
 
 
 def _take_back(groups: Groups, keeps: Keeps) -> Groups:
-    """Quantize groups again, the least noisy first, until the first refusal."""
+    """Quantize groups again, the least noisy first, until the first refusal or the last group."""
     kept = list(groups)
     for group in reversed(groups):
         rest = [other for other in kept if other is not group]

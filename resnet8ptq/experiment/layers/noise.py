@@ -1,7 +1,7 @@
 """The noise that each rounded tensor adds to a network's output, estimated from one quantized file.
 
-FP32 runs with some tensors rounded as in the file. The noisiest group is halved until it is a
-single source. This takes dozens of runs on a few samples, for any number of layers.
+FP32 runs with a group of tensors rounded as in the file. The noisiest group is halved again and
+again. This takes dozens of measurements on a few samples, for any number of layers.
 """
 
 import heapq
@@ -23,7 +23,7 @@ from resnet8ptq.graph.session import end_at_logits, open_session
 
 Array = NDArray[np.float64]
 SAMPLES = 4
-RUNS = 64  # most runs of the network; each halving takes two
+RUNS = 64  # most measurements of halves; each halving takes two
 LEAST = 0.01  # share of the whole noise below which a group is not halved
 # The output of these operators has the levels of their input: only both in float gain something.
 _SAME_LEVELS = {
@@ -40,11 +40,11 @@ _SAME_LEVELS = {
 
 @dataclass(frozen=True)
 class NoiseSource:
-    """Tensors that can only be rounded together.
+    """Tensors that are rounded together.
 
     Attributes:
         nodes: the nodes that must all stay in float for the tensors to stay in float.
-        noise: noise added to the output, relative to the output's power.
+        noise: noise added to the outputs, relative to their power; 0 if not measured.
     """
 
     nodes: tuple[str, ...]
@@ -60,7 +60,7 @@ def rank(
     samples: Split,
     threads: int,
 ) -> list[NoiseSource]:
-    """Return the sources of noise, the noisiest first.
+    """Return the groups of `halve` as joined sources, the highest noise per tensor first.
 
     Args:
         fp32: the network before quantization.
@@ -77,7 +77,10 @@ def rank(
 def find_sources(
     fp32: onnx.GraphProto, quantized: onnx.GraphProto, in_float: Collection[str]
 ) -> list[NoiseSource]:
-    """Return each rounded tensor as a source, in the order of the graph."""
+    """Return the rounded tensors as sources, in the order of the graph.
+
+    Tensors with the same levels share a source. Tensors with all nodes in `in_float` are left out.
+    """
     order = {node.name: index for index, node in enumerate(fp32.node)}
     producers = Links(fp32).producers
 
@@ -111,7 +114,8 @@ def halve(
 ) -> list[tuple[float, Sequence[NoiseSource]]]:
     """Return groups of sources with their noise, the highest noise per source first.
 
-    The noisiest group is halved repeatedly, with at most `runs` measurements.
+    The noisiest group is halved repeatedly, until its noise is below `LEAST` of the whole or the
+    halves have taken `runs` measurements.
     """
     if not sources:
         return []
@@ -119,6 +123,8 @@ def halve(
     whole = measure(sources)
     heap = [(-whole, next(ties), list(sources))]
     done: list[tuple[float, Sequence[NoiseSource]]] = []
+
+    # The heap's first group is the noisiest; single sources leave it
     for _ in track(range(runs // 2), "Measuring the noise of the layers", "halvings"):
         while heap and len(heap[0][2]) == 1:
             noise, _, group = heapq.heappop(heap)
@@ -146,7 +152,10 @@ def _join(sources: Sequence[NoiseSource], noise: float = 0.0) -> NoiseSource:
 def _measurer(
     fp32: onnx.ModelProto, samples: Split, threads: int
 ) -> Callable[[Sequence[NoiseSource]], float]:
-    """Return a function from sources to their noise: the outputs' relative squared errors."""
+    """Return a function from sources to their noise: the sum of relative squared errors.
+
+    The errors are those of all outputs, each relative to its power over the samples.
+    """
     names = input_names(fp32.graph)
     batches = list(samples.batches(1))
 
@@ -165,6 +174,7 @@ def _measurer(
         squares = [float(np.square(value).sum()) for value in values]
         power.append(sum(squares) or 1.0)
 
+    # Round only the tensors of the sources, and compare
     def measure(sources: Sequence[NoiseSource]) -> float:
         joined = _join(sources)
         proto = fp32
@@ -184,7 +194,7 @@ def _measurer(
 def square_distance(one: Array, other: Array) -> float:
     """Return the sum of squared differences; values in only one of the outputs count in full.
 
-    The number of boxes that a network returns may differ.
+    Outputs can differ in shape, because a network may return another number of boxes.
     """
     if one.ndim != other.ndim:
         return float(np.square(one).sum() + np.square(other).sum())

@@ -2,11 +2,11 @@
 the file.
 
 Q and DQ around a small layer can cost more than its integer kernel saves. The network is cut into
-blocks, in the order of execution. All files that are quantized up to a cut, or from a cut on, are
-timed in turns. Each file has one border between 8 bits and float. Their times give the time that 8
-bits save in each block, and the time of each border. Of all placements with blocks of both kinds,
-the one with the smallest sum is timed again, in turns with all layers in 8 bits and with FP32,
-because sums of differences are only an estimate.
+blocks, in the order of execution. Two files for each cut, quantized before it or after it, are
+timed in turns with FP32 and with all blocks in 8 bits. From these times, `solve` estimates how much
+time 8 bits save in each block, and how much time each border between 8 bits and float costs. The
+best placement with both kinds of blocks is timed again as a whole, because sums of differences are
+only an estimate.
 """
 
 import logging
@@ -38,7 +38,7 @@ from resnet8ptq.precision.plan import find_quantized_layers, find_quantized_prod
 log = logging.getLogger(__name__)
 
 FILE = "placement.csv"
-MOST = 10  # most blocks, for which twice as many files are timed
+MOST = 10  # most blocks; twice as many files are timed
 GAIN = 0.02  # share of the time that 8 bits must save
 ALL = "all in 8 bits"
 NONE = "FP32"
@@ -60,12 +60,12 @@ class PlacedBlock:
 
 @dataclass(frozen=True)
 class Times:
-    """The measured time of each block, in milliseconds.
+    """The estimated times of blocks and borders, in milliseconds.
 
     Attributes:
         saved: the time that 8 bits save in each block; negative where float is faster.
         borders: the time of a change between 8 bits and float before each block; the first is 0.
-        fp32: the time of the whole network in float.
+        fp32: the measured time of the whole network in float.
     """
 
     saved: Sequence[float]
@@ -79,8 +79,10 @@ class Placement:
 
     Attributes:
         nodes: nodes that stay in float for speed.
-        layers: the number of layers among them.
-        milliseconds: typical latency of each timed network, by `ALL`, `NONE` and `PLACED`.
+        layers: the number of quantized layers that `nodes` leaves in float.
+        milliseconds: typical latency of each timed network, by `ALL`, `NONE` and, if a mixed
+            placement was timed, `PLACED`.
+        seconds: time of the whole choice.
     """
 
     nodes: tuple[str, ...]
@@ -89,7 +91,7 @@ class Placement:
     seconds: float = 0.0
 
     def to_metrics(self) -> dict[str, float]:
-        """Return every metric under its MLflow name."""
+        """Return the metrics under their MLflow names."""
         names = {ALL: "all_ms", NONE: "fp32_ms", PLACED: "ms"}
         metrics = {"placement/layers": float(self.layers)}
         for name, ms in self.milliseconds.items():
@@ -98,19 +100,20 @@ class Placement:
         return metrics
 
     def to_params(self) -> dict[str, str]:
-        """Return the nodes in the form of `nodes_to_exclude` on the command line."""
+        """Return a param with the nodes, in the form of `nodes_to_exclude` on the command line."""
         return {"placed_in_float": words.as_list(list(self.nodes))}
 
 
 def choose(work: Workspace, prepared: Prepared) -> Placement:
-    """Return the fastest placement that was timed; write `placement.csv`.
+    """Return the mixed placement if it is proven faster than 8 bits everywhere, see `is_faster`.
 
-    Nodes that other decisions leave in float stay in float. A limit on the loss is still met,
-    because fewer layers are rounded.
+    Otherwise, all blocks stay in 8 bits. Nodes that other decisions leave in float stay in float.
+    The loss is not measured again, because a placement only reduces the number of rounded layers.
+    The function writes `placement.csv`, unless the time is up before.
 
     Raises:
-        UnsupportedError: no placement is faster than FP32, or the file only simulates integer
-        kernels.
+        UnsupportedError: the chosen file is not proven faster than FP32, or it only simulates
+            integer kernels.
     """
     start = time.perf_counter()
     quantizer = work.settings.quantizer
@@ -173,12 +176,15 @@ def _nodes_of(blocks: Iterable[PlacedBlock]) -> tuple[str, ...]:
 
 
 def find_blocks(graph: onnx.GraphProto, layers: set[str]) -> list[PlacedBlock]:
-    """Return at most `MOST` blocks of a network, each with a quantized layer.
+    """Return the nodes of a network in at most `MOST` blocks, each with a quantized layer.
+
+    A network without quantized layers is one block.
 
     Args:
-        layers: names of the quantized layers.
+        layers: node names of the quantized layers.
     """
-    steps: list[list[onnx.NodeProto]] = [[]]  # each step is a layer with the operators after it
+    # Each step is a layer with the operators up to the next; the first has all before it too
+    steps: list[list[onnx.NodeProto]] = [[]]
     has_layer = False
     for node in graph.node:
         is_layer = node.name in layers
@@ -209,12 +215,14 @@ def find_blocks(graph: onnx.GraphProto, layers: set[str]) -> list[PlacedBlock]:
 
 
 def solve(up_to: Sequence[float], from_on: Sequence[float]) -> Times:
-    """Return the time of each block from files with one border.
+    """Estimate the times of blocks and borders from files with at most one border.
 
     Args:
-        up_to: the time with the first k blocks in 8 bits, for k from 0 to the number of blocks.
-        from_on: the time with all but the first k blocks in 8 bits.
+        up_to: milliseconds with only the first k blocks in 8 bits, for k from 0 to the number of
+            blocks.
+        from_on: milliseconds with all but the first k blocks in 8 bits, for the same k.
     """
+    # Two pairs of files differ in the same block, so their mean difference is its saving
     first = np.array(up_to)
     rest = np.array(from_on)
     saved = (np.diff(rest) - np.diff(first)) / 2
@@ -223,9 +231,11 @@ def solve(up_to: Sequence[float], from_on: Sequence[float]) -> Times:
 
 
 def find_fastest(times: Times) -> list[bool]:
-    """Return for each block whether it is in 8 bits, in the mixed placement with the least time.
+    """Return for each block whether it is in 8 bits, in the best mixed placement.
 
-    A block in 8 bits must save `GAIN` of an equal share of FP32's time.
+    A mixed placement has blocks in 8 bits and blocks in float; a single block stays in 8 bits. The
+    estimated time decides. For each block in 8 bits, `GAIN` of an equal share of FP32's time is
+    added to it, so that small gains do not count.
     """
     count = len(times.saved)
     least = GAIN * times.fp32 / count
@@ -255,7 +265,7 @@ def _find_layers(work: Workspace, prepared: Prepared, graph: onnx.GraphProto) ->
 
 
 def is_faster(model: Blocks, reference: Blocks) -> bool:
-    """Return whether a test proves a model faster, and its measured gain is at least `GAIN`."""
+    """Return whether a test proves the model faster, and its measured gain is at least `GAIN`."""
     ratio = paired_latency.ratio(model, reference)
     return ratio.faster and ratio.value >= 1 + GAIN
 
@@ -278,7 +288,11 @@ class _Variants:
     scratch: Path
 
     def time_blocks(self) -> Times:
-        """Time FP32, all in 8 bits, and every file with one border, in turns."""
+        """Time FP32, all in 8 bits, and every file with one border, in turns.
+
+        Raises:
+            TimeUpError: the run's time is up before all files are quantized.
+        """
         count = len(self.blocks)
         placements = [[True] * count]
         for border in range(1, count):  # the first blocks in 8 bits
@@ -289,6 +303,8 @@ class _Variants:
         for placement in track(placements, "Quantizing blocks", "files"):
             self.work.settings.runtime.deadline.check()
             loads.append(self._load(placement))
+
+        # Allow the usual time for each file
         timing = self._timing
         share = replace(timing, max_seconds=timing.max_seconds * len(loads))
         timed = latency.measure(loads, self.work.samples.calibrating.split, share)
@@ -298,8 +314,9 @@ class _Variants:
         )
 
     def time_whole(self, chosen: Sequence[bool]) -> dict[str, Blocks]:
-        """Return the latencies of FP32, of all layers in 8 bits, and of a placement, timed in
-        turns.
+        """Return the latencies of FP32, of all layers in 8 bits, and of a mixed placement.
+
+        They are timed in turns.
         """
         loads = {NONE: self._load_fp32(), ALL: self._load([True] * len(self.blocks))}
         if not all(chosen):

@@ -22,10 +22,10 @@ log = logging.getLogger(__name__)
 
 
 def choose_bits(work: Workspace, prepared: Prepared, correct: Step) -> bits_search.TriedPlan:
-    """Choose the bits of each layer; write `plan.csv`, even if no plan fits.
+    """Return the chosen plan, with the bits of each layer; write `plan.csv`, even if no plan fits.
 
     Args:
-        correct: corrects the network of a plan that is measured.
+        correct: corrects the network of a plan before its drop is measured.
 
     Raises:
         ConfigError: no plan is within `precision.max_bytes` or `precision.max_drop`.
@@ -45,12 +45,14 @@ def choose_bits(work: Workspace, prepared: Prepared, correct: Step) -> bits_sear
         tried.append(plan)
         return plan
 
-    # Measure each layer, then choose
+    # Measure the error of each layer in each width
     widths = work.settings.quantizer.widths
     setting = work.correction_settings(prepared.decisions, samples.held_out)
     learned = _learn_narrow(work, prepared, [bits for bits in widths if bits < 8])
     options = bits_search.measure_options(work.fp32.onnx_path, setting, widths, learned=learned)
     narrow = [option for option in options if option.bits != FLOAT_BITS]
+
+    # Choose a plan, and keep the trials even without a choice
     try:
         chosen = _choose_bits(
             narrow, options, attempt, max_bytes=precision.max_bytes, max_drop=precision.max_drop
@@ -72,7 +74,9 @@ def _choose_bits(
     """Choose a plan within `max_bytes`, or one proven or else measured to be within `max_drop`.
 
     Args:
-        narrow: the options of layers in 8 bits or fewer, whose plans are tried first.
+        narrow: the options of 8 bits or fewer; plans of these alone are tried first.
+        options: `narrow` and the options in float.
+        attempt: quantizes by a plan and measures it, with a test at a level or without one.
     """
     plans = [bits_search.find_plans(narrow)]
     if max_bytes is None and narrow != options:
@@ -99,7 +103,7 @@ def _choose_bits(
 def _try_plan(
     work: Workspace, prepared: Prepared, correct: Step, scratch: Path, level: float | None
 ) -> bits_search.TriedPlan:
-    """Quantize by a plan; measure its drop on the tuning samples if `max_drop` is set."""
+    """Quantize by a plan; measure its drop on the tuning samples unless `max_bytes` is set."""
     config = work.config
     bits = prepared.decisions.bits or {}
     bounded = config.precision.max_bytes is not None
@@ -121,7 +125,7 @@ def _try_plan(
 
 
 def _learn_narrow(work: Workspace, prepared: Prepared, widths: list[int]) -> bits_search.Learned:
-    """If the run learns rounding, learn it for each layer in each width."""
+    """Return learned weights of each layer in each width; empty without `corrections.adaround`."""
     config = work.config
     if not config.corrections.adaround:
         return {}

@@ -9,11 +9,14 @@ from resnet8ptq.tasks.scoring.metric import Metric
 
 @dataclass(frozen=True)
 class LayerSensitivity:
-    """The result with only one layer quantized, or with only one layer in float.
+    """The result with one layer quantized, with all but one, or with all layers.
 
     Attributes:
-        name: the short name; `node` is the name in the ONNX graph, for `nodes_to_exclude`.
-        sqnr_db: SQNR of the output over all samples; see `tasks.scoring.distortion`.
+        name: the layer's short name.
+        node: its name in the ONNX graph, for `nodes_to_exclude`; empty for all layers.
+        sqnr_db: SQNR of the output over all samples, see `tasks.scoring.distortion`; infinite if
+            the output did not change.
+        value: the task's metric.
         lost: the loss of `value` against FP32, see `Metric.loss`.
         saved_bytes: the FP32 artifact's size minus this artifact's size.
     """
@@ -29,12 +32,13 @@ class LayerSensitivity:
 
 @dataclass(frozen=True, kw_only=True)
 class SensitivityResult(RunResult):
-    """The layers, most sensitive first.
+    """The result of a sensitivity analysis.
 
     Attributes:
-        layers: the layers that harm most first, which have the lowest SQNR with one layer
-            quantized, and the highest with one layer in float.
+        layers: the layers, most sensitive first: by the lowest SQNR with one layer quantized, or by
+            the highest with one layer in float.
         whole: the same metrics with every layer quantized.
+        mode: `one_at_a_time` or `all_but_one`.
         output: the kind of outputs of the SQNR: `logits`, `probabilities` or `values`.
         samples: number of held-out samples.
         fp32_value, fp32_size_bytes: metric and size of FP32 in the same framework.
@@ -56,7 +60,7 @@ class SensitivityResult(RunResult):
         return f"most sensitive: {first.name}, {first.sqnr_db:.1f} dB {done}"
 
     def to_metrics(self) -> dict[str, float]:
-        """Return every metric under its MLflow name."""
+        """Return the finite metrics under their MLflow names."""
         name = self.metric.name
         metrics: dict[str, float] = {
             "sensitivity/images": self.samples,

@@ -29,13 +29,16 @@ _NAMED = {"one_at_a_time": "nodes_to_quantize", "all_but_one": "nodes_to_exclude
 
 
 def analyse(settings: Settings, folder: Path, run: Recorder) -> SensitivityResult:
-    """Quantize layer by layer, rank the layers, and print the table.
+    """Quantize layer by layer, rank the layers, print the table, and write the files.
 
-    See `dispatch.run_or_analyse`.
+    The arguments are those of `dispatch.run_or_analyse`.
+
+    Raises:
+        UnsupportedError: the framework cannot quantize chosen layers with these settings.
     """
     config = settings.config
     mode = settings.config.analysis.mode
-    # A layer that the settings name must be one that the framework takes.
+    # Refuse a framework that takes no names of layers, before any work
     resolved = settings.vary(**{_NAMED[mode]: ["a layer"]}).quantizer.resolve()
     evaluator, samples = open_subject(settings, run)
     if config.method == "weight_only":  # this method quantizes only some of the layers
@@ -69,7 +72,7 @@ def cut_softmax(network: Fp32Model, path: Path) -> Fp32Model:
 
 
 class Layers:
-    """Quantizes the layers of a network that ends at its logits, one by one."""
+    """Quantizes a network layer by layer, without its final softmax."""
 
     def __init__(self, work: Workspace, prepared: Prepared) -> None:
         """Cut the softmax from the FP32 network, and from the corrected one if different.
@@ -93,10 +96,11 @@ class Layers:
 
     @cached_property
     def nodes(self) -> dict[str, str]:
-        """The layers' nodes in the ONNX graph, by short name.
+        """The layers' nodes in the ONNX graph, by short name, in the order of the graph.
 
-        The layers include attention's products. `+analysis=sensitivity` also quantizes the products
-        that `attention=weights` leaves in float.
+        The layers include attention's products. With `analysis.mode=one_at_a_time`,
+        `+analysis=sensitivity` also quantizes the products that `attention=weights` leaves in
+        float.
         """
         graph = onnx.load(self.network.onnx_path).graph
         selection = self.work.settings.quantizer.select(self.decisions)
@@ -115,7 +119,7 @@ class Layers:
         return self.evaluator.baseline(self.work.samples.held_out).size_bytes
 
     def analyse(self) -> SensitivityResult:
-        """Rank the layers, and measure the network with all of them quantized."""
+        """Return the ranked layers, and the network with all of them quantized."""
         fp32 = self.evaluator.baseline_scores(self.work.samples.held_out)
         return SensitivityResult(
             "ok",

@@ -27,7 +27,7 @@ def write_sensitivity(folder: Path, config: RunConfig, result: SensitivityResult
 def make_table(
     result: SensitivityResult, layers: Sequence[LayerSensitivity], title: str = ""
 ) -> Table[LayerSensitivity]:
-    """Return the table of layers, in their order."""
+    """Return the table of `layers`, in their order; only `result.layers` have a rank."""
     metric = result.metric
     ranks = {id(layer): rank for rank, layer in enumerate(result.layers, 1)}
     columns: list[Column[LayerSensitivity]] = [
@@ -84,7 +84,10 @@ def describe(config: RunConfig) -> str:
 
 
 def draw_sensitivity(result: SensitivityResult, title: str) -> Figure:
-    """Draw three bars for each layer, the first layer on top; a line marks all layers quantized."""
+    """Draw SQNR, loss and saved bytes of each layer as bars, the first layer on top.
+
+    A line marks the SQNR with all layers quantized, if it is finite.
+    """
     layers = result.layers
     metric = result.metric
     whole_db = result.whole.sqnr_db
