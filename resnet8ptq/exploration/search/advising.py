@@ -31,7 +31,7 @@ _VARIED = ("backend", "dtype", "per_channel", "reduce_range", "method")
 
 
 def main(words: list[str]) -> None:
-    """Read the network, if one is named, and print the advice.
+    """Read the network, if one is named, and print the advice; with `--help`, only the help.
 
     Raises:
         ConfigError: a setting is wrong.
@@ -81,8 +81,9 @@ def _check(words: Sequence[str]) -> list[str]:
     named = []
     for word in words:
         is_plain = "=" not in word and not word.startswith("-")
-        is_missing = is_plain and not Path(word).exists()  # `complete` gives existing files a key
-        named.append(grammar.assign("model.path", word) if is_missing else word)
+        if is_plain and not Path(word).exists():  # `complete` gives existing files a key
+            word = grammar.assign("model.path", word)
+        named.append(word)
     settings = grammar.check_and_arrange(path_words.complete(named, conf, own), conf, own)
     for override in map(grammar.parse, settings):
         if override.key_or_group in _VARIED:
@@ -96,7 +97,13 @@ def _check(words: Sequence[str]) -> list[str]:
 def print_advice(
     cpu: str, flags: tuple[str, ...], network: Summary | None, settings: Sequence[str] = ()
 ) -> None:
-    """Print the advice as a table on stdout, and the commands, with the `settings`."""
+    """Print the advice as a table, and the commands that measure it.
+
+    Args:
+        cpu: the CPU's name.
+        flags: the CPU's flags.
+        settings: the words that the commands repeat.
+    """
     console = stdout(None, 130)
     say(console, candidates.describe_cpu(cpu, flags))
     if network is not None:

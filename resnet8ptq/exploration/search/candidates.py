@@ -1,6 +1,6 @@
-"""Configurations worth trying for a network on a CPU, from its flags and operators alone.
+"""Configurations to try or to avoid, from the CPU's flags and the network's operators alone.
 
-The backends' modules of advice know the configurations (`backends.advice`).
+Most come from the backends' own modules, see `backends.advice`.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -28,7 +28,7 @@ from resnet8ptq.models.summary import Summary
 
 
 def advise(flags: Collection[str], network: Summary | None = None) -> list[Advice]:
-    """Return the known configurations, sorted: first those to try.
+    """Return the known configurations, sorted by verdict: first those to try.
 
     Args:
         flags: the CPU's flags, see `machine.cpu`.
@@ -45,7 +45,9 @@ def advise(flags: Collection[str], network: Summary | None = None) -> list[Advic
 def sweeps(
     flags: Collection[str], network: Summary | None = None, settings: Sequence[str] = ()
 ) -> list[str]:
-    """Return commands that measure the candidates to try; backends with equal settings share one.
+    """Return commands that measure the configurations to try.
+
+    Backends with the same settings share a command.
 
     Args:
         settings: the user's own words, such as the data.
@@ -70,11 +72,15 @@ def sweeps(
 
 
 def steps(properties: Sequence[str], backend: str = "onnx") -> list[tuple[str, str]]:
-    """Return settings and reason of each step of `ship` for a network with these properties.
+    """Return settings and reason of each step of `ship goal=fastest` for a network.
 
-    A step changes the best model of earlier steps, unless it is a first step. Steps against the
-    findings of a diagnosis are not listed, because only the search has the findings.
+    Steps against the findings of a diagnosis are not listed, because only the search has the
+    findings.
+
+    Args:
+        properties: the properties of the network, see `network_properties`.
     """
+    # The state of a search after its start, on this CPU
     seen = Seen(
         backend,
         exact_sums=machine.sums_exactly(),
@@ -103,7 +109,9 @@ def _advise(backend: Backend, flags: Collection[str], network: Summary | None) -
 
 def _find_lacking(backend: Backend, network: Summary | None) -> list[str]:
     """Return the operators of a network that a backend cannot run."""
-    return [] if network is None else network.lacking.get(backend.name, [])
+    if network is None:
+        return []
+    return network.lacking.get(backend.name, [])
 
 
 def _per_tensor(network: Summary | None) -> Iterator[Advice]:

@@ -59,11 +59,11 @@ def calibrate(method: str) -> Change:
 
 
 def calibrate_with(samples_per_class: int) -> Change:
-    """Return the change to another number of calibration samples."""
+    """Return the change to another number of calibration samples of each class."""
     return change(f"calib.samples_per_class={samples_per_class}")
 
 
 def leave_in_float(config: RunConfig, nodes: Sequence[str]) -> Change:
-    """Return the change that leaves more nodes in float."""
+    """Return the change that leaves these nodes in float, and those that the config leaves."""
     every = list(dict.fromkeys([*config.nodes_to_exclude, *nodes]))
     return Change((f"nodes_to_exclude={words.as_list(every)}",))

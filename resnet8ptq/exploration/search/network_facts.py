@@ -1,4 +1,4 @@
-"""Facts about the network and its data that decide the first steps of the search."""
+"""Facts about the network and its data that the search needs before its first step."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +16,11 @@ from resnet8ptq.models.model import Fp32Model
 
 @dataclass(frozen=True)
 class NetworkFacts:
-    """The converted network.
+    """Facts about the converted network and its data.
 
     Attributes:
         properties: see `network_properties`.
-        nodes: names of the nodes; a step leaves a node in float that an error names.
+        nodes: names of the nodes; if an error names one, the next step leaves it in float.
         onnx_path: the FP32 file.
         reported: number of test samples.
         untuned: the reason why the training samples cannot be scored, so that no step can choose

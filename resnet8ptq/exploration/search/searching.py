@@ -70,7 +70,8 @@ class Step:
         kind: the kind of step.
         settings: the step's settings by key, as typed, without the user's settings.
         why: the reason for the step, in one line.
-        words: the change to the best configuration so far, for the user.
+        words: the settings to print: those that the step changes, or all of them for a
+            confirmation and a plainer step.
         cost: expected time, relative to the plain run.
     """
 
@@ -85,7 +86,7 @@ class Step:
     def part(self) -> float:
         """The fraction of its expected time that must be left for the step to begin.
 
-        The fraction is below 1 if the step stops at the deadline with the best result so far.
+        Only a step that stops at the deadline with the best result so far has less than 1.
         """
         rows = step_table.find_rows(self.kind)
         return min((row.part for row in rows), default=1.0)
@@ -108,12 +109,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Tried:
-    """A step that has run, measured on the selection samples.
+    """A step with its outcome and measurements.
+
+    A confirmation is measured on the reported samples, other steps on the selection samples.
 
     Attributes:
         status: ok, unsupported, failed or skipped, with `reason`.
         doubt: the reason to doubt FP32 itself, which makes every verdict void; empty without doubt.
-        loss: loss against FP32, in the unit of the limit.
+        loss: loss against FP32, in the unit of the limit; NaN if it was not measured.
         error: half of the loss's 95% interval; 0 if unknown.
         within: whether the samples prove that the loss is within the limit.
         refuted: whether a run on the reported samples failed to prove that the model passes.
@@ -121,18 +124,19 @@ class Tried:
             loss.
         noise_unit: the unit of the noise, to print.
         properties, findings: the properties and, as JSON, the findings that the job reported, see
-        `step_table.Seen`.
+            `step_table.Seen`.
         classifies: see `step_table.Seen`.
-        named: nodes that `nodes_to_exclude=auto` left in float.
-        run_id: the id of the run.
+        named: list of the nodes that `nodes_to_exclude=auto` left in float, as text.
         fp32_bytes: size of the FP32 file; 0 if unknown.
         speedup: speed relative to FP32; None if it was not measured.
-        seconds: seconds of the whole job.
+        seconds: seconds of the job, an equal share for each of several at once; at least the time
+            that the run itself recorded.
         own_seconds: seconds of quantization and evaluation.
         evaluate_s: seconds of the evaluation.
         samples: number of samples of the evaluation; 0 if unknown.
         same_samples: whether the evaluated samples are also the reported ones.
-        weights_db, activations_db: SQNR with only weights or only activations rounded.
+        weights_db, activations_db: SQNR in dB with only weights or only activations rounded, from
+            a diagnosis; None from other steps.
         cut_short: the work that the time limit cut short, to print.
         state_loss: returns a loss as text, with its name and unit.
     """
@@ -182,7 +186,7 @@ class Tried:
 
     @property
     def settled_step(self) -> Step:
-        """The step with the layers that its search found, so that the search does not run again."""
+        """The step, with the result in place of a search for layers, which need not run again."""
         if not self.searches:
             return self.step
         settings = {**self.step.settings, _EXCLUDE: f"{_EXCLUDE}={self.named or '[]'}"}
@@ -191,7 +195,7 @@ class Tried:
 
     @property
     def distance(self) -> float:
-        """The noise, increased for layers in float because they cost speed."""
+        """The noise, increased by a quarter for layers in float because they cost speed."""
         none_excluded = f"{_EXCLUDE}=[]"
         if self.settled_step.settings.get(_EXCLUDE, none_excluded) == none_excluded:
             return self.noise
@@ -204,7 +208,7 @@ class Tried:
 
     @property
     def saves(self) -> bool:
-        """Whether the model is clearly smaller or faster than FP32."""
+        """Whether the model is clearly smaller or faster than FP32, or FP32's size is unknown."""
         return saves(self.size_bytes, self.fp32_bytes, self.speedup)
 
 
@@ -232,13 +236,13 @@ def find_fixed(typed: Iterable[Override]) -> dict[str, str]:
 
 
 def closest(tried: Sequence[Tried]) -> Tried:
-    """Return the model with the lowest noise among those with the smallest loss.
+    """Return the model that is closest to FP32, by loss, then noise, then size.
 
-    The error of a loss is half of its interval. Among models whose loss is within the error of the
-    smallest loss, the noise decides, because it varies far less from sample to sample. Among models
-    of about equal noise, the smaller file wins. A model with layers in float wins only if its noise
-    is clearly lower.
+    Among models whose loss is within the error of the smallest loss, the noise decides, because it
+    varies far less from sample to sample. Among models of about equal noise, the smaller file wins.
+    The noise of a model with layers in float is increased, see `Tried.distance`.
     """
+    # Losses within half of the interval count as equal
     least = min(tried, key=lambda trial: trial.loss)
     near = [trial for trial in tried if trial.loss <= least.loss + least.error]
 
@@ -251,10 +255,10 @@ def closest(tried: Sequence[Tried]) -> Tried:
 
 
 def passing(tried: Sequence[Tried]) -> list[Tried]:
-    """Return the models that pass and are clearly smaller or faster than FP32.
+    """Return the models that pass and save bytes or time, see `Tried.saves`.
 
-    Models about as noisy as a refuted one are left out: they lose about the same, so they may pass
-    on the selection samples only by chance.
+    A model that is not clearly quieter than each refuted one is left out: it may pass on the
+    selection samples only by chance, as the refuted one did.
     """
     winners = []
     for trial in tried:
@@ -266,10 +270,9 @@ def passing(tried: Sequence[Tried]) -> list[Tried]:
 def rank(asked: Asked, tried: Sequence[Tried]) -> list[Tried]:
     """Return the models in the order of confirmation.
 
-    Models that pass on the selection samples come first, ordered by the goal. If none passes,
-    because the samples are too few or all models lose too much, the closest to FP32 come first;
-    those that save nothing come last. Refuted models are left out. Models that do not pass are also
-    left out if they are at least about as noisy as a refuted one.
+    These are the models of `passing`, ordered by the goal. If there are none, the models that may
+    still pass on the reported samples are returned: the closest to FP32 first, those that save
+    nothing last.
     """
     first = passing(tried)
     if not first:
@@ -282,7 +285,11 @@ def rank(asked: Asked, tried: Sequence[Tried]) -> list[Tried]:
 
 
 def _find_hopeful(tried: Sequence[Tried]) -> list[Tried]:
-    """Return the models that may pass on the reported samples."""
+    """Return the models that may pass on the reported samples.
+
+    Refuted models are left out, and those that neither pass nor are clearly quieter than each
+    refuted one.
+    """
     hopeful = []
     for trial in _measured(tried):
         is_near = trial.passes or _is_quieter(trial, tried)
@@ -296,7 +303,7 @@ def _measured(tried: Sequence[Tried]) -> list[Tried]:
 
 
 def _find_diagnosis(tried: Sequence[Tried]) -> Tried | None:
-    """Return the only diagnosis of a backend's trials; None if none has run."""
+    """Return the diagnosis among a backend's trials, which have at most one; None without one."""
     for trial in tried:
         if trial.step.kind == DIAGNOSIS:
             return trial
@@ -337,7 +344,7 @@ def _by_closeness(tried: Sequence[Tried]) -> list[Tried]:
 def next_steps(asked: Asked, tried: Sequence[Tried]) -> list[Step]:
     """Return the steps to run next, for each backend; empty at the end of the search.
 
-    The list is also empty if FP32 is broken, which no step can fix.
+    The list is also empty if a trial gives a reason to doubt FP32, which no step can mend.
     """
     steps: list[Step] = []
     if any(trial.doubt for trial in tried):
@@ -396,14 +403,18 @@ def _next_of_backend(asked: Asked, backend: str, own: Sequence[Tried]) -> list[S
 
 
 def _find_row(name: str) -> step_table.StepKind:
-    """Return the first row of a kind, whose rows have the same `is_start`, `free` and `plain`."""
+    """Return the first row of a kind; `is_start`, `free` and `plain` are the same in all rows."""
     return step_table.find_rows(name)[0]
 
 
 def _propose(
     asked: Asked, backend: str, own: Sequence[Tried], name: str, before: Sequence[Tried]
 ) -> list[Step]:
-    """Return the untried steps of a kind, which change a model of the trials `before`."""
+    """Return the untried steps of a kind; empty if the search can stop at the models `before`.
+
+    Args:
+        before: the trials whose closest static model the steps change; a plain step changes none.
+    """
     row = _find_row(name)
     measured = _measured(before)
     may_end = measured and asked.goal != "best" and not row.free
@@ -431,7 +442,7 @@ def _propose(
 
 
 def _find_plainer(asked: Asked, own: Sequence[Tried], starts: Sequence[str]) -> list[Step]:
-    """Return a plainer step for each kind of start whose trials all failed."""
+    """Return plainer steps for the kinds of start of which no trial was measured."""
     steps = []
     for name in starts:
         trials = [trial for trial in own if trial.step.kind == name]
@@ -441,12 +452,13 @@ def _find_plainer(asked: Asked, own: Sequence[Tried], starts: Sequence[str]) -> 
 
 
 def _make_plainer(asked: Asked, failed: Tried) -> list[Step]:
-    """Return the step with the next plainer setting; empty if there is none.
+    """Return the step with the node in float that an error names, or with a plainer setting.
 
-    An `unsupported` trial names the setting or node to blame; a failed one may have any cause.
+    The list is empty if neither exists. A failed trial may have any cause; the reason of another
+    one names the setting to blame.
     """
     step = failed.step
-    kept = {**failed.step.settings}
+    kept = dict(step.settings)
     node = _find_named(asked, failed)
     if node:
         listed = [*_excluded(kept), node]
@@ -465,11 +477,11 @@ def _make_plainer(asked: Asked, failed: Tried) -> list[Step]:
 
 
 def _find_named(asked: Asked, failed: Tried) -> str:
-    """Return the node that an error names; empty if there is none, or if it is in float already."""
+    """Return the first node that an error names and that can be left in float; empty if none."""
     if failed.status != "failed" or _EXCLUDE in asked.fixed or not failed.step.is_static:
         return ""
     named = set(re.findall(r"[^\s'\"(),;:]+", failed.reason))
-    named |= {name.removesuffix("_quant") for name in named}
+    named |= {name.removesuffix("_quant") for name in named}  # ONNX Runtime's suffix
     left = named.difference(_excluded(failed.step.settings))
     for name in asked.nodes:
         if name in left:
@@ -489,8 +501,8 @@ def _excluded(settings: Mapping[str, str]) -> list[str]:
 def find_fallbacks(asked: Asked, tried: Sequence[Tried], backend: str) -> list[Step]:
     """Return the untried last resorts before FP32.
 
-    The list is empty if a model of the backend passes, or if the closest model that saves loses
-    nothing.
+    The list is empty if the backend has a model of `passing`, or if its closest model loses
+    nothing; models that save bytes or time have precedence.
     """
     own = _of_backend(tried, backend)
     if passing(own):
@@ -506,7 +518,7 @@ def find_fallbacks(asked: Asked, tried: Sequence[Tried], backend: str) -> list[S
 
 
 def _find_smaller(asked: Asked, backend: str, own: Sequence[Tried]) -> list[Step]:
-    """Return steps with fewer bits, after a model of 8 bits passes."""
+    """Return the untried steps with fewer than 8 bits for each weight."""
     four = _propose(asked, backend, own, name="weights_in_4_bits", before=())
     return four or _narrow(asked, own)
 
@@ -517,13 +529,12 @@ def _closest_that_saves(measured: Sequence[Tried]) -> Tried:
 
 
 def loses_nothing(asked: Asked, best: Tried) -> bool:
-    """Return whether no loss was measured, or at most half of the limit on too few samples.
+    """Return whether a model loses nothing, or at most half of the limit on too few samples.
 
-    Too few samples cannot show that a change of settings helps. From such a model, the search tries
-    only steps that cost neither bytes nor speed, and compares them by noise; the confirmation uses
-    other samples. Noise above the limit is never taken as an effect of few samples, by a rule of
-    thumb: at a KL divergence of 0.02, 100 samples showed no loss, but 800 others a loss of 1.1
-    points.
+    Too few samples cannot show that a change of settings helps, so most steps that cost bytes or
+    speed are left out after such a model. A refuted model, or one with noise above the limit, never
+    counts as one: at a KL divergence of 0.02, 100 samples showed no loss, but 800 others a loss of
+    1.1 points.
     """
     is_quiet = best.noise <= asked.limit and not best.refuted
     # Samples that hardly change have a small error, but too few of them prove nothing
@@ -569,7 +580,10 @@ def _see(asked: Asked, backend: str, own: Sequence[Tried], changed: Step | None)
 
 
 def _read_findings(text: str) -> tuple[tuple[str, Change], ...]:
-    """Return the first change against each finding, except ranges, which other steps try."""
+    """Return the first change against each finding, by the finding's name; at most three.
+
+    Changes of the calibration are left out, because other steps try them.
+    """
     pairs = []
     for finding in json.loads(text):
         name = f"{finding['name']} in {finding['tensor']}"
@@ -580,12 +594,12 @@ def _read_findings(text: str) -> tuple[tuple[str, Change], ...]:
 
 
 def _costs_more(diagnosed: Tried) -> str:
-    """Return the property for the half that costs more; empty if unknown or about the same."""
+    """Return `WEIGHTS` or `ACTIVATIONS`, whichever costs more; empty if unknown or about equal."""
     weights = diagnosed.weights_db
     activations = diagnosed.activations_db
     if weights is None or activations is None:
         return ""
-    if abs(weights - activations) < 3:  # twice the noise
+    if abs(weights - activations) < 3:  # dB: less than twice the noise
         return ""
     if weights < activations:
         return step_table.WEIGHTS
@@ -593,7 +607,7 @@ def _costs_more(diagnosed: Tried) -> str:
 
 
 def _diagnose(asked: Asked, own: Sequence[Tried], best: Step) -> list[Step]:
-    """Return a diagnosis of the best model so far; empty if one has run or none is possible."""
+    """Return a diagnosis of the best model so far; empty after one, or if none is possible."""
     is_possible = find_search(best.backend).diagnoses and not best.is_mixed
     if _find_diagnosis(own) is not None or not is_possible:
         return []
@@ -618,12 +632,13 @@ def _diagnose(asked: Asked, own: Sequence[Tried], best: Step) -> list[Step]:
 def _narrow(asked: Asked, own: Sequence[Tried]) -> list[Step]:
     """Return the step with the next budget of bytes; empty if there is none.
 
-    The budget lies between the smallest model that passes and the largest that fails.
-    `precision.plan=auto` finds the bits of each layer for the budget, and rounding is learned. A
-    user's own bits or budget are kept.
+    `precision.plan=auto` finds the bits of each layer for the budget, and rounding is learned.
+    There is no such step if the user sets a plan or a budget.
     """
     if {"precision.plan", "precision.max_bytes"} & {*asked.fixed}:
         return []
+
+    # The smallest static model of 8 bits that passes
     eight = []
     for trial in own:
         is_plain = trial.step.is_static and not trial.step.is_mixed
@@ -653,10 +668,13 @@ def _narrow(asked: Asked, own: Sequence[Tried]) -> list[Step]:
 
 
 def _find_budget(own: Sequence[Tried], best: Tried) -> float | None:
-    """Return the next budget of bytes; None if one was skipped, or if the interval is closed.
+    """Return the next budget of bytes; None if one was skipped, or if the bounds about meet.
+
+    The bounds are the size of the smallest model that passes and the largest budget whose model
+    does not; without one, `FEWEST` of the size of `best`.
 
     Args:
-        best: the smallest model of 8 bits that passes.
+        best: the smallest static model of 8 bits that passes.
     """
     low = FEWEST * best.size_bytes
     high = best.size_bytes
@@ -688,9 +706,9 @@ def _budget(step: Step) -> float:
 
 
 def _base(asked: Asked, backend: str) -> dict[str, str]:
-    """Return the settings of every trial, which runs on the selection samples only."""
+    """Return the settings that the plain steps of a backend share."""
     settings = {"backend": f"backend={backend}", "evaluate.split": "evaluate.split=choice"}
-    # Layers of other kinds may have a start
+    # Networks with matrix products or recurrent layers may have several starts
     has_starts = not {PRODUCTS, RECURRENT, BESIDE}.isdisjoint(asked.properties)
     several = len(asked.backends) > 1 or has_starts
     compares = asked.goal == "fastest" and several  # the confirmation compares latencies
@@ -709,12 +727,12 @@ def _step(asked: Asked, base: Mapping[str, str], kind: str, proposal: Proposal) 
 
 
 def _is_fixed(asked: Asked, proposal: Proposal) -> bool:
-    """Return whether the user has fixed the first, main setting of a proposal."""
+    """Return whether the user's settings exclude the first, main setting of a proposal."""
     return _keeps(asked, _key(proposal.change.settings[0]))
 
 
 def _without_fixed(asked: Asked, settings: Sequence[str]) -> dict[str, str]:
-    """Return settings by key, without those that the user has fixed."""
+    """Return settings by key, without those that would change or overrule the user's."""
     by_key = {}
     for word in settings:
         key = _key(word)
@@ -724,7 +742,7 @@ def _without_fixed(asked: Asked, settings: Sequence[str]) -> dict[str, str]:
 
 
 def _keeps(asked: Asked, key: str) -> bool:
-    """Return whether the user has set a key, or a setting that the key would overrule."""
+    """Return whether the user has set a key, or a setting that this key would overrule."""
     kept = {key, *_OVERRULED.get(key, ())}
     return not kept.isdisjoint(asked.fixed)
 

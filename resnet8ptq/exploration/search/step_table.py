@@ -1,10 +1,8 @@
 """The table of the search's steps, with settings, reason, cost and rules.
 
-No other module defines steps.
-
-The search (`searching`) tries the steps in this order, the diagnosis suggests some against its
-findings, and `advise` lists those for a network. Costs are first guesses of the time relative to
-the plain run, see studies/ship.md.
+The search (`searching`) tries the steps by rank; it adds the diagnosis and the budgets of bytes
+itself. The diagnosis suggests some steps against its findings, and `advise` lists those for a
+network. Costs are first guesses of the time relative to the plain run, see studies/ship.md.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,13 +43,14 @@ class StepKind:
     """A row of the table.
 
     Attributes:
-        name: rows of one name are tried together, and the best of them is changed further.
+        name: the kind of step; rows of one name are tried together.
         rank: position in the order. Steps of rank 0 to 9 are tried before the search may end,
             because the best of them is not known beforehand.
         settings: the settings in one line. `{max_drop}` stands for half of the limit, `{exact}` for
             a dtype whose products this CPU sums exactly, `{start}` for the settings of the plain
-            run, and `{slim}` for its `slim=true`.
-        why: the reason to try the step, in one line.
+            run, and `{slim}` for `slim=true` if the plain run has it.
+        why: the reason to try the step, in one line; `{finding}` stands for a finding of the
+            diagnosis.
         cost: expected time, relative to the plain run.
         needs: properties of the network, one of which must hold; empty for any network.
         capability: an attribute of the backend's `Search` that must hold; empty for any backend.
@@ -62,8 +61,8 @@ class StepKind:
             model.
         only_8_bits: whether the step does not apply with 16-bit activations.
         free: whether the step changes neither the bytes nor the speed of a model.
-        part: the fraction of its expected time that must be left for the step to begin; below 1 if
-            the step stops at the deadline with the best result so far.
+        part: the fraction of its expected time that must be left for the step to begin; below 1
+            only for steps that stop at the deadline with the best result so far.
         drops_corrections: whether the step switches off the corrections of the model that it
         changes.
         needs_classes: whether the labels must be classes.
@@ -88,7 +87,7 @@ class StepKind:
 
     @property
     def is_start(self) -> bool:
-        """Whether the step is tried before the search may end."""
+        """Whether the step is tried before the search may end, see `rank`."""
         return self.rank < 10
 
     def find_rank(self, properties: Sequence[str]) -> int:
@@ -111,7 +110,19 @@ class StepKind:
         return change(self.settings)
 
 
-_CALIBRATION = "another calibration method on the collected statistics"
+def _calibrate_by(method: str) -> StepKind:
+    """Return the row of a calibration method."""
+    return StepKind(
+        name="calibrations",
+        rank=21,
+        settings=f"calib={method}",
+        why="another calibration method on the collected statistics",
+        cost=0.8,
+        only_8_bits=method == "mse",  # mse minimizes the error of 8 bits
+        free=True,
+    )
+
+
 _NOT_FASTEST = ("smallest", "best")
 
 STEPS = (
@@ -151,18 +162,9 @@ STEPS = (
         needs=(UNEQUAL,),  # other networks need only scales per channel, and may lose
         free=True,
     ),
-    *(
-        StepKind(
-            name="calibrations",
-            rank=21,
-            settings=f"calib={method}",
-            why=_CALIBRATION,
-            cost=0.8,
-            only_8_bits=method == "mse",  # mse minimizes the error of 8 bits
-            free=True,
-        )
-        for method in ("minmax", "percentile", "mse")
-    ),
+    _calibrate_by("minmax"),
+    _calibrate_by("percentile"),
+    _calibrate_by("mse"),
     StepKind(
         name="operators",
         rank=30,
@@ -308,7 +310,7 @@ class Seen:
         properties: properties of the network, see `network_properties`, and of the loss: whether
             `WEIGHTS` or `ACTIVATIONS` cost more.
         settings: settings of the user and of the model that the step changes, by key.
-        findings: the changes against the findings of a diagnosis, by the finding's name.
+        findings: the name of each finding of a diagnosis, with the change against it.
         classifies: whether the labels are classes.
     """
 
@@ -322,7 +324,7 @@ class Seen:
 
     @property
     def search(self) -> Search:
-        """The steps that the backend can take."""
+        """The capabilities of the backend that decide which steps apply."""
         return find_search(self.backend)
 
     @property
@@ -331,7 +333,7 @@ class Seen:
         return self.is_set("dtype", "w8a16")
 
     def is_set(self, key: str, value: str) -> bool:
-        """Return whether the model to change, or the user, has a setting."""
+        """Return whether a setting of the user or of the model to change has this value."""
         return self.settings.get(key) == f"{key}={value}"
 
 
@@ -357,7 +359,7 @@ def find_rows(name: str) -> list[StepKind]:
 
 
 def propose(name: str, seen: Seen) -> list[Proposal]:
-    """Return the changes of a kind of step that apply."""
+    """Return the changes of a kind of step; empty if no row of the kind applies."""
     proposals = []
     for row in find_rows(name):
         if _applies(row, seen):
@@ -409,10 +411,10 @@ def _propose(row: StepKind, seen: Seen) -> list[Proposal]:
 
 
 def start(seen: Seen) -> Change:
-    """Return the plain 8-bit configuration of a backend on this CPU, per channel.
+    """Return the settings of the plain run of a backend, with scales per channel.
 
-    The configuration is `experiment=flagship_quick`, with 8-bit weights if their sums do not
-    saturate; with `dtype=w8a16`, it is `experiment=npu`.
+    Each backend names its own for 8 bits. `reduce_range=true` joins them if the backend's 16-bit
+    sums saturate on this CPU.
     """
     if seen.is_wide:
         return Change(("calib=minmax", "per_channel=true"))
@@ -462,13 +464,18 @@ def answer(config: RunConfig, finding: str, nodes: Sequence[str]) -> list[Change
     """Return the changes of settings against a fault; empty if there are none.
 
     Args:
+        config: the settings with which the file was quantized.
+        finding: the name of the fault, such as `CLIPPED`.
         nodes: nodes that avoid the fault if they stay in float.
     """
+    # Prepare the changes that depend on the settings
     more = calibrate_with(4 * (config.calib.samples_per_class or 100))
     widest = more if config.calib.name == "minmax" else calibrate("minmax")
     narrower = [] if config.calib.name == "percentile" else [calibrate("percentile")]
     per_channel = [] if config.per_channel else [PER_CHANNEL]
     in_float = [leave_in_float(config, nodes)] if nodes else []
+
+    # A fault without an entry has another cause than the settings
     changes = {
         CLIPPED: [widest],
         SATURATED: [REDUCE_RANGE, UINT8],
