@@ -1,4 +1,4 @@
-"""The result of a diagnosis: the findings that reduce accuracy, and the best change."""
+"""The result of a diagnosis: measurements, findings, and the outcomes of changed settings."""
 
 import json
 import math
@@ -52,17 +52,19 @@ class Halves:
 
 @dataclass(frozen=True, kw_only=True)
 class DiagnosisResult(RunResult):
-    """Measurements, findings, and the tried changes, the best first.
+    """Measurements, findings, and the outcomes of the changes to try.
 
     Attributes:
         compared: the tensors of the file, compared with those of FP32.
         findings: all findings, including those without an effect on accuracy.
+        outcomes: the outcomes, the best first, see `outcomes.attempt`; the removal of outlying
+            calibration samples precedes all others if it helps.
         before: the outcome of the unchanged settings.
         halves: the outcomes with only weights or only activations rounded; None if the file does
             not give its weights.
         metric: the task's metric; `fp32_value` is its value for FP32.
         samples: number of scored held-out samples.
-        notes: notes on the diagnosed form of the network.
+        notes: notes on the format of the diagnosed file.
     """
 
     compared: TensorComparison
@@ -77,14 +79,14 @@ class DiagnosisResult(RunResult):
 
     @property
     def best(self) -> Outcome | None:
-        """The tried change that helps most; None if none helps."""
+        """The first outcome of a change that helps; None if none helps."""
         for outcome in self.outcomes:
             if outcome.helps:
                 return outcome
         return None
 
     def answer(self, finding: Finding) -> Outcome | None:
-        """Return the tried change that helps most against a finding; None if none was tried."""
+        """Return the best outcome of a finding's changes; None if none of them was tried."""
         words = {change.words for change in finding.changes}
         for outcome in self.outcomes:
             if outcome.words in words and not outcome.reason:
@@ -98,7 +100,7 @@ class DiagnosisResult(RunResult):
 
     @property
     def reasons(self) -> list[Finding]:
-        """The findings that count, see `costs`: certain ones first, then by gain of the change."""
+        """The findings that cost accuracy: certain ones first, then by the gain of their change."""
 
         def rank(finding: Finding) -> float:
             answer = self.answer(finding)
@@ -110,7 +112,7 @@ class DiagnosisResult(RunResult):
 
     @property
     def conclusion(self) -> list[str]:
-        """The faults and the best change, in lines."""
+        """The faults, the cost of weights and activations, and the best change, in lines."""
         lines = []
         for finding in self.reasons:
             lines.append(f"fault: {finding.say()}{self._say_answer(finding)}")
@@ -160,7 +162,7 @@ class DiagnosisResult(RunResult):
         return f"{faults or 'no single cause'}; {helps}"
 
     def to_metrics(self) -> dict[str, float]:
-        """Return every metric under its MLflow name."""
+        """Return every finite metric under its MLflow name."""
         name = self.metric.name
         before = self.before
         metrics: dict[str, float] = {

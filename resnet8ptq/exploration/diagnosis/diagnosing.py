@@ -1,4 +1,4 @@
-"""`+analysis=diagnose`: causes of a loss against FP32, and the changes that help.
+"""`+analysis=diagnose`: finds causes of a loss against FP32, and changes that help.
 
 The analysis measures on training samples that did not calibrate, never on test samples.
 """
@@ -51,12 +51,13 @@ _STATIC = "+analysis=diagnose takes calibrated ranges; +analysis=compare takes a
 
 
 def analyse(settings: Settings, folder: Path, run: Recorder) -> DiagnosisResult:
-    """Measure tensor by tensor, find faults, try changes, and print the result.
+    """Measure tensor by tensor, find faults, try changes, and write and print the result.
 
-    See `dispatch.run_or_analyse`.
+    With `analysis.try_changes=false`, nothing is tried or printed. See `dispatch.run_or_analyse`.
 
     Raises:
-        UnsupportedError: the backend's files do not give their tensors, or hold no ranges.
+        UnsupportedError: the method is not `static`, the backend cannot take a setting, or its
+            files do not give their tensors.
     """
     config = settings.config
     refuse_others(config, {"method": (["static"], _STATIC)})
@@ -67,6 +68,8 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> DiagnosisResult:
     if find_search(config.backend.name).diagnoses:
         # A slim file has lost the names of its tensors.
         settings = settings.vary(format="qdq", slim=False)
+
+    # Diagnose, and write the result with its params
     with open_fitted(settings, run, needs_labels=preparation.tunes(config)) as work:
         result = _diagnose(work)
     config = work.config
@@ -79,6 +82,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> DiagnosisResult:
 
 
 def _diagnose(work: Workspace) -> DiagnosisResult:
+    # Measure the quantized file, its tensors and its calibration samples
     config = work.config
     evaluator = work.evaluator
     samples = work.samples
@@ -166,12 +170,15 @@ def _quantize(work: Workspace) -> tuple[Quantized, Fp32Model]:
 
 
 def _compare(work: Workspace, path: Path) -> Comparison:
-    """Compare an artifact with FP32 on the tuning samples."""
+    """Compare an artifact with FP32 on the held-out samples."""
     return work.evaluator.compare(path, work.samples.held_out).comparison
 
 
 def _find_outliers(work: Workspace, network: Fp32Model) -> list[Outliers]:
-    """Return the calibration samples that stand out in an input, or else in another tensor."""
+    """Return the calibration samples that stand out in an input, else those in another tensor.
+
+    The list is empty if the settings calibrate nothing.
+    """
     if not sample_check.calibrates(work.config):
         return []
     calib = work.config.calib
@@ -194,9 +201,9 @@ def _leave_out(work: Workspace, others: SamplesByRole, reference: Comparison) ->
 def _halve(
     work: Workspace, measured: TensorComparison, network: Fp32Model, reference: Comparison
 ) -> Halves | None:
-    """Run the network with only weights rounded, and with only activations rounded.
+    """Score the network with only weights rounded, and with only activations rounded.
 
-    Returns None if the file does not give the weights of its layers.
+    None if the file does not give the weights of its layers.
 
     Args:
         measured: the tensors of the file.
@@ -222,6 +229,8 @@ def _halve(
     in_onnx = replace(baseline_config(work.config), backend=BACKENDS["onnx"].schema("onnx"))
     quantizer = make_quantizer(in_onnx, work.evaluator.runtime)
     evaluator = work.evaluator.with_quantizer(quantizer)
+
+    # Score both with the float backend, on the samples of the reference
     halves = {}
     for name, proto in protos.items():
         path = work.scratch / "half.onnx"
@@ -261,7 +270,7 @@ def other_preprocessing(calibrating: Split, held_out: Split) -> list[Finding]:
 
 
 def _find_spread(split: Split) -> Spread:
-    """Return the magnitudes of some samples, without whole numbers such as tokens."""
+    """Return the magnitudes of some samples' float inputs; integers such as tokens are left out."""
     spread = Spread()
     for batch in split.spaced(8 * SAMPLES).batches(SAMPLES):
         inputs = [batch]

@@ -24,7 +24,7 @@ from resnet8ptq.tasks.scoring.metric import Metric
 
 
 def write_diagnosis(folder: Path, config: RunConfig, result: DiagnosisResult) -> None:
-    """Write `config.yaml`, `diagnosis.md`, `.png` and the files of `write_comparison`."""
+    """Write `config.yaml`, `diagnosis.md`, `diagnosis.png` and the files of `write_comparison`."""
     title = tensor_table.describe(config, "diagnosis")
     save_config(config, folder / CONFIG_FILE)
     tensor_table.write_comparison(
@@ -39,14 +39,15 @@ def to_markdown(result: DiagnosisResult, title: str) -> str:
     parts = [f"# {printable(title)}", *map(_escape, (*result.conclusion, *result.notes))]
     for shown in _tables(result, result.compared.tensors):
         parts += [f"## {shown.title}", shown.to_markdown(_escape)]
-    parts += [f"![network]({network_picture.FILE})", *_notes(result)]
+    parts.append(f"![network]({network_picture.FILE})")
+    parts += _notes(result)
     return "\n\n".join(parts) + "\n"
 
 
 def print_tables(
     result: DiagnosisResult, config: RunConfig, console: Console | None = None
 ) -> None:
-    """Print the conclusion, then the measurements behind it, to stdout."""
+    """Print the conclusion, then the measurements behind it."""
     console = stdout(console, 130)
     title = tensor_table.describe(config, "diagnosis")
     console.print(show(title), style="bold", highlight=False, markup=False)
@@ -133,7 +134,7 @@ def _escape(text: str) -> str:
 
 
 def draw_diagnosis(result: DiagnosisResult, title: str) -> Figure:
-    """Draw the SQNR along the network, and the gain of each change."""
+    """Draw the SQNR along the network, and the finite gains of the changes."""
     tried = [outcome for outcome in result.outcomes if math.isfinite(outcome.won_db)]
     figure = Figure(figsize=(13, max(5.5, 1.6 + 0.4 * len(tried))), layout="constrained")
     along, changes = figure.subplots(1, 2, width_ratios=(2.4, 1))

@@ -23,12 +23,13 @@ class Outcome:
 
     Attributes:
         words: the change; empty for the unchanged settings.
+        value: the task's metric; NaN if the change could not be tried.
         won: the loss against FP32 that the change removes, see `Metric.loss`.
         sqnr_db: SQNR of the output; infinite if it equals that of FP32.
         won_db: the gain in SQNR over the unchanged settings.
         p_value: p-value of the task's paired test against the unchanged settings; None without such
             a test.
-        reason: the reason why the change could not be tried; empty if it was.
+        reason: the reason why the change could not be tried; empty if it was tried.
     """
 
     words: str
@@ -41,8 +42,9 @@ class Outcome:
 
     @property
     def refusal(self) -> str:
-        """The change and the reason why it could not be tried; most reasons already name the
-        change.
+        """The change and the reason why it could not be tried.
+
+        A reason that begins with the change's key stands alone.
         """
         key, _, _ = self.words.partition("=")
         if self.reason.startswith(f"{key}="):
@@ -51,7 +53,7 @@ class Outcome:
 
     @property
     def helps(self) -> bool:
-        """Whether the change gains `HELPS_DB` of SQNR, or significantly improves the metric."""
+        """Whether the change gains at least `HELPS_DB`, or significantly improves the metric."""
         significant = self.p_value is not None and self.p_value < SIGNIFICANCE
         return self.won_db >= HELPS_DB or (significant and self.won > 0)
 
@@ -91,9 +93,10 @@ def attempt(
     task: Task,
     compare: Compare,
 ) -> list[Outcome]:
-    """Try each change alone; return the best first, and changes that could not be tried last.
+    """Try each change alone; return the outcomes, the best first.
 
-    Changes that help come first, ranked by SQNR, because a metric would depend on a few samples.
+    Changes that help come first, and changes that could not be tried come last. Within these
+    groups, SQNR decides, because a metric would depend on a few samples.
 
     Args:
         reference: the comparison of the unchanged settings with FP32.

@@ -3,13 +3,14 @@
 Files of different formats share neither names nor layouts, and order parallel branches differently.
 The values of a broken file are wrong after its fault. Tensors are therefore matched in three steps:
 
-1. by equal names, if the file has kept the network's;
+1. by equal names and sizes; steps 2 and 3 follow only if less than half of the file's tensors
+   match;
 2. by values: two tensors that are near, and nearer to each other than to any other. Fingerprints
    without a layout choose the candidates;
 3. by the order of the others, whose values may be wrong: the alignment with the largest sum of
    scores (Needleman and Wunsch, 1970, with gaps that cost nothing). An error spreads to all later
-   tensors, so only pairs after the last pair of step 2 may have unlike values; earlier pairs need
-   values that are somewhat alike.
+   tensors, so only pairs after the last pair of steps 1 and 2 may have unlike values; earlier pairs
+   need values that are somewhat alike.
 """
 
 import itertools
@@ -24,7 +25,7 @@ Matrix = NDArray[np.float64]
 Pairs = dict[int, int]  # from the index of a tensor of FP32 to the index in the other file
 
 QUANTILES = np.linspace(0, 1, 17)
-KEPT_NAMES = 0.5  # share of tensors with the network's names, above which names alone decide
+KEPT_NAMES = 0.5  # share of tensors with the network's names, from which names alone decide
 ALIKE = 0.8  # least similarity of candidates
 NEAR = 0.5  # least nearness: the difference has half of the signal's magnitude (6 dB)
 SOMEWHAT = 0.4  # least similarity of values that may have a wrong scale or bias
@@ -38,7 +39,7 @@ class Fingerprint:
 
     Attributes:
         name: the name in the file, without additions of a quantizer.
-        sizes: the sorted sizes of the axes above 1, without the batch axis.
+        sizes: the sorted sizes of the axes without the batch axis; sizes of 1 are left out.
         quantiles: `QUANTILES` of the values for each sample [samples, quantiles].
     """
 
@@ -97,7 +98,9 @@ def _compare(wanted: Matrix, others: Matrix) -> Matrix:
     """
     size = np.linalg.norm(wanted)
     distances = np.linalg.norm(others - wanted, axis=(1, 2))
-    near = np.clip(1 - distances / size, 0, 1) if size else (distances == 0).astype(float)
+    near = (distances == 0).astype(float)
+    if size:
+        near = np.clip(1 - distances / size, 0, 1)
     centred = wanted - wanted.mean()
     others_centred = others - others.mean(axis=(1, 2), keepdims=True)
     products = (others_centred * centred).sum(axis=(1, 2))
@@ -138,18 +141,21 @@ def _match_nearest(pairs: Pairs, similarity: Matrix, measure: Callable[[int, int
 
 
 def _match_order(pairs: Pairs, similarity: Matrix) -> None:
-    """Add pairs of unmatched tensors in the same order, near their expected position."""
+    """Add pairs of unmatched tensors in the same order, preferably near their expected position."""
     rows = np.arange(similarity.shape[0])
     columns = np.arange(similarity.shape[1])
     known = sorted(pairs.items())
     last_row = max(pairs, default=-1)
     last_column = max(pairs.values(), default=-1)
     behind = (rows[:, np.newaxis] > last_row) & (columns > last_column)
-    # The expected column of a row lies between those of its matched neighbours, or the ends.
+
+    # The expected column of a row lies between those of its matched neighbours, or the ends
     ends = [(-1, -1), *known, (len(rows), len(columns))]
     known_rows, known_columns = zip(*ends, strict=True)
     expected = np.interp(rows, known_rows, known_columns)
     away = np.abs(columns - expected[:, np.newaxis]) / max(1, len(columns))
+
+    # Only unmatched tensors of equal sizes have a score
     scores = np.where(behind | (similarity >= SOMEWHAT), similarity + SHAPED - away, 0)
     scores[similarity < 0] = 0
     scores[[*pairs.keys()], :] = 0
@@ -183,21 +189,21 @@ def _align(scores: Matrix) -> list[tuple[int, int]]:
 
 
 def find_axes(fp32: Array, other: Array) -> tuple[int, ...] | None:
-    """Return the transposition that gives `other` the layout of `fp32`; None if there is none.
+    """Return the transposition that gives `other` the layout of `fp32`.
 
-    Axes of size 1 do not count, see `arrange`. If several orders fit, the one with the nearest
-    values is returned. The unchanged order is preferred, unless another one leaves at most a
-    quarter of its error.
+    None if no order of the axes fits, or if there are more than 5. Axes of size 1 do not count, see
+    `arrange`. If several orders fit, the one with the nearest values is returned. The unchanged
+    order is preferred, unless another one leaves at most a quarter of its squared error.
 
     Args:
         fp32, other: values of one sample [1, ...], or weights.
     """
     target = np.squeeze(fp32)
     packed = np.squeeze(other)
-    fitting = []
-    errors = []
     if packed.ndim > 5:
         return None  # more orders than are worth trying
+    fitting = []
+    errors = []
     for axes in itertools.permutations(range(packed.ndim)):
         turned = packed.transpose(axes)
         if turned.shape == target.shape:

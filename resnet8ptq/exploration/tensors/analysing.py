@@ -44,12 +44,13 @@ class ComparisonResult(RunResult):
 
 
 def analyse(settings: Settings, folder: Path, run: Recorder) -> ComparisonResult:
-    """Quantize, or take the file of `backend.path`; compare, and print the table.
+    """Quantize, or take the file of `backend.path`; compare, write the files, print the table.
 
     See `dispatch.run_or_analyse`.
 
     Raises:
-        UnsupportedError: the format does not give its inner tensors, or none is matched.
+        UnsupportedError: the backend cannot take a setting, the format does not give its inner
+            tensors, or none is matched.
     """
     resolved = settings.quantizer.resolve()
     tunes = preparation.tunes(settings.config)  # whether steps tune by the metric
@@ -58,6 +59,8 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> ComparisonResult
         path = work.quantize(prepared, work.scratch).path
         network = prepared.network  # corrections change the tensors between layers
         compared = compare_artifact(work.settings, network, path, split=work.samples.held_out)
+
+    # Find the faults, which the run logs as params
     config = work.config
     faults = find_faults(work.settings, compared)
     params = {**resolved.to_params(), **work.samples.digests}
@@ -79,7 +82,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> ComparisonResult
 def compare_artifact(
     settings: Settings, network: Fp32Model, path: Path, split: Split
 ) -> TensorComparison:
-    """Compare the tensors of a file with those of the network.
+    """Compare the tensors of a file with those of the network, and time the file's nodes.
 
     Raises:
         UnsupportedError: the format does not give its inner tensors, or none is matched.
@@ -91,6 +94,8 @@ def compare_artifact(
             f"backend={backend.name}: its {path.suffix} files do not give their inner tensors; "
             "expected .onnx, .tflite, .pt2 (backend=torch_pt2e) or OpenVINO's files"
         )
+
+    # Match the file's inputs, of which the user may have named some
     admitted = reading.admit(path, runtime.cache_root)
     asked = backend.inputs if isinstance(backend, FileConfig) else None
     ports = admitted.contents.inputs
@@ -102,9 +107,7 @@ def compare_artifact(
 
 
 def find_faults(settings: Settings, compared: TensorComparison) -> list[Finding]:
-    """Return the faults of a file, with settings against them if this program quantized the
-    file.
-    """
+    """Return the faults of a file; if this program quantized it, with settings against them."""
     faults = findings.find_faults(compared)
     config = settings.config
     if config.backend.name == FILE:

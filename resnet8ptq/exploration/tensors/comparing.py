@@ -1,9 +1,8 @@
-"""Compares each tensor of a quantized file with FP32, and finds the layer with the most noise.
+"""Compares the matched tensors of a quantized file with FP32, and explains the noisiest layers.
 
-Both networks run on the same samples, one by one. For each matched tensor there are two numbers:
-the SQNR of the file against FP32, with all errors so far; and the SQNR of the layer alone, for
-which FP32 computes the layer from the file's own inputs. `findings` draws conclusions from these
-measurements.
+Both networks run on the same samples, one by one. Each matched tensor has two SQNRs: one against
+FP32, with all errors so far; and one of its layer alone, for which FP32 computes the layer from the
+file's own inputs of it. `findings` looks for faults in these and the other measurements.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -45,7 +44,7 @@ MATCHED = 4  # samples for fingerprints and explanations
 LOST_DB = 10.0  # the noise has a tenth of the signal's power
 SOUND_DB = 20.0  # least SQNR of a sound layer alone; 8 bits leave about 30 dB
 JOINING = ("Concat", "Add")
-EXPLAINED = 4  # layers below `SOUND_DB` whose error is explained
+EXPLAINED = 4  # largest number of noisy layers, and of layers with other biases, to explain
 OTHER_BIAS = 0.01  # share of the largest bias; rounding to int32 changes far less
 OFF_LEVELS = 2  # levels; rounding alone shifts an integer kernel by one level
 
@@ -84,12 +83,13 @@ class ComparedTensor:
         name, operator: the name in FP32, and the operator that computes the tensor; empty for an
         input.
         inner: the tensor in the file.
-        layer: name of the node that computes the tensor, or for a fused activation of the layer
-        before it; empty for an input.
-        nodes: names of the producer and the readers; if all stay in float, the tensor is not
-        rounded.
+        layer: name of the node that computes the tensor; for a fused activation, name of the layer
+            before it; empty for an input.
+        nodes: names of the producer, the layer and the readers; if all stay in float, the tensor is
+            not rounded.
         weight: the weights of the layer; None if they are not known.
-        biases: the biases of the layer [channels], in FP32 and in the file; None if not known.
+        biases: the biases of the layer [channels], in FP32 and in the file; None if they are not
+            known.
         so_far: noise of the file's values against those of FP32.
         own: noise of the file's values against the values that FP32 computes from the file's own
             inputs of the layer.
@@ -97,13 +97,14 @@ class ComparedTensor:
         far.
         off: the number of values, of `count`, where kernels and definition differ by more than
             `OFF_LEVELS` levels.
-        most_off: the largest difference in levels.
+        most_off: the largest difference of kernels and definition, in levels.
         spread: FP32's values, with the noise of rounding them to the file's levels.
-        clipped: the part of the noise in `spread` from values beyond the range; `beyond` counts
-        such values.
+        clipped: the part of the noise in `spread` from values beyond the range by more than half a
+            step; `beyond` counts such values.
         parts: for a Concat or Add, the values of each input, rounded with this tensor's step.
         channels: the ends of each channel [4, channels]: lowest and highest that FP32 computes from
-            the file's tensors before it, lowest and highest in the file; empty without channels.
+            the file's tensors before it, lowest and highest in the file; empty without channels, or
+            if their number differs between samples.
         explanation: the cause of the layer's own error; None if it was not analysed.
     """
 
@@ -186,7 +187,7 @@ class ComparedTensor:
 
     @property
     def is_faulty(self) -> bool:
-        """Whether the layer alone is too noisy, or its constants show a fault, even a small one."""
+        """Whether the layer alone is too noisy, or its constants show a fault, however small."""
         return self.own_db < SOUND_DB or self.has_certain_fault
 
     @property
@@ -195,16 +196,20 @@ class ComparedTensor:
         return self.explanation is not None and self.explanation.certain
 
     def describe(self) -> str:
-        """Return the operator and the name."""
+        """Return the operator and the name; `input` and the name for an input."""
         return f"{self.operator} {self.name}" if self.operator else f"input {self.name}"
 
     def add(self, fp32: Array, file: Array, alone: Array) -> None:
-        """Add the values of a sample; `alone` has those that FP32 computes from the file's
-        tensors.
+        """Add the values of a sample in FP32 and in the file.
+
+        Args:
+            alone: the values that FP32 computes from the file's tensors before this one.
         """
         self.so_far.add(fp32, file)
         self.own.add(alone, file)
         self.count += fp32.size
+
+        # The noise of rounding alone, and the part of it from values beyond the range
         levels = self.levels
         rounded = fp32 if levels is None else levels.round(fp32)
         self.spread.add(fp32, rounded)
@@ -253,7 +258,8 @@ class TensorComparison:
 
     Attributes:
         network: the FP32 network.
-        times: the time in ms of each node that the file keeps; empty if not measured.
+        costliest: the layer with the lowest SQNR alone, up to the first lost tensor.
+        times: the time of the file's nodes in ms, by name; empty if not measured.
         operators: the operator of each float tensor that FP32 computes.
     """
 
@@ -297,9 +303,11 @@ class TensorComparison:
 
     @property
     def faulty(self) -> ComparedTensor | None:
-        """The costliest layer if it is faulty, else one with a certain fault."""
+        """The costliest layer if it is faulty, else the noisiest with a certain fault, if any."""
         if self.costliest.is_faulty:
             return self.costliest
+
+        # A layer after the first lost tensor, or one whose fault costs little
         certain = [tensor for tensor in self.tensors if tensor.has_certain_fault]
         return min(certain, key=lambda tensor: tensor.own_db, default=None)
 
@@ -313,7 +321,7 @@ class TensorComparison:
         return [*by_node.values()]
 
     def describe(self) -> str:
-        """Return a sentence about the layer with the most noise."""
+        """Return a sentence about the faulty layer, or about the costliest if none is faulty."""
         worst = self.faulty or self.costliest
         measured = f"{worst.own_db:.1f} dB alone, {worst.sqnr_db:.1f} dB with what came before"
         if not worst.is_faulty:
@@ -342,9 +350,9 @@ def compare_tensors(
     Args:
         inner: the tensors that `run` returns.
         run: returns the file's tensors for one sample, as the file defines them.
-        split: the samples on which both networks run.
-        run_kernels: returns the tensors as the runtime's kernels compute them; None if not
-        available.
+        split: the samples; both networks run on at most `SAMPLES` of them, evenly spaced.
+        run_kernels: returns the tensors as the runtime's kernels compute them; None if the runtime
+            does not give them.
     """
     exact = _Fp32(fp32, threads)
     split = split.spaced(SAMPLES)
@@ -391,7 +399,7 @@ def _explain(
     worst: int,
     batches: Sequence[NDArray[Any]],
 ) -> None:
-    """Explain the costliest layer, a few others below `SOUND_DB`, and layers with other biases."""
+    """Explain the costliest layer, a few others below `SOUND_DB`, and a few with other biases."""
     order = sorted(range(len(pairs)), key=lambda number: pairs[number].compared.own_db)
     faulty = []
     biased = []
@@ -469,7 +477,7 @@ def compare_file(
 def _run_beside(
     exact: "_Fp32", run: Run, pairs: Sequence["_Pair"], batch: NDArray[Any]
 ) -> list[tuple[Array, Array, Array]]:
-    """Return each tensor of a sample three times: in FP32, in the file, and of the layer alone."""
+    """Return each tensor of a sample three times: in FP32, in the file, and by its layer alone."""
     wanted = exact.run(batch)
     values = run(batch)
     file = []
@@ -481,7 +489,12 @@ def _run_beside(
 
 @dataclass(frozen=True)
 class _Pair:
-    """A matched tensor: its measurements, its index in the file, and its axes there."""
+    """A matched tensor.
+
+    Attributes:
+        index: the index among the file's tensors.
+        axes: the transposition of the file's tensor, see `alignment.find_axes`.
+    """
 
     compared: ComparedTensor
     index: int
@@ -489,7 +502,7 @@ class _Pair:
 
 
 def _find_costliest(pairs: Sequence[_Pair]) -> int:
-    """Return the index of the layer with the lowest SQNR alone, up to the first lost tensor.
+    """Return the index of the pair with the lowest SQNR alone, up to the first lost tensor.
 
     After that tensor, values are so far from FP32's that a match by values may be wrong.
     """
@@ -504,7 +517,7 @@ def _find_costliest(pairs: Sequence[_Pair]) -> int:
 def _match(
     exact: "_Fp32", inner: Sequence[Inner], run: Run, batches: Sequence[NDArray[Any]]
 ) -> list[tuple[str, int, tuple[int, ...]]]:
-    """Return the names of FP32's matched tensors, their index in the file, and their axes there."""
+    """Return the name in FP32, the index in the file and the axes there of each matched tensor."""
     theirs = []
     ours = []
     for batch in batches:
@@ -546,7 +559,7 @@ class _Fp32:
     """The FP32 network: its tensors, and each layer alone.
 
     Attributes:
-        names: the tensors that `run` returns, the inputs first.
+        names: the float tensors that `run` returns, the inputs first.
         operators: the operator of each tensor that a node computes.
     """
 
@@ -602,7 +615,7 @@ class _Fp32:
         )
 
     def _weight_of(self, node: onnx.NodeProto | None, inner: Inner) -> Weight | None:
-        """Return the weights of a layer; None if it has none, or the file does not give them."""
+        """Return the weights of a layer; None if it has none, or the file gives none that fit."""
         if node is None or node.name not in self._layers or inner.weights is None:
             return None
         values = read_weights(self._links, node)
@@ -615,11 +628,16 @@ class _Fp32:
         return Weight.of(name, node=node.name, values=values, rounded=rounded, dtype=dtype)
 
     def _biases_of(self, node: onnx.NodeProto | None, inner: Inner) -> tuple[Array, Array] | None:
-        """Return the biases of a layer in FP32 and in the file; None if one is not known."""
+        """Return the biases of a layer in FP32 and in the file.
+
+        None if one of them is not known, or if their numbers of channels differ.
+        """
         if node is None or node.name not in self._layers or inner.bias is None:
             return None
         if not self._links.constants.keys() >= {*node.input[1:]}:
             return None
+
+        # The bias of a MatMul is a constant of the Add after it
         ours = read_bias(self._links, node)
         if node.op_type == "MatMul":
             added = find_added_bias(self._links, node)
@@ -632,7 +650,7 @@ class _Fp32:
         return ours, inner.bias
 
     def _layer_of(self, name: str) -> onnx.NodeProto | None:
-        """Return the node that computes a tensor, or the layer before a fused activation.
+        """Return the node that computes a tensor; for a fused activation, the layer before it.
 
         None for an input of the network.
         """
@@ -654,7 +672,10 @@ class _Fp32:
         return node
 
     def find_joins(self) -> dict[int, list[int]]:
-        """Return the outputs of Concat and Add with their inputs, as indices into `names`."""
+        """Return the outputs of Concat and Add with their inputs, as indices into `names`.
+
+        Outputs of fewer than two different inputs in `names` are left out.
+        """
         joins = {}
         for name, index in self._index.items():
             node = self._layer_of(name)
@@ -681,7 +702,11 @@ class _Fp32:
         return self._in_order(feeds, self._session.run(self._made, feeds))
 
     def run_alone(self, batch: NDArray[Any], values: Sequence[Array]) -> list[Array]:
-        """Return the output of each layer alone, computed from other values of its inputs."""
+        """Return each tensor, computed by its layer alone from other values of the layer's inputs.
+
+        Args:
+            values: these values, in the order of `names`.
+        """
         feeds: dict[str, Array] = feed(batch, self._inputs)
         known = {**feeds, **dict(zip(self.names, values, strict=True))}
         cut_feeds = {port.name: known[port.name] for port in self._alone.get_inputs()}

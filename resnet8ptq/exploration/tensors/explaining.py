@@ -1,7 +1,8 @@
-"""Explains the error of one layer: a cut range, a bias, a scale, an order of channels, or rounding.
+"""Explains the error of one layer: by its weights, its bias, the range and step of its output, a
+scale, a constant for each channel, or an order of channels.
 
-Each explanation is a simple change of the exact values, and holds if at most a tenth of the noise
-remains.
+Most explanations are simple changes of the exact values. A change of bias, range or step must
+remove half of the noise; a scale, a constant or an order must leave less than a tenth.
 """
 
 from dataclasses import dataclass
@@ -30,8 +31,8 @@ OFF = 0.05  # distance from 1 up to which a factor does not count
 class LayerExplanation:
     """The kind of a layer's fault, see `step_table`, and the measurement in words.
 
-    The kind is empty for an error of rounding. A certain fault, which the file's constants show,
-    counts even if it costs little.
+    The kind is empty if the layer has no fault, such as for an error of rounding. A certain fault,
+    which the file's constants show, counts even if it costs little.
     """
 
     kind: str
@@ -63,12 +64,14 @@ def explain(
     Args:
         exact, actual: the layer's output [samples, channels, ...] in FP32 and in the file, both for
             the file's inputs.
-        levels: the levels of this tensor in the file; None if they are not known.
-        weights: the layer's weights [channels, ...] in FP32 and in the file; None if not known.
-        biases: the layer's biases [channels] in FP32 and in the file; None if not known.
+        levels: the levels of this tensor in the file; None if the file does not round it.
+        weights: the layer's weights [channels, ...] in FP32 and in the file; None if they are not
+            known.
+        biases: the layer's biases [channels] in FP32 and in the file; None if they are not known.
         fp32: the layer's output in FP32 for FP32's own inputs; by default `exact`.
         least_db: the SQNR below which weights are wrong, see `find_least_db`.
     """
+    # Values that are lost need no further explanation
     if weights is not None:
         lost = _find_lost_weights(*weights)
         if lost is not None:
@@ -135,7 +138,7 @@ def _find_change(exact: Array, actual: Array) -> LayerExplanation | None:
 
 
 def _find_bias(exact: Array, actual: Array, ours: Array, theirs: Array) -> LayerExplanation | None:
-    """Return an explanation if FP32's bias would remove most of the noise.
+    """Return an explanation if FP32's bias would remove more than half of the noise.
 
     A different bias alone is not a fault, because a quantizer may correct it for the rounding of
     the weights. A ReLU after the layer hides the bias where both are zero.
@@ -170,7 +173,7 @@ def _find_bias(exact: Array, actual: Array, ours: Array, theirs: Array) -> Layer
 
 
 def _find_lost_weights(ours: Array, theirs: Array) -> LayerExplanation | None:
-    """Return an explanation if the file's weights are NaN, infinite, or all zero."""
+    """Return an explanation if weights are NaN, infinite, or all zero in the file only."""
     if not np.isfinite(ours).all() or not ours.any():
         return None
     is_finite = np.isfinite(_flatten(theirs)).all(axis=1)
@@ -191,10 +194,15 @@ def _find_rounding(
 
     A range that holds FP32's own values is right, even if an error in an earlier layer pushes
     values beyond it.
+
+    Args:
+        fp32: the layer's output for FP32's own inputs.
     """
     rounded = levels.round(exact)
     if power(actual - rounded) >= power(actual - exact) / 2:
         return None
+
+    # Blame the ends of the range if they cause most of the rounding noise
     cut = power(np.clip(exact, levels.low, levels.high) - exact)
     if cut > power(rounded - exact) / 2:
         cut_fp32 = power(np.clip(fp32, levels.low, levels.high) - fp32)
@@ -221,12 +229,18 @@ def _channels_first(values: Array, axis: int) -> Matrix:
 
 
 def _find_factor(exact: Matrix, actual: Matrix, few: int = FEW) -> LayerExplanation | None:
-    """Return an explanation if the values are FP32's times one factor, or one for each channel."""
+    """Return an explanation if the values are FP32's times one factor, or one for each channel.
+
+    Args:
+        few: least number of values of a channel for a factor of its own.
+    """
     noise = np.square(actual - exact).sum()
     whole = (exact * actual).sum() / max(np.square(exact).sum(), np.finfo(float).tiny)
     if abs(whole - 1) > OFF and np.square(actual - whole * exact).sum() < LEFT * noise:
         words = f"its values are {whole:.3g} times those of FP32: a scale"
         return LayerExplanation(step_table.WRONG_SCALE, words)
+
+    # Otherwise fit a factor for each channel
     squares = np.maximum(np.square(exact).sum(axis=1), np.finfo(float).tiny)
     factors = (exact * actual).sum(axis=1) / squares
     left = np.square(actual - factors[:, np.newaxis] * exact).sum()
@@ -249,6 +263,8 @@ def _find_shift(exact: Matrix, actual: Matrix) -> LayerExplanation | None:
     shifts = np.where(seen, actual - exact, 0).sum(axis=1) / counts
     rest = np.where(seen, actual - exact - shifts[:, np.newaxis], 0)
     noise = np.where(seen, actual - exact, 0)
+
+    # Too few values say nothing about a constant
     if seen.sum() < FEW * len(exact) or np.square(rest).sum() >= LEFT * np.square(noise).sum():
         return None
     named = []
@@ -259,10 +275,16 @@ def _find_shift(exact: Matrix, actual: Matrix) -> LayerExplanation | None:
 
 
 def _find_order(exact: Matrix, actual: Matrix, few: int = FEW) -> LayerExplanation | None:
-    """Return an explanation if the channels are those of FP32 in another order."""
+    """Return an explanation if the channels are those of FP32 in another order.
+
+    Args:
+        few: least number of values of a channel to recognize it.
+    """
     channels = len(exact)
     if not 2 <= channels <= 4096 or exact.shape[1] < few:
         return None
+
+    # Match the channels by correlation, which must pair all of them
     with np.errstate(invalid="ignore", divide="ignore"):
         alike = np.nan_to_num(np.corrcoef(exact, actual)[:channels, channels:])
     order = alike.argmax(axis=1)  # the file's channel for each channel of FP32
@@ -276,7 +298,7 @@ def _find_order(exact: Matrix, actual: Matrix, few: int = FEW) -> LayerExplanati
 
 
 def _worst_channels(exact: Matrix, actual: Matrix) -> list[int]:
-    """Return the channels with nearly all of the noise, at most `NAMED`, the worst first."""
+    """Return the channels with nine tenths of the noise, at most `NAMED`, the worst first."""
     noise = np.square(actual - exact).sum(axis=1)
     order = np.argsort(-noise, kind="stable")
     count = int(np.searchsorted(np.cumsum(noise[order]), (1 - LEFT) * noise.sum())) + 1

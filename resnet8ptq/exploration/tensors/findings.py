@@ -1,4 +1,4 @@
-"""The faults of a quantized file: one function finds each in the comparison of its tensors.
+"""Finds the faults of a quantized file in the comparison of its tensors.
 
 The findings apply to files of any program. For a file that this program quantized,
 `step_table.answer` has the settings against a fault.
@@ -38,7 +38,7 @@ class Finding:
     """A fault and the changes against it.
 
     Attributes:
-        tensors: the affected tensors, the worst first.
+        tensors: names of the affected tensors or weights, the worst first.
         meaning: the measurement and its meaning.
         nodes: nodes that avoid the fault if they stay in float.
         changes: changes of settings, each of which may fix the fault.
@@ -62,7 +62,7 @@ class Finding:
         return f"{self.name} in {where}: {self.meaning}"
 
     def to_entry(self) -> dict[str, object]:
-        """Return the finding for programs."""
+        """Return the finding for programs, with its worst tensor only."""
         return {
             "name": self.name,
             "tensor": self.tensors[0] if self.tensors else "",
@@ -123,7 +123,7 @@ def find_clipped(compared: TensorComparison) -> list[Finding]:
 
 
 def find_explained(compared: TensorComparison) -> list[Finding]:
-    """Report the layers whose own error has a single cause, or no known cause."""
+    """Report the layers whose own error was explained by a fault, once for each kind of fault."""
     kinds: dict[str, list[ComparedTensor]] = {}
     words: dict[str, str] = {}
     for tensor in sorted(compared.tensors, key=lambda tensor: tensor.own_db):
@@ -145,7 +145,7 @@ def find_explained(compared: TensorComparison) -> list[Finding]:
 
 
 def describe_other_weights(compared: TensorComparison) -> str:
-    """Return a text if most layers have other weights than FP32, which no single layer explains."""
+    """Return a text if most layers have other weights than FP32; empty otherwise."""
     wrong = []
     for weight in compared.weights:
         if weight.spread.sqnr_db < min(WRONG_DB, find_least_db(weight.rounded.dtype)):
@@ -156,7 +156,7 @@ def describe_other_weights(compared: TensorComparison) -> str:
 
 
 def find_unlike_channels(compared: TensorComparison) -> list[Finding]:
-    """Report weights with one scale for channels whose ranges differ 100 times."""
+    """Report weights with one scale for channels so different that small ones are lost."""
     hit = []
     for weight in compared.weights:
         is_unlike = weight.rounded.scales == 1 and _compare_reaches(weight) >= UNLIKE
@@ -183,7 +183,7 @@ def _compare_reaches(weight: Weight) -> float:
 
 
 def _count_lost(weight: Weight) -> int:
-    """Return the number of channels whose noise is too large."""
+    """Return the number of channels with an SQNR below `LOW_DB`."""
     return sum(channel.sqnr_db < LOW_DB for channel in weight.channels)
 
 
@@ -244,8 +244,11 @@ def find_outlier_activations(compared: TensorComparison) -> list[Finding]:
 
 
 def _outlier_channels(tensor: ComparedTensor) -> list[int]:
-    """Return the few channels that reach far beyond all others, the largest first."""
-    peaks = np.abs(tensor.channels[:2]).max(axis=0)
+    """Return the few channels that reach far beyond all others, the largest first.
+
+    At most `FEW_CHANNELS` of the channels count as few.
+    """
+    peaks = np.abs(tensor.channels[:2]).max(axis=0)  # of the values that FP32 computes
     most = int(FEW_CHANNELS * len(peaks))
     if not most:
         return []
@@ -256,7 +259,7 @@ def _outlier_channels(tensor: ComparedTensor) -> list[int]:
 
 
 def find_unlike_inputs(compared: TensorComparison) -> list[Finding]:
-    """Report each Concat or Add with one scale for inputs of very different ranges."""
+    """Report the Concats and Adds with one scale for inputs of very different ranges."""
     small = []
     for tensor in compared.tensors:
         largest = max((part.reach for part in tensor.parts.values()), default=0.0)
@@ -345,13 +348,18 @@ def find_dead_channel(compared: TensorComparison) -> list[Finding]:
 
 
 def _find_dead(tensor: ComparedTensor) -> NDArray[np.bool_]:
-    """Return a mask of channels that are constant only in the file; all False if all channels
-    are.
+    """Return a mask of channels that are constant only in the file.
+
+    The mask is all False for an input, and if all channels are constant only in the file.
     """
     low, high, file_low, file_high = tensor.channels
     levels = tensor.levels
-    seen = LOST_LEVELS * levels.step if levels else LOST_PART * tensor.spread.peak
-    varies = high > low + seen  # high - low would be NaN between infinite ends
+
+    # A channel must span several levels in FP32 to be missed in the file
+    least_span = LOST_PART * tensor.spread.peak
+    if levels:
+        least_span = LOST_LEVELS * levels.step
+    varies = high > low + least_span  # high - low would be NaN between infinite ends
     dead = (file_high == file_low) & varies
     if levels:  # a channel at an end of the range is clipped, see `find_clipped`
         dead &= file_high < levels.high - levels.step / 2
@@ -373,7 +381,10 @@ FINDERS: Sequence[Callable[[TensorComparison], list[Finding]]] = (
 
 
 def find_faults(compared: TensorComparison) -> list[Finding]:
-    """Return one finding of each kind; an unexplained error only if no other names its tensor."""
+    """Return at most one finding of each kind.
+
+    An unexplained error is left out if another finding names its worst tensor.
+    """
     findings: dict[str, Finding] = {}
     for finder in FINDERS:
         for finding in finder(compared):
@@ -396,7 +407,7 @@ def to_entries(findings: Iterable[Finding]) -> list[dict[str, object]]:
 
 
 def name_tensors(findings: Iterable[Finding]) -> set[str]:
-    """Return the names of all tensors of some findings."""
+    """Return the names of all tensors and weights of some findings."""
     names: set[str] = set()
     for finding in findings:
         names.update(finding.tensors)
@@ -406,7 +417,7 @@ def name_tensors(findings: Iterable[Finding]) -> set[str]:
 def _report(
     name: str, tensors: Sequence[ComparedTensor], say: Callable[[ComparedTensor], str]
 ) -> list[Finding]:
-    """Return the finding of some tensors, described by the first; empty without tensors."""
+    """Return a finding with some tensors, described by the first; empty without tensors."""
     if not tensors:
         return []
     names = tuple(tensor.name for tensor in tensors)
@@ -414,7 +425,7 @@ def _report(
 
 
 def worst_layer(compared: TensorComparison) -> tuple[str, ...]:
-    """Return the node of the layer whose own loss is largest, if any."""
+    """Return the node with the lowest SQNR alone; empty if only inputs are matched."""
     layers = [tensor for tensor in compared.tensors if tensor.layer]
     if not layers:
         return ()

@@ -1,8 +1,7 @@
-"""Draws the layers of a network with dtypes, SQNR and faults, and writes data for a viewer.
+"""Draws the layers of a network with dtypes, SQNR and faults, and makes data for a viewer.
 
 `network.svg` is one file without scripts, in the colours of the reader's theme. Networks of more
-than `MOST` layers are drawn block by block; a block ends at a tensor on which all later layers
-depend.
+than `MOST` layers are drawn block by block, see `graph.blocks`.
 """
 
 import math
@@ -60,7 +59,7 @@ class Box:
         tensors: the matched tensors that the nodes compute.
         after: indices of the boxes that this box reads.
         faults: names of the findings in the box.
-        share: the box's share of the network's time; None if not measured.
+        share: the fraction of the network's time that the box takes; None if not measured.
         x, y: the upper left corner of the box, in pixels.
     """
 
@@ -88,14 +87,14 @@ class Box:
 
     @property
     def title(self) -> str:
-        """The block's name, cut at the start if it is long."""
+        """The name of the box, cut at the start if it is long."""
         if len(self.name) <= TITLE:
             return self.name
         return f"…{self.name[1 - TITLE :]}"
 
     @property
     def line(self) -> str:
-        """The faults in the box, or without faults the operators, the most frequent first."""
+        """The faults in the box; without faults, the operators, the most frequent first."""
         listed = []
         for kind, count in Counter(node.op_type for node in self.nodes).most_common():
             listed.append(f"{count} {kind}" if count > 1 else kind)
@@ -123,7 +122,7 @@ class Box:
 
     @property
     def details(self) -> str:
-        """All tensors and faults in the box, to be shown on hovering."""
+        """The operators, faults and matched tensors of the box, to be shown on hovering."""
         operators = dict.fromkeys(node.op_type for node in self.nodes)
         lines = [f"{self.name}: {', '.join(operators)}"]
         for fault in self.faults:
@@ -171,8 +170,8 @@ def draw_network(
 def find_boxes(proto: onnx.ModelProto, operators: Mapping[str, str]) -> list[Box]:
     """Return the layers in the order of execution, each with the boxes that it reads.
 
-    Nodes that compute no float tensor are left out; activations and moves are part of the layer
-    before them.
+    Nodes that compute no float tensor are left out. An activation or a move is part of the layer
+    before it if nothing else reads that layer's output.
     """
     boxes: list[Box] = []
     made: dict[str, set[int]] = {}  # for each tensor, the boxes that it depends on directly
@@ -204,7 +203,7 @@ def find_boxes(proto: onnx.ModelProto, operators: Mapping[str, str]) -> list[Box
 
 
 def _join_blocks(boxes: Sequence[Box]) -> list[Box]:
-    """Return at most `MOST` blocks of boxes; later boxes read only the last box of a block."""
+    """Return at most `MOST` blocks of boxes, see `split_into_blocks`."""
     block_of: dict[int, int] = {}
     joined = []
     for number, block in enumerate(split_into_blocks([box.after for box in boxes], MOST)):
@@ -230,7 +229,8 @@ def _measure(
     times = compared.times
     total_ms = sum(times.values())
     for box in boxes:
-        named: set[str] = set()  # the box's tensors and weights, which findings may name
+        # Find the box's tensors and weights, which findings may name
+        named: set[str] = set()
         for node in box.nodes:
             for name in node.output:
                 named.add(name)
@@ -239,6 +239,8 @@ def _measure(
         for tensor in box.tensors:
             if tensor.weight is not None:
                 named.add(tensor.weight.rounded.name)
+
+        # Add the faults and the share of time
         for fault in faults:
             if not named.isdisjoint(fault.tensors):
                 box.faults.append(fault.name)
@@ -247,7 +249,10 @@ def _measure(
 
 
 def _arrange(boxes: Sequence[Box]) -> tuple[float, float]:
-    """Place the boxes in columns, below the boxes that they read; return width and height."""
+    """Place the boxes by their distance from the inputs; return the picture's width and height.
+
+    A row holds the boxes of one distance. After `RANKS` rows, a new column begins.
+    """
     # Make a row for each distance from the inputs
     ranks: list[int] = []
     rows: dict[int, list[Box]] = {}
@@ -318,7 +323,7 @@ def to_node_data(compared: TensorComparison) -> dict[str, Any]:
 
 
 def time_nodes(quantizer: Quantizer, path: Path, split: Split) -> dict[str, float]:
-    """Return the time of the file's nodes by the name of the network's node, in ms for a sample.
+    """Return the time of the file's nodes in ms for one sample, by name.
 
     The dict is empty if the framework does not time nodes. The suffix that ONNX Runtime adds to the
     name of a moved node is removed.

@@ -1,6 +1,4 @@
-"""Levels, noise and magnitudes of values, summed sample by sample, so that no activation is
-kept.
-"""
+"""Levels, noise and magnitudes of values, summed sample by sample without keeping activations."""
 
 import math
 from dataclasses import dataclass, field
@@ -17,7 +15,10 @@ _MIDDLE = 126  # the exponent of values from 0.5 to 1
 
 
 def power(values: NDArray[Any]) -> float:
-    """Return the sum of squares; NaN counts as 0, because masks of infinity differ by NaN."""
+    """Return the sum of squares; NaN counts as 0, because masks of infinity differ by NaN.
+
+    An infinity counts as the largest number of the dtype.
+    """
     return float(np.square(np.nan_to_num(values), dtype=np.float64).sum())
 
 
@@ -76,7 +77,13 @@ class Noise:
 
 @dataclass
 class Spread:
-    """Histogram of nonzero values by magnitude; each bin is an octave [2**(n-1), 2**n)."""
+    """Histogram of values by magnitude, with an octave for each bin, such as [0.5, 1).
+
+    Attributes:
+        counts: number of values in each bin; zeros, subnormals and infinities are left out.
+        signal, noise: sums of squares of the values, and of the errors of their rounding.
+        low, high: the ends of all values.
+    """
 
     counts: NDArray[np.float64] = field(default_factory=lambda: np.zeros(_OCTAVES))
     signal: NDArray[np.float64] = field(default_factory=lambda: np.zeros(_OCTAVES))
@@ -92,11 +99,13 @@ class Spread:
         return spread
 
     def add(self, values: Array, rounded: Array) -> None:
-        """Add exact values and their rounded values."""
+        """Add values and their rounded values."""
         values = values.ravel()
         rounded = rounded.ravel()
         self.low = min(self.low, float(values.min(initial=math.inf)))
         self.high = max(self.high, float(values.max(initial=-math.inf)))
+
+        # Sum by the exponent of float32, without its first and last bin
         octaves = np.asarray(values, np.float32).view(np.int32) >> 23 & 0xFF
         with np.errstate(invalid="ignore"):  # a mask may hold infinities
             errors = rounded - values
@@ -109,7 +118,7 @@ class Spread:
 
     @property
     def peak(self) -> float:
-        """The largest magnitude."""
+        """The largest magnitude; 0 if all bins are empty."""
         if not self.counts.any():
             return 0.0
         return max(abs(self.low), abs(self.high))
@@ -118,8 +127,8 @@ class Spread:
     def reach(self) -> float:
         """The smallest power of two above 99% of the nonzero values.
 
-        With fewer than 100 values, the largest value may lie above the quantile. The reach is 0 if
-        no value lies below it.
+        Of fewer than 100 nonzero values, the largest may lie above the reach. With fewer than two,
+        the reach is 0.
         """
         octave = self._last
         if octave < 0:
@@ -128,12 +137,12 @@ class Spread:
 
     @property
     def sqnr_db(self) -> float:
-        """SQNR of the rounded values."""
+        """SQNR of the rounded values in dB."""
         return to_db(float(self.signal.sum()), float(self.noise.sum()))
 
     @property
     def bulk_db(self) -> float:
-        """SQNR of the values below `reach`."""
+        """SQNR of the values below `reach` in dB."""
         bulk = slice(self._last + 1)
         return to_db(float(self.signal[bulk].sum()), float(self.noise[bulk].sum()))
 

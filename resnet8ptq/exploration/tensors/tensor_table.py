@@ -89,9 +89,10 @@ def write_comparison(
 
 
 def to_csv(compared: TensorComparison) -> str:
-    """Return a line for each tensor and each layer's weights, in execution order.
+    """Return a line for each tensor, then one for each layer's weights, in execution order.
 
-    `layer_sqnr_db` is the SQNR of the layer alone; shares are fractions of the tensor's values.
+    `layer_sqnr_db` is the SQNR of the layer alone. `beyond_range` and `kernel_off` are fractions of
+    the tensor's values.
     """
     return table.to_csv(Table(COLUMNS, compared.tensors), Table(WEIGHTS, compared.weights))
 
@@ -111,7 +112,7 @@ def to_document(compared: TensorComparison, faults: Sequence[Finding]) -> dict[s
 
 
 def _to_entry(tensor: ComparedTensor) -> dict[str, Any]:
-    """Return the columns that have a key."""
+    """Return the values of the columns that have a key."""
     entry = {}
     for column in COLUMNS:
         if column.key:
@@ -126,7 +127,7 @@ def _to_json(value: Any) -> Any:
 
 
 def find_costliest(compared: TensorComparison) -> list[ComparedTensor]:
-    """Return the tensors with the lowest SQNR alone, in the order of execution."""
+    """Return the `ROWS` tensors with the lowest SQNR alone, in the order of execution."""
     worst = sorted(compared.tensors, key=lambda tensor: tensor.own_db)[:ROWS]
     return [tensor for tensor in compared.tensors if tensor in worst]
 
@@ -160,7 +161,7 @@ def print_table(
 
 
 def describe(config: RunConfig, kind: str) -> str:
-    """Return the title: the configuration, in one line."""
+    """Return the title: the data set, the configuration and the kind of analysis, in one line."""
     return Combination.of_config(config).describe(config.data.name, kind)
 
 
@@ -168,7 +169,7 @@ def draw_ratios(axes: Any, compared: TensorComparison, named: Collection[str]) -
     """Draw the SQNR of each tensor along the graph, alone and with all errors so far.
 
     Args:
-        named: the tensors of findings, which are marked.
+        named: names of the tensors to mark, because findings name them.
     """
     tensors = compared.tensors
     positions = range(len(tensors))
