@@ -1,10 +1,8 @@
 """Finds why a file that another program has quantized loses accuracy.
 
-The search uses training samples, never reported ones. The check first tries the causes outside of
-the file's layers: another preprocessing of the pixels, exchanged height and width, another last
-step, another order of the classes, and the range of an input. A comparison of tensors would blame
-the first or the last layer for such a cause. If no such cause applies, a comparison of tensors
-finds the layer with the most noise of its own.
+The search for a cause uses training samples, never reported ones. It first tries the causes outside
+of the file's layers, see `find_cause`. A comparison of tensors would blame the first or the last
+layer for such a cause. If no such cause applies, a comparison of tensors finds the faulty layer.
 """
 
 import logging
@@ -59,7 +57,9 @@ def check_against_fp32(
     config: RunConfig,
     folder: Path,
 ) -> dict[str, str]:
-    """Warn if a file is far from FP32; return the cause as a param.
+    """Warn if a file is far from FP32 or loses more than the limit; return the cause as a param.
+
+    The dict is empty if the file does neither, if no cause is found, or without training samples.
 
     Args:
         data: the data set, arranged for the network.
@@ -72,6 +72,7 @@ def check_against_fp32(
     if not len(data.train) or (is_near and is_within):
         return {}
 
+    # Describe the distance, then look for its cause
     distance = f"loss {comparison.metric.say_loss(round(comparison.loss(), 4))}"
     if sqnr is not None:
         distance += f", SQNR {sqnr:.1f} dB"
@@ -94,9 +95,9 @@ def find_cause(
 ) -> str:
     """Return the first cause that is found, as text; empty if none is found.
 
-    The causes are tried in this order: another preprocessing, exchanged axes, another last step
-    such as a missing softmax, another order of the classes, mixed units, a wrong input range, and
-    the layer with the most noise of its own.
+    The causes are tried in this order: another preprocessing, exchanged height and width, another
+    last step such as a missing softmax, another order of the classes, one scale for different
+    units, a wrong input range, and a faulty layer.
     """
     threads = evaluator.runtime.threads
     expected = run_all(open_runner(str(evaluator.network.onnx_path), threads), samples)
@@ -182,7 +183,7 @@ def _find_exchanged_axes(
 
 
 def _find_last_step(outputs: Outputs, expected: Outputs) -> str:
-    """Return a text if the output is a usual function of FP32's output, such as its softmax."""
+    """Return a text if one output is a usual function of the other, such as its softmax."""
     ours = expected[0].astype(np.float64)
     theirs = outputs[0].astype(np.float64)
     if len(outputs) != 1 or theirs.ndim != 2 or theirs.shape != ours.shape:
@@ -208,7 +209,7 @@ _LAST_STEPS: dict[str, Callable[[Any], Any]] = {
 
 
 def _centred_db(expected: Matrix, outputs: Matrix) -> float:
-    """Return the SQNR after the mean of each output is subtracted; -inf for infinite values."""
+    """Return the SQNR without the mean of each output; -inf if a value is not finite."""
     if not (np.isfinite(expected).all() and np.isfinite(outputs).all()):
         return -math.inf
     return _sqnr_db([expected - expected.mean(axis=0)], [outputs - outputs.mean(axis=0)])
@@ -234,7 +235,7 @@ def _find_class_order(outputs: Outputs, expected: Outputs) -> str:
 
 
 def _find_mixed_units(names: Sequence[str], outputs: Outputs, expected: Outputs) -> str:
-    """Return a text if the file loses the smaller part of an output of several units.
+    """Return a text if the file loses one part of an output that joins values of several units.
 
     An 8-bit scale for coordinates in pixels has no levels for scores from 0 to 1.
     """
@@ -290,9 +291,10 @@ def _sqnr_db(expected: Outputs, outputs: Outputs) -> float:
 def _find_layer(
     evaluator: Evaluator, samples: Split, path: Path, config: RunConfig, folder: Path
 ) -> str:
-    """Return the layer with the most noise of its own, and other findings in the file's tensors.
+    """Return a text about the faulty layer and other findings, and draw the network.
 
-    The text is empty if all layers are near FP32, or if the format gives no tensors.
+    If most layers have other weights than FP32, the text only says so. The text is empty if no
+    layer is faulty, no tensor is matched, or the format gives no tensors.
     """
     runtime = evaluator.runtime
     admitted = reading.admit(path, runtime.cache_root)
@@ -301,9 +303,13 @@ def _find_layer(
         compared = compare_file(
             evaluator.network, admitted, inputs, split=samples, threads=runtime.threads
         )
-        worst = None if compared is None else compared.faulty
-        if compared is None or worst is None:
+        if compared is None:
             return ""
+        worst = compared.faulty
+        if worst is None:
+            return ""
+
+        # Draw the network with its faults
         faults = findings.find_faults(compared)
         title = Combination.of_config(config).describe(config.data.name, "tensors")
         picture = network_picture.draw_network(compared, faults, title)

@@ -15,6 +15,7 @@ def run_inspection(path: Path, cache_root: Path) -> None:
 
     Raises:
         ConfigError: the file is missing, unsafe, damaged, or cannot be run.
+        UnsupportedError: the library that runs the file is not installed.
     """
     admitted = reading.admit(path, cache_root)
     contents = admitted.contents
@@ -71,7 +72,7 @@ def _row(kind: str, port: Port) -> tuple[str, ...]:
 
 
 def _in_float(contents: Contents) -> list[str]:
-    """Return a line about the layers that the quantizer left in float; empty without any."""
+    """Return a line about the layers in float beside quantized ones; empty without both kinds."""
     left = []
     for layer in contents.layers:
         if not layer.is_quantized:

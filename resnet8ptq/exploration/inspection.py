@@ -1,6 +1,4 @@
-"""`+analysis=inspect`: summarizes a network and checks that the settings fit, without
-quantizing.
-"""
+"""`+analysis=inspect`: summarizes a network and checks samples and settings, without a run."""
 
 from dataclasses import dataclass
 
@@ -30,14 +28,17 @@ NO_DATA = (
 
 
 def inspect(settings: Settings, data_given: bool) -> None:
-    """Print the network's summary, its requirements, and the settings that do not meet them.
+    """Print the network's summary, its requirements, and whether samples and settings fit.
+
+    With `backend=file`, print the contents of the file instead.
 
     Args:
         settings: see `settings.resolve_to_inspect`.
         data_given: whether `data` was set; default data are not compared with the network.
 
     Raises:
-        ModelError: the file is not a model, is unsafe, or has nothing to quantize.
+        ConfigError: the file of `backend=file` cannot be read, see `run_inspection`.
+        ModelError: the network's file is not a model, is unsafe, or has nothing to quantize.
     """
     config = settings.config
     cache_root = settings.runtime.cache_root
@@ -48,6 +49,8 @@ def inspect(settings: Settings, data_given: bool) -> None:
     if isinstance(samples, _SampleFacts):
         sample = samples.one
     summary = summarize(settings.network.path, cache_root, config=config.model, sample=sample)
+
+    # Compare the samples with the network; if they fit, try the first steps of a run
     reasons: list[str] = []
     if not data_given:
         lines = [NO_DATA]
@@ -62,7 +65,7 @@ def inspect(settings: Settings, data_given: bool) -> None:
 
 
 def _find_limits(config: RunConfig, summary: Summary) -> list[str]:
-    """Return the reason why the backend cannot run the network's inputs or operators."""
+    """Return the reason why the backend cannot run the network; empty if no reason is known."""
     name = config.backend.name
     if name in summary.lacking:
         operators = ", ".join(summary.lacking[name])
@@ -100,9 +103,10 @@ def _find_samples(settings: Settings) -> _SampleFacts | str:
     config = settings.config
     if config.data.name in KNOWN_FORM and config.data.root is None:
         size = config.preprocess.size or 32
-        height, width = size if isinstance(size, list) else (size, size)
+        sizes = size if isinstance(size, list) else [size, size]
         channels = 1 if config.preprocess.channels == "grey" else 3
-        return _SampleFacts(np.zeros((1, height, width, channels), np.uint8), len(CLASS_NAMES))
+        sample = np.zeros((1, *sizes, channels), np.uint8)
+        return _SampleFacts(sample, len(CLASS_NAMES))
     if settings.no_data:
         return f"data={config.data.name}: {settings.no_data}"
     try:
@@ -123,7 +127,7 @@ def _find_samples(settings: Settings) -> _SampleFacts | str:
 
 
 def _find_reasons(settings: Settings) -> list[str]:
-    """Return the reason why a run could not use the network, found by a run's first steps."""
+    """Return the reason why the first steps of a run fail; empty if they succeed."""
     data = settings.data
     torch = settings.quantizer.runs_torch
     try:

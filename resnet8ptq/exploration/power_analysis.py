@@ -1,8 +1,8 @@
 """`+analysis=plan_test`: reports the losses that these test samples can prove, before any run.
 
 The losses follow from the sample size of Tango's test for 80% power
-(`statistics.Margin.items_needed`). Both depend on the share of predictions that quantization
-changes between right and wrong, which is known only after a run.
+(`statistics.Margin.items_needed`). Losses and sample size depend on the share of predictions that
+quantization changes between right and wrong, which is known only after a run.
 """
 
 import math
@@ -57,7 +57,7 @@ class PowerRow:
 
 @dataclass(frozen=True, kw_only=True)
 class PowerAnalysis(RunResult):
-    """The power of the test with `total` samples and a limit on the loss."""
+    """The power of the test with `total` samples and a limit on the loss, by share of changes."""
 
     metric: Metric
     total: int
@@ -65,7 +65,7 @@ class PowerAnalysis(RunResult):
     rows: tuple[PowerRow, ...]
 
     def summary(self) -> str:
-        """Return the outcome in one line."""
+        """Return the sample size and the limit in one line."""
         return f"{self.total:,} test samples, limit {self.limit:g}"
 
     def to_metrics(self) -> dict[str, float]:
@@ -80,7 +80,7 @@ class PowerAnalysis(RunResult):
 
 
 def analyse(settings: Settings, folder: Path, run: Recorder) -> PowerAnalysis:
-    """Plan the test of the reported samples, and print the table; no network is run.
+    """Plan the test of the reported samples; write and print the table. Nothing is quantized.
 
     Raises:
         ConfigError: the task's metric is not a share of hits, so its variance is unknown, or the
@@ -113,6 +113,8 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> PowerAnalysis:
     limit = task.metric.limit(config.report)
     rows = tuple(plan(share, total, limit) for share in changed)
     result = PowerAnalysis("ok", metric=task.metric, total=total, limit=limit, rows=rows)
+
+    # Write and print them
     save_config(config, folder / CONFIG_FILE)
     lines: list[tuple[object, ...]] = [HEADS]
     for row in rows:
@@ -124,7 +126,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> PowerAnalysis:
 
 
 def plan(changed: float, total: int, limit: float) -> PowerRow:
-    """Return the losses that `total` samples prove to pass or to fail, with 80% power.
+    """Return the losses that `total` samples prove to pass or to fail with 80% power.
 
     Args:
         changed: the share of predictions that only one of model and FP32 gets right.
@@ -135,9 +137,10 @@ def plan(changed: float, total: int, limit: float) -> PowerRow:
 
 
 def needed(loss: float, changed: float, limit: float) -> float:
-    """Return the sample size that decides at this loss with 80% power; infinite at the limit.
+    """Return the sample size at which a model with this loss passes or fails with 80% power.
 
-    The share of changed predictions is at least the loss.
+    The size is infinite for a loss at the limit. The share of changed predictions counts as at
+    least the loss.
     """
     share = max(changed, abs(loss))
     margin = tango(

@@ -12,7 +12,7 @@ from resnet8ptq.evaluation.result import RunResult
 
 @dataclass(frozen=True)
 class OperatorTimes:
-    """The total time for a batch, and the number, of an operator's nodes in the model and FP32."""
+    """An operator's nodes in the model and in FP32: their number and total ms for a batch."""
 
     name: str
     fp32_ms: float = 0
@@ -69,7 +69,7 @@ class Breakdown:
 
     @property
     def saved_ms(self) -> float:
-        """Time of FP32's nodes minus the model's nodes without conversions; negative if slower."""
+        """Time of FP32's nodes minus that of the model's, both without conversions."""
         fp32 = sum_ms(node for node in self.fp32 if node.kind != "conversion")
         return fp32 - (self.total_ms() - self.conversions_ms)
 
@@ -133,7 +133,7 @@ class ProfileResult(RunResult):
     latency: ModelLatency
 
     def summary(self) -> str:
-        """Return the outcome in one line."""
+        """Return the conclusion at batch 1."""
         return self.breakdowns[0].conclude()
 
     def to_metrics(self) -> dict[str, float]:
@@ -146,7 +146,7 @@ class ProfileResult(RunResult):
 
 
 def sum_ms(nodes: Iterable[NodeTime]) -> float:
-    """Return the time of all nodes together."""
+    """Return the time of the nodes together, in ms for a batch."""
     return sum(node.ms for node in nodes)
 
 

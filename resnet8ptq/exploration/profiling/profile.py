@@ -22,15 +22,17 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> ProfileResult:
     """Quantize and reload a model; time whole runs, then every node, of the model and of FP32.
 
     Args:
-        settings: the run's settings; `latency` sets repeats and threads.
+        settings: the run's settings; `latency` sets repeats, threads and batch size.
 
     Raises:
-        UnsupportedError: the framework does not report times.
+        UnsupportedError: the framework does not report times, or cannot take a setting.
     """
     timing = settings.config.latency
     settings.quantizer.resolve()
     # This raises `UnsupportedError` before any work, and loads nothing yet.
     settings.quantizer.profile(folder, timing.threads)
+
+    # Draw the calibration samples; fitting may change the settings
     data, fp32 = load_data_and_network(settings)
     settings = fit_settings(settings, fp32)
     config = settings.config
@@ -58,9 +60,12 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> ProfileResult:
             opened = [profile(timing.threads) for profile in profiles]
             both = latency.measure_operators(opened, timed, batch_size=size, timing=timing)
             nodes.append(both)
-    medians = [model.medians() for model in times]
+
+    # Join the times of each batch size
+    model_times, fp32_times = times
+    medians = zip(model_times.medians(), fp32_times.medians(), strict=True)
     breakdowns = []
-    for size, (model, baseline), ms, fp32_ms in zip(sizes, nodes, *medians, strict=True):
+    for size, (model, baseline), (ms, fp32_ms) in zip(sizes, nodes, medians, strict=True):
         breakdowns.append(Breakdown(size, model, baseline, ms=ms, fp32_ms=fp32_ms))
     params = {**resolved.to_params(), "calibration_digest": calibration.digest}
     result = ProfileResult(

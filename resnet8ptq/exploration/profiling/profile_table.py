@@ -42,7 +42,7 @@ def to_csv(breakdowns: Sequence[Breakdown]) -> str:
 
 
 def print_tables(result: ProfileResult, title: str, console: Console | None = None) -> None:
-    """Print the conclusions, then a table for each batch size, to stdout."""
+    """Print the conclusions, then a table and notes for each batch size."""
     console = stdout(console, 130)
     say(console, title)
     for breakdown in result.breakdowns:
@@ -112,7 +112,7 @@ def _name(node: NodeTime) -> str:
 
 
 def describe(config: RunConfig) -> str:
-    """Return the title: the profiled configuration."""
+    """Return the title: the network, the configuration and the number of threads."""
     threads = f"{config.latency.threads} thread"
     if config.latency.threads > 1:
         threads += "s"
@@ -127,6 +127,8 @@ def draw_bars(breakdowns: Sequence[Breakdown], title: str) -> Figure:
             share = max(operator.ms, operator.fp32_ms) / (breakdown.total_ms() or 1)
             longest[operator.name] = max(longest.get(operator.name, 0.0), share)
     shown = sorted(longest, key=lambda name: -longest[name])[:_COLOURED]
+
+    # Make a panel for each batch size
     figure = Figure(figsize=(4.2 * len(breakdowns) + 2.6, 4.8), layout="constrained")
     panels = figure.subplots(1, len(breakdowns), squeeze=False)[0]
 
@@ -145,6 +147,8 @@ def draw_bars(breakdowns: Sequence[Breakdown], title: str) -> Figure:
         axes.set_ylabel("ms for a batch")
         axes.set_title(f"batch {breakdown.batch_size}")
         axes.spines[["top", "right"]].set_visible(False)
+
+    # All panels share the legend, in the order of the stacks
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles[::-1], labels[::-1], loc="outside right upper", fontsize=8)
     figure.suptitle(plain(title), x=0.01, ha="left")
