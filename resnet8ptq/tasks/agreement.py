@@ -42,7 +42,7 @@ class AgreementScores(OfClasses):
 
     @property
     def value(self) -> float:
-        """Fraction of samples that agree."""
+        """The fraction of samples that agree with FP32."""
         return self.classes.value
 
 

@@ -1,7 +1,7 @@
 """`task=anomaly`: finds anomalies, which the network reconstructs worse than normal samples.
 
-As in MLPerf Tiny and DCASE, the score of a clip is the mean over its windows of the mean squared
-error (`task.join`). The metric is the AUC of ranking anomalies above normal clips.
+As in MLPerf Tiny and DCASE, the score of a clip is by default the mean over its windows of the mean
+squared error (`task.join`). The metric is the AUC of ranking anomalies above normal clips.
 """
 
 from dataclasses import dataclass, replace
@@ -47,16 +47,14 @@ class AnomalyScores(OutputScores):
         return self.per_sample.auc.value
 
     def more(self) -> Metrics:
-        """Return the partial AUC, standardized (McClish, 1989) so that 0.5 is chance and 1 the
-        best.
-        """
+        """Return the partial AUC, standardized (McClish, 1989): 0.5 is chance, and 1 is best."""
         from sklearn.metrics import roc_auc_score  # takes a second to import
 
         return {"pauc": float(roc_auc_score(self.labels, self.scores, max_fpr=self.max_fpr))}
 
 
 def build(max_fpr: float = 0.1) -> Task:
-    """Return the task for labels 0 (normal) and 1 (an anomaly)."""
+    """Return `task=anomaly` with this largest false positive rate of the partial AUC."""
     return Task(
         "anomaly",
         AUC,
@@ -75,7 +73,10 @@ def _score(max_fpr: float, outputs: Outputs, targets: Targets) -> AnomalyScores:
 
 
 def _to_errors(outputs: Outputs, targets: Targets) -> Outputs:
-    """Return the mean squared error of each sample [n, 1], or the single output value."""
+    """Return outputs with a score of each sample [n, 1] as values.
+
+    The score is the mean squared error, or the value of a network that returns one value.
+    """
     [values] = outputs.values
     if values[:1].size == 1:
         return replace(outputs, values=(values.reshape(-1, 1).astype(np.float64),))

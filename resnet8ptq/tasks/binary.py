@@ -42,7 +42,7 @@ class BinaryScores(OfClasses):
 
     @cached_property
     def per_sample(self) -> Ranking:
-        """The probability of class 1 [n]."""
+        """The probability of class 1 for each sample [n], and the classes at the threshold."""
         hits = self.classes.per_sample
         return Ranking(self.classes.probabilities[:, 1], hits.labels, hits)
 
@@ -52,12 +52,12 @@ class BinaryScores(OfClasses):
         return self.per_sample.auc.value
 
     def more(self) -> Metrics:
-        """Return macro F1 and accuracy at the threshold."""
+        """Return macro F1 and accuracy of the classes at the threshold."""
         return {**self.classes.more(), "accuracy": self.classes.value}
 
 
 def build(class_names: tuple[str, ...] = (), threshold: float = 0.5) -> Task:
-    """Return the task for two classes, with an output for each, or one for the second."""
+    """Return the task for two classes, with a value for each, or one value for class 1."""
     return Task(
         "binary",
         AUC,
@@ -80,7 +80,7 @@ def build(class_names: tuple[str, ...] = (), threshold: float = 0.5) -> Task:
 
 
 def _score(threshold: float, outputs: Outputs, targets: Targets) -> BinaryScores:
-    """Score one output value (before or after a sigmoid), or two output values."""
+    """Score one output value (a logit or a probability) or two output values of each sample."""
     scores = classification.score(_to_probabilities(outputs, targets), targets)
     return BinaryScores(replace(scores, threshold=threshold))
 

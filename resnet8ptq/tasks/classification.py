@@ -53,12 +53,11 @@ CONFUSION_CAPTION = "Confusion matrix and its change from FP32"
 
 
 def metric_names(class_names: Sequence[str]) -> tuple[str, ...]:
-    """Return a unique name for each class, valid inside an MLflow metric name.
+    """Return a unique name for each class or output, valid inside an MLflow metric name.
 
     The name is the `{name}` in metrics such as `class/{name}/accuracy`. Characters that MLflow
     refuses become `_`; so do slashes, which MLflow shows as folders, and the names `.`, `..` and
-    "", which are not valid folders. Long names are cut, and equal names are numbered. The result
-    depends only on the names and their order.
+    "", which are not valid folders. Long names are cut, and equal names are numbered.
 
     >>> metric_names(["c++", "c--", "c##", ".."])
     ('c__', 'c--', 'c___2', '_')
@@ -80,8 +79,8 @@ class ClassScores(Scores):
     """Probabilities [n, classes] of one model, and labels [n].
 
     Attributes:
-        logits: the input of the final softmax for the first m <= n samples [m, classes]; None if
-            the model does not end in a softmax.
+        logits: the input of the softmax for the first m <= n samples [m, classes]; None if it is
+            not known.
         threshold: with two classes, the second is predicted above this probability; None if the
             largest probability decides.
     """
@@ -98,7 +97,7 @@ class ClassScores(Scores):
 
     @cached_property
     def per_sample(self) -> Hits:
-        """The class of each sample; among tied classes the first, as in argmax."""
+        """The predicted class of each sample; without a threshold, the first of tied classes."""
         if self.threshold is None:
             predictions = self.probabilities.argmax(axis=1)
         else:
@@ -107,7 +106,7 @@ class ClassScores(Scores):
 
     @property
     def total(self) -> int:
-        """Number of samples."""
+        """The number of samples."""
         return len(self.labels)
 
     @property
@@ -131,9 +130,7 @@ class ClassScores(Scores):
 
     @property
     def top5_accuracy(self) -> float:
-        """The fraction of samples whose class is among the top 5; among tied classes, the first
-        count.
-        """
+        """The fraction of samples whose class is in the top 5; the first of tied classes count."""
         best = np.argsort(-self.probabilities, axis=1, kind="stable")[:, :TOP]
         return float((best == self.labels[:, np.newaxis]).any(axis=1).mean())
 
@@ -162,7 +159,7 @@ class ClassScores(Scores):
 
     @property
     def expected_correct(self) -> float:
-        """Expected number of right samples with random tie-breaking.
+        """The expected number of right samples with random tie-breaking.
 
         An 8-bit softmax often has ties, and argmax then favours low class indices.
         """
@@ -191,10 +188,10 @@ class ClassScores(Scores):
         return distortion.kl_divergence(self.probabilities, baseline.probabilities, smallest)
 
     def sqnr_db(self, baseline: Self) -> float | None:
-        """Return the SQNR of the logits in dB; None without logits on both sides.
+        """Return the SQNR of the logits in dB; None if logits are unknown, or it is not finite.
 
-        The ratio covers all samples and classes. The logits of each sample are centred first,
-        because a softmax ignores a constant.
+        The ratio covers all classes of the samples with logits. The logits of each sample are
+        centred first, because a softmax ignores a constant.
         """
         if self.logits is None or baseline.logits is None:
             return None
@@ -217,11 +214,11 @@ class OfClasses(Scores):
 
     @property
     def total(self) -> int:
-        """Number of samples."""
+        """The number of samples."""
         return self.classes.total
 
     def sqnr_db(self, baseline: Self) -> float | None:
-        """Return the SQNR of the logits in dB."""
+        """Return the SQNR of the logits in dB, see `ClassScores.sqnr_db`."""
         return self.classes.sqnr_db(baseline.classes)
 
 
@@ -230,7 +227,10 @@ def _centre(logits: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def to_probabilities(outputs: Outputs, targets: Targets | None = None) -> Outputs:
-    """Return probabilities [n, classes]; logits are replaced by their softmax."""
+    """Return outputs with probabilities [n, classes] as values, and with logits if known.
+
+    A softmax turns logits into probabilities. Values of other kinds stay as they are.
+    """
     [values] = outputs.values
     values = as_rows(values)
     if outputs.final == LOGITS:
@@ -248,7 +248,7 @@ def vote(probabilities: Probabilities) -> NDArray[np.bool_]:
 
 
 def score(outputs: Outputs, targets: Targets) -> ClassScores:
-    """Score probabilities [n, classes], or logits after a softmax."""
+    """Score probabilities or logits, see `to_probabilities`."""
     ready = to_probabilities(outputs)
     return ClassScores(ready.values[0], np.asarray(targets.labels), ready.logits)
 
@@ -264,7 +264,7 @@ def answers(comparison: Comparison) -> tuple[Hits, Hits]:
 
 
 def changes(comparison: Comparison) -> Metrics:
-    """Return the number of samples whose class changed, and the distance of the outputs."""
+    """Return how many predictions became wrong or right, and the distance of the outputs."""
     model, baseline = _classes(comparison)
     lost, won = flips(baseline.per_sample.right, model.per_sample.right)
     return {
@@ -277,7 +277,7 @@ def changes(comparison: Comparison) -> Metrics:
 
 
 def class_metrics(names: Sequence[str], comparison: Comparison) -> Metrics:
-    """Return the accuracy of each class and its loss against FP32."""
+    """Return the accuracy of each class and its loss against FP32; None without samples."""
     model, baseline = _classes(comparison)
     metrics: Metrics = {}
     for label, name in enumerate(metric_names(names)):
@@ -291,7 +291,7 @@ def class_metrics(names: Sequence[str], comparison: Comparison) -> Metrics:
 
 
 def class_tables(names: Sequence[str], comparison: Comparison) -> dict[str, Table]:
-    """Return accuracy by class, and the confusion matrix."""
+    """Return the rows of two CSV files: accuracy by class, and the confusion matrix."""
     model, baseline = _classes(comparison)
     rows: list[list[object]] = [["class", "accuracy", "baseline_accuracy", "delta"]]
     for label, name in enumerate(names):
@@ -346,7 +346,7 @@ def _summarize(comparison: Comparison) -> str:
 
 
 def keep_probabilities(comparison: Comparison) -> dict[str, Array]:
-    """Return probabilities, and the arrays of the paired test."""
+    """Return the model's probabilities, and the arrays of the paired test."""
     return {"probabilities": comparison.model.classes.probabilities, **comparison.paired.arrays()}
 
 
@@ -361,7 +361,7 @@ def _draw(names: Sequence[str], comparison: Comparison, title: str) -> "dict[str
 
 
 def _doubt(baseline: ClassScores, expected: float | None) -> str | None:
-    """Return a doubt if the accuracy is not clearly above chance, or is below `expected`."""
+    """Return a doubt if the accuracy is not clearly above chance, or is proven below `expected`."""
     classes = baseline.probabilities.shape[1]
     hits = baseline.per_sample
     shown = f"{ACCURACY.show(baseline.value)} ({baseline.correct} of {baseline.total}"
@@ -372,14 +372,19 @@ def _doubt(baseline: ClassScores, expected: float | None) -> str | None:
 
 
 def check_classes(task: str, context: TaskContext) -> tuple[str, ...]:
-    """Return the names of the classes.
+    """Return the names of the classes that the network scores.
+
+    If no class has a name, and the network has more classes than the labels, the names are numbers.
 
     Raises:
         ConfigError: the labels are not classes.
         ModelError: the network does not return one value for each class.
     """
+    # Labels of tokens are integers as well, but not one for each sample
     kinds = "" if context.of_tokens else "iu"
     check_labels(task, context, kinds, "classes, integers from 0")
+
+    # Compare the network's classes with those of the data
     returned = context.classes
     named = len(context.class_names)
     if returned is None:
@@ -400,7 +405,7 @@ def check_classes(task: str, context: TaskContext) -> tuple[str, ...]:
 
 
 def _choose_output(outputs: Mapping[str, Sequence[int | None]], classes: int) -> str:
-    """Return the mend that keeps one of several outputs; empty for one output."""
+    """Return the advice to keep one of several outputs; empty for one output."""
     if len(outputs) == 1:
         return ""
     name = find_class_output(outputs, classes) or "NAME"
@@ -410,7 +415,8 @@ def _choose_output(outputs: Mapping[str, Sequence[int | None]], classes: int) ->
 def find_class_output(outputs: Mapping[str, Sequence[int | None]], classes: int) -> str | None:
     """Return the name of the output that holds classes; None if no output stands out.
 
-    If both logits and their probabilities are outputs, the first is taken.
+    Of several outputs with a score for each class, such as logits and probabilities, the first is
+    chosen. Otherwise, the only output with several scores is chosen.
 
     Args:
         outputs: the shape of each output by name, without the batch axis.
@@ -430,7 +436,7 @@ def find_class_output(outputs: Mapping[str, Sequence[int | None]], classes: int)
 
 
 def _count_from_zero(context: TaskContext) -> str:
-    """Return the advice for labels that seem to start at 1; empty for others."""
+    """Return the advice for unnamed labels that start at 1; empty for others."""
     if context.named or context.labels is None or context.labels.min() != 1:
         return ""
     return "; the labels start at 1: subtract 1"

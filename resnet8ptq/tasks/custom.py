@@ -33,8 +33,7 @@ def build(config: CustomConfig, call: UserMetric | None, outputs: Sequence[str] 
     """Return the task with the user's metric.
 
     Args:
-        call: the metric; None for a finished run, because code must not be imported by names in a
-        store.
+        call: the metric; None for a finished run, because the name in a store may be anyone's code.
         outputs: the names of the network's outputs.
     """
     title = str((config.metric or {}).get("_target_", "metric")).rpartition(".")[2]
@@ -48,7 +47,7 @@ def build(config: CustomConfig, call: UserMetric | None, outputs: Sequence[str] 
 
 
 def _pair_metrics(names: Sequence[str], comparison: Comparison) -> Metrics:
-    """Return the SQNR of the worst output and, if there are several outputs, of each."""
+    """Return the SQNR of the worst output and, if several outputs have names, of each."""
     fp32 = comparison.baseline.outputs.returned
     quantized = comparison.model.outputs.returned
     of_outputs = distortion.sqnr_of_each(metric_names(names), fp32, quantized)
@@ -58,10 +57,13 @@ def _pair_metrics(names: Sequence[str], comparison: Comparison) -> Metrics:
 def _score(
     call: UserMetric | None, title: str, resamples: int, outputs: Outputs, targets: Targets
 ) -> BootstrapScores:
-    """Call the metric on all samples; if it returns a single number, also on bootstrap samples.
+    """Call the metric on all samples.
+
+    If the metric returns a single number, the result calls it again for each bootstrap sample.
 
     Raises:
-        ConfigError: the metric fails, or returns neither a number nor one for each sample.
+        ConfigError: the metric fails, returns neither a number nor one for each sample, or returns
+            a number that is not finite.
     """
     labels = targets.labels
     if labels is not None and labels.dtype.kind == "b":  # several labels for each sample
@@ -74,10 +76,11 @@ def _score(
         exact = None if labels is None else labels[chosen]
         return np.asarray(call(values, exact), np.float64)
 
+    # Code of the user may fail in any way, or return anything
     assert call is not None  # only finished runs have none
     try:
         result = measure(call, slice(None))
-    except Exception as error:  # the user's code may raise anything
+    except Exception as error:
         raise ConfigError(f"task.metric: {title} failed ({one_line(error)})") from error
     if result.shape not in ((), (len(outputs),)) or not np.isfinite(result).all():
         raise ConfigError(
@@ -100,7 +103,11 @@ def _without_check(call: UserMetric) -> UserMetric:
 
 
 def _load(settings: Any) -> UserMetric:
-    """Import the function that `_target_` names, or make an instance of the class."""
+    """Import the function that `_target_` names, or make an instance of the class.
+
+    Raises:
+        ConfigError: there is no `_target_`, or it cannot be loaded or called.
+    """
     target = (settings or {}).get("_target_")
     if not target:
         raise ConfigError(f"task.metric._target_: got null, {EXPECTED}")
@@ -119,7 +126,7 @@ def _load(settings: Any) -> UserMetric:
 
 
 def _fingerprint(config: CustomConfig) -> str:
-    """Return the hash of the metric's file; empty for a metric without a file."""
+    """Return the hash of the metric's source file; empty for a built-in."""
     call = _load(config.metric)
     try:
         path = inspect.getsourcefile(getattr(call, "func", type(call)))

@@ -50,10 +50,10 @@ Maps = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class DenseScores(BootstrapScores):
-    """The metric of each picture.
+    """The metric of each picture, and the targets, for the comparison with their mean.
 
     Attributes:
-        targets: maps [n, height, width], or with channels in the order of the outputs.
+        targets: maps with the axes of the outputs, [n, height, width] or with channels.
         scale: the factor from the unit of the targets to that of the outputs.
         measure: returns the primary metric of a picture, from values and target.
     """
@@ -71,7 +71,7 @@ class DenseScores(BootstrapScores):
 
 
 def build(primary: str = "psnr", peak: float = 1.0, resamples: int = 9999) -> Task:
-    """Return the task that scores one value for each pixel.
+    """Return `task=dense` with these settings.
 
     Args:
         primary: a key of `METRICS`.
@@ -105,6 +105,8 @@ def _score(
     exact = np.asarray(targets.labels)
     scale = peak / 255 if exact.dtype == np.uint8 else 1.0
     exact = _arrange(exact, values.shape)
+
+    # Measure each picture by both metrics of the pair
     measured = {name: np.empty(len(values)) for name in pair}
     for index, (said, true) in enumerate(zip(values, exact, strict=True)):
         for name in pair:
@@ -123,14 +125,20 @@ def _score(
 
 
 def _arrange(targets: Array, shape: tuple[int, ...]) -> Array:
-    """Return targets with the axes of the outputs; a channel may be first, last or left out."""
+    """Return targets with the axes of the outputs, where channels are first, last or left out."""
     if targets.ndim == 4 and len(shape) == 4 and targets.shape != shape:
         targets = np.moveaxis(targets, 3, 1)
     return targets.reshape(shape)
 
 
 def _measure(name: str, said: Maps, true: Maps, peak: float) -> float:
-    """Return a metric of one picture; pixels with a depth of at most 0 are left out."""
+    """Return a metric of one picture.
+
+    The metrics of depth leave out pixels with a true depth of at most 0.
+
+    Raises:
+        DataError: no pixel has a depth above 0.
+    """
     if name == "ssim":
         return ssim(said.clip(0, peak) / peak, true / peak)
     if name == "psnr":
@@ -138,6 +146,8 @@ def _measure(name: str, said: Maps, true: Maps, peak: float) -> float:
         if error == 0:
             return MOST_DB
         return min(MOST_DB, -10 * float(np.log10(error)))
+
+    # The metrics of depth
     known = true > 0
     if not known.any():
         raise DataError("task=dense: a target has no depth above 0; expected one in each picture")
@@ -148,10 +158,11 @@ def _measure(name: str, said: Maps, true: Maps, peak: float) -> float:
 
 
 def ssim(one: Maps, other: Maps) -> float:
-    """Return the SSIM of two pictures of values from 0 to 1, the mean over channels.
+    """Return the SSIM of two pictures of values from 0 to 1, the mean over positions and channels.
 
     The window is a Gaussian of 11 pixels with a standard deviation of 1.5. As in Wang's program,
-    only positions count at which the window fits into the picture.
+    only positions count at which the window fits into the picture. The two longest axes are height
+    and width.
     """
     from scipy.ndimage import correlate1d  # takes a moment to import
 
@@ -181,7 +192,7 @@ def ssim(one: Maps, other: Maps) -> float:
 
 
 def _doubt(metric: Metric, baseline: DenseScores, expected: float | None) -> str | None:
-    """Return a doubt if FP32 is not significantly better than the mean of the targets."""
+    """Return a doubt if FP32 is not proven better than predicting the mean of the targets."""
     values = baseline.per_item
     assert values is not None  # `_score` sets it
     of_mean = baseline.of_mean_target
@@ -202,6 +213,8 @@ def _make(config: DenseConfig, context: TaskContext) -> Task:
     check_labels("dense", context, "fu", "pictures, or a value for each pixel [N, height, width]")
     shapes = list(context.outputs.values())
     labels = np.asarray(context.labels)[:1]
+
+    # The outputs may have a channel axis more or less, first or last
     true = labels.shape[1:]
     accepted = {true, (*true, 1), (1, *true), (*true[2:], *true[:2])}
     if true[2:] == (1,):

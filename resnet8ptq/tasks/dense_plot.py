@@ -1,4 +1,4 @@
-"""The figure of values for each pixel: the pictures that changed most."""
+"""The figure of `task=dense`: the pictures that changed most."""
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -19,6 +19,8 @@ def draw(comparison: Comparison, title: str) -> Figure:
     metric = comparison.metric
     change = np.abs(model.per_item - baseline.per_item)
     shown = np.argsort(-change, kind="stable")[:PICTURES]
+
+    # A row for each picture, and a column for each map
     figure = Figure(figsize=(10, 1.0 + 3.2 * len(shown)), layout="constrained")
     grid = figure.subplots(len(shown), 3, squeeze=False)
     for row, index in zip(grid, shown, strict=True):

@@ -45,9 +45,7 @@ def powers(values: Array, reference: Array) -> tuple[Values, Values]:
 
 @dataclass(frozen=True)
 class RelativeError(Metric):
-    """The metric of this task, whose limit is an SQNR, and whose loss is the noise over the
-    signal.
-    """
+    """The metric of this task. Its loss is the noise over the signal, with an SQNR as limit."""
 
     limit_key: str = "min_sqnr_db"
 
@@ -56,7 +54,7 @@ class RelativeError(Metric):
         return float(10 ** (-limits.min_sqnr_db / 10))
 
     def loss(self, model: Scores, baseline: Scores, fair: bool = False) -> float:
-        """Return the noise over the signal of the outputs, which `DeviationValues.margin` tests."""
+        """Return the noise over the signal of the worst output, see `DeviationScores`."""
         assert isinstance(model, DeviationScores)  # this task makes these scores
         return model.noise_ratio
 
@@ -69,7 +67,7 @@ class RelativeError(Metric):
         return f"with at most {margin:.2%} more noise than the best"
 
     def state_loss(self, loss: float) -> str:
-        """Return a loss as text: as an SQNR, in the unit of the limit."""
+        """Return a loss as text: the SQNR, or that the outputs are equal."""
         if not loss > 0:
             return "equal outputs"
         return f"SQNR {-10 * math.log10(loss):.1f} dB"
@@ -102,14 +100,11 @@ class DeviationValues(Replicates):
         return cls(**vars(replicates), noise=columns[0], signal=columns[1])
 
     def margin(self, baseline: Self, metric: Metric, limit: float, items: int) -> Margin:
-        """Return the margin of noise over signal: the mean excess of the samples over the limit.
-
-        FP32's outputs are the reference, so each sample's share of the signal has no error.
-        """
+        """Return the margin of noise over signal: the mean excess of the samples over the limit."""
         return Margin.of_mean(self.noise - limit * self.signal, skewed=True)
 
     def margin_over(self, other: Self, metric: Metric, limit: float, items: int) -> Margin:
-        """Return the margin of the noise of this model minus that of the other."""
+        """Return the margin of this model's noise minus the other's, over signal."""
         return Margin.of_mean(self.noise - other.noise - limit * self.signal, skewed=True)
 
 
@@ -170,13 +165,13 @@ class DeviationScores(OutputScores):
 
     @property
     def noise_interval(self) -> Interval | None:
-        """95% interval of `noise_ratio`; None for a single sample."""
+        """95% interval of `noise_ratio`; None for a single sample, or without a signal."""
         _, noise, signal = self._powers
         return ratio_interval(noise, signal)
 
     @cached_property
     def ratios(self) -> list[float]:
-        """The noise over the signal of each output."""
+        """The noise over the signal of each output, see `distortion.noise_ratios`."""
         return distortion.noise_ratios(self.reference.values, self.outputs.values)
 
 
@@ -184,7 +179,7 @@ TEST = PairedTest(f"{BOOTSTRAP.name}, between two runs", BOOTSTRAP.intervals, De
 
 
 def summarize(comparison: Comparison) -> str:
-    """Return the primary metric, and the SQNR."""
+    """Return the primary metric as text, with the SQNR if it is finite."""
     metric = comparison.metric
     sqnr_db = comparison.sqnr_db
     shown = f"{metric.title} {metric.show(comparison.model.value)}"
@@ -194,7 +189,9 @@ def summarize(comparison: Comparison) -> str:
 
 
 def _pair_metrics(names: Sequence[str], comparison: Comparison) -> Metrics:
-    """Return SQNR and loss interval of the worst output; with several outputs, the SQNR of each."""
+    """Return SQNR and loss interval of the worst output, and the SQNR of each if several have
+    names.
+    """
     model = comparison.model
     outputs = model.reference.values, model.outputs.values
     low, high = model.noise_interval or (None, None)
@@ -214,7 +211,7 @@ def _tables(names: Sequence[str], comparison: Comparison) -> dict[str, Table]:
 
 
 def _score(outputs: Outputs, targets: Targets) -> DeviationScores:
-    """Use the outputs as their own reference; the comparison replaces it by the outputs of FP32."""
+    """Use the outputs as their own reference; `_rescore` replaces it by the outputs of FP32."""
     return DeviationScores(outputs, outputs)
 
 

@@ -64,10 +64,10 @@ def join(task: Task, how: str) -> Task:
     """Return the task that scores the samples of a group as one item.
 
     The only target of an item is the label, because inputs, pictures and lengths belong to samples.
-    The SQNR is still that of the network's outputs, because `raw` keeps them.
+    The SQNR is still that of single samples. If the data have no groups, each sample is an item.
 
     Args:
-        task: a task with a `joining`.
+        task: a task whose `joining` is not None.
         how: `mean`, `max` or `vote`; the last is the mean of the samples' votes.
     """
     assert task.joining is not None
@@ -80,10 +80,14 @@ def _score_groups(
 ) -> Scores:
     if targets.groups is None:
         return score(outputs, targets)
+
+    # Each group needs one label
     groups = Groups.of(targets.groups)
     labels = None
     if targets.labels is not None:
         labels = groups.common(np.asarray(targets.labels))
+
+    # Reduce the values or votes of the samples to those of groups
     samples = joining.values(outputs, targets)
     values = samples.values
     if how == VOTE:

@@ -1,6 +1,4 @@
-"""`task=multilabel`: several labels for each sample, scored by mean average precision and macro
-F1.
-"""
+"""`task=multilabel`: any number of labels for a sample, scored by mean average precision."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -45,10 +43,10 @@ ROUNDED = 0.05  # quantized probabilities lie at most this far beyond 0 and 1
 
 @dataclass(frozen=True)
 class MultilabelScores(ClasswiseScores):
-    """The outputs [n, classes] of one model, and labels [n, classes]; True if the class is present.
+    """The outputs of one model, and labels [n, classes]: whether the sample has the class.
 
     Attributes:
-        threshold: the probability above which a class is predicted.
+        threshold: a class is predicted above this probability.
     """
 
     labels: NDArray[np.bool_]
@@ -76,21 +74,23 @@ class MultilabelScores(ClasswiseScores):
         return self.labels.sum(axis=0)
 
     def more(self) -> Metrics:
-        """Return the mean F1 of the classes at the threshold, with 0 for a class that is never
-        predicted.
-        """
+        """Return the mean F1 of the classes at the threshold; 0 for a class without right ones."""
         predicted = _to_probabilities(self.outputs).values[0] > self.threshold
         hits = (predicted & self.labels).sum(axis=0)
         named = predicted.sum(axis=0) + self.labels.sum(axis=0)
         return {MACRO_F1.name: float((2 * hits / np.maximum(named, 1)).mean())}
 
     def sqnr_db(self, baseline: "MultilabelScores") -> float | None:
-        """Return the SQNR of the outputs in dB."""
+        """Return the SQNR of the outputs in dB, see `distortion.sqnr_db`."""
         return distortion.sqnr_db(baseline.outputs.returned, self.outputs.returned)
 
 
 def _to_probabilities(outputs: Outputs, targets: Targets | None = None) -> Outputs:
-    """Return probabilities [n, classes]; logits are replaced by their sigmoid."""
+    """Return outputs with probabilities [n, classes] as values.
+
+    If any value is more than `ROUNDED` outside of 0 to 1, the values are logits, which a sigmoid
+    turns into probabilities.
+    """
     values = as_rows(outputs.values[0])
     if values.min() < -ROUNDED or values.max() > 1 + ROUNDED:
         values = expit(values)
@@ -107,8 +107,8 @@ def rank(
     """Return a function from the weight of each sample [n] to the average precision [classes].
 
     The average precision is the mean precision at the samples of a class, in descending order of
-    the score, without interpolation. Samples of equal scores are retrieved together. Scores are
-    sorted only once, so a bootstrap sample needs only weights.
+    the score, without interpolation. Samples of equal scores are retrieved together. A class
+    without samples has NaN. The scores are sorted only once, for all bootstrap samples.
 
     Args:
         scores, labels: [n, classes].
@@ -116,6 +116,8 @@ def rank(
     order = np.argsort(-scores, axis=0, kind="stable")
     ranked = np.take_along_axis(scores, order, axis=0)
     present = np.take_along_axis(labels, order, axis=0)
+
+    # Samples with equal scores share the precision at the last of them
     rows = np.arange(len(scores))[:, np.newaxis]
     is_last = np.ones(scores.shape, np.bool_)
     is_last[:-1] = ranked[:-1] != ranked[1:]
@@ -135,7 +137,7 @@ def rank(
 
 
 def build(class_names: tuple[str, ...] = (), threshold: float = 0.5, resamples: int = 2000) -> Task:
-    """Return the task for these classes."""
+    """Return `task=multilabel` with these settings."""
     return Task(
         "multilabel",
         MAP,
@@ -161,7 +163,9 @@ def _score(
 
 
 def _doubt(baseline: MultilabelScores, expected: float | None) -> str | None:
-    """Return a doubt if the mAP is not above the mAP of a random order, or is below `expected`."""
+    """Return a doubt if the mAP is not proven above that of a random order, or proven below
+    `expected`.
+    """
     shares = baseline.labels.mean(axis=0)
     chance = float(shares[shares > 0].mean())
     interval = baseline.per_sample.interval

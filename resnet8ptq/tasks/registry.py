@@ -71,11 +71,11 @@ BECAUSE = {
 
 
 def make(config: TaskConfig, context: TaskContext) -> Task:
-    """Return the task for a network and data, which `task` names or which fits the data.
+    """Return the task that the settings name, or with `task=auto` the one that fits, see `choose`.
 
     Raises:
-        ConfigError: the name is unknown, the data are not sufficient for the task, or `task.join`
-            would join samples without groups.
+        ConfigError: the name is unknown or stands alone without the task's settings, the data do
+            not fit, the task cannot join samples so, or the data have no groups to join.
         ModelError: the outputs of the network do not fit.
     """
     if config.name == AUTO:
@@ -88,6 +88,8 @@ def make(config: TaskConfig, context: TaskContext) -> Task:
     task = kind.make(config, context)
     if config.join is None:
         return task
+
+    # A task's own default of `join` is accepted without groups
     _check_join(task, config.join)
     if not context.grouped and config.join != kind.schema.join:
         raise ConfigError(
@@ -105,10 +107,10 @@ def _check_join(task: Task, how: str) -> None:
 
 
 def fingerprint(config: TaskConfig) -> str:
-    """Return a hash of the user's scoring code; empty if there is none.
+    """Return a hash of the user's code or file that scoring uses; empty if there is none.
 
     Raises:
-        ConfigError: the task is unknown, or the code cannot be found.
+        ConfigError: the task is unknown, or the code cannot be loaded.
     """
     if config.name == AUTO:
         return ""
@@ -116,10 +118,10 @@ def fingerprint(config: TaskConfig) -> str:
 
 
 def choose(context: TaskContext) -> str:
-    """Return the name of the task that fits the labels or, without labels, the outputs.
+    """Return the name of the task that fits the labels and the outputs.
 
-    Outputs that are not probabilities may be logits or other values. The deviation from FP32 is
-    meaningful for both, but the top-1 class only for logits.
+    Without labels, outputs that are not probabilities may be logits or other values. The deviation
+    from FP32 is meaningful for both, but the top-1 class only for logits.
     """
     if context.labels is None:
         if context.final == PROBABILITIES and (context.classes or 0) > 1:
@@ -144,7 +146,10 @@ def choose(context: TaskContext) -> str:
 
 
 def _choose_by_boxes(context: TaskContext) -> str:
-    """Return the task for labels that are boxes, whose keypoints or masks the outputs may have."""
+    """Return the task for labels that are boxes, by the sizes of the outputs.
+
+    Keypoints or masks of the labels count only if the outputs may have them, too.
+    """
     points = 3 * context.keypoints
     classes = len(context.class_names)
     sizes = set(chain.from_iterable(context.outputs.values()))
@@ -157,7 +162,7 @@ def _choose_by_boxes(context: TaskContext) -> str:
 
 
 def _choose_by_text(context: TaskContext) -> str:
-    """Return the task for labels that are texts; `classification` then refuses them."""
+    """Return the task for labels that are texts; `classification`, which refuses them, if none."""
     shapes = list(context.outputs.values())
     if any(len(shape) == 2 for shape in shapes):
         return "ctc"
@@ -174,7 +179,8 @@ def _choose_by_text(context: TaskContext) -> str:
 def recall(params: Mapping[str, str], class_names: tuple[str, ...] = ()) -> Task:
     """Return the task that scored a run, from its MLflow params.
 
-    A run that ended before scoring has no task in its params, and counts as a classification.
+    A run that ended before its task was made has no task in its params; it counts as a
+    classification.
 
     Raises:
         TrackingError: the params are not valid for a run.
@@ -197,9 +203,9 @@ def recall(params: Mapping[str, str], class_names: tuple[str, ...] = ()) -> Task
 
 
 def find_changed(params: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the task's settings that differ from the defaults, as typed, from MLflow params.
+    """Return the task's settings that differ from the defaults, as overrides, from MLflow params.
 
-    Runs with different settings have different scores, also of FP32, for the same outputs.
+    With other settings, the same outputs have other scores, those of FP32 included.
     """
     scored_as = params.get("scored_as", "classification")
     defaults: dict[str, Any] = {}

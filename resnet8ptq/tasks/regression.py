@@ -26,7 +26,8 @@ def build(primary: str = "mae", resamples: int = 9999) -> Task:
     """Return the task for a network with one output value for each target value.
 
     Args:
-        primary: `mae` or `rmse`, averaged over a sample's values, then over the samples.
+        primary: `mae` or `rmse`. The error is averaged over a sample's values, then over the
+            samples; the root comes last.
     """
     return Task(
         "regression",
@@ -49,6 +50,8 @@ def _score(primary: str, resamples: int, outputs: Outputs, targets: Targets) -> 
     predicted = _flat(outputs.values[0])
     error = np.abs(predicted - exact)
     of_mean = np.abs(exact.mean(axis=0) - exact)  # the error of predicting the mean of the targets
+
+    # Both errors of each sample, of which one is primary
     absolute = error.mean(axis=1)
     squared = (error**2).mean(axis=1)
     mae = mean_of(absolute)
@@ -69,7 +72,7 @@ def _flat(values: Array) -> NDArray[np.float64]:
 
 
 def _doubt(primary: str, baseline: BootstrapScores, expected: float | None) -> str | None:
-    """Return a doubt if the error is not significantly below the error of predicting the mean."""
+    """Return a doubt if the error is not proven below the error of predicting the mean."""
     errors = baseline.per_item
     of_mean = baseline.of_mean
     assert errors is not None and of_mean is not None  # `_score` sets both

@@ -49,7 +49,8 @@ class MaskDecoder:
         axis: the axis of the classes in one sample of the output; None for [height, width].
         classes: the number of classes.
         size: height and width of the masks.
-        threshold: with one value for each pixel, the second class is predicted above this value.
+        threshold: of two classes with one float for each pixel, the second is predicted above this
+            value.
     """
 
     output: int
@@ -59,11 +60,13 @@ class MaskDecoder:
     threshold: float
 
     def __call__(self, outputs: Sequence[Array], inputs: Array | None = None) -> tuple[Masks]:
-        """Return the classes [n, *size]."""
+        """Return the class of each pixel [n, *size]."""
         values = outputs[self.output]
         wide = values[:, np.newaxis]
         if self.axis is not None:
             wide = np.moveaxis(values, self.axis + 1, 1)
+
+        # Maps of another size are resized: classes to the nearest, scores bilinearly
         height, width = wide.shape[2:]
         rows = _resize(height, self.size[0])
         columns = _resize(width, self.size[1])
@@ -85,7 +88,8 @@ class MaskDecoder:
 def _resize(old: int, new: int) -> NDArray[np.float32]:
     """Return the matrix [new, old] of a bilinear resizing along an axis, between pixels' centres.
 
-    The result is that of torch's `interpolate` with `align_corners=False`, and `tf.image.resize`.
+    The result equals that of torch's `interpolate` with `align_corners=False` and of
+    `tf.image.resize`.
     """
     places = ((np.arange(new) + 0.5) * old / new - 0.5).clip(0, old - 1)
     return np.maximum(0, 1 - np.abs(places[:, np.newaxis] - np.arange(old))).astype(np.float32)
@@ -93,10 +97,10 @@ def _resize(old: int, new: int) -> NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class SegmentationScores(ClasswiseScores):
-    """The classes of the pixels of one model.
+    """The classes of pixels by one model, and the true masks.
 
     Attributes:
-        outputs: classes [n, height, width], see `MaskDecoder`.
+        outputs: predicted classes [n, height, width], see `MaskDecoder`.
         masks: the true masks [n, height, width].
         classes: the number of classes.
         ignored: labels of pixels that are not scored.
@@ -111,7 +115,7 @@ class SegmentationScores(ClasswiseScores):
 
     @cached_property
     def counts(self) -> NDArray[np.int64]:
-        """The pixels of each class in each picture [n, 3, classes]: right, true, predicted."""
+        """The numbers of right, true and predicted pixels of each picture [n, 3, classes]."""
         return self._count(self.masks)
 
     def _count(self, masks: Masks) -> NDArray[np.int64]:
@@ -128,29 +132,29 @@ class SegmentationScores(ClasswiseScores):
 
     @cached_property
     def of_class(self) -> Values:
-        """IoU of each class [classes]."""
+        """IoU of each class [classes]; NaN without true pixels."""
         return _iou(self.counts.sum(axis=0))
 
     @cached_property
     def by_class(self) -> Values:
-        """IoU of each class on each bootstrap sample [resamples, classes]."""
+        """IoU of each class on each bootstrap sample [resamples, classes]; NaN without pixels."""
         weights = draw_weights(self.total, self.resamples).astype(np.float64)
         pooled = weights @ self.counts.reshape(self.total, -1)
         return _iou(pooled.reshape(self.resamples, 3, self.classes))
 
     @property
     def samples_of_class(self) -> NDArray[np.int64]:
-        """The number of pictures with pixels of each class [classes]."""
+        """The number of pictures with true pixels of each class [classes]."""
         return np.count_nonzero(self.counts[:, 1], axis=0)
 
     @property
     def of_others(self) -> float:
-        """The mean IoU with the masks of other pictures, which is the chance level."""
+        """The mean IoU with the masks of other pictures, which is the level of chance."""
         others = self._count(np.roll(self.masks, len(self.masks) // 2, axis=0))
         return float(np.nanmean(_iou(others.sum(axis=0))))
 
     def more(self) -> Metrics:
-        """Return the share of right pixels."""
+        """Return the share of scored pixels that are right."""
         right, true, _ = self.counts.sum(axis=(0, 2))
         return {PIXEL_ACCURACY.name: float(right / true)}
 
@@ -210,7 +214,7 @@ def _summarize(comparison: Comparison) -> str:
 
 
 def _doubt(baseline: SegmentationScores, expected: float | None) -> str | None:
-    """Return a doubt if the mIoU is not significantly above chance, or is below `expected`.
+    """Return a doubt if the mIoU is not proven above chance, or is proven below `expected`.
 
     Chance is the mIoU with the masks of other pictures.
     """
@@ -243,6 +247,8 @@ def _make(config: SegmentationConfig, context: TaskContext) -> Task:
     channels: int | None = 1
     if axis is not None:
         channels = list(context.outputs.values())[output][axis]
+
+    # At least two classes must be scored, and the network must know them
     scored = np.setdiff1d(np.unique(masks), config.ignored)
     if len(scored) < 2:
         raise ConfigError(
@@ -265,7 +271,10 @@ def _make(config: SegmentationConfig, context: TaskContext) -> Task:
 def _find_output(context: TaskContext) -> tuple[int, int | None]:
     """Return the index of the first output with a map, and the axis of its classes.
 
-    The axis is None if the map holds classes.
+    The axis is None for a map [height, width]. Classes are last if the pictures' channels are last.
+
+    Raises:
+        ModelError: no output has two or three axes.
     """
     taken = context.input_shape
     last = taken[:1] not in ((1,), (3,)) and taken[-1:] in ((1,), (3,))

@@ -1,4 +1,4 @@
-"""The figure of a segmentation, with the pictures whose classes changed most."""
+"""The figure of `task=segmentation`: the pictures whose classes changed most."""
 
 from collections.abc import Sequence
 
@@ -15,13 +15,15 @@ NAMED = 20  # classes with different colours
 
 
 def draw(comparison: Comparison, class_names: Sequence[str], title: str) -> Figure:
-    """Draw the pictures that changed most, beside their masks and the classes of both models."""
+    """Draw the pictures that changed most, their masks, and the classes of FP32 and the model."""
     model = comparison.model
     baseline = comparison.baseline
     scored = ~np.isin(model.masks, model.ignored)
     maps = baseline.outputs.values[0], model.outputs.values[0]
     change = ((maps[0] != maps[1]) & scored).mean(axis=(1, 2))
     shown = np.argsort(-change, kind="stable")[:PICTURES]
+
+    # A row for each picture: the picture, its mask, FP32, the model
     height = model.masks.shape[1] / model.masks.shape[2]
     figure = Figure(figsize=(12, 1.2 + len(shown) * (3 * height + 0.3)), layout="constrained")
     grid = figure.subplots(len(shown), 4, squeeze=False)
@@ -36,6 +38,8 @@ def draw(comparison: Comparison, class_names: Sequence[str], title: str) -> Figu
         for axes, classes in zip(row[1:], (model.masks, *maps), strict=True):
             coloured = np.where(scored[index], classes[index] % NAMED, np.nan)
             axes.imshow(coloured, cmap="tab20", vmin=0, vmax=NAMED - 1, interpolation="nearest")
+
+    # Explain the colours, unless classes share them
     colours = colormaps["tab20"].colors  # type: ignore[attr-defined]
     if 0 < len(class_names) <= NAMED:
         patches = []

@@ -83,7 +83,7 @@ def pair_up(numbers: NDArray[np.int64] | None) -> NDArray[np.int64]:
 
     Raises:
         ConfigError: there are no groups.
-        DataError: the groups are no pairs.
+        DataError: a group has more than two samples, or no group has two.
     """
     if numbers is None:
         raise ConfigError(
@@ -129,13 +129,13 @@ def _correlate_ranks(one: Values, other: Values) -> Callable[[NDArray[np.int64]]
 
 
 def _rank_again(ranks: NDArray[np.int64]) -> Values:
-    """Return the ranks [n] among chosen items, from ranks among all items; ties share the mean."""
+    """Return ranks [n] among the chosen items, from their ranks among all; ties share the mean."""
     counts = np.bincount(ranks)
     return (np.cumsum(counts) - (counts - 1) / 2)[ranks]
 
 
 def _doubt(baseline: Scores, expected: float | None) -> str | None:
-    """Return a doubt if the correlation is not significantly above 0, or is below `expected`."""
+    """Return a doubt if the correlation is not proven above 0, or is proven below `expected`."""
     shown = f"Spearman {baseline.value:.4f}"
     interval = baseline.per_sample.interval
     if interval[0] <= 0:

@@ -2,9 +2,8 @@
 
     outputs, targets --score--> Scores;  Scores of model and baseline --compare--> Comparison
 
-Evaluation, report, table, search and sensitivity analysis use only this interface, so none of them
-depends on classes, accuracy or argmax. `registry` finds a task by name; `top5` is the smallest
-example of a task.
+Evaluation, report, search and sensitivity analysis use this interface, so that they work with any
+metric. `registry` finds a task by name; `top5` is a small example of a task.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -66,7 +65,7 @@ class Scope:
     Attributes:
         output: the index of the scored output; None if all are scored.
         reduction: reduces the outputs of a batch to the needed part; None keeps all.
-        params: further params of a run, such as the settings of the reduction.
+        params: further MLflow params of a run, such as the settings of the reduction.
         joins_groups: whether samples of a group are scored as one.
     """
 
@@ -76,11 +75,13 @@ class Scope:
     joins_groups: bool = False
 
     def find_silent(self, names: Sequence[str], outputs: Outputs, baseline: Outputs) -> str:
-        """Return the name of a scored output that is equal for all samples, as text; empty without
-        one.
+        """Return a sentence on the first silent part of a scored output; empty if none is silent.
+
+        A part is silent if it is the same for every sample, although it varies in FP32 (see
+        `distortion.is_silent` and `distortion.find_units`).
 
         Args:
-            names: the network's outputs.
+            names: the names of the network's outputs.
             outputs, baseline: outputs of the model and of FP32 for the same samples.
         """
         parts = zip(*split_units(baseline.values, outputs.values), strict=True)
@@ -105,7 +106,7 @@ class Joining:
     Attributes:
         values: returns the outputs that the task scores instead of those of the network.
         votes: returns the votes [n, classes] of these values, 0 or 1; None if the task has no
-        votes.
+            votes.
     """
 
     values: Callable[[Outputs, Targets], Outputs] = _as_returned
@@ -165,15 +166,15 @@ class Task:
 
     Attributes:
         criterion: a metric of `pair_metrics` with less variance over samples than the primary
-            metric. A sweep uses it to choose among the models near the best; None if only the
+            metric, by which a sweep chooses among the models near the best; None if only the
             primary metric counts.
         beside: further metrics that have a column in the table.
         class_names: names of the labels' classes; empty if labels are not classes.
         pair_metrics: metrics of a comparison by MLflow name.
         reference: FP32 as the reference; None if labels are the reference.
-        doubt: the reason why no verdict is valid for a baseline with these scores, or None. If FP32
-            is not proven better than chance, or is clearly below the expected value, the network,
-            the data or the preprocessing is wrong.
+        doubt: returns the reason why no verdict is valid for a baseline with these scores, or None.
+            If FP32 is not proven better than chance, or is clearly worse than expected, then the
+            network, the data or the preprocessing may be wrong.
         joining: the values that are joined for a group; None if only single samples are scored.
         summary: the result of a run in one line.
     """
@@ -195,20 +196,23 @@ class Task:
 
     @property
     def few_names(self) -> tuple[str, ...]:
-        """The names of the classes; empty with more than `MANY_CLASSES`."""
+        """The names of the classes; empty for more than `MANY_CLASSES`."""
         if len(self.class_names) > MANY_CLASSES:
             return ()
         return self.class_names
 
     def compare(self, model: Any, baseline: Any) -> Comparison:
-        """Compare the scores of a model with those of its baseline on the same samples."""
+        """Compare the scores of a model with those of its baseline on the same samples.
+
+        A task with a `reference` scores the model again first, with FP32's outputs as targets.
+        """
         if self.reference is None:
             return Comparison(model, baseline, self.metric)
         rescored = self.reference.rescore(model, baseline)
         return Comparison(rescored, baseline, self.metric, tested=False)
 
     def metrics(self, comparison: Comparison) -> Metrics:
-        """Return every metric of a comparison, by MLflow name."""
+        """Return every metric of a comparison, by MLflow name; None for unknown values."""
         name = self.metric.name
         model = comparison.model
         baseline = comparison.baseline
@@ -222,6 +226,8 @@ class Task:
             **name_ends("ci95/delta", comparison.interval),
             **model.more(),
         }
+
+        # Add further metrics of FP32, of both models, and of the test
         for key, value in baseline.more().items():
             metrics[f"{BASELINE}{key}"] = value
         metrics |= self.pair_metrics(comparison)
@@ -231,7 +237,7 @@ class Task:
         return metrics
 
     def describe(self) -> dict[str, str]:
-        """Return the task as MLflow params."""
+        """Return the name, the metric and the scope of the task as MLflow params."""
         metric = {"metric": self.metric.name, "metric_direction": self.metric.direction}
         return {"scored_as": self.name, **metric, **self.scope.params}
 
@@ -241,10 +247,12 @@ class TaskType:
     """An entry of the registry, which makes a task.
 
     Attributes:
-        make: makes the task for a network and data. Raises ConfigError if the data are not
-            sufficient, ModelError if the outputs do not fit.
-        recall: makes the task from the settings and class names of a finished run.
-        fingerprint: returns a hash of the user's scoring code; empty if there is none.
+        make: makes the task for a network and data. Raises ConfigError if the data or settings do
+            not fit, ModelError if the outputs do not fit.
+        recall: makes the task from the settings and class names of a finished run, for reports.
+        schema: the type of the task's settings.
+        fingerprint: returns a hash of the user's code or file that scoring uses; empty if there is
+            none.
     """
 
     make: Callable[[Any, TaskContext], Task]

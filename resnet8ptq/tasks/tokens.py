@@ -1,7 +1,8 @@
 """`task=tokens`: the tag of each word, scored by the F1 of entities, or by accuracy.
 
-Entities are found as in seqeval 1.2.2: by its default mode, which follows conlleval of the CoNLL
-shared tasks, or by its strict mode. The package seqeval, last released in 2020, is not needed.
+The rules for entities are those of seqeval 1.2.2: of its default mode, which follows conlleval of
+the CoNLL shared tasks, or of its strict mode. The package seqeval, last released in 2020, is not
+needed.
 """
 
 import json
@@ -87,8 +88,8 @@ def find_strict_entities(tags: Tags, closed: bool = False) -> Spans:
     """Return the entities of one sentence that are tagged as their scheme demands.
 
     Args:
-        closed: whether the scheme tags ends and single words, as IOBES and BILOU do; else it is
-        IOB2.
+        closed: whether the scheme tags ends and single words, as IOBES and BILOU do; otherwise, the
+            scheme is IOB2.
 
     >>> sorted(find_strict_entities(["B-PER", "I-PER", "O", "I-LOC"]))
     [('PER', 0, 1)]
@@ -116,7 +117,7 @@ def find_strict_entities(tags: Tags, closed: bool = False) -> Spans:
 
 
 def find_words(tags: Tags) -> Spans:
-    """Return each word as a span."""
+    """Return each word as a span, with its tag as the kind."""
     return {(tag, index, index) for index, tag in enumerate(tags)}
 
 
@@ -134,10 +135,10 @@ class TagDecoder:
     """Turns outputs and labels into tags.
 
     Attributes:
-        tags: the tags of the network's classes.
-        of_labels: the tags of the labels.
+        tags: the tag of each class of the network.
+        of_labels: the tag of each label.
         output: the index of the output [n, tokens, classes].
-        strict: whether entities are found by the strict mode.
+        strict: whether the strict mode finds the entities.
     """
 
     tags: tuple[str, ...]
@@ -155,7 +156,7 @@ class TagDecoder:
         return partial(find_strict_entities, closed=closed)
 
     def list_kinds(self, metric: str) -> tuple[str, ...]:
-        """Return the kinds of spans that a metric counts."""
+        """Return the kinds of spans that a metric counts: tags, or kinds of entities."""
         different = dict.fromkeys((*self.tags, *self.of_labels))
         if metric == "token_accuracy":
             return tuple(different)
@@ -164,12 +165,12 @@ class TagDecoder:
 
 @dataclass(frozen=True)
 class TokenScores(ClasswiseScores):
-    """The tags of each sentence.
+    """The true and the predicted tags of n sentences.
 
     Attributes:
-        true, said: the true and the predicted tags of the labelled tokens.
+        true, said: the true and the predicted tags of the labelled tokens of each sentence.
         scored: the mask of the labelled tokens [n, tokens].
-        metric: the primary metric.
+        metric: the name of the primary metric, a key of `METRICS`.
     """
 
     true: Sequence[Tags]
@@ -181,11 +182,11 @@ class TokenScores(ClasswiseScores):
 
     @cached_property
     def counts(self) -> NDArray[np.int64]:
-        """The spans of each kind in each sentence [n, 3, kinds]: right, true, predicted."""
+        """The numbers of right, true and predicted spans of each sentence [n, 3, kinds]."""
         return self._count(self.metric, zip(self.true, self.said, strict=True))
 
     def _count(self, metric: str, pairs: Iterable[tuple[Tags, Tags]]) -> NDArray[np.int64]:
-        """Return the counts of spans [sentences, 3, kinds], as `counts` does for the metric."""
+        """Return the counts of `counts` for any metric, and for any pairs of true and said tags."""
         find = self.decoder.find(metric)
         numbers = {kind: number for number, kind in enumerate(self.decoder.list_kinds(metric))}
         counts = np.zeros((len(self.true), 3, len(numbers)), np.int64)
@@ -209,13 +210,13 @@ class TokenScores(ClasswiseScores):
 
     @cached_property
     def by_class(self) -> Values:
-        """F1 of each kind on each bootstrap sample [resamples, kinds]."""
+        """F1 of each kind on each bootstrap sample [resamples, kinds]; NaN without any span."""
         pooled = self._weights @ self.counts.reshape(self.total, -1)
         return _f1(pooled.reshape(self.resamples, 3, -1))
 
     @property
     def samples_of_class(self) -> NDArray[np.int64]:
-        """The number of sentences with spans of each kind [kinds]."""
+        """The number of sentences with true spans of each kind [kinds]."""
         return np.count_nonzero(self.counts[:, 1], axis=0)
 
     @cached_property
@@ -236,7 +237,7 @@ class TokenScores(ClasswiseScores):
 
     @property
     def of_others(self) -> float:
-        """The metric with the labels of other sentences, which is the chance level."""
+        """The metric with the labels of other sentences, which is the level of chance."""
         half = self.total // 2
         others = [*self.true[half:], *self.true[:half]]
         pairs = []  # each cut to the shorter of the two
@@ -252,11 +253,11 @@ class TokenScores(ClasswiseScores):
         return {"token_accuracy": float(_f1(counts.sum(axis=(0, 2))))}
 
     def sqnr_db(self, baseline: "TokenScores") -> float | None:
-        """Return the SQNR in dB of the outputs for the labelled tokens."""
+        """Return the SQNR in dB of the scored output for labelled tokens; None if not finite."""
         return distortion.sqnr_db([self._pick_scored(baseline)], [self._pick_scored(self)])
 
     def _pick_scored(self, scores: "TokenScores") -> Array:
-        """Return the output of a model for the labelled tokens [labelled tokens, classes]."""
+        """Return the scored output of a model for the labelled tokens [k, classes]."""
         output = scores.outputs.values[self.decoder.output]
         return output[:, : self.scored.shape[1]][self.scored]
 
@@ -314,6 +315,8 @@ def _score(
     length = classes.shape[1]
     if (labels[:, length:] >= 0).any():
         raise ModelError(f"returns {length} tokens of a sample with more; expected one for each")
+
+    # Name the tags of the tokens that have a label
     labels = labels[:, :length]
     scored = labels >= 0
     true = []
@@ -325,7 +328,7 @@ def _score(
 
 
 def _doubt(metric: Metric, baseline: TokenScores, expected: float | None) -> str | None:
-    """Return a doubt if the tags fit other sentences as well, or the metric is below `expected`."""
+    """Return a doubt if the tags fit other sentences as well, or are proven below `expected`."""
     interval = baseline.per_sample.interval
     shown = metric.show(baseline.value)
     chance = baseline.of_others
@@ -341,7 +344,8 @@ def read_tags(path: Path) -> tuple[str, ...]:
     """Return the tags of a file, in the order of the network's classes.
 
     Raises:
-        ConfigError: the file cannot be read, has the same tag twice, or has fewer than two tags.
+        ConfigError: the file is not readable as tags, has the same tag twice, or has fewer than two
+            tags.
     """
     with errors_as(ConfigError, f"task.classes: got {path}", EXPECTED):
         text = files.read_bytes(path, MAX_BYTES).decode("utf-8")
@@ -352,6 +356,8 @@ def read_tags(path: Path) -> tuple[str, ...]:
             tags = tuple(by_number[number] for number in range(len(by_number)))
         else:
             tags = tuple(text.split())
+
+        # One tag cannot be wrong, and equal tags would hide an error in the file
         if len(set(tags)) < len(tags) or len(tags) < 2:
             raise ValueError("not two or more different tags")
         return tags

@@ -10,7 +10,7 @@ from resnet8ptq.tasks.classification import check_classes
 from resnet8ptq.tasks.scoring.comparison import OutputScores, doubt_below
 from resnet8ptq.tasks.scoring.hits import MCNEMAR, Hits, Labels
 from resnet8ptq.tasks.scoring.metric import Metric
-from resnet8ptq.tasks.scoring.outputs import Outputs, Targets, TaskContext
+from resnet8ptq.tasks.scoring.outputs import Array, Outputs, Targets, TaskContext, as_rows
 from resnet8ptq.tasks.task import Task, TaskType
 
 TOP = 5
@@ -19,15 +19,20 @@ TOP5_ACCURACY = Metric("top5_accuracy", "top-5 accuracy", percent=True)
 
 @dataclass(frozen=True)
 class Top5Scores(OutputScores):
-    """The outputs [n, classes] of one model, and labels [n]."""
+    """The outputs of one model, and labels [n]."""
 
     labels: Labels
 
+    @property
+    def rows(self) -> Array:
+        """The output values [n, classes]."""
+        [values] = self.outputs.values
+        return as_rows(values)
+
     @cached_property
     def per_sample(self) -> Hits:
-        """The label if it is among the top 5, else the top class; among tied classes the first."""
-        [values] = self.outputs.values
-        best = np.argsort(-values, axis=1, kind="stable")[:, :TOP]
+        """The label if it is among the top 5, else the top class; the first of tied classes."""
+        best = np.argsort(-self.rows, axis=1, kind="stable")[:, :TOP]
         right = (best == self.labels[:, np.newaxis]).any(axis=1)
         return Hits(np.where(right, self.labels, best[:, 0]), self.labels)
 
@@ -42,10 +47,10 @@ def _score(outputs: Outputs, targets: Targets) -> Top5Scores:
 
 
 def _doubt(baseline: Top5Scores, expected: float | None) -> str | None:
-    """Return a doubt if the accuracy is not significantly above chance, or is below `expected`."""
+    """Return a doubt if the accuracy is not proven above chance, or is proven below `expected`."""
     interval = baseline.per_sample.interval
     shown = TOP5_ACCURACY.show(baseline.value)
-    if interval[0] <= TOP / baseline.outputs.values[0].shape[1]:
+    if interval[0] <= TOP / baseline.rows.shape[1]:
         return f"NEAR CHANCE, {shown}"
     return doubt_below(shown, interval, expected)
 

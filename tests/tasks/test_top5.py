@@ -37,3 +37,14 @@ def test_five_classes_are_too_few():
     context = TaskContext("flowers", labels, names, True, (4,), {"logits": (5,)}, LOGITS)
     with pytest.raises(ConfigError, match="task=top5: flowers has 5 classes"):
         registry.make(TaskConfig("top5"), context)
+
+
+@given(shape=st.sampled_from([(10, 1, 1), (1, 1, 10)]), seed=st.integers(0, 2**32 - 1))
+def test_axes_of_size_one_change_nothing(shape, seed):
+    random = np.random.default_rng(seed)
+    labels, values = random.integers(0, 10, 40), random.normal(size=(40, 10))
+    task = top5.build()
+    flat = task.score(Outputs((values,)), Targets(labels))
+    shaped = task.score(Outputs((values.reshape(40, *shape),)), Targets(labels))
+    assert shaped.value == flat.value
+    assert task.doubt(shaped, 1.0) == task.doubt(flat, 1.0)

@@ -1,3 +1,1 @@
-"""Code that tasks share: metrics, scores, intervals and paired tests, and the figures of
-classes.
-"""
+"""Code that tasks share: metrics, scores, intervals, paired tests, and figures of results."""

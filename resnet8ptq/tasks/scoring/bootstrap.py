@@ -25,9 +25,10 @@ class Replicates(SampleValues):
     """The metric of one model on each bootstrap sample [resamples].
 
     Attributes:
-        values: the value of each item [n], if the metric is a mean of them.
+        values: a value of each item [n], such as its error; None if no item has its own value.
         class_counts: the number of items of each class [classes], if the metric is a mean over
-            classes; a single number if only some items count; None for older runs.
+            classes; a single number if only some items count; None if all items count, and for
+            older runs.
     """
 
     replicates: Values
@@ -61,8 +62,9 @@ class Replicates(SampleValues):
     def margin(self, baseline: Self, metric: Metric, limit: float, items: int) -> Margin:
         """Return the margin, from the spread and the skewness of the replicates.
 
-        If all replicates are equal to those of the baseline, no item has changed. The margin then
-        follows from the number of samples of the smallest class, which may have all of the loss.
+        If all replicates are equal to those of the baseline, no item has changed. For a bounded
+        metric, the margin is then that of `Margin.unchanged`. Its number of items is that of the
+        smallest class, which may have all of the loss, times the number of classes.
         """
         before = baseline.replicates
         losses = metric.cost(1.0) * (self.replicates - before)
@@ -70,10 +72,14 @@ class Replicates(SampleValues):
         if self.class_counts is not None:
             counts = self.class_counts
         counts = counts[counts > 0]
+
+        # Without any change, the number of items decides
         known = statistics.drop_undefined(losses)
         unchanged = len(known) and not known.any()
         if metric.bounded and unchanged:
             return Margin.unchanged(limit, min(len(counts) * int(counts.min()), items))
+
+        # Otherwise, the spread of the excess over the limit decides
         allowed: float | Values = limit
         if not metric.bounded:  # a fraction of the baseline's value is as uncertain as that value
             allowed = limit * np.abs(before)
@@ -87,7 +93,7 @@ class Replicates(SampleValues):
         return margin
 
     def metrics(self, baseline: Self) -> Metrics:
-        """Return the share of bootstrap samples on which model or baseline has no value, if any."""
+        """Return the share of bootstrap samples without a value of model or baseline, unless 0."""
         share = float((~np.isfinite(self.replicates - baseline.replicates)).mean())
         if not share:
             return {}
@@ -107,9 +113,10 @@ class BootstrapScores(OutputScores):
 
     Attributes:
         statistic: returns the metric of the items with the given indices.
-        per_item: the value of each item [n], if the metric is a mean of them.
+        per_item: a value of each item [n], such as its error; None if no item has its own value.
         others: further metrics, by MLflow name.
-        of_mean: `per_item` [n] for a network that always predicts the mean of the targets.
+        of_mean: `per_item` [n] of a network that always predicts the mean of the targets; None if
+            the task does not use it.
         items: the number of items; None if each sample is an item.
     """
 
@@ -134,7 +141,7 @@ class BootstrapScores(OutputScores):
 
     @cached_property
     def per_sample(self) -> Replicates:
-        """The metric of each bootstrap sample, and the values of the items."""
+        """The metric of each bootstrap sample, and the value of each item if there is one."""
         replicates = statistics.bootstrap(self.statistic, self.total, self.resamples)
         return Replicates(replicates, self.per_item)
 
@@ -145,10 +152,10 @@ class BootstrapScores(OutputScores):
 
 @dataclass(frozen=True)
 class ReducedScores(BootstrapScores):
-    """Scores of outputs that the task reduces."""
+    """Scores of outputs that a `Reduction` has reduced."""
 
     def sqnr_db(self, baseline: Self) -> float | None:
-        """Return the SQNR in dB over the samples whose raw outputs were kept; None without them."""
+        """Return the SQNR of the raw outputs in dB; None if none were kept or it is not finite."""
         if not self.outputs.has_raw_of(baseline.outputs):
             return None
         return distortion.sqnr_db(baseline.outputs.raw, self.outputs.raw)

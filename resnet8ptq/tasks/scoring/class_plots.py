@@ -17,7 +17,7 @@ SHOWN = 20  # most classes in a figure
 
 
 def classes(model: Hits, baseline: Hits, class_names: Sequence[str], title: str) -> Figure:
-    """Draw the accuracy of each class in the model and in FP32, with 95% Wilson intervals."""
+    """Draw the accuracy of each shown class in model and FP32, with 95% Wilson intervals."""
     figure = Figure(figsize=(10, 4.6), layout="constrained")
     axes = figure.subplots()
     shown = _changed_most(model, baseline, len(class_names))
@@ -55,9 +55,11 @@ def classes(model: Hits, baseline: Hits, class_names: Sequence[str], title: str)
 
 
 def confusion(model: Hits, baseline: Hits, class_names: Sequence[str], title: str) -> Figure:
-    """Draw the counts of samples by true and predicted class, and their change from FP32."""
+    """Draw the counts of samples by true and predicted class, and the change from FP32."""
     figure = Figure(figsize=(14.5, 7.2), layout="constrained")
     left, right = figure.subplots(1, 2)
+
+    # The colour of a cell is its share of the true class
     shown = _changed_most(model, baseline, len(class_names))
     names = [class_names[label] for label in shown]
     whole = model.confusion(len(class_names))
@@ -66,6 +68,8 @@ def confusion(model: Hits, baseline: Hits, class_names: Sequence[str], title: st
     show_matrix(left, shares, cmap="Blues", vmin=0, vmax=1)
     _label_cells(left, counts, shares > 0.5, names, "{}")
     left.set(title="samples")
+
+    # Counts may rise and fall, so the colours have a middle
     change = (whole - baseline.confusion(len(class_names)))[np.ix_(shown, shown)]
     limit = max(1, int(np.abs(change).max()))
     show_matrix(right, change, cmap="PuOr", norm=TwoSlopeNorm(0, -limit, limit))
@@ -76,8 +80,8 @@ def confusion(model: Hits, baseline: Hits, class_names: Sequence[str], title: st
 
 
 def _changed_most(model: Hits, baseline: Hits, classes: int) -> NDArray[np.int64]:
-    """Return the classes to show, in order; of many classes, those with the most changed
-    samples.
+    """Return the classes to show in ascending order; of more than `SHOWN`, those with the most
+    changed samples.
     """
     if classes <= SHOWN:
         return np.arange(classes)

@@ -31,13 +31,13 @@ class ClasswiseScores(OutputScores):
 
     @property
     def value(self) -> float:
-        """The mean of `of_class`."""
+        """The mean of `of_class` over the classes that have a value."""
         return float(np.nanmean(self.of_class))
 
     @property
     @abstractmethod
     def of_class(self) -> Values:
-        """The metric of each class [classes]; NaN without objects of the class."""
+        """The metric of each class [classes]; NaN if no sample has the class."""
 
     @property
     @abstractmethod
@@ -60,7 +60,7 @@ class ClasswiseScores(OutputScores):
         return Replicates(shifted, class_counts=self.samples_of_class)
 
     def sqnr_db(self, baseline: Self) -> float | None:
-        """Return the SQNR in dB of the outputs for the first pictures; None if not kept."""
+        """Return the SQNR of the raw outputs in dB; None if none were kept or it is not finite."""
         if not self.outputs.has_raw_of(baseline.outputs):
             return None
         return distortion.sqnr_db(baseline.outputs.raw, self.outputs.raw)
@@ -76,9 +76,7 @@ def mean_of(classes: Values) -> Values:
 
 
 def draw_weights(pictures: int, times: int) -> NDArray[np.int32]:
-    """Return the number of times that each bootstrap sample draws each picture [times,
-    pictures].
-    """
+    """Return how often each bootstrap sample draws each picture [times, pictures]."""
     weights = np.zeros((times, pictures), np.int32)
     for row, chosen in zip(weights, statistics.resample(pictures, times), strict=True):
         row += np.bincount(chosen, minlength=pictures).astype(np.int32)
@@ -90,9 +88,9 @@ class ClassChanges:
     """The change of the metric of each class against the baseline.
 
     Attributes:
-        deltas: the metric minus that of the baseline [classes]; NaN without objects of the class.
-        p_values: p-values [classes], corrected for the number of classes (Holm); NaN for classes in
-            fewer than `ENOUGH` pictures.
+        deltas: the metric minus that of the baseline [classes]; NaN if no sample has the class.
+        p_values: p-values [classes], corrected for the number of tested classes (Holm); NaN for
+            classes in fewer than `ENOUGH` samples.
     """
 
     deltas: Values
@@ -100,11 +98,11 @@ class ClassChanges:
 
     @classmethod
     def of(cls, model: ClasswiseScores, baseline: ClasswiseScores) -> Self:
-        """Return the changes from the baseline, with a test of each class.
+        """Return the changes from the baseline, with a test of each class in enough samples.
 
         The test uses the normal distribution with the bootstrap's standard error (Efron and
-        Tibshirani, An Introduction to the Bootstrap, 1993). With many classes, no p-value from
-        counted bootstrap samples is small enough after the correction.
+        Tibshirani, An Introduction to the Bootstrap, 1993). With many classes, a p-value from
+        counted bootstrap samples would never be small enough after the correction.
         """
         deltas = np.asarray(model.of_class - baseline.of_class)
         differences = model.by_class - baseline.by_class
@@ -129,7 +127,7 @@ def count_lost(comparison: Comparison) -> Metrics:
 
 
 def list_classes(metric: str, names: Sequence[str], comparison: Comparison) -> dict[str, Table]:
-    """Return the table `per_class.csv`."""
+    """Return the rows of `per_class.csv`, under its file name."""
     model = comparison.model
     baseline = comparison.baseline
     changes = ClassChanges.of(model, baseline)
@@ -155,7 +153,7 @@ def _as_cell(value: float) -> object:
 
 
 def draw_classes(names: Sequence[str], comparison: Comparison, title: str) -> "dict[str, Figure]":
-    """Return the figure `classes.png`."""
+    """Return the figure of the metric by class, under its file name."""
     from resnet8ptq.tasks.scoring import classwise_plot
 
     return {CLASSES: classwise_plot.draw(comparison, names, title)}

@@ -13,9 +13,7 @@ CLASSES = 20  # most classes in the figure
 
 
 def draw(comparison: Comparison, class_names: Sequence[str], title: str) -> Figure:
-    """Draw the metric of the classes that changed most, beside FP32's, with 95% intervals of
-    change.
-    """
+    """Draw the classes whose metric changed most: the metric, and the change with 95% interval."""
     metric = comparison.metric.title
     model = comparison.model
     baseline = comparison.baseline

@@ -32,7 +32,7 @@ class Scores(ABC):
 
     @abstractmethod
     def sqnr_db(self, baseline: Self) -> float | None:
-        """Return the SQNR of the outputs against those of the baseline, see `distortion.to_db`."""
+        """Return the SQNR of the outputs against the baseline's in dB, see `distortion.to_db`."""
 
     @property
     def fair(self) -> float:
@@ -50,7 +50,7 @@ class Scores(ABC):
 
 @dataclass(frozen=True)
 class OutputScores(Scores):
-    """Base of scores that keep the outputs of the model, one for each item."""
+    """Base of scores that keep the outputs of the model."""
 
     outputs: Outputs
 
@@ -60,7 +60,7 @@ class OutputScores(Scores):
         return len(self.outputs)
 
     def sqnr_db(self, baseline: Self) -> float | None:
-        """Return the SQNR of the outputs in dB."""
+        """Return the SQNR in dB of the output with the most noise, see `distortion.sqnr_db`."""
         return distortion.sqnr_db(baseline.outputs.returned, self.outputs.returned)
 
 
@@ -71,8 +71,8 @@ class Comparison:
     Attributes:
         model, baseline: the `Scores` of the task.
         tested: whether a paired test compares both models; False if FP32 itself is the reference.
-        stopped: the values of a model whose scoring stopped early, used in place of the values in
-            `model`.
+        stopped: the values of a model whose scoring may stop early, used in place of the values in
+            `model`; None if all samples are always scored.
     """
 
     model: Any
@@ -113,17 +113,17 @@ class Comparison:
 
     @cached_property
     def sqnr_db(self) -> float | None:
-        """SQNR of the outputs in dB; None if it is not finite."""
+        """SQNR of the outputs in dB; None if it is not finite, or the outputs were not kept."""
         return self.model.sqnr_db(self.baseline)
 
     @property
     def paired(self) -> Paired:
-        """Per-sample values of model and baseline, for `predictions.npz`."""
+        """The values of model and baseline for paired tests and for `predictions.npz`."""
         return Paired(self.stopped or self.model.per_sample, self.baseline.per_sample)
 
 
 def summarize(comparison: Comparison) -> str:
-    """Return the primary metric and its change."""
+    """Return the primary metric and its change from FP32 as text."""
     metric = comparison.metric
     change = metric.say_change(comparison.delta)
     return f"{metric.title} {metric.show(comparison.model.value)} ({change})"

@@ -30,7 +30,7 @@ def noise_ratio(signal: Array, values: Array, transform: Transform | None = None
 
     Args:
         signal, values: outputs [n, ...] of the baseline and of the model.
-        transform: a function that is first applied to the batches of both.
+        transform: a function that is first applied to each part [k, ...] of both; None for none.
     """
     power = noise = 0.0
     for part in parts(signal):
@@ -49,11 +49,11 @@ def noise_ratio(signal: Array, values: Array, transform: Transform | None = None
 def is_silent(signal: Array, values: Array) -> bool:
     """Return whether the values are equal for every sample, although the signal varies.
 
-    Values of zero alone are also silent if the signal is constant, but not zero.
+    If all values are zero, they are also silent for a constant signal that is not zero.
 
-    An average over the samples hides such an output if a few samples have most of the signal. For
-    example, a network that returned only zeros had a mean error of 23%, and its verdict was
-    undecided.
+    A metric that averages over samples hides such an output if a few samples have most of the
+    signal. For example, a network that returned only zeros had a mean error of 23%, and its verdict
+    was undecided.
 
     Args:
         signal, values: an output [n, ...] of the baseline and of the model.
@@ -87,9 +87,11 @@ def find_units(signal: Array) -> list[tuple[slice, ...]]:
     """Return indices that cut an output [n, ...] into its parts of different units.
 
     Detectors join coordinates in pixels with scores from 0 to 1, along the first or the last axis
-    of a sample. Over both, the noise of the scores vanishes: YOLO with all scores at 0 had an SQNR
-    of 30 dB. A cut is where every value on one side, as a root mean square over samples and
-    positions, is `UNITS` times as large as every value on the other side, which is not zero.
+    of a sample. In an SQNR over both, the noise of the scores vanishes: YOLO with all scores at 0
+    had 30 dB. The root mean square over samples and positions gives each index of the axis a size.
+    A cut lies where every size on one side is at least `UNITS` times every size on the other, whose
+    sizes are not all zero. An axis is not cut if it is longer than `MOST_PARTS` or than the number
+    of positions.
 
     >>> boxes = np.full((2, 4, 9), 100.0)
     >>> find_units(np.concatenate([boxes, np.full((2, 3, 9), 0.5)], axis=1))
@@ -112,7 +114,7 @@ def find_units(signal: Array) -> list[tuple[slice, ...]]:
 
 
 def _sizes_along(signal: Array, axis: int) -> NDArray[np.float64]:
-    """Return the root mean square at each index of an axis."""
+    """Return the root mean square of an output [n, ...] at each index of an axis."""
     others = tuple(other for other in range(signal.ndim) if other != axis)
     total = np.zeros(signal.shape[axis])
     for part in parts(signal):
@@ -154,7 +156,7 @@ def split_units(
 
 
 def noise_ratios(signal: Sequence[Array], values: Sequence[Array]) -> list[float]:
-    """Return the noise ratio of each output; of its worst part, if it has several units."""
+    """Return the noise ratio of each output; if it has parts of several units, of the worst."""
     ratios = []
     for reference, output in zip(signal, values, strict=True):
         _, exact, noisy = split_units([reference], [output])
@@ -175,10 +177,10 @@ def has_fractions(output: Array) -> bool:
 
 
 def worst_output(signal: Sequence[Array], ratios: Sequence[float]) -> int:
-    """Return the index of the output with the most noise, to which the limit applies.
+    """Return the index of the output with the highest noise ratio, to which limits apply.
 
-    An exact output, such as an input that is passed through, has no noise and is not chosen. Whole
-    numbers count only if no output has fractions. An output that is not finite is the worst.
+    Outputs of whole numbers are chosen only if no output has fractions. A ratio of NaN is higher
+    than any other, because it belongs to values that are not finite or to a signal of zero.
 
     Args:
         signal: the outputs of the baseline.
@@ -200,7 +202,7 @@ def sqnr_db(signal: Sequence[Array], values: Sequence[Array]) -> float | None:
 def sqnr_of_each(
     names: Sequence[str], signal: Sequence[Array], values: Sequence[Array]
 ) -> dict[str, float | None]:
-    """Return the SQNR in dB of each output by metric name; empty for a single output.
+    """Return the SQNR in dB of each output by metric name; empty with fewer than two names.
 
     Args:
         names: the outputs' names in MLflow; empty if they are not known.
@@ -223,9 +225,9 @@ def kl_divergence(
     """Return the mean over the samples of KL(baseline || model) in nats (Kullback, Leibler, 1951).
 
     Args:
-        probabilities, baseline: [n, classes]; both are first raised to at least `smallest` and
-            normalized, because an 8-bit softmax has exact zeros, and rows that do not sum to 1. The
-            result is 0 for equal probabilities and never negative.
+        probabilities, baseline: [n, classes].
+        smallest: both are first raised to at least this value and normalized, because an 8-bit
+            softmax has exact zeros, and rows that do not sum to 1.
     """
     p = raise_to(baseline, smallest)
     q = raise_to(probabilities, smallest)

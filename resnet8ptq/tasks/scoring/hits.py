@@ -1,4 +1,4 @@
-"""Predicted classes, of which the right ones are compared by McNemar's test."""
+"""Predicted classes, whose numbers of right ones McNemar's test compares."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -49,11 +49,11 @@ class Hits(SampleValues):
         return statistics.tango_interval(self.right, other.right), statistics.mcnemar(lost, won)
 
     def margin(self, baseline: Self, metric: Metric, limit: float, items: int) -> Margin:
-        """Return Tango's margin of the accuracy."""
+        """Return Tango's margin of the loss in accuracy."""
         return statistics.tango(*self.changes(baseline), limit)
 
     def select(self, rows: NDArray[np.bool_]) -> Self | None:
-        """Return the hits of some samples; None for another number of samples."""
+        """Return the hits of the samples in a mask; None for a mask of another length."""
         if len(rows) != len(self.labels):
             return None
         return replace(self, predictions=self.predictions[rows], labels=self.labels[rows])
@@ -64,7 +64,9 @@ class Hits(SampleValues):
         return lost, won, len(self.right)
 
     def losses(self, baseline: Self) -> Values:
-        """Return [n] 1 for samples that only the baseline gets right, -1 for the opposite, 0
+        """Return the loss of each sample [n].
+
+        The loss is 1 if only the baseline is right, -1 if only this model is right, and 0
         otherwise.
         """
         return baseline.right.astype(np.float64) - self.right
@@ -79,7 +81,7 @@ class Hits(SampleValues):
         return p_values
 
     def found_by_class(self, baseline: Self, classes: int, level: float) -> list[float]:
-        """Return the loss on each class that the test detects, see `least_found`."""
+        """Return the loss on each class with samples that the test detects, see `least_found`."""
         flipped = self.right != baseline.right
         losses = []
         for label in range(classes):

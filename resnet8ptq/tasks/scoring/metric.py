@@ -1,4 +1,4 @@
-"""A metric, with which models are compared: direction, limit, and texts."""
+"""A metric of models: its direction, its loss, its limit, and its texts."""
 
 import math
 from dataclasses import dataclass
@@ -31,11 +31,11 @@ class Metric:
         title: the name in tables and figures.
         maximize: whether higher values are better.
         percent: whether values are fractions, shown in percent, and differences in points.
-        bounded: whether a loss is the difference of two values; otherwise, the loss is the
-            difference divided by the baseline's value.
+        bounded: whether a loss is the difference of two values. Otherwise, the loss is the
+            difference divided by the baseline's absolute value, unless that is 0.
         geometric: whether the metric is a geometric mean over the items, above 0.
         fair: the name of the tie-adjusted metric that ranks models; empty if there is none.
-        least: the key of `report` with the smallest accepted value.
+        least: the key of `report` with the smallest accepted value; empty if there is none.
         limit_key: the key of `report` with the largest accepted loss.
     """
 
@@ -61,7 +61,7 @@ class Metric:
 
     @property
     def scale(self) -> int:
-        """The factor for values in figures."""
+        """The factor from a value to its number in figures: 100 for percent, else 1."""
         return 100 if self.percent else 1
 
     def cost(self, value: float) -> float:
@@ -69,7 +69,7 @@ class Metric:
         return -value if self.maximize else value
 
     def loss_of(self, change: float, baseline: float) -> float:
-        """Return the loss for a change of the baseline's value; negative for a gain.
+        """Return the loss for a change from the baseline's value; negative for a gain.
 
         The loss is rounded, because the difference of two fractions has a float64 error.
         """
@@ -81,10 +81,8 @@ class Metric:
     def loss(self, model: "Scores", baseline: "Scores", fair: bool = False) -> float:
         """Return the loss of a model against the baseline, in the unit of `limit`.
 
-        Searches, verdicts and tables compare only this value with a limit.
-
         Args:
-            fair: whether to compare the metric adjusted for ties.
+            fair: whether to compare the metric adjusted for ties, see `Metric.fair`.
         """
         if fair:
             return self.loss_of(float(model.fair_gain(baseline)), baseline.fair)
@@ -109,7 +107,7 @@ class Metric:
         return f"at most {self.say_loss(margin)} worse than the best"
 
     def show_limit(self, limits: ReportConfig) -> str:
-        """Return the limit as an override."""
+        """Return the limit as a Hydra override."""
         return f"report.{self.limit_key}={getattr(limits, self.limit_key):g}"
 
     @property
@@ -125,9 +123,7 @@ class Metric:
         return f"{value:{self._digits}}"
 
     def show_change(self, change: float) -> str:
-        """Return a difference of two values as text for a table; in points if values are
-        percent.
-        """
+        """Return a difference of two values as text for a table; points for a percent metric."""
         if self.percent:
             return f"{100 * change:+z.2f}"
         return f"{change:+z{self._digits}}"
@@ -162,7 +158,7 @@ class Metric:
 
 
 def name_ends(name: str, interval: Interval | None) -> Metrics:
-    """Return the ends of an interval as metrics; None for an unknown interval."""
+    """Return the ends of an interval as metrics, which are None for an unknown interval."""
     low, high = interval or (None, None)
     if low is not None and math.isnan(low):
         low = None

@@ -1,4 +1,4 @@
-"""The outputs that a task scores, the targets, and the network and data behind them."""
+"""The outputs and targets that a task scores, and the network and data for which it is made."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -26,12 +26,13 @@ class Outputs:
     """The outputs of a model for n samples.
 
     Attributes:
-        values: every output [n, ...] in the network's order, after the task's reduction.
+        values: every output [n, ...] in the network's order, or the arrays to which the task has
+            reduced or joined them.
         logits: the input of the final softmax for the first m <= n samples [m, ...]; None if the
             model does not end in a softmax, or logits were not collected.
-        final: the kind of `values`: `PROBABILITIES`, `LOGITS` or `VALUES`.
+        final: the kind of the network's outputs: `PROBABILITIES`, `LOGITS` or `VALUES`.
         raw: with a reduction, the network's outputs for the first batches, in the network's order;
-            with joined samples, the network's outputs for all samples.
+            with joined samples, the network's outputs for all samples; otherwise empty.
     """
 
     values: tuple[Array, ...]
@@ -41,7 +42,7 @@ class Outputs:
 
     @property
     def returned(self) -> tuple[Array, ...]:
-        """The outputs of the network for single samples, before samples were joined.
+        """The network's outputs, before they were reduced or joined.
 
         With a reduction, these are the outputs for the first batches only.
         """
@@ -51,9 +52,7 @@ class Outputs:
         return len(self.values[0])
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out `raw`, which the process that draws does not need, and whose copy takes
-        memory.
-        """
+        """Leave out `raw`: the process that draws figures does not need this large copy."""
         return {**self.__dict__, "raw": ()}
 
     @property
@@ -66,14 +65,14 @@ class Outputs:
         return digest.hexdigest()
 
     def first(self, count: int) -> "Outputs":
-        """Return the outputs for the first `count` samples."""
+        """Return the outputs for the first `count` samples; `raw` is unchanged."""
         first = replace(self, values=tuple(values[:count] for values in self.values))
         if self.logits is not None:
             first = replace(first, logits=self.logits[:count])
         return first
 
     def has_raw_of(self, other: "Outputs") -> bool:
-        """Return whether both have raw outputs of the network, for the same samples."""
+        """Return whether both have raw outputs, of equal shapes."""
         shapes = [values.shape for values in self.raw]
         return bool(shapes) and shapes == [values.shape for values in other.raw]
 
@@ -83,14 +82,13 @@ class Targets:
     """The targets of the samples.
 
     Attributes:
-        labels: classes [n], classes of tokens [n, tokens], which are negative for tokens that are
-            not scored, values or masks [n, ...], or boxes (see `data.boxes`); None without labels.
+        labels: see `Split`; None without labels.
         groups: group numbers [n], equal for samples that belong together; None without groups.
         inputs: returns the network inputs of a slice of the samples.
-        pictures: returns the pictures with given indices [k, H, W, C], in the size of the network
-            input and before arithmetic; None if samples are not pictures.
+        pictures: returns the stored pictures at given indices [k, ...], before the arithmetic of
+            the preprocessing; None if samples are not pictures.
         lengths: the length of each sample by the mask [n]; None without a mask.
-        whole_length: the length of the inputs for the longest outputs; None without a mask.
+        whole_length: the length of the longest network input; None without a mask.
     """
 
     labels: Array | None = None
@@ -106,6 +104,7 @@ class TaskContext:
     """The data and the network outputs for which a task is made.
 
     Attributes:
+        data: the name of the data set in messages.
         class_names, named, class_ids: see `Dataset`.
         grouped: whether the samples have group numbers.
         outputs: the shape of each output by name, without the batch axis.
@@ -124,7 +123,7 @@ class TaskContext:
 
     @property
     def classes(self) -> int | None:
-        """The number of classes of the network; None for other outputs."""
+        """The number of scores in the network's only output; None for other networks."""
         if len(self.outputs) != 1 or self.final == VALUES:
             return None
         [shape] = self.outputs.values()
@@ -154,8 +153,8 @@ class TaskContext:
 def count_scores(shape: Sequence[int | None]) -> int | None:
     """Return the number of scores in an output of this shape, without its batch axis.
 
-    None if the size is free, or if several axes have more than one value. A convolution that ends a
-    network leaves axes of size 1, and a squeeze removes them all.
+    The result is None if an axis is free, or if several axes have more than one value. Axes of size
+    1 do not count: a convolution at the end of a network leaves them, a squeeze removes them.
 
     >>> [count_scores(shape) for shape in ([10], [10, 1, 1], [], [10, 4])]
     [10, 10, 1, None]
@@ -169,7 +168,7 @@ def count_scores(shape: Sequence[int | None]) -> int | None:
 
 
 def is_vector(shape: Sequence[int | None]) -> bool:
-    """Return whether at most one axis of an output may have more than one value."""
+    """Return whether at most one axis of a shape without a batch axis has a size other than 1."""
     return sum(1 for size in shape if size != 1) < 2
 
 
@@ -195,7 +194,10 @@ def check_labels(task: str, context: TaskContext, kinds: str, expected: str) -> 
 
 
 def has_prototypes(outputs: Mapping[str, tuple[int | None, ...]]) -> bool:
-    """Return whether outputs may be boxes [boxes, values] and prototypes of their masks."""
+    """Return whether outputs may be boxes [boxes, values] and prototypes of masks.
+
+    Only the numbers of axes count: 2 for boxes, 3 for prototypes.
+    """
     return sorted(len(shape) for shape in outputs.values()) == [2, 3]
 
 

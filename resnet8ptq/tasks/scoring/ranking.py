@@ -34,7 +34,7 @@ class Ranking(SampleValues):
     """Scores [n] of one model, and labels [n], where 1 is positive.
 
     Attributes:
-        hits: classes by a threshold; None without a threshold.
+        hits: classes by a threshold; None without a threshold, and after `select`.
     """
 
     scores: NDArray[np.floating]
@@ -48,7 +48,8 @@ class Ranking(SampleValues):
         """Read the arrays that `Paired.arrays` returned, see `PairedTest.read_values`.
 
         Raises:
-            KeyError, ValueError: an array is missing or damaged.
+            KeyError: an array is missing.
+            ValueError: an array is not of one number for each item, or labels are not 0 and 1.
         """
         ranking = cls(arrays[f"{prefix}scores"], arrays["labels"])
         check_columns([ranking.scores], "f")
@@ -72,30 +73,34 @@ class Ranking(SampleValues):
         return delong(self.auc, other.auc)
 
     def margin(self, baseline: Self, metric: Metric, limit: float, items: int) -> Margin:
-        """Return the margin of the AUC, from DeLong's covariance.
+        """Return the margin of the loss in AUC, with DeLong's standard error.
 
-        The variance is 0 if every positive is above the same negatives as before. The margin then
-        counts disjoint pairs of a positive and a negative, one for each item of the rarer label. As
-        few items may have most of the loss, the test is corrected for skewness.
+        The error is 0 if every positive is above the same negatives as in FP32. The margin then
+        counts disjoint pairs of a positive and a negative, one for each item of the rarer label.
+        Otherwise, the test is corrected for skewness, as few items may have most of the loss.
         """
         rarer = min(len(self.auc.of_positives), len(self.auc.of_negatives))
         error = delong_error(self.auc, baseline.auc)
         if error == 0 and self.auc.value == baseline.auc.value:
             return Margin.unchanged(limit, rarer)
+
+        # The skewness of an item, from that of the mean
         loss = baseline.auc.value - self.auc.value
-        # Skewness of each item
         skewness = delong_skewness(baseline.auc, self.auc) * math.sqrt(rarer)
         margin = Margin.student(loss - limit, error, rarer, skewness)
         return margin.with_rare_losses(loss, limit, rarer)
 
     def select(self, rows: NDArray[np.bool_]) -> Self | None:
-        """Return the scores of some samples; None unless both labels are among them."""
+        """Return the scores of the samples in a mask; None without both labels among them.
+
+        The result is also None for a mask of another length.
+        """
         if len(rows) != len(self.labels) or len(set(self.labels[rows].tolist())) < 2:
             return None
         return replace(self, scores=self.scores[rows], labels=self.labels[rows], hits=None)
 
     def by_class(self, baseline: Self, classes: int) -> list[float]:
-        """Return the p-value of the hits of each class; empty without a threshold."""
+        """Return McNemar's p-value for the hits of each class; empty without a threshold."""
         if self.hits is None or baseline.hits is None:
             return []
         return self.hits.by_class(baseline.hits, classes)
@@ -112,7 +117,9 @@ DELONG = PairedTest("DeLong's test (1988)", "95%, by DeLong's variance", Ranking
 
 
 def doubt_auc(baseline: Scores, expected: float | None) -> str | None:
-    """Return a doubt if an AUC is not significantly above chance, or is below `expected`."""
+    """Return a doubt if an AUC is not significantly above chance, or significantly below
+    `expected`; else None.
+    """
     ranking = baseline.per_sample
     assert isinstance(ranking, Ranking)  # both tasks with an AUC use it
     shown = f"AUC {baseline.value:.4f}"

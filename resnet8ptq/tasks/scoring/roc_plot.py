@@ -26,7 +26,7 @@ def draw(model: Ranking, baseline: Ranking, title: str) -> Figure:
 
 
 def _rates(scores: NDArray[np.floating], positive: NDArray[np.bool_]) -> tuple[Array, Array]:
-    """Return false and true positive rates at each threshold, in descending order of scores."""
+    """Return the false and true positive rates from 0, at each score in descending order."""
     order = np.argsort(-scores, kind="stable")
     last = np.append(np.diff(scores[order]) != 0, True)  # the last of equal scores
     rates = [np.cumsum(kind[order])[last] / kind.sum() for kind in (~positive, positive)]

@@ -1,4 +1,4 @@
-"""Intervals, paired tests, and their correction for several comparisons."""
+"""Confidence intervals, paired tests, tests against chance, and Holm's correction."""
 
 import math
 import sys
@@ -60,11 +60,16 @@ def wilson(correct: int, total: int) -> Interval:
 
 
 def mcnemar(ours: int, theirs: int) -> float:
-    """Return the p-value of the exact two-sided McNemar test (McNemar, 1947); 1 without flips.
+    """Return the p-value of the exact two-sided McNemar test (McNemar, 1947).
 
-    If two models are equally accurate, a sample that only one of them gets right (`flips`) belongs
-    to either with probability 1/2. Both tails of that binomial distribution are P(X <= k) =
-    I_1/2(flips - k, k + 1) (Abramowitz and Stegun, 1964, 26.5.24).
+    A flip is a sample that only one of the two models gets right. If the models are equally
+    accurate, each flip belongs to either model with probability 1/2. If the model with fewer of n
+    flips has k of them, each tail is P(X <= k) = I_1/2(n - k, k + 1) (Abramowitz and Stegun, 1964,
+    26.5.24).
+
+    Args:
+        ours, theirs: the numbers of samples that only the first or only the second model gets
+            right.
 
     >>> round(mcnemar(1, 8), 4)
     0.0391
@@ -78,8 +83,8 @@ def mcnemar(ours: int, theirs: int) -> float:
 def least_found(flips: int, total: int, level: float) -> float:
     """Return the smallest loss, a fraction, that McNemar's test detects with `POWER`.
 
-    The result is at least the share of the fewest lost items that are significant if no item is
-    won.
+    The loss follows from the normal distribution. It is at least the share of the fewest lost items
+    that are significant if no item is won, and at most 1.
 
     Args:
         flips: number of items, out of `total`, that only one of two models gets right.
@@ -91,22 +96,26 @@ def least_found(flips: int, total: int, level: float) -> float:
 
 
 def flips(hits: NDArray[np.bool_], other_hits: NDArray[np.bool_]) -> tuple[int, int]:
-    """Return the numbers of samples [n] that only the first or only the second model gets right."""
+    """Return the numbers of samples that only the first or only the second model gets right.
+
+    Args:
+        hits, other_hits: whether each model gets each sample right [n].
+    """
     return int((hits & ~other_hits).sum()), int((other_hits & ~hits).sum())
 
 
 @dataclass(frozen=True)
 class Margin:
-    """The distance of a paired loss from a limit; positive above it.
+    """The distance of a paired loss from a limit, as the statistic of a test.
 
     Attributes:
-        z: the distance in standard errors under a true loss at the limit.
-        correction: the distance by which each claim is weakened, in standard errors, for continuity
-            (half a step of a counted loss) or for the uncertain skewness; infinite without spread,
-            or with fewer than `FEWEST` items.
-        no_change: whether no item has changed.
+        z: the test statistic, standard normal if the true loss is at the limit; the smaller the
+            loss, the smaller z.
+        correction: the amount, in units of z, that weakens both claims, for continuity (half a step
+            of a counted loss) or for the uncertain skewness; infinite if the items decide nothing.
+        no_change: whether `items_needed` is for a model that changes no item.
         unseen: the probability that the items show none of the rare losses that would reach the
-            limit, see `with_rare_losses`.
+            limit, see `with_rare_losses`; 0 if this probability does not matter.
     """
 
     z: float
@@ -116,21 +125,22 @@ class Margin:
 
     @property
     def p_within(self) -> float:
-        """One-sided p-value of "the loss is at the limit or above"; small below the limit."""
+        """One-sided p-value of "the loss is at the limit or above"; small if it is below."""
         return max(float(ndtr(self.z + self.correction)), self.unseen)
 
     @property
     def p_beyond(self) -> float:
-        """One-sided p-value of "the loss is at the limit or below"; small above the limit."""
+        """One-sided p-value of "the loss is at the limit or below"; small if it is above."""
         return float(ndtr(self.correction - self.z))
 
     def items_needed(self, items: int, level: float) -> float:
         """Return the sample size at which the test decides with `POWER`, at the measured loss.
 
-        If no item has changed, the result is the size at which such a model passes. The result is
-        NaN without spread, except for items that are unchanged, see `unchanged`.
+        With `no_change`, the result is the size at which a model that changes no item passes. The
+        result is infinite if the measured loss is the limit, and NaN if the margin is unknown.
 
         Args:
+            items: the present sample size.
             level: the level of the one-sided test.
         """
         shown = math.nan  # the sample size that shows rare losses
@@ -142,6 +152,8 @@ class Margin:
             return self._items_of_z(float(ndtri(1 - level)), items)
         if not self.z:
             return math.inf
+
+        # Solve for the size, raised for few items and rare losses
         needed = float(ndtri(1 - level) + ndtri(POWER))
         count = max(self._items_of_z(needed, items), FEWEST)
         if math.isfinite(shown) and self.z < 0:
@@ -149,7 +161,10 @@ class Margin:
         return count
 
     def _items_of_z(self, needed: float, items: int) -> float:
-        """Return the sample size at which z exceeds the correction by `needed`."""
+        """Return the sample size at which |z| exceeds the correction by `needed`.
+
+        An infinite correction counts as 0.
+        """
         # Solve for the size: z grows, and the correction shrinks, with the root of the sample size
         z = abs(self.z)
         correction = 0.0
@@ -163,17 +178,21 @@ class Margin:
     ) -> Self:
         """Return the margin of a mean loss with an estimated standard error.
 
-        The z has the same probability as Student's t with items - 1 degrees of freedom. Without
-        spread, the margin is unknown, because the items give no information about others. Fewer
-        than `FEWEST` items decide nothing.
+        The value of z has the same probability as Student's t with items - 1 degrees of freedom,
+        which is first corrected for skewness. Without spread, the margin is unknown, because the
+        items give no information about others. Fewer than `FEWEST` items decide nothing.
 
         Args:
+            excess: the mean loss minus the limit.
+            error: the standard error of the mean loss.
             skewness: the skewness of the items, see `correct_skewness`; None for no correction. A
-                sample without the largest losses has too little skewness, so the test of a pass
-                assumes at least `LEAST_SKEWNESS`.
+                sample without the largest losses has too little skewness. The test of a pass
+                therefore assumes at least `LEAST_SKEWNESS`, or less with fewer than 50 items.
         """
         if not error > ROUNDING * abs(excess) or items < 2:  # holds for NaN, too
             return cls(0.0, math.inf)
+
+        # A low and a high z, for the uncertain skewness
         t = excess / error
         low = high = _to_z(t, items)
         if skewness is not None:
@@ -204,9 +223,12 @@ class Margin:
 
         Items that change a little say nothing about a few others that lose all. A sample of such
         items must not prove more than a sample without any change (see `unchanged`), or a worse
-        model would pass more easily.
-        A measured gain counts, because a mean loss at the limit would then need more of the rare
-        items.
+        model would pass more easily. After a measured gain, more rare items must lose all before
+        the mean loss reaches the limit.
+
+        Args:
+            loss: the measured mean loss.
+            items: the effective number of independent items.
         """
         share = limit - min(loss, 0.0)
         return replace(self, unseen=(1 - min(max(share, 0.0), 1.0)) ** items)
@@ -215,10 +237,10 @@ class Margin:
     def unchanged(cls, limit: float, items: float) -> Self:
         """Return the margin of independent items of which none has changed.
 
-        If an item's loss is at most 1, a mean loss at the limit means that at least this share of
-        the items changes. Then none of n items changes with probability (1 - limit)^n or less. If
-        this probability is above 5%, the margin is unknown, and only the sample size follows from
-        the probability.
+        If an item's loss is at most 1, a mean loss at the limit means that at least a share `limit`
+        of all items changes. Then none of n items changes with probability (1 - limit)^n or less.
+        If this probability is above 5%, the items decide nothing, and the probability gives only
+        the sample size that would decide.
         """
         tail = (1 - min(max(limit, 0.0), 1.0)) ** items
         if tail > SIGNIFICANCE:
@@ -230,7 +252,7 @@ UNKNOWN = Margin(0.0, math.inf)
 
 
 def _to_z(t: float, items: float) -> float:
-    """Return the standard normal value with the same probability as Student's t."""
+    """Return the standard normal value with the same probability as Student's t of `items`."""
     tail = float(stdtr(items - 1, -abs(t)))
     return math.copysign(float(ndtri(max(tail, sys.float_info.min))), t)
 
@@ -250,9 +272,9 @@ def correct_skewness(t: float, skewness: float) -> float:
     many such samples would pass. Hall's monotone transformation removes the first-order effect ("On
     the Removal of Skewness by Transformation", Journal of the Royal Statistical Society B 54,
     1992): t + skewness * (t^2 / 3 + 1 / 6) + skewness^2 * t^3 / 27. The last term makes the result
-    increase with t, but outweighs the correction if the skewness is large. The skewness is
-    therefore limited to the value with the largest correction, which leaves a quarter of a large t,
-    and 0.16 of t = 3.
+    increase with t, but outweighs the correction if a large skewness has the opposite sign of t.
+    Such a skewness is therefore limited to the value with the largest correction, which leaves a
+    quarter of a large t, and 0.16 of t = 3.
     """
     first = t**2 / 3 + 1 / 6
     cube = abs(t) ** 3
@@ -269,8 +291,8 @@ def tango(lost: float, won: float, total: int, limit: float) -> Margin:
     otherwise a good model with few flips would fail up to twice as often as the level allows.
 
     Args:
-        lost, won: the numbers of items, out of `total`, that only the other model or only this
-            model gets right.
+        lost: the number of items, out of `total`, that only the other model gets right.
+        won: the number of items that only this model gets right.
         limit: the limit of the loss, a fraction between -1 and 1.
     """
     # Compute the most likely probability of a won item if the loss is the limit
@@ -295,13 +317,24 @@ def tango_interval(hits: NDArray[np.bool_], other_hits: NDArray[np.bool_]) -> In
 
 
 def invert(margin: Callable[[float], Margin]) -> Interval:
-    """Return the 95% interval of a loss: the limits whose margin is not significant."""
+    """Return the 95% interval of a loss between -1 and 1.
+
+    The interval contains the limits from which the loss does not differ significantly.
+
+    Args:
+        margin: returns the margin of the loss over a limit.
+    """
     low = find_edge(lambda limit: margin(limit).p_beyond > PART)
     return low, find_edge(lambda limit: margin(limit).p_within <= PART)
 
 
 def find_edge(above: Callable[[float], bool]) -> float:
-    """Return the smallest loss between -1 and 1 at which a condition holds, by bisection."""
+    """Return the smallest loss between -1 and 1 at which a condition holds, by bisection.
+
+    Args:
+        above: the condition, which also holds for every larger loss; if it never holds, the result
+            is 1.
+    """
     low = -1.0
     high = 1.0
     for _ in range(40):
@@ -340,8 +373,8 @@ class CrossedMean:
     def margin(self, limit: float) -> Margin:
         """Return the margin of the mean, corrected for continuity by half a sample.
 
-        Without the correction, 6% of the recipes at the limit pass, because few losses also mean a
-        small error.
+        Without the correction, up to 6% of the recipes at the limit pass in a simulation, because
+        few losses also mean a small error (studies/decisions.md).
         """
         margin = Margin.student(self.mean - limit, self.error, self.freedom + 1)
         half = math.inf
@@ -351,18 +384,20 @@ class CrossedMean:
 
 
 def crossed_mean(values: Values) -> CrossedMean:
-    """Return the mean of values [draws, samples] with its crossed error; both are at least 2.
+    """Return the mean of values [draws, samples], with standard errors; each axis is at least 2.
 
-    The model is two-way random effects without replication. The variance of the mean is the
-    variance of the sample means, plus that of the draw means, minus the residual that both contain
-    (Searle, Casella and McCulloch, Variance Components, 1992, ch. 4), but at least the larger of
-    the two. The degrees of freedom follow Satterthwaite ("An Approximate Distribution of Estimates
-    of Variance Components", Biometrics Bulletin 2, 1946).
+    The model is two-way random effects without replication. The variance of the mean is the part of
+    the samples, plus that of the draws, minus the residual that both parts contain (Searle, Casella
+    and McCulloch, Variance Components, 1992, ch. 4). It is at least the larger of the two parts.
+    The degrees of freedom follow Satterthwaite ("An Approximate Distribution of Estimates of
+    Variance Components", Biometrics Bulletin 2, 1946).
     """
     draws, samples = values.shape
     mean = float(values.mean())
     by_sample = values.mean(axis=0)
     by_draw = values.mean(axis=1)
+
+    # Split the variance of the mean into parts of samples, draws and residual
     rest = values - by_sample - by_draw[:, np.newaxis] + mean
     rest_freedom = (samples - 1) * (draws - 1)
     of_samples = float(by_sample.var(ddof=1)) / samples
@@ -391,9 +426,8 @@ class Auc:
 
     Attributes:
         value: the probability that a positive scores above a negative; ties count half.
-        of_positives, of_negatives: the structural components, which are the same probability for
-            each positive [p] against all negatives, and for each negative [n] against all
-            positives.
+        of_positives: the same probability for each positive [p] against all negatives.
+        of_negatives: the same probability for each negative [n] against all positives.
     """
 
     value: float
@@ -408,7 +442,7 @@ class Auc:
 
     @property
     def least(self) -> float:
-        """The one-sided 95% lower bound."""
+        """The one-sided 95% lower bound of the AUC."""
         return self.value - float(ndtri(1 - SIGNIFICANCE)) * self._error
 
     @property
@@ -417,12 +451,14 @@ class Auc:
 
 
 def auc(scores: NDArray[np.floating], positive: NDArray[np.bool_]) -> Auc:
-    """Return the AUC of scores [n], by the ranks of Sun and Xu, "Fast Implementation of DeLong's
-    Algorithm for Comparing the Areas Under Correlated Receiver Operating Characteristic Curves",
-    IEEE Signal Processing Letters 21, 2014.
+    """Return the AUC of scores [n].
+
+    Ranks give the AUC and its components (Sun and Xu, "Fast Implementation of DeLong's Algorithm
+    for Comparing the Areas Under Correlated Receiver Operating Characteristic Curves", IEEE Signal
+    Processing Letters 21, 2014).
 
     Args:
-        positive: whether each sample is positive [n]; both kinds must occur.
+        positive: whether each sample is positive [n]; positives and negatives must both occur.
     """
     positives = scores[positive]
     negatives = scores[~positive]
@@ -439,7 +475,7 @@ def _midranks(values: NDArray[np.floating]) -> Values:
 
 
 def _variance(components: Values) -> float:
-    """Return the variance of the mean of some values; 0 for a single value."""
+    """Return the variance of the mean of components; 0 for a single component."""
     if len(components) < 2:
         return 0.0
     return float(components.var(ddof=1)) / len(components)
@@ -450,7 +486,7 @@ def delong(ours: Auc, theirs: Auc) -> tuple[Interval, float]:
 
     DeLong, DeLong and Clarke-Pearson, "Comparing the Areas under Two or More Correlated Receiver
     Operating Characteristic Curves: A Nonparametric Approach", Biometrics 44, 1988. The test is
-    two-sided.
+    two-sided. Without spread, the p-value is 1 for equal AUCs and 0 for others.
     """
     difference = ours.value - theirs.value
     error = delong_error(ours, theirs)
@@ -470,7 +506,7 @@ def delong_error(ours: Auc, theirs: Auc) -> float:
 def delong_skewness(ours: Auc, theirs: Auc) -> float:
     """Return the skewness of the difference of two AUCs, ours minus theirs; 0 without spread.
 
-    The difference is a sum over two independent means, whose third cumulants add up.
+    The difference is the sum of two independent means, whose third cumulants add up.
     """
     error = delong_error(ours, theirs)
     if error == 0:
@@ -486,7 +522,9 @@ def delong_skewness(ours: Auc, theirs: Auc) -> float:
 
 
 def ratio_interval(values: Values, weights: Values) -> Interval | None:
-    """Return the 95% interval of sum(values) / sum(weights) over items [n]; None for one item.
+    """Return the 95% interval of sum(values) / sum(weights) over items [n].
+
+    The result is None with fewer than two items, or if the weights sum to 0.
 
     The interval uses the linearized variance of a ratio estimator (Cochran, Sampling Techniques,
     1977, 6.4) and Student's distribution.
@@ -504,7 +542,7 @@ def ratio_interval(values: Values, weights: Values) -> Interval | None:
 def resample(items: int, times: int) -> Iterator[NDArray[np.int64]]:
     """Yield the item indices [items] of each bootstrap sample, drawn with replacement.
 
-    The draws are equal for every run with this number of items, so replicates of models are paired.
+    Every run with this number of items gets the same draws, so the replicates of models are paired.
     """
     random = np.random.default_rng(RESAMPLING_SEED)
     for _ in range(times):
@@ -521,9 +559,9 @@ def bootstrap(metric: Callable[[NDArray[np.int64]], float], items: int, times: i
 
 
 def drop_undefined(replicates: Values) -> Values:
-    """Return the replicates with a value, or no replicate if more than 1% have no value.
+    """Return the finite replicates; none if more than 1% of all are not finite.
 
-    Interval, p-value and margin of a bootstrap use the same replicates.
+    Interval, p-value and margin of a bootstrap use only these replicates.
     """
     defined = replicates[np.isfinite(replicates)]
     if len(defined) < KNOWN * len(replicates):
@@ -545,20 +583,22 @@ def bootstrap_margin(excess: Values, items: int, class_counts: Counts | None = N
 
     Over bootstrap samples of k items, the variance is too small by the factor (k - 1) / k, and the
     skewness is that of an item divided by sqrt(k). In a mean over classes, the first factor holds
-    for each class, whose share of the variance is taken as 1 / k. The degrees of freedom follow
-    from the effective number of items (Kish, Survey Sampling, 1965): the number of classes times
-    the harmonic mean of their items.
+    for each class of k items, and the variance of the class is assumed proportional to 1 / k. The
+    degrees of freedom follow from `count_effective`. Without usable replicates, or with one item in
+    each class, the margin is unknown.
 
     Args:
         excess: the loss minus the limit on every bootstrap sample [times] of `items`; NaN for
             samples without a value, see `drop_undefined`.
-        class_counts: the number of items of each class that has items, if the metric is a mean over
-            classes.
+        class_counts: the number of items of each class that has items; None if the metric is not a
+            mean over classes.
     """
     finite = drop_undefined(excess)
     counts = np.array([items])
     if class_counts is not None:
         counts = class_counts
+
+    # Undo the bootstrap's small variance
     variance = float((1 / counts).sum())
     resampled = float(((counts - 1) / counts**2).sum())
     if not len(finite) or not resampled:
@@ -574,20 +614,25 @@ def bootstrap_margin(excess: Values, items: int, class_counts: Counts | None = N
 
 
 def count_effective(items: int, class_counts: Counts) -> float:
-    """Return the effective number of items of a mean over classes, see `bootstrap_margin`."""
+    """Return the effective number of items of a mean over classes (Kish, Survey Sampling, 1965).
+
+    This is the number of classes times the harmonic mean of their items, but at most `items`.
+    """
     return min(len(class_counts) ** 2 / float((1 / class_counts).sum()), items)
 
 
 def bootstrap_p(differences: Values) -> float:
-    """Return the two-sided p-value of a difference: twice the smaller share beyond 0, at most 1.
+    """Return the two-sided p-value of a difference from its replicates [times].
 
-    An unknown p-value is returned as 1, see `drop_undefined`.
-
+    By count, the p-value is twice the smaller share of replicates on one side of 0, at most 1.
     Counts and their total are raised by one, so that no p-value is 0 (Davison and Hinkley,
-    Bootstrap Methods and their Application, 1997, 4.11). With fewer than `COUNTABLE` replicates
-    beyond 0, the count is imprecise and cannot fall below 2 / (replicates + 1), which Holm's
-    correction multiplies. In that case, the normal distribution continues the tail from the
-    replicate of that rank on, with the standard error of the replicates.
+    Bootstrap Methods and their Application, 1997, 4.11). Without usable replicates, see
+    `drop_undefined`, the p-value is 1.
+
+    A count below `COUNTABLE` is imprecise. It cannot lead to less than 2 / (replicates + 1), which
+    Holm's correction multiplies. If more than twice as many replicates exist, and they have a
+    spread, the normal distribution therefore continues the tail from the replicate of rank
+    `COUNTABLE` on.
     """
     finite = drop_undefined(differences)
     below = int((finite <= 0).sum())
@@ -610,10 +655,11 @@ def bootstrap_p(differences: Values) -> float:
 
 
 def holm(p_values: Sequence[float], planned: int = 0) -> list[float]:
-    """Return p-values corrected for their number m, at least `planned`, in the same order.
+    """Return p-values corrected for m comparisons, in the same order.
 
-    The k-th smallest (k = 0, 1, ...) is multiplied by m - k, raised to at least its predecessor,
-    and limited to 1 (Holm, 1979, in the adjusted form of Wright, 1992).
+    The number m is that of the p-values, or `planned` if that is larger. The k-th smallest (k = 0,
+    1, ...) is multiplied by m - k, raised to at least its predecessor, and limited to 1 (Holm,
+    1979, in the adjusted form of Wright, 1992).
 
     >>> holm([0.04, 0.01, 0.03])
     [0.06, 0.03, 0.06]
@@ -629,11 +675,13 @@ def above_chance(labels: NDArray[np.int64], predictions: NDArray[np.int64], clas
     """Return the one-sided p-value of "the predictions are independent of the labels".
 
     Chance is the number of hits of the same predictions in random order, as in Cohen's kappa ("A
-    coefficient of agreement for nominal scales", 1960). For a network that always predicts the
-    largest class, chance is the share of that class; for a network that guesses, 1 / classes. The
-    test uses the normal distribution with the mean and variance over all orders, corrected for
-    continuity. If all labels are equal, the order has no effect, and chance is guessing among
-    equally likely classes.
+    coefficient of agreement for nominal scales", 1960). For a network that predicts all classes
+    equally often, chance is a share of 1 / classes. The test uses the normal distribution with the
+    mean and variance over all orders, corrected for continuity. A network that always predicts one
+    class gets a p-value of 1.
+
+    If all labels are equal, the order has no effect. Chance is then guessing among equally likely
+    classes, and the test is binomial.
     """
     total = len(labels)
     hits = int((labels == predictions).sum())
@@ -641,6 +689,8 @@ def above_chance(labels: NDArray[np.int64], predictions: NDArray[np.int64], clas
     said = np.bincount(predictions, minlength=classes).astype(np.float64)
     if true.max() == total:
         return binomial_tail(hits, total, 1 / classes)
+
+    # Compare with the mean and variance of the hits over all orders
     both = true * said
     mean = both.sum() / total
     variance = (both.sum() - (both * (true + said)).sum() / total + mean**2) / (total - 1)
@@ -655,7 +705,8 @@ LEAST_KAPPA = 0.05  # with many samples, even a network with wrong inputs is pro
 def kappa(labels: NDArray[np.int64], predictions: NDArray[np.int64], classes: int) -> float:
     """Return Cohen's kappa: the share of the mistakes of chance that the predictions avoid.
 
-    The result is 1 if chance makes no mistakes.
+    For chance, see `above_chance`. The result is negative if the predictions make more mistakes,
+    and 1 if chance makes none.
     """
     total = len(labels)
     true = np.bincount(labels, minlength=classes) / total
@@ -670,7 +721,7 @@ def kappa(labels: NDArray[np.int64], predictions: NDArray[np.int64], classes: in
 
 
 def binomial_tail(hits: int, total: int, chance: float) -> float:
-    """Return the probability of at least `hits` hits if each has the probability `chance`.
+    """Return the probability of at least `hits` hits in `total` trials with this chance of a hit.
 
     P(X >= k) of a binomial distribution is I_p(k, n - k + 1) (Abramowitz and Stegun, 1964,
     26.5.24).

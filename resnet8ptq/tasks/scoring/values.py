@@ -18,9 +18,9 @@ Arrays = Mapping[str, Array]
 
 
 class SampleValues(ABC):
-    """Values of one model on all samples, enough for an interval and a paired test.
+    """Values of one model that give an interval of the metric, and a paired test of two models.
 
-    `predictions.npz` keeps these values, so that a later report can test any two runs.
+    `predictions.npz` keeps these values, so that a later report can test two runs on equal samples.
     """
 
     shared: ClassVar[tuple[str, ...]] = ()  # arrays that exist once for model and baseline
@@ -32,7 +32,7 @@ class SampleValues(ABC):
 
     @abstractmethod
     def against(self, other: Self) -> tuple[Interval, float]:
-        """Return the 95% interval of the difference from another model, and the p-value."""
+        """Return the 95% interval of this metric minus another model's, and the p-value."""
 
     @abstractmethod
     def margin(self, baseline: Self, metric: Metric, limit: float, items: int) -> Margin:
@@ -43,7 +43,7 @@ class SampleValues(ABC):
         return self.margin(other, metric, limit, items)
 
     def select(self, rows: NDArray[np.bool_]) -> Self | None:
-        """Return the values of some samples [n]; None if the values are not kept by sample."""
+        """Return the values of the samples in a mask [n]; None if they give no such values."""
         return None
 
     @abstractmethod
@@ -51,11 +51,11 @@ class SampleValues(ABC):
         """Return the arrays to keep, by name."""
 
     def losses(self, baseline: Self) -> Values | None:
-        """Return the loss of each sample against the baseline; None if the metric is not a mean."""
+        """Return the loss of each sample against the baseline [n]; None for other values."""
         return None
 
     def metrics(self, baseline: Self) -> Metrics:
-        """Return metrics of the test itself, by MLflow name."""
+        """Return metrics of the test itself, by MLflow name; empty by default."""
         return {}
 
     def by_class(self, baseline: Self, classes: int) -> list[float]:
@@ -63,7 +63,11 @@ class SampleValues(ABC):
         return []
 
     def found_by_class(self, baseline: Self, classes: int, level: float) -> list[float]:
-        """Return the loss on each class that a test at this level detects with 80% power."""
+        """Return the loss on each class with samples that a test detects with 80% power.
+
+        Args:
+            level: the level of the test.
+        """
         return []
 
 
@@ -72,7 +76,8 @@ class Paired:
     """The values of a model and of its FP32 baseline on the same samples.
 
     Attributes:
-        samples: the id of each sample, see `Split.sample_ids`; None for older runs.
+        samples: the id of each sample, see `Split.sample_ids`. `read_pair` sets them, unless the
+            run is old.
     """
 
     model: SampleValues
@@ -80,7 +85,7 @@ class Paired:
     samples: NDArray[np.uint64] | None = None
 
     def select(self, rows: NDArray[np.bool_]) -> "Paired | None":
-        """Return the values of some samples; None if they are not kept by sample."""
+        """Return the values of the samples in a mask [n], see `SampleValues.select`."""
         model = self.model.select(rows)
         baseline = self.baseline.select(rows)
         if model is None or baseline is None:
@@ -88,7 +93,10 @@ class Paired:
         return Paired(model, baseline)
 
     def arrays(self) -> dict[str, Array]:
-        """Return the arrays of the model, and the arrays of the baseline as `baseline_{name}`."""
+        """Return the arrays of the model, and those of the baseline as `baseline_{name}`.
+
+        The arrays that both share have only the plain name.
+        """
         arrays = dict(self.model.arrays())
         for name, array in self.baseline.arrays().items():
             if name not in self.baseline.shared:
@@ -96,7 +104,10 @@ class Paired:
         return arrays
 
     def same_samples(self, other: Self) -> bool:
-        """Return whether another run has the same samples, by the arrays that models share."""
+        """Return whether the shared arrays, such as labels, are equal in another run.
+
+        The result is also true if the task has no shared arrays.
+        """
         ours = self.baseline.arrays()
         theirs = other.baseline.arrays()
         return all(np.array_equal(ours[name], theirs[name]) for name in self.baseline.shared)
