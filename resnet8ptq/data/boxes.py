@@ -3,6 +3,7 @@
 image_id        the picture's id in the annotations
 height, width   size of the picture in its file
 scale, offset   [2]: x and y of the picture become scale * x + offset in the network's input
+count           number of boxes
 boxes           [M] records, of which the first `count` are used:
     bbox        [4]: left, top, width and height in pixels of the picture
     area        area of the object in pixels
@@ -10,7 +11,7 @@ boxes           [M] records, of which the first `count` are used:
     crowd       whether it is a group of objects; detections in it are ignored
     keypoints   [3 * K]: x, y and visibility of each; 0, 0, 0 where there is none. The field is
                 missing if the data have no keypoints
-masks           the masks of the boxes in the picture, see `core.masks`; missing if there are none
+masks           the masks of the boxes as one text, see `core.masks`; missing if there are none
 """
 
 from collections.abc import Sequence
@@ -56,13 +57,15 @@ def pack(pictures: Sequence[Annotated], keypoints: int = 0) -> NDArray[Any]:
     """Return pictures as an array [N] of records.
 
     Args:
-        keypoints: number of keypoints of each object.
+        keypoints: number of keypoints of each object; 0 if the data have none.
     """
     box = BOX
     if keypoints:
         box = np.dtype([*BOX.descr, ("keypoints", "f8", 3 * keypoints)])
     most = max((len(picture.boxes) for picture in pictures), default=0)
     fields = [*_PICTURE, ("boxes", box, (most,))]
+
+    # Each record has room for the most boxes and the longest masks
     texts = [masks.join(picture.masks) for picture in pictures]
     longest = max(map(len, texts), default=0)
     if longest:

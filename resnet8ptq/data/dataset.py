@@ -27,22 +27,26 @@ SIDES: tuple[Side, ...] = ("train", "test")
 class Split:
     """Stored samples [N, ...], their labels and their source.
 
-    Pictures are [N, H, W, C] uint8; samples of several inputs are records [N] (`core.records`). The
-    samples may be mapped from files, so code reads them in batches.
+    Pictures are [N, H, W, C] uint8, or [N, C, H, W] in a user's own arrays; samples of several
+    inputs are records [N] (`core.records`). The samples may be mapped from files, so code reads
+    them in batches.
 
     Attributes:
         labels: classes [N] int64, classes of tokens [N, tokens] int64 (-100 for tokens that are not
             scored), several classes [N, classes] bool, values [N, ...] of floats, texts [N], masks
             [N, H, W] uint8, pictures [N, H, W, C] uint8, or boxes (see `boxes`); None without
             labels.
+        source: the file or folder of the samples, for messages.
         preprocessing: the arithmetic from samples to network inputs.
         layout: the order of a sample's axes in the network's input, see `preprocessing.arrange`.
-        fields: the network's inputs, if samples are records; used in place of layout and dtype.
+        dtype: the dtype of the network's input.
+        fields: the network's inputs, if samples are records; used in place of preprocessing,
+            layout and dtype.
         at_once: the network's largest batch; None if any size works.
-        within_memory: the largest batch whose tensors fit into the memory budget.
         groups: group numbers [N] int64, equal for samples that belong together, such as the windows
             of one clip; None without groups.
         hashes: the `pixel_hashes`, if they are known already.
+        within_memory: the largest batch whose tensors fit into the memory budget; None if unknown.
         names: names of the samples in messages, such as their files, [N]; None without names.
         texts: the texts whose tokens are the samples, [N]; None if samples are not texts.
     """
@@ -66,9 +70,10 @@ class Split:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of shape, samples, labels, groups and preprocessing, in hexadecimal.
+        """SHA-256 of samples, labels, groups and preprocessing, in hexadecimal.
 
-        The digest does not depend on layout and dtype, which follow from the network.
+        The digest does not depend on the attributes `layout` and `dtype`, which follow from the
+        network.
         """
         samples = self.stored
         described = str(self.stored.shape)
@@ -95,9 +100,8 @@ class Split:
 
     @property
     def sample_ids(self) -> NDArray[np.uint64]:
-        """The first 8 bytes of each sample's hash as a number, [N]; equal samples have equal
-        numbers.
-        """
+        """The first 8 bytes of each sample's hash as a number, [N]."""
+        # Viewed as numbers, each hash is two, of which the first is taken
         return np.ascontiguousarray(self.pixel_hashes).view("<u8")[::2].astype(np.uint64)
 
     @property
@@ -107,7 +111,7 @@ class Split:
 
     @cached_property
     def lengths(self) -> NDArray[np.int64] | None:
-        """The length of each sample, [N]; None if the network takes one fixed length."""
+        """The length of each sample, [N]; None unless the network takes any length."""
         if self.fields is None or self.fields.length_mask is None:
             return None
         return self.masked_lengths
@@ -139,7 +143,7 @@ class Split:
 
     @property
     def sample_bytes(self) -> int:
-        """The memory of one sample in bytes, counted as float32."""
+        """The memory of one sample in bytes: of a record as stored, of others as float32."""
         if self.has_records:
             return self.stored.dtype.itemsize
         return 4 * math.prod(self.stored.shape[1:])
@@ -168,9 +172,8 @@ class Split:
     def has_pictures(self) -> bool:
         """Whether the samples are pictures, which may be shifted and mirrored.
 
-        Pictures are [H, W, C], or [C, H, W] in a user's own arrays.
-
-        For a network with integer inputs, only uint8 samples count as pictures.
+        Pictures are uint8 with three axes, for a network that takes float32 or uint8. Their axes
+        are [H, W, C], or [C, H, W] in a user's own arrays.
         """
         pixels = self.stored.dtype == np.uint8 and self.dtype in ("float32", "uint8")
         return pixels and len(self.stored.shape) == 4
@@ -182,7 +185,7 @@ class Split:
         return first in (1, 3) and last not in (1, 3)
 
     def take(self, indices: NDArray[np.int64]) -> "Split":
-        """Return the samples at `indices`, in that order, without a copy."""
+        """Return the samples at `indices`, in that order, without a copy of the stored samples."""
         samples = self.stored
         if isinstance(samples, LazySamples):
             taken = LazySamples(samples.whole, samples.indices[indices])
@@ -206,7 +209,7 @@ class Split:
         )
 
     def name_of(self, index: int) -> str:
-        """Return a sample's name for messages, or its index in the stored array."""
+        """Return a sample's name for messages; without names, its index in the stored array."""
         if self.names is not None:
             return str(self.names[index])
         if isinstance(self.stored, LazySamples):
@@ -224,16 +227,22 @@ class Split:
         return self.labels is not None and self.labels.dtype.kind == "i" and self.labels.ndim == 1
 
     def strata(self, classes: int) -> list[NDArray[np.int64]]:
-        """Return the ascending indices of each class's samples; without classes, of all samples."""
+        """Return the ascending indices of each class's samples; without classes, of all samples.
+
+        Args:
+            classes: number of classes; samples with other labels are in no stratum.
+        """
         if self.labels is None or not self.has_classes:
             return [np.arange(len(self))]
+
+        # A stable sort groups the samples by class and keeps their order
         ends = np.searchsorted(np.sort(self.labels), np.arange(classes), "right")
         starts = [np.count_nonzero(self.labels < 0), *ends[:-1]]
         order = np.argsort(self.labels, kind="stable")
         return [order[start:end] for start, end in zip(starts, ends, strict=True)]
 
     def prepare(self, stored: NDArray[Any]) -> NDArray[Any]:
-        """Return stored samples [n, ...] as network inputs [n, ...] of `dtype`, contiguous."""
+        """Return stored samples [n, ...] as network inputs [n, ...] of `dtype`, or as records."""
         if self.fields is not None:
             return self.fields.prepare(stored)
         values = self.preprocessing.apply(stored, self.dtype)
@@ -248,7 +257,7 @@ class Split:
         return min(size, self.at_once or size, self.within_memory or size)
 
     def batches(self, size: int, padded: bool = True) -> Batches:
-        """Return batches of network inputs [<=size, ...] of `dtype`; see `limit` and `parts`."""
+        """Return batches of at most `size` network inputs; see `limit`, `parts` and `prepare`."""
         parts = self.parts(self.limit(size), padded)
         order = None
         if self.lengths is not None:  # the parts are sorted by length
@@ -291,10 +300,11 @@ class Dataset:
 
     Attributes:
         class_names: names of the classes; empty if the labels are not classes.
-        named: whether the user or the data name the classes. Otherwise they are numbered up to the
-            largest label, and the network may have more classes.
-        class_ids: the ids of the classes in the annotations; empty if they are 0, 1, ...
-        calibration: unlabelled samples for calibration, in place of training samples.
+        named: False if the classes are only numbers up to the largest label, so that the network
+            may have more classes.
+        class_ids: the ids of the classes in the annotations; empty if the data have no such ids.
+        calibration: unlabelled samples for calibration in place of training samples; None for
+            training samples.
     """
 
     name: str
@@ -307,7 +317,10 @@ class Dataset:
 
     @property
     def image_shape(self) -> tuple[int, ...]:
-        """The shape of one stored sample, such as (H, W, C), or of a record's first picture."""
+        """The shape of one stored sample, such as (H, W, C), or of a record's first picture.
+
+        Records without a picture have the shape ().
+        """
         samples = self.test.stored
         return fields.picture_shape(samples.dtype) or samples.shape[1:]
 
@@ -351,9 +364,10 @@ def load_cached(
     module: str,
     cache_root: Path,
 ) -> Dataset:
-    """Return a data set whose samples [N, ...] `read` reads once; the cache keeps the samples.
+    """Return a data set that the cache keeps; `read` reads samples [N, ...] that are not in it.
 
     Args:
+        read: returns the samples and their classes [N] of one side.
         keys: the cache key of each split, without the hash of the code.
         module: the `__name__` of the module of `read`, whose code is part of the key.
     """

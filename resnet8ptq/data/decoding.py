@@ -42,7 +42,7 @@ class Picture:
 
     Attributes:
         name: the picture's name in messages.
-        content: the path of the picture's file, or a function that returns the bytes.
+        content: the path of the picture's file, or a function that returns the file's bytes.
     """
 
     name: str
@@ -64,8 +64,10 @@ def decode(
 
     Raises:
         ConfigError: the pictures differ in size, and `preprocess.size` is null.
-        DataError: a picture cannot be read; with `skip`, no picture can.
+        DataError: a picture cannot be read (with `skip`, no picture can), or the pictures exceed
+            the free disk space.
     """
+    # The cache entry depends on the pictures and on all that changes their pixels
     threads = machine.threads(None)
     with ThreadPoolExecutor(threads) as pool:
         hashes = list(pool.map(_hash, packed))
@@ -107,7 +109,7 @@ def decode(
 def list_sizes(packed: Sequence[Picture]) -> frozenset[tuple[int, int]]:
     """Return heights and widths of readable pictures, by the headers of their files.
 
-    No picture is decoded, and the search stops at the first different size. `decode` reports
+    No picture is decoded, and the search stops once two sizes are known. `decode` reports
     unreadable pictures.
     """
     threads = machine.threads(None)
@@ -138,7 +140,7 @@ def _versions() -> dict[str, str]:
 
 
 def _hash(picture: Picture) -> str:
-    """Return the SHA-256 of a picture's content; empty for a missing file."""
+    """Return the SHA-256 of a picture's content; empty if a file is missing or too large."""
     if not isinstance(picture.content, Path):
         return hashlib.sha256(picture.content()).hexdigest()
     with suppress(OSError):
@@ -158,15 +160,23 @@ def _write(
     to: Path,
     threads: int,
 ) -> dict[str, str]:
-    """Decode pictures into one array file; return the reasons of unreadable pictures, by index."""
+    """Decode pictures into one array file; return the reasons of unreadable pictures, by index.
+
+    Args:
+        packed: the pictures; an unreadable one is all 0 in the array.
+        decode_one: returns a decoded picture, or the reason why it cannot be read.
+        to: the array file.
+
+    Raises:
+        ConfigError: the pictures differ in size.
+        DataError: no picture can be read, or the array exceeds the free disk space.
+    """
     bad: dict[str, str] = {}
     whole: NDArray[np.uint8] | None = None
     first = ""
     at_once = DECODED_AT_ONCE
     if preprocess.size is None:  # a picture may have 90 million pixels
         at_once = threads
-
-    # The first readable picture gives the shape of the array
     with pictures.bombs_refused(), ThreadPoolExecutor(threads) as pool:
         for start in track(range(0, len(packed), at_once), f"Decoding {len(packed)} pictures"):
             some = packed[start : start + at_once]
@@ -174,7 +184,7 @@ def _write(
                 if isinstance(image, str):
                     bad[str(index)] = image
                     continue
-                if whole is None:
+                if whole is None:  # the first readable picture gives the shape of the array
                     shape = (len(packed), *image.shape)
                     _check_room(shape, preprocess.size, to.parent)
                     whole = np.lib.format.open_memmap(to, "w+", np.uint8, shape)
@@ -246,7 +256,7 @@ def _report(bad: Sequence[tuple[str, str]], on_bad: str, total: int) -> None:
 
 
 def resize_all(data: Dataset, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
-    """Return the data set with its pictures resized or converted to grey, following `preprocess`.
+    """Return the data set with both splits resized or converted to grey, following `preprocess`.
 
     Raises:
         ConfigError: the samples are not pictures.
@@ -265,7 +275,10 @@ def resize_all(data: Dataset, preprocess: PreprocessConfig, cache_root: Path) ->
 
 
 def resize(split: Split, preprocess: PreprocessConfig, cache_root: Path) -> Split:
-    """Return a split of uint8 pictures [N, H, W, 1 or 3], resized or converted to grey."""
+    """Return a split of uint8 pictures [N, H, W, 1 or 3], resized or converted to grey.
+
+    Labels of uint8, which are masks or target pictures, are resized too.
+    """
     settings = str(sorted(asdict(preprocess).items()))
     key: cache.Key = {"images": split.digest, "settings": settings, **_versions()}
     if split.stored.shape[3] == 1:
@@ -286,8 +299,9 @@ def resize(split: Split, preprocess: PreprocessConfig, cache_root: Path) -> Spli
                 whole[start : start + AT_ONCE] = list(pool.map(resize_one, images))
         whole.flush()
 
-    # Resize masks and targets in the same way as their pictures
     folder = cache.entry(cache_root, "pictures", key, make)
+
+    # Resize masks and targets in the same way as their pictures
     labels = split.labels
     if labels is not None and labels.dtype == np.uint8:
         if labels.ndim == 3:

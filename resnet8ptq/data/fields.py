@@ -1,8 +1,8 @@
-"""The inputs of a network with several inputs, and the record fields that fill them.
+"""The inputs of a network whose samples are records, and the fields that fill them.
 
-Samples are records (see `core.records`), padded to the longest one. If a network takes any length,
-each batch is cut to its longest sample, as in the training of text networks. If the network takes
-one length, shorter texts are padded to that length.
+Stored records (see `core.records`) of texts are padded to the longest one. If a network takes any
+length, each batch is cut to its longest sample, as in the training of text networks. If the network
+takes one length, shorter texts are padded to that length.
 """
 
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class Fields:
     """All inputs of a network, in its order.
 
     Attributes:
-        mask: the field [N, length] that is 0 at padding.
+        mask: the field [N, length] that is 0 at padding; None without such a field.
         any_length: names of the inputs [N, length, ...] that take any length; needs `mask`.
     """
 
@@ -69,11 +69,16 @@ class Fields:
         return pack(self._fill(stored))
 
     def prepare(self, stored: NDArray[Any]) -> NDArray[Any]:
-        """Return stored records [n] as records of network inputs, cut to the longest sample."""
+        """Return stored records [n] as records of network inputs, of their longest length.
+
+        Inputs are cut only if the network takes any length.
+        """
         return pack(self._shorten(self._fill(stored)))
 
     def cut(self, inputs: NDArray[Any]) -> NDArray[Any]:
-        """Return records of network inputs [n], cut to the longest of them."""
+        """Return records of network inputs [n], cut to the longest if the network takes any
+        length.
+        """
         return pack(self._shorten(unpack(inputs)))
 
     def _fill(self, stored: NDArray[Any]) -> dict[str, NDArray[Any]]:
@@ -100,8 +105,9 @@ def lengths(mask: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def find_masked(dtype: np.dtype[Any]) -> tuple[str, ...]:
-    """Return the names of the fields that are as long as the mask, mask included; () without
-    one.
+    """Return the names of the fields that are as long as the mask, mask included.
+
+    () without a mask.
     """
     mask = find_mask(dtype)
     if mask is None:

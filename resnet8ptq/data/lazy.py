@@ -1,4 +1,4 @@
-"""Views of samples in an array, without copies; the array may be mapped from a file."""
+"""Selections and batches of samples in an array that may be mapped from a file."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ AT_ONCE = 256  # samples in memory during a pass over many
 class LazySamples:
     """The samples of `whole` [M, ...] at `indices`, in that order, read on access.
 
-    Slices, index arrays and numpy's functions return arrays. To convert all samples to one array
-    needs the memory that this class saves.
+    A slice or an index array returns an array. To convert all samples to one array, as numpy's
+    functions do, needs the memory that this class saves.
     """
 
     whole: NDArray[Any]
@@ -63,7 +63,9 @@ class Batches:
     """Batches of samples as network inputs, prepared one at a time to save memory.
 
     Attributes:
+        stored: the samples [N, ...].
         parts: the sample indices of each batch.
+        prepare: turns stored samples into network inputs.
         order: the sample indices in the order of the batches; None if the order is unchanged.
     """
 
@@ -80,7 +82,7 @@ class Batches:
             yield self.prepare(self.stored[part])
 
     def restore(self, results: NDArray[Any]) -> NDArray[Any]:
-        """Return the batches' results joined [N, ...], in the order of the samples."""
+        """Return the joined results [N, ...] of all batches in the order of the samples."""
         if self.order is None:
             return results
         restored = np.empty_like(results)

@@ -17,21 +17,23 @@ log = logging.getLogger(__name__)
 
 
 def find_data(config: DataConfig, own_network: bool = False) -> DataConfig:
-    """Choose the data set of this run, and find its files.
+    """Return the settings of the data set, with the paths of its files.
 
-    `data.root` names the user's own data set, or CIFAR-10. Without this setting, CIFAR-10 is taken
-    from `$CIFAR10_DIR`, or else from `data/cifar-10-batches-py` or the download cache; otherwise it
-    is downloaded. If that fails, `data.on_missing=shapes` falls back to the embedded set.
+    `data.root` names the user's own data set, or CIFAR-10; for `data=coco`, `data.images` does. If
+    it is null, CIFAR-10 is taken from `$CIFAR10_DIR`, or else from `data/cifar-10-batches-py` or
+    the download cache; otherwise it is downloaded. If that fails, `data.on_missing=shapes` falls
+    back to the embedded set.
 
     Args:
         own_network: whether the user has named a network, which the embedded set does not fit.
 
     Returns:
-        The config with an absolute path as `root`; for an embedded set, `root` is None, and
-        `name` is `shapes` in place of CIFAR-10.
+        The config with absolute paths. For the embedded set, `root` is None; where it replaces
+        CIFAR-10, `name` becomes `shapes`.
 
     Raises:
-        ConfigError: the data set is unknown, or `data.root` or `$CIFAR10_DIR` holds no data set.
+        ConfigError: the data set is unknown, or a setting or `$CIFAR10_DIR` names a file or folder
+            that does not exist, or a file in place of a folder.
         DataNotFoundError: CIFAR-10 is not available, and `data.on_missing=error` or the user
             has named a network.
     """
@@ -43,6 +45,8 @@ def find_data(config: DataConfig, own_network: bool = False) -> DataConfig:
     name = getattr(config, source.key)
     if name is None and config.name == "cifar10":
         return _find_cifar10_data(config, own_network)
+
+    # The user names the file or folder
     root = Path(name or "").expanduser().absolute()
     fits = (source.file and root.is_file()) or (source.folder and root.is_dir())
     if name is None or not fits:
@@ -89,7 +93,7 @@ def _find_cifar10_data(config: DataConfig, own_network: bool) -> DataConfig:
 
 @functools.cache  # one search, and at most one download, per process
 def _find_cifar10() -> tuple[Path | None, str]:
-    """Return the folder of CIFAR-10, or None and the folders that were tried."""
+    """Return the folder of CIFAR-10, or None; then for a message, the places that were tried."""
     folder = os.environ.get("CIFAR10_DIR")
     if folder:
         path = Path(folder).expanduser().absolute()

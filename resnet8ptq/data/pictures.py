@@ -1,4 +1,4 @@
-"""Decodes, turns upright and resizes a picture with Pillow."""
+"""Decodes, turns upright and resizes a picture or mask with Pillow."""
 
 import math
 import warnings
@@ -51,7 +51,7 @@ _ROOM = _Room()
 
 
 class CoordinateMap(NamedTuple):
-    """The mapping of coordinates by `fit`: x and y in pixels become `scale * x + offset`."""
+    """The mapping of coordinates by `fit`: in pixels, `scale * coordinate + offset` for x and y."""
 
     scale: tuple[float, float]
     offset: tuple[float, float]
@@ -59,7 +59,10 @@ class CoordinateMap(NamedTuple):
 
 @contextmanager
 def bombs_refused() -> Iterator[None]:
-    """Make Pillow raise for pictures of more than 90 million pixels; use it in one thread only."""
+    """Make Pillow raise for pictures of more than 90 million pixels, and hide other warnings.
+
+    Only one thread may enter the block at a time, because warnings are global.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -67,13 +70,14 @@ def bombs_refused() -> Iterator[None]:
 
 
 def decode(file: Path | BinaryIO, preprocess: PreprocessConfig) -> NDArray[np.uint8]:
-    """Return a picture [H, W, 3], or [H, W, 1] if `channels` is grey, resized as set.
+    """Return a picture [H, W, 3], or [H, W, 1] if `channels` is grey, resized by `fit`.
 
-    The picture is rotated according to its EXIF data. As in torchvision, palettes and CMYK become
-    RGB, 16 bits become 8, and an alpha channel is dropped.
+    The picture is rotated according to its EXIF data. Palettes and CMYK become RGB, and an alpha
+    channel is dropped, as in torchvision. 16 bits become 8.
 
     Raises:
-        Exception: the file is not a picture, is truncated, or too large; Pillow raises many types.
+        Exception: the file is not a picture, is truncated or too large, or has pixels of 32 bits;
+            Pillow raises many types.
     """
     with (
         _open(file, FORMATS) as picture,
@@ -91,12 +95,13 @@ def _open(file: Path | BinaryIO, formats: tuple[str, ...]) -> Image.Image:
 
 
 def decode_mask(file: Path | BinaryIO, preprocess: PreprocessConfig) -> NDArray[np.uint8]:
-    """Return a mask of labels [H, W, 1], resized as its picture is, by nearest neighbour.
+    """Return a mask of labels [H, W, 1], resized by `fit_mask`.
 
-    Labels are the indices of a palette, or grey values. Padding is `UNLABELLED`.
+    Labels are the indices of a palette, or grey values.
 
     Raises:
-        Exception: the file is not a picture, has colour channels, or has labels above 255.
+        Exception: the file is neither PNG nor BMP, has colour channels or floats, or has labels
+            that are not from 0 to 255.
     """
     with (
         _open(file, ("PNG", "BMP")) as picture,
@@ -112,13 +117,16 @@ def decode_mask(file: Path | BinaryIO, preprocess: PreprocessConfig) -> NDArray[
 
 
 def fit_mask(labels: NDArray[np.uint8], preprocess: PreprocessConfig) -> NDArray[np.uint8]:
-    """Return labels [H, W], resized as their picture is, by nearest neighbour."""
+    """Return labels [H, W], resized as their picture is, by nearest neighbour.
+
+    Padding is `UNLABELLED`.
+    """
     nearest = replace(preprocess, channels="grey", filter="nearest", pad=UNLABELLED)
     return np.asarray(fit(Image.fromarray(labels), nearest), np.uint8)
 
 
 def read_size(file: Path | BinaryIO) -> tuple[int, int]:
-    """Return width and height of an upright picture from the head of its file.
+    """Return width and height of a picture, rotated by its EXIF data, from the head of its file.
 
     Raises:
         Exception: the file is not a picture, or is too large; Pillow raises a dozen types.
@@ -211,7 +219,13 @@ def to_array(picture: Image.Image) -> NDArray[np.uint8]:
 
 
 def _to_8_bits(picture: Image.Image) -> Image.Image:
-    """Return 16-bit greys as 8-bit ones; Pillow itself would clip them at 255."""
+    """Return a picture of 16-bit greys with 8 bits, and others unchanged.
+
+    Pillow itself would clip 16-bit greys at 255.
+
+    Raises:
+        ValueError: the pixels have 32 bits.
+    """
     if picture.mode.startswith("I;16"):
         return Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
     if picture.mode in ("I", "F"):  # the range of 32-bit pixels is unknown

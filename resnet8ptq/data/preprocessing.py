@@ -21,6 +21,7 @@ class Preprocessing:
     Attributes:
         offset, step: a stored integer stands for the value `(stored - offset) * step`.
         bgr: whether the order of the channels, the last axis, is reversed.
+        scale: a factor of the values.
         mean, std: the last operation is `(value - mean) / std`, with one number for all channels,
             or one for each channel in the order after `bgr`.
     """
@@ -33,7 +34,10 @@ class Preprocessing:
     std: tuple[float, ...] = (1.0,)
 
     def apply(self, stored: NDArray[Any], dtype: str = "float32") -> NDArray[Any]:
-        """Return samples [n, ...] as float32, rounded once; integer types keep the stored values.
+        """Return samples [n, ...] as `dtype`.
+
+        Floats are computed in float64 and rounded to float32, and for float16 again. For an integer
+        type or `bool`, the samples keep their stored values.
 
         Args:
             dtype: the dtype of the network's input: `float32`, `float16`, an integer type or
@@ -66,7 +70,7 @@ RAW = Preprocessing()
 
 
 def to_integers(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Return integers as another type.
+    """Return integers as another integer type, or as `bool`.
 
     Raises:
         DataError: an integer is outside the range of that type.
@@ -95,6 +99,7 @@ def make_preprocessing(
 
     Args:
         shape: the shape of a stored sample, channels last.
+        offset, step: see `Preprocessing`.
 
     Raises:
         ConfigError: the settings do not fit samples of that shape.
@@ -126,9 +131,9 @@ def arrange(samples: NDArray[T], layout: Sequence[int] | None) -> NDArray[T]:
     """Return samples [n, ...] with their axes permuted, as a contiguous array.
 
     Args:
-        layout: the axes of a sample in their new order; None keeps the order. With one axis more
-            than the sample, a channel axis of size 1 is first added at the end; with one axis less,
-            that axis is removed.
+        layout: the axes of a sample in their new order; None returns the samples unchanged. With
+            one axis more than the sample, a channel axis of size 1 is first added at the end; with
+            one axis less, the last axis, of size 1, is first removed.
     """
     if layout is None:
         return samples

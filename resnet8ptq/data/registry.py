@@ -1,4 +1,4 @@
-"""Loads a data set by its source and sets its preprocessing."""
+"""Loads a data set by its source, and sets its preprocessing and the size of its pictures."""
 
 import functools
 import json
@@ -24,7 +24,13 @@ Load = Callable[[Any, PreprocessConfig, Path], Dataset]
 
 
 def load(name: str, root: str | None, cache_root: Path | None = None) -> Dataset:
-    """Load CIFAR-10 or the embedded set without preprocessing; see `read`."""
+    """Load CIFAR-10 or the embedded set without preprocessing; see `read`.
+
+    Args:
+        name: `cifar10` or `shapes`.
+        root: CIFAR-10's folder.
+        cache_root: None for the default cache folder.
+    """
     return read(DataConfig(name, root), PreprocessConfig(), cache_root or cache.folder(None))
 
 
@@ -34,7 +40,9 @@ def read(
     cache_root: Path,
     calibrating: str | None = None,
 ) -> Dataset:
-    """Load a data set that `locate.find_data` has located, with samples mapped from the cache.
+    """Load a data set that `locate.find_data` has located; large samples are mapped from files.
+
+    Jobs of one process share the data set.
 
     Args:
         calibrating: a folder of unlabelled pictures for calibration; None for training samples.
@@ -50,8 +58,8 @@ def read(
 def list_sizes(config: DataConfig, cache_root: Path) -> frozenset[tuple[int, int]]:
     """Return heights and widths of the pictures of a located data set, by their files' headers.
 
-    The search stops at the first different size. The result is empty for sources that resize
-    nothing, such as arrays.
+    The search stops once two sizes are known. The result is empty for sources without files of
+    pictures, such as arrays.
 
     Raises:
         PtqError: the pictures cannot be listed.
@@ -65,14 +73,15 @@ def find_size(
     cache_root: Path,
     find_networks: Callable[[], tuple[int, int] | None],
 ) -> PreprocessConfig:
-    """Return the preprocessing with the size of pictures that the network fixes.
+    """Return the preprocessing, with the network's size of pictures if it is needed.
 
-    The network's size is used if the pictures of a located data set have other sizes, and
-    `preprocess.size` is null. All other faults are reported when data and network are loaded.
+    It is needed if `preprocess.size` is null, and the pictures of a located data set have other
+    sizes than the network takes. Errors are suppressed here, because loading data and network
+    raises them again.
 
     Args:
-        find_networks: returns height and width of the network's pictures; called only if needed,
-        because it is slow.
+        find_networks: returns height and width of the network's pictures, or None if it fixes no
+            size; called only if needed, because it is slow.
     """
     size = None
     if preprocess.size is not None:
@@ -116,11 +125,15 @@ def _read(settings: str, cache_root: Path) -> Dataset:
     load: Load = resolve_name(source.load)
     with _damage_as_data_error(f"data.{source.key}", getattr(config, source.key)):
         dataset = load(config, preprocess, cache_root)
+
+    # Sources without files of pictures do not resize themselves
     sized = preprocess.size is not None or preprocess.channels == "grey"
     if sized and not source.pictures:
         from resnet8ptq.data import decoding  # imports Pillow
 
         dataset = decoding.resize_all(dataset, preprocess, cache_root)
+
+    # Stored integers may stand for other values
     offset = 0.0
     step = 1.0
     if isinstance(config, ArraysConfig):
@@ -139,7 +152,7 @@ def _damage_as_data_error(key: str, path: str | None) -> Iterator[None]:
     """Turn a library's error into a `DataError` of one line, with the setting and its file.
 
     Libraries raise dozens of error classes. The sources' own errors, which name the damaged part,
-    pass unchanged. Embedded data sets have no file, so no error is converted.
+    pass unchanged. Without a path, as for embedded data sets, no error is converted.
     """
     if path is None:
         yield
@@ -155,7 +168,12 @@ def _damage_as_data_error(key: str, path: str | None) -> Iterator[None]:
 def _read_calibration(
     name: str, data: Dataset, preprocess: PreprocessConfig, cache_root: Path
 ) -> Split:
-    """Return the pictures in a folder, resized to the size of the data set's pictures."""
+    """Return the pictures in a folder, resized to the size of the data set's pictures.
+
+    Raises:
+        ConfigError: the folder does not exist, or the data set has no pictures.
+        DataError: the folder has no pictures, or one cannot be read.
+    """
     from resnet8ptq.data.sources import folder  # imports Pillow
 
     path = Path(name).expanduser()

@@ -29,18 +29,18 @@ _HELD_OUT_SEED = 0  # a constant, so that all runs hold out the same samples
 def draw_calibration(
     data: Dataset, samples_per_class: int | None, seed: int, taken: Sequence[Split] = ()
 ) -> CalibrationSet:
-    """Draw `samples_per_class` training samples of each class, without replacement, seeded.
+    """Draw `samples_per_class` training samples of each class, or all of a smaller class.
 
     Without classes, draw `samples_per_class` samples in total. Separate calibration samples of a
     data set replace its training samples. Copies of test samples are not drawn. Groups are drawn
     whole, as long as they fit, but at least one of each class; the class of a group is that of its
-    first sample.
+    first free sample.
 
     Args:
-        samples_per_class: number of samples of each class. None draws 100, or all of a smaller
-            class; with more than 20 classes, 2,000 in total; without classes, 1,000. If the default
-            is more than half of the training samples, the samples of `draw_held_out` stay free for
-            choices.
+        samples_per_class: number of samples of each class. None draws 100; with more than 20
+            classes, about 2,000 in total; without classes, 1,000. If `taken` is empty too, and the
+            default is more than half of 100 or more training samples, those of `draw_held_out` stay
+            free for choices.
         taken: splits whose samples are not drawn.
 
     Raises:
@@ -54,7 +54,8 @@ def draw_calibration(
         default = max(1, min(_PER_CLASS, _OF_ALL_CLASSES // len(strata)))
     if samples_per_class is None and not taken and data.calibration is None:
         most = sum(min(default, len(stratum)) for stratum in strata)
-        if 2 * most > len(pool) and count_units(pool) >= 2 * LEAST_TO_CHOOSE:
+        leaves_too_few = 2 * most > len(pool)
+        if leaves_too_few and count_units(pool) >= 2 * LEAST_TO_CHOOSE:
             taken = [draw_held_out(data, None)]
 
     # Find the samples that may be drawn
@@ -101,7 +102,12 @@ def draw_calibration(
 
 
 def _check_wanted(wanted: int, counts: Sequence[int], data: Dataset, held_out: bool) -> None:
-    """Warn if some classes have too few samples; raise `ConfigError` if every class has too few."""
+    """Warn if some classes have too few samples; raise `ConfigError` if every class has too few.
+
+    Args:
+        counts: number of free samples of each class.
+        held_out: whether other samples are held out, for the message.
+    """
     fewer = sum(count < wanted for count in counts)
     if not fewer:
         return
@@ -127,7 +133,7 @@ def _check_wanted(wanted: int, counts: Sequence[int], data: Dataset, held_out: b
 def draw_held_out(data: Dataset, samples: int | None, taken: Sequence[Split] = ()) -> Split:
     """Draw training samples for choices, balanced by class as far as possible.
 
-    The draw depends on the data only, so that runs with different seeds and calibration samples
+    The seed of the draw is constant, so that runs with different `seed` and calibration samples
     choose on the same samples. A smaller draw is a subset of a larger one. Copies of test samples
     are not drawn. Groups are drawn whole, as long as they fit, but at least one.
 
@@ -136,7 +142,7 @@ def draw_held_out(data: Dataset, samples: int | None, taken: Sequence[Split] = (
         taken: splits whose samples are not drawn.
 
     Raises:
-        ConfigError: fewer than `samples` are free, or fewer than two groups.
+        ConfigError: fewer than `samples` are free, or they form fewer than two groups.
     """
     free = data.unseen & _is_in_none(data.train, taken)
     sizes = _size_units(data.train, free)
@@ -225,8 +231,9 @@ def draw_selection(data: Dataset, samples: int | None, calibration: Split) -> Sp
     Runs with different calibration samples draw nearly the same samples.
 
     Returns:
-        The samples; None if there are fewer than `LEAST_TO_CHOOSE` of them, or of their groups, or
-        if only one of the splits has labels.
+        The samples; None if there are fewer than `LEAST_TO_CHOOSE` of them, or fewer than twice as
+        many training samples. Groups count as one sample. Also None if only one of the splits has
+        labels.
     """
     labelled = (data.train.labels is None) == (data.test.labels is None)
     if not labelled or count_units(data.train) < 2 * LEAST_TO_CHOOSE:
@@ -240,11 +247,11 @@ def draw_selection(data: Dataset, samples: int | None, calibration: Split) -> Sp
 def halve(split: Split, classes: int) -> tuple[Split, Split] | None:
     """Divide samples into halves, balanced by class: selection samples and reported samples.
 
-    The division is random with a fixed seed, so that equal samples have equal halves. Samples of
-    one group stay together.
+    The division is random with a fixed seed, so that the same samples give the same halves. Samples
+    of one group stay together.
 
     Returns:
-        The halves; None if one of them would have fewer than `LEAST_TO_CHOOSE`.
+        The halves; None if there are fewer than twice `LEAST_TO_CHOOSE` samples or groups.
     """
     groups = split.groups
     if groups is None:
@@ -252,6 +259,8 @@ def halve(split: Split, classes: int) -> tuple[Split, Split] | None:
     _, first, group_of = np.unique(groups, return_index=True, return_inverse=True)
     if len(first) < 2 * LEAST_TO_CHOOSE:
         return None
+
+    # Choose half of the groups of each class, then all samples of these groups
     random = np.random.default_rng(_HELD_OUT_SEED)
     chosen = np.zeros(len(first), np.bool_)
     for stratum in join_lone(split.take(first).strata(classes)):
@@ -277,7 +286,7 @@ def leave_out(split: Split, others: Sequence[Split]) -> Split:
 def _is_in_none(split: Split, others: Sequence[Split]) -> NDArray[np.bool_]:
     """Return whether each sample of `split` is in none of `others`, [N].
 
-    Samples are compared by pixels and, if both splits are parts of one array, also by group.
+    Samples are compared by their values and, if both splits are parts of one array, also by group.
     """
     free = np.ones(len(split), np.bool_)
     for other in others:

@@ -28,16 +28,17 @@ Indices = NDArray[np.int64]
 def stratify(
     labels: NDArray[np.int64], units: NDArray[Any], test_fraction: float, seed: int
 ) -> tuple[Indices, Indices]:
-    """Return training and test indices: the same fraction of each class, drawn by `seed`.
+    """Return training and test indices: about the same fraction of each class, drawn by `seed`.
 
-    Classes with a single sample are pooled into one class. Equal samples, or samples of one group,
-    stay on one side; otherwise calibration samples could also be test samples. The draw does not
-    depend on the order of the samples.
+    Equal samples, or samples of one group, stay on one side; otherwise calibration samples could
+    also be test samples. They count once, with the class of the first of them. Classes that count
+    one sample are pooled. With hashes as units, the draw does not depend on the order of the
+    samples, unless equal samples differ in class.
 
     Args:
         labels: the class of each sample [N].
         units: hashes or groups [N]; samples with equal values stay together. At least two values
-        must differ.
+            must differ.
     """
     random = np.random.default_rng(seed)
     _, first, groups = np.unique(units, return_index=True, return_inverse=True)
@@ -54,7 +55,7 @@ def stratify(
 
 
 def join_lone(strata: Sequence[Indices]) -> list[Indices]:
-    """Return the strata, with those of a single sample joined into one, at the end.
+    """Return the strata without empty ones; those of a single sample are joined into one, the last.
 
     Otherwise all single samples would be on the same side of a split.
 
@@ -93,10 +94,13 @@ def split_one(
 ) -> Dataset:
     """Divide samples [N, ...] into training and test samples.
 
-    A warning follows for pictures, because the network was often trained on all of them.
+    A warning for pictures reports that the network may have been trained on test samples.
 
     Args:
-        mend: the setting or files that name the user's own test samples, for the warning.
+        class_names, named: see `Dataset`.
+        root: the file or folder of the samples, for messages.
+        mend: the setting or files that name the user's own test samples, for the warning; if it is
+            empty, there is no warning.
 
     Raises:
         DataError: there are fewer than two different samples or groups.
@@ -151,7 +155,12 @@ def split_one(
 def _warn_rare(
     counts: NDArray[np.int64], class_names: Sequence[str], root: Path, kind: str
 ) -> None:
-    """Warn about classes with fewer than two samples, which cannot be split."""
+    """Warn about classes with fewer than two different samples or groups.
+
+    Args:
+        counts: number of different samples or groups of each class.
+        kind: `samples` or `groups`.
+    """
     lone = np.flatnonzero(counts == 1)
     missing = np.flatnonzero(counts == 0)
     if len(lone):
@@ -190,7 +199,9 @@ def keep_split(
     root: Path,
     named: bool = True,
 ) -> Dataset:
-    """Return samples with their own split; warn about test samples that are training samples too.
+    """Return samples with their own split; warn about samples or groups that both sides share.
+
+    Further warnings report classes without training samples, and repeated test samples.
 
     Raises:
         DataError: training and test samples differ in shape.
@@ -219,7 +230,11 @@ def keep_split(
 def _warn_untrained(
     sides: tuple[Split, Split], class_names: Sequence[str], root: Path, named: bool
 ) -> None:
-    """Warn about classes without training samples; unnamed ones only if they are tested."""
+    """Warn about classes without training samples; if classes are only numbers, about tested ones.
+
+    Args:
+        named: see `Dataset`.
+    """
     train, test = sides
     trained = train.strata(len(class_names))
     tested = test.strata(len(class_names))
@@ -238,8 +253,9 @@ def _warn_untrained(
 
 
 def _warn_repeated(test: Split, root: Path) -> None:
-    """Warn if many test samples are equal, because the verdict's test counts each as
-    independent.
+    """Warn if many test samples without groups are equal.
+
+    The test behind the verdict counts each sample as independent.
     """
     if test.groups is not None:
         return
@@ -276,6 +292,8 @@ def _warn_shared(train: NamedSplit, test: NamedSplit, root: Path) -> None:
     shared = np.flatnonzero(np.isin(tested, trained))
     if not len(shared):
         return
+
+    # Name the first shared samples, each with an equal training sample
     order = np.argsort(trained)
     twins = order[np.searchsorted(trained, tested[shared[:LISTED]], sorter=order)]
     listed = []

@@ -1,13 +1,13 @@
 """Draws the embedded data set `shapes`: ten classes of 32x32 RGB pictures.
 
-The data set replaces CIFAR-10 if that cannot be downloaded, and has the same picture size and
+The data set can replace CIFAR-10 if that cannot be downloaded, and has the same picture size and
 number of classes. A ResNet8 classifies about nine pictures in ten correctly, because some shapes
 are small, faint, occluded or noisy.
 
 The pictures must be the same everywhere, bit for bit. Every random number therefore comes from
-`numpy.random.RandomState`, whose stream is frozen, and all operations are exactly rounded by IEEE
-754 (+ - * / sqrt floor abs). The code uses no sin, no exp, no normal deviate and no sum over an
-axis, because their last bits depend on the processor and on the library version.
+`numpy.random.RandomState`, whose stream is frozen, and IEEE 754 defines the result of every
+operation (+ - * / sqrt floor abs). The code uses no sin, no exp, no normal deviate and no sum over
+an axis, because their last bits depend on the processor and on the library version.
 """
 
 from collections.abc import Callable, Sequence
@@ -86,7 +86,7 @@ def _cross(u: Floats, v: Floats, p: Floats) -> Floats:
 
 
 def _wave(x: Floats, p: Floats) -> Floats:
-    """Signed distance to bands along x; their period is 0.5 to 0.8 radii."""
+    """Return the signed distance to bands that alternate along x, with a period of 0.5 to 0.8."""
     period = 0.5 + 0.3 * p
     turns = x / period + p  # p varies the phase as well as the period
     return (np.abs(turns - np.floor(turns) - 0.5) - 0.25) * period
@@ -122,7 +122,7 @@ CLASS_NAMES: tuple[str, ...] = tuple(_FIELDS)
 
 
 def load(config: DataConfig, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
-    """Return the data set, which is drawn once into the cache."""
+    """Return the data set, which the cache keeps after the first drawing."""
     keys: dict[Side, cache.Key] = {side: {"split": side} for side in SIDES}
     return load_cached(
         "shapes", CLASS_NAMES, "resnet8ptq.data.shapes", draw, keys, __name__, cache_root
@@ -170,7 +170,7 @@ def _axes(rng: np.random.RandomState, n: int, reach: float) -> tuple[Floats, Flo
 
 
 def _offset(rng: np.random.RandomState, low: float, high: float, n: int) -> Floats:
-    """Return colour differences [3,n,1,1]; the largest of the three channels is `low` to `high`."""
+    """Return colour differences [3,n,1,1], whose largest absolute value is from `low` to `high`."""
     direction = _uniform(rng, -1, 1, 3, n, 1, 1)
     share = _uniform(rng, 0, 1, n, 1, 1)
     size = low + (high - low) * share * share  # squared, so that faint colours are more frequent
@@ -178,7 +178,11 @@ def _offset(rng: np.random.RandomState, low: float, high: float, n: int) -> Floa
 
 
 def _paint(canvas: Floats, colour: Floats, distance: Floats) -> None:
-    """Paint a colour [3,n,1,1] on canvases [3,n,32,32] where distance [n,32,32] (px) is < 0."""
+    """Paint a colour [3,n,1,1] on canvases [3,n,32,32], inside the edge of a shape.
+
+    Args:
+        distance: the distance to the edge [n,32,32] in pixels, negative inside.
+    """
     cover = np.clip(0.5 - distance, 0, 1)  # the anti-aliased edge is one pixel wide
     canvas += cover * (colour - canvas)
 

@@ -1,4 +1,7 @@
-"""The data sources by name. A run imports only the module of the source that it uses."""
+"""The data sources by name, and the source that a path belongs to.
+
+Functions of sources are given as text, so that a run imports only the libraries that it uses.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +17,12 @@ class Source:
 
     Attributes:
         load: the function that loads the data set, as `module:name`.
-        takes: the accepted files or folders, as text; empty if the source reads none.
-        file, folder: whether the source reads a file, or a folder.
-        key: the key of `data` that names the file or folder.
-        pictures: the function that lists the pictures which `load` decodes and resizes; empty if
-            `load` itself resizes nothing.
+        takes: the accepted files or folders for messages; empty if the source reads none.
+        file, folder: whether `data.KEY` may name a file, or a folder.
+        key: the KEY of `data` that names the file or folder.
+        schema: the settings of the source.
+        pictures: the function that lists the pictures which `load` decodes and resizes, as
+            `module:name`; empty if `load` itself resizes nothing.
     """
 
     load: str
@@ -93,7 +97,7 @@ _PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
 
 def find_settings(path: Path, annotated: bool = False) -> dict[str, str]:
-    """Return the settings that read a file or folder: source, path, and perhaps labels.
+    """Return the settings that read a file or folder.
 
     >>> find_settings(Path("."), annotated=True)
     {'data': 'coco', 'data.images': '.'}
@@ -102,7 +106,7 @@ def find_settings(path: Path, annotated: bool = False) -> dict[str, str]:
         annotated: whether `data.annotations` names a COCO file of boxes.
 
     Raises:
-        ConfigError: the path does not exist, or no source reads it.
+        ConfigError: the path does not exist, or no source reads it by itself.
     """
     if not path.exists():
         raise ConfigError(f"data.root: got {path}, no such file or folder")
@@ -118,7 +122,7 @@ def find_settings(path: Path, annotated: bool = False) -> dict[str, str]:
         return {"data": name, "data.root": str(path)}
     if path.is_dir():
         suffixes = {child.suffix.lower() for child in path.iterdir()}
-        if not suffixes.isdisjoint(_PICTURES):
+        if not suffixes.isdisjoint(_PICTURES):  # pictures without class folders
             return {"data": "folder", "data.root": str(path), "data.labels": "none"}
     takes = "; ".join(f"{source.takes} (data={key})" for key, source in _OWN.items())
     raise ConfigError(f"data.root: got {path}, expected {takes}{mend_archive(path)}")
@@ -135,7 +139,7 @@ def mend_archive(path: Path) -> str:
 
 
 def name_file(path: Path) -> str | None:
-    """Return the source of a file by its name; None if no source reads such files."""
+    """Return the source of a file by its name; None if the name does not tell it."""
     if "-ubyte" in path.name:
         return "arrays"
     return _BY_SUFFIX.get(path.suffix.lower())

@@ -1,7 +1,7 @@
 """Reads untrusted pickles of uint8 arrays, such as CIFAR-10's files (Python 2, numpy 1).
 
-The unpickler accepts only the parts of a uint8 array. A file with code is thus refused before the
-code runs.
+The unpickler accepts only the classes and functions that a pickled array names, and replaces them.
+A file with other code is thus refused before the code runs.
 """
 
 import pickle
@@ -63,7 +63,7 @@ _ALLOWED = {
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Accepts the parts of a uint8 array and refuses every other global."""
+    """Accepts the classes and functions in `_ALLOWED` and refuses all others."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ALLOWED:
@@ -72,7 +72,7 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 def loads(content: bytes) -> Any:
-    """Read a pickle; its arrays are returned as `Array`.
+    """Return the content of a pickle, with its arrays as `Array`.
 
     Raises:
         Exception: any type, from a damaged or hostile pickle.

@@ -1,7 +1,7 @@
-"""`data=arrays`: .npz, .npy and idx files; usual names identify inputs, labels and groups.
+"""`data=arrays`: .npz, .npy and idx files, whose arrays are recognized by usual names.
 
-No file is unpickled or read into memory as a whole. Packed arrays are unpacked once into the cache
-and mapped from there.
+No file is unpickled. Inputs are mapped from their file, because they may exceed the memory. Arrays
+of .npz and idx files are first unpacked into the cache.
 """
 
 import gzip
@@ -61,8 +61,10 @@ Arrays = Mapping[str, Callable[[], Array]]
 
 
 class Chosen(NamedTuple):
-    """The names of the arrays for `KEYS`; several inputs are a dict by input name of the
-    network.
+    """For each of `KEYS`, the name of an array, or the path of an array file.
+
+    Attributes:
+        inputs: one name, or a dict from the input names of the network to names.
     """
 
     inputs: Any
@@ -71,22 +73,28 @@ class Chosen(NamedTuple):
 
 
 def load(config: ArraysConfig, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
-    """Read the arrays that `data.root` names.
+    """Return the data set of the arrays in `data.root`, a file or a folder.
 
     Raises:
-        ConfigError: a file is missing, or no array is recognized as inputs or labels.
-        DataError: a file is damaged, holds pickled objects, or does not fit; the message names the
-            file.
+        ConfigError: inputs or labels are not recognized, or other settings do not fit the arrays.
+        DataError: a file is damaged or holds pickled objects, or an array has a wrong dtype, shape
+            or values.
     """
     root = Path(str(config.root))
     arrays = _open(root, cache_root)
+
+    # Names in the settings are checked before any array is read
     if not isinstance(config.inputs, str) and config.labels in (None, NO_LABELS):
         arrays = _test_by_validation(arrays, root)
     for key in KEYS:
         name = getattr(config, key.removeprefix("data."))
         if isinstance(name, str) and name != NO_LABELS:
             _check_name(key, name, root, arrays)
-    chosen = _find_split(arrays, config, root) or [_find_one(arrays, config, root)]
+    chosen = _find_split(arrays, config, root)
+    if chosen is None:
+        chosen = [_find_one(arrays, config, root)]
+
+    # Read the arrays of each side, or of the only one
     find = partial(_find_array, root=root, arrays=arrays, cache_root=cache_root)
     sides = []
     for names in chosen:
@@ -95,6 +103,8 @@ def load(config: ArraysConfig, preprocess: PreprocessConfig, cache_root: Path) -
         groups = find("data.groups", names.groups)
         sides.append(_read_split(str(root), inputs, labels, groups))
     sides = name_binary(sides, root)
+
+    # Scale and offset apply to stored integers only
     for split in sides:
         if split.stored.dtype.kind not in "biu" and (config.offset, config.scale) != (0, 1):
             raise ConfigError(
@@ -131,7 +141,7 @@ def load(config: ArraysConfig, preprocess: PreprocessConfig, cache_root: Path) -
 
 @dataclass(frozen=True)
 class _Sourced:
-    """An array, and the file and name that messages show."""
+    """An array, and its source in messages."""
 
     source: str
     values: Array
@@ -141,17 +151,23 @@ class _Sourced:
 
 
 def _open(root: Path, cache_root: Path) -> Arrays:
-    """Return the arrays below `root` by name."""
+    """Return functions that read the arrays of a file or a folder, by name of the array.
+
+    Raises:
+        DataError: there is no array, a file is damaged, or two files have the same name.
+    """
+    arrays: dict[str, Callable[[], Array]] = {}
     if root.is_dir():
         paths = _find_files(root)
         if not paths:
             raise DataError(f"{root}: holds no array; {EXPECTED}")
-        return {name: _opener(path, cache_root) for name, path in _name_files(paths).items()}
+        for name, path in _name_files(paths).items():
+            arrays[name] = _opener(path, cache_root)
+        return arrays
     if root.suffix.lower() != ".npz":
         return {"inputs": _opener(root, cache_root)}
     members = _find_members(root)
     digest = files.sha256(root)
-    arrays = {}
     for member in members:
         name = member.removesuffix(".npy")
         arrays[name] = partial(_unpack, root, digest, member, _copy_member, cache_root)
@@ -169,8 +185,11 @@ def _find_files(folder: Path) -> list[Path]:
 def _name_files(paths: Iterable[Path]) -> dict[str, Path]:
     """Return array files by their names up to the first dot; an unpacked file hides its .gz.
 
+    Args:
+        paths: the files, sorted by name.
+
     Raises:
-        DataError: two different files have the same name, such as x.train.npy and x.test.npy.
+        DataError: two arrays have the same name, such as x.train.npy and x.test.npy.
     """
     named: dict[str, Path] = {}
     for path in paths:
@@ -190,15 +209,16 @@ def _find_members(root: Path) -> list[str]:
 
 
 def name_inputs(data: DataConfig, find_takes: Callable[[], Sequence[str]]) -> DataConfig:
-    """Return the settings, with the arrays that are named like the network's inputs as inputs.
+    """Return the settings, with the network's input names as `data.inputs` if usual names fail.
 
-    Without this, an array called `x` or `images` would be taken as the only input. All other faults
-    of the data and of the network are reported when they are loaded.
+    Without this, an array with a usual name, such as `x`, would be the only input of a network of
+    several inputs. Errors of data and network are suppressed here, because loading them raises
+    them again.
 
     Args:
         data: the located data set, of any source.
         find_takes: returns the names of the network's inputs; called only if needed, because it is
-        slow.
+            slow.
     """
     if data.name != "arrays" or not isinstance(data, ArraysConfig) or data.inputs is not None:
         return data
@@ -212,27 +232,37 @@ def name_inputs(data: DataConfig, find_takes: Callable[[], Sequence[str]]) -> Da
 
 
 def _match_names(root: Path, find_takes: Callable[[], Sequence[str]]) -> Any:
-    """Return `data.inputs` by the names of the network's inputs; None if usual names decide.
+    """Return `data.inputs` by the names of the network's inputs.
 
-    Usual names do not decide in two cases: arrays without a usual name may be inputs too, or no
-    array has a usual name of labels, so that each may be an input.
+    Returns:
+        The name of the only input, or a dict; None if an input has no array of its name, or if
+        usual names decide.
+
+    Usual names decide if at most one array may be an input, and has a usual name. They also decide
+    if labels have a usual name and no input has one, so that all other arrays are inputs.
     """
     names: list[str] = []
     if root.is_dir():
         names = [path.name.partition(".")[0] for path in _find_files(root)]
     elif root.suffix.lower() == ".npz":
         names = [name.removesuffix(".npy") for name in _find_members(root)]
+
+    # Do usual names decide?
     others = {*LABELS, *GROUPS, *CLASSES, *STEPS}
     simple = {_without_side(_simple(name)) for name in names}
     candidates = simple - others
-    is_clear = candidates.isdisjoint(INPUTS) and not simple.isdisjoint(LABELS)
-    if is_clear or (len(candidates) < 2 and candidates <= {*INPUTS}):
+    all_are_inputs = candidates.isdisjoint(INPUTS) and not simple.isdisjoint(LABELS)
+    at_most_one = len(candidates) < 2 and candidates <= {*INPUTS}
+    if all_are_inputs or at_most_one:
         return None
+
+    # Each input of the network needs an array, or one on each side of a split
     takes = sorted(find_takes())
     train = _of_own_names(names, "train", ())
     test = _of_own_names(names, "test", ())
     split = train.keys() & test.keys()
-    if not takes or not (split.issuperset(takes) or {*names}.issuperset(takes)):
+    has_all = split.issuperset(takes) or {*names}.issuperset(takes)
+    if not takes or not has_all:
         return None
     if len(takes) == 1 and takes[0] not in split:
         return takes[0]
@@ -279,11 +309,11 @@ def unpack_idx(file: BinaryIO, packed: int, to: Path) -> None:
     """Write an idx file, such as MNIST's, as an .npy file, in parts.
 
     Args:
-        packed: size of the file in bytes, gzipped or not.
+        packed: size of the file on disk in bytes, gzipped or not, which limits the unpacked size.
 
     Raises:
         ValueError: the file is not an idx file, its size differs from its header, or it is too
-        large unpacked.
+            large unpacked.
     """
     dtype, shape = _read_idx_header(file)
     size = math.prod(shape) * dtype.itemsize
@@ -298,7 +328,7 @@ def unpack_idx(file: BinaryIO, packed: int, to: Path) -> None:
 
 
 def _check_room(size: int, packed: int, to: Path) -> None:
-    """Raise `ValueError` if a header's size is implausible or exceeds the free disk space."""
+    """Raise `ValueError` if the unpacked `size` is implausible or exceeds the free disk space."""
     most = max(PACKED_BYTES, packed * PACKED_RATIO)
     if size > most:
         raise ValueError(f"it unpacks to {size:,} bytes, expected at most {most:,} from {packed:,}")
@@ -306,14 +336,14 @@ def _check_room(size: int, packed: int, to: Path) -> None:
 
 
 def _is_idx(path: Path) -> bool:
-    """Return whether a file is an idx file.
+    """Return whether a file begins as an idx file; False if it cannot be opened.
 
     Raises:
         DataError: the file is gzipped and damaged, so its content is unknown.
     """
     try:
         file = _open_idx(path)
-    except OSError:  # the file is not readable
+    except OSError:
         return False
     with file, _reading(path):
         magic = file.read(4)
@@ -337,7 +367,11 @@ def _read_idx_header(file: BinaryIO) -> tuple[np.dtype[Any], tuple[int, ...]]:
 
 
 def _exactly(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """Yield `size` bytes in parts, because a header may claim more than fits into memory."""
+    """Yield `size` bytes in parts, because a header may claim more than fits into memory.
+
+    Raises:
+        ValueError: the file has fewer bytes left.
+    """
     missing = size
     while missing:
         part = file.read(min(missing, 2**24))
@@ -358,7 +392,7 @@ def _map(path: Path, source: Path, member: str = "") -> Array:
 
 @contextmanager
 def _reading(path: Path, member: str = "") -> Iterator[None]:
-    """Turn any error into a `DataError` that names the file and its array."""
+    """Turn a library's error into a `DataError` that names the file, and the array `member`."""
     name = str(path)
     if member:
         name += f": {member.removesuffix('.npy')}"
@@ -375,9 +409,15 @@ def _reading(path: Path, member: str = "") -> Iterator[None]:
 
 
 def _find_split(arrays: Arrays, config: ArraysConfig, root: Path) -> list[Chosen] | None:
-    """Return the names for `KEYS` on both sides of a split; None if there is no split.
+    """Return the names for `KEYS` of training and test arrays, in this order.
 
     Training samples may lack labels, because an anomaly detector trains on normal samples only.
+
+    Returns:
+        None if the arrays form no split, or if the settings name a single input or the labels.
+
+    Raises:
+        ConfigError: labels are not recognized, or `data.groups` names one array for both sides.
     """
     if isinstance(config.inputs, str) or config.labels not in (None, NO_LABELS):
         return None
@@ -401,7 +441,10 @@ def _find_split(arrays: Arrays, config: ArraysConfig, root: Path) -> list[Chosen
 
 
 def _test_by_validation(arrays: Arrays, root: Path) -> Arrays:
-    """Return the arrays; without test arrays, `x_val` beside `x_train` is renamed to `x_test`."""
+    """Return the arrays, renamed if validation stands in for a missing test side.
+
+    `x_val` becomes `x_test`, for example. There must be training arrays.
+    """
     if not _of_own_names(arrays, "train", ()):
         return arrays
     for name in arrays:
@@ -417,7 +460,7 @@ def _test_by_validation(arrays: Arrays, root: Path) -> Arrays:
 
 
 def _list_keys(inputs: Any) -> list[str]:
-    """Return the names of the network's inputs in `data.inputs`; empty for a single input."""
+    """Return the network's input names if `inputs` is a dict by them; empty for one name."""
     return list(inputs) if isinstance(inputs, dict) else []
 
 
@@ -451,7 +494,10 @@ def _find_side(arrays: Arrays, config: ArraysConfig, root: Path, side: str) -> C
 def _ask_for_labels_of_split(
     arrays: Arrays, config: ArraysConfig, root: Path, sides: Sequence[Chosen]
 ) -> None:
-    """Raise `ConfigError` if an unused or guessed array may hold the labels."""
+    """Raise `ConfigError` if an array may hold the labels.
+
+    With `data.inputs=null`, several inputs are a guess, so that one of them may hold labels.
+    """
     is_guessed = config.inputs is None and isinstance(sides[-1].inputs, dict)
     used = {config.groups}
     for side in sides:
@@ -462,7 +508,10 @@ def _ask_for_labels_of_split(
 
 
 def _find_left(arrays: Arrays, config: ArraysConfig) -> list[str]:
-    """Return the names of the arrays that `data.inputs` does not name."""
+    """Return the names of the arrays that `data.inputs` does not name.
+
+    `x` in `data.inputs` also names `x_train` and `x_test`.
+    """
     inputs: list[str] = []
     if config.inputs is not None:
         inputs = _list_arrays(config.inputs)
@@ -482,7 +531,10 @@ def _without_side(name: str) -> str:
 def _of_own_names(
     arrays: Iterable[str], side: str, others: Collection[str | None]
 ) -> dict[str, str]:
-    """Return the names of one side's arrays, by their names without `train` or `test`."""
+    """Return the names of one side's arrays by their names without the side.
+
+    For the side `train`, this is `{"x": "x_train"}`. The names in `others` are left out.
+    """
     own = {}
     for name in arrays:
         base = name.removesuffix(f"_{side}").removeprefix(f"{side}_")
@@ -511,7 +563,11 @@ def _list_usual(side: str) -> _Usual:
 
 
 def _find_one(arrays: Arrays, config: ArraysConfig, root: Path) -> Chosen:
-    """Return the names for `KEYS` without a split; None for missing labels and groups."""
+    """Return the names for `KEYS` of arrays without a split; None for missing labels and groups.
+
+    Raises:
+        ConfigError: inputs or labels are not recognized.
+    """
     usual = _Usual()
     alone = []  # the usual names in a file that holds only one side
     for side in SIDES:
@@ -534,8 +590,7 @@ def _find_one(arrays: Arrays, config: ArraysConfig, root: Path) -> Chosen:
         held = list_names(arrays) or "nothing"
         raise ConfigError(
             f"data.inputs: got null, and {root} holds {held}; expected the name of one, or one "
-            "named "
-            f"{' | '.join(INPUTS)}, or x_train and x_test with y_train and y_test, or "
+            f"named {' | '.join(INPUTS)}, or x_train and x_test with y_train and y_test, or "
             "{input: name, ...} for a network of several inputs, or data.labels=none if each array "
             "is an input"
         )
@@ -548,7 +603,12 @@ def _find_one(arrays: Arrays, config: ArraysConfig, root: Path) -> Chosen:
 
 
 def _find_unnamed(arrays: Arrays, used: Collection[str | None]) -> Any:
-    """Return the arrays without a usual name, as inputs; None without any, or with a split."""
+    """Return the unused arrays as `data.inputs`.
+
+    Returns:
+        One name, or a dict of several by their own names; None if there is no such array, or if an
+        array is named after a side of a split.
+    """
     if _of_own_names(arrays, "train", ()) or _of_own_names(arrays, "test", ()):
         return None
     unnamed = _list_unused(arrays, used)
@@ -560,7 +620,7 @@ def _find_unnamed(arrays: Arrays, used: Collection[str | None]) -> Any:
 
 
 def _list_unused(arrays: Arrays, used: Collection[str | None]) -> list[str]:
-    """Return the arrays that are not used and hold neither class names nor scales."""
+    """Return the names that are not in `used` and do not stand for class names or scales."""
     unused = []
     for name in arrays:
         if name.lower() not in (*CLASSES, *STEPS) and name not in used:
@@ -571,7 +631,7 @@ def _list_unused(arrays: Arrays, used: Collection[str | None]) -> list[str]:
 def _ask_for_labels(
     arrays: Arrays, used: Collection[str | None], root: Path, expected: str
 ) -> None:
-    """Raise `ConfigError` if an array without a usual name may hold the labels."""
+    """Raise `ConfigError` if an unused array may hold the labels."""
     if _list_unused(arrays, used):
         raise ConfigError(
             f"data.labels: got null, and {root} holds {list_names(arrays)}; expected {expected}, "
@@ -580,12 +640,12 @@ def _ask_for_labels(
 
 
 def _list_arrays(inputs: Any) -> list[str]:
-    """Return the names of the arrays of one or several inputs."""
+    """Return the names in `inputs`, which is one name or a dict of names."""
     return list(inputs.values()) if isinstance(inputs, dict) else [str(inputs)]
 
 
 def list_names(names: Iterable[str], separator: str = ", ") -> str:
-    """Return names for a message, at most 20 of them."""
+    """Return the first names for a message: at most 20, cut at 300 characters."""
     listed = list(names)
     shown = printable(separator.join(listed[:20]))[:300]
     if len(listed) > 20:
@@ -594,7 +654,9 @@ def list_names(names: Iterable[str], separator: str = ", ") -> str:
 
 
 def pick(names: Iterable[str], usual: Collection[str], source: object) -> str | None:
-    """Return the only usual name among `names`, ignoring case; None if there is none.
+    """Return the name among `names` that is in `usual`, ignoring case; None if there is none.
+
+    MNIST's file names count as `train_images` and so on.
 
     Raises:
         ConfigError: several names are usual.
@@ -609,7 +671,7 @@ def pick(names: Iterable[str], usual: Collection[str], source: object) -> str | 
 
 
 def _simple(name: str) -> str:
-    """Return a name in lower case; names of MNIST's files become `train_images` and so on."""
+    """Return a name in lower case; MNIST's file names become `train_images` and so on."""
     name = name.lower()
     mnist = _MNIST.fullmatch(name)
     if mnist:
@@ -620,7 +682,11 @@ def _simple(name: str) -> str:
 def _find_array(
     key: str, name: str | None, root: Path, arrays: Arrays, cache_root: Path
 ) -> _Sourced | None:
-    """Return the array, or the array file, that the setting `key` names; None without a name."""
+    """Return the array of this name, or of the file at this path; None without a name.
+
+    Args:
+        key: the setting that holds the name, for the error.
+    """
     if name is None:
         return None
     _check_name(key, name, root, arrays)
@@ -641,7 +707,11 @@ def _check_name(key: str, name: str, root: Path, arrays: Arrays) -> None:
 def _find_inputs(
     find: Callable[[str, str | None], _Sourced | None], inputs: Any, cache_root: Path
 ) -> _Sourced:
-    """Return the array of the inputs; pack several arrays into records in the cache."""
+    """Return the array of a single input, or records of the inputs in a dict, from the cache.
+
+    Raises:
+        DataError: arrays of a dict are not finite numbers, or differ in their number of samples.
+    """
     if not isinstance(inputs, dict):
         array = find("data.inputs", inputs)
         assert array is not None  # the name of a single input is never None
@@ -688,7 +758,11 @@ def _hash(values: Array) -> str:
 def _read_split(
     source: str, inputs: _Sourced, labels: _Sourced | None, groups: _Sourced | None
 ) -> Split:
-    """Return checked inputs [N, ...], labels [N, ...] and groups [N] as samples."""
+    """Return inputs [N, ...], labels [N, ...] and groups [N] as samples.
+
+    Raises:
+        DataError: an array has a wrong dtype, shape or values.
+    """
     images = inputs.values
     kind: str = images.dtype.kind
     if kind != "V" and (kind not in "biuf" or images.ndim < 2 or 0 in images.shape):
@@ -711,7 +785,7 @@ def _read_split(
 
 
 def _warn_unused(arrays: Arrays, root: Path) -> None:
-    """Warn if the file holds a scale and an offset for its integers that are not applied."""
+    """Warn if an array holds a scale or an offset for the integers, since neither is applied."""
     held = []
     settings = []
     for name in arrays:
@@ -741,19 +815,24 @@ def _check_finite(array: _Sourced) -> None:
 
 
 def _find_highest(labels: Array) -> int:
-    """Return the highest class number of labels, [N] or [N, classes]."""
+    """Return the highest class number of integers of any shape, or of bools [N, classes]."""
     if labels.dtype.kind == "b":
         return labels.shape[1] - 1
     return int(labels.max())
 
 
 def _read_labels(labels: _Sourced) -> Array:
-    """Return labels by their kind.
+    """Return labels in the form of `Split.labels`, by their dtype, shape and values.
 
-    These are classes [N] as int64, also from one-hot rows; classes of tokens [N, tokens] as int64;
-    several classes [N, classes] as bool; or values [N, ...] unchanged.
+    One-hot rows become classes. Integers [N, tokens] are classes of tokens only if one of them is
+    -100.
+
+    Raises:
+        DataError: the labels have no such form.
     """
     stored = labels.values
+
+    # Numbers for each class, values and pictures
     if _is_binary(stored):
         return read_binary(stored, labels)
     if stored.dtype.kind == "f":
@@ -761,6 +840,8 @@ def _read_labels(labels: _Sourced) -> Array:
         return stored
     if stored.ndim == 4 and stored.dtype == np.uint8 and stored.shape[3] in (1, 3):
         return stored
+
+    # Masks, texts and classes of tokens
     if stored.ndim == 3 and stored.dtype.kind in "iub":
         return _read_masks(labels)
     if stored.dtype.kind == "U" and stored.ndim == 1:
@@ -771,7 +852,10 @@ def _read_labels(labels: _Sourced) -> Array:
             raise DataError(f"{labels}: every label is {IGNORED}; expected one for some tokens")
         check_labels(scored, labels)
         return stored.astype(np.int64)
-    if stored.dtype.kind not in "iub" or stored.shape not in ((len(stored),), (len(stored), 1)):
+
+    # Classes, one for each sample
+    is_column = stored.shape in ((len(stored),), (len(stored), 1))
+    if stored.dtype.kind not in "iub" or not is_column:
         mend = ""
         if stored.ndim > 1:
             mend = "; several labels a sample: a column of 0 and 1 for each class"
@@ -797,7 +881,11 @@ def read_binary(rows: Array, source: object) -> Array:
 
 
 def _read_masks(labels: _Sourced) -> NDArray[np.uint8]:
-    """Return masks [N, height, width] as uint8, the dtype that marks masks."""
+    """Return masks [N, height, width] as uint8.
+
+    Raises:
+        DataError: a value is not from 0 to 255.
+    """
     stored = labels.values
     low = int(stored.min())
     high = int(stored.max())
@@ -807,13 +895,16 @@ def _read_masks(labels: _Sourced) -> NDArray[np.uint8]:
 
 
 def name_binary(sides: Sequence[Split], source: object, padded: bool = False) -> list[Split]:
-    """Return splits with 1 in place of 255 in their masks, if all masks hold only 0 and 255.
+    """Return splits with 1 in place of 255 in their masks, if 0 and 255 are the only values.
 
-    Both sides decide together, because one side alone may be all white, or have only unlabelled
+    All splits decide together, because one split alone may be all white, or have only unlabelled
     pixels (255) beside class 0.
 
+    Args:
+        padded: whether the masks have padding of 255.
+
     Raises:
-        ConfigError: the masks are padded, and the padding is 255 too.
+        ConfigError: padded masks have 0 and 255 as their only values.
     """
     values: set[int] = set()
     for split in sides:
@@ -829,8 +920,9 @@ def name_binary(sides: Sequence[Split], source: object, padded: bool = False) ->
     log.info("%s: masks of 0 and 255, taken as classes 0 and 1", source)
     named = []
     for split in sides:
-        labels = split.labels
-        named.append(split if labels is None else replace(split, labels=np.minimum(labels, 1)))
+        if split.labels is not None:
+            split = replace(split, labels=np.minimum(split.labels, 1))
+        named.append(split)
     return named
 
 
@@ -850,7 +942,7 @@ def check_labels(labels: Array, source: object) -> NDArray[np.int64]:
 
 
 def _is_binary(rows: Array) -> bool:
-    """Return whether rows have a column of 0 and 1 for each class."""
+    """Return whether the array is [N, classes] of 0 and 1, with 2 to 1,000 classes."""
     if rows.dtype.kind not in "iubf" or rows.ndim != 2 or not 1 < rows.shape[1] <= MAX_CLASSES:
         return False
     return all(np.isin(part, (0, 1)).all() for part in in_parts(rows))
@@ -872,7 +964,11 @@ def _shape(array: Array) -> str:
 def _find_classes(
     arrays: Arrays, config: ArraysConfig, root: Path, highest: int
 ) -> tuple[tuple[str, ...], bool]:
-    """Return the names of the classes, and whether the user or the file names them."""
+    """Return the names of the classes, and whether the user or an array names them.
+
+    Raises:
+        DataError: the array holds no different texts, or a label has no name.
+    """
     names = config.classes
     origin = "data.classes"
     stored = pick(arrays, CLASSES, root)
@@ -895,16 +991,18 @@ def _find_classes(
 def name_classes(
     source: object, highest: int, names: Sequence[str] | None, origin: str = "data.classes"
 ) -> tuple[tuple[str, ...], bool]:
-    """Return the names of the classes, by default their numbers, and whether names were given.
+    """Return the names of the classes, and whether they are `names`; by default, their numbers.
 
     >>> name_classes("labels.npy", highest=2, names=None)
     (('0', '1', '2'), False)
 
     Args:
+        source: the file or folder of the labels, for the error.
+        highest: the highest label.
         origin: the setting or array that holds `names`, for the error.
 
     Raises:
-        DataError: there are more classes than names.
+        DataError: the highest label has no name.
     """
     if names is None:
         return tuple(map(str, range(max(highest + 1, 2)))), False

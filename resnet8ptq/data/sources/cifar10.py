@@ -1,4 +1,4 @@
-"""CIFAR-10's published Python files (https://www.cs.toronto.edu/~kriz/cifar.html)."""
+"""`data=cifar10`: CIFAR-10's Python files (https://www.cs.toronto.edu/~kriz/cifar.html)."""
 
 import hashlib
 import json
@@ -45,10 +45,10 @@ BATCHES: dict[Side, tuple[str, ...]] = {
 
 
 def load(config: DataConfig, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
-    """Return the data set, which the cache keeps.
+    """Return the data set in the folder `data.root`; the cache keeps its samples.
 
     Raises:
-        DataError: a batch is missing, damaged or inconsistent; the message names the file.
+        DataError: a file is missing, damaged or inconsistent; the message names it.
     """
     folder = Path(str(config.root))
     keys: dict[Side, cache.Key] = {side: digests(folder, side, cache_root) for side in SIDES}
@@ -75,7 +75,7 @@ def fetch(folder: Path) -> Path:
 
 
 def digests(folder: Path, split: Side, cache_root: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file of a split by name, computed again if a file changes.
+    """Return the SHA-256 of each file of a split by name; the cache keeps it until a file changes.
 
     Raises:
         DataError: a batch is missing, or cannot be read; the message names the file.
@@ -91,9 +91,9 @@ def digests(folder: Path, split: Side, cache_root: Path) -> dict[str, str]:
 
 
 def read_split(folder: Path, split: Side) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Read a split's files; return images [N, 32, 32, 3] and labels [N].
+    """Return images [N, 32, 32, 3] and labels [N] from a split's files.
 
-    A batch may hold any number of images.
+    A batch may hold any number of images from 1.
 
     Raises:
         DataError: a batch is missing, truncated, refused, or inconsistent; the message names the
@@ -108,7 +108,7 @@ def read_class_names(folder: Path) -> tuple[str, ...]:
     """Return the class names in `batches.meta`; without that file, the published names.
 
     Raises:
-        DataError: the file does not hold ten different names.
+        DataError: the file is damaged, or does not hold ten different names.
     """
     path = folder / "batches.meta"
     if not path.exists():
@@ -156,7 +156,7 @@ def _read_dict(path: Path) -> dict[str, Any]:
 
 
 def _read_state(path: Path) -> str:
-    """Return inode, size and times of a file, some of which change with its content."""
+    """Return inode, size and times of a file; a change of its content changes some of them."""
     with _named(path):
         state = path.stat()
     return f"{state.st_ino} {state.st_size} {state.st_mtime_ns} {state.st_ctime_ns}"

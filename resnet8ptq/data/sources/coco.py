@@ -51,9 +51,11 @@ class Annotations:
     Attributes:
         images: file name, width and height of each picture, by picture id.
         boxes: the boxes of each picture, by picture id.
-        class_ids: the categories' ids, in the order of the classes.
-        keypoints: number of keypoints of each object.
-        masks: the masks of each picture's boxes, by picture id; empty if there are none.
+        class_ids: the categories' ids, in the order of the classes; negative for classes that the
+            file lacks.
+        keypoints: number of keypoints of each object; 0 if the file has none.
+        masks: a mask for each of a picture's boxes, by picture id, see `core.masks`; empty if the
+            masks are left out.
     """
 
     images: Mapping[int, tuple[str, int, int]]
@@ -65,17 +67,20 @@ class Annotations:
 
 
 def load(config: CocoConfig, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
-    """Read the annotations, and their pictures below `data.images`.
+    """Return the data set of the annotations, and of their pictures below `data.images`.
 
     Raises:
-        ConfigError: `data.annotations` is null or not a file, or the pictures differ in size and
-            `preprocess.size` is null.
-        DataError: the file is not in COCO's format, or a picture is missing or has another size.
+        ConfigError: `data.annotations` is null or not a file, `data.classes` lacks a category, or
+            the pictures differ in size and `preprocess.size` is null.
+        DataError: the file is not in COCO's format or too large, or a picture is missing, cannot be
+            read, or has another size than in the file.
     """
     path = _find_annotations(config)
     annotations = _limit_masks(_read_large(path, config.classes), path)
     _warn_outside(annotations, path)
     _check_pictures(annotations, Path(str(config.images)), path, config.on_bad)
+
+    # Decode the pictures, and keep the annotations of readable ones
     every = _list(annotations, config)
     images, kept = decode(every, preprocess, config.on_bad, cache_root)
     ids = np.array(list(annotations.images), np.int64)[kept]
@@ -83,6 +88,8 @@ def load(config: CocoConfig, preprocess: PreprocessConfig, cache_root: Path) -> 
     labels = boxes.pack(placed, annotations.keypoints)
     shown = np.array([every[index].name for index in kept], np.object_)
     whole = Split(images, labels, str(path), names=shown)
+
+    # All pictures may be for testing, as COCO's validation set is
     if config.test_fraction == 1:
         data = Dataset(path.stem, (), whole.take(np.arange(0)), whole)
     else:
@@ -92,7 +99,7 @@ def load(config: CocoConfig, preprocess: PreprocessConfig, cache_root: Path) -> 
 
 
 def _limit_masks(annotations: Annotations, path: Path) -> Annotations:
-    """Return the annotations without masks if the labels of all pictures would be too large."""
+    """Return the annotations, without masks if their array would exceed `MAX_MASKS` bytes."""
     longest = max(len(masks.join(texts)) for texts in annotations.masks.values())
     room = longest * len(annotations.masks)
     if room <= MAX_MASKS:
@@ -140,14 +147,14 @@ def _read_large(path: Path, classes: Sequence[str] | None) -> Annotations:
 
 
 def read_annotations(path: Path, classes: Sequence[str] | None = None) -> Annotations:
-    """Read an annotation file.
+    """Return the checked content of an annotation file.
 
     Args:
         classes: class names in the order of the network's outputs, including all categories; None
             for the categories in the order of their ids.
 
     Raises:
-        DataError: the file is not in COCO's format; the message names the entry.
+        DataError: the file is not in COCO's format, or exceeds a limit of this module.
         ConfigError: `classes` lacks a category.
     """
     with errors_as(DataError, f"{path}: is not JSON"):
@@ -167,6 +174,8 @@ def read_annotations(path: Path, classes: Sequence[str] | None = None) -> Annota
             raise ValueError(f"image_id {image_id} is in none of `images`")
         if category not in labels:
             raise ValueError(f"category_id {category} is in none of `categories`")
+
+        # Box and keypoints
         bbox = list(map(_number, entry["bbox"]))
         if len(bbox) != 4 or bbox[2] < 0 or bbox[3] < 0:
             raise ValueError(f"bbox: got {bbox}, expected left, top, width and height")
@@ -177,6 +186,8 @@ def read_annotations(path: Path, classes: Sequence[str] | None = None) -> Annota
                 f"keypoints: got {len(points)} numbers, expected x, y, visibility, ..."
             )
         crowd = bool(_integer(entry.get("iscrowd", 0)))
+
+        # The mask, whose size is that of the picture
         _, width, height = images[image_id]
         mask = masks.read(entry.get("segmentation"), height, width)
         size_of_masks += len(mask)
@@ -226,7 +237,12 @@ def read_annotations(path: Path, classes: Sequence[str] | None = None) -> Annota
 
 
 def _read_list(path: Path, content: Any, key: str, read: Callable[[Entry], Any]) -> list[Any]:
-    """Return the entries of a list in the file; an error names the entry."""
+    """Return what `read` returns for each entry of the list `key`.
+
+    Raises:
+        DataError: there is no such list, it is too long, or `read` fails; the message names the
+            entry.
+    """
     entries = content.get(key) if isinstance(content, dict) else None
     if not isinstance(entries, list):
         raise DataError(
@@ -251,7 +267,11 @@ def _read_list(path: Path, content: Any, key: str, read: Callable[[Entry], Any])
 
 
 def _read_by_id(path: Path, content: Any, key: str, read: Callable[[Entry], Any]) -> dict[int, Any]:
-    """Return the entries of a list by their ids; raise `DataError` if two ids are equal."""
+    """Return what `read` returns for each entry of the list `key`, by the ids of the entries.
+
+    Raises:
+        DataError: the list is empty or unsuitable, or two ids are equal.
+    """
     pairs = _read_list(path, content, key, lambda entry: (_integer(entry["id"]), read(entry)))
     by_id = dict(pairs)
     if not by_id:
@@ -268,7 +288,7 @@ def _integer(value: Any) -> int:
 
 
 def _image(entry: Entry) -> tuple[str, int, int]:
-    """Return file name, width and height."""
+    """Return the file name, width and height of a picture."""
     name = _text(entry["file_name"])
     if not _is_file_name(name):
         raise ValueError(f"{printable(name)[:40]!r} is not a name of a file")
@@ -307,6 +327,9 @@ def _order(
     """Return names and ids of the classes in the order of the network's outputs.
 
     Classes that the file lacks get negative ids.
+
+    Raises:
+        ConfigError: `classes` lacks a category.
     """
     if classes is None:
         ids = sorted(categories)
@@ -325,8 +348,11 @@ def _order(
 
 
 def _check_pictures(annotations: Annotations, folder: Path, path: Path, on_bad: str) -> None:
-    """Raise `DataError` for a picture that is missing, outside of the folder, or has another
-    size.
+    """Check that the pictures exist in the folder, in the sizes of the annotations.
+
+    Raises:
+        DataError: a picture is outside of the folder, has another size, or is missing; with
+            `on_bad=skip`, missing pictures are an error only if all are missing.
     """
     root = folder.resolve()
     paths = {image_id: folder / name for image_id, (name, _, _) in annotations.images.items()}
@@ -372,7 +398,9 @@ def _warn_outside(annotations: Annotations, path: Path) -> None:
             left, top, wide, high = bbox
             total += 1
             # Tolerate one pixel, because annotations are rounded
-            outside += left < -1 or top < -1 or left + wide > width + 1 or top + high > height + 1
+            begins_outside = left < -1 or top < -1
+            ends_outside = left + wide > width + 1 or top + high > height + 1
+            outside += begins_outside or ends_outside
     if outside:
         log.warning(
             "%s: %d of %d boxes end outside of their pictures; COCO's bbox is left, top, width and "
@@ -384,7 +412,7 @@ def _warn_outside(annotations: Annotations, path: Path) -> None:
 
 
 def _resolve(picture: Path) -> Path | None:
-    """Return a picture's path without links; None if its links form a loop."""
+    """Return a picture's path without links; None if it cannot be resolved, as in a loop."""
     try:
         return picture.resolve()
     except (OSError, RuntimeError):

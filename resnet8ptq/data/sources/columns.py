@@ -1,4 +1,4 @@
-"""Reads columns of an Arrow table: numbers as samples, and text as paths of pictures or classes."""
+"""Reads columns of an Arrow table as numbers, pictures, labels and groups."""
 
 import logging
 import math
@@ -41,9 +41,10 @@ NameCell = Callable[[int], str]  # returns the name of a row's cell; see `RowNam
 
 @dataclass(frozen=True)
 class DataTable:
-    """A table of named columns, and the file that it comes from.
+    """A table of named columns, and the file or folder that it comes from.
 
     Attributes:
+        sha256: SHA-256 of all files of the table, for cache keys.
         files: the rows of each file; empty if all are from `source`, and counted from 1.
     """
 
@@ -63,7 +64,10 @@ class DataTable:
         return [str(name) for name in self.columns.column_names]
 
     def column(self, key: str, name: str) -> Column:
-        """Return the column that the setting `key` names.
+        """Return the column `name`; dictionaries, extension types and decimals become plain types.
+
+        Args:
+            key: the setting that names the column, for the error.
 
         Raises:
             ConfigError: no column or several columns have that name.
@@ -81,8 +85,9 @@ class DataTable:
         while isinstance(column.type, pa.BaseExtensionType):
             column = column.cast(column.type.storage_type)
         if pa.types.is_decimal(column.type):  # databases return decimals
-            is_whole = column.type.scale == 0 and column.type.precision <= 18
-            column = column.cast(pa.int64() if is_whole else pa.float64())
+            is_int64 = column.type.scale == 0 and column.type.precision <= 18
+            plain = pa.int64() if is_int64 else pa.float64()
+            column = column.cast(plain)
         return column
 
     @cached_property
@@ -102,14 +107,14 @@ class DataTable:
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of a table; a larger table would take minutes and all memory."""
+    """The limits of a table; a larger table could take minutes and all memory."""
 
     columns: int = 100_000
     rows: int = MAX_SAMPLES
     bytes: int = 2**32  # largest size in memory
 
     def check(self, path: Path, columns: int = 0, rows: int = 0, size: int = 0) -> None:
-        """Check the size of a table.
+        """Check the size of a table in columns, rows and bytes.
 
         Raises:
             DataError: the table exceeds a limit.
@@ -154,7 +159,7 @@ def is_packed(column: Column) -> bool:
 
 
 def is_numbers(column: Column) -> bool:
-    """Return whether a column holds numbers, or lists of them."""
+    """Return whether a column holds numbers or booleans, or lists of them."""
     kind = column.type
     while _is_list(kind):
         kind = kind.value_type
@@ -173,8 +178,8 @@ def check_left_out(table: DataTable, name: str, column: Column) -> None:
     would lack that column.
 
     Raises:
-        DataError: at least half of the cells are numbers; the message names the first cell that is
-            not.
+        DataError: at least half of the cells are numbers; the message names the first cell that
+            cannot be converted to one.
     """
     if not is_text(column):
         return
@@ -200,7 +205,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def pictures_at(table: DataTable, name: str, folder: Path) -> list[Picture]:
-    """Return the pictures at the paths in a column, which are relative to `folder`.
+    """Return the pictures at the paths in a column; relative paths begin in `folder`.
 
     Raises:
         DataError: a path is missing, or leads out of `folder`; the message names the row.
@@ -230,8 +235,8 @@ def packed_pictures(table: DataTable, name: str, folder: Path) -> list[Picture]:
     """Return the pictures in a column: their bytes, or their paths if all bytes are null.
 
     Raises:
-        DataError: a picture has neither bytes nor a path, or its path leads out of `folder`; the
-            message names the row.
+        DataError: only some bytes are null; or all are, and a path is missing or leads out of
+            `folder`. The message names the row.
     """
     content = table.column("data.inputs", name)
     if pa.types.is_struct(content.type):
@@ -251,15 +256,17 @@ def write_numbers(
 ) -> None:
     """Write samples [N, ...] from columns of numbers, or from one column of lists of numbers.
 
-    Rows are written in groups, so that memory never holds samples and columns together.
+    Rows are written in groups, because samples and columns together could exceed the memory.
     Integers from 0 to 255 become uint8, because CSV files have no types.
 
     Args:
         shape: the shape of a sample; None for the number of columns, or the shape of the lists.
 
     Raises:
-        ConfigError: the numbers of a row do not fit this shape.
-        DataError: a cell is not a finite number; the message names the row and the column.
+        ConfigError: the numbers of a row do not fit this shape, a name is not that of one column,
+            or a column of lists is not alone.
+        DataError: a cell is not a finite number, or the lists of a column differ in length; the
+            message names the row and the column.
     """
     parts = [_read_numbers(table, name) for name in names]
     has_lists = any(part.ndim > 1 for part in parts)
@@ -295,7 +302,7 @@ def _common_dtype(parts: Sequence[NDArray[Any]]) -> np.dtype[Any]:
 
 
 def _read_numbers(table: DataTable, name: str) -> NDArray[Any]:
-    """Return a column of numbers as [N], or of lists of numbers as [N, ...]."""
+    """Return a column of numbers as [N], or of lists of numbers as [N, ...]; booleans as uint8."""
     column = table.column("data.inputs", name)
     cell = partial(table.rows.cell, name)
     shape = [len(column)]
@@ -328,7 +335,7 @@ def check_filled(column: Column, cell: NameCell, per_row: int = 1) -> None:
     """Check that a column has no empty cell.
 
     Args:
-        cell: returns the name of a row's cell.
+        cell: returns the name of a row's cell for the error.
         per_row: number of cells for each row of the table.
 
     Raises:
@@ -355,17 +362,20 @@ def _first_not_a_number(column: Column) -> tuple[int, str]:
 def labels(
     table: DataTable, names: Sequence[str], classes: Sequence[str] | None
 ) -> tuple[NDArray[Any] | None, tuple[str, ...], bool]:
-    """Return the labels of a column, the class names, and whether the classes have names.
+    """Return the labels in columns, the class names, and the attribute `Dataset.named`.
 
-    The labels are None if the settings say that there are none.
+    The labels are None if `names` is `[NO_LABELS]`.
 
-    Integers are labels from 0. Each distinct text is a class, in the order of `classes`, or by
-    default in alphabetical order. Floats are regression targets, without classes. Lists, texts with
-    `SEPARATOR`, and several columns of 0 and 1 give several labels for each sample, [N, classes]
-    bool; one-hot lists and columns give classes. A column of `TRANSCRIPTS` holds texts, [N].
+    Integers are labels from 0. Texts and booleans are names of classes, in the order of `classes`,
+    or by default in alphabetical order. Floats are regression targets, without classes. Lists,
+    texts with `SEPARATOR`, and several columns of 0 and 1 give several labels for each sample,
+    [N, classes] bool; one-hot lists and columns give classes. Without `classes`, a column with a
+    name in `TRANSCRIPTS` holds texts, [N].
 
     Raises:
-        DataError: a label is missing or has another type; the message names the row.
+        ConfigError: a name is not that of one column.
+        DataError: a label is missing, has another type, or is no class; the message names the
+            column.
     """
     [name, *others] = names
     if name == arrays.NO_LABELS:
@@ -411,15 +421,16 @@ def labels(
 def word_labels(
     table: DataTable, names: Sequence[str], classes: Sequence[str] | None, words: str
 ) -> tuple[NDArray[np.object_], tuple[str, ...], bool]:
-    """Return the labels of the words of each row [N], the class names, and whether classes have
-    names.
+    """Return the labels of the words of each row [N], and the classes as `labels` returns them.
 
     Args:
         names: the column with lists of labels: integers from 0, or texts.
         words: the column with lists of words.
 
     Raises:
-        DataError: a row has more or fewer labels than words; the message names the row.
+        ConfigError: a name is not that of one column.
+        DataError: a row has more or fewer labels than words, or a label is missing, has another
+            type, or is no class.
     """
     column = table.column("data.labels", names[0])
     source = f"{table.source}: column {names[0]!r}"
@@ -478,13 +489,14 @@ def _several(
     """Return lists of labels, texts or integers from 0, as [N, classes]; a list may be empty.
 
     Lists of 0 and 1 of equal length may be lists of labels, or rows of the matrix [N, classes].
-    They are rows if a list repeats a value, which a list of labels does not, or if the lists have
-    two values, because all samples would have the same labels. A one-hot matrix is returned as
-    classes, [N].
+    They are rows if a list repeats a value, which a list of labels does not. They are also rows if
+    each has two values, because as lists of labels they would all have both labels. A one-hot
+    matrix is returned as classes, [N].
 
     Raises:
-        DataError: a label is not a class; the message names the row.
+        DataError: a label is no class or has another type, or there are too few or many classes.
     """
+    # Are the lists rows of a matrix?
     different: set[Any] = set()
     is_repeated = False
     for row in rows:
@@ -495,7 +507,8 @@ def _several(
         different.update(row)
         if len(set(row)) < len(row):
             is_repeated = True
-    of_one_length = len({*map(len, rows)}) == 1
+    lengths = {len(row) for row in rows}
+    of_one_length = len(lengths) == 1
     if of_one_length and (is_repeated or len(rows[0]) == 2) and different <= {0, 1}:
         named_classes = arrays.name_classes(source, len(rows[0]) - 1, classes)
         return arrays.read_binary(np.array(rows), source), *named_classes
@@ -525,7 +538,12 @@ def _several(
 
 
 def groups(table: DataTable, name: str) -> NDArray[np.int64]:
-    """Return the groups [N] of a column: equal numbers for equal cells."""
+    """Return the groups [N] of a column: equal numbers for equal cells.
+
+    Raises:
+        ConfigError: the name is not that of one column.
+        DataError: a cell is empty; the message names the row.
+    """
     cells = table.column("data.groups", name)
     check_filled(cells, partial(table.rows.cell, name))
     return cells.combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)

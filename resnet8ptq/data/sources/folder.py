@@ -31,13 +31,14 @@ MASK = "_mask"  # the end that a mask's name may add to its picture's name
 
 
 def load(config: FolderConfig, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
-    """Read the pictures below `data.root`.
+    """Return the data set of the pictures below `data.root`.
 
     Raises:
-        ConfigError: the pictures differ in size, and `preprocess.size` is null; or `data.classes`
-            differs from the class folders.
-        DataError: there are no class folders, a class folder has no pictures, the training pictures
-            lack a class of the test pictures, or a picture cannot be read.
+        ConfigError: the pictures differ in size, and `preprocess.size` is null; the class folders
+            differ from `data.classes` or are no classes; or `data.masks` or `data.targets` does not
+            fit.
+        DataError: class folders, pictures, masks or targets are missing, a class has no folder of
+            training pictures, or a picture cannot be read.
     """
     root = Path(str(config.root))
     sides = _find_sides(root)
@@ -46,12 +47,15 @@ def load(config: FolderConfig, preprocess: PreprocessConfig, cache_root: Path) -
     names = _find_classes(sides[0], config)
     if names:
         _warn_of_loose(dict.fromkeys([root, *sides]))
+
+    # Without a split, all pictures are in class folders of the root
     if len(sides) == 1:
         whole = _decode(root, names, config, preprocess, cache_root)
         return split_one(
             root.name, names, whole.split, root, config, mend=f"{TRAIN}/ and test/ in data.root"
         )
-    unknown = sorted(set(_find_classes(sides[1], replace(config, classes=None))) - set(names))
+    tested = _find_classes(sides[1], replace(config, classes=None))
+    unknown = sorted(set(tested) - set(names))
     if unknown:
         raise DataError(f"{sides[1]}: class {unknown[0]!r} has no folder in {sides[0]}")
     train, test = [_decode(side, names, config, preprocess, cache_root) for side in sides]
@@ -83,7 +87,15 @@ def _load_paired(
     preprocess: PreprocessConfig,
     cache_root: Path,
 ) -> Dataset:
-    """Return pictures whose labels are masks [N, H, W] or pictures [N, H, W, C], in uint8."""
+    """Return pictures whose labels are masks [N, H, W] or pictures [N, H, W, C], in uint8.
+
+    Args:
+        sides: the folders for training and testing, or only one folder.
+
+    Raises:
+        ConfigError: `data.masks` or `data.targets` does not fit, or pictures differ in size.
+        DataError: a picture lacks a mask or target, or cannot be read.
+    """
     key = "data.targets" if config.masks is None else "data.masks"
     beside = Path(str(config.masks or config.targets)).expanduser()
     if config.masks and config.targets:
@@ -91,6 +103,8 @@ def _load_paired(
     if not beside.is_dir():
         state = "a file" if beside.exists() else "not there"
         raise ConfigError(f"{key}: got {beside} ({state}), expected a folder of pictures")
+
+    # The masks or targets are split like the pictures
     label_sides = [beside]
     if len(sides) > 1:
         label_sides = _find_sides(beside)
@@ -100,10 +114,11 @@ def _load_paired(
     for folder, other in zip(sides, label_sides, strict=True):
         splits.append(_read_paired(folder, other, config, preprocess, cache_root))
     if config.masks is not None:
-        named = name_binary(
-            [side.split for side in splits], beside, padded=preprocess.resize == "letterbox"
-        )
+        is_padded = preprocess.resize == "letterbox"
+        named = name_binary([side.split for side in splits], beside, is_padded)
         splits = [replace(side, split=split) for side, split in zip(splits, named, strict=True)]
+
+    # A test folder keeps the split; without one, the pictures are divided
     if len(splits) == 1:
         mend = f"{TRAIN}/ and test/ in data.root and {key}"
         data = split_one(root.name, (), splits[0].split, root, config, mend=mend)
@@ -120,7 +135,10 @@ def _read_paired(
     preprocess: PreprocessConfig,
     cache_root: Path,
 ) -> NamedSplit:
-    """Return the readable pictures of a folder; pictures of equal names in `other` are labels."""
+    """Return the pictures of a folder; pictures of equal names in `other` are their labels.
+
+    With `data.on_bad=skip`, pairs with an unreadable picture are left out.
+    """
     pairs = _find_pairs(folder, other)
     pictured = [Picture(str(path), path) for path, _ in pairs]
     images, kept = decode(pictured, preprocess, config.on_bad, cache_root)
@@ -147,10 +165,12 @@ def _read_paired(
 
 
 def _find_pairs(folder: Path, other: Path) -> list[tuple[Path, Path]]:
-    """Return each picture of a folder with the file of the same name in the other folder.
+    """Return each picture of a folder with the picture of the same name in the other folder.
+
+    Names are compared without suffixes, and without `_mask` at their end.
 
     Raises:
-        DataError: a picture has no partner in the other folder.
+        DataError: a folder has no pictures, or a picture has no partner in the other folder.
     """
     paths = find_pictures(folder)
     named = {_stem(path, other): path for path in find_pictures(other)}
@@ -197,7 +217,7 @@ def _stem(path: Path, folder: Path) -> str:
 
 
 def list_pictures(config: FolderConfig, cache_root: Path) -> list[Picture]:
-    """Return the pictures that `load` decodes."""
+    """Return the pictures in the folders of `data.root` that `load` reads."""
     sides = _find_sides(Path(str(config.root)))
     classes = _find_classes(sides[0], config) or ("",)
     listed = []
@@ -227,16 +247,24 @@ def _find_first(named: Mapping[str, Path], names: Iterable[str]) -> Path | None:
 
 
 def read_unlabelled(root: Path, preprocess: PreprocessConfig, cache_root: Path) -> Split:
-    """Read all pictures below a folder, without labels.
+    """Return all pictures below a folder, without labels.
 
     Raises:
+        ConfigError: the pictures differ in size, and `preprocess.size` is null.
         DataError: there are no pictures, or one cannot be read.
     """
     return _decode(root, (), FolderConfig(), preprocess, cache_root).split
 
 
 def _find_classes(folder: Path, config: FolderConfig) -> tuple[str, ...]:
-    """Return the class folders in the order of `data.classes`; empty without labels."""
+    """Return the names of the class folders; empty if the settings ask for no classes.
+
+    The order is that of `data.classes`, or by default alphabetical.
+
+    Raises:
+        ConfigError: the folders differ from `data.classes`, or look like something else.
+        DataError: there are too few or too many folders.
+    """
     if config.labels == NO_LABELS or config.masks or config.targets:
         return ()
     names = []
@@ -285,7 +313,10 @@ def _decode(
     preprocess: PreprocessConfig,
     cache_root: Path,
 ) -> NamedSplit:
-    """Return the readable pictures of all classes; without classes, all pictures in the folder."""
+    """Return the pictures of all classes; without classes, all pictures below the folder.
+
+    With `data.on_bad=skip`, unreadable pictures are left out.
+    """
     every = []
     labels = []
     for label, name in enumerate(names or [""]):
@@ -301,7 +332,7 @@ def _decode(
 
 
 def find_pictures(folder: Path) -> list[Path]:
-    """Return the pictures in a folder and its subfolders, in order.
+    """Return the pictures in a folder and its subfolders, sorted by path.
 
     Raises:
         DataError: there are no pictures.
@@ -322,9 +353,10 @@ def find_pictures(folder: Path) -> list[Path]:
 
 
 def _list_by_name(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Return the files in a folder with a picture suffix, and the others, such as linked folders.
+    """Return the files below a folder with a picture suffix, and the others; hidden ones are
+    omitted.
 
-    A link to a missing picture counts as a file with such a suffix; `decode` reports it as
+    A link counts as a file, by the suffix of its name; `decode` reports one to a missing picture as
     unreadable.
     """
     by_name = []
@@ -341,5 +373,5 @@ def _list_by_name(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _is_hidden(name: str) -> bool:
-    """Return whether a file or folder belongs to the system, such as those that macOS adds."""
+    """Return whether a file or folder is hidden, or is the folder that macOS adds to archives."""
     return name.startswith(".") or name == "__MACOSX"

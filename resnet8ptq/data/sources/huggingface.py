@@ -27,12 +27,13 @@ _NOTES = b"resnet8ptq"
 
 
 def load(config: TableConfig, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
-    """Read the data set in the folder `data.root`; rows are counted in each of its splits.
+    """Return the data set in the folder `data.root`; messages number the rows of each split.
 
     Raises:
-        ConfigError: `datasets` is not installed, or the inputs or labels are not recognized.
-        DataError: the data set is damaged, refers to files outside of the folder, or has an
-            unsuitable cell, whose row and column the message names.
+        ConfigError: `datasets` is not installed, columns are not recognized, or the settings do not
+            fit them.
+        DataError: the data set is damaged, refers to files outside of the folder, has no rows, or
+            has an unsuitable column, cell or picture.
     """
     table_of_rows, config = _open(config, cache_root)
     return table.build(table_of_rows, table_of_rows.source, config, preprocess, cache_root)
@@ -45,7 +46,7 @@ def list_pictures(config: TableConfig, cache_root: Path) -> list[Picture]:
 
 
 def _open(config: TableConfig, cache_root: Path) -> tuple[DataTable, TableConfig]:
-    """Return the rows, and the settings with their split and class names."""
+    """Return the rows, and the settings; the data set may set the split and the class names."""
     if find_spec("datasets") is None:
         raise ConfigError(
             "data.name: got 'huggingface', which needs the package datasets; "
@@ -54,6 +55,8 @@ def _open(config: TableConfig, cache_root: Path) -> tuple[DataTable, TableConfig
     root = Path(str(config.root))
     sha256 = files.hash_folder(root)
     rows = unpacking.unpack(root, _read_batches, sha256, EXPECTED, cache_root)
+
+    # Several sides are a split
     notes = json.loads(rows.schema.metadata[_NOTES])
     if len(notes["sides"]) > 1:
         config = replace(config, split=table.SIDE)
@@ -63,6 +66,8 @@ def _open(config: TableConfig, cache_root: Path) -> tuple[DataTable, TableConfig
     for side, count in notes["sides"].items():
         files_of_sides.append(FileRows(root / side, count))
     whole = DataTable(root, rows, sha256, files_of_sides)
+
+    # The class names are those of the column of labels
     label = config.labels or whole.pick(LABELS) or whole.pick(texts.LABELS)
     if config.classes is None and str(label) in notes["classes"]:
         config = replace(config, classes=notes["classes"][str(label)])
@@ -70,7 +75,7 @@ def _open(config: TableConfig, cache_root: Path) -> tuple[DataTable, TableConfig
 
 
 def _read_batches(root: Path, limits: Limits) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """Return the rows of all splits, with the class names in the metadata of the schema."""
+    """Return the rows of all splits; the schema's metadata hold row numbers and class names."""
     # The library logs the installed frameworks
     logging.getLogger("datasets").setLevel(logging.WARNING)
     import datasets

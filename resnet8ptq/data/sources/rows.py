@@ -22,11 +22,11 @@ class FileRows:
     """The rows that a table has from one file.
 
     Attributes:
-        source: the file.
+        source: the file, or the folder that a library reads.
         count: number of rows.
         unit: the name of a row, such as `line`.
-        first: the number of the first row, if each row has the number after the one before it.
-        numbers: the number of each row [count], if not.
+        first: the number of the first row, after which the numbers ascend by 1.
+        numbers: the number of each row [count], in place of `first`, if they do not.
     """
 
     source: Path
@@ -36,7 +36,7 @@ class FileRows:
     numbers: NDArray[np.int64] | None = None
 
     def say(self, index: int) -> str:
-        """Return a row's unit and number.
+        """Return the unit and number of a row, counted from 0 in `index`.
 
         >>> FileRows(Path("a.csv"), count=9, unit=LINE, first=2).say(0)
         'line 2'
@@ -47,12 +47,12 @@ class FileRows:
 
 @dataclass(frozen=True)
 class RowNames:
-    """The names of the rows of a table, which its files have one after the other."""
+    """The names of the rows of a table, which has the rows of one file after those of another."""
 
     files: Sequence[FileRows]
 
     def name(self, row: int) -> str:
-        """Return a row's file and number.
+        """Return a row's file, unit and number.
 
         Args:
             row: counted from 0, through all files.
@@ -67,7 +67,7 @@ class RowNames:
 
     @cached_property
     def _ends(self) -> list[int]:
-        """The row after the last of each file."""
+        """For each file, the index in the table of the row after its last."""
         return [*accumulate(file.count for file in self.files)]
 
     def _find(self, row: int) -> tuple[FileRows, int]:
@@ -79,11 +79,11 @@ class RowNames:
 def find_csv_rows(path: Path, count: int, separator: str) -> FileRows:
     """Return the lines of a CSV file in which its rows begin.
 
-    A line differs from the number of its row if there are blank lines, which are no rows, or line
-    breaks in cells. If Python counts other rows than Arrow, the rows are counted instead.
+    Blank lines, which are no rows, and line breaks in cells shift the lines. If Python finds
+    another number of rows than Arrow, messages number the rows, not the lines.
 
     Args:
-        count: number of rows, without the line of names.
+        count: Arrow's number of rows, without the line of names.
     """
     if _count_lines(path) == count + 1:
         return FileRows(path, count, LINE, first=2)
@@ -96,7 +96,10 @@ def find_csv_rows(path: Path, count: int, separator: str) -> FileRows:
 
 
 def find_json_rows(path: Path, count: int) -> FileRows:
-    """Return the lines of a JSON Lines file that are not blank."""
+    """Return the lines of a JSON Lines file that are not blank, if their number is `count`.
+
+    Otherwise messages number the rows, not the lines.
+    """
     begins = []
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
@@ -122,7 +125,7 @@ def _count_lines(path: Path) -> int:
 
 
 def _find_begins(file: TextIO, separator: str) -> Iterator[int]:
-    """Yield the number of the first line of each row that is not empty."""
+    """Yield the number of the first line of each row that is not empty, names included."""
     reader = csv.reader(file, delimiter=separator)
     begin = 1
     for cells in reader:

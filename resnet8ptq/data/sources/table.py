@@ -1,4 +1,7 @@
-"""`data=table`: a CSV, Parquet, JSON Lines or CoNLL file with a row for each sample."""
+"""`data=table`: a CSV, Parquet, JSON Lines or CoNLL file, whose rows are samples.
+
+With `data.pairs=apart`, the two texts of a row are two samples.
+"""
 
 import codecs
 import csv
@@ -49,12 +52,11 @@ ROWS_AT_ONCE = 1024
 
 
 def load(config: TableConfig, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
-    """Read the table that `data.root` names, with the test samples that `data.test` names.
+    """Return the data set of the file `data.root`, and of the file `data.test` if it is set.
 
     Raises:
-        ConfigError: the columns of inputs or labels are not recognized.
-        DataError: the file is damaged, or a cell is unsuitable; the message names the row and
-        column.
+        ConfigError: columns are not recognized, or the settings do not fit them.
+        DataError: a file is damaged or has no rows, or a column, cell or picture is unsuitable.
     """
     table, config = _open(config, cache_root)
     return build(table, table.source.parent, config, preprocess, cache_root)
@@ -67,7 +69,7 @@ def list_pictures(config: TableConfig, cache_root: Path) -> list[Picture]:
 
 
 def _open(config: TableConfig, cache_root: Path) -> tuple[DataTable, TableConfig]:
-    """Return the rows, and the settings with the column that splits them."""
+    """Return the rows of all files, and the settings; with `data.test`, an added column splits."""
     root = Path(str(config.root))
     sha256 = files.sha256(root)
     rows = read(root, sha256, cache_root)
@@ -95,7 +97,14 @@ def _number_rows(path: Path, count: int) -> FileRows:
 
 
 def _join(train: pa.Table, test: pa.Table, config: TableConfig) -> pa.Table:
-    """Return the rows of two tables with the same columns, and a column that names their split."""
+    """Return the rows of both tables, with a column that names their split.
+
+    The rows of a table that lacks a column have null in it.
+
+    Raises:
+        ConfigError: `data.split` is set too.
+        DataError: columns of the same name have types that do not fit.
+    """
     if config.split is not None:
         raise ConfigError(
             f"data.split: got {config.split} with data.test={config.test}; expected one of the two"
@@ -126,12 +135,14 @@ def build(
         folder: the folder of relative picture paths, if `data.folder` is null.
 
     Raises:
-        ConfigError: settings of `data` name unsuitable columns, or no column fits.
-        DataError: the table has no rows, or a cell does not fit its column.
+        ConfigError: columns are not recognized, or the settings do not fit them.
+        DataError: the table has no rows, or a column, cell or picture is unsuitable.
     """
     root = table.source
     if not len(table.columns):
         raise DataError(f"{root}: has no rows; expected one for each sample")
+
+    # Find the role of each column
     others = _list_inputs(table, config)
     side_column = config.split or table.pick(SPLITS)
     group_column = config.groups or table.pick(arrays.GROUPS)
@@ -206,7 +217,8 @@ class _TableSamples:
         names: the name of each sample in messages.
         decoded: whether they are pictures that already have the size in the settings.
         texts: the texts, if the samples are their tokens.
-        words: numbers of words by token, see `texts.Encoded`.
+        words: numbers of words by token, see `texts.Encoded`; None if samples are not lists of
+            words.
     """
 
     stored: Stored
@@ -225,7 +237,7 @@ def _read_inputs(
     preprocess: PreprocessConfig,
     cache_root: Path,
 ) -> _TableSamples:
-    """Return the samples: pictures or numbers.
+    """Return the samples of a table without texts: pictures or numbers.
 
     Args:
         others: all columns except labels, split and groups.
@@ -262,7 +274,11 @@ def _list_inputs(table: DataTable, config: TableConfig) -> list[str]:
 
 
 def find_pictures(table: DataTable, folder: Path, config: TableConfig) -> list[Picture]:
-    """Return the pictures of a table's rows, see `build`; none for numbers and texts."""
+    """Return the pictures in a table's rows; none for numbers and texts.
+
+    Args:
+        folder: see `build`.
+    """
     if config.tokenizer is not None:
         return []
     inputs = _find_named(table, config, _list_inputs(table, config))
@@ -274,7 +290,11 @@ def find_pictures(table: DataTable, folder: Path, config: TableConfig) -> list[P
 def _find_pictures(
     table: DataTable, inputs: Sequence[str], folder: Path, config: TableConfig
 ) -> list[Picture] | None:
-    """Return the pictures in the column of inputs; None if it holds numbers."""
+    """Return the pictures in the column of inputs; None if it holds no pictures, or with several.
+
+    Raises:
+        DataError: a cell is empty, or its path leads out of `folder`.
+    """
     [name, *others] = inputs
     column = table.column("data.inputs", name)
     if others:
@@ -291,7 +311,11 @@ def _find_pictures(
 def _read_texts(
     table: DataTable, names: Sequence[str], config: TableConfig, cache_root: Path
 ) -> _TableSamples:
-    """Return the tokens of texts: one sample for each row, or for each text of a pair."""
+    """Return the tokens of texts: a sample for each row, or with `data.pairs=apart` for each text.
+
+    Args:
+        names: the column of texts, or the two columns of pairs.
+    """
     encoded = texts.encode(table, names, config, cache_root)
     records = encoded.records
     rows = np.repeat(np.arange(len(table.columns)), len(records) // len(table.columns))
@@ -304,14 +328,14 @@ def _name_rows(table: DataTable, rows: NDArray[np.int64]) -> list[str]:
 
 
 def read(path: Path, sha256: str, cache_root: Path) -> pa.Table:
-    """Read the file of a table; Parquet and JSON Lines files are unpacked into the cache.
+    """Return the rows of a file; Parquet and JSON Lines files are unpacked into the cache.
 
     The separator of a CSV file is the comma, semicolon or tab, whichever is most frequent in the
-    first line. A column holds integers, numbers or text, the narrowest type that fits all cells.
-    A JSON Lines file has an object for each row; see `read_tagged` for words and their tags.
+    first line. Arrow infers the type of a CSV column from all its cells; `columns.TRANSCRIPTS` are
+    texts. A JSON Lines file has an object for each row; see `read_tagged` for words and their tags.
 
     Raises:
-        DataError: the file cannot be read.
+        DataError: the file cannot be read, or exceeds `columns.LIMITS`.
     """
     suffix = path.suffix.lower()
     with errors_as(DataError, f"{path}: cannot be read", EXPECTED):
@@ -329,13 +353,14 @@ def read_tagged(path: Path) -> pa.Table:
 
     The columns are separated by tabs, or else by spaces. The first column is the word, and the last
     column the tag; others are not read. -DOCSTART- lines are skipped, and so are comments: lines
-    that begin with `# ` and have another number of columns.
+    that begin with `# ` and have another number of columns than the words before.
 
     Returns:
         A row for each sentence, of lists: `tokens` and `labels`.
 
     Raises:
         DataError: a line has no tag, or another number of columns; the message names the line.
+        UnicodeDecodeError: the file is not in UTF-8.
     """
     words: list[list[str]] = [[]]
     tags: list[list[str]] = [[]]
@@ -348,7 +373,7 @@ def read_tagged(path: Path) -> pa.Table:
             words.append([])
             tags.append([])
         elif cells[0] != "-DOCSTART-" and not (line.startswith("# ") and len(cells) != width):
-            width = width or len(cells)
+            width = width or len(cells)  # the first word's line sets the number
             if len(cells) != width or width < 2:
                 raise DataError(
                     f"{path}: line {number}: has {len(cells)} columns, expected "
@@ -386,7 +411,7 @@ def _decode_head(head: bytes) -> str:
 
 
 def _find_separator(head: bytes) -> str:
-    """Return the most frequent separator in the first line."""
+    """Return the most frequent separator in the first line; the comma if it has none."""
     return max(_SEPARATORS, key=_decode_head(head).partition("\n")[0].count)
 
 
@@ -402,10 +427,12 @@ def _read_csv(path: Path) -> pa.Table:
     if len(head) == MAX_HEAD_BYTES and next(lines, None) is None:
         raise DataError(f"{path}: its line of names is longer than {MAX_HEAD_BYTES:,} bytes")
     columns.LIMITS.check(path, len(names))
-    # Arrow infers the types from the first block, so the file is one block.
+
+    # Arrow infers the types from the first block, so the file is one block
     block = pyarrow.csv.ReadOptions(block_size=min(path.stat().st_size + 1, 2**31 - 1))
     parsing = pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=True)
-    # Without a type, texts of digits, such as serial numbers, would lose leading zeros.
+
+    # Without a type, texts of digits, such as serial numbers, would lose leading zeros
     as_texts = {}
     for name in names:
         if name.strip().lower() in columns.TRANSCRIPTS:
@@ -413,6 +440,8 @@ def _read_csv(path: Path) -> pa.Table:
     converting = pyarrow.csv.ConvertOptions(column_types=as_texts)
     with pa.OSFile(str(path)) as file:  # by a name, Arrow would unpack some files
         rows = pyarrow.csv.read_csv(file, block, parsing, converting)
+
+    # Only now are other encodings visible: in the names, or as columns of bytes
     try:
         stripped = [name.strip() for name in rows.column_names]
     except UnicodeDecodeError:
@@ -438,7 +467,7 @@ def _check_encoding(path: Path, rows: pa.Table) -> None:
 def _keep_numbers(
     table: DataTable, names: Sequence[str], shape: Sequence[int] | None, cache_root: Path
 ) -> NDArray[Any]:
-    """Return the samples in columns of numbers, mapped from the cache."""
+    """Return the samples in columns of numbers, mapped from the cache; see `write_numbers`."""
 
     def make(entry: Path) -> None:
         columns.write_numbers(entry / "samples.npy", table, names, shape)
@@ -450,10 +479,10 @@ def _keep_numbers(
 
 
 def _find_labels(table: DataTable, config: TableConfig) -> list[str]:
-    """Return the columns of labels, or `NO_LABELS`.
+    """Return the columns of labels, or `[NO_LABELS]`.
 
     Raises:
-        ConfigError: `data.labels` is null, and no column has a usual name.
+        ConfigError: `data.labels` is null, and no column or several columns have a usual name.
     """
     if isinstance(config.labels, list):
         return config.labels
@@ -481,9 +510,13 @@ def _find_labels(table: DataTable, config: TableConfig) -> list[str]:
 
 
 def _find_inputs(table: DataTable, config: TableConfig, others: Sequence[str]) -> list[str]:
-    """Return the input columns: `data.inputs`, or one with a usual name, or all numeric columns.
+    """Return the input columns: `data.inputs`, or one with a usual name, or all columns of numbers.
 
-    A column that numbers the rows is left out.
+    Columns that number the rows are not among all columns of numbers.
+
+    Raises:
+        ConfigError: no column fits, or several columns have a usual name.
+        DataError: a column of text is likely one of numbers, see `columns.check_left_out`.
     """
     named = _find_named(table, config, others)
     if config.inputs is not None or len(named) == 1:
@@ -515,7 +548,8 @@ def _find_inputs(table: DataTable, config: TableConfig, others: Sequence[str]) -
 def _find_named(table: DataTable, config: TableConfig, others: Sequence[str]) -> list[str]:
     """Return the columns of `data.inputs`; if it is null, those with a usual name.
 
-    A column of single numbers, such as `x` beside `z`, does not count: a sample may have several.
+    A column of single numbers, such as `x` beside `z`, does not count as usual, because it may be
+    one of several that make a sample.
     """
     if isinstance(config.inputs, list):
         return config.inputs
@@ -531,17 +565,26 @@ def _find_named(table: DataTable, config: TableConfig, others: Sequence[str]) ->
 
 
 def _find_sides(table: DataTable, name: str, rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Return the indices in `rows` for training and for testing (`test`, or else `val`)."""
+    """Return the indices in `rows` for training and for testing (`test`, or else `val`).
+
+    Args:
+        name: the column that names the side of each row.
+        rows: the row of each sample, from 0.
+
+    Raises:
+        DataError: a cell names no side, or a side has no rows.
+    """
     column = table.column("data.split", name).to_pylist()
     cells = [str(column[row]).strip().lower() for row in rows]
     takes = (*TRAIN_NAMES, *TEST_NAMES[0], *TEST_NAMES[1])
     for row, cell in zip(rows, cells, strict=True):
         if cell not in takes:
             got = repr(printable(cell)[:80])
-            mend = f"; try a copy without it: del data[{got}], then data.save_to_disk(...)"
+            mend = ""
+            if name == SIDE:
+                mend = f"; try a copy without it: del data[{got}], then data.save_to_disk(...)"
             raise DataError(
-                f"{table.rows.cell(name, row)}: got {got}, expected {' | '.join(takes)}"
-                f"{mend if name == SIDE else ''}"
+                f"{table.rows.cell(name, row)}: got {got}, expected {' | '.join(takes)}{mend}"
             )
     train = np.flatnonzero(np.isin(cells, TRAIN_NAMES))
     for names in TEST_NAMES:

@@ -4,7 +4,7 @@ A text may be a list of words with a label each. The first token of a word then 
 label.
 
 A tokenizer file is untrusted, and a short text may become many tokens. A separate process with
-limited memory therefore reads both, and writes the records to a file, from which they are mapped.
+limited memory therefore tokenizes, and writes the records to a file, from which they are mapped.
 """
 
 import json
@@ -51,8 +51,12 @@ Words = list[list[str]]
 def find_columns(table: DataTable, config: TableConfig, others: Sequence[str]) -> list[str]:
     """Return the column of texts, or two columns of pairs, by `data.text` or by usual names.
 
+    Args:
+        others: the columns that may hold texts.
+
     Raises:
-        ConfigError: no column or several columns have a usual name, or `data.inputs` is set too.
+        ConfigError: `data.text` is null, and no columns or several choices have usual names; or
+            `data.inputs` is set.
     """
     if config.inputs is not None:
         raise ConfigError(
@@ -61,6 +65,8 @@ def find_columns(table: DataTable, config: TableConfig, others: Sequence[str]) -
         )
     if config.text is not None:
         return [str(name) for name in limits.listed(config.text)]
+
+    # List each choice of columns with usual names
     by_lower = {name.lower(): name for name in others}
     usual = []
     for one, other in PAIRS:
@@ -102,15 +108,15 @@ def encode(
     """Return the texts of each row as tokens, mapped from the cache.
 
     The tokens are padded to the longest text. With `data.pairs=apart`, each text is a sample; the
-    two texts of a row are adjacent. A warning reports the number of texts that `data.max_tokens`
-    truncates.
+    two texts of a row are adjacent. A warning reports the number of truncated texts.
 
     Args:
         names: one column, or two columns with the texts of a pair.
 
     Raises:
-        ConfigError: the package tokenizers is not installed.
-        DataError: the tokenizer cannot be read, or a cell holds no text; the message names the row.
+        ConfigError: the package tokenizers is not installed, or `data.text`, `data.pairs` or
+            `data.max_tokens` is unsuitable.
+        DataError: the tokenizer cannot be read, a column holds no text, or a cell has no tokens.
     """
     if find_spec("tokenizers") is None:
         raise ConfigError(
@@ -155,6 +161,8 @@ def encode(
             len(records),
             noted["most"],
         )
+
+    # Show each sample as one text
     shown = []
     for row in zip(*texts, strict=True):
         of_row = [" ".join(listed(text)) for text in row]
@@ -227,6 +235,8 @@ def _write(
         if len(texts) == 1 or apart:
             samples = list(chain.from_iterable(samples))
         ids, types, words, truncated = _tokenize(tokenizer, samples)
+
+    # A sample without tokens cannot be run
     per_row = len(texts) if apart else 1
     for number, tokens in enumerate(ids):
         if not len(tokens):
@@ -244,7 +254,8 @@ Rows = list[NDArray[np.integer]]
 def _tokenize(tokenizer, samples) -> tuple[Rows, Rows, Rows, int]:  # type: ignore[no-untyped-def]  # noqa: ANN001
     """Return ids, types and words of the tokens, and the number of truncated samples.
 
-    A sample is a text, a pair of texts, or a list of words; only a list of words has word numbers.
+    A sample is a text, a pair of texts, or a list of words. The words are empty unless samples are
+    lists of words; see `Encoded.words`.
     """
     ids: Rows = []
     types: Rows = []
@@ -285,7 +296,7 @@ def _pad(rows: Rows, length: int) -> NDArray[np.int64]:
 
 
 def _save(ids: Rows, types: Rows, to: Path) -> None:
-    """Write records, padded at the end to the longest sample."""
+    """Write records, padded with zeros at the end to the longest sample."""
     longest = max(map(len, ids))
     dtype = np.dtype([(name, "<i8", (longest,)) for name in INPUTS])
     files.check_room(dtype.itemsize * len(ids), to.parent)

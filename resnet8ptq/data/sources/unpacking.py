@@ -25,9 +25,10 @@ def unpack(path: Path, read: Read, sha256: str, takes: str, cache_root: Path) ->
     Args:
         read: a module-level function that returns the schema and the rows.
         sha256: SHA-256 of the files that `read` reads.
+        takes: the accepted files, for the error.
 
     Raises:
-        DataError: the file cannot be read, or is larger than `columns.LIMITS`.
+        DataError: the file cannot be read, or its table exceeds `columns.LIMITS`.
     """
     limits = columns.LIMITS  # passed on, because the other process may have other limits
     crashed = DataError(f"{path}: reading it crashed, or took too much memory or time; {takes}")
@@ -44,7 +45,7 @@ def unpack(path: Path, read: Read, sha256: str, takes: str, cache_root: Path) ->
 
 
 def _write(path: Path, read: Read, takes: str, limits: Limits, to: Path) -> None:
-    """Write the rows, after checking that their offsets and lengths lie within the file."""
+    """Write the rows in groups, each after checking its offsets and lengths and the total size."""
     with errors_as(DataError, f"{path}: cannot be read", takes):
         schema, batches = read(path, limits)
         size = 0
