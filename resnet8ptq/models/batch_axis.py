@@ -1,9 +1,8 @@
-"""Frees a fixed batch axis of a graph, and makes every other size constant.
+"""Makes the sizes in a graph constant, except a free batch size and a free length of texts.
 
 Exporters write the shape of one example into a graph, or let the graph compute shapes from its
-inputs. Tensors that depend only on shapes and constants are computed here for two batch sizes, and
-for two lengths if the network takes texts of any length. Tensors that are equal for all sizes
-become constants; all others are computed from the sizes.
+inputs. Tensors that depend only on shapes and constants are computed here for a few batch sizes and
+lengths. Those that are always equal become constants; the others follow the sizes of the inputs.
 """
 
 import copy
@@ -53,7 +52,7 @@ _NO_CONSTANT = re.compile(rf"{RANDOM.pattern}|\w*Sequence\w*")
 def in_batches(predict: Predict, samples: SampleArray, size: int) -> Outputs:
     """Return the outputs for all samples, run in batches of at most `size`.
 
-    Outputs with sample-dependent sizes, such as detections, are padded with zeros.
+    Outputs whose sizes differ by batch, such as detections, are padded with zeros.
     """
     batches = []
     for start in range(0, len(samples), size):
@@ -62,7 +61,7 @@ def in_batches(predict: Predict, samples: SampleArray, size: int) -> Outputs:
 
 
 def _join(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Return one output of several batches, each padded to the largest size along every axis."""
+    """Return one output of several batches, padded with zeros along all axes but the first."""
     if len(parts) == 1:  # the output may lack a batch axis, see `one_by_one`
         return parts[0]
     shapes = [part.shape for part in parts]
@@ -93,9 +92,10 @@ def one_by_one(predict: Predict, outputs: Sequence[int]) -> Predict:
 
 
 def in_full_batches(predict: Predict, size: int | None) -> Predict:
-    """Wrap a network of batch size `size`, if not None, so that it takes any number of samples.
+    """Wrap a network of batch size `size`, so that it takes any number of samples.
 
-    The last batch is padded with zeros, whose outputs are dropped.
+    The last batch is padded with zeros, whose outputs are dropped. Without a fixed size, the
+    function returns `predict` itself.
     """
     if size is None:
         return predict
@@ -122,8 +122,8 @@ def fix_sizes(
         any_length: names of the inputs whose first axis after the batch stays free.
 
     Raises:
-        ModelError: an output lacks a batch axis, and the batch size is not 1.
-        Exception: ONNX Runtime cannot run the graph with these sizes, and raises one of its own
+        ModelError: an output is an input, or lacks a batch axis although the batch size is not 1.
+        Exception: the graph cannot be run with these sizes; ONNX Runtime and onnx have their own
             classes.
     """
     fixed = copy.deepcopy(proto)
@@ -200,11 +200,14 @@ def _shape_outputs(
     batch: int | None,
     sizes: Sequence[int],
 ) -> dict[str, Sequence[int | str]]:
-    """Write the outputs' dtypes and shapes in place; return the sizes of outputs without batch
-    axis.
+    """Write the outputs' dtypes and shapes in place; return the sizes of those without batch axis.
 
     Args:
-        tensors: the values of the outputs by name, for each number of samples in `sizes`.
+        tensors: the values of the outputs by name, for each number of samples in `sizes`, and
+            perhaps for another length.
+
+    Raises:
+        ModelError: see `fix_sizes`.
     """
     graph = proto.graph
     data_sized = find_data_sized(proto)
@@ -234,7 +237,7 @@ def _shape_outputs(
 
 
 def _suggest_outputs(names: Sequence[str]) -> str:
-    """Return the end of a message, with the setting that keeps only these outputs."""
+    """Return the end of a message: the setting that keeps only these outputs; empty without any."""
     return f"; try model.outputs=[{','.join(names)}]" if names else ""
 
 
@@ -247,7 +250,7 @@ def _has_rows(
 
 
 def static_tensors(graph: onnx.GraphProto) -> set[str]:
-    """Return the tensors that depend only on constants and shapes."""
+    """Return the names of the tensors that depend only on constants and shapes."""
     static: set[str] = set()
     known = {*Links(graph).constants, ""}  # an omitted input has no name
     for node in graph.node:
@@ -261,7 +264,7 @@ def static_tensors(graph: onnx.GraphProto) -> set[str]:
 
 
 def find_data_sized(proto: onnx.ModelProto) -> dict[str, tuple[int | str, ...]]:
-    """Return the shapes of outputs with data-dependent sizes, such as detections.
+    """Return the shapes of the outputs whose sizes depend on data, such as detections.
 
     An axis of unknown size has a name in place of a size.
     """
@@ -300,7 +303,12 @@ def declare_free(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _free_reshapes(graph: onnx.GraphProto, fixed: int | None, static: set[str]) -> None:
-    """Replace the batch size in constant shapes of Reshape by 0, which copies it."""
+    """Write 0, which copies the batch size, in constant shapes of Reshape that begin with `fixed`.
+
+    Args:
+        fixed: the declared batch size.
+        static: tensors that depend on no sample; their Reshapes stay.
+    """
     constants = Links(graph).constants
     for node in graph.node:
         if node.op_type != "Reshape" or node.input[1] not in constants:
@@ -312,9 +320,9 @@ def _free_reshapes(graph: onnx.GraphProto, fixed: int | None, static: set[str]) 
 
 
 def _set_target(graph: onnx.GraphProto, node: onnx.NodeProto, dims: NDArray[np.int64]) -> None:
-    """Give a Reshape a new constant shape, because other nodes may share the old constant.
+    """Give a Reshape or Expand a new constant shape; other nodes may share the old constant.
 
-    A 0 copies the input's size on that axis, even if the exporter set `allowzero`.
+    For a Reshape, a 0 then copies the input's size, even if the exporter set `allowzero`.
     """
     normalization.drop_attribute(node, "allowzero")
     tensor = numpy_helper.from_array(dims, f"{node.name}__shape")
@@ -328,8 +336,9 @@ def zeros(sample: SampleArray, size: int) -> SampleArray:
 
 
 def _shortened(feeds: Mapping[str, NDArray[Any]], names: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """Return the inputs with other lengths: those in `names` lose one value, or gain a second
-    one.
+    """Return the inputs with another length of those in `names`.
+
+    Their second axis is shorter by one, or twice as long if its size is 1.
     """
     shorter = dict(feeds)
     for name in names:
@@ -355,7 +364,7 @@ def _replace_tensor(
     tensors: Sequence[Mapping[str, NDArray[Any]]],
     any_length: bool,
 ) -> None:
-    """Replace a tensor by a constant or by repeated rows, or fix the nodes shaped by it.
+    """Replace a tensor by a constant or by repeated rows, or else fix the nodes that it shapes.
 
     Args:
         producer: the node that computes the tensor.
@@ -379,7 +388,7 @@ def _replace_tensor(
 
 
 def _leave_out(nodes: Sequence[onnx.NodeProto], name: str) -> None:
-    """Remove an empty tensor from the inputs of each Concat, which does not change the output.
+    """Remove an empty tensor from the inputs of each Concat, whose output stays the same.
 
     ONNX Runtime's 8-bit Concat crashes on an empty input (1.31).
     """
@@ -442,7 +451,10 @@ def _fix_shaped(
     tensors: Sequence[Mapping[str, NDArray[Any]]],
     any_length: bool,
 ) -> None:
-    """Give a node a constant shape; a Gather of every element becomes a Reshape."""
+    """Give a node a constant shape, if one serves all sizes; otherwise the node stays.
+
+    A Gather that reads every element in order becomes a Reshape, a Resize to sizes one by scales.
+    """
     before = []  # the shape of the input, for each size
     shapes = []  # the target shape, for each size
     for values in tensors:
@@ -452,6 +464,8 @@ def _fix_shaped(
     ranks = {len(shape) for shape in shapes}
     if len(ranks) > 1 or 0 in ranks:
         return
+
+    # Compare the shapes before and after the node
     keeps_rows = True
     same_rank = True
     for old, new in zip(before, shapes, strict=True):
@@ -459,6 +473,8 @@ def _fix_shaped(
         same_rank = same_rank and len(old) == len(new)
     by_batch, by_length = _find_varying(shapes, any_length)
     dims = np.array(shapes[0], np.int64)
+
+    # An Expand or Resize may only vary with the batch size, along the first axis
     if node.op_type in ("Expand", "Resize"):
         if by_batch != [0] or by_length or not keeps_rows or not same_rank:
             return
@@ -488,18 +504,17 @@ def _fix_shaped(
 
 
 def _fill_in(shape: NDArray[np.int64], before: Sequence[int]) -> NDArray[np.int64]:
-    """Return a target shape with the size that its -1 stands for, for an input of shape `before`.
-
-    The product of such a target is negative.
-    """
-    return np.where(shape == -1, -math.prod(before) // np.prod(shape), shape)
+    """Return a target shape with the size that its -1 means for an input of shape `before`."""
+    size = -math.prod(before) // np.prod(shape)  # the product of `shape` includes the -1
+    return np.where(shape == -1, size, shape)
 
 
 def _set_scales(
     graph: onnx.GraphProto, node: onnx.NodeProto, before: Sequence[int], after: Sequence[int]
 ) -> None:
-    """Replace a Resize's sizes, which contain the batch size, by scales."""
+    """Replace a Resize's sizes, which contain the batch size, by scales, in place."""
     scales = np.array(after, np.float32) / np.array(before, np.float32)
+    # Raise a scale whose product with the size is rounded down to less than the new size
     low = np.floor(np.array(before, np.float32) * scales) < after
     scales[low] = np.nextafter(scales[low], np.float32(np.inf))
     tensor = numpy_helper.from_array(scales, f"{node.name}__scales")
@@ -519,12 +534,15 @@ def _find_varying(shapes: Sequence[NDArray[Any]], any_length: bool) -> tuple[lis
 def _find_shape(
     node: onnx.NodeProto, data: NDArray[Any], parameter: NDArray[Any]
 ) -> NDArray[np.int64]:
-    """Return a node's target shape; empty if its indices do not read every element in order.
+    """Return a node's target shape, or the shape of the output of a Gather or GatherND.
 
-    Transformers read their masks in this way, by indices of each sample and position.
+    The shape is empty if the indices do not read every element in order. Transformers read their
+    masks in this way, by indices of each sample and position.
     """
     if node.op_type not in ("Gather", "GatherND"):
         return parameter
+
+    # Compare the indices with those of every element
     indices = parameter
     if node.op_type == "Gather":  # equals a GatherND of one axis
         indices = parameter[..., np.newaxis]
@@ -537,7 +555,7 @@ def _find_shape(
 
 
 def _name_batch(batch: int | None) -> int | str:
-    """Return the batch size for a declared shape; a free size is named N."""
+    """Return the batch size for a declared shape; N for a free size."""
     return "N" if batch is None else batch
 
 

@@ -28,9 +28,9 @@ from resnet8ptq.models.sources.contract import Network
 def find_inputs(graph: onnx.GraphProto) -> dict[str, int]:
     """Return the batch axis of each input whose first axis has another meaning and a fixed size.
 
-    The batch axis is the only axis with the size, or the name, of another input's first axis. If
-    the batch is free, the batch axis may also be the only axis of size 1, because exporters fix the
-    batch size of an initial state.
+    Another input must have its batch axis in front, with a free size or the size 1. The batch axis
+    of the first kind of inputs is their only axis of that name or size. With a free batch, it may
+    also be their only axis of size 1, because exporters fix the batch size of an initial state.
     """
     shapes = {}
     firsts = []  # the size, or the name of a free size, of each input's first axis
@@ -39,6 +39,8 @@ def find_inputs(graph: onnx.GraphProto) -> dict[str, int]:
         if axes:
             shapes[value.name] = axes
             firsts.append(axes[0])
+
+    # The batch is the first free size in front, or else 1
     named = [first for first in firsts if isinstance(first, str)]
     batch: int | str = named[0] if named else 1
     if batch not in firsts:
@@ -53,13 +55,17 @@ def find_inputs(graph: onnx.GraphProto) -> dict[str, int]:
 
 
 def _axes(value: onnx.ValueInfoProto) -> list[int | str]:
-    """Return the sizes of a tensor, and the names of its free sizes."""
+    """Return the size of each axis of a tensor, or the name of a free size."""
     dims = value.type.tensor_type.shape.dim
     return [dim.dim_value if dim.dim_value > 0 else dim.dim_param or "?" for dim in dims]
 
 
 def move_inputs(model: ir.Model, axes: Mapping[str, int]) -> None:
-    """Move the batch axis of inputs to the front; `axes` is the result of `find_inputs`."""
+    """Move the batch axis of inputs to the front, in place.
+
+    Args:
+        axes: the result of `find_inputs`.
+    """
     for value in model.graph.inputs:
         axis = axes.get(str(value.name))
         if axis is None:
@@ -75,6 +81,8 @@ def move_inputs(model: ir.Model, axes: Mapping[str, int]) -> None:
 
 def move_outputs(network: Network, samples: SampleArray) -> Network:
     """Return a network with the batch axis of every output in front.
+
+    An output stays if runs with 2 and 3 samples do not show its batch axis.
 
     Args:
         samples: network inputs [n, ...], at least one.
@@ -109,11 +117,11 @@ def move_outputs(network: Network, samples: SampleArray) -> Network:
 
 
 def _find_runner(network: Network, samples: SampleArray) -> Predict | None:
-    """Return a function that runs several samples at once; None if no axis needs to move.
+    """Return a function that runs several samples at once, or None.
 
     A network whose batch size is fixed at 1, such as a text reader that returns [steps, 1,
-    classes], is run with a free batch axis. If the run fails, the network's outputs stay as they
-    are.
+    classes], is run with a free batch axis. Returns None if that run fails or is not needed, and
+    for other fixed batch sizes.
     """
     batch = read_contract(network.proto.graph).batch
     if batch is None:
@@ -132,7 +140,7 @@ def _find_runner(network: Network, samples: SampleArray) -> Predict | None:
 
 
 def _find_axis(few: NDArray[Any], more: NDArray[Any]) -> int:
-    """Return the axis with the number of samples in both outputs; 0 if none or several fit."""
+    """Return the axis with 2 values for `few` and 3 for `more`; 0 if none or several have them."""
     if few.ndim != more.ndim:
         return 0
     sizes = list(zip(few.shape, more.shape, strict=True))

@@ -44,6 +44,7 @@ class Tensor:
         return f"{self.name} [{_show(self.shape)[1:-1]}] {self.dtype}"
 
 
+# The dtypes of inputs that samples can have
 INPUT_DTYPES = ("float32", "float16", "int8", "int32", "int64", "uint8", "bool")
 
 IF_PICTURES = "; if they are pictures: "  # introduces the settings that make pictures fit
@@ -71,7 +72,7 @@ def read_contract(graph: onnx.GraphProto) -> Contract:
     """Return the inputs and outputs that an ONNX graph declares.
 
     Raises:
-        ModelError: a tensor has a type unknown to NumPy.
+        ModelError: an input or output is not a tensor of numbers.
     """
     inputs = graph_inputs(graph)
     batches: list[int | None] = []
@@ -94,7 +95,7 @@ def is_scalar(value: onnx.ValueInfoProto) -> bool:
 
 
 def ask_for_values(inputs: Sequence[Tensor], key: str = "model.inputs") -> str:
-    """Return the text of a setting with a value for each input; by default `model.inputs`.
+    """Return a setting with a gap for the value of each input, for messages.
 
     >>> ask_for_values([Tensor("size", (2,), "int64"), Tensor("rate", (), "float32")])
     'model.inputs={size: ..., rate: ...}'
@@ -119,7 +120,13 @@ def _sizes(value: onnx.ValueInfoProto) -> Shape:
 
 @dataclass(frozen=True)
 class Match:
-    """The conversion from stored samples to network inputs; see `data.dataset.Split`."""
+    """The conversion from stored samples to network inputs; see `data.dataset.Split`.
+
+    Attributes:
+        layout: the permutation of a sample's axes, see `find_layout`.
+        dtype: the dtype of the input.
+        fields: the conversion of records, in place of `layout` and `dtype`.
+    """
 
     layout: Layout | None = None
     dtype: str = "float32"
@@ -136,11 +143,12 @@ def match_samples(stored: SampleArray, steps: Preprocessing, contract: Contract)
     """Match stored samples to the inputs of a network; records are matched by name.
 
     Args:
-        stored: stored samples [n, ...], at least one.
+        stored: stored samples [n, ...].
         steps: the preprocessing; for records, it applies to pictures only.
 
     Raises:
-        ModelError: see `find_layout` and `find_dtype`; or no field has the name of an input.
+        ModelError: see `find_layout` and `find_dtype`; or the samples are one array for several
+            inputs, or records without a field for an input.
     """
     names = names_of(stored.dtype)
     if not names:
@@ -153,6 +161,8 @@ def match_samples(stored: SampleArray, steps: Preprocessing, contract: Contract)
             )
         [tensor] = contract.inputs
         return Match(find_layout(stored.shape[1:], tensor), find_dtype(stored.dtype, steps, tensor))
+
+    # Fill each input from the field with its name
     length = _only_length(contract, stored.dtype)
     fields = []
     for tensor in contract.inputs:
@@ -162,7 +172,11 @@ def match_samples(stored: SampleArray, steps: Preprocessing, contract: Contract)
 
 
 def _fill(tensor: Tensor, stored: np.dtype[Any], steps: Preprocessing, length: int | None) -> Field:
-    """Return the field of records that fills an input."""
+    """Return the field of records that fills an input.
+
+    Args:
+        length: the fixed length of the network's texts; shorter ones are padded to it.
+    """
     names = names_of(stored)
     if tensor.name not in names:
         raise ModelError(
@@ -195,7 +209,10 @@ def _is_text(name: str, stored: np.dtype[Any]) -> bool:
 
 
 def _only_length(contract: Contract, stored: np.dtype[Any]) -> int | None:
-    """Return the fixed length of a network's texts; None if it is free, or differs by input."""
+    """Return the fixed length of a network's texts.
+
+    Returns None if the length is free or differs by input, or if no input is a text.
+    """
     lengths = set()
     for tensor in contract.inputs:
         if not _is_text(tensor.name, stored):
@@ -221,7 +238,7 @@ def _any_length(contract: Contract, stored: np.dtype[Any]) -> tuple[str, ...]:
 
 
 def find_dtype(stored: DTypeLike, preprocessing: Preprocessing, takes: Tensor) -> str:
-    """Return the dtype of an input for these samples.
+    """Return the dtype of an input after checking that these samples can have it.
 
     Raises:
         ModelError: the input takes integers, and the samples are not integers or preprocessing
@@ -255,8 +272,7 @@ def find_layout(sample_shape: tuple[int, ...], tensor: Tensor) -> Layout | None:
         The permutation; None if samples fit unchanged.
 
     Raises:
-        ModelError: no layout fits; the message names both shapes, and for pictures the settings
-            that fit.
+        ModelError: no layout fits; the message names both shapes, and settings that help, if any.
     """
     takes = tensor.shape
     if _fits(sample_shape, takes):
@@ -303,12 +319,12 @@ def _advise(sample_shape: tuple[int, ...], takes: Shape) -> str:
 
 
 def picture_size(contract: Contract, fixed: Collection[str] = ()) -> tuple[int, int] | None:
-    """Return height and width of a network's input pictures, with channels first or last.
+    """Return height and width of a network's input pictures, with 1 or 3 channels first or last.
 
-    Returns None if a size is free, or if the input is not a picture.
+    Returns None if height or width is free, or unless exactly one input is a picture.
 
     Args:
-        fixed: names of inputs with set values.
+        fixed: names of inputs with set values, which do not count.
     """
     shapes = [tensor.shape for tensor in contract.inputs if tensor.name not in fixed]
     if len(shapes) != 1 or len(shapes[0]) != 3:
@@ -333,7 +349,7 @@ def arranged(shape: tuple[int, ...], layout: Sequence[int] | None) -> tuple[int,
 
 
 def likely_layouts(shape: tuple[int, ...]) -> list[tuple[int, ...] | None]:
-    """Return the possible layouts for a torch network: channels first, then unchanged."""
+    """Return the layouts to try for a torch network: channels first if there are any, unchanged."""
     rank = len(shape)
     return [None] if rank < 2 else [_moves(max(rank, 3))[0], None]
 

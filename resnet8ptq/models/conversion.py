@@ -1,7 +1,7 @@
 """Converts a network's file to ONNX, and checks that ONNX Runtime agrees with the original.
 
-torch is compared only if a run needs torch, because to import and run it takes longer than the
-conversion.
+torch is compared only if a run needs torch (`check_torch`), because to import and run it takes
+longer than the conversion.
 
 The conversion runs in a separate process (see `model.load_network`), because the main process never
 imports TensorFlow.
@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 
 PARITY_SAMPLES = 1000
 PARITY_BYTES = 2**24  # most bytes of samples to compare, which are 27 pictures of 224 x 224
-# Largest difference of a probability, or of a logit relative to the largest
+# Largest accepted difference of a probability, or of a logit relative to the largest one
 PARITY_TOLERANCE = 1e-4
 # The tolerance relative to the largest value. In a detector of 113 convolutions with ten million
 # values, rounding to float32 makes 2e-4.
@@ -85,10 +85,12 @@ class Conversion:
             absolute terms, other outputs relative to the largest value. ONNX Runtime is compared
             with the original, torch with ONNX Runtime.
         source_opset: opset of the original ONNX file, or of the export from another format.
-        contract: the graphs' inputs and outputs, without free sizes.
+        opset: opset of the unfolded graph.
+        contract: inputs and outputs of the unfolded graph.
         final: kind of the outputs, see `find_final`: `probabilities`, `logits` or `values`.
         preprocessing: the effect of folding, or the reason for its failure.
-        without_torch: the reason for each file that torch cannot run; empty before `check_torch`.
+        without_torch: the reason why torch cannot run a file, by its name; empty before
+            `check_torch`.
         why_fixed: the reason why the batch size stays fixed; None if it is free.
         moved, original_dtype, emptied: see `Network`.
     """
@@ -119,8 +121,9 @@ def convert(
 ) -> None:
     """Write `unfolded.onnx`, `folded.onnx` and `conversion.json` into `folder`.
 
-    Every backend quantizes one of the two graphs, never the user's file; `read_record` returns the
-    record. If folding fails, `folded.onnx` is missing, and the record has the reason.
+    Backends take one of the two graphs; only TensorFlow's own converter takes the user's file.
+    `read_record` returns the record. If folding fails, `folded.onnx` is missing, and the record has
+    the reason.
 
     Args:
         folder: an existing, empty folder.
@@ -128,9 +131,10 @@ def convert(
             inputs.
 
     Raises:
-        ModelError: the file is not a model, is unsafe, or has NaN in its weights or unsuitable
-        shapes.
+        ModelError: the file is not a model, is unsafe, has NaN in its weights, does not fit the
+            samples, or cannot be converted.
         ParityError: ONNX Runtime disagrees with the original.
+        DataError: the samples cannot be prepared.
     """
     warnings.simplefilter("ignore")  # TensorFlow and tf2onnx call deprecated functions
     try:
@@ -159,7 +163,7 @@ def convert(
 
 
 def _explain(graph: onnx.GraphProto) -> str:
-    """Return why outputs depend on the batch, and the remedy; empty if unknown."""
+    """Return why the outputs of one sample vary, and the remedy; empty if unknown."""
     for node in graph.node:
         if node.op_type == "BatchNormalization" and attribute(node, "training_mode", 0):
             return (
@@ -177,9 +181,12 @@ def _explain(graph: onnx.GraphProto) -> str:
 def _convert_network(
     network: Network, folder: Path, samples: SampleArray, fields: Fields | None = None
 ) -> None:
-    """Normalize a network and write its files; the samples have its dtype and layout.
+    """Free a network's batch size if possible, and write its files.
 
     If the outputs differ with a free batch size, the file's own size is tried.
+
+    Args:
+        samples: network inputs [n, ...], or whole records if there are `fields`.
     """
     normalization.name_nodes(network.proto.graph)
     normalization.simplify_gemms(network.proto.graph)
@@ -208,7 +215,11 @@ def _write_files(
     samples: SampleArray,
     fields: Fields | None,
 ) -> None:
-    """Fold a graph with constant sizes, compare it with the original, and write all files."""
+    """Write a graph with constant sizes, its folded form, and the record of both.
+
+    Raises:
+        ParityError: one of the graphs disagrees with the original.
+    """
     outputs = output_names(proto.graph)
     without_batch = []  # indices of the outputs to which `fix_sizes` has added a batch axis
     for node in proto.graph.node:
@@ -250,7 +261,7 @@ def _write_files(
 def check_torch(
     path: Path, samples: SampleArray, steps: Arithmetic = RAW, final: str = VALUES
 ) -> str:
-    """Return JSON: torch's difference from ONNX Runtime, or why torch cannot run the network."""
+    """Return torch's difference from ONNX Runtime, or why torch cannot run the network, as JSON."""
     proto = onnx.load(path)
     label = f"torch, {path.stem}"
     matched = match_samples(samples, steps, read_contract(proto.graph))
@@ -270,7 +281,10 @@ def check_torch(
 
 
 def _take_branches(network: Network, samples: SampleArray) -> Network:
-    """Replace each If by a branch, if the condition is equal for all batch sizes."""
+    """Replace each If by a branch, if its condition is equal for 1, 2 and 3 samples.
+
+    A fixed batch size is the only size to try.
+    """
     graph = network.proto.graph
     names = input_names(graph)
     fixed = read_contract(graph).batch
@@ -287,7 +301,10 @@ def _take_branches(network: Network, samples: SampleArray) -> Network:
 def _run_on(
     samples: SampleArray, proto: onnx.ModelProto, fields: Fields | None
 ) -> Callable[[Predict], Outputs]:
-    """Return a function that runs samples in batches within the limits of graph and memory."""
+    """Return a function that runs the samples through a network, and returns its outputs.
+
+    The batches fit the batch size of `proto` and the memory budget.
+    """
     contract = read_contract(proto.graph)
     longest = None
     cut = None  # drops the padding of a batch
@@ -319,8 +336,8 @@ def _run_on(
 def _find_batch(network: Network, samples: SampleArray) -> Network:
     """Fix the batch size at 1 if the file declares it free but the graph only runs one sample.
 
-    A scalar output is one number for the whole batch, so only a batch of 1 gives a number for each
-    sample.
+    Two kinds of outputs also need a batch of 1: a scalar, which is one number for the whole batch,
+    and an output whose size depends on data, such as detections.
     """
     graph = network.proto.graph
     if read_contract(graph).batch is not None:
@@ -340,9 +357,11 @@ def _fix_sizes(
 ) -> tuple[Network, onnx.ModelProto, str | None]:
     """Return the network, its graph with constant sizes, and why the batch size stays fixed.
 
-    The reason is None if the batch size is free.
+    The reason is None if the batch size or the length of texts is free. The network's outputs get
+    the batch axis that only the freed graph has.
 
-    The network's outputs get the batch axis that only the freed graph has.
+    Raises:
+        ModelError: the graph cannot be run with the samples.
     """
     fixed = read_contract(network.proto.graph).batch
     first = samples[:3]
@@ -355,6 +374,8 @@ def _fix_sizes(
                 ", ".join(fields.any_length),
                 one_line(error),
             )
+
+    # Samples that decide a branch cannot share a batch
     if fixed == 1:
         branch = _find_branch(network.proto.graph)
         if branch:
@@ -386,7 +407,7 @@ def _keep_rows(network: Network, samples: SampleArray, returned: Outputs) -> Net
     A Squeeze without axes also removes a batch axis of size 1.
 
     Args:
-        returned: the outputs for several samples.
+        returned: the outputs of the freed graph for several samples.
     """
     alone = network.predict(samples[:1])
     without = []
@@ -399,7 +420,7 @@ def _keep_rows(network: Network, samples: SampleArray, returned: Outputs) -> Net
 
 
 def _find_branch(graph: onnx.GraphProto) -> str | None:
-    """Return the name of an If whose condition depends on more than sizes; None without one.
+    """Return the name of the first If whose condition depends on more than sizes; None without one.
 
     In a batch, all samples would take the same branch.
     """
@@ -416,9 +437,12 @@ def _free_length(
     """Return the graph with all sizes constant except the length of the samples.
 
     Raises:
-        ParityError: padding changes the outputs, so samples must not be cut.
+        ParityError: padding changes the outputs, so samples must not be cut; or the free length
+            does.
     """
     freed = batch_axis.fix_sizes(network.proto, samples[:1], batch, fields.any_length)
+
+    # Compare the shortest samples with their padding and without it
     shortest = np.argsort(lengths(samples[fields.mask]), kind="stable")[:3]
     run = open_runner(freed)
     for index in shortest:
@@ -439,9 +463,9 @@ def find_final(outputs: Outputs, samples: SampleArray) -> str:
     """Return the kind of a network's outputs: `probabilities`, `logits` or `values`.
 
     A single float output [n, classes] holds probabilities if its rows are not negative and sum to 1
-    within 1e-3; with one class, it suffices that they lie between 0 and 1. Otherwise the output
-    holds logits. Further axes of size 1 do not matter. All other outputs are values, such as a
-    reconstruction of the input, which has a sample's shape.
+    within 1e-3; a single class needs values between 0 and 1 instead. Otherwise the output holds
+    logits. Further axes of size 1 do not matter. Other outputs are values, and so is one with the
+    shape of the samples, such as a reconstruction.
     """
     if len(outputs) != 1:
         return VALUES
@@ -466,7 +490,7 @@ def _torch_runner(path: Path) -> Predict:
 
 
 def _name_difference(proto: onnx.ModelProto, samples: SampleArray) -> str:
-    """Return the first operator that torch and ONNX Runtime compute differently."""
+    """Return the first node that torch and ONNX Runtime compute differently, for a message."""
     from resnet8ptq.graph.torch_module import find_difference
 
     node = find_difference(proto, samples[:1], PARITY_TOLERANCE_OF_VALUES)
@@ -476,13 +500,15 @@ def _name_difference(proto: onnx.ModelProto, samples: SampleArray) -> str:
 
 
 def compare_outputs(got: Outputs, expected: Outputs, final: str, label: str) -> float:
-    """Return the largest difference of probabilities, or the largest relative one of other outputs.
+    """Return the largest difference of probabilities, or of other outputs relative to the largest.
 
     Args:
         final: see `find_final`; top-1 classes of `values` are not compared.
+        label: the framework and file, for messages.
 
     Raises:
-        ParityError: the difference exceeds the tolerance, or a top-1 class differs.
+        ParityError: the difference exceeds the tolerance, a top-1 class or a shape differs, or
+            `expected` has NaN or infinity.
     """
     differences = [0.0]
     flipped = 0

@@ -28,7 +28,7 @@ class Fp32Model:
 
     Attributes:
         source: the user's file or folder; for a module, the weights file.
-        sha256: hash of all sources of the network.
+        sha256: hash of all sources of the network, see `hash_network`.
         onnx_path: the converted graph, folded if `fold` is set; after a correction or fine-tuning,
             the changed graph.
         uncorrected: the converted graph, if `onnx_path` is a corrected or fine-tuned graph.
@@ -45,7 +45,7 @@ class Fp32Model:
     is_module: bool = False
 
     def with_weights_of(self, onnx_path: Path) -> "Fp32Model":
-        """Return the network with the weights and biases of another graph."""
+        """Return the network with a corrected or fine-tuned graph in place of its own."""
         return replace(self, onnx_path=onnx_path, uncorrected=self.uncorrected or self.onnx_path)
 
     @property
@@ -77,11 +77,13 @@ class Fp32Model:
 def check_file(config: ModelConfig, source: Path, cache_root: Path) -> None:
     """Refuse a damaged, unsafe or quantized file, before the data are read.
 
+    The weights of a module, and formats without a check, pass.
+
     Args:
         source: the result of `locate`.
 
     Raises:
-        ModelError: see `load_network`.
+        ModelError: the file is refused, or its check took too much memory or time.
     """
     file_format = None if config.module is not None else formats.find_format(source)
     if file_format is None or not file_format.check:
@@ -108,15 +110,17 @@ def load_network(
 ) -> Fp32Model:
     """Locate, check and convert the network; conversions are cached by content.
 
-    This is the only way from the settings to a network. A run, the search and the analyses call it
-    once, after the samples are known. To look at a file without samples, call `summary.summarize`.
+    Samples decide the sizes of the graph. To look at a file without samples, call
+    `summary.summarize`.
 
     Args:
         torch: whether to compare torch with ONNX Runtime.
 
     Raises:
-        ModelError: the file is missing, empty, not a model or unsafe, or does not fit the data.
-        ParityError: ONNX disagrees with the original on up to 1,000 training samples.
+        ModelError: the file is missing, empty, not a model or unsafe, does not fit the data, or
+            cannot be converted or folded.
+        ParityError: ONNX Runtime disagrees with the original on up to 1,000 samples, of calibration
+            if there are any.
     """
     source = locate(config, data.name)
     digest = hash_network(config, source)
@@ -169,7 +173,7 @@ def load_network(
 
 
 def _with_torch(model: Fp32Model, checked: Split, cache_root: Path) -> Fp32Model:
-    """Return the model with the cached result of `conversion.check_torch`."""
+    """Return the model with the result of `conversion.check_torch`, which is cached."""
     key: cache.Key = {
         "network": files.sha256(model.onnx_path),
         "code": code.behind(conversion.__name__),

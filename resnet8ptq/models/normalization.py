@@ -43,17 +43,18 @@ Role = tuple[str | int, ...]  # the role of a constant, see `_find_role`
 OPSET = 17
 MIN_OPSET = 13  # the first opset with a per-channel QuantizeLinear
 _EXPLICIT_RESIZES = 11  # the first opset in which Resize names its coordinates
+_SCALES_BY_CHANNEL = 21  # the first opset whose GroupNormalization scales each channel
 PAD_FUSION = "Pad_Fusion"  # ONNX Runtime's optimizer whose fault `_keep_pads` avoids
 MIN_IR_VERSION = 8  # the IR of opset 17; since IR 4, initializers need not be inputs
 
 
 def opset(proto: onnx.ModelProto) -> int:
-    """Return the version of the ONNX operator set that the graph uses, under either name."""
+    """Return the version of ONNX's own operator set that the graph uses, under either name."""
     return max(entry.version for entry in proto.opset_import if entry.domain in ONNX_DOMAINS)
 
 
 def raise_opset(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
-    """Return a copy; a graph below opset 13 is converted to 17, or to the highest possible opset.
+    """Return a copy; a graph below opset 13 is converted to 17, or as far as onnx can.
 
     Raises:
         ModelError: onnx cannot reach opset 13; the message names the step, its operators and the
@@ -82,8 +83,9 @@ def raise_opset(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
 
 
 def _write_coordinates(graph: onnx.GraphProto) -> None:
-    """Write the coordinates of each Resize of opset 10, in place, since onnx's converter omits
-    them.
+    """Write the coordinates by which opset 10 resizes into each Resize that lacks them, in place.
+
+    onnx's converter to opset 11 omits them, although opset 11 has other defaults.
     """
     for node in graph.node:
         if node.op_type == "Resize" and not attribute(node, "coordinate_transformation_mode", b""):
@@ -95,7 +97,7 @@ def _write_coordinates(graph: onnx.GraphProto) -> None:
 
 
 def _changed_operators(proto: onnx.ModelProto, version: int) -> list[str]:
-    """Return the graph's operators that an opset redefines or removes."""
+    """Return the graph's operators that opset `version` redefines or lacks, sorted."""
     names = {node.op_type for node in proto.graph.node if node.domain in ONNX_DOMAINS}
     changed = []
     for name in sorted(names):
@@ -108,9 +110,9 @@ def _changed_operators(proto: onnx.ModelProto, version: int) -> list[str]:
 
 
 def normalize(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a normalized model with the same results, and without unused domains.
+    """Return a normalized model that computes the same; `proto` must not be used afterwards.
 
-    `proto` must not be used afterwards.
+    Constants are initializers, every output is computed, and only used domains are imported.
     """
     graph = proto.graph
     inputs = graph_inputs(graph)
@@ -140,7 +142,7 @@ _store_constants = LiftConstantsToInitializersPass(lift_all_constants=True, size
 
 
 def compute_outputs(model: ir.Model) -> None:
-    """Compute each constant output by a node, in place.
+    """Put an Identity before each output that is an initializer, in place.
 
     Passes can then rename or replace an output's tensor like any other tensor.
     """
@@ -153,7 +155,7 @@ def compute_outputs(model: ir.Model) -> None:
 def _drop_allowzero(model: ir.Model) -> None:
     """Remove `allowzero`, which onnx2torch refuses, from each Reshape to a shape without zeros.
 
-    A computed shape has no zeros, because no tensor is empty.
+    A computed shape counts as one without zeros, because no tensor is empty.
     """
     for node in model.graph:
         if node.op_type == "Reshape":
@@ -167,7 +169,7 @@ def _keep_pads(model: ir.Model) -> None:
 
     ONNX Runtime (1.31) turns a Pad with zeros into padding of the pool, which never counts as the
     largest value. The optimizer compares the value's bytes with those of 0.0, so it keeps a Pad
-    with -0.0. After a Relu, both give the same result, so the Pad stays.
+    with -0.0. After a Relu, no value is below 0, so both paddings give the same maximum.
     """
     for node in nodes_of(model, "Pad"):
         source = producer_of(node, 0)
@@ -182,7 +184,7 @@ def _keep_pads(model: ir.Model) -> None:
 
 
 def _pads_with_zeros(pad: ir.Node) -> bool:
-    """Return whether the value of a Pad is known to be 0, which is its default."""
+    """Return whether the value of a Pad is 0, its default, and not computed."""
     value = pad.inputs[2] if len(pad.inputs) > 2 else None
     if value is None:
         return True
@@ -190,10 +192,10 @@ def _pads_with_zeros(pad: ir.Node) -> bool:
 
 
 def keep_scores(graph: onnx.GraphProto) -> None:
-    """Drop the outputs that scikit-learn's exports add to the scores: a dict, the class's name.
+    """Make the scores the outputs of scikit-learn's exports: without dicts and labels, in place.
 
-    The scores replace the dict as the output, because onnx-ir cannot read a dict. The nodes of
-    dropped outputs stay.
+    onnx-ir cannot read a dict, so the scores from which a ZipMap makes it become an output. The
+    nodes of dropped outputs stay.
     """
     producers = Links(graph).producers
     outputs: dict[str, onnx.ValueInfoProto] = {}
@@ -210,9 +212,7 @@ def keep_scores(graph: onnx.GraphProto) -> None:
 
 
 def _follows(name: str, operators: Sequence[str], producers: Mapping[str, onnx.NodeProto]) -> bool:
-    """Return whether one of the operators computes a tensor, or another tensor that it depends
-    on.
-    """
+    """Return whether a tensor depends on the output of one of the operators, or is one."""
     left = [name]
     seen = set()
     while left:
@@ -230,7 +230,7 @@ def _follows(name: str, operators: Sequence[str], producers: Mapping[str, onnx.N
 def write_scalers(model: ir.Model) -> None:
     """Replace each Scaler of scikit-learn's exports by basic operators: (input - offset) * scale.
 
-    The input has any numeric type.
+    The input may have any numeric type; the result is float32.
     """
     for node in nodes_of(model, SCALER):
         write = Writer(node)
@@ -245,15 +245,18 @@ def write_scalers(model: ir.Model) -> None:
 
 
 def store_and_write_products(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model without Einsums of weights, see `write_products`."""
+    """Return the model after `write_products`, with constants as initializers.
+
+    `proto` must not be used afterwards.
+    """
     return rewrite(proto, [_store_constants, write_products])
 
 
 def write_products(model: ir.Model) -> None:
-    """Replace each Einsum of a computed tensor and weights by a MatMul, which backends quantize.
+    """Replace Einsums of a computed tensor and weights by MatMuls, which backends quantize.
 
-    For example, attention in torch is exported with `btd,dhk->bthk`. An Einsum stays if an axis of
-    its weights is also an axis of both the other tensor and the output.
+    For example, attention is exported with the equation `btd,dhk->bthk`. An Einsum stays if no
+    single MatMul computes it, such as one whose inputs and output all have the same axis.
     """
     written: dict[tuple[str, tuple[int, ...], int], ir.Value] = {}
     for node in nodes_of(model, "Einsum"):
@@ -280,6 +283,7 @@ class _Product:
 
     Attributes:
         weights_first: whether the weights are the first input.
+        tensor, weights, output: all axes of the computed tensor, of the weights, of the output.
         summed: the axes of both inputs that the output lacks.
         kept: the axes of the tensor that the output has.
         added: the axes of the weights that the output has.
@@ -295,7 +299,7 @@ class _Product:
 
     @classmethod
     def of(cls, node: ir.Node) -> "_Product | None":
-        """Return the axes of a node; None if it is not a MatMul of weights."""
+        """Return the axes of an Einsum; None if no MatMul of weights computes it."""
         constant = [value is not None and value.is_initializer() for value in node.inputs]
         equation = node.attributes["equation"].as_string().replace(" ", "")
         terms = re.fullmatch(r"([a-zA-Z]+),([a-zA-Z]+)->([a-zA-Z]+)", equation)
@@ -317,10 +321,11 @@ class _Product:
         return cls(constant[0], tensor, weights, output, summed=summed, kept=kept, added=added)
 
     def write(self, node: ir.Node, written: dict[Any, ir.Value]) -> ir.Value:
-        """Write the MatMul before the node, and return its result.
+        """Write a MatMul that computes the Einsum before the node, and return the output.
 
         Args:
-            written: the matrices of weights so far, which several nodes may read.
+            written: the matrices that earlier calls have written; the method adds to them, and
+                several nodes may share one.
         """
         write = Writer(node)
         name = str(node.outputs[0].name)
@@ -358,8 +363,9 @@ class _Product:
 
 
 def cast_constants(model: ir.Model) -> None:
-    """Compute each Cast of a constant to float32, as of weights that are stored in 16 or 64
-    bits.
+    """Replace each Cast of a constant to float32 by its result, except as an output.
+
+    Some files store their weights in 16 or 64 bits and cast them.
     """
     for node in nodes_of(model, "Cast"):
         source = input_of(node, 0)
@@ -374,7 +380,7 @@ def cast_constants(model: ir.Model) -> None:
 
 
 def simplify_gemms(graph: onnx.GraphProto) -> None:
-    """Give Gemms with constants a bias [N], and alpha and beta of 1, in place.
+    """Give Gemms with constant weights and bias an alpha and beta of 1, and a bias [N], in place.
 
     ONNX Runtime's quantizer drops the beta of a bias that it rounds.
     """
@@ -387,6 +393,8 @@ def simplify_gemms(graph: onnx.GraphProto) -> None:
         constants = [*filter(None, node.input[1:])]  # weights, and perhaps a bias
         if alpha == beta == 1 or not links.constants.keys() >= {*constants}:
             continue
+
+        # Multiply the weights by alpha, and the bias by beta
         for index, name, factor in zip((1, 2), constants, (alpha, beta), strict=False):
             scaled = read_initializer(links, name) * np.float32(factor)
             write_input(links, node, index, scaled)
@@ -396,7 +404,7 @@ def simplify_gemms(graph: onnx.GraphProto) -> None:
 
 
 def copy_shared_weights(graph: onnx.GraphProto) -> None:
-    """Give a layer its own copy of a constant with another role elsewhere, in place.
+    """Give a constant with several roles a copy for each role but the first, in place.
 
     ONNX Runtime's quantizer rounds a constant once, with the scales of its first role, such as a
     scale for each channel of a Conv. The channels of a ConvTranspose are along another axis. A bias
@@ -439,7 +447,7 @@ def _find_role(node: onnx.NodeProto, index: int) -> Role:
 
 
 def _flatten_biases(graph: onnx.GraphProto) -> None:
-    """Give the constant bias of each Gemm the shape [N].
+    """Give the constant bias of each Gemm the shape [N], unless it differs by row, in place.
 
     ONNX also broadcasts [1, N] and [1]. However, ONNX Runtime's per-channel quantization fails on
     the first shape, and torch's quantized linear on the second.
@@ -465,9 +473,10 @@ def drop_attribute(node: onnx.NodeProto, name: str) -> None:
 
 
 def write_explicitly(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Replace the forms of operators that a framework lacks or reads wrongly; return the model.
+    """Return the model without forms of operators that a framework lacks or reads wrongly.
 
-    A form can be replaced if the sizes are known. `proto` must not be used afterwards.
+    A form stays if the sizes that its replacement needs are unknown. `proto` must not be used
+    afterwards.
     """
     write_paddings(proto)
     write_ceil_mode(proto)
@@ -527,7 +536,7 @@ def write_paddings(proto: onnx.ModelProto) -> None:
 
 
 def write_pad_axes(model: ir.Model, sizes: Sizes) -> None:
-    """Write the widths of each Pad for all axes, if widths and rank are known.
+    """Write the widths of each Pad for all axes, if widths, axes and rank are known.
 
     ONNX has the input `axes` since opset 18. ONNX Runtime inserts Transpose nodes around 8-bit
     convolutions, and the optimizer of these nodes overlooks `axes` (1.31).
@@ -550,14 +559,14 @@ _POOLS = ("AveragePool", "LpPool", "MaxPool")
 
 
 def write_ceil_mode(proto: onnx.ModelProto) -> None:
-    """Remove `ceil_mode` from pools where frameworks read it differently, in place.
+    """Remove `ceil_mode` from pools of known size where ONNX adds no window for it, in place.
 
     ONNX Runtime and torch drop a window that would begin after the input, in its padding; OpenVINO
-    keeps it. Without `ceil_mode` no such window exists. Sizes must be known.
+    keeps it. Without `ceil_mode` no such window exists.
 
     The last window of an AveragePool may end after the padding. With `count_include_pad`, only the
     part up to the end of the padding counts, but ONNX Runtime's 8-bit kernel divides by the whole
-    window (1.31). The padding is therefore written as a Pad.
+    window (1.31). The function therefore writes such padding as a Pad.
     """
     nodes = []
     for node in proto.graph.node:
@@ -577,13 +586,15 @@ def write_ceil_mode(proto: onnx.ModelProto) -> None:
 def _find_windows(
     pool: onnx.NodeProto, spatial: Sequence[int]
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64]] | None:
-    """Return whether `ceil_mode` adds a window along each axis, and where the other windows end.
+    """Return whether `ceil_mode` adds a window along each axis, and where the last other one ends.
 
     Ends are counted from the end of the input. Returns None if sizes are unknown.
     """
     kernel = attribute(pool, "kernel_shape", [])
     if len(kernel) != len(spatial) or 0 in spatial:
         return None
+
+    # A window is added if values lie beyond the last one, and it would begin before the padding
     rank = len(kernel)
     sizes = np.array(spatial)
     begin, end = np.reshape(attribute(pool, "pads", [0] * 2 * rank), (2, rank))
@@ -601,9 +612,12 @@ def _pad_with_zeros(
     more: NDArray[np.bool_],
     ends: NDArray[np.int64],
 ) -> list[onnx.NodeProto]:
-    """Move the padding of a pool into a Pad, and return the Pad; empty without padding.
+    """Move the padding of a pool into a Pad; return the Pad in a list, empty without padding.
 
     Along an axis without an additional window, the padding ends with the last window.
+
+    Args:
+        more, ends: the result of `_find_windows`.
     """
     begin, end = np.reshape(attribute(pool, "pads", [0, 0] * len(ends)), (2, -1))
     end = np.where(more, end, np.clip(ends, 0, end))
@@ -624,19 +638,24 @@ def _pad_with_zeros(
 
 
 def write_group_norms(model: ir.Model, sizes: Sizes) -> None:
-    """Replace each GroupNormalization by an instance normalization of its groups.
+    """Replace each GroupNormalization of known sizes by an instance normalization of its groups.
 
     ONNX Runtime would replace it by twenty operators with computed shapes, which torch cannot
     trace.
     """
+    by_group = model.opset_imports[""] < _SCALES_BY_CHANNEL
     for node in nodes_of(model, "GroupNormalization"):
-        known = sizes.get(str(input_of(node, 0).name), [0])[1:]
-        if 0 not in known:
-            _normalize_groups(node, known)
+        known = sizes.get(str(input_of(node, 0).name), [])[1:]
+        if known and 0 not in known:
+            _normalize_groups(node, known, by_group)
 
 
-def _normalize_groups(node: ir.Node, sizes: Sequence[int]) -> None:
-    """Replace a GroupNormalization of [N, *sizes]."""
+def _normalize_groups(node: ir.Node, sizes: Sequence[int], by_group: bool) -> None:
+    """Replace a GroupNormalization of [N, *sizes].
+
+    Args:
+        by_group: whether scale and bias have a value for each group, otherwise for each channel.
+    """
     write = Writer(node)
     output = str(node.outputs[0].name)
     groups = node.attributes.get_int("num_groups", 1)
@@ -650,13 +669,17 @@ def _normalize_groups(node: ir.Node, sizes: Sequence[int]) -> None:
 
     parts = constant("parts", np.array([0, groups, -1]))
     whole = constant("whole", np.array([0, *sizes]))
+    values, scale, bias = node.inputs
+    cut = add("Reshape", [values, parts], "cut")
+    if by_group:
+        even = add("InstanceNormalization", [cut, scale, bias], "even", epsilon=epsilon)
+        replace_node(node, write("Reshape", [even, whole], output, str(node.name)))
+        return
+
+    # Normalize each group as one channel, then scale each channel
     by_channel = constant("by_channel", np.array([-1, *[1] * (len(sizes) - 1)]))
     ones = constant("ones", np.ones(groups, np.float32))
     zeros = constant("zeros", np.zeros(groups, np.float32))
-
-    # Normalize each group as one channel
-    values, scale, bias = node.inputs
-    cut = add("Reshape", [values, parts], "cut")
     even = add("InstanceNormalization", [cut, ones, zeros], "even", epsilon=epsilon)
     joined = add("Reshape", [even, whole], "joined")
     scales = add("Reshape", [scale, by_channel], "scale")
@@ -670,7 +693,7 @@ _SUFFIX = re.compile(r"_\w*(?:scale|zero_point|[Qq]uantize)\w*|_Q[48]|quant_scal
 
 
 def avoid_quantizer_names(model: ir.Model) -> None:
-    """Rename tensors whose names ONNX Runtime's quantizer would reuse.
+    """Rename tensors whose names ONNX Runtime's quantizer would give to its own tensors.
 
     The quantizer names a tensor's scale after the tensor, without checking that the name is free.
     Inputs and outputs keep their names.

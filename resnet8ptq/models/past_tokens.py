@@ -15,8 +15,8 @@ PAST = "past_key_values"  # the start of such inputs' names
 def remove_past(graph: onnx.GraphProto) -> list[str]:
     """Remove the inputs `past_key_values...`, as if they were empty; return their names.
 
-    The inputs stay if a node does anything other than join them to present tokens or read their
-    shape.
+    The inputs stay, and no name is returned, if a node does anything other than join them to
+    present tokens or read their shape, or if the network has no other inputs.
     """
     past = {}
     others = []
@@ -27,6 +27,8 @@ def remove_past(graph: onnx.GraphProto) -> list[str]:
             others.append(value.name)
     if not past or not others:
         return []
+
+    # Find the nodes that read the inputs; each must be able to do without them
     readers = []
     for node in graph.node:
         if past.keys().isdisjoint(inputs_of(node)):
@@ -49,7 +51,11 @@ def remove_past(graph: onnx.GraphProto) -> list[str]:
 
 
 def _can_do_without(node: onnx.NodeProto, past: Mapping[str, onnx.ValueInfoProto]) -> bool:
-    """Return whether a node joins earlier tokens to others, or returns their whole shape."""
+    """Return whether a node joins earlier tokens to others, or returns their whole shape.
+
+    Args:
+        past: the inputs for earlier tokens, by name; one of their axes has a free size.
+    """
     read = [name for name in node.input if name in past]
     if not read:  # an inner graph of the node reads them
         return False
@@ -71,6 +77,9 @@ def _write_shape(
 
     The new shape is the batch size of the input `other`, then the sizes of `past`. The free size,
     the number of earlier tokens, becomes 0.
+
+    Args:
+        axis: the name of a constant with the index of the batch axis, 0.
     """
     dims = past.type.tensor_type.shape.dim
     sizes = np.array([dim.dim_value for dim in dims[1:]], np.int64)

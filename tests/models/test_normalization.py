@@ -160,3 +160,34 @@ def test_einsums_that_share_weights_share_the_matrix():
     written = normalization.store_and_write_products(einsum("btd,dhk->bthk", False, shared=True))
     products = [node for node in written.graph.node if node.op_type == "MatMul"]
     assert len({node.input[1] for node in products}) == 1
+
+
+@pytest.mark.parametrize(
+    ("opset", "scales"), [pytest.param(18, 2, id="by-group"), pytest.param(21, 4, id="by-channel")]
+)
+def test_scales_of_groups_follow_the_opset(opset, scales):
+    """Opset 18 has a scale for each group, opset 21 for each channel."""
+    proto = normalize_groups("Relu", opset, scales)
+    samples = RANDOM.normal(size=(2, 4, 3, 3)).astype(np.float32)
+    expected = open_runner(proto)(samples)
+    written = write_explicitly(proto)
+    assert "InstanceNormalization" in {node.op_type for node in written.graph.node}
+    np.testing.assert_allclose(open_runner(written)(samples), expected, atol=1e-5)
+
+
+def test_groups_of_unknown_size_stay():
+    """onnx infers no shape after an operator of another domain."""
+    written = write_explicitly(normalize_groups("com.microsoft.Gelu", opset=21, scales=4))
+    assert written.graph.node[-1].op_type == "GroupNormalization"
+
+
+def normalize_groups(before, opset, scales):
+    proto = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": {opset}, "com.microsoft": 1]>
+        network (float[N, 4, 3, 3] x) => (float[N, 4, 3, 3] y)
+        {{ before = {before}(x)  y = GroupNormalization <num_groups = 2> (before, s, b) }}"""
+    )
+    for name in "sb":
+        values = RANDOM.normal(size=scales).astype(np.float32)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
+    return proto
