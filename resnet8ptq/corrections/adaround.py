@@ -30,14 +30,14 @@ from resnet8ptq.precision.grid import WeightScheme
 from resnet8ptq.precision.plan import Plan
 from resnet8ptq.simulation.device import find_device
 
-SAMPLES = 16_000  # most rows for a layer; each sample gives equally many
+SAMPLES = 16_000  # most rows for a layer, rounded up to equally many of each sample
 BATCH = 512  # rows
 LEARNING_RATE = 0.1
 STRETCH = (-0.1, 1.1)  # gamma and zeta of the rectified sigmoid, equation 23
 BETA = (20.0, 2.0)  # exponent of the regularizer (equation 24) at start and end of the annealing
 WARM_UP = 0.2  # share of the iterations, at the start, without the regularizer
 _TOLERANCE = 1e-3  # tolerance in levels
-FEW = 64  # inputs of a group; up to this number, descent finds the levels without learning
+FEW = 64  # inputs of a group; up to this number, descent replaces learning, see `learn_levels`
 STARTS = 64  # random starts of the descent, besides the nearest levels
 REGULARIZER = 10.0  # weight of the regularizer, relative to the error of nearest rounding
 
@@ -48,7 +48,7 @@ Number = TypeVar("Number", np.int64, np.float64)
 class Problem:
     """The rounding of one layer: rows of its inputs and the outputs to reproduce."""
 
-    inputs: torch.Tensor  # inputs [n, groups, inputs], from layers that are already rounded
+    inputs: torch.Tensor  # inputs [n, groups, inputs], in the network with rounded layers
     targets: torch.Tensor  # FP32's outputs [n, groups, channels of a group], after a following ReLU
     bias: torch.Tensor  # [groups, 1, channels of a group]
     relu: bool
@@ -65,7 +65,12 @@ class Problem:
     def error(
         self, weights: torch.Tensor, rows: torch.Tensor | slice = slice(None)
     ) -> torch.Tensor:
-        """Return the mean squared error of the outputs; weights [output channels, ...]."""
+        """Return the mean squared error of the outputs.
+
+        Args:
+            weights: [output channels, ...].
+            rows: the rows to compare; by default all.
+        """
         outputs = self._outputs(weights, rows)
         if self.relu:
             outputs = outputs.relu()
@@ -109,30 +114,43 @@ def learn_rounding(
     (`setting.searches`), they are learned too, so that the search learns once; the returned network
     keeps their weights. Layers that are not learned before the deadline keep their weights.
 
-    With `correct_biases`, the bias of each layer is corrected before the next layer is learned.
+    With `correct_biases`, the bias of each layer that has one is corrected before the next layer.
     Learned layers compensate for the mean error of earlier layers; a correction of all biases
     afterwards would add that error again, with the opposite sign.
     """
     torch.set_num_threads(setting.runtime.threads)
     result = copy.deepcopy(proto)
     simulated = copy.deepcopy(proto)
+
+    # A search for layers in float learns those too
     every = setting.selection
     if setting.searches:
         every = replace(every, nodes_to_exclude=())
     twins = layers.find_plain_layers(simulated.graph, every)
     kept = layers.find_plain_layers(simulated.graph, setting.selection)
+    nodes = layers.find_plain_layers(result.graph, every)
+
+    # Learn layer by layer
     exact = setting.walk(proto)
     walks = (exact, exact.through(simulated))
     graph = proto.SerializeToString(deterministic=True)
     before = hashlib.sha256(graph + bytes([correct_biases])).hexdigest()
-    for index, (name, node) in enumerate(layers.find_plain_layers(result.graph, every).items()):
+    for index, (name, node) in enumerate(nodes.items()):
         # Each layer has its own generator, because a layer from the cache draws nothing
         random = np.random.default_rng([seed, index])
         label = _label(name, index, len(twins))
         scheme = setting.weights.scheme(name)
         weights = read_weights(proto.graph, node)
         learn = partial(
-            _learn_layer, proto, walks, node, setting, scheme, iterations, random, label
+            _learn_layer,
+            proto,
+            walks,
+            node,
+            setting=setting,
+            scheme=scheme,
+            iterations=iterations,
+            random=random,
+            label=label,
         )
         made_of: cache.Key = {
             "layer": name,
@@ -155,6 +173,8 @@ def learn_rounding(
             write_weights(result.graph, node, rounded)
         # Write them only once, because protobuf keeps replaced weights in memory.
         write_weights(simulated.graph, twins[name], scheme.grid(rounded, 0).round(rounded))
+
+        # Correct the bias in both networks
         if correct_biases and bias_correction.has_bias(proto.graph, node):
             find_error = partial(
                 bias_correction.find_error, proto.graph, walks, node, f"{label}: bias"
@@ -197,8 +217,8 @@ def _keep(
     """Return the array that `find` returns, such as a layer's levels, from the cache if possible.
 
     Args:
-        made_of: the cache key without the samples, and without threads and memory, which set the
-            order of sums; the function adds them.
+        made_of: the facts about the layer for the cache key. The function adds the samples, the
+            code, and what sets the order of sums: batch size, threads, device and memory.
     """
     runtime = setting.runtime
     key: cache.Key = {
@@ -228,7 +248,11 @@ def learn_apart(
 ) -> dict[tuple[str, int], Array]:
     """Return the learned weights of each layer, by name and bits, with all other layers in float.
 
-    Nearest rounding maps the returned weights to the learned levels.
+    Nearest rounding maps the returned weights to the learned levels. Layers that are not learned
+    before the deadline are missing.
+
+    Args:
+        widths: the numbers of bits.
     """
     torch.set_num_threads(setting.runtime.threads)
     walk = setting.walk(proto)
@@ -275,11 +299,15 @@ def _pose(
     random: np.random.Generator,
     label: str,
 ) -> Problem:
-    """Return a layer's problem: rows at the same positions in the FP32 and the rounded network."""
+    """Return a layer's problem: rows at the same positions in the FP32 and the rounded network.
+
+    Args:
+        walks: through the FP32 and the rounded network.
+    """
+    # Find the number of rows by the bytes of a row's inputs or outputs
     weights = read_weights(fp32.graph, node)
     groups = int(attribute(node, "group", 1))
     width = weights[0].size
-    # Bytes of a row's inputs or outputs
     largest = max(weights[0].nbytes * groups, weights.nbytes // width)
     most = min(SAMPLES, memory.fitting(largest, memory.step()))
     per_image = -(-most // len(setting.samples))  # positions of each sample
@@ -322,7 +350,7 @@ def _pose(
 
 
 def _matrix(weights: torch.Tensor, groups: int) -> torch.Tensor:
-    """Turn [output channels, ...] into [groups, inputs, channels of a group]."""
+    """Return weights [output channels, ...] as [groups, inputs, channels of a group]."""
     return weights.reshape(groups, len(weights) // groups, -1).transpose(1, 2).contiguous()
 
 
@@ -333,7 +361,7 @@ class Choices:
     Attributes:
         floor: the lower level minus the zero_point.
         step: the upper level minus the lower; 0 if the level is fixed.
-        fraction: distance of the weight from the lower level.
+        fraction: distance of the weight from the level below it, in levels.
     """
 
     scale: torch.Tensor
@@ -359,7 +387,7 @@ class Choices:
         return (self.floor + self.step * up).cpu().numpy().astype(np.int64)
 
     def nearest(self) -> torch.Tensor:
-        """Return 1 for each weight whose upper level is the nearest one, 0 for the others."""
+        """Return 1 for each weight that is nearest to its upper level, 0 for the others."""
         return (self.fraction >= 0.5).float()
 
     def start(self) -> torch.Tensor:
@@ -369,10 +397,15 @@ class Choices:
 
 
 def find_choices(weights: Array, scheme: WeightScheme) -> Choices:
-    """Return the two levels around each weight [output channels, ...] on its scheme's grid."""
+    """Return the two levels around each weight [output channels, ...] on its scheme's grid.
+
+    The weights of `find_kept` have one level.
+    """
     grid = scheme.grid(weights, 0)
     kept = find_kept(weights, scheme)
     nearest = grid.quantize(weights)
+
+    # Without clipping, no weight may move to the first or the last level
     floor = np.floor(weights / grid.scale)
     edge = 0 if scheme.clips else 1  # see `find_kept`
     lowest = grid.lowest + edge - grid.zero_point
@@ -399,7 +432,12 @@ def rectify(value: torch.Tensor) -> torch.Tensor:
 
 
 def regularize(shares: Sequence[torch.Tensor], done: float) -> torch.Tensor:
-    """Return the penalty for values between 0 and 1, equation 24; `done` is the progress."""
+    """Return the penalty for values between 0 and 1, equation 24; 0 during the warm-up.
+
+    Args:
+        shares: the values of each layer.
+        done: the fraction of the iterations that are done.
+    """
     progress = (done - WARM_UP) / (1 - WARM_UP)
     if progress < 0:
         return torch.zeros(())
@@ -423,7 +461,8 @@ def learn_levels(
 ) -> NDArray[np.int64]:
     """Return the levels of the weights [output channels, ...] that reproduce the layer's output.
 
-    If learning does not reduce the error, the nearest levels are returned.
+    Coordinate descent replaces learning in grouped layers of few inputs without a ReLU. If neither
+    reduces the error, the nearest levels are returned.
 
     Raises:
         TimeUpError: the deadline passes before learning ends.
@@ -439,6 +478,8 @@ def learn_levels(
         )
     else:
         up = _learn(problem, choices, iterations, random=random, label=label, deadline=deadline)
+
+    # Keep the better levels
     levels = choices.levels(up) + grid.zero_point
     learned = problem.error(torch.from_numpy(grid.dequantize(levels)).to(device))
     rounded = problem.error(torch.from_numpy(grid.dequantize(nearest)).to(device))
@@ -459,6 +500,8 @@ def _learn(
     # Divide by the error of nearest rounding, so that one regularizer fits layers of any scale.
     nearest = problem.error(choices.weights(choices.nearest()))
     unit = nearest.clamp(min=torch.finfo(nearest.dtype).tiny)
+
+    # Learn on random rows
     rows = len(problem.inputs)
     for i in track(range(iterations), label, "iterations"):
         deadline.check()
@@ -494,10 +537,9 @@ def find_kept(weights: Array, scheme: WeightScheme) -> NDArray[np.bool_]:
     """Return a mask of the weights [output channels, ...] that keep their nearest level.
 
     Without clipping, these are the weights at the ends of the range, which define the grid, and the
-    weights whose nearest level is the first or the last. No level lies beyond the first and the
-    last. In some schemes (uint8, symmetric) the value of such a level lies outside the range, so a
-    weight there would change the grid. With clipping, the kept weights are those beyond the range,
-    whose level is the outermost.
+    weights whose nearest level is the first or the last. In some schemes (uint8, symmetric) the
+    value of such a level lies outside the range, so a weight there would change the grid. With
+    clipping, these are the weights beyond the range, whose level is the outermost.
     """
     grid = scheme.grid(weights, 0)
     if scheme.clips:
@@ -513,10 +555,10 @@ def find_kept(weights: Array, scheme: WeightScheme) -> NDArray[np.bool_]:
 
 
 def on_levels(weights: Array, levels: NDArray[np.int64], scheme: WeightScheme) -> Array:
-    """Return weights from which every backend derives the same grid and `levels`.
+    """Return weights from which every backend derives the same grid and these levels.
 
     Each weight gets the value of its level. Without clipping, the weights of `find_kept` keep their
-    value, which preserves the range.
+    own value, which preserves the range.
     """
     kept = find_kept(weights, scheme) & (not scheme.clips)
     return np.where(kept, weights, scheme.grid(weights, 0).dequantize(levels))
@@ -549,7 +591,10 @@ def sample_windows(
 
 
 def _windows(inputs: Array, node: onnx.NodeProto, weights: Array) -> tuple[Array, tuple[int, ...]]:
-    """Return a view [samples, channels, *positions, *kernel], and the shape of the positions."""
+    """Return a view [samples, channels, *positions, *kernel], and the shape of the positions.
+
+    A matrix product has no kernel axes, and all but the last axis of a sample as positions.
+    """
     if node.op_type != "Conv":
         rows = inputs.reshape(len(inputs), -1, inputs.shape[-1])
         return rows.transpose(0, 2, 1), (rows.shape[1],)

@@ -33,12 +33,13 @@ def correct_biases(
 ) -> onnx.ModelProto:
     """Return `proto` with biases that give each output channel the same mean as in `fp32`.
 
-    Layers are corrected in order: the means of a layer are measured after rounded and corrected
-    layers, with float activations. The bias of a MatMul is the constant of an Add after it. The
-    error of a layer without a bias is corrected in the next layer with one.
+    The means hold for rounded weights and float activations; the returned weights stay in float.
+    Layers are corrected in order, each measured after rounded and corrected layers. The bias of a
+    MatMul is the constant of an Add after it. The error of a layer without a bias is corrected in
+    the next layer with one.
     """
     proto = copy.deepcopy(proto)
-    rounded = copy.deepcopy(proto)  # rounded only to measure; the result keeps float weights
+    rounded = copy.deepcopy(proto)  # only to measure
     nodes = layers.find_plain_layers(proto.graph, setting.selection)
     simulated = layers.find_plain_layers(rounded.graph, setting.selection)
 
@@ -54,7 +55,8 @@ def correct_biases(
 
     # Correct layer by layer; each layer is measured after corrected ones
     walk = walk.through(rounded)
-    for number, (output, (name, node)) in enumerate(zip(outputs, nodes.items(), strict=True), 1):
+    for number, (name, node) in enumerate(nodes.items(), 1):
+        output = outputs[number - 1]
         twin = simulated[name]
         layers.round_weights(rounded.graph, twin, setting.weights.scheme(name))
         if not has_bias(proto.graph, node):
@@ -76,7 +78,7 @@ def has_bias(graph: onnx.GraphProto, node: onnx.NodeProto) -> bool:
 def find_error(
     graph: onnx.GraphProto, walks: Sequence[Walk], node: onnx.NodeProto, label: str
 ) -> NDArray[np.float64]:
-    """Return the mean error of each output channel of a layer, bias included.
+    """Return the mean error of each output channel of a layer, after its bias.
 
     Args:
         walks: through the FP32 and the rounded network.
@@ -101,8 +103,10 @@ def shift_bias(graph: onnx.GraphProto, node: onnx.NodeProto, error: NDArray[np.f
 
 
 def _means(walk: Walk, axes: Mapping[str, int], label: str) -> dict[str, NDArray[np.float64]]:
-    """Return each tensor's means by channel, over samples and positions; `axes` has channel
-    axes.
+    """Return each tensor's means by channel, over samples and positions.
+
+    Args:
+        axes: the axis of the channels, by tensor.
     """
     sums: dict[str, NDArray[np.float64]] = {}
     counts = dict.fromkeys(axes, 0)

@@ -2,8 +2,8 @@
 
 Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", ICCV 2019,
 section 4.1. A ReLU is positively homogeneous: a channel before it can be divided by a factor if the
-weights after it are multiplied by the same factor. With the right factor, each channel gets the
-same range in both layers, and uses all levels of the common grid.
+weights after it are multiplied by the same factor. The best factor gives a channel the same range
+in both layers.
 """
 
 import copy
@@ -31,8 +31,9 @@ _LEAST_SHARE = 0.01  # least product of a channel's ranges, as a share of the la
 def equalize(proto: onnx.ModelProto, selection: Selection) -> onnx.ModelProto:
     """Return the network with equalized weights; its function is unchanged.
 
-    Pairs may share a layer, so the rounds repeat until all factors are 1. In grouped convolutions,
-    the range of an input channel covers only the filters that read it.
+    Pairs may share a layer, so the rounds repeat until all factors are about 1, at most `_ROUNDS`
+    times. In grouped convolutions, the range of an input channel covers only the filters that read
+    it.
     """
     proto = copy.deepcopy(proto)
     pairs = find_pairs(proto.graph, selection)
@@ -42,6 +43,8 @@ def equalize(proto: onnx.ModelProto, selection: Selection) -> onnx.ModelProto:
             "each other with at most a ReLU between (with model.fold=false, batch "
             "normalization is between)"
         )
+
+    # Equalize all pairs, round by round
     links = Links(proto.graph)
     for _ in track(range(_ROUNDS), "Equalizing", "rounds at most"):
         is_equal = True  # no pair changes any more
@@ -57,7 +60,10 @@ def equalize(proto: onnx.ModelProto, selection: Selection) -> onnx.ModelProto:
 def find_pairs(
     graph: onnx.GraphProto, selection: Selection
 ) -> list[tuple[onnx.NodeProto, onnx.NodeProto]]:
-    """Return pairs of quantized layers with at most a ReLU between them, and no other consumer."""
+    """Return pairs of quantized layers of one kind, the second the only reader of the first.
+
+    A ReLU or leaky ReLU may lie between them. The kinds are convolution and matrix product.
+    """
     chosen = layers.find_plain_layers(graph, selection).values()
     seconds = {node.input[0]: node for node in chosen}
     links = Links(graph)
@@ -107,8 +113,9 @@ def _read_pair(graph: Linked, first: onnx.NodeProto, second: onnx.NodeProto) -> 
 
 
 def _find_ranges(weights1: Array, grouped: Array) -> tuple[Array, Array]:
-    """Return the largest weights of the first layer's outputs and the second's inputs,
-    [channels].
+    """Return the largest weights of the first layer's outputs and of the second's inputs.
+
+    Both are magnitudes, [channels].
     """
     others = (1, *range(3, grouped.ndim))  # all but the groups and the channels
     before = np.abs(weights1).reshape(len(weights1), -1).max(axis=1)
@@ -117,7 +124,7 @@ def _find_ranges(weights1: Array, grouped: Array) -> tuple[Array, Array]:
 
 
 def _find_factors(before: Array, after: Array) -> Array:
-    """Return the divisors of channels: s = sqrt(r1 * r2) / r2 (equation 11)."""
+    """Return the divisors of channels, s = sqrt(r1 * r2) / r2 (equation 11); 1 without a range."""
     used = (before > 0) & (after > 0)  # a channel of zeros has no range to equalize
     factors = np.ones(len(before), np.float32)
     factors[used] = np.sqrt(before[used] / after[used])

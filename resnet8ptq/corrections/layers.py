@@ -59,6 +59,7 @@ def find_plain_layers(graph: onnx.GraphProto, selection: Selection) -> dict[str,
     because exporters of trained networks do not write them.
 
     Raises:
+        ConfigError: a setting names an unknown node, layer or operator, see `find_float_nodes`.
         QuantizationError: no layer remains.
     """
     quantized = find_quantized_layers(graph, selection)
@@ -88,10 +89,10 @@ def round_weights(graph: Linked, node: onnx.NodeProto, scheme: WeightScheme) -> 
 def errors(
     fp32: onnx.ModelProto, corrected: onnx.ModelProto, setting: CorrectionSettings
 ) -> dict[str, float]:
-    """Return the squared error of each layer's output, bias included, relative to the output's
-    power.
+    """Return the relative squared error of each layer's output, after its bias, by short name.
 
-    `corrected` runs on a few samples, with all weights rounded to the nearest level and with float
+    The error is a share of the power of FP32's output. `corrected` runs on at most `SAMPLES`
+    samples, with the weights of these layers rounded to the nearest level and with float
     activations.
     """
     setting = replace(setting, samples=setting.samples.spaced(SAMPLES))
@@ -113,6 +114,8 @@ def errors(
             for name, target, output in zip(part, targets, outputs, strict=True):
                 error[name] += float(np.square(output - target, dtype=np.float64).sum())
                 power[name] += float(np.square(target, dtype=np.float64).sum())
+
+    # An output without power has no relative error to divide by
     tiny = float(np.finfo(float).tiny)
     relative = {}
     for layer, name in zip(nodes, names, strict=True):

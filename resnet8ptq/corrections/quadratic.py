@@ -20,7 +20,7 @@ class Quadratic:
         products: products of two inputs, [groups, inputs, inputs], summed over the rows and divided
             by the number of all outputs.
         slope: half the gradient of the error at `weights`, in the shape of `weights`. The slope is
-            not 0, because the inputs come from rounded layers.
+            not 0 if the inputs come from rounded layers.
     """
 
     weights: torch.Tensor
@@ -42,8 +42,8 @@ class Quadratic:
         """Return the best choice of levels that coordinate descent finds: 0 for lower, 1 for upper.
 
         From each start, weights move to their other level if that lowers the error, until no weight
-        moves. The best result is taken for each output channel separately, because the channels'
-        errors are independent.
+        moves or `SWEEPS` sweeps have passed. The best result is taken for each output channel
+        separately, because the channels' errors are independent.
 
         Args:
             lower: the weights of the lower levels, [output channels, ...].
@@ -68,5 +68,7 @@ class Quadratic:
                 ups[(*better, index)] = 1 - ups[(*better, index)]
             if torch.equal(ups, before):
                 break
+
+        # Take the best start for each channel
         best = self.rise(lower + step * ups).argmin(dim=0)
         return ups.take_along_dim(best[None, ..., None], dim=0).reshape(starts.shape[1:])

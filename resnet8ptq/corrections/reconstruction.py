@@ -38,7 +38,9 @@ from resnet8ptq.simulation.device import find_device
 from resnet8ptq.simulation.fake_quantization import FakeQuantize, drop_rounding
 from resnet8ptq.simulation.network import find_layer, quantize_activations
 
-BATCH = 32, 4  # largest and smallest number of samples at once
+# The largest and the smallest number of samples at once
+LARGEST_BATCH = 32
+SMALLEST_BATCH = 4
 AT_ONCE = 2**21  # bytes of a block's largest input or output for the samples at once
 DROP = 0.5  # probability that an activation stays in float; also for the block's inputs
 RATE = 0.1  # learning rate of the rounding
@@ -50,7 +52,7 @@ Values = dict[str, torch.Tensor]  # values by the name of the traced node that c
 
 
 class LearnedRounding(nn.Module):  # type: ignore[misc]
-    """Weights [output channels, ...] between two levels; outside of training they are rounded."""
+    """Learned weights [output channels, ...] between two levels; rounded outside of training."""
 
     def __init__(self, choices: Choices) -> None:
         super().__init__()
@@ -74,6 +76,7 @@ class Block:
     """A part of a traced graph.
 
     Attributes:
+        nodes: the nodes that call modules, in execution order.
         outputs: names of the nodes that later blocks read.
         roundings: the learned rounding of the weights of the block's layers, by short name.
         quantizers: the learned ranges of the block's activations that no earlier block learns.
@@ -93,19 +96,22 @@ def reconstruct(
     """Return the network with weights that nearest rounding maps to the learned levels.
 
     Blocks are learned in order: the inputs of a block come from the network with quantized earlier
-    blocks, and its targets from the FP32 network. A block keeps nearest rounding if learning does
-    not reduce its error. The result is reproducible by `seed` on the same number of threads.
+    blocks, and its targets from the FP32 network. A block keeps nearest rounding and its calibrated
+    ranges if learning does not reduce its error, or if the deadline passes before it. The result is
+    reproducible by `seed` on the same number of threads.
 
-    The function also returns the learned range of each activation, by ONNX tensor name.
+    The function also returns the range of each activation, by ONNX tensor name.
 
     Args:
+        path: the network's file.
         iterations: number of learning steps for each block.
 
     Raises:
-        UnsupportedError: a layer has no weights in onnx2torch's module, or learning from one sample
-            exceeds the memory budget.
-        ModelError: onnx2torch does not support an operator.
+        UnsupportedError: the network cannot be converted to torch, a layer has no weights to learn
+            there, or learning from one sample exceeds the memory budget.
+        ConfigError: `device` is `cuda`, and torch sees no GPU.
     """
+    # Load the network twice as torch modules
     torch.set_num_threads(setting.runtime.threads)
     proto = onnx.load(path)
     cut = onnx.load(path)
@@ -115,7 +121,7 @@ def reconstruct(
     simulated = to_torch_module(cut)
     device = find_device(setting.runtime.device)
 
-    # Simulate rounded weights and activations
+    # Simulate rounded weights
     roundings = {}
     for name, node in layers.find_plain_layers(proto.graph, setting.selection).items():
         weights = read_weights(links, node)
@@ -123,6 +129,8 @@ def reconstruct(
         roundings[name] = LearnedRounding(adaround.find_choices(weights, scheme).to(device))
         layer = find_layer(simulated, node)
         parametrize.register_parametrization(layer, "weight", roundings[name])
+
+    # Simulate rounded activations, with calibrated ranges at first
     skipped = find_float_nodes(proto.graph, setting.selection)
     activations = Activations(
         path, calibration=setting.samples, calib=setting.calib, runtime=setting.runtime
@@ -178,13 +186,21 @@ def _learn(
     seed: int,
     deadline: Deadline,
 ) -> None:
-    """Learn the rounding and the ranges of `simulated` block by block, to reproduce `exact`."""
+    """Learn the rounding and the ranges of `simulated` block by block, to reproduce `exact`.
+
+    Args:
+        input_quantizer: rounds the network's input; None if the input stays in float.
+        samples: the network's inputs [n, ...].
+    """
+    # Both networks start from the samples
     placeholders = [node.name for node in exact.graph.nodes if node.op == "placeholder"]
     first = placeholders[0]
     originals: Values = {first: samples}
     inputs: Values = {first: samples}
     if input_quantizer:
         inputs[first] = input_quantizer(samples).detach()
+
+    # Learn each block between the tensors of the blocks before it
     blocks = _measure(exact, _blocks(simulated, roundings), {first: samples[:1]})
     readers = [index for index, block in enumerate(blocks) if _reads(block, first)]
     for index, block in enumerate(blocks):
@@ -228,12 +244,15 @@ class _Problem:
         self, iterations: int, random: np.random.Generator, label: str, deadline: Deadline
     ) -> None:
         """Learn until the deadline; keep the better one of learned and nearest rounding."""
+        # Keep the state of nearest rounding
         roundings = self.block.roundings.values()
         quantizers = self.block.quantizers
         parts: list[Any] = [*roundings, *quantizers]
         nearest = [copy.deepcopy(part.state_dict()) for part in parts]
         before = self.error()
         unit = max(before, torch.finfo(torch.float32).tiny)
+
+        # Learn the rounding and the ends of the ranges
         ends = [quantizer.log_growth for quantizer in quantizers]
         shares = [rounding.value for rounding in roundings]
         for value in (*shares, *ends):
@@ -265,7 +284,7 @@ class _Problem:
                 part.load_state_dict(state)
 
     def error(self) -> float:
-        """Return the mean squared error of the block's outputs, over all samples."""
+        """Return the sum of the mean squared errors of the block's outputs, over all samples."""
         outputs = _run(self.module, self.block, self.inputs)
         errors = []
         for name, target in self.targets.items():
@@ -292,11 +311,12 @@ class _Problem:
 
 
 def _samples(proto: onnx.ModelProto, setting: CorrectionSettings) -> Any:
-    """Return as many samples [n, ...] as the memory budget allows for each tensor.
+    """Return the samples [n, ...], or as many of them as fit each tensor into a step's memory.
 
     Raises:
         UnsupportedError: learning from one sample exceeds the memory budget.
     """
+    # Find the largest tensor of a sample
     (sample,) = setting.samples.take(np.arange(1)).batches(1)
     names: list[str] = []
     for node in proto.graph.node:
@@ -307,6 +327,8 @@ def _samples(proto: onnx.ModelProto, setting: CorrectionSettings) -> Any:
         for tensor in (sample, *run(sample)):
             largest = max(largest, tensor.nbytes)
     _check(LEARNING * largest)
+
+    # Choose evenly spaced samples
     count = min(len(setting.samples), memory.fitting(largest, memory.step()))
     chosen = np.linspace(0, len(setting.samples) - 1, count).round().astype(np.int64)
     return setting.samples.inputs(chosen)
@@ -318,11 +340,14 @@ def _measure(module: Any, blocks: list[Block], inputs: Values) -> list[Block]:
     Raises:
         UnsupportedError: learning from one sample exceeds the memory budget.
     """
+    # Run all blocks on one sample
     nodes: list[Any] = []
     for block in blocks:
         nodes += block.nodes
     with torch.no_grad():
         values = _call(module, nodes, inputs)
+
+    # Sum the bytes of each block's outputs
     measured = []
     for block in blocks:
         kept = 0
@@ -347,10 +372,10 @@ def _check(needed: int) -> None:
 
 
 def _blocks(module: Any, roundings: Mapping[str, LearnedRounding]) -> list[Block]:
-    """Split a traced graph at the points where a single tensor is live.
+    """Return the blocks of a traced graph, split where a single tensor is live, see `_join_parts`.
 
-    A part without layers joins the next part. Two adjacent parts of one layer each become one
-    block, as a depthwise convolution and the convolution after it do.
+    Two adjacent parts of one layer each become one block, as a depthwise convolution and the
+    convolution after it do.
     """
     index = {node: number for number, node in enumerate(module.graph.nodes)}
     last = {}  # the last reader of each node
@@ -366,11 +391,11 @@ def _blocks(module: Any, roundings: Mapping[str, LearnedRounding]) -> list[Block
         return modules
 
     def names(part: list[Any]) -> list[str]:
-        found = []
+        layer_names = []
         for own in modules_of(part):
             if id(own) in owners:
-                found.append(owners[id(own)])
-        return found
+                layer_names.append(owners[id(own)])
+        return layer_names
 
     # A range is learned by the first block that has it
     learned: set[Any] = set()
@@ -393,6 +418,8 @@ def _blocks(module: Any, roundings: Mapping[str, LearnedRounding]) -> list[Block
 def _cut(module: Any, index: Mapping[Any, int], last: Mapping[Any, int]) -> list[list[Any]]:
     """Return the sequences of nodes between the points where a single tensor is live.
 
+    A layer and its fused activation stay together.
+
     Args:
         index: the position of each node.
         last: the nodes that call modules, with the position of their last reader.
@@ -412,7 +439,7 @@ def _join_parts(
 ) -> list[list[Any]]:
     """Return the parts, joined so that each has layers, and two of one layer each form a pair.
 
-    A part without layers joins the next one, or at the end the last one.
+    A part without layers joins the next one; at the end, it joins the last one.
 
     Args:
         names: returns the layers of a part.
@@ -449,7 +476,7 @@ def _is_fused(module: Any, node: Any) -> bool:
 
 
 def _call(module: Any, nodes: list[Any], inputs: Values) -> Values:
-    """Run nodes on tensors [n, ...]; return the inputs and all outputs."""
+    """Run nodes on tensors [n, ...]; return the inputs and the outputs of all nodes."""
     values = dict(inputs)
 
     def look_up(node: Any) -> Any:
@@ -467,9 +494,9 @@ def _call(module: Any, nodes: list[Any], inputs: Values) -> Values:
 def _at_once(tensors: list[torch.Tensor], kept: int) -> int:
     """Return the batch size for a block's inputs and outputs [n, ...]; for `kept` see `Block`."""
     largest = max(tensor[0].nbytes for tensor in tensors)
-    least = min(BATCH[1], memory.fitting(LEARNING * largest, memory.budget()))
-    within = memory.fitting(kept, memory.budget())
-    return min(within, max(least, min(BATCH[0], AT_ONCE // largest)))
+    least = min(SMALLEST_BATCH, memory.fitting(LEARNING * largest, memory.budget()))
+    wanted = max(least, min(LARGEST_BATCH, AT_ONCE // largest))
+    return min(wanted, memory.fitting(kept, memory.budget()))
 
 
 def _run(module: Any, block: Block, inputs: Values) -> Values:
@@ -489,11 +516,10 @@ def _run(module: Any, block: Block, inputs: Values) -> Values:
 
 
 def _empty(values: torch.Tensor, count: int) -> torch.Tensor:
-    """Return an empty tensor for `count` samples, because concatenation would need twice the
-    memory.
+    """Return an empty tensor for `count` samples like those of `values`.
 
-    The tensor has the memory format that concatenation would give, because the format determines
-    the order of sums.
+    Filling it needs half the memory of a concatenation. The tensor has the memory format that a
+    concatenation would have, because the format determines the order of sums.
     """
     order = torch.contiguous_format
     is_plain = values.ndim != 4 or values.is_contiguous()
@@ -513,8 +539,9 @@ def _reads(block: Block, name: str) -> bool:
 
 
 def _keep(outputs: Values, before: Values, named: Sequence[str]) -> Values:
-    """Return the tensors that later blocks read; after a single output, only the named earlier
-    ones.
+    """Return the tensors that later blocks may read: a block's outputs and earlier tensors.
+
+    After a single output, later blocks read only the `named` of the earlier tensors.
     """
     if len(outputs) == 1:
         return {**{name: before[name] for name in named}, **outputs}

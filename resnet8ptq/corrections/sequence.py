@@ -1,12 +1,11 @@
 """Applies the corrections of the FP32 network in order, the same for every backend.
 
-Each correction takes an ONNX graph and returns a corrected one.
+Each correction returns a corrected ONNX graph.
 
 SmoothQuant and equalization come first: they keep the network's function, but change the weights
 and therefore their grid. AdaRound or block-wise reconstruction then choose the levels. Bias
-correction comes last: it removes the mean of the remaining error, which depends on the levels. If
-both are chosen, AdaRound already corrects the bias of each layer, so little error is left to
-remove.
+correction comes last: it removes the mean of the remaining error, which depends on the levels.
+AdaRound with bias correction already corrects the bias of each layer, so little error is left.
 """
 
 import logging
@@ -36,15 +35,18 @@ def correct(
 ) -> tuple[Fp32Model, dict[str, Range] | None]:
     """Apply the chosen corrections; return the model unchanged if there are none.
 
-    The function also returns the activation ranges that reconstruction learns, by ONNX tensor name.
-    Logs the effect of each correction on the layers' relative squared error (`layers.errors`).
+    The function also returns the activation ranges that reconstruction learns, by ONNX tensor name;
+    None without reconstruction. SmoothQuant logs its own effect; of the others, the function logs
+    the effect on the layers' relative squared error (`layers.errors`).
 
     Args:
         folder: an existing folder for `corrected.onnx`.
 
     Raises:
-        ConfigError: `nodes_to_exclude` or `nodes_to_quantize` names an unknown node.
+        ConfigError: a setting names an unknown node, layer or operator, or `device` is `cuda`
+            without a GPU.
         QuantizationError: no layer with weights is left to quantize.
+        UnsupportedError: see `reconstruct`.
     """
     asked = [name for name in CORRECTIONS if vars(chosen)[name]]
     if not asked:
@@ -72,6 +74,8 @@ def correct(
             correct_biases=chosen.bias_correction,
         )
         before = _log("adaround", before, layers.errors(fp32, corrected, setting))
+
+    # Only reconstruction learns ranges
     ranges = None
     path = folder / FILE
     if chosen.reconstruction:
@@ -82,6 +86,8 @@ def correct(
             path, setting, iterations=chosen.reconstruction_iterations, seed=seed
         )
         before = _log("reconstruction", before, layers.errors(fp32, corrected, setting))
+
+    # The mean of the error that remains
     if chosen.bias_correction:
         corrected = bias_correction.correct_biases(fp32, corrected, setting)
         _log("bias_correction", before, layers.errors(fp32, corrected, setting))

@@ -2,8 +2,8 @@
 
 Xiao et al., "SmoothQuant: Accurate and Efficient Post-Training Quantization for Large Language
 Models", ICML 2023, arXiv:2211.10438. All channels of a layer's input share one range. After a
-normalization, a few channels have far larger values, so the others share few levels. The division
-costs nothing at inference: a scale before the layer absorbs it.
+normalization, a few channels may have far larger values, so the others share few levels. The
+division costs nothing at inference: a constant before the layer absorbs it.
 
 The paper's migration strength alpha is the share of the difficulty that moves to the weights. Here
 each input has its own alpha: half of the calibration samples give the ranges, and the other half
@@ -49,6 +49,7 @@ class Edit:
     """A constant input [..., channels] of a node that absorbs a division.
 
     Attributes:
+        index: the position among the node's inputs.
         inverse: whether the constant is multiplied instead, because the node divides by it.
     """
 
@@ -82,7 +83,11 @@ class _Problem:
     activations: ActivationScheme
 
     def divisors(self, alpha: float) -> Array:
-        """Return s = max|X|^alpha / max|W|^(1 - alpha) for each channel: equation 4."""
+        """Return s = max|X|^alpha / max|W|^(1 - alpha) for each channel: equation 4.
+
+        The divisors are limited to `_LEAST` and `_MOST`; they are 1 at alpha 0, and for channels of
+        zeros.
+        """
         low, high = self.ranges
         inputs = np.maximum(-low, high)
         largest = [np.abs(values).max(axis=0) for values, _ in self.weights]
@@ -94,8 +99,9 @@ class _Problem:
         return np.clip(divisors, _LEAST, _MOST).astype(np.float32)
 
     def error(self, divisors: Array) -> float:
-        """Return the mean of the layers' squared output errors, each relative to the output's
-        power.
+        """Return the mean of the layers' squared output errors, as shares of the outputs' power.
+
+        Inputs and weights are rounded.
         """
         low = self.ranges[0] / divisors
         high = self.ranges[1] / divisors
@@ -105,6 +111,8 @@ class _Problem:
             high=float(high.max()),
             scheme=self.activations,
         )
+
+        # Compare each layer's output with that of exact inputs and weights
         errors = []
         for weights, scheme in self.weights:
             target = self.rows @ weights.T
@@ -166,12 +174,17 @@ def smooth(proto: onnx.ModelProto, setting: CorrectionSettings) -> onnx.ModelPro
 
 
 def find_groups(graph: onnx.GraphProto, selection: Selection) -> list[Group]:
-    """Return the inputs that can be divided: all their consumers are quantized layers."""
+    """Return the groups of matrix products whose common input can be divided.
+
+    Only quantized products read the input, and constants before it can absorb the division.
+    """
     links = Links(graph)
     groups: dict[str, dict[str, onnx.NodeProto]] = {}
     for name, node in layers.find_plain_layers(graph, selection).items():
         if node.op_type != "Conv":
             groups.setdefault(node.input[0], {})[name] = node
+
+    # Keep the inputs that nothing else reads
     divisible = []
     for tensor, members in groups.items():
         edits = find_edits(links, tensor)
@@ -189,6 +202,8 @@ def find_edits(graph: Linked, tensor: str) -> list[Edit]:
     node = graph.producers.get(tensor)
     if node is None:
         return []
+
+    # A constant of the producer absorbs the division
     kind = node.op_type
     constant = [_is_constant(graph, name) for name in node.input]
     if kind == "LayerNormalization":
@@ -212,7 +227,10 @@ def find_edits(graph: Linked, tensor: str) -> list[Edit]:
 
 
 def _find_source(node: onnx.NodeProto, constant: Sequence[bool]) -> tuple[str, list[Edit]]:
-    """Return the input to divide instead of the output, and the constants to divide as well."""
+    """Return the input to divide instead of the output, and the constants to divide as well.
+
+    The name is empty if the node does not pass a division to its input.
+    """
     if node.op_type in _HOMOGENEOUS:
         return node.input[0], []
     if node.op_type in ("Add", "Sub") and any(constant):
@@ -250,7 +268,7 @@ def _find_ranges(walk: Walk, names: list[str]) -> dict[str, tuple[Array, Array]]
 
 
 def _draw_rows(walk: Walk, names: list[str], samples: int) -> dict[str, Array]:
-    """Return rows [n, channels] of each tensor, spread evenly over samples and positions."""
+    """Return about `_ROWS` rows [n, channels] of each tensor, spread over samples and positions."""
     drawn: dict[str, list[Array]] = {}
     for part in walk.parts(names):
         for tensors in walk.run(part, "SmoothQuant: rows"):
@@ -265,7 +283,10 @@ def _draw_rows(walk: Walk, names: list[str], samples: int) -> dict[str, Array]:
 def _round(
     values: NDArray[np.float32], low: float, high: float, scheme: ActivationScheme
 ) -> NDArray[np.float32]:
-    """Return each value rounded to the nearest level, with one range for all values."""
+    """Return each value rounded to the nearest level, with one range for all values.
+
+    The range is widened to contain zero, and made symmetric if the scheme is.
+    """
     low = min(low, 0.0)
     high = max(high, 0.0)
     if scheme.symmetric:

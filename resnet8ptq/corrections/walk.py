@@ -26,7 +26,7 @@ from resnet8ptq.graph.weights import Array
 
 
 class Walk:
-    """Runs a network from a stored inner tensor, a cut, instead of from the network's input.
+    """Runs a network from a stored inner tensor instead of from the network's input.
 
     This serves corrections that measure a layer, change it, and measure the next one. `to(node)`
     moves past the nodes that no longer change; `run(names)` yields tensors [n, ...] batch by batch.
@@ -37,10 +37,10 @@ class Walk:
             for [outputs] in walk.run([node.output[0]]):
                 ...
 
-    All layers after a cut depend only on the cut's tensor and on the network's inputs
-    (`graph.layers.find_cuts`). If that tensor fits into a step's memory budget for all samples, a
-    walk over all layers takes as long as a few runs of the network, instead of one run for each
-    layer.
+    The stored tensor is a cut: all layers after it depend only on it and on the network's inputs
+    (`graph.layers.find_cuts`). If the cuts' tensors fit into a step's memory budget for all
+    samples, a walk over all layers takes as long as a few runs of the network, instead of one run
+    for each layer.
     """
 
     def __init__(
@@ -60,6 +60,8 @@ class Walk:
         self._source = self._inputs[0]  # the first input stands for all
         # The source's values for each batch; None at the samples
         self._kept: list[Array] | None = None
+
+        # Run as many samples at once as fit into memory with all their tensors
         (sample,) = samples.take(np.arange(1)).batches(1)
         names = float_tensors(proto)
         if len(group_by_memory(proto, names)) == 1:
@@ -76,13 +78,18 @@ class Walk:
         return other
 
     def to(self, node: onnx.NodeProto, label: str) -> None:
-        """Move to a node; the nodes before it must not change afterwards."""
+        """Move to the last cut before a node; the nodes before it must not change afterwards.
+
+        The walk stays where it is if the cut's tensor exceeds a step's memory budget.
+        """
         names = [other.name for other in self._proto.graph.node]
         position = names.index(node.name)
         cut = max((cut for cut in self._cuts if cut < position), default=-1)
         source = self._cuts.get(cut, self._source)
         if source == self._source:
             return
+
+        # Compute the cut's tensor once for all samples
         kept: list[Array] = []
         for [batch] in self.run([source], label):
             if len(self._samples) * batch[0].nbytes > memory.step():
@@ -92,13 +99,16 @@ class Walk:
         self._kept = kept
 
     def parts(self, names: list[str]) -> list[list[str]]:
-        """Split tensors into parts that stay within a step's memory budget, for `run`."""
+        """Split tensors into parts for `run` that, for one sample, fit a step's memory budget."""
         return group_by_memory(self._proto, names)
 
     def run(self, names: list[str], label: str | None = None) -> Iterator[list[Array]]:
-        """Yield tensors after the walk's position, batch by batch; with a label, show a progress
-        bar.
+        """Yield tensors after the walk's position, batch by batch.
+
+        Args:
+            label: the title of a progress bar; None for no bar.
         """
+        # Only tensors that are not stored need a run of the part between
         computed = [name for name in names if name not in (*self._inputs, self._source)]
         part = between(self._proto, self._source, computed)
         taken = {*input_names(part.graph)}

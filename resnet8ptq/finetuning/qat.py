@@ -1,7 +1,7 @@
 """`method=qat`: fine-tunes the network to reduce the quantization loss.
 
 A student with fake quantization learns from the FP32 network, on training samples. The result is a
-network with activation ranges, which every backend can quantize.
+network with activation ranges, for every backend that takes ranges.
 """
 
 import json
@@ -65,9 +65,9 @@ def fine_tune(
 ) -> tuple[Fp32Model, dict[str, Range]]:
     """Return the fine-tuned network, and learned activation ranges by ONNX tensor name.
 
-    The cache key leaves out the backend's name, so backends with the same quantization share the
-    result. A training that was interrupted or ended at the deadline continues after its last
-    complete epoch.
+    At the deadline, the best epoch so far is returned. The cache key leaves out the backend's name,
+    so backends with the same quantization share the result. After an interruption or a deadline,
+    the next call continues after the last complete epoch.
 
     Args:
         dataset: the data set; training uses its training samples, except held-out ones and
@@ -77,11 +77,14 @@ def fine_tune(
         log_point: called with each point of the curves, including points from the cache.
 
     Raises:
-        UnsupportedError: a layer cannot be trained, or the network does not end in softmax.
-        QuantizationError: the loss is NaN or infinite.
+        UnsupportedError: the calibration method gives no ranges, the network cannot be converted
+            to torch or does not end in softmax, or a layer cannot be trained.
+        ConfigError: `device` is `cuda`, and torch sees no GPU; or a setting names an unknown node.
+        QuantizationError: the loss is NaN or infinite, or no node is left to quantize.
     """
     from resnet8ptq.simulation.device import find_device
 
+    # All that the result depends on
     _check_calibration(settings)
     skipped = find_float_nodes(onnx.load(fp32.onnx_path).graph, settings.selection)
     device = find_device(runtime.device)
@@ -98,11 +101,16 @@ def fine_tune(
         from resnet8ptq.finetuning.training import Trainer
         from resnet8ptq.simulation import network
 
+        # The student starts with calibrated ranges
         nonlocal student, done
         activations = Activations(fp32.onnx_path, calibration.split, settings.calib, runtime)
-        grids = settings.weights, settings.activations, settings.float_output
         student = network.build_student(
-            fp32.onnx_path, skipped, activations.find_around(skipped), *grids
+            fp32.onnx_path,
+            skipped,
+            ranges=activations.find_around(skipped),
+            weights=settings.weights,
+            activations=settings.activations,
+            float_output=settings.float_output,
         )
         trainer = Trainer(
             settings=settings.training,

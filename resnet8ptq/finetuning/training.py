@@ -1,4 +1,4 @@
-"""The training of `method=qat`: distillation from the FP32 network, with a checkpoint per epoch."""
+"""The training of `method=qat`: distillation from FP32, with a checkpoint after each epoch."""
 
 import hashlib
 import io
@@ -35,10 +35,12 @@ Point = dict[str, float]  # a point of a curve: `step`, and metrics by name
 
 @dataclass
 class _State:
-    """The content of a checkpoint after `epoch` epochs; epoch 0 is before training.
+    """The state of a training after `epoch` epochs, as a checkpoint stores it.
 
     Attributes:
-        best: the student with the smallest loss on held-out samples.
+        student, optimizer: their `state_dict`.
+        best: the student's `state_dict` with the smallest loss on held-out samples so far.
+        points: the points of the curves so far.
     """
 
     epoch: int
@@ -54,6 +56,7 @@ class Trainer:
     """A training: its fixed parameters, and the steps.
 
     Attributes:
+        threads: number of threads of torch.
         student: the module to train, from network inputs [n, ...] to logits [n, classes].
         teacher: the FP32 network, with the same inputs and outputs.
         held_out: held-out training samples for the choice of the epoch.
@@ -78,6 +81,8 @@ class Trainer:
     def run(self) -> tuple[int, list[Point]]:
         """Train the student and restore its best epoch; return the number of epochs and the curves.
 
+        Epochs and curves include those before an interruption.
+
         Raises:
             QuantizationError: the loss is NaN or infinite.
         """
@@ -96,10 +101,11 @@ class Trainer:
         return state.epoch, state.points
 
     def _optimizer(self) -> torch.optim.Adam:
-        """Return Adam with each tensor's learning rate scaled by its size, as in LAMB (ICLR 2020).
+        """Return Adam with the learning rate of each tensor scaled by its root mean square.
 
-        With raw pixels and folded batch normalization, the weights of the first layer are a hundred
-        times smaller than others. The logarithms of the ranges have a scale of 1.
+        LAMB (ICLR 2020) scales by the norm. With raw pixels and folded batch normalization, the
+        weights of the first layer are a hundred times smaller than others. The rate of the ranges'
+        logarithms is not scaled.
         """
         groups = []
         for name, values in self.student.named_parameters():
@@ -109,7 +115,10 @@ class Trainer:
         return torch.optim.Adam(groups)
 
     def _resume(self, optimizer: torch.optim.Adam) -> _State:
-        if self.checkpoint.exists() and (checkpoint := _load(self.checkpoint)):
+        checkpoint = None
+        if self.checkpoint.exists():
+            checkpoint = _load(self.checkpoint)
+        if checkpoint is not None:
             state = _State(**checkpoint)
             self.student.load_state_dict(state.student)
             optimizer.load_state_dict(state.optimizer)
@@ -123,9 +132,9 @@ class Trainer:
         return state
 
     def _train_epoch(self, state: _State, optimizer: torch.optim.Adam) -> None:
+        # Each epoch has its own generator, so that an interruption does not change the draws
         settings = self.settings
         epoch = state.epoch
-        # Each epoch has its own generator, so that an interruption does not change the draws.
         random = np.random.default_rng([self.seed, epoch])
         order = random.permutation(len(self.train))
         starts = range(0, len(order), settings.batch_size)
@@ -135,10 +144,13 @@ class Trainer:
             self.deadline.check()
             step = epoch * len(starts) + batch // settings.batch_size
             progress = step / (settings.epochs * len(starts))
-            # The rate falls to 0
+
+            # The rate falls to 0 along a cosine
             rate = (1 + math.cos(math.pi * progress)) / 2 * settings.learning_rate
             for group in optimizer.param_groups:
                 group["lr"] = rate * group["unit"]
+
+            # Take a step on a batch
             chosen = order[batch : batch + settings.batch_size]
             stored = self.train.stored[chosen]
             shown = self._augment(stored, random)
@@ -146,6 +158,8 @@ class Trainer:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+
+            # Add the mean loss since the last point to the curve
             losses.append(float(loss.detach()))
             if not math.isfinite(losses[-1]):
                 raise QuantizationError(
@@ -158,7 +172,7 @@ class Trainer:
                 losses = []
 
     def _augment(self, stored: NDArray[Any], random: np.random.Generator) -> NDArray[Any]:
-        """Return stored samples, pictures shifted and mirrored; see `augment`."""
+        """Return stored samples; pictures are shifted, and some are mirrored, see `augment`."""
         if not self.train.has_pictures:
             return stored
         if self.train.channels_first:
@@ -168,8 +182,8 @@ class Trainer:
     def _loss(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the loss and the student's logits.
 
-        The target is the teacher's mean over each picture and its mirror image, which is more
-        accurate than the teacher on the picture alone.
+        The target is the teacher's output; for a picture, its mean over the picture and the mirror
+        image, which is more accurate.
         """
         with torch.no_grad():
             target = self.teacher(images)
@@ -181,10 +195,9 @@ class Trainer:
         return distillation_loss(logits, target, self.settings.temperature), logits
 
     def _validate(self, state: _State) -> None:
-        """Add held-out loss and accuracy to the curves; keep the student if its loss is the
-        smallest.
+        """Add held-out loss and accuracy to the curves; keep the student with the smallest loss.
 
-        Without labels, the teacher's classes are the labels.
+        Without classes as labels, the teacher's classes are the labels.
         """
         right = 0
         total = 0.0
@@ -241,20 +254,23 @@ def distillation_loss(
 
 
 def augment(images: NDArray[np.uint8], random: np.random.Generator) -> NDArray[np.uint8]:
-    """Shift each image [n, H, W, C] by up to `PADDING` pixels; flip each with probability 0.5."""
+    """Return each image [n, H, W, C] shifted by up to `PADDING` pixels, and half of them mirrored.
+
+    The shifts and the mirrored images are random. Pixels of the edge fill the gaps.
+    """
     count, height, width, _ = images.shape
     around = (PADDING, PADDING)
     padded = np.pad(images, ((0, 0), around, around, (0, 0)), mode="edge")
     windows = np.lib.stride_tricks.sliding_window_view(padded, (height, width), axis=(1, 2))
     down, right = random.integers(0, 2 * PADDING + 1, size=(2, count))
-    shifted = windows[np.arange(count), down, right]  # [n, C, H, W]
+    shifted = windows[np.arange(count), down, right]  # [n, C, H, W], a copy
     flipped = random.random(count) < 0.5
     shifted[flipped] = shifted[flipped][..., ::-1]
     return np.moveaxis(shifted, 1, -1)
 
 
 def _save(state: dict[str, Any], path: Path) -> None:
-    """Write the SHA-256, then the checkpoint, because torch does not detect flipped bits."""
+    """Write a checkpoint after its SHA-256, because torch does not detect flipped bits."""
     content = io.BytesIO()
     torch.save(state, content)
     digest = hashlib.sha256(content.getvalue()).digest()
@@ -262,7 +278,7 @@ def _save(state: dict[str, Any], path: Path) -> None:
 
 
 def _load(path: Path) -> dict[str, Any] | None:
-    """Read a checkpoint; warn and return None if it is damaged."""
+    """Return a checkpoint; None, with a warning, if it is damaged or of another torch."""
     whole = path.read_bytes()
     digest = whole[:32]
     content = whole[32:]
