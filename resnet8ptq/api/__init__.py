@@ -1,1 +1,1 @@
-"""The Python interface: the commands as functions of networks and samples in memory."""
+"""The Python interface: the commands as functions of networks and samples, in memory or files."""

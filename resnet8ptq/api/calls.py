@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def _same_environment() -> Iterator[None]:
-    """Restore the caller's environment afterwards: exports of torch and MLflow add variables to
-    it.
-    """
+    """Restore the caller's environment variables, because exports of torch and MLflow add some."""
     before = dict(os.environ)
     try:
         yield
@@ -92,7 +90,7 @@ def ship(
     quiet: bool = False,
     **settings: Any,
 ) -> "SweepSummary":
-    """Find a quantized file with an accepted loss, within a time limit.
+    """Search for a quantized file with an accepted loss, within a time limit.
 
         ship(model, data, goal="smallest", minutes=5).deploy("folder")
 
@@ -143,7 +141,10 @@ def judge(
 
 
 def _find_inputs(model: Any, data: Any, example: Any, settings: dict[str, Any]) -> list[str]:
-    """Return the command-line words that name the samples and the network."""
+    """Return the command-line words that name the samples and the network.
+
+    Samples and networks from memory are written to the cache.
+    """
     root = cache.folder(settings.get("cache_dir"))
     sample_words, few = find_samples(data, root, takes=list_inputs(model))
     return [*sample_words, *find_network(model, example, samples=few, root=root)]

@@ -33,7 +33,8 @@ def to_words(settings: Mapping[str, Any], swept: bool = False) -> list[str]:
             a list of lists.
 
     Raises:
-        ConfigError: a value has a type that no setting takes, such as an array.
+        ConfigError: a value has a type that no setting takes, such as an array, or a list of values
+            to sweep is empty.
     """
     result = []
     for keyword, value in settings.items():
@@ -46,7 +47,7 @@ def to_words(settings: Mapping[str, Any], swept: bool = False) -> list[str]:
 
 
 def _group_words(group: str, values: Mapping[str, Any], swept: bool) -> list[str]:
-    """Return the word that chooses a group's option, its `name`, and a word for each other key."""
+    """Return a word for each key of a group; `name`, which chooses the option, comes first."""
     result = []
     if "name" in values:
         result.append(_word(group, values["name"], swept))

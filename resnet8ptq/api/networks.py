@@ -1,7 +1,7 @@
 """Writes a network from memory to a file in the cache, under the hash of its content.
 
-The process that quantizes reads this file. A second call with an equal network uses the same file,
-and every cache entry made from that file.
+The process that quantizes reads this file. A second call with an equal network reuses the file, and
+the cache entries that depend on it.
 """
 
 import hashlib
@@ -34,7 +34,8 @@ def find_network(
         root: the cache's root.
 
     Raises:
-        ModelError: `model` has another type, or is a module that cannot be exported.
+        ModelError: `model` has another type, is a module that cannot be exported, or is a Keras
+            model with the user's own code.
     """
     if model is None:
         return []
@@ -44,7 +45,10 @@ def find_network(
 
 
 def list_inputs(model: Any) -> list[str]:
-    """Return the names of the inputs of a network in memory, in order; empty for a file."""
+    """Return the names of the inputs of a network in memory, in order; empty if not known.
+
+    The inputs of a file are not read.
+    """
     if is_of(model, "torch", "nn.Module"):
         try:
             parameters = signature(model.forward).parameters.values()
@@ -103,15 +107,20 @@ def _check_layers(model: Any) -> None:
 def _write_module(
     model: Any, example: Any, samples: Mapping[str, NDArray[Any]], root: Path
 ) -> Path:
-    """Export a module in evaluation mode; its mode and device are unchanged afterwards."""
+    """Export a module in evaluation mode; its mode and device are unchanged afterwards.
+
+    Raises:
+        ModelError: torch cannot export the module.
+    """
     from resnet8ptq.models.sources import torch_module
 
     with errors_as(ModelError, "model: torch cannot export the module", "try example=INPUTS"):
         program = torch_module.export(model, example, dict(samples))
     # The key must cover all weights. Non-persistent buffers and plain tensors are in no state dict.
     weights = []
-    for values in (program.state_dict, program.constants):
-        weights += [value.detach().numpy() for value in values.values() if hasattr(value, "detach")]
+    for value in (*program.state_dict.values(), *program.constants.values()):
+        if hasattr(value, "detach"):
+            weights.append(value.detach().numpy())
     key = _hash_arrays([program.graph_module.code.encode(), str(program).encode()], weights)
 
     def save(path: Path) -> None:

@@ -34,7 +34,7 @@ Arrays = Mapping[str, NDArray[Any]]  # [n, ...] for n samples, by input name or 
 
 
 def find_samples(data: Any, root: Path, takes: Sequence[str] = ()) -> tuple[list[str], Arrays]:
-    """Return the command-line words that name the samples, and a few of the samples.
+    """Return the command-line words that name the samples, and a few of the samples in memory.
 
     Args:
         data: a path, the name of a data source, or samples in memory; None for settings only.
@@ -42,8 +42,8 @@ def find_samples(data: Any, root: Path, takes: Sequence[str] = ()) -> tuple[list
         takes: names of the network's inputs, in order; empty if they are not known.
 
     Raises:
-        ConfigError: the samples have another form.
-        DataError: there is no sample, or the samples differ in shape.
+        ConfigError: the samples have another form, or the path does not exist.
+        DataError: there is no sample, or the samples differ in shape, type or names.
     """
     if data is None:
         return [], {}
@@ -86,7 +86,7 @@ def _is_split(data: Any) -> bool:
     """Return whether the samples are split into training and test samples.
 
     Raises:
-        ConfigError: one of the two is missing.
+        ConfigError: one of the two is missing, or stands beside another key.
     """
     if not isinstance(data, Mapping) or {*SIDES}.isdisjoint(data):
         return False
@@ -101,6 +101,7 @@ def _write_samples(
     """Write the samples of one side as `.npy` files; return a few of them.
 
     Args:
+        end: the end of the files' stems, such as `_train`.
         named_as: a few samples of the other side, whose inputs have the same names and files.
     """
     writers: dict[str, _Writer] = {}
@@ -177,8 +178,11 @@ class _Writer:
         self._samples = 0
 
     def append(self, values: NDArray[Any]) -> None:
-        """Write a batch [n, ...]; raise `DataError` for another shape or dtype than in the first
-        batch.
+        """Write a batch [n, ...]; texts are kept until the end.
+
+        Raises:
+            DataError: the samples have another shape than in the first batch, or a dtype that does
+                not fit it.
         """
         if self._shape is None:
             self._shape = values.shape[1:]
@@ -188,6 +192,8 @@ class _Writer:
                 f"data: {self._name}: got samples of the shapes {self._shape} and "
                 f"{values.shape[1:]}, expected one shape; pad them"
             )
+
+        # The width of texts is known only at the end
         if values.dtype.kind == self._dtype.kind == "U":
             self._texts.append(values)
             return
@@ -200,13 +206,15 @@ class _Writer:
         self._samples += len(values)
 
     def finish(self) -> None:
-        """Write the header, padded with spaces as the format allows."""
+        """Write the header, padded with spaces as the format allows, or the texts as a whole."""
         assert self._shape is not None
         self._file.seek(0)
         if self._texts:
             self._file.truncate()
             np.save(self._file, np.concatenate(self._texts))
             return
+
+        # Fill the bytes that were reserved
         described = {
             "descr": np.lib.format.dtype_to_descr(self._dtype),
             "fortran_order": False,
@@ -220,10 +228,11 @@ class _Writer:
 
 
 def _batches(data: Any, takes: Sequence[str]) -> Iterator[Arrays]:
-    """Yield samples as arrays [n, ...] by input name.
+    """Yield samples as arrays [n, ...], by input name or `LABELS`.
 
     Raises:
         ConfigError: the data have another form.
+        DataError: the samples of a batch have several shapes.
     """
     if is_of(data, "torch", "utils.data.DataLoader"):
         for batch in data:
@@ -250,9 +259,10 @@ def _batches(data: Any, takes: Sequence[str]) -> Iterator[Arrays]:
 def _named(item: Any, takes: Sequence[str]) -> Arrays:
     """Return inputs and labels by name, from x, (x, y), a dict, or (dict, y).
 
-    Inputs in a tuple get the names of the network's inputs. A dict may hold the labels under a
-    usual name, such as `y`, if no input has that name.
+    Several inputs in a tuple get the names of the network's inputs. A dict may hold the labels
+    under a usual name, such as `y`, if no input of the network has that name.
     """
+    # Separate the labels from the inputs
     labels = None
     if isinstance(item, tuple | list) and len(item) == 1:  # a loader may yield x alone
         [item] = item
@@ -263,6 +273,8 @@ def _named(item: Any, takes: Sequence[str]) -> Arrays:
                 "y) for several inputs"
             )
         item, labels = item
+
+    # Name the inputs
     if _is_several(item, labels, inputs=len(takes)):
         if len(takes) < len(item):
             raise ConfigError(
@@ -275,6 +287,8 @@ def _named(item: Any, takes: Sequence[str]) -> Arrays:
         usual = [name for name in inputs if name in USUAL_LABELS and name not in takes]
         if len(usual) == 1 and len(inputs) > 1:
             labels = inputs.pop(usual[0])
+
+    # Turn all into arrays
     arrays = {}
     for name, values in inputs.items():
         arrays[str(name)] = _to_array(values, str(name))
@@ -292,9 +306,7 @@ def _check_counts(batch: Arrays) -> None:
 
 
 def _is_several(item: Any, labels: Any, inputs: int) -> bool:
-    """Return whether a tuple or list holds one array for each input, instead of samples or
-    numbers.
-    """
+    """Return whether a tuple or list holds an array for each input, not samples or numbers."""
     if not isinstance(item, tuple | list) or len(item) < 2:
         return False
     if not all(hasattr(value, "shape") for value in item):
@@ -305,7 +317,15 @@ def _is_several(item: Any, labels: Any, inputs: int) -> bool:
 
 
 def _to_array(values: Any, name: str) -> NDArray[Any]:
-    """Return an array of numbers, or of texts for labels; `name` names it in errors."""
+    """Return an array of numbers, or of texts for labels.
+
+    Args:
+        name: the name of the input, or `LABELS`.
+
+    Raises:
+        ConfigError: the values are not numbers.
+        DataError: the values have several shapes.
+    """
     if hasattr(values, "detach"):  # a tensor of torch
         values = values.detach().cpu()
         if str(values.dtype) == "torch.bfloat16":  # numpy has no bfloat16
@@ -333,8 +353,8 @@ def _with_batch_axis(arrays: Arrays) -> Arrays:
 def _is_batched(spec: Any) -> bool:
     """Return whether a tf.data.Dataset yields batches.
 
-    Inputs and labels of a batch share their first axis. Without labels, a free first axis indicates
-    a batch.
+    The first axes of a batch are free, or have one size for inputs and labels. Samples without
+    labels and with a fixed first axis are single.
     """
     import tensorflow as tf
 

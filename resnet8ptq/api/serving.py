@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def _run(words: Words) -> dict[str, Any]:
-    """Return the exit code, the error, and the folder of the run or of the sweep.
+    """Return the exit code, the error if any, and the folder of the run or of the sweep.
 
     The folder is missing if the command failed before it began one. Failed jobs of a sweep are
     recorded in its folder; they are not an error of the command.
