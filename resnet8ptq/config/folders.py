@@ -19,7 +19,8 @@ def find_conf() -> Path:
 def find_own_conf(current: Path) -> Path | None:
     """Return `conf/` in the current folder, which adds options to the groups; None if missing.
 
-    In a checkout of this package, `conf/` is the package's own, even if a wheel is installed.
+    Also None in a checkout of this package, where `conf/` is the package's own, even if a wheel is
+    installed.
     """
     own = current / "conf"
     is_checkout = (current / PACKAGE.name / "config" / Path(__file__).name).exists()

@@ -1,7 +1,7 @@
-"""Prints `--help`: the most common keys, the keys of a group or topic, or with `all` every key.
+"""Prints `--help`: the most common keys, the keys of a group or topic, or the page of `all`.
 
-The YAML files of `conf/` are the only source: the comment on a key's line explains the key, and the
-comment above an option's keys explains the option.
+`FIRST` explains the most common keys. All other texts are in the YAML files of `conf/`: the comment
+on a key's line explains the key, and the comment above an option's keys explains the option.
 """
 
 import shutil
@@ -27,7 +27,9 @@ class Key:
     """A key of the configuration.
 
     Attributes:
+        name: the full name, with dots.
         default: the value as written in the file; empty for a key with keys below it.
+        comment: the comment on the key's line; empty without one.
     """
 
     name: str
@@ -134,7 +136,7 @@ def _width() -> int:
 
 
 def _read_defaults(text: str) -> tuple[dict[str, str | None], dict[str, str]]:
-    """Return the defaults list of `config.yaml`, and the chosen option of each group."""
+    """Return the defaults list of `config.yaml`, and the options that it chooses, by group."""
     listed: dict[str, str | None] = {}
     for entry in yaml.safe_load(text)["defaults"]:
         if isinstance(entry, dict):
@@ -147,18 +149,22 @@ def _read_defaults(text: str) -> tuple[dict[str, str | None], dict[str, str]]:
 
 
 def show_all(conf: Path, chosen: Mapping[str, str], own: Path | None = None) -> str:
-    """Return the page of `--help all`: every group, option and key.
+    """Return the page of `--help all`: all groups with their options, then keys.
+
+    The keys are those of `config.yaml`, of the default options and of the chosen options.
 
     Args:
         conf: the folder of the configuration, whose `config.yaml` has the header and the footer
             below `hydra.help`.
-        chosen: options by their groups, such as `data: arrays`; their keys are listed too.
+        chosen: options by group, such as `data: arrays`.
         own: the user's folder of further options, if any.
     """
     text = (conf / "config.yaml").read_text("utf-8")
     words = yaml.safe_load(text)["hydra"]["help"]
     listed, defaults = _read_defaults(text)
     width = _width()
+
+    # First the groups, then the keys of all runs, then those of the options
     lines = [words["header"], "", "Groups: choose by group=option, sweep by -m group=option,option"]
     options = _find_options(conf, own)
     for group in sorted(_groups_of(options)):
@@ -194,7 +200,8 @@ def _groups_of(options: Iterable[str]) -> set[str]:
 def read_keys(text: str, prefix: str = "") -> list[Key]:
     """Return the keys of a YAML text in its order, with the comments on their lines.
 
-    A key that has keys below it is listed only if it has a comment.
+    A key that has keys below it is listed only if it has a comment. `hydra` and `defaults` are left
+    out.
 
     >>> read_keys("a: 1 # one\\nb: # two\\n  c: [x]\\n")
     [Key(name='a', default='1', comment='one'), Key(name='b', default='', comment='two'), \

@@ -17,6 +17,8 @@ class Limit:
     """The accepted values of a setting, as a description and a check. Null always passes.
 
     Attributes:
+        takes: the accepted values, as text.
+        holds: whether a value is accepted.
         choices: the accepted words, if the limit is a list of words.
     """
 
@@ -28,7 +30,8 @@ class Limit:
         """Raise `ConfigError` for a value outside the limit."""
         if got is None or self.holds(got):
             return
-        require(key, got, False, or_nearest(got, self.choices) if self.choices else self.takes)
+        expected = or_nearest(got, self.choices) if self.choices else self.takes
+        require(key, got, False, expected)
 
 
 def limited(
@@ -169,8 +172,8 @@ def check(node: object, conditions: Iterable[Condition] = (), prefix: str = "") 
         conditions: conditions on several settings, which are checked last.
 
     Raises:
-        ConfigError: a key was added by `+key=value`, text is not printable, or a value is outside
-            its limit.
+        ConfigError: a key was added by `+key=value`, text is not printable, a value is outside its
+            limit, or a condition does not hold.
     """
     known = {item.name: item for item in fields(node)}  # type: ignore[arg-type]
     for name, value in vars(node).items():
@@ -214,7 +217,7 @@ def shown(value: object) -> str:
 
 
 def check_threads(key: str, value: int | None) -> None:
-    """Raise `ConfigError` for more threads than this machine has CPUs."""
+    """Raise `ConfigError` for more threads than this machine has CPUs; ignore other keys."""
     most = os.cpu_count() or 1
     if key in ("threads", "latency.threads") and value is not None:
         require(key, value, value <= most, f"at most {most}: the CPUs of this machine")

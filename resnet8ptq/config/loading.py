@@ -73,7 +73,7 @@ def type_composed(cfg: DictConfig) -> RunConfig:
     """Return Hydra's composed config as a `RunConfig`.
 
     Raises:
-        ConfigError: a value is missing, or cannot be resolved.
+        ConfigError: a value is missing or cannot be resolved, or the defaults lack the schema.
     """
     try:
         config = OmegaConf.to_object(cfg)
@@ -105,12 +105,12 @@ def load_config(path: Path, trusted: bool = True) -> RunConfig:
     """Read a config that `save_config` has written.
 
     Args:
-        trusted: whether the file is the user's own, not from another person. Such a file may hold
-            plain values only: nothing that is imported, called or looked up. See also
-            `without_paths`.
+        trusted: whether the user trusts the author of the file. Otherwise, the file may hold plain
+            values only: nothing that is imported, called or looked up. See also `without_paths`.
 
     Raises:
-        ConfigError: the file is missing, is not a run's config, or holds more than plain values.
+        ConfigError: the file is missing, is not a run's config, has a value outside its limit, or
+            holds more than plain values without `trusted`.
     """
     try:
         text = files.read_bytes(path, MAX_BYTES).decode("utf-8")
@@ -119,6 +119,8 @@ def load_config(path: Path, trusted: bool = True) -> RunConfig:
         kept = OmegaConf.create(text)
         if not isinstance(kept, DictConfig):
             raise ValueError("a list")
+
+        # Type the values by the schemas of the options that the file names
         names = {group: kept[group].name for group in ("backend", "data", "task")}
         typed = type_config(names)
         _drop_unknown(kept, typed, path)
@@ -133,7 +135,11 @@ def load_config(path: Path, trusted: bool = True) -> RunConfig:
 
 
 def _drop_unknown(kept: DictConfig, typed: DictConfig, path: Path, group: str = "") -> None:
-    """Remove settings of an earlier version that this version lacks, with a warning."""
+    """Remove settings that this version lacks, in place, with a warning for each.
+
+    Args:
+        group: prefix of the keys, such as `calib.`.
+    """
     known = {*typed}  # OmegaConf's `in` misses settings without a default
     for key in [*kept]:
         name = f"{group}{key}"
@@ -166,7 +172,7 @@ _READING = (yaml.YAMLError, OmegaConfBaseException)
 
 
 def _parse_plain(text: str) -> object:
-    """Parse YAML; refuse aliases, because a few lines with aliases can expand beyond the memory."""
+    """Parse YAML; raise `ValueError` for an alias, because a few can expand beyond the memory."""
     for event in yaml.parse(text, yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent):
             raise ValueError("an alias")

@@ -50,6 +50,8 @@ class Combination:
                 per_channel=config.per_channel,
                 path=backend.path or "",
             )
+
+        # A backend that quantizes
         return cls(
             backend.name,
             flow=getattr(backend, "flow", None),
@@ -79,6 +81,8 @@ class Combination:
                 path="" if path == "null" else path,
                 fp32=params.get("fp32_framework", ""),
             )
+
+        # A backend that quantizes
         return cls(
             backend,
             flow=params.get("backend.flow"),
@@ -91,7 +95,7 @@ class Combination:
 
     @property
     def framework(self) -> str:
-        """The framework, with its flow if it is not the default (pt2e, onnx2tf); or `file`."""
+        """The framework with the flows pt2e and onnx2tf; for a file, its reader and `file`."""
         if self.backend == FILE:
             reader = find_readers().get(Path(self.path).suffix.lower())
             return f"{reader.name} file" if reader else "file"
@@ -106,8 +110,9 @@ class Combination:
 
     @property
     def cells(self) -> list[str]:
-        """The cells of a table: framework, dtype, calibration, granularity; floats and files have
-        two.
+        """The four cells of a table: framework, dtype, calibration and granularity.
+
+        Floats and files have empty texts in place of the last two.
         """
         if self.backend == FILE:
             return [f"{self.framework} {Path(self.path).name}".rstrip(), self.dtype, "", ""]
@@ -134,7 +139,11 @@ class Combination:
 
 
 def name_run(config: RunConfig, varied: str = "") -> str:
-    """Return the name of a run, ending with `varied`; the config need not be checked yet."""
+    """Return the name of a run; the config need not be checked yet.
+
+    Args:
+        varied: the end of the name, see `name_varied`.
+    """
     parts = (config.benchmark.name, Combination.of_config(config).name, config.analysis.name)
     return f"{'-'.join(filter(None, parts))} {varied}".rstrip()
 
@@ -166,7 +175,10 @@ def name_varied(words: Sequence[str], varied: Collection[str]) -> str:
 
 
 def _dtype_of_file(params: Mapping[str, str]) -> str:
-    """Return the dtype of a file: its name in `DTYPES` if it has one, else the weights' dtype."""
+    """Return the dtype of a file: its name in `DTYPES`, or the dtypes of weights and activations.
+
+    For weights in 16-bit floats, it is the weights' dtype; it is empty if nothing is logged.
+    """
     weights = params.get("weight_dtype", "")
     activations = params.get("activation_dtype", "")
     if weights in ("float16", "bfloat16") or (activations, weights) == ("", ""):
@@ -176,7 +188,7 @@ def _dtype_of_file(params: Mapping[str, str]) -> str:
 
 
 def name_network(config: ModelConfig) -> str:
-    """Return the default of `model.name`: the name of class, file or default network."""
+    """Return the default of `model.name`: the name of the class, of the file, or `resnet8`."""
     if config.module:
         return config.module.rpartition(".")[2]
     if config.path:

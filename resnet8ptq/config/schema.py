@@ -60,7 +60,7 @@ _WEIGHT_ONLY = {**_QUANTIZED, **_with("method", "weight_only")}
 
 @dataclass
 class BackendConfig:
-    """The framework that quantizes; the base class of each backend's options.
+    """The backend of a run; the base class of each backend's options.
 
     A backend's folder defines its further options in a subclass, see `core.descriptor`.
     """
@@ -105,7 +105,7 @@ class BackendConfig:
 
 @dataclass
 class DtypeConfig:
-    """Types of activations and weights; each backend defines in its module what a name means."""
+    """Types of activations and weights; each backend defines them for a name in its `resolve`."""
 
     name: str = limited(MISSING, one_of(*DTYPES))
 
@@ -456,7 +456,7 @@ class TrackingConfig:
 
 @dataclass
 class ReportConfig:
-    """The limits that a recommended model must meet, and the columns of tables."""
+    """The limits of a pass, and options of verdict, recommendation and table."""
 
     max_drop: float = limited(0.01, limits.LOSS)
     min_sqnr_db: float = limited(25.0, limits.FINITE)
@@ -489,7 +489,7 @@ class AnalysisConfig:
 
     `sensitivity` quantizes layer by layer; `diagnose` reports causes of the loss against FP32;
     `compare` compares the tensors of a file with FP32; `profile` times each operator; `plan_test`
-    reports the smallest loss that the test samples can prove; `inspect` describes the network.
+    reports the losses that the test samples can prove; `inspect` describes a network or a file.
     """
 
     name: str | None = limited(
@@ -502,7 +502,7 @@ class AnalysisConfig:
 
 @dataclass
 class SymmetricConfig:
-    """Ranges that are symmetric around zero; null: the dtype's default."""
+    """Whether ranges are symmetric around zero; null for the default of dtype and backend."""
 
     activations: bool | None = None
     weights: bool | None = None
@@ -579,9 +579,7 @@ class QuantizationConfig:
 
     @property
     def computes_in_float(self) -> bool:
-        """Whether nothing is rounded at inference: the dtype is a float, or only weights have fewer
-        bits.
-        """
+        """Whether activations stay in float, by a float dtype or because only weights are quantized."""
         return self.dtype.is_float or self.method == "weight_only"
 
     @property
@@ -600,7 +598,7 @@ class QuantizationConfig:
 
 @dataclass
 class RunConfig(QuantizationConfig):
-    """All settings of one run, in the order of `conf/config.yaml`."""
+    """All settings of one run; `conf/config.yaml` explains them."""
 
     model: ModelConfig = MISSING
     data: DataConfig = MISSING
@@ -674,7 +672,7 @@ def _types_of(kind: type) -> dict[str, Any]:
 def with_subclasses(kind: Any) -> list[Any]:
     """Return a type, and for a dataclass also its direct and indirect subclasses.
 
-    The options of a backend are imported for this.
+    For `BackendConfig`, the function imports the options of every backend.
     """
     if kind is BackendConfig:
         schemas = [backend.schema for backend in find_backends().values()]

@@ -1,7 +1,7 @@
 """Checks the command-line words of `resnet8ptq run`, before Hydra reads them.
 
-A typo is reported in one line, before a framework is imported or a run is recorded. The values of
-all jobs of a sweep are checked before the first job starts. After Hydra has composed the config,
+A typo is reported in one line, before a framework is imported or a run is recorded. The listed
+values of a sweep are all checked before the first job starts. After Hydra has composed the config,
 `find_idle` reports settings without effect.
 """
 
@@ -49,13 +49,12 @@ def check_and_arrange(words: Sequence[str], conf: Path, own: Path | None = None)
         own: the user's folder of further options, if any.
 
     Raises:
-        ConfigError: a setting or option is unknown, or a value is outside the limits of its
-        setting.
+        ConfigError: a setting or option is unknown, a word has no key, or a value is outside the
+            limits of its setting or does not fit the other words.
     """
     parser = get_args_parser()
-    # Hydra needs a `+` before `analysis`, but not before other groups: users may leave it out.
-    words = [f"+{word}" if word.startswith("analysis=") else word for word in words]
-    known, unknown = parser.parse_known_intermixed_args(list(words))
+    words = list(map(_complete_analysis, words))
+    known, unknown = parser.parse_known_intermixed_args(words)
     settings = list(known.overrides)
     if unknown:
         position = words.index(unknown[0])
@@ -96,6 +95,11 @@ def check_and_arrange(words: Sequence[str], conf: Path, own: Path | None = None)
     return [*settings, *options]
 
 
+def _complete_analysis(word: str) -> str:
+    """Add the `+` that Hydra needs before `analysis`, but not before other groups."""
+    return f"+{word}" if word.startswith("analysis=") else word
+
+
 def values(override: Override) -> list[Any]:
     """Return the values of a setting over all jobs; empty for a range of numbers or a glob."""
     if not override.is_sweep_override():
@@ -120,15 +124,15 @@ def key_of(word: str) -> str:
 
 
 def is_group(key: str) -> bool:
-    """Return whether a key chooses an option of a config group."""
+    """Return whether a key chooses an option of a config group, other than an experiment."""
     return key in (*_GROUPS, "model") or "/" in key
 
 
 def is_plain(word: str) -> bool:
     """Return whether a setting from another person is safe to repeat.
 
-    The key must be in the schema, and name no code, store or cache. The value must import nothing
-    and look up nothing.
+    The key must be a group or in the schema, and name no code, command, store or cache. The value
+    must be a single one, and import and look up nothing.
     """
     try:
         override = parse(word)
@@ -141,7 +145,7 @@ def is_plain(word: str) -> bool:
     return known and _is_plain_value(override.value())
 
 
-# Prefixes of settings that run code, or name another user's store or cache.
+# Prefixes of settings that run code or a command, or name another user's store or cache.
 _OF_OTHERS = ("model.module", "task.metric", "target", "tracking", "cache_dir")
 
 
@@ -225,7 +229,10 @@ def _no_such_flag(word: str, parser: argparse.ArgumentParser, following: str) ->
 
 
 def _find_keys(name: str) -> list[str]:
-    """Return the full keys of the settings with this name, such as `calib.samples_per_class`."""
+    """Return the full keys of the settings with this name, such as `calib.samples_per_class`.
+
+    Only keys of one or two parts are found.
+    """
     keys = []
     for item in fields(RunConfig):
         if item.name == name:
@@ -252,6 +259,8 @@ def _check_spaces(settings: Sequence[str], groups: dict[str, list[str]]) -> None
         before = padded[i]
         following = padded[i + 2]
         after = "".join(settings[i + 1 : i + 3])
+
+        # The first mend that fits the neighbours is the likeliest
         _, _, value = before.partition("=")
         is_path = value and Path(f"{value} {word}").expanduser().exists()
         if before and (is_path or _is_open(before)):
@@ -366,15 +375,17 @@ def _check_section(override: Override, groups: Collection[str]) -> None:
 
 
 def _takes_word(item: Field[Any], value: Any) -> bool:
-    """Return whether a value is one of the words of a field, or switches it on or off."""
+    """Return whether a value is one of the words of a field, or a truth value for `enabled`."""
     if isinstance(value, bool):
         return item.name == "enabled"
     return any(value in limit.choices for limit in item.metadata.get("limits", ()))
 
 
 def _check_group(override: Override, groups: dict[str, list[str]], whole: bool) -> None:
-    """Raise `ConfigError` for a list, and, if `groups` lists every option, for an unknown
-    option.
+    """Raise `ConfigError` for a list of options, a value that names none, or an unknown option.
+
+    Args:
+        whole: whether `groups` lists every option; otherwise a name may be an option elsewhere.
     """
     group = override.key_or_group
     if group not in groups:
@@ -391,6 +402,8 @@ def _check_group(override: Override, groups: dict[str, list[str]], whole: bool) 
         is_name = is_unset or isinstance(value, str | dict)
         if not is_name and not override.is_delete():  # Hydra's error has a traceback
             raise ConfigError(command.no_such_option(shown(value), group, groups[group]))
+
+        # Check names only against a complete list
         complete = whole and not group.startswith("hydra/")  # plugins add to Hydra's groups
         if complete and isinstance(value, str) and "${" not in value and value not in groups[group]:
             raise ConfigError(command.no_such_option(value, group, groups[group]))
@@ -431,7 +444,10 @@ def _check_brackets(override: Override) -> None:
     listed = override.get_value_string()
     if kinds and all(kind.startswith("list[") for kind in kinds):
         raise ConfigError(f"{key}: got {listed}, expected a list; try {key}=[{listed}]")
-    faults = [_fault(key, path[-1].metadata, values(override), local=False) for path in paths]
+
+    # Untyped settings may take a list too
+    listed_values = values(override)
+    faults = [_fault(key, path[-1].metadata, listed_values, local=False) for path in paths]
     takes_list = kinds and all("Any" in kind for kind in kinds) and not any(faults)
     if takes_list:
         raise ConfigError(
@@ -503,10 +519,10 @@ def _find_default(group: str, conf: Path) -> str:
 
 
 def _without_parts(paths: Sequence[list[Field[Any]]]) -> list[list[Field[Any]]]:
-    """Leave out a field whose words are all words of another field, so that a message has no
-    repeats.
+    """Leave out paths to a field whose words are all words of another field.
 
-    For example, `task=anomaly` accepts two of the three words of `task.join`.
+    A message then has no repeats. For example, `task=anomaly` accepts two of the three words of
+    `task.join`.
     """
     words: list[set[str]] = []
     for path in paths:

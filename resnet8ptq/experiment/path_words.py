@@ -249,7 +249,9 @@ def _find_source(typed: Sequence[Override]) -> dict[str, str]:
         return {"data": "coco"}
     if "data.root" not in by_key:
         return {}
-    roots = [Path(str(value)).expanduser() for value in grammar.values(by_key["data.root"])]
+    roots = []
+    for value in grammar.values(by_key["data.root"]):
+        roots.append(Path(str(value)).expanduser())
     if not roots or not all(path.exists() for path in roots):
         return {}  # the path is missing, or on another machine
 

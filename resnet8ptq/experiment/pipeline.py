@@ -195,6 +195,8 @@ def _check_result(
         run_warnings.warn_of_size(
             graph, size_bytes, fp32_bytes=baseline_bytes, settings=work.settings
         )
+
+    # Doubt an implausible FP32 network
     expected = config.report.expected_accuracy
     doubt = preprocessing_check.check(
         config.preprocess,
@@ -230,7 +232,10 @@ def _shapes(network: Fp32Model) -> dict[str, list[int]]:
     """Return the shape of each output without the batch axis; a free size is -1."""
     shapes = {}
     for output in network.contract.outputs:
-        shapes[output.name] = [-1 if size is None else size for size in output.shape]
+        sizes = []
+        for size in output.shape:
+            sizes.append(-1 if size is None else size)
+        shapes[output.name] = sizes
     return shapes
 
 
@@ -258,10 +263,11 @@ def _float_operators(work: Workspace, prepared: Prepared) -> dict[str, str]:
             count[node.op_type] += 1
     if config.float_tail is None:
         _, tail = find_tail(graph)
+        in_tail = Counter(node.op_type for node in tail)
         log.info(
             "float_tail=null: the nodes after the last layers join values of different operators, "
             "and stay in float: %s",
-            _list_counts(Counter(node.op_type for node in tail)),
+            _list_counts(in_tail),
         )
     return {"float_operators": _list_counts(count)}
 

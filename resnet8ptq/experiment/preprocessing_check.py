@@ -164,5 +164,9 @@ def run_all(
 ) -> list[NDArray[Any]]:
     """Return each output for all samples, in their order."""
     batches = split.batches(BATCH_SIZE)
-    outputs = [run(batch) for batch in batches]
-    return [batches.restore(np.concatenate(parts)) for parts in zip(*outputs, strict=True)]
+    runs = [run(batch) for batch in batches]
+    outputs = []
+    for parts in zip(*runs, strict=True):
+        joined = np.concatenate(parts)
+        outputs.append(batches.restore(joined))
+    return outputs

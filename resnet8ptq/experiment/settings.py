@@ -131,9 +131,13 @@ def resolve(asked: RunConfig, jobs: int | None = None, threads: int | None = Non
         PtqError: another file is missing, or the network's file is damaged or unsafe.
     """
     config, runtime = _begin(asked, jobs, threads)
+
+    # Locate the files, and refuse a damaged or unsafe network before anything reads it
     data = locate.find_data(config.data, own_network=config.model.is_own)
     network = NetworkFile.find(config.model, data.name, runtime.cache_root)
     model.check_file(network.config, network.path, runtime.cache_root)
+
+    # Decide the settings that depend on the network's inputs and format
     decided = replace(
         config,
         model=network.config,

@@ -91,7 +91,9 @@ def measure_options(
     chosen = layers.find_plain_layers(proto.graph, setting.selection)
     batches = setting.samples.batches(setting.calib.batch_size)
     exact = _Runs(open_runner(proto, setting.runtime.threads), batches)
-    power = sum(_square(values) for _, outputs in exact for values in outputs)
+    power = 0.0
+    for _, outputs in exact:
+        power += sum(map(_square, outputs))
 
     # Round one layer at a time
     options = []

@@ -202,6 +202,8 @@ class _Variants:
         if self.correct and nodes:
             prepared = replace(prepared, network=self.correct(work, prepared).network)
         quantized = work.quantize(prepared, work.scratch)
+
+        # Score as many held-out samples as the test needs
         tried = try_choice(
             evaluator=work.evaluator,
             path=quantized.path,
@@ -209,14 +211,12 @@ class _Variants:
             limit=work.config.max_drop,
             level=self.level,
         )
-        size = quantized.size_bytes
-        path = quantized.path
         return Trial(
             nodes,
             tried.value,
             tried.drop,
-            size_bytes=size,
-            path=path,
+            size_bytes=quantized.size_bytes,
+            path=quantized.path,
             p=tried.p,
             samples=tried.samples,
         )

@@ -160,9 +160,11 @@ def _double(groups: Groups, keeps: Keeps, perfect: Keeps) -> Groups:
     """
     if not groups:
         return []
-    counts = dict.fromkeys(min(count, len(groups)) for count in COUNTS)
+    counts = [count for count in COUNTS if count < len(groups)]
+    if len(groups) <= COUNTS[-1]:  # all groups are the last step
+        counts.append(len(groups))
     low = 0
-    for count in track(list(counts), "Leaving layers in float", "steps"):
+    for count in track(counts, "Leaving layers in float", "steps"):
         if keeps(groups[:count]):
             return _shorten(groups, low, count, keeps)
         if perfect(groups[:count]):

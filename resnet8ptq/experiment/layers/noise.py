@@ -171,8 +171,10 @@ def _measurer(
     wanted = run(fp32)
     power = []  # power by output
     for values in zip(*wanted, strict=True):
-        squares = [float(np.square(value).sum()) for value in values]
-        power.append(sum(squares) or 1.0)
+        total = 0.0
+        for value in values:
+            total += float(np.square(value).sum())
+        power.append(total or 1.0)
 
     # Round only the tensors of the sources, and compare
     def measure(sources: Sequence[NoiseSource]) -> float:

@@ -150,6 +150,8 @@ class Layers:
             evaluator = evaluator.with_quantizer(alone.quantizer)
         elif node:
             decisions = replace(decisions, in_float=[node])
+
+        # Quantize, and measure on the tuning samples
         samples = self.work.samples
         with tempfile.TemporaryDirectory(dir=self.work.scratch) as folder:
             quantized = evaluator.quantize(
