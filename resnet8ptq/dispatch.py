@@ -41,7 +41,8 @@ def run_or_analyse(settings: Settings, folder: Path, recorder: Recorder) -> RunR
     """
     recorder.log_config(settings.config)
     name = settings.config.analysis.name
-    experiment = resolve_name(EXPERIMENT if name is None else ANALYSES[name])
+    function = EXPERIMENT if name is None else ANALYSES[name]
+    experiment = resolve_name(function)
     if name is None and not settings.config.backend.quantizes:
         experiment = partial(experiment, check_file=_file_check(settings, folder))
     try:
@@ -56,7 +57,7 @@ def run_or_analyse(settings: Settings, folder: Path, recorder: Recorder) -> RunR
 
 
 def _file_check(settings: Settings, folder: Path) -> "FileCheck":
-    """Return the search for the cause of the loss of a file that another program quantized."""
+    """Return the function that looks for the cause of the loss of another program's file."""
     from resnet8ptq.exploration import file_check
 
     return partial(file_check.check_against_fp32, config=settings.config, folder=folder)

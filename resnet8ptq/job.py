@@ -48,6 +48,8 @@ def run_alone(asked: RunConfig, folder: Path, overrides: Sequence[str]) -> "Sing
         return None
     if asked.sweep.resume:
         raise ConfigError("sweep.resume: got true, expected a sweep: -m, or an experiment")
+
+    # Read the inputs before anything is recorded
     from resnet8ptq.tracking.mlflow_store import sender
     from resnet8ptq.tracking.mlflow_store.store import find_store, open_store
 
@@ -79,6 +81,9 @@ def run_in_sweep(asked: RunConfig, folder: Path, hydra: HydraConf) -> "RunRecord
     Args:
         asked: the settings, not checked yet.
         hydra: Hydra's settings: the sweep's folder, the job's number and overrides.
+
+    Returns:
+        The record of the run; or of a finished run that the job would repeat.
     """
     from resnet8ptq.sweeps import jobs, running
     from resnet8ptq.tracking.sweep_file import SharedSweep
@@ -96,6 +101,8 @@ def run_in_sweep(asked: RunConfig, folder: Path, hydra: HydraConf) -> "RunRecord
     with console.waiting("Loading libraries"):
         from resnet8ptq.experiment.settings import Unresolved, fill_threads, resolve
         from resnet8ptq.sweeps import identity, resume
+
+    # A wrong setting becomes the result of the run
     settings: Settings | Unresolved
     try:
         loading.check_here(asked)
@@ -108,8 +115,14 @@ def run_in_sweep(asked: RunConfig, folder: Path, hydra: HydraConf) -> "RunRecord
         "job_overrides": invocation.shell(*hydra.overrides.task),
         **identity.tag(settings),  # reads the data and hashes the network
     }
-    left_s = None if isinstance(begun, SharedSweep) else begun.seconds_left(number)
-    sweep = begun if isinstance(begun, SharedSweep) else running.open_running_sweep()
+
+    # From here on, the sweep's store must be open
+    left_s = None
+    if isinstance(begun, SharedSweep):
+        sweep = begun
+    else:
+        left_s = begun.seconds_left(number)
+        sweep = running.open_running_sweep()
     try:
         # A sweep over backend.path repeats the jobs of other backends, which do not read the path.
         repeated = asked.backend.name != FILE and asked.backend.path is not None
@@ -156,13 +169,15 @@ def run_recorded(
     earlier: Sequence["RunRecord"] = (),
     varied: str = "",
 ) -> "RunRecord":
-    """Run the job inside an MLflow run with `tags`; the run replaces the `earlier` runs.
-
-    Returns:
-        The record of the run.
+    """Run the job inside an MLflow run with `tags`; return the record of the run.
 
     Args:
+        parent_id: the id of the sweep's run; None for a single run.
+        earlier: unfinished runs of the job, which this run replaces.
         varied: the settings that vary in the sweep, for the run's name.
+
+    Raises:
+        PtqError: the settings are wrong, or the job fails; the run then has failed.
     """
     from resnet8ptq import dispatch
     from resnet8ptq.evaluation.result import RunResult

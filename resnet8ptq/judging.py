@@ -47,9 +47,9 @@ class Arguments:
     """The words of the command.
 
     Attributes:
-        files: the FP32 file and the quantized files; without the former if a setting names the
-        network.
+        files: the quantized files, after the FP32 file unless a setting names the network.
         settings: settings of `resnet8ptq run`.
+        format: the output format, one of `_FORMATS`.
     """
 
     files: list[str]
@@ -61,8 +61,7 @@ class Arguments:
         """Split the command line into files, settings and the output format.
 
         Raises:
-            ConfigError: the quantized file or the FP32 network is missing, or the format is
-            unknown.
+            ConfigError: a quantized file or the FP32 network is missing, or the format is unknown.
         """
         files: list[str] = []
         settings = []
@@ -76,6 +75,8 @@ class Arguments:
                 chosen = word.partition("=")[2]
             else:
                 settings.append(_of_report(word))
+
+        # Refuse words that name nothing to judge
         parsed = cls(files, settings, chosen)
         if parsed.format not in _FORMATS:
             raise ConfigError(no_such_name("format", parsed.format, _FORMATS))

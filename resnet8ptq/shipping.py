@@ -56,6 +56,8 @@ def to_run(words: Sequence[str]) -> list[str]:
         if word == "experiment=npu":
             settings += _NPU
             continue
+
+        # Refuse words that `run` would misunderstand
         key, _, value = word.lstrip("+").partition("=")
         if key == "experiment" and value != "auto":
             raise ConfigError(

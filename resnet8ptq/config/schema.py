@@ -579,7 +579,7 @@ class QuantizationConfig:
 
     @property
     def computes_in_float(self) -> bool:
-        """Whether activations stay in float, by a float dtype or because only weights are quantized."""
+        """Whether activations stay in float, by a float dtype or with weights alone quantized."""
         return self.dtype.is_float or self.method == "weight_only"
 
     @property

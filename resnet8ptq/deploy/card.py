@@ -1,4 +1,4 @@
-"""Writes the model card, `README.md`: metadata for the Hugging Face Hub, then Markdown."""
+"""Renders the model card, `README.md`: metadata for the Hugging Face Hub, then Markdown."""
 
 import json
 import re
@@ -84,15 +84,23 @@ class Facts:
 
 
 def render_card(source: SourceRun, model: Path, facts: Facts) -> str:
-    """Return the card of a model file."""
+    """Return the card of a model file as Markdown.
+
+    Args:
+        model: path of the file in the deployed folder.
+    """
     record = source.record
     vectors = facts.vectors
     task = record.task
     name = _name(source)
+
+    # Records have an input by name
     names = names_of(vectors.inputs.dtype)
     first = ""
     if names:
         first = f"inputs[{_quote(names[0])}]"
+    verified = [printable(line) for line in facts.verified.splitlines()]
+    outputs = [output.name for output in facts.interface.outputs]
     text = templates.load("resnet8ptq.deploy", "README.md.j2").render(
         header=_header(source, task, name, inputs=names),
         name=name,
@@ -100,7 +108,7 @@ def render_card(source: SourceRun, model: Path, facts: Facts) -> str:
         library=source.backend.runtime,
         summary=_summary(source, task),
         cautions=source.cautions,
-        verified=[printable(line) for line in facts.verified.splitlines()],
+        verified=verified,
         vectors=vectors,
         steps=example.steps(vectors),
         pictures=example.reads_pictures(vectors),
@@ -118,14 +126,14 @@ def render_card(source: SourceRun, model: Path, facts: Facts) -> str:
             "resnet8ptq", "deploy", f"run_id={record.run_id}", "register=NAME"
         ),
         request=request_command(vectors),
-        answer=_answer([output.name for output in facts.interface.outputs]),
+        answer=_answer(outputs),
         facts=facts,
     )
     return templates.tidy(text)
 
 
 def _say_settings(record: RunRecord, paths: Collection[str]) -> str:
-    """Return the quantization settings with a value, as `key=value` words.
+    """Return the settings that make the file, as `key=value` words, without unset ones.
 
     Args:
         paths: keys of paths, which are left out because they belong to the author's machine.
@@ -143,7 +151,11 @@ def _say_settings(record: RunRecord, paths: Collection[str]) -> str:
 
 
 def serve_command(uri: str, **variables: str) -> str:
-    """Return the command that serves a registered model."""
+    """Return the command that serves a registered model.
+
+    Args:
+        variables: environment variables of the command.
+    """
     words = ("mlflow", "models", "serve", "-m", uri, "--env-manager", "local", "-p", "5001")
     return invocation.shell(*words, **variables)
 
@@ -169,7 +181,7 @@ def _answer(outputs: Sequence[str]) -> str:
 
 
 def _quote(name: str) -> str:
-    """Return the name of an input or output as JSON, and as Python."""
+    """Return the name of an input or output as text of JSON, which Python reads too."""
     return json.dumps(printable(name), ensure_ascii=False)
 
 
@@ -215,6 +227,8 @@ def _header(source: SourceRun, task: Task, name: str, inputs: Sequence[str]) -> 
     kind = _KINDS.get(task.name, "other")
     if "input_ids" in inputs:
         kind = _KINDS_OF_TEXTS.get(task.name, "other")
+
+    # The result in the form of the Hub's model index
     values = []
     value = record.value_of(metric)
     if value is not None:
@@ -234,6 +248,8 @@ def _header(source: SourceRun, task: Task, name: str, inputs: Sequence[str]) -> 
     }
     if kind != "other":
         known["pipeline_tag"] = kind
+
+    # Only a person knows the license and the names on the Hub
     empty = "license: # to fill in, such as apache-2.0\nlicense_link: # to fill in\n"
     empty += "datasets: # to fill in: names on the Hub\n"
     return empty + _to_yaml(known)

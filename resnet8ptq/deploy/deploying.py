@@ -50,7 +50,7 @@ from resnet8ptq.tracking.mlflow_store.store import Store, StoreArguments, open_s
 
 @dataclass
 class TargetFormat:
-    """The conversion of an ONNX file; null keeps the measured file."""
+    """The conversion of an ONNX file; without any, the measured file is kept."""
 
     onnxruntime: str | None = None
     format: str | None = None
@@ -238,7 +238,7 @@ def _convert(run: SourceRun, target: TargetFormat, folder: Path) -> tuple[Path, 
 
     Raises:
         ConfigError: the target needs an ONNX file, and the artifact is not one.
-        UnsupportedError: the target lacks an operator.
+        UnsupportedError: the target cannot run an operator of the file.
     """
     asked = [key for key, value in vars(target).items() if value is not None]
     path = folder / run.artifact.name

@@ -1,4 +1,4 @@
-"""Writes and runs `example.py` of a deployed folder, which runs and checks the model."""
+"""Renders and runs `example.py` of a deployed folder, which runs and checks the model."""
 
 import os
 import shutil
@@ -27,7 +27,7 @@ from resnet8ptq.experiment.outputs import TOKENIZER
 FILE = "example.py"
 REQUIREMENTS = "requirements.txt"
 
-ENGINES = ("fbgemm", "x86", "onednn", "qnnpack")  # torch's
+ENGINES = ("fbgemm", "x86", "onednn", "qnnpack")  # torch's names
 
 
 def render_example(source: SourceRun, vectors: Vectors, file: str, outputs: Sequence[str]) -> str:
@@ -90,7 +90,7 @@ def render_example(source: SourceRun, vectors: Vectors, file: str, outputs: Sequ
 
 
 def _class_names(source: SourceRun, vectors: Vectors) -> list[str]:
-    """Return the classes that the only output scores; empty for other tasks."""
+    """Return the classes that the only output scores; empty for other outputs."""
     names = [printable(name) for name in source.record.class_names or ()]
     shapes = [output.shape[1:] for output in vectors.outputs]
     if not names or shapes != [(len(names),)]:
@@ -130,6 +130,8 @@ def steps(vectors: Vectors) -> list[str]:
         lines.append(f"values = (values - {done.offset!r}) * {factor!r}")
     if (set(done.mean), set(done.std)) != ({0.0}, {1.0}):
         lines.append(f"values = (values - {list(done.mean)!r}) / {list(done.std)!r}")
+
+    # Add or drop the channel axis, then order the axes as the network takes them
     if vectors.layout is not None:
         rank = vectors.samples.ndim - 1
         if len(vectors.layout) > rank:
@@ -142,19 +144,26 @@ def steps(vectors: Vectors) -> list[str]:
 
 
 def reads_pictures(vectors: Vectors) -> bool:
-    """Return whether the example reads picture files: the samples are grey or RGB pictures."""
+    """Return whether the example reads picture files.
+
+    The samples must be grey or RGB pictures, and not only network inputs because data are missing.
+    """
     shape = vectors.samples.shape[1:]
     is_picture = vectors.samples.dtype == np.uint8 and len(shape) == 3 and shape[-1] in (1, 3)
     return is_picture and vectors.samples is not vectors.inputs
 
 
 def reads_texts(source: SourceRun) -> bool:
-    """Return whether the example reads texts."""
+    """Return whether the example reads texts, because the run has kept a tokenizer."""
     return (source.folder / TOKENIZER).is_file()
 
 
 def resizing(preprocess: PreprocessConfig, mode: str) -> list[str]:
-    """Return the steps of `data.pictures.fit`, as lines of Python on `picture`."""
+    """Return the steps of `data.pictures.fit` as lines of Python on `picture`; none if not sized.
+
+    Args:
+        mode: Pillow's mode of the picture: `L` or `RGB`.
+    """
     if preprocess.size is None:
         return []
     size = preprocess.size
@@ -177,17 +186,23 @@ def requirements(library: str, *others: str) -> list[str]:
 def verify(folder: Path, more: Vectors | None = None) -> str:
     """Run the example of a folder in a fresh virtual environment; return its output.
 
+    Args:
+        more: further vectors, with which the example is run a second time; None without them.
+
     Raises:
-        QuantizationError: the environment cannot be created, or the example fails.
+        QuantizationError: the environment cannot be created or filled, or the example fails.
     """
     with _temporary_folder() as home:
-        python = Path(home, "bin" if os.name == "posix" else "Scripts", "python")
+        programs = "bin" if os.name == "posix" else "Scripts"
+        python = Path(home, programs, "python")
         with waiting("Creating a virtual environment"):
             _call([sys.executable, "-m", "venv", home], "the virtual environment cannot be created")
         install = ["-m", "pip", "install", "-q", "--disable-pip-version-check", "-r"]
         failed = f"{REQUIREMENTS} cannot be installed; try verify=false, without this check"
         with waiting(f"Installing {REQUIREMENTS} in a fresh environment"):
             _call([str(python), *install, str(folder / REQUIREMENTS)], failed)
+
+        # Run it with the folder's vectors, then with more
         output = run_example(python, folder)
         if more is not None:
             copy = Path(shutil.copytree(folder, Path(home, "more")))

@@ -41,7 +41,8 @@ def read_interface(path: Path, vectors: Vectors, names: Sequence[str]) -> Interf
     """Return the inputs and outputs of a file.
 
     Args:
-        names: names of the outputs, for formats without useful names (all but ONNX).
+        vectors: the test vectors of the file.
+        names: names of the outputs, for formats without useful names (all but ONNX and ORT).
     """
     if path.suffix in (".onnx", ".ort"):
         from resnet8ptq.graph.session import open_session

@@ -110,13 +110,14 @@ def write_program(run: SourceRun, scored: Scored | str, folder: Path) -> str:
         )
     if isinstance(scored, str):
         raise ConfigError(f"measure: got true, but the run's samples are missing ({scored})")
+
+    # A target that only records the requests writes the job
     folder.mkdir()
-    timeout_s = run.config.target.timeout_s
     recorder = JobWriter(
         folder,
         python=invocation.shell(sys.executable),
         run_id=run.record.run_id,
-        timeout_s=timeout_s,
+        timeout_s=run.config.target.timeout_s,
     )
     with closing(recorder):
         _run(run, scored, replace(scored.evaluator, target=recorder))
@@ -126,7 +127,10 @@ def write_program(run: SourceRun, scored: Scored | str, folder: Path) -> str:
 def _run(
     run: SourceRun, scored: Scored, evaluator: Evaluator
 ) -> tuple[Compared, Metrics, dict[str, str]]:
-    """Evaluate the file and FP32, time both in turns, and count the kernels, on the target."""
+    """Evaluate the file and FP32, time both in turns, and find the kernels, on the target.
+
+    A file that only simulates integer kernels is not timed.
+    """
     samples = scored.samples
     compared = evaluator.compare(run.artifact, samples, logits=False)
     # No time limit: the calls that write a job and read its result must request the same times.
@@ -179,7 +183,10 @@ def _measure(run: SourceRun, scored: Scored, evaluator: Evaluator) -> RunResult:
 
 
 def _replace_result(store: Store, run: SourceRun, scored: Scored, result: RunResult) -> None:
-    """Replace the run's metrics and the files of its predictions, in the store and its folder."""
+    """Replace the run's metrics and the files of its predictions, in the store.
+
+    For a run made here, the run's own folder gets them too.
+    """
     record = run.record
     measurement = result.measurement
     assert measurement is not None
@@ -192,6 +199,8 @@ def _replace_result(store: Store, run: SourceRun, scored: Scored, result: RunRes
         elif key not in stale:
             values[key] = value
     values |= result.to_metrics()
+
+    # The journal of a run made here has curves and times that the store's record lacks
     own = origin.own_folder(record)
     journal = Journal(record.name, store.experiment_name) if own is None else Journal.load(own)
     journal.params = {**record.params, **result.resolved}
@@ -201,6 +210,8 @@ def _replace_result(store: Store, run: SourceRun, scored: Scored, result: RunRes
     journal.tags = {**record.tags, **journal.tags, **carried}
     journal.points = [point for point in journal.points if point[0] not in stale]
     journal.note(values)
+
+    # Write the files as the run would have written them
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         outputs.write_scores(folder, run.config, measurement, scored.samples)
@@ -211,6 +222,7 @@ def _replace_result(store: Store, run: SourceRun, scored: Scored, result: RunRes
                 with files.atomic(own / path.name) as temporary:
                     shutil.copyfile(path, temporary)
             journal.save(own)
+
     # Update the plain names of latencies too: a sweep has logged them, and the record reads them
     # first.
     shown = journal_metrics.show_latencies(values)
@@ -221,9 +233,7 @@ def _replace_result(store: Store, run: SourceRun, scored: Scored, result: RunRes
 
 
 def _refuse_provider(key: str, run: SourceRun) -> None:
-    """Raise `ConfigError` for a run on another execution provider, because a job runs on the
-    CPU.
-    """
+    """Raise `ConfigError` for a run on another execution provider: a job runs on the CPU."""
     provider = run.config.backend.provider
     if provider != CPU:
         raise ConfigError(

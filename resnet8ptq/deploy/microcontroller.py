@@ -154,7 +154,11 @@ def run_sample(
     interpreter.set_tensor(details[0]["index"], value)
     interpreter.invoke()
     outputs = interpreter.get_output_details()
-    return value, [np.array(interpreter.get_tensor(output["index"])) for output in outputs]
+    returned = []
+    for output in outputs:
+        values = interpreter.get_tensor(output["index"])
+        returned.append(np.array(values))  # a copy, which outlives the interpreter
+    return value, returned
 
 
 def _array(values: NDArray[Any]) -> tuple[str, int, str]:

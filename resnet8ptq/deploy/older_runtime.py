@@ -1,9 +1,9 @@
 """Converts an ONNX file for an older ONNX Runtime, or to ONNX Runtime's own format.
 
 The versions of the file format (IR) and of the operators (opset) are lowered to those that the
-older ONNX Runtime reads. An operator whose definition has changed is kept if the older definition
-has the operator's attributes and inputs. A run in the older ONNX Runtime then checks that the
-outputs are the same.
+older ONNX Runtime reads. An operator whose definition has changed is kept if it means the same in
+the older definition. `deploying` then runs the file in the older ONNX Runtime and compares the
+outputs, unless `verify=false`.
 """
 
 import re
@@ -77,7 +77,8 @@ def lower(proto: onnx.ModelProto, version: int) -> str:
     """Lower a model in place for ONNX Runtime 1.`version`; return the old and the new versions.
 
     Raises:
-        UnsupportedError: the older version lacks an operator; the message names it.
+        UnsupportedError: an operator, which the message names, is missing in the older version or
+            means something else there.
     """
     opset, ir_version = find_formats(version)
     before = f"opset {_opset(proto)}, IR {proto.ir_version}"
@@ -172,9 +173,7 @@ def requirements(version: int) -> list[str]:
 
 
 def to_ort(path: Path, target: Path) -> None:
-    """Write an ONNX file in the ORT format, with only those graph optimizations that suit every
-    CPU.
-    """
+    """Write an ONNX file in the ORT format, with graph optimizations that suit every CPU."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

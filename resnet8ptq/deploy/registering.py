@@ -11,17 +11,19 @@ ALIAS = "recommended"
 
 
 def register(store: Store, source: SourceRun, name: str) -> str:
-    """Register a run's model as the newest version of `name`; return its URI.
+    """Register a run's model as the newest version of `name`, with the alias; return its URI.
 
     Raises:
-        TrackingError: the run has no logged model, or the store has no registry or refuses the
-        name.
+        TrackingError: the run has no logged model, or the store has no registry, does not hold the
+            model's files, or refuses the name.
     """
     client = store.client
     run_id = source.record.run_id
     model = mlflow_model.find_model(store, run_id)
     if model is None:
         raise TrackingError(f"register: run {run_id} has logged no model; try a new run")
+
+    # Create the name at its first version, and move the alias last
     try:
         if not client.search_registered_models(f"name = '{name}'"):
             client.create_registered_model(name)

@@ -83,7 +83,7 @@ class Rerun:
 
     summary: str
     vectors: Vectors
-    more: Vectors | None = None  # more samples, if `many` asked for them
+    more: Vectors | None = None  # vectors of more samples, see `rerun`
 
 
 def rerun(source: SourceRun, scored: Scored | str, runtime: Runtime, many: bool) -> Rerun:
@@ -92,6 +92,7 @@ def rerun(source: SourceRun, scored: Scored | str, runtime: Runtime, many: bool)
     Args:
         scored: the samples, or as text the reason why they are missing. If they are missing, the
             sample that the run kept is used.
+        many: whether to return vectors of more samples too; never without the samples.
 
     Raises:
         QuantizationError: the predictions differ on the run's own CPU, or there is no sample.
@@ -119,12 +120,13 @@ def rerun(source: SourceRun, scored: Scored | str, runtime: Runtime, many: bool)
 
 
 def compare(source: SourceRun, task: Task, again: Comparison, samples: int) -> str:
-    """Compare outputs for the scored samples with those of the run; return a sentence.
+    """Compare predictions for the scored samples with those of the run; return a sentence.
 
-    Warn if outputs differ on another CPU than that of the run.
+    If the run has kept no predictions, the metrics are compared. A difference on another CPU than
+    the run's is a warning.
 
     Raises:
-        QuantizationError: the outputs differ on the run's own CPU.
+        QuantizationError: they differ on the run's own CPU.
     """
     metric = task.metric
     value = again.model.value
@@ -192,7 +194,7 @@ def _find_kept(known: Container[str], arrays: Container[str]) -> str | None:
 
 
 def _place(detection: dict[str, Any]) -> list[float]:
-    """Return the keypoints, the box, or the box and the area of the mask."""
+    """Return the keypoints of a detection, its box, or the box and the area of its mask."""
     if "segmentation" in detection:
         return masks.measure(detection["segmentation"])
     key = "keypoints" if "keypoints" in detection else "bbox"

@@ -1,4 +1,4 @@
-"""Finds the run to deploy, by its id or as a sweep's recommendation, and copies its files."""
+"""Finds the run to deploy, by its id or by a sweep's recommendation, and copies its files."""
 
 import shutil
 from collections.abc import Callable
@@ -26,7 +26,10 @@ from resnet8ptq.tracking.mlflow_store.store import Store
 from resnet8ptq.tracking.record import RunRecord
 
 # Suffixes of files that can run code when they are loaded.
-RUN_CODE = {end for backend in BACKENDS.values() if backend.runs_code for end in backend.suffixes}
+RUN_CODE: set[str] = set()
+for _backend in BACKENDS.values():
+    if _backend.runs_code:
+        RUN_CODE.update(_backend.suffixes)
 T = TypeVar("T")
 _COPIED = (EXAMPLE, "predictions.npz", "detections.json", TOKENIZER)
 
@@ -79,16 +82,19 @@ class SourceRun:
 def find_run(
     store: Store, run_id: str | None, sweep: str | None, use: str, asked: Asked
 ) -> tuple[RunRecord, str]:
-    """Return the run to deploy, with its verdict, and its recommended use.
+    """Return the run to deploy, with its verdict, and the use for which a sweep recommends it.
+
+    The use is empty for a run by its id, and for a single run.
 
     Args:
-        run_id: the id of the run; None for a sweep's recommendation.
+        run_id: the id of the run; None for a sweep's recommendation or the newest single run.
         sweep: the id of a sweep's parent run; None for the newest sweep or single run.
         use: see `Recommendation.use`.
         asked: requested limits by key of `report`; a limit of None is the sweep's own.
 
     Raises:
-        ConfigError: the run or sweep does not exist, or no run is recommended for the use.
+        ConfigError: the run or sweep does not exist, no run is recommended for the use, or a use is
+            named for a single run.
         TrackingError: nothing is recommended, and the predictions of a run cannot be read.
     """
     runs = lookup.find_in_store(store, run_id, sweep)
@@ -148,11 +154,14 @@ def fetch_run(
     """Copy a run's artifact and its files into `folder`.
 
     Args:
-        trust: whether to run the code of a run that was not made here.
+        use: the use for which the run is recommended; empty without one.
+        trust: whether to run the code of a run that was not made here, and to read its paths.
 
     Raises:
-        ConfigError: the run did not finish, is unsupported or void, or would run untrusted code.
-        TrackingError: the run has no artifact, or the artifact is not the measured file.
+        ConfigError: the run has no result, is void, scored another program's file, or would run
+            untrusted code.
+        TrackingError: the run has no artifact, the artifact is not the measured file, or the config
+            has another backend.
     """
     if record.status != "ok":
         raise ConfigError(
@@ -211,7 +220,7 @@ def fetch_run(
 
 
 def _forbid_data(record: RunRecord, config: RunConfig) -> str:
-    """Return why the data of another user's run must not be read; empty if they may be.
+    """Return why the data of another user's run must not be read; empty if they may.
 
     Such a run's config may name private files of this user, and the deployed folder is passed on to
     others. Data without a path in the config are public, or named by this user's environment.

@@ -1,4 +1,4 @@
-"""Test vectors: ten samples with the model's outputs, to check a port of the model."""
+"""Test vectors: a few samples with the model's outputs, to check a port of the model."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +13,7 @@ from resnet8ptq.data.preprocessing import RAW, Preprocessing
 
 FILE = "test_vectors.npz"
 COUNT = 10
-# The samples for a comparison with another version of a runtime
+# The most samples for a comparison with another version of a runtime, and their most bytes
 MANY = 1000
 MANY_BYTES = 2**26
 TOLERANCE = 0.01  # share of an output's largest value, since other CPUs' kernels round differently
@@ -49,7 +49,7 @@ class Vectors:
 
 
 def of_split(split: Split, predictor: Predictor, many: bool = False) -> Vectors:
-    """Return vectors of evenly spread samples: `COUNT`, or with `many` up to `MANY`."""
+    """Return vectors of evenly spread samples: at most `COUNT`, or with `many` at most `MANY`."""
     count = COUNT
     if many:
         count = max(COUNT, min(MANY, MANY_BYTES // split.sample_bytes))

@@ -99,18 +99,23 @@ def find_store(asked: Arguments) -> tuple[str, str]:
 def serve(uri: str, port: int, page: str) -> None:
     """Run MLflow until it is interrupted, and print the address once it answers.
 
+    Args:
+        page: path of the first page.
+
     Raises:
         TrackingError: MLflow stopped without being interrupted.
     """
     words = [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port)]
     words += ["--workers", "1", "--uvicorn-opts", "--log-level warning"]
     # Pass the address in the environment, where `ps` does not show a database's password.
-    places = dict.fromkeys(("MLFLOW_BACKEND_STORE_URI", "MLFLOW_REGISTRY_STORE_URI"), uri)
+    addresses = dict.fromkeys(("MLFLOW_BACKEND_STORE_URI", "MLFLOW_REGISTRY_STORE_URI"), uri)
     # MLflow's pages open artifacts at any address in the store; those hosts must not get a
     # password.
     kept = {key: text for key, text in os.environ.items() if not key.startswith(_CLIENT)}
     # MLflow's imports emit deprecation warnings that users cannot fix.
-    variables = {"PYTHONWARNINGS": "ignore", **OWN_NAMES, **kept, **LIGHT, **places}
+    variables = {"PYTHONWARNINGS": "ignore", **OWN_NAMES, **kept, **LIGHT, **addresses}
+
+    # The block ends MLflow, also after Ctrl-C
     with start(words, variables) as process:
         with waiting("Starting MLflow"):
             is_ready = answers(f"http://{HOST}:{port}/health", process)

@@ -1,7 +1,7 @@
 """The time of a search: the time left, and the expected time of a step.
 
-All expected times follow from times that this command measured, so they grow with the load of the
-machine.
+The expected times of steps follow from the measured times of earlier steps, so they grow with the
+load of the machine.
 """
 
 from collections.abc import Sequence
@@ -24,8 +24,8 @@ class Budget:
 
     Attributes:
         limit_s: the limit in seconds.
-        loading_s: seconds from the start of the command until the network is read. The end of the
-            command, which sends the runs and prints the table, takes less on the same machine.
+        loading_s: seconds from the start of the command until the search is set up. The end of the
+            command, which sends the runs and prints the table, should take less on this machine.
     """
 
     limit_s: float
@@ -45,9 +45,7 @@ class Budget:
         return max(0.0, self.limit_s - self.closing_s - spent_s)
 
     def until_late_s(self, spent_s: float) -> float:
-        """Return the seconds after which a job would end too late; negative if it is already too
-        late.
-        """
+        """Return the seconds until a job would end too late; negative after that time."""
         return (1 + LATE) * self.limit_s - self.closing_s - spent_s
 
     def first_s(self, spent_s: float) -> float:
@@ -65,8 +63,9 @@ class Budget:
 def again_s(tried: Tried) -> float:
     """Return the expected seconds to repeat a step, with learned layers and choices in the cache.
 
-    The first job also converts the network and measures FP32, so its time is estimated as twice the
-    seconds of quantization and evaluation.
+    A first job also converts the network and measures FP32, and some steps learn or search until
+    the deadline. The repetition of such a job takes at most twice its seconds of quantization and
+    evaluation.
     """
     if tried.step.kind == START or tried.step.part < 1:
         return min(tried.seconds, 2 * tried.own_seconds or tried.seconds)
@@ -81,7 +80,7 @@ def confirm_s(tried: Tried, reported: int) -> float:
 
     Args:
         reported: number of reported samples; 0 if unknown, which counts as the number of the step's
-        samples.
+            samples.
     """
     if not tried.samples:
         return again_s(tried)

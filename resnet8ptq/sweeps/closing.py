@@ -33,7 +33,8 @@ def close(running: RunningSweep, status: str) -> int:
         status: the status of the sweep's end: `ok`, `failed` or `killed`.
 
     Returns:
-        The exit code: 1 if a job failed; for a search, that of the winner's verdict.
+        The exit code: 1 if a job failed or the sweep was killed, else 0; for a search that ended,
+        that of the winner's verdict.
 
     Raises:
         TrackingError: the store is unavailable (the runs are in the sweep's folder), or the
@@ -146,16 +147,18 @@ def _print_comparison(
 
 
 def _is_logged(running: RunningSweep, family: Family) -> bool:
-    """Return whether the log already has a whole family, because all runs failed with logged
-    reasons.
-    """
-    return all(
-        record.status == "failed" and record.reason in running.failures for record in family.records
-    )
+    """Return whether the log has a whole family: each run failed with a logged reason."""
+    for record in family.records:
+        if record.status != "failed" or record.reason not in running.failures:
+            return False
+    return True
 
 
 def _announce(running: RunningSweep, chosen: list[ModelSelection], status: str) -> int:
-    """Print the winner of a search, also after an error or Ctrl-C; return its exit code."""
+    """Print the winner of a search, also after an error or Ctrl-C; return its exit code.
+
+    The code is 0 for any other sweep, and for a search that failed before it kept a model.
+    """
     if running.goal is None or running.delivery is None:
         return 0
     if status == "failed" and running.delivery.record is None:
@@ -168,7 +171,7 @@ def _write_report(
 ) -> None:
     """Write the report to the folder and the parent run, and log the final timings.
 
-    A search that is late logs only the verdicts, and prints the command for the report.
+    A search that is late logs only the verdicts in place of the report, and prints its command.
     """
     store = running.shared.store
     parent_id = running.shared.parent_id
@@ -195,7 +198,7 @@ def _is_late(running: RunningSweep) -> bool:
 
 
 def _has_analyses(running: RunningSweep) -> bool:
-    """Return whether a job of the sweep was an analysis, which the report shows."""
+    """Return whether an analysis of the sweep has a result, which the report shows."""
     runs = background.ask(history.load_children, running.shared.store, running.shared.parent_id)
     return any(run.is_analysis and run.status == "ok" for run in runs)
 

@@ -21,8 +21,8 @@ class Delivery:
         record: the run of the model; None before the first one.
         outcome: the measurements of the model as text.
         is_confirmed: whether the model was measured on the reported samples.
-        path: the copied file.
-        is_measured: whether the file is FP32, or was scored.
+        path: the copied file; None before the first one.
+        is_measured: whether the file, if there is one, was scored or is FP32.
     """
 
     folder: Path | None = None
@@ -41,7 +41,7 @@ class Delivery:
         return self.record.run_id
 
     def keep(self, record: RunRecord, outcome: str, is_confirmed: bool = False) -> None:
-        """Replace the kept file with that of a run."""
+        """Keep a run as the best model so far, with its file if the run's folder still has it."""
         self.record = record
         self.outcome = outcome
         self.is_confirmed = is_confirmed
@@ -51,7 +51,7 @@ class Delivery:
             self._copy(source)
 
     def keep_unmeasured(self, number: int) -> None:
-        """Copy the file of an interrupted job that had quantized, if there is no other file.
+        """Copy the file that an interrupted job has left, if no file is kept yet.
 
         Args:
             number: the job's number in the sweep.
@@ -68,7 +68,7 @@ class Delivery:
                 return
 
     def keep_fp32(self) -> None:
-        """Copy the FP32 network, if nothing was quantized."""
+        """Copy the FP32 network, if no other file is kept."""
         if self.path is None and self.fp32 is not None:
             self._copy(self.fp32)
 
@@ -84,7 +84,7 @@ class Delivery:
 
 
 def _find_model(record: RunRecord) -> Path | None:
-    """Return the model in the folder of a run that was made here; None if it has moved."""
+    """Return the model in the folder of a run; None if it is missing there."""
     backend = BACKENDS.get(record.backend)
     if backend is None or not record.folder:
         return None

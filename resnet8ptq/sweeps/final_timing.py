@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.config.loading import CONFIG_FILE, load_config
@@ -32,13 +33,17 @@ def time_finalists(chosen: Sequence[ModelSelection], folder: Path) -> list[Paire
     """Time the finalists of each family, and write the latencies to `folder`.
 
     Returns:
-        The timing of each family; None if it has no latencies, or latencies of another machine.
+        The timing of each family; None if it has no finalists, if another machine timed its runs,
+        or if the timing failed.
     """
     timings = [_time(selected, folder) for selected in chosen]
     if any(timings):
-        kept = []
+        kept: list[dict[str, Any] | None] = []
         for timed in timings:
-            kept.append(None if timed is None else asdict(timed))
+            if timed is None:
+                kept.append(None)
+            else:
+                kept.append(asdict(timed))
         files.write_text(folder / paired_latency.FILE, json.dumps(kept, indent=2))
     return timings
 
@@ -85,7 +90,7 @@ def _find_model(folder: Path) -> Path:
 
 
 def _run(models: Mapping[str, Path], baselines: Mapping[str, Path]) -> PairedLatency:
-    """Load models from the folders of their runs, and time them in turns.
+    """Load models and FP32 networks from the folders of runs, and time them in turns.
 
     Args:
         models: the folders of runs by name, all with the same network and data.
@@ -100,6 +105,8 @@ def _run(models: Mapping[str, Path], baselines: Mapping[str, Path]) -> PairedLat
     settings = resolve(configs[first])
     runtime = settings.runtime
     data, fp32 = load_data_and_network(settings)
+
+    # Convert FP32 for each framework; its files exist as long as the timing
     loads: dict[str, Load] = {}
     with ExitStack() as stack:
         for name, folder in models.items():

@@ -44,14 +44,14 @@ def tag(settings: Settings | Unresolved) -> dict[str, str]:
 
 
 def hash_run(settings: Settings) -> str:
-    """Return a hexadecimal hash, equal for two runs only if their results would be equal.
+    """Return a hexadecimal hash; runs with the same hash would repeat each other.
 
-    The hash covers settings, code of this package, versions of the frameworks, network, training
-    and test samples. It does not cover the CPU, because the jobs of a sweep may run on several
-    kinds of CPU.
+    The hash covers settings, code, versions of the frameworks, and the content of all input files.
+    It does not cover the CPU, because the jobs of a sweep may run on several kinds of CPU.
 
     Raises:
-        PtqError: the samples or the network are missing.
+        PtqError: the samples, the network or another file is missing or damaged.
+        OSError: a file cannot be read.
     """
     config = settings.config
     samples = settings.data
@@ -75,7 +75,7 @@ def hash_run(settings: Settings) -> str:
 
 
 def sweep_key(overrides: Sequence[str]) -> str:
-    """Return a hash of a sweep's overrides, code and versions."""
+    """Return a hash of a sweep's overrides, without those of `_ELSEWHERE`, code and versions."""
     return _hash([word for word in overrides if not word.lstrip("+~").startswith(_ELSEWHERE)])
 
 

@@ -53,11 +53,9 @@ def refuse_joblib(launcher: DictConfig) -> None:
 
 
 def plan(launcher: DictConfig) -> ParallelJobs | None:
-    """Return the settings for the launcher's processes.
+    """Return the settings for the launcher's processes; None if jobs run in this process.
 
-    Returns None if the jobs run serially in this process.
-
-    The launchers of this package define their own `plan`.
+    The parallel launchers of this package define their own `plan`.
 
     Raises:
         ConfigError: a setting leaves no cores for a job.
@@ -111,9 +109,9 @@ def prepare_workers() -> None:
 
 
 def to_picklable(error: Exception) -> Exception:
-    """Return an error, or one with its text, that the parent can unpickle, with the traceback.
+    """Return an error that the parent process can unpickle, with the traceback as a note.
 
-    An error that cannot be pickled would end the whole sweep.
+    If the error itself cannot be pickled, which would end the sweep, it is an error with its text.
     """
     trace = "".join(traceback.format_exception(error))
     error = portable(error)

@@ -39,6 +39,7 @@ def open_sweep(
 
     Raises:
         ConfigError: a setting is wrong, or needs a single run.
+        TrackingError: `sweep.resume` finds a sweep that is still running, or no store.
     """
     if config.analysis.name == "inspect":
         raise ConfigError("analysis.name: got 'inspect', expected one run: leave out -m")
@@ -60,6 +61,7 @@ def open_sweep(
     if is_here and _SET_CACHE.isdisjoint(_find_varied([*swept, *typed])):
         cache.check_writable(config.cache_dir)
     count = _count_jobs(config.hydra.sweeper, [*swept, *typed])
+
     # Print, because no log is set up yet, and the next imports take a second, or several from a
     # cold disk.
     console.say(console.stderr(), f"{_say_jobs(config.hydra.sweeper, count)}: {folder}")
@@ -122,7 +124,7 @@ def _as_search(running: RunningSweep, sweeper: DictConfig, folder: Path) -> Runn
 def _continue(
     tracking: TrackingConfig, folder: Path, tags: Mapping[str, str]
 ) -> "Future[tuple[Store, str]]":
-    """Reopen the newest sweep with the same overrides, or start a new sweep."""
+    """Reopen the newest sweep with the same overrides, code and versions, or start a new one."""
     from resnet8ptq.tracking.mlflow_store.store import in_one_line, open_store
     from resnet8ptq.tracking.run import restart_parent
 

@@ -43,7 +43,7 @@ def find_finished(
 
     If a launcher restarts a finished job, this is the job's own run. With `sweep.resume`, it may be
     a run of any sweep, which this sweep then adopts by a tag. With `again`, it may be a run of any
-    job of this sweep.
+    job of this sweep. A run that its time limit cut short does not count.
     """
     if identity is None or not (again or _may_repeat(sweep)):
         return None
@@ -74,7 +74,7 @@ def find_finished(
 def find_attempts(sweep: SharedSweep, number: int) -> list[RunRecord]:
     """Return a job's earlier runs in this sweep that did not finish.
 
-    Such runs exist after `sweep.resume`, or if the launcher restarts a job whose process died.
+    Such runs exist only after `sweep.resume`, or if a launcher restarts a job whose process died.
 
     Raises:
         TrackingError: one of these runs is still running.

@@ -48,9 +48,9 @@ class RunningSweep:
         return f"the same error as {first}"
 
     def seconds_left(self, job: int) -> float | None:
-        """Return the expected time of the jobs from number `job` on; None if unknown.
+        """Return the expected seconds of the jobs from number `job` on; None if unknown.
 
-        The estimate uses the mean time of the earlier jobs.
+        The estimate uses the mean time of the earlier jobs, which run in this process.
         """
         if not job or self.jobs is None or self.parallel is not None:
             return None
@@ -75,7 +75,7 @@ class RunningSweep:
 
 
 def find_running_sweep() -> RunningSweep | None:
-    """Return the sweep that the ongoing command line has begun; None in a worker."""
+    """Return the sweep that this process has begun; None in a worker, or for a single run."""
     begun = ongoing.find_ongoing()
     if begun is None:
         return None

@@ -54,7 +54,7 @@ class TimeLimits:
 
 
 Launch = Callable[[Sequence[Step], TimeLimits], Sequence[RunRecord | Exception]]
-LEAST_S = 1.0  # for a job, whose learned layers come from the cache
+LEAST_S = 1.0  # least time limit of a job, whose learned layers may be in the cache
 INPUT_ERRORS = (ConfigError, DataError, ModelError)
 
 
@@ -68,13 +68,16 @@ class SettingsSearch:
         allowed: the limits for a pass.
         check: raises `ConfigError` for a step whose settings conflict with each other, or with the
             settings of the user.
-        delivery: keeps the best model so far as a file, from the first measured step on.
+        delivery: keeps the best model so far as a file.
         budget: the time limit.
         at_once: the largest number of parallel jobs.
         clock: returns the time in seconds.
+        tried: the steps so far with their results, skipped steps included, without confirmations.
+        confirmed: the measured confirmations.
         begun_s: when the command began, by the clock; None to use the beginning of the search.
         launched: number of jobs so far.
         logs_here: whether each job prints its log in this process, before its outcome.
+        errors: the errors of the jobs so far.
     """
 
     asked: Asked
@@ -97,12 +100,12 @@ class SettingsSearch:
         """Try steps until the goal is met, no step is left or the time is up; confirm the best.
 
         If the best model passes on the selection samples only, the search goes on, unless the
-        reported samples are too few to show that any model passes. A step that fails does not end
-        the search. If all first steps of a kind fail, a plainer setting follows.
+        reported samples show no loss, or only a small one on too few samples, see
+        `searching.loses_nothing`. A step that fails does not end the search.
 
         Raises:
-            PtqError: two steps fail with the same error of the input, and no step could be
-            measured.
+            ConfigError: the settings of all first steps conflict.
+            PtqError: two steps fail with the same error of the input before any is measured.
         """
         if self.begun_s is None:
             self.begun_s = self.clock()
@@ -136,9 +139,10 @@ class SettingsSearch:
                 return
             in_time = [step for step in steps if self._fits(step)]
             fitting = self._without_conflicts(in_time)
-            # Keep time for the last resorts, and to measure the best model again and confirm it
             if fitting:
                 self._say_unfit()
+
+            # Keep time for the last resorts, and to measure the best model again and confirm it
             later_s = max((self._reserve_s(step) for step in fitting), default=0.0)
             left_s = self._left_s() - later_s - self._confirm_s(twice=True)
             self._run(fitting[: self.at_once], left_s)
@@ -177,15 +181,16 @@ class SettingsSearch:
         _say(f"not tried: {step.words}: {why}")
 
     def _confirm(self, finalist: Tried) -> Tried:
-        """Measure a model on the reported samples; note in `tried` if the model does not pass on
-        them.
+        """Measure a model on the reported samples; note in `tried` if it does not pass there.
 
-        A model that cannot be measured on them is left out of the search.
+        A model that cannot be measured on them is no finalist any more.
         """
         step = searching.confirm(self.asked, finalist.settled_step)
         if finalist.same_samples:
             step = replace(step, why="confirmation: the best so far; the same samples chose it")
         [done] = self._run([step], self._left_s())
+
+        # Later choices must know the result
         position = self.tried.index(finalist)
         if not done.measured:
             self.tried[position] = replace(finalist, status=done.status, reason=done.reason)
@@ -209,9 +214,9 @@ class SettingsSearch:
     def _fits(self, step: Step) -> bool:
         """Return whether a step and a confirmation fit into the remaining time; else skip the step.
 
-        For a step that can end early with the best so far, it is enough if a part fits. While no
-        model passes, time is also kept for the last resorts, which quantize only the weights, in 8
-        or 16 bits.
+        Every step fits until one is measured. For a step that can end early with the best so far,
+        it is enough if a part fits. While no model of the backend passes, time is also kept for the
+        last resorts, which quantize only the weights, in 8 or 16 bits.
         """
         expected_s = expect_s(step, self.tried) * step.part
         later_s = self._confirm_s() + self._reserve_s(step)
@@ -227,7 +232,7 @@ class SettingsSearch:
         return False
 
     def _confirm_s(self, twice: bool = False) -> float:
-        """Return the expected seconds of the confirmation of the best so far.
+        """Return the expected seconds to confirm the best so far; 0 without a measured model.
 
         Args:
             twice: whether to add the time to measure the model again on the selection samples.
@@ -248,7 +253,7 @@ class SettingsSearch:
         return sum(expect_s(one, self.tried) for one in later)
 
     def _keep_unmeasured(self, jobs: int) -> None:
-        """If no file is kept yet, keep the first file that the last `jobs` jobs have written."""
+        """If no file is kept yet, keep the first file that the current `jobs` jobs have written."""
         for number in range(self.launched, self.launched + jobs):
             self.delivery.keep_unmeasured(number)
 
@@ -288,7 +293,7 @@ class SettingsSearch:
         return done
 
     def _find_hard_limit(self, steps: Sequence[Step]) -> float:
-        """Return the seconds after which a job is interrupted; the first file gets the most."""
+        """Return the seconds after which a job is interrupted; more before a model is kept."""
         if self.delivery.record is None:
             return self.budget.first_s(self._spent_s())
         late_s = max(self.budget.until_late_s(self._spent_s()), LEAST_S)
@@ -394,13 +399,15 @@ def check(sweeper: DictConfig, typed: Sequence[Override]) -> None:
     """Check the settings of the search, before the store is opened.
 
     Raises:
-        ConfigError: goal or time is wrong, a setting has several values, or the search sets it
-        itself.
+        ConfigError: goal or time is wrong, a setting other than `backend` has several values, or
+            the search cannot use it or sets it itself.
     """
     limits.require("goal", got=sweeper.goal, ok=sweeper.goal in GOALS, expected=" | ".join(GOALS))
     minutes = sweeper.minutes
     is_time = isinstance(minutes, int | float) and 0 < minutes < math.inf
     limits.require("minutes", got=minutes, ok=is_time, expected="a number > 0")
+
+    # Refuse the user's settings that leave the search no choice
     for override in typed:
         key = override.key_or_group
         several = override.is_sweep_override()
@@ -432,7 +439,10 @@ def check_step(config: RunConfig, typed: Sequence[Override], untuned: str = "") 
 
 
 def find_varied() -> list[Override]:
-    """Return the settings that steps vary, as a sweep over all of their values."""
+    """Return the settings that steps vary, as a sweep over their values.
+
+    Values that the search fills in later, such as names of layers, are left out.
+    """
     changes = [row.change for row in step_table.STEPS]
     for backend in find_backends().values():
         changes.append(Change(backend.search.start))
@@ -461,7 +471,7 @@ _OF_SEARCH = ("evaluate.split", "evaluate.choice", "evaluate.stop", "analysis")
 def measure(step: Step, record: RunRecord, seconds: float, level: float = SIGNIFICANCE) -> Tried:
     """Return a step's measurements for the next choice; a pass must be significant at `level`.
 
-    A step that an earlier sweep has run returns at once; its measured time is that of the earlier
+    The job of a step that an earlier sweep has run returns at once; its time is that of the earlier
     run.
     """
     shared = Tried(step, record.status, record.reason, run_id=record.run_id, seconds=seconds)
@@ -487,6 +497,8 @@ def measure(step: Step, record: RunRecord, seconds: float, level: float = SIGNIF
     named = record.params.get("excluded_nodes", "")
     if named == "[]":  # a search that left no layer in float
         named = ""
+
+    # Put the record's values into the words of the search
     return replace(
         shared,
         seconds=max(seconds, spent_s),
@@ -515,7 +527,7 @@ def measure(step: Step, record: RunRecord, seconds: float, level: float = SIGNIF
 def noise(record: RunRecord) -> float:
     """Return the distance of a model's outputs from those of FP32, to choose between equal losses.
 
-    The distance is the KL divergence if outputs are classes, else noise divided by signal.
+    The distance is the KL divergence if the run has logged it, else noise divided by signal.
     """
     divergence = record.metrics.get("kl_divergence")
     if divergence is not None:

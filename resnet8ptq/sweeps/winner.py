@@ -60,7 +60,7 @@ def _find_settings(record: RunRecord, folder: Path) -> list[str]:
 def find_winner(chosen: Sequence[ModelSelection], delivery: Delivery) -> Winner | None:
     """Return the last confirmed model that passes, else the first confirmed one, else None.
 
-    Models are confirmed one after the other, until one passes.
+    The search confirms models one after the other, until one passes.
     """
     folder = delivery.folder or Path()
     first = None
@@ -79,7 +79,8 @@ def find_winner(chosen: Sequence[ModelSelection], delivery: Delivery) -> Winner 
 def announce(chosen: Sequence[ModelSelection], delivery: Delivery, goal: str) -> int:
     """Print the winner and its file, write its settings as a config; return the exit code.
 
-    Without a confirmed model, the winner is the best so far; without any model, the FP32 network.
+    Without a confirmed model, the winner is the best so far; without a measured model, it is the
+    file of the first step or the FP32 network.
 
     Args:
         goal: `fastest`, `smallest` or `best`.
@@ -157,7 +158,7 @@ def _announce_confirmed(winner: Winner, delivery: Delivery, folder: Path, goal: 
 
 
 def _say_file(delivery: Delivery, record: RunRecord, settings: Sequence[str]) -> None:
-    """Print the file and the command that makes it again; write the settings as a config."""
+    """Print the file and the command that makes it again; write the settings to `FILE`."""
     console = stdout(None, 240)
     folder = delivery.folder or Path()
     if delivery.path is not None:
