@@ -40,13 +40,14 @@ class Explanation:
     """A recommended model with all its uses, summarized for the top of the report.
 
     Attributes:
-        headline: the advice, such as `Deploy NAME`; for the first model, also the reason.
+        headline: the advice, such as `Keep NAME`; for the model of the headline, also the reason.
         outcome: the outcome of the verdict; empty for FP32.
         verdict: the verdict as a sentence.
-        facts: the metric with its 95% interval, size and latency.
-        command: the deploy command; empty for FP32.
-        note: for the best model, how it was chosen, and a smaller one that is as good; empty for
-        other models.
+        facts: the metric with its 95% interval, size and latency, as far as known; for FP32, the
+            latencies.
+        command: the deploy command; empty without one, as for FP32.
+        note: for the best model, whether another one was better by chance, and a smaller one that
+            is as good; empty otherwise.
         hint: a sentence if no model is faster than FP32; empty otherwise.
         untried: the command of a setting that should be faster; empty without a hint or a setting.
     """
@@ -64,7 +65,7 @@ class Explanation:
 
 
 def explain(selected: ModelSelection) -> list[Explanation]:
-    """Return an explanation of each recommended model; the model of the headline is the first."""
+    """Return an explanation of each recommended model, that of the headline first, if any."""
     models: dict[str, list[Recommendation]] = {}
     for recommended in selected.recommendations:
         models.setdefault(recommended.label, []).append(recommended)
@@ -112,10 +113,10 @@ def _explain(selected: ModelSelection, choices: Sequence[Recommendation]) -> Exp
 
 
 def _say_timed(selected: ModelSelection) -> str:
-    """Return what is not faster than FP32: nothing at all, or no model that may be recommended.
+    """Return the subject of `NOTHING_FASTER`: `nothing here`, or the models it is restricted to.
 
-    In the second case, the table has a faster model, which is beyond the limit on the samples that
-    choose, or which neither set of samples decides.
+    It is restricted if a candidate is shown to be faster than FP32, but is not in
+    `ModelSelection.within`.
     """
     within = by_run_id(selected.within)
     measured_within = by_run_id(selected.measured_within)
@@ -134,6 +135,7 @@ def _say_timed(selected: ModelSelection) -> str:
 
 def _explain_fp32(label: str, choices: Sequence[Recommendation]) -> Explanation:
     """Return the explanation for the uses in which FP32 itself is the fastest."""
+    # Each use has its own latency of FP32
     titles = []
     times = []
     for choice in choices:
@@ -160,7 +162,7 @@ COLUMNS: Sequence[Column[Explanation]] = (
 
 
 def to_markdown(answers: Sequence[Explanation]) -> str:
-    """Return the answers as a sentence and a table; empty without answers."""
+    """Return the answers as a paragraph on the first one and a table; empty without answers."""
     if not answers:
         return ""
     best = answers[0]
@@ -198,7 +200,10 @@ def say_verdict(record: RunRecord) -> str:
 
 
 def say_chance(selected: ModelSelection, best: Cell) -> str:
-    """Return a sentence on a model with a better result by chance; empty if there is none."""
+    """Return two sentences if a model looks better than the best on the reported samples.
+
+    Empty otherwise, and if the reported samples chose the best model.
+    """
     metric = selected.family.metric
     costs = [metric.cost(cell.metric(metric.name)) for cell in selected.candidates]
     if not selected.apart or min(costs) >= metric.cost(best.metric(metric.name)):
@@ -209,7 +214,7 @@ def say_chance(selected: ModelSelection, best: Cell) -> str:
 
 
 def say_balanced(selected: ModelSelection, best: Cell) -> str:
-    """Return a sentence on the balanced model; empty if it is not smaller than the best."""
+    """Return a sentence on the balanced model if it is smaller than the best; else empty."""
     balanced = find_recommendation(BALANCED, selected.recommendations)
     if balanced is None or balanced.choice is None:
         return ""
@@ -221,9 +226,10 @@ def say_balanced(selected: ModelSelection, best: Cell) -> str:
 
 
 def say_facts(record: RunRecord) -> tuple[str, ...]:
-    """Return the measured metric, size and latency as texts with units."""
+    """Return the measured metric, size and latency as texts; leave out those not measured."""
     metric = record.task.metric
     lines = []
+    # The metric, its interval, and FP32's value
     value = record.value_of(metric)
     if value is not None:
         text = f"{metric.title} {metric.show(value)}"
@@ -235,6 +241,8 @@ def say_facts(record: RunRecord) -> tuple[str, ...]:
         if baseline is not None:
             text += f", FP32 {metric.show(baseline)}"
         lines.append(text)
+
+    # The costs
     if record.size_bytes is not None:
         lines.append(say_size(record.size_bytes, record.size_reduction))
     speed = _say_speed(record)

@@ -1,8 +1,8 @@
 """Groups runs with equal files, such as torch's int8 and u8s8: these are one model.
 
 Such runs share one row of the table, and count once where tests are corrected for the number of
-models. Runs that were measured in different ways, such as with other numbers of threads, have
-separate rows.
+models. If they were measured in different ways, such as with other numbers of threads, they have
+separate rows, but still count once.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,9 +22,11 @@ _MEASURED_BY = ("threads", "data.name", "evaluate.", "latency.", "task.")
 
 
 def group(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
-    """Return the runs in groups of equal files, in the order of their first runs.
+    """Return the runs in groups of equal files, measured in the same way, on the same samples.
 
-    In a group, the steps of a search follow the run that confirms their file, which stands for all.
+    Groups have the order of their first runs. In a group, the steps of a search follow the run that
+    confirms their file. The first run stands for the group. FP32 and runs without a result are
+    groups of one.
     """
     measured_by = [key for key in varied(records) if key.startswith(_MEASURED_BY)]
     groups: dict[tuple[object, ...], list[RunRecord]] = {}
@@ -39,12 +41,12 @@ def group(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
 
 
 def distinct(records: Sequence[RunRecord]) -> list[RunRecord]:
-    """Return the first run of each file."""
+    """Return the first run of each group."""
     return [members[0] for members in group(records)]
 
 
 def models_of(records: Sequence[RunRecord]) -> list[tuple[str | None, ...]]:
-    """Return a key of each run's model: equal for the same file on the same kernels.
+    """Return a key of each run's model, which is equal for equal files on the same kernels.
 
     Files with one hash are the same. Hashes may differ only by names in a file, so files of the
     same size and dtypes also count as the same if all outputs on the scored samples are equal, bit
@@ -65,7 +67,7 @@ def models_of(records: Sequence[RunRecord]) -> list[tuple[str | None, ...]]:
 
 
 def count_models(records: Sequence[RunRecord]) -> int:
-    """Return the number of models of these runs; see `by_model`."""
+    """Return the number of different models of these runs, see `models_of`."""
     return len({*models_of(records)})
 
 
@@ -75,7 +77,7 @@ def by_model(
     test: Callable[[list[T]], Sequence[R]],
     worst: Callable[[list[T]], T],
 ) -> list[R]:
-    """Test several models together, equal files once; return the result for each run.
+    """Test the models of several runs together; return the result of its model for each run.
 
     Two settings may give the same file, and a correction for both would reduce the power.
 
@@ -95,8 +97,9 @@ def by_model(
 
 
 def adjusted_p(records: Sequence[RunRecord]) -> dict[str, float]:
-    """Return the p-value of each measured quantized run by id, corrected for the number of
-    models.
+    """Return the p-values of the differences from FP32, by run id, corrected for the models (Holm).
+
+    Only quantized runs with a logged p-value have one.
     """
     tested = []
     p_values = []

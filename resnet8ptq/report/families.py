@@ -1,9 +1,8 @@
 """Families of runs that were scored in the same way on the same samples.
 
-Only runs of one family are ranked, tested and drawn together. P-values of one kind are corrected
-together (Holm, 1979). The kinds are runs against their FP32 baselines (`equal_files.adjusted_p`),
-the same by class (`make_family`), and runs against the best run (`verdicts.as_good_as`). `loading`
-reads the families of a sweep from MLflow.
+Only runs of one family are ranked, tested and drawn together. Tests of one kind are corrected
+together (Holm, 1979): differences by class in `make_family`, other differences from FP32 in
+`equal_files.adjusted_p`, losses in `verdicts`. `loading` reads the families of a sweep.
 """
 
 import math
@@ -29,7 +28,7 @@ from resnet8ptq.tracking.record import RunRecord
 
 @dataclass(frozen=True)
 class Cell:
-    """One requested combination, with any outcome."""
+    """A run of a family, with any status, and its values of each sample if it was measured."""
 
     record: RunRecord
     label: str  # the combination in words
@@ -37,12 +36,12 @@ class Cell:
     worse_classes: tuple[str, ...] = ()  # classes that lost significantly, after correction
     choice: Paired | None = None  # values on the selection samples, if any
     lost: bool = False  # the run was measured, but its predictions are missing or damaged
-    # `ranges.json`, only for the first run of each backend and calibration, which the figures show.
+    # `ranges.json`, which figures show; only until a run of this backend and calibration has it
     ranges: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
     @property
     def quantized(self) -> bool:
-        """Whether the run was measured and is not the baseline itself."""
+        """Whether the run was measured and its network is not FP32 itself."""
         return self.paired is not None and self.record.quantized
 
     def metric(self, name: str) -> float:
@@ -52,14 +51,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class Family:
-    """The cells of one family, scored on the same samples and tested together."""
+    """The cells of one family; the measured ones have the same samples, and are tested together."""
 
     cells: tuple[Cell, ...]
     limits: ReportConfig = field(default_factory=ReportConfig)  # see `verdicts.assess`
     earlier_runs: EarlierRuns = NO_EARLIER_RUNS  # on the same samples
     # A mask of the samples without an earlier run; None if all or none have one
     added: NDArray[np.bool_] | None = None
-    in_turns: bool = False  # whether all latencies come from one timing in turns
+    in_turns: bool = False  # whether latencies come from one timing in turns, see `timing`
 
     @property
     def records(self) -> list[RunRecord]:
@@ -68,7 +67,7 @@ class Family:
 
     @property
     def measured(self) -> list[Cell]:
-        """The quantized cells with predictions."""
+        """The cells that were measured and quantized."""
         return [cell for cell in self.cells if cell.quantized]
 
     @property
@@ -102,24 +101,24 @@ class Family:
     def reported(self) -> list[Cell]:
         """The measured cells without the steps of a search.
 
-        With few samples, the steps choose on the reported samples, in one family with the confirmed
-        model: its verdict is corrected for them, and only it may be recommended.
+        If samples are few, a search scores its steps on the reported samples. The steps are then in
+        the family of the model that they choose. The verdict of that model is corrected for them,
+        but only that model may be recommended.
         """
         return [cell for cell in self.measured if cell.record.split != "choice"]
 
     @property
     def stopped(self) -> bool:
-        """Whether at least one run stopped when its verdict was decided, so that numbers of samples
-        may differ.
-        """
+        """Whether a run used `evaluate.stop=decided`, so that numbers of samples may differ."""
         return any(record.stopped_early for record in self.records)
 
     @property
     def planned(self) -> int:
-        """The smallest number of models by which verdicts are corrected.
+        """The least number of models for which Holm's method corrects the verdicts.
 
-        The number is `report.confirmations`. If the predictions of a model are lost, the number is
-        at least that of all measured models, so that the others do not pass more easily.
+        The number is `report.confirmations`. If the predictions of models are lost, the number is
+        at least that of the measured and the lost models, so that the others do not pass more
+        easily.
         """
         planned = max((record.confirmations for record in self.records), default=1)
         lost = [cell for cell in self.cells if cell.lost and cell.record.quantized]
@@ -153,12 +152,12 @@ class Family:
         return ()
 
     def class_deltas(self, cell: Cell) -> list[float]:
-        """Return a cell's accuracy minus FP32's on each class; NaN if it was not measured."""
+        """Return a cell's accuracy minus FP32's, by class; NaN where it was not measured."""
         return [-cell.metric(key) for key in _loss_keys(self.class_names)]
 
 
 def _loss_keys(class_names: Sequence[str]) -> list[str]:
-    """Return the key of the metric with the loss of each class."""
+    """Return the name of the metric with the loss, for each class."""
     return [f"class/{name}/drop" for name in metric_names(class_names)]
 
 
@@ -200,7 +199,7 @@ def class_power(family: Family) -> tuple[float, float] | None:
     """Return the smallest and the largest detectable loss over the classes.
 
     A loss is detectable if the tests of `make_family` have 80% power. The detectable loss of a
-    class is the median over the runs. Returns None without classes.
+    class is the median over the runs. Returns None if classes were not tested.
     """
     classes = len(family.class_names)
     models = equal_files.count_models(records_of(family.measured))
@@ -242,7 +241,7 @@ def make_family(cells: Sequence[Cell]) -> Family:
 def _find_worse(
     names: Sequence[str], p_values: Sequence[float], deltas: Sequence[float]
 ) -> tuple[str, ...]:
-    """Return the classes with a significant loss."""
+    """Return the classes with a significant loss, by p-value and accuracy minus FP32's."""
     worse = []
     for name, p, delta in zip(names, p_values, deltas, strict=True):
         if p < SIGNIFICANCE and delta < 0:
@@ -253,9 +252,9 @@ def _find_worse(
 def group_by_samples(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
     """Return the runs in families, each scored in the same way on the same samples.
 
-    Families of selection samples come last, because they recommend nothing. Only runs of one family
-    are ranked, tested and drawn together. A run without samples joins the family with the same
-    settings for samples, or else the first family. Without runs, the result is one empty family.
+    Families of selection samples come last, because they recommend nothing. A run without samples
+    joins a family with the same settings for samples, or else the first family. Without runs, the
+    result is one empty family.
     """
     by_settings: dict[tuple[str | None, ...], tuple[str | None, ...]] = {}
     for record in records:
@@ -277,7 +276,7 @@ def group_by_samples(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
 
 
 def _has_samples(record: RunRecord) -> bool:
-    """Return whether a run has scored samples; a run that ended early may only have drawn them."""
+    """Return whether a run has scored samples; a run without a result may only have drawn them."""
     ended_before = record.status in ("unsupported", "failed", "killed")
     return bool(record.samples_digest) and not ended_before
 
@@ -288,7 +287,7 @@ def _scored(record: RunRecord) -> tuple[str | None, ...]:
 
 
 def _asked(record: RunRecord) -> tuple[str | None, ...]:
-    """Return the settings that determine the scored samples and their metric."""
+    """Return the keys and values of settings that determine the scored samples and the metric."""
     keys = ["data", "evaluate.split", "evaluate.stop", "task"]
     keys += sorted(key for key in record.params if key.startswith("task."))
     if record.held_out:
@@ -297,7 +296,10 @@ def _asked(record: RunRecord) -> tuple[str | None, ...]:
 
 
 def task_of(records: Sequence[RunRecord]) -> Task:
-    """Return the task of a family; classification if no run has logged its task."""
+    """Return the task of a family: that of a measured run, else of any run that logged its task.
+
+    Classification if no run has logged one.
+    """
     for record in records:
         if record.samples is not None:
             return record.task
@@ -308,9 +310,10 @@ def task_of(records: Sequence[RunRecord]) -> Task:
 
 
 def best_first(records: Sequence[RunRecord]) -> list[int]:
-    """Return the indices of the runs, the best metric first, runs without it last.
+    """Return the indices of the runs, the best metric first, runs without a metric last.
 
-    Runs that stopped at different samples are ordered by the selection samples.
+    If a run used `evaluate.stop=decided`, the metric on the selection samples decides, because the
+    reported samples may differ.
     """
     metric = task_of(records).metric
     prefix = ""  # rank by the values of the table
@@ -319,7 +322,7 @@ def best_first(records: Sequence[RunRecord]) -> list[int]:
 
     def cost(index: int) -> float:
         value = records[index].value_of(metric, prefix)
-        if value is None:
+        if value is None or math.isnan(value):
             return math.inf
         return metric.cost(value)
 

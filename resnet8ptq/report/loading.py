@@ -1,4 +1,4 @@
-"""Reads the families of a sweep from MLflow: their records, values of each sample, and ranges."""
+"""Makes the families of a sweep: reads the values of each sample and the ranges of its runs."""
 
 import hashlib
 import json
@@ -32,15 +32,16 @@ MAX_BYTES = 2**30  # largest artifact
 
 
 def load_families(store: Store, records: Sequence[RunRecord]) -> list[Family]:
-    """Read the predictions and ranges of a sweep's runs from MLflow; test each family of runs.
+    """Read the predictions and ranges of a sweep's runs; return the tested families.
 
-    A run whose file is missing or damaged gets a warning, and is kept as failed.
+    A file that is missing or damaged causes a warning. A run without its predictions is kept as
+    failed.
     """
     return [_load_family(store, family) for family in group_by_samples(records)]
 
 
 def without_files(records: Sequence[RunRecord], limits: ReportConfig) -> list[Family]:
-    """Return the families of runs without reading files, so that no run has a verdict."""
+    """Return the families of runs without reading files; no run of them is measured or tested."""
     families = []
     for members in group_by_samples(records):
         cells = map(Cell, members, labels(members))
@@ -57,6 +58,7 @@ def _load_family(store: Store, records: Sequence[RunRecord]) -> Family:
     pairs = list(zip(records, names, strict=True))
     for record, label in track(pairs, "Reading the runs", "runs"):
         cell = _load_cell(store, task, record, label=label, kept=kept)
+        # Runs with one calibration have the same ranges
         kind = (record.backend, record.calib)
         if cell.quantized and kind not in shown:
             cell = replace(cell, ranges=_load_ranges(store, record))
@@ -69,7 +71,7 @@ def _load_family(store: Store, records: Sequence[RunRecord]) -> Family:
 def _load_cell(
     store: Store, task: Task, record: RunRecord, label: str, kept: dict[bytes, Array]
 ) -> Cell:
-    """Read a run; if its predictions are missing or damaged, warn, and keep it as failed."""
+    """Read a run; if one of its files is missing or damaged, warn, and keep the run as failed."""
     try:
         return _read_cell(store, task, record, label=label, kept=kept)
     except TrackingError as error:
@@ -103,7 +105,10 @@ def _read_cell(
 
 
 def _read_predictions(test: PairedTest, path: Path, kept: dict[bytes, Array]) -> Paired:
-    """Read predictions; equal arrays of several runs, such as labels, share memory in `kept`."""
+    """Read the values of each sample, of a run and of FP32.
+
+    Equal arrays of several runs, such as labels, share memory in `kept`.
+    """
     with zipfile.ZipFile(path) as archive:
         unpacked_bytes = sum(info.file_size for info in archive.infolist())
         if unpacked_bytes > MAX_BYTES:
@@ -130,10 +135,7 @@ def _read_ranges(path: Path) -> dict[str, Any]:
 
 
 def add_earlier_runs(store: Store, families: Sequence[Family]) -> list[Family]:
-    """Return the families with the earlier runs on their samples.
-
-    `Family.added` marks the samples that no earlier run has scored.
-    """
+    """Return the families with the earlier runs on their samples, and with `Family.added`."""
     return [_add_earlier(store, family) for family in families]
 
 
@@ -158,7 +160,7 @@ def _add_earlier(store: Store, family: Family) -> Family:
 
 
 def _find_samples(family: Family) -> Array | None:
-    """Return the ids of the scored samples; None if no run has logged them."""
+    """Return the ids of the scored samples; None if no measured run has logged them."""
     for cell in family.measured:
         if cell.paired is not None and cell.paired.samples is not None:
             return cell.paired.samples
@@ -166,7 +168,7 @@ def _find_samples(family: Family) -> Array | None:
 
 
 def _read_earlier(store: Store, record: RunRecord) -> Paired | None:
-    """Return the values of an earlier run; None, with a warning, if its files are gone."""
+    """Return the values of an earlier run; None, with a warning, if its files cannot be read."""
     try:
         record = history.complete(store, record)
         return _read_cell(store, task=task_of([record]), record=record, label="", kept={}).paired
@@ -176,7 +178,7 @@ def _read_earlier(store: Store, record: RunRecord) -> Paired | None:
 
 
 def _largest_of_each(records: Sequence[RunRecord]) -> list[RunRecord]:
-    """Return each test set's run with the most scored samples, because runs may stop early."""
+    """Return the run with the most scored samples of each test set, because runs may stop early."""
     largest: dict[str, RunRecord] = {}
     for record in sorted(records, key=lambda record: record.metrics.get(metrics.SAMPLES, 0)):
         largest[record.samples_digest] = record

@@ -14,22 +14,23 @@ PREFER = "prefer"  # a key of `report`
 
 
 def limits_of(records: Sequence[RunRecord], asked: Mapping[str, float | None]) -> ReportConfig:
-    """Return the requested limits; for the others, those that the runs have logged.
+    """Return the limits: as requested, else as the runs have logged them, else the defaults.
 
-    `prefer` is always the one that the runs have logged.
+    `prefer` cannot be requested.
 
     Args:
-        asked: requested limits by key of `report`, which replace the logged ones; None for the
-            logged limit.
+        asked: requested limits by key of `report`; None for the logged limit.
 
     Raises:
         ConfigError: a limit is out of range.
-        TrackingError: a logged limit is not a number, which an untrusted store may hold.
+        TrackingError: a logged limit is not a number; an untrusted store may hold any text.
     """
     limits: dict[str, Any] = {}
     preferred = _find_preferred(records)
     if preferred:
         limits[PREFER] = preferred
+
+    # Requested limits replace the logged ones
     try:
         for name, text in zip(LIMITS, _find_logged(records), strict=False):
             if text is not None:
@@ -54,7 +55,7 @@ def _find_preferred(records: Sequence[RunRecord]) -> str | None:
 
 
 def _find_logged(records: Sequence[RunRecord]) -> tuple[str | None, ...]:
-    """Return the `LIMITS` of the first run that has logged them, as texts; empty without one."""
+    """Return the `LIMITS` of the first run that has logged `max_drop`, as texts; else empty."""
     keys = [f"report.{name}" for name in LIMITS]
     for record in records:
         texts = record.select(*keys)

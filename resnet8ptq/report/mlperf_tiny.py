@@ -1,4 +1,4 @@
-"""The table of MLPerf Tiny's tasks (`benchmark=`), with the suite's targets."""
+"""Prints the table of a benchmark suite such as MLPerf Tiny (`benchmark=`), with its targets."""
 
 import math
 from collections.abc import Sequence
@@ -26,12 +26,12 @@ COLUMNS = (
 
 
 def is_suite(records: Sequence[RunRecord]) -> bool:
-    """Return whether the runs belong to a benchmark suite."""
+    """Return whether a run belongs to a benchmark suite."""
     return any(record.benchmark != "null" for record in records)
 
 
 def rows(records: Sequence[RunRecord]) -> list[list[str]]:
-    """Return a row of COLUMNS for each run; `met` compares the measured metric with the target."""
+    """Return a row of `COLUMNS` for each run; `met` compares the run's metric with the target."""
     return [_row(record) for record in records]
 
 
@@ -67,7 +67,7 @@ def _row(record: RunRecord) -> list[str]:
 
 
 def print_suite(records: Sequence[RunRecord]) -> None:
-    """Print the table to stdout."""
+    """Print the table of the suite to stdout."""
     lines = rows(records)
     styles = [style_of(record.status) for record in records]
     print_table(stdout(None, PIPE_WIDTH), COLUMNS, lines, title="The suite", styles=styles)

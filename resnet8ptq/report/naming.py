@@ -44,10 +44,10 @@ _NAMED = ("backend.flow", "backend.path")
 
 
 def varied(records: Sequence[RunRecord]) -> list[str]:
-    """Return the settings that differ between runs, besides the four columns of every table.
+    """Return the keys of the settings that differ between runs, sorted.
 
-    `label` names the runs by these settings. Settings that differ only between backends count as
-    defaults.
+    `label` names the runs by these settings. The four columns of every table are not among them.
+    Nor are settings that differ only between backends, because they count as defaults.
     """
     by_backend: dict[str, list[RunRecord]] = {}
     for record in records:
@@ -73,20 +73,23 @@ def _differs(records: Sequence[RunRecord], key: str) -> bool:
 
 
 def _is_resolved(record: RunRecord, key: str) -> bool:
-    """Return whether a setting is a resolved value and not only the requested one."""
+    """Return whether the logged value of a setting is resolved, and not only requested.
+
+    A run without a result may have ended before it resolved some values.
+    """
     if record.status == "unsupported":
         return key not in ("data.name", "planned_bits", "measured_on")
     return record.status != "failed" or record.params.get(key) not in (None, "null")
 
 
 def _is_setting(key: str) -> bool:
-    """Return whether a key is a user's setting, and not a derived value or a path."""
+    """Return whether a setting may name runs: it changes the model, and has no other column."""
     shown = key.endswith(".name") or key in _NAMED  # separate columns show these
     return key in _VARY or (key.startswith(_VARY_BELOW) and not shown and key not in _MEASURES)
 
 
 def asked(record: RunRecord, keys: Sequence[str]) -> tuple[str | None, ...]:
-    """Return the requested settings, with `auto` for bits that the run itself has chosen."""
+    """Return a run's values of settings, with `auto` for bits that the run itself has chosen."""
     params = record.params
     if params.get("precision.plan") == "auto":
         params = {**params, "planned_bits": "auto"}
@@ -100,7 +103,7 @@ def labels(records: Sequence[RunRecord]) -> list[str]:
 
 
 def label(members: Sequence[RunRecord], keys: Sequence[str]) -> str:
-    """Return a row's name: backend, dtype and calibration, then the settings that vary."""
+    """Return the name of a row's runs: the combination, then the settings that vary."""
     cells = name_cells(members, keys)
     first = len(cells) - len(keys)
     words = cells[:first]
@@ -127,10 +130,10 @@ def name_cells(members: Sequence[RunRecord], keys: Sequence[str]) -> list[str]:
 
 
 def headings(families: Sequence[Sequence[RunRecord]]) -> list[str]:
-    """Return the title of each family of `families.group_by_samples`.
+    """Return the heading of each family of `families.group_by_samples`.
 
-    Settings of the task that differ between the families are part of their titles. Titles that are
-    still equal get the digest of the samples.
+    A heading is the `title`, with the settings of the task in which the families differ. Equal
+    headings get the digest of the samples.
     """
     changed = [_find_changed(family) for family in families]
     shared = set(changed[0]).intersection(*changed) if changed else set()
@@ -150,12 +153,12 @@ def headings(families: Sequence[Sequence[RunRecord]]) -> list[str]:
 
 
 def _find_changed(family: Sequence[RunRecord]) -> tuple[str, ...]:
-    """Return the settings of a family's task that differ from its defaults."""
+    """Return the settings of a family's task that differ from the defaults, as key=value."""
     return registry.find_changed(family[0].params) if family else ()
 
 
 def title(records: Sequence[RunRecord]) -> str:
-    """Return the data sets and models of the runs, and the number of scored samples."""
+    """Return the data sets and models of the runs, the number of scored samples, and the task."""
     names = set()
     scored = set()
     totals = set()
@@ -182,7 +185,10 @@ def title(records: Sequence[RunRecord]) -> str:
 
 
 def samples_of(records: Sequence[RunRecord]) -> str:
-    """Return the kind of the scored samples: `selection`, `held-out training` or `test`."""
+    """Return the kind of the runs' samples: `selection`, `held-out training` or `test`.
+
+    If the runs have several kinds, the first of these counts.
+    """
     kinds = {record.samples_from for record in records}
     for kind in ("selection", "held-out training"):
         if kind in kinds:

@@ -1,4 +1,4 @@
-"""The notes below a table of runs: reasons of single runs, and the meaning of the columns."""
+"""The notes below a table of runs: on single runs, on the tests, and on the columns."""
 
 from collections.abc import Collection, Sequence
 
@@ -95,13 +95,15 @@ FAMILIES_NOTE = (
 
 
 def collect(family: Family) -> list[str]:
-    """Return the notes on the runs of one family, for a table of all columns."""
+    """Return the notes on the runs and the columns of a family, for a table of all columns."""
     task = family.task
     records = family.records
     named = list(zip(records, labels(records), strict=True))
     hidden = {"execution"}  # the table has a column for it
     if "planned_bits" in varied(records):
         hidden.add("planned_bits")
+
+    # Single runs first, then the tests, then the costs
     lines = _reasons(task.metric, named, hidden)
     lines += _on_equal_files(named)
     lines += _on_tests(task, records)
@@ -118,9 +120,9 @@ def collect(family: Family) -> list[str]:
 
 
 def collect_warnings(family: Family) -> list[str]:
-    """Return the notes on single runs that the short table needs.
+    """Return the notes that the short table needs.
 
-    The columns and the verdicts are explained in the report and in docs/decisions.md.
+    The report and docs/decisions.md explain the columns and the verdicts.
     """
     task = family.task
     records = family.records
@@ -135,6 +137,7 @@ def collect_warnings(family: Family) -> list[str]:
 
 
 def _on_equal_files(named: Sequence[tuple[RunRecord, str]]) -> list[str]:
+    """Return a note with the names of runs that share a row, if any."""
     records = []
     names = {}
     for record, label in named:
@@ -151,6 +154,7 @@ def _on_equal_files(named: Sequence[tuple[RunRecord, str]]) -> list[str]:
 
 
 def _on_speed(family: Family) -> list[str]:
+    """Return the notes on simulated runs, and on latencies and speedups; if any."""
     executions = set()
     threads = set()
     for record in family.records:
@@ -191,7 +195,10 @@ def _on_passed_over(named: Sequence[tuple[RunRecord, str]]) -> list[str]:
 
 
 def say_machine(metric: Metric, record: RunRecord) -> str:
-    """Return the target that ran a file, and how its outputs differ from those of this machine."""
+    """Return the machine that ran a file; for a target machine, also its distance from the run's.
+
+    Empty if the run's own machine ran the file.
+    """
     here = record.metrics.get(f"target/here_{metric.name}")
     if not record.measured_on or here is None:
         return record.measured_on
@@ -210,6 +217,7 @@ def _reasons(
     Args:
         hidden: names among `planned_bits`, `execution` and `float_operators` to leave out.
     """
+    # Group the runs by text, because many fail for one reason
     reasons: dict[str, list[str]] = {}
     for record, label in named:
         texts = [
@@ -245,6 +253,7 @@ def _say_correction(count: int, what: str) -> str:
 
 
 def _on_tests(task: Task, records: Sequence[RunRecord]) -> list[str]:
+    """Return the notes on intervals and p-values, if the table has any."""
     p_values = adjusted_p(records)
     tested = []
     has_interval = False
@@ -253,6 +262,8 @@ def _on_tests(task: Task, records: Sequence[RunRecord]) -> list[str]:
             tested.append(record)
         if record.interval("delta"):
             has_interval = True
+
+    # Explain only what the table has
     lines = []
     if has_interval:
         for_all = ""
@@ -267,6 +278,7 @@ def _on_tests(task: Task, records: Sequence[RunRecord]) -> list[str]:
 
 
 def _on_limits(family: Family) -> list[str]:
+    """Return the notes on the verdicts: the limit, the outcomes, and reservations; if any."""
     records = family.records
     metric = family.metric
     verdicts = set()
@@ -294,7 +306,7 @@ def _on_limits(family: Family) -> list[str]:
 
 
 def _on_open_verdicts(records: Sequence[RunRecord]) -> list[str]:
-    """Return the reasons why runs have no verdict, or stay undecided with any number of samples."""
+    """Return why verdicts are void, or stay undecided with any number of samples."""
     lines = []
     if any(record.verdict == VOID for record in records):
         lines.append(VOID_NOTE)
@@ -304,9 +316,12 @@ def _on_open_verdicts(records: Sequence[RunRecord]) -> list[str]:
 
 
 def _on_earlier_runs(family: Family) -> list[str]:
+    """Return notes on earlier runs on the same samples, and on samples added since; if any."""
     earlier = family.earlier_runs
     if not earlier.count:
         return []
+
+    # Put the number into words
     count = f"{earlier.count:,}"
     if earlier.more:
         count = f"at least {count}"
@@ -323,6 +338,7 @@ def _on_earlier_runs(family: Family) -> list[str]:
 
 
 def _on_stops(task: Task, named: Sequence[tuple[RunRecord, str]]) -> list[str]:
+    """Return the note on `evaluate.stop=decided`, and the corrected loss of each run with it."""
     metric = task.metric
     stopped = [(record, label) for record, label in named if record.stopped_loss is not None]
     if not stopped:
@@ -331,6 +347,7 @@ def _on_stops(task: Task, named: Sequence[tuple[RunRecord, str]]) -> list[str]:
     def show(loss: float | None) -> str:
         return "?" if loss is None else metric.show_change(loss)
 
+    # Explain the column once, then give each run's loss
     lines = [STOP_NOTE.format(analyses=ANALYSES)]
     for record, label in stopped[:NAMED]:
         text = STOPPED_NOTE.format(
@@ -348,6 +365,7 @@ def _on_stops(task: Task, named: Sequence[tuple[RunRecord, str]]) -> list[str]:
 
 
 def _on_undefined(task: Task, named: Sequence[tuple[RunRecord, str]]) -> list[str]:
+    """Return a note on each run with bootstrap samples that have no value of the metric."""
     lines = []
     title = task.metric.title
     for record, label in named[:NAMED]:
@@ -362,6 +380,7 @@ def _on_undefined(task: Task, named: Sequence[tuple[RunRecord, str]]) -> list[st
 
 
 def _on_batches(task: Task, named: Sequence[tuple[RunRecord, str]]) -> list[str]:
+    """Return a note on each run with dynamic ranges: its metric at batch size 1."""
     metric = task.metric
     alone = f"batch1/{task.metric.name}"
     dynamic = [(record, label) for record, label in named if alone in record.metrics]

@@ -1,8 +1,8 @@
 """Recommends a sweep's models by use, each with its verdict; `rule` chooses one for the headline.
 
-Models are chosen on samples that the reported figures do not use (`experiment.samples`), because
-the best of many models looks too good on the samples that chose it. The chosen models are assessed
-as a separate family, without a correction for the other models. For speed, FP32 is a candidate too.
+A sweep with selection samples (`experiment.samples`) chooses on them, because the best of many
+models looks too good on the samples that chose it. Models chosen in this way are assessed as a
+separate family, without a correction for the other models. For speed, FP32 is a candidate too.
 """
 
 import math
@@ -27,9 +27,9 @@ from resnet8ptq.tracking.record import RunRecord
 
 # Settings with which a run tunes itself on the selection samples.
 TUNED = {"nodes_to_exclude": "auto", "precision.plan": "auto", "method": "qat"}
-CLOSE = 0.05  # sizes within 5% count as close, and so do the values of a criterion
+CLOSE = 0.05  # sizes, latencies and values of a criterion within 5% count as close
 NEAR = 2.0  # paired standard errors; the criterion chooses among models this near to the best
-FAMILIAR = 0.02  # FP32 was probably trained on samples on which it is better by this much
+FAMILIAR = 0.02  # FP32 was probably trained on samples where its metric is better by more than this
 FINALISTS = 3  # the fastest models of each use that are timed against each other
 ALL_TIMED = 8  # up to this number of models, all are timed against each other
 RECOMMENDED = "recommended"
@@ -44,11 +44,13 @@ class Recommendation:
 
     Attributes:
         title: the use in words, such as `best accuracy`.
+        label: the model in words; for FP32, its name in a timing.
         because: the reason in words.
         choice: the model, with its verdict on the reported samples, see `_assess`; None for FP32,
-            which only the uses for speed recommend.
-        equals: the alternatives; `equals_mean` names the property in which they are equal.
-        unknown: models that may be as good; the samples do not decide.
+            which only the uses for speed choose.
+        equals: the alternatives.
+        equals_mean: the property that the alternatives share with the model.
+        unknown: models that may be as good as the model; the samples do not decide.
         use: recommended, best, balanced, smallest, fastest, fastest_batch, or best_NAME for a
             backend.
     """
@@ -65,7 +67,7 @@ class Recommendation:
 
     @property
     def run(self) -> RunRecord | None:
-        """The run; if other samples chose it, the verdict is not corrected for the other runs."""
+        """The run of the model, see `choice`; None for FP32."""
         if self.choice is None:
             return None
         return self.choice.record
@@ -79,7 +81,7 @@ class Recommendation:
 
     @property
     def command(self) -> str:
-        """The deploy command; empty for FP32, and for files of other programs."""
+        """The deploy command; empty for FP32, and if `RunRecord.deploy_command` is None."""
         if self.run is None:
             return ""
         return self.run.deploy_command or ""
@@ -87,7 +89,7 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class ModelSelection:
-    """The deployable models of a family, and the criteria of the choice."""
+    """A family of assessed runs, the models among which to choose, and the models chosen."""
 
     family: Family  # the assessed runs
     timing: PairedLatency | None = None  # the timing of the finalists, if they were timed
@@ -102,8 +104,7 @@ class ModelSelection:
         """The models that may be recommended; empty if all fail, or if FP32 is in doubt.
 
         With selection samples, these are all models that ran, because the selection samples judge
-        them. Without selection samples, these are only models that do not fail and that reach the
-        metric's minimum.
+        them. Without selection samples, these are only models that do not fail.
         """
         kept = _without_failed(self._ran)
         if kept and self.apart:
@@ -117,7 +118,11 @@ class ModelSelection:
 
     @cached_property
     def _ran(self) -> list[Cell]:
-        """The models that ran as they are deployed; if there are none, files for NPUs."""
+        """The models that ran as they are deployed; if there are none, files for NPUs.
+
+        Models without a sound FP32, models with an output that no longer depends on the sample, and
+        the steps of a search whose model is in the family are left out.
+        """
         ran = []
         for_npus = []
         reported = by_run_id(self.family.reported)
@@ -134,12 +139,15 @@ class ModelSelection:
 
     @property
     def for_npus(self) -> bool:
-        """Whether the candidates are files for NPUs: accuracy and size are known, not the speed."""
+        """Whether the candidates are files for NPUs, whose speed is unknown."""
         return any(cell.record.is_for_npu for cell in self.candidates)
 
     @cached_property
     def passing(self) -> list[Cell]:
-        """The models that pass the limit on the selection samples."""
+        """The candidates that pass on the samples that choose.
+
+        On selection samples, each is tested without a correction for the others.
+        """
         if not self.apart:
             return with_verdict(self.candidates, PASS)
         passes = partial(verdicts.passes_to_choose, self.family.metric, limits=self.limits)
@@ -147,12 +155,11 @@ class ModelSelection:
 
     @cached_property
     def shown(self) -> list[Cell]:
-        """The models that are shown to keep the limit, on either set of samples.
+        """The candidates that are shown to keep the limit, on either set of samples.
 
-        These models pass on the selection samples, or pass on the reported samples, corrected for
-        all models, with a measured loss on the selection samples within the limit. A pass in the
-        table proves the limit already: fewer samples that do not decide are no reason against such
-        a model.
+        A candidate also counts if it passes on the reported samples, corrected for all models, and
+        its measured loss on the selection samples is within the limit. Then the reported samples
+        prove the limit, even if the fewer selection samples do not decide.
         """
         shown = by_run_id(self.passing)
         shown.update(by_run_id(with_verdict(self.measured_within, PASS)))
@@ -160,14 +167,14 @@ class ModelSelection:
 
     @cached_property
     def within(self) -> list[Cell]:
-        """The shown models; if there are none, those with a measured loss within the limit."""
+        """The models `shown`; if there are none, those `measured_within`."""
         return self.shown or self.measured_within
 
     @cached_property
     def others(self) -> list[Cell]:
-        """The undecided models whose measured loss is within the limit on the selection samples.
+        """Further undecided models that save bytes and are `measured_within`.
 
-        Such models are candidates only if no undecided model of `within` saves bytes.
+        Empty if an undecided model of `within` saves bytes, because then these are not needed.
         """
         if any(map(_saves_bytes, with_verdict(self.within, UNDECIDED))):
             return []
@@ -180,7 +187,7 @@ class ModelSelection:
 
     @cached_property
     def measured_within(self) -> list[Cell]:
-        """The candidates with a measured loss within the limit."""
+        """The candidates with a measured loss within the limit, on the samples that choose."""
         loss = partial(_loss, by_selection=self.apart)
         most = self.family.metric.limit(self.limits)
         return up_to(most, self.candidates, loss)
@@ -190,9 +197,10 @@ class ModelSelection:
         """The model that `rule` chooses; None if no model passes or may pass.
 
         The rule chooses among the models `within` that pass on the reported samples, where verdicts
-        are corrected for all models. If no model passes, the rule chooses among the undecided ones;
-        if it would then keep FP32, also among the `others`. With selection samples, only these
-        choose in that case, and the chosen model is assessed by itself.
+        are corrected for all models. If none passes, the rule chooses among the undecided ones. If
+        it then finds none, or would keep FP32, it chooses again, with the `others`. With selection
+        samples, the undecided model that it chooses is assessed by itself, because the reported
+        samples did not choose it.
         """
         chosen = self._choose(with_verdict(self.within, PASS))
         if chosen is not None:
@@ -249,7 +257,7 @@ class ModelSelection:
         )
 
     def _rank(self, cells: Sequence[Cell]) -> list[Cell]:
-        """Return the cells by accuracy on the samples that choose, the best first."""
+        """Return the cells by the metric on the samples that choose, the best first, see `best`."""
         # A sort would not do, because the best model depends on the others, see `best`.
         left = list(cells)
         ranked = []
@@ -265,13 +273,13 @@ class ModelSelection:
 
     @property
     def on_selection(self) -> bool:
-        """Whether the runs were scored on the selection samples instead of the reported ones."""
+        """Whether the family has only steps of a search, scored on the selection samples."""
         is_step = any(cell.record.split == "choice" for cell in self.family.cells)
         return is_step and not self.family.reported
 
     @cached_property
     def criterion(self) -> Metric | None:
-        """The task's criterion; None if it was not measured on selection samples."""
+        """The task's criterion; None if it was not measured on selection samples of all models."""
         criterion = self.family.task.criterion
         if criterion is None or not self.apart:
             return None
@@ -281,10 +289,13 @@ class ModelSelection:
         return criterion
 
     def best(self, cells: Sequence[Cell], reported: bool = False) -> Cell:
-        """Return the best model on the selection samples, or else on the reported samples.
+        """Return the best of `cells` on the selection samples, or else on the reported samples.
 
-        On the selection samples, the task's criterion, if any, chooses among the models near the
-        best one. Ties go to the faster model, then to the smaller one.
+        On the selection samples, the `criterion`, if any, chooses among the models near the best
+        one. Among equal models, the smallest of about the fastest is chosen.
+
+        Args:
+            reported: whether to choose on the reported samples in any case.
         """
         metric = self.family.metric
         name = metric.ranked_by
@@ -306,7 +317,7 @@ class ModelSelection:
     def _best_by_criterion(
         self, criterion: Metric, first: Cell, cells: Sequence[Cell]
     ) -> list[Cell]:
-        """Return the models that are best by the criterion, of those near the first one."""
+        """Return those models near the first one that are about the best by the criterion."""
         metric = self.family.metric
         near = [first]
         for cell in cells:
@@ -332,8 +343,8 @@ def _saves_bytes(cell: Cell) -> bool:
 def finalists(selected: ModelSelection) -> list[Cell]:
     """Return the models to time against each other and FP32; empty without measured latencies.
 
-    Models beyond the limit cannot become the fastest; if there are few, they are timed to fill the
-    table's column.
+    Only models within the limit can be recommended as the fastest. If there are few candidates, all
+    of them are timed, to fill the table's column.
     """
     timed = _timed([*selected.within, *selected.others])
     if not timed:
@@ -341,6 +352,8 @@ def finalists(selected: ModelSelection) -> list[Cell]:
     for models in (_timed(selected.candidates), timed):
         if len(models) <= ALL_TIMED:
             return models
+
+    # Of many models, time those that a use or the rule may choose
     least = min(map(_bytes, timed))
     smallest = up_to(least * (1 + SAME_SIZE), timed, _bytes)
     small = up_to(least / MOST_BYTES, timed, _bytes)
@@ -357,7 +370,7 @@ def families_of(chosen: Iterable[ModelSelection]) -> list[Family]:
 
 
 def why_none(selected: ModelSelection) -> list[str]:
-    """Return the reason why no model is recommended, and remedies."""
+    """Return sentences on why no model is recommended, and on remedies."""
     if selected.on_selection:
         return ["These are the selection samples; only the reported samples can recommend a model."]
     family = selected.family
@@ -389,9 +402,9 @@ def why_none(selected: ModelSelection) -> list[str]:
 
 
 def say_remedy(measured: Sequence[Cell]) -> str:
-    """Return the settings that may reduce the loss.
+    """Return sentences with settings that may reduce the loss.
 
-    The text is empty if a model keeps the limit or is undecided, or if all files come from other
+    The text is empty if a model passes by its loss or is undecided, or if all files come from other
     programs.
     """
     losses = set()
@@ -403,6 +416,8 @@ def say_remedy(measured: Sequence[Cell]) -> str:
             has_settings = True
         if cell.record.combination.per_channel:  # scales per channel were tried already
             finer = ""
+
+    # Only a sweep in which no model may pass needs a remedy
     if not has_settings or not losses <= {FAIL, VOID}:
         return ""
     return (
@@ -415,8 +430,8 @@ def recommend(selected: ModelSelection) -> list[Recommendation]:
     """Return one recommendation for each use; empty without candidates.
 
     The list is also empty if the runs were scored on the selection samples. Such runs are steps of
-    a search, whose best models also run on the reported samples. The balanced, the smallest and the
-    fastest model are chosen among the models within the limit.
+    a search, whose best models also run on the reported samples. The uses balanced, smallest and
+    fastest choose among the models `within` the limit, and are left out without them.
     """
     candidates = selected.candidates
     if not candidates or selected.on_selection:
@@ -461,7 +476,8 @@ def find_use(
     """Return the run that a sweep recommends for a use, and the reason.
 
     Args:
-        nothing: the reason why a sweep recommends no run at all, with the mend.
+        sweep_id: the id of the sweep, for messages.
+        nothing: the reason why the sweep recommends no run at all, with the mend.
 
     Raises:
         ConfigError: the sweep recommends no run for the use, FP32 itself, or several models.
@@ -505,10 +521,10 @@ def find_recommendation(use: str, recommended: Sequence[Recommendation]) -> Reco
 
 
 def own_family(selected: ModelSelection, chosen: Sequence[Recommendation]) -> Family:
-    """Return the recommended models that the selection samples chose; see `verdicts.assess_losses`.
+    """Return the recommended models that the selection samples chose; empty without such samples.
 
-    Their verdicts are corrected for these models only, because the reported samples did not choose
-    them. The family is empty without separate selection samples.
+    `verdicts.assess_losses` corrects their verdicts for these models only, because the reported
+    samples did not choose them.
     """
     if not selected.apart:
         return Family((), selected.limits)
@@ -526,8 +542,8 @@ def _assess(selected: ModelSelection, chosen: Sequence[Recommendation]) -> list[
     """Return the recommendations with their verdicts on the reported samples.
 
     Models of `own_family` are assessed together. The balanced model is chosen on the reported
-    samples, so its verdict is corrected for all models, unless it is another use's model too. The
-    headline already has a verdict.
+    samples, so its verdict stays corrected for all models, unless it is the model of another such
+    use too. The verdict of `RECOMMENDED` stays as it is, see `ModelSelection.headline`.
     """
     own = verdicts.assess_losses(own_family(selected, chosen))
     assessed = by_run_id(own.cells)
@@ -541,7 +557,7 @@ def _assess(selected: ModelSelection, chosen: Sequence[Recommendation]) -> list[
 
 
 def other_choice(selected: ModelSelection) -> list[str]:
-    """Return sentences about the choice, and about the best model on the reported samples."""
+    """Return sentences on the samples that choose, and on the choice by the reported samples."""
     metric = selected.family.metric
     if not selected.candidates:
         return []
@@ -630,18 +646,17 @@ def _best(selected: ModelSelection, use: str, cells: Sequence[Cell]) -> Recommen
 
 
 def say_margin(selected: ModelSelection) -> str:
-    """Return the non-inferiority margin against the best model as text."""
+    """Return the non-inferiority margin against the best model as text, see `Metric.say_margin`."""
     metric = selected.family.metric
     return metric.say_margin(verdicts.margin_of(metric, selected.limits))
 
 
 def _balanced(selected: ModelSelection, best: Recommendation) -> Recommendation | None:
-    """Choose the smallest of the models proven to be as good as the best.
+    """Choose the smallest of the best model and those proven to be as good, within the limit.
 
-    Among equally small models, the fastest is chosen. Returns None if no model is within the limit.
-
-    The test uses the reported samples and is corrected for all models, so it also holds for the
-    chosen model.
+    Among equally small models, the fastest is chosen. Returns None if none of them is within the
+    limit, or if all fail. The test uses the reported samples and is corrected for all models, so it
+    also holds for the chosen model.
     """
     assert best.choice is not None  # only the fastest use may choose FP32
     within = by_run_id(_without_failed(selected.within))
@@ -698,12 +713,19 @@ def _smallest(selected: ModelSelection) -> Recommendation:
 
 
 def _fastest(selected: ModelSelection, use: str, times: Mapping[str, Blocks]) -> Recommendation:
-    """Choose by latencies measured in turns."""
+    """Choose the fastest model within the limit, or FP32, by latencies measured in turns.
+
+    Args:
+        use: the title of the recommendation.
+        times: the latencies of models by run id, and of FP32 by name.
+    """
     cells = by_run_id(_among(times, selected.within))
     ms = {name: typical(blocks) for name, blocks in times.items()}
     fp32 = timing.fastest_fp32(times)
     model = min(cells, key=ms.__getitem__)
     speedup = ratio(times[model], times[fp32], len(cells))  # the model is the best of several
+
+    # FP32 itself may be the fastest
     if speedup.value < 1:
         samples = " on the selection samples" if selected.apart else ""
         why = (
@@ -727,11 +749,13 @@ def _fastest(selected: ModelSelection, use: str, times: Mapping[str, Blocks]) ->
 
 
 def _fastest_of_runs(selected: ModelSelection) -> Recommendation:
-    """Choose by the latencies of separate runs, if no timing in turns exists."""
+    """Choose the fastest model within the limit, or FP32, by the latencies of separate runs."""
     timed = _timed(selected.within)
     best = min(timed, key=_latency)
     fp32 = min(timed, key=_baseline_latency)
     apart = "measured in different runs, at different times"
+
+    # FP32 itself may be the fastest
     if _baseline_latency(fp32) <= _latency(best):
         why = f"{_baseline_latency(fp32):.3f} ms; no model within the limit is faster; {_to_try()}"
         return Recommendation(SINGLE, timing.fp32_name(fp32.record), f"{why} ({apart})")
@@ -745,7 +769,7 @@ def _fastest_of_runs(selected: ModelSelection) -> Recommendation:
 
 
 def _without(left_out: Cell, cells: Iterable[Cell]) -> list[Cell]:
-    """Return the cells without one of them."""
+    """Return the cells except `left_out`."""
     return [cell for cell in cells if cell is not left_out]
 
 
@@ -772,7 +796,7 @@ def _timed(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def _loss(cell: Cell, by_selection: bool) -> float:
-    """Return the loss against FP32 on the selection samples, or on the reported samples."""
+    """Return the loss against FP32 in the unit of the limit; NaN if it was not measured."""
     name = "drop"
     if by_selection:
         name = f"{CHOICE}drop"

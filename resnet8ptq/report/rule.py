@@ -4,12 +4,12 @@
    within the limit.
 2. A candidate is dropped if another is no worse in loss, bytes and latency, and clearly better in
    one of them.
-3. `speed` takes the fastest candidate, if it is shown to be faster than FP32.
-4. If none is, it takes the fastest candidate of about the smallest size (the smallest has at least
-   90% of its bytes), and says that nothing is faster than FP32. Candidates that are smaller than
-   FP32 and not slower, as measured, come before slower ones.
-5. `size` takes the smallest candidate, `accuracy` the most accurate one that is not slower than
-   FP32, if there is one.
+3. `speed` takes the fastest of the candidates that are shown to be faster than FP32.
+4. If there are none, it takes the fastest candidate of about the smallest size (the smallest has at
+   least 90% of its bytes), and says that nothing is faster than FP32. Candidates that are worth
+   their loss (rule 7) and not slower than FP32, as measured, come before the others.
+5. `size`, and `speed` without latencies, take the smallest candidate. `accuracy` takes the most
+   accurate candidate that is not slower than FP32, or else the most accurate one.
 6. Among candidates that are equal in speed or size, the smaller, then the faster, then the more
    accurate one.
 7. A model that is neither clearly smaller nor clearly faster than FP32 (`evaluation.worth`) is not
@@ -39,10 +39,10 @@ class Candidate:
 
     Attributes:
         key: the id of the model's run.
-        passes: whether its loss is proven to be within the limit.
+        passes: whether the model has the verdict pass; otherwise, it is undecided.
         loss: measured loss against FP32, in the unit of the limit.
-        rank: position by accuracy on the samples that choose; the best has 0.
-        fp32_bytes: size of the FP32 file.
+        rank: position by the metric on the samples that choose; the best model has 0.
+        fp32_bytes: size of the FP32 file in the same framework.
         latency_ms: latency of one sample; None if it was not measured.
         speed: speed relative to the fastest FP32; None if it was not measured.
     """
@@ -69,7 +69,7 @@ class Candidate:
 
     @property
     def gains(self) -> bool:
-        """Whether the model is clearly smaller or faster than FP32."""
+        """Whether the model is clearly smaller or faster than FP32, see `evaluation.worth`."""
         times = None if self.speed is None else self.speed.value
         return saves(self.size_bytes, self.fp32_bytes, times)
 
@@ -79,10 +79,10 @@ class Headline:
     """The choice of the rule.
 
     Attributes:
-        advice: `deploy`: the model passes; `test`: it needs more samples; `keep`: FP32 stays.
+        advice: `deploy` if the model passes, `test` if it is undecided, `keep` if FP32 stays.
         candidate: the chosen model; with `keep`, a model that gains nothing over FP32.
         reason: the reason in about ten words.
-        nothing_faster: whether no candidate is shown to be faster than FP32, although timed.
+        nothing_faster: whether candidates were timed, and none is shown to be faster than FP32.
         alone: whether the model was assessed by itself, without the correction for all models.
     """
 
@@ -106,7 +106,8 @@ def choose(
     Args:
         measured: the models that pass, and the undecided ones within the limit.
         prefer: one of `PREFERENCES`.
-        loss_error: the loss by which equally good models may differ.
+        loss_error: losses that differ by at most this count as equal where a smaller one would
+            decide, see `dominates`.
     """
     candidates = [one for one in measured if one.passes]
     if not candidates:
@@ -152,7 +153,7 @@ def choose(
 
 
 def _choose_small(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
-    """Return the fastest candidate of about the smallest size, and the reason.
+    """Return the fastest candidate of about the smallest size, and the reason as text.
 
     A few bytes less would not be worth twice the time.
     """
@@ -180,7 +181,12 @@ def drop_dominated(candidates: Sequence[Candidate], loss_error: float = 0.0) -> 
 
 
 def dominates(other: Candidate, one: Candidate, timed: bool, loss_error: float) -> bool:
-    """Return whether `other` is nowhere worse than `one`, and clearly better in something."""
+    """Return whether `other` is nowhere worse than `one`, and clearly better in one respect.
+
+    Args:
+        timed: whether latencies count.
+        loss_error: see `choose`.
+    """
     if other.loss > one.loss or other.size_bytes > one.size_bytes:
         return False
     if timed and _latency(other) > _latency(one):

@@ -1,6 +1,6 @@
-"""Chooses among the models of a sweep that just ran, or that is read from the store.
+"""Assesses the families of a sweep that just ran, or that is read from the store.
 
-This module draws nothing, because `resnet8ptq verdict` calls it without matplotlib.
+This module does not import the figures, because `resnet8ptq verdict` runs without matplotlib.
 """
 
 import json
@@ -24,7 +24,7 @@ def select(
     limits: ReportConfig,
     timings: Sequence[PairedLatency | None] | None = None,
 ) -> list[ModelSelection]:
-    """Assess the models of each family, with the latencies of the family's timing if it has one."""
+    """Return a selection for each family, assessed, with the latencies of its timing if any."""
     result = []
     for family, timed in zip(families, timings or [None] * len(families), strict=True):
         assessed = verdicts.assess(timing.put_in(family, timed), limits)
@@ -35,13 +35,13 @@ def select(
 def load_selections(
     store: Store, parent: RunRecord, records: Sequence[RunRecord], limits: ReportConfig
 ) -> list[ModelSelection]:
-    """Read the runs of a sweep back, and assess the models of each family."""
+    """Return a selection for each family of a sweep's runs; use the timing that it has logged."""
     families = load_families(store, records)
     return select(families, limits, _load_timings(store, parent, len(families)))
 
 
 def _load_timings(store: Store, parent: RunRecord, families: int) -> list[PairedLatency | None]:
-    """Return the timing of the best models of each family; None if they were not timed."""
+    """Return the timing of each family; None for a family that was not timed."""
     lacks = "the report leaves out the timing of the best models"
     timings = history.read_if_sound(
         store, record=parent, name=FILE, reader=_read_timings, lacks=lacks, optional=True

@@ -1,4 +1,4 @@
-"""The end of a single run: prints the verdict, and completes the run's page in MLflow."""
+"""The end of a single run: prints its table and verdict, and completes its page in MLflow."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from resnet8ptq.tracking.record import RunRecord
 
 @dataclass(frozen=True)
 class SingleRun:
-    """A run that has ended; the command line closes it like a sweep."""
+    """A run that has ended; `close` shows its result."""
 
     record: RunRecord
     store: Store
@@ -25,11 +25,12 @@ class SingleRun:
         """Print the result and its baseline, and wait until MLflow has the run.
 
         Raises:
-            TrackingError: the run, which is in its folder, could not be sent.
+            TrackingError: a file of the run could not be drawn or sent; the folder has the run.
         """
         record = self.record
         store = self.store
         verdict = ""
+        # Assess the run, and print its table and verdict
         if not record.is_analysis:  # an analysis has printed its own table
             families = loading.add_earlier_runs(store, loading.load_families(store, [record]))
             selections = []  # a run alone has nothing to choose from: only its verdict is used
@@ -39,6 +40,8 @@ class SingleRun:
             terminal.print_families(families_of(selections))
             verdict = terminal.print_verdict(selections, record.run_id)
             run_pages.log_run_pages(store, selections)
+
+        # Name the files, and the command for a model that may be deployed
         terminal.print_paths(Path(record.folder), store)
         print(f"Run:    {record.run_id}")
         is_model = not record.is_analysis and bool(record.deploy_words)

@@ -31,8 +31,10 @@ class Row:
     Attributes:
         record: the record of the first run, or the record that the baseline would have.
         names: combination and varying settings, joined over the runs, see `name_cells`.
-        p: the p-value of the difference from FP32, corrected for all runs.
-        ms: latency of one sample; for a baseline, the smallest and the largest of the runs.
+        p: the p-value of the difference from FP32, corrected for all models; None without one.
+        ms: latency of one sample, as text; for a baseline, the smallest and the largest of those
+            measured with the runs.
+        is_run: False for a baseline that is not itself a run.
     """
 
     record: RunRecord
@@ -43,25 +45,24 @@ class Row:
 
     @property
     def against(self) -> RunRecord | None:
-        """The record if it can be compared with FP32; None for FP32 itself."""
+        """The record of a quantized run, which is compared with FP32; None for FP32 itself."""
         return self.record if self.is_run and self.record.quantized else None
 
     @property
     def status(self) -> str:
-        """The status; `baseline` for a measured FP32."""
+        """The status of the run; `baseline` for FP32, unless its run has not ended as `ok`."""
         if self.is_run and (self.record.quantized or self.record.status != "ok"):
             return self.record.status
         return "baseline"
 
 
 def make(records: Sequence[RunRecord]) -> Table[Row]:
-    """Return the table: a row for each FP32 baseline, then one for each run.
+    """Return the table: a row for each FP32 baseline, then one for each group of `equal_files`.
 
-    Baselines are sorted by framework. Runs keep the order of `records`, which in a sweep is that of
-    the jobs (`history.load_children`). `shorten` sorts more than `MANY` runs by the metric.
-
-    Baselines that are themselves runs have no second row. Runs with equal files share the row of
-    the first, see `equal_files`. The settings that vary have columns after `weights`.
+    Baselines are sorted by framework; those that are themselves runs have no second row. Runs keep
+    the order of `records`, which in a sweep is that of the jobs (`history.load_children`).
+    `shorten` sorts more than `MANY` runs by the metric. The settings that vary have columns after
+    `weights`.
     """
     adjusted = adjusted_p(records)
     keys = varied(records)
@@ -86,6 +87,7 @@ def _value(metric: Metric) -> Column[Row]:
 
 
 def _measured(records: Sequence[RunRecord]) -> list[Column[Row]]:
+    """Return the columns after the names: metric, tests, costs, verdict and status."""
     task = task_of(records)
     metric = task.metric
     return [
@@ -119,7 +121,7 @@ def style_of(status: str) -> str:
 
 
 def say_counts(counts: Mapping[str, int]) -> str:
-    """Return counted words as text.
+    """Return words with their counts as text.
 
     >>> say_counts({"ok": 1200, "failed": 2})
     '1,200 ok, 2 failed'
@@ -130,12 +132,14 @@ def say_counts(counts: Mapping[str, int]) -> str:
 def shorten(records: Sequence[RunRecord], whole: Table[Row]) -> tuple[Table[Row], str]:
     """Return the table of the rows to show at first, and a note about the hidden rows.
 
-    Up to `MANY` runs, all rows are shown, without a note; otherwise the baselines and the best
-    runs.
+    With up to `MANY` rows of runs, all rows are shown, without a note; otherwise the baselines and
+    the `FIRST` best runs.
     """
     runs = rows_of_runs(whole)
     if len(runs) <= MANY:
         return whole, ""
+
+    # Keep the baselines and the best runs; count the others by status
     order = best_first(records_of(runs))
     shown = [row for row in whole.rows if not row.is_run]
     hidden: Counter[str] = Counter()
@@ -153,9 +157,10 @@ def shorten(records: Sequence[RunRecord], whole: Table[Row]) -> tuple[Table[Row]
 def brief(
     records: Sequence[RunRecord], whole: Table[Row], more: Collection[str] = ()
 ) -> Table[Row]:
-    """Return the six columns that fit into a terminal or beside a figure, and those of `more`.
+    """Return a table of the six columns that fit into a terminal, and of the columns `more`.
 
-    The first column is the configuration. The last column holds the verdict, or else the status.
+    The first column is the configuration. The last column holds the verdict; without one, a status
+    other than `ok`.
     """
     heads = whole.heads[: len(CHOICES) + len(varied(records))]
     metric = task_of(records).metric.title
@@ -174,13 +179,14 @@ def brief(
             return row.record.verdict_text
         return row.status
 
+    # The last column replaces the one of the verdicts
     named = {metric, "delta", *more, "size kB", "ms"} - {LIMIT}
     shown = [column for column in whole.columns if column.head in named]
     return replace(whole, columns=[Column("model", label), *shown, Column(LIMIT, outcome)])
 
 
 def to_csv(records: Sequence[RunRecord]) -> str:
-    """Return every parameter and metric of every run, one line for each run."""
+    """Return a CSV with a line for each run, and a column for each param and metric of any run."""
     all_params: set[str] = set()
     all_metrics: set[str] = set()
     for record in records:
@@ -229,7 +235,7 @@ def _make_baselines(records: Sequence[RunRecord], keys: Sequence[str]) -> list[R
 
 
 def _show_extremes(latencies_ms: Sequence[float]) -> str:
-    """Return the smallest and the largest latency, or the only one; empty without any."""
+    """Return the smallest and the largest latency as text; one if they look equal."""
     if not latencies_ms:
         return ""
     low = show_ms(min(latencies_ms))
@@ -238,7 +244,11 @@ def _show_extremes(latencies_ms: Sequence[float]) -> str:
 
 
 def _to_baseline(record: RunRecord, scored: bool) -> RunRecord:
-    """Return the record that the FP32 baseline of a run would have, with or without its metrics."""
+    """Return the record that the FP32 baseline of a run would have.
+
+    Args:
+        scored: whether to include its metrics; otherwise, only the size of its file.
+    """
     metrics = {}
     for key, value in record.metrics.items():
         is_kept = scored or key == f"{BASELINE}size_bytes"
@@ -252,7 +262,7 @@ def _baseline_key(record: RunRecord) -> tuple[str | None, ...]:
 
 
 def show_interval(metric: Metric, record: RunRecord) -> str:
-    """Return the 95% interval of a run's `delta`; empty if unknown or of zero width."""
+    """Return the 95% interval of a run's `delta` as text; empty if unknown or of zero width."""
     low, high = record.interval("delta") or (0, 0)
     return "" if low == high else f"{metric.show_change(low)} to {metric.show_change(high)}"
 
@@ -271,5 +281,5 @@ def say_size(size_bytes: int | float, reduction: float | None) -> str:
 
 
 def show_ms(latency_ms: float) -> str:
-    """Return a latency in ms."""
+    """Return a latency as text, without the unit."""
     return f"{latency_ms:.3f}"

@@ -1,4 +1,4 @@
-"""The result of a run or a sweep in the terminal: tables, recommendations, paths of files."""
+"""Prints the result of a run or a sweep: tables, verdict, recommendations, paths of files."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -61,9 +61,10 @@ def _print_family(heading: str, family: Family, console: Console) -> None:
 
 
 def print_verdict(chosen: Sequence[ModelSelection], run_id: str) -> str:
-    """Print the verdict of a run as a sentence, after a fail also a remedy; return the verdict.
+    """Print the verdict of a run in words, after a fail also a remedy; return the verdict.
 
-    Empty for a run without a verdict. A void run has its own note below the table.
+    Return an empty text, and print nothing, if the verdict is missing or void. A note below the
+    table explains a void verdict.
     """
     for selected in chosen:
         for cell in selected.family.measured:
@@ -80,7 +81,7 @@ def print_verdict(chosen: Sequence[ModelSelection], run_id: str) -> str:
 
 
 def print_paths(folder: Path, store: Store) -> None:
-    """Print the paths of files and report, and the address of the runs in MLflow."""
+    """Print the folder, the path of a report in it, and how to browse the runs in MLflow."""
     print(f"Files:  {folder}")
     report = folder / REPORT
     if report.exists():
@@ -89,7 +90,10 @@ def print_paths(folder: Path, store: Store) -> None:
 
 
 def print_answers(chosen: Sequence[ModelSelection]) -> None:
-    """Print the recommended models; the best one last, with verdict, measurements and command."""
+    """Print the recommended models of each family, or why there is none.
+
+    The model of the headline comes last, with verdict, measurements and command.
+    """
     console = stdout(None, PIPE_WIDTH)
     titles = headings_of(families_of(chosen))
     for heading, selected in zip(titles, chosen, strict=True):

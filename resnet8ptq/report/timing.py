@@ -1,8 +1,8 @@
-"""Gives table, figures, choice and JSON the same latency: measured in turns, if a sweep has it.
+"""Puts the latencies that a sweep has measured in turns into the records of its runs.
 
 Latencies of single runs are measured minutes apart, each with its own measurement of FP32. The
-records of a family that was timed in turns therefore hold only the latencies of the turns. Table,
-figures, choice and JSON read these records.
+records of a family that was timed in turns therefore hold only the latencies of the turns, except
+for runs measured elsewhere by hand. Table, figures, choice and JSON read these records.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ def fp32_name(record: RunRecord) -> str:
 
 
 def fastest_fp32(times: Mapping[str, Blocks]) -> str:
-    """Return the name of the fastest FP32 network, to which every speed is relative."""
+    """Return the name of the fastest FP32 network in a timing, to which speeds are relative."""
     names = [name for name in times if name.endswith(FP32)]
     return min(names, key=lambda name: typical(times[name]))
 
@@ -67,7 +67,7 @@ def put_in(family: Family, timing: PairedLatency | None) -> Family:
 def without_carried(family: Family, timing: PairedLatency | None) -> PairedLatency | None:
     """Return a timing without the runs that were measured elsewhere by hand after the turns.
 
-    Returns None if no model is left.
+    Returns None without a timing, or if only FP32 is left.
     """
     carried = {cell.record.run_id for cell in family.cells if cell.record.was_carried}
     if timing is None or carried.isdisjoint(timing.single):
@@ -83,7 +83,7 @@ def without_carried(family: Family, timing: PairedLatency | None) -> PairedLaten
 
 
 def _replace(cell: Cell, timing: PairedLatency) -> RunRecord:
-    """Return the record with the turns' latencies, and without those of single runs."""
+    """Return the record with the latencies and speedups of the turns instead of the run's own."""
     record = cell.record
     metrics = {key: value for key, value in record.metrics.items() if key not in KEYS}
     fp32 = fp32_name(record)

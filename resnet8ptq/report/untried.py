@@ -1,4 +1,4 @@
-"""A setting that a sweep has not tried and that is known to be fast on this CPU."""
+"""Finds a setting that is known to be fast on this CPU, and that a sweep has not tried."""
 
 from collections.abc import Mapping, Sequence
 
@@ -26,10 +26,10 @@ _DROPPED = (
 
 
 def find_untried(records: Sequence[RunRecord]) -> str:
-    """Return the command for the first setting that `advise` lists and no run had; else empty.
+    """Return the command for the first fast setting that `advise` lists and no run had; else empty.
 
-    The text is also empty for runs of another CPU, and for runs of other people, whose settings
-    must not be repeated.
+    The setting must need no extra package. The text is also empty if no run was measured on this
+    CPU, or if `origin.find_overrides` finds no settings to repeat with it.
     """
     # Imported here, because a verdict reads runs without ONNX Runtime and the backends
     from resnet8ptq.backends.advice import TRY

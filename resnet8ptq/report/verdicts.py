@@ -3,12 +3,12 @@
 A model passes if the one-sided 95% upper bound of its paired loss is within the limit. The model
 fails if the lower bound is beyond the limit. Both are corrected for all models of a family (Holm,
 1979); runs with equal files count as one model. Otherwise the model is undecided, because a loss
-that is not significant does not prove equality. A verdict is void if FP32 itself is no better than
-chance, or clearly below the accuracy that the user expects. A loss against a broken network has no
-meaning.
+that is not significant does not prove equality. A verdict is void if FP32 itself is not shown to be
+better than chance, or is clearly below the accuracy that the user expects. A loss against a broken
+network has no meaning.
 
 A model fails independently of its loss in two cases: its metric is below its own limit, such as
-`report.min_accuracy`, or one of its outputs does not depend on the sample.
+`report.min_accuracy`, or one of its outputs no longer depends on the sample.
 """
 
 import math
@@ -75,7 +75,7 @@ class Verdict:
         return bool(self.fault) and self.loss != VOID
 
     def say(self, after: str = "") -> str:
-        """Return the verdict as text; `after` says how many samples decided it."""
+        """Return the verdict as text, with `after` behind the outcome and the sample size."""
         text = self.outcome
         if self.samples is not None:
             text += f" (needs {self.samples:,} samples)"
@@ -86,7 +86,10 @@ class Verdict:
 
     @property
     def samples(self) -> int | None:
-        """The rounded sample size that would decide; None if decided, or beyond `MOST_NEEDED`."""
+        """The rounded sample size that would decide; None if it is unknown or not needed.
+
+        A size beyond `MOST_NEEDED` counts as unknown.
+        """
         if self.outcome != UNDECIDED or not 0 < self.needed <= MOST_NEEDED:
             return None
         return round_size(self.needed)
@@ -95,9 +98,9 @@ class Verdict:
 def assess(family: Family, limits: ReportConfig) -> Family:
     """Return the family; each record has its verdict, and the values and limits that led to it.
 
-    This is the only function that assesses runs by their limits: tables, pages, recommendations,
-    programs and deployments read its result. Call this once for each family, after
-    `loading.load_families` and, if the models were timed in turns, `timing.put_in`.
+    Tables, pages, recommendations, programs and deployments read these records, so that they agree.
+    Call this once for each family, after `loading.load_families` and, if the models were timed in
+    turns, `timing.put_in`.
     """
     metric = family.metric
     adjusted = adjusted_p(family.records)
@@ -131,9 +134,9 @@ def assess(family: Family, limits: ReportConfig) -> Family:
 
 
 def assess_losses(family: Family) -> Family:
-    """Return a family of assessed runs with the verdicts that they get as a separate family.
+    """Return a family of assessed runs with verdicts that are corrected for these runs only.
 
-    Models that other samples chose are not corrected for the models that were not chosen.
+    Models that other samples chose need no correction for the models that were not chosen.
     """
     metric = family.metric
     limits = family.limits
@@ -154,11 +157,14 @@ def assess_losses(family: Family) -> Family:
 def _with_verdict(
     cell: Cell, metric: Metric, limits: ReportConfig, losses: Mapping[str, Verdict]
 ) -> Cell:
+    """Return the cell with its verdict; unchanged if `losses` has none for it."""
     record = cell.record
     verdict = losses.get(record.run_id)
     if verdict is None:
         return cell
     verdict = replace(verdict, fault=find_fault(metric, record, limits))
+
+    # Say after how many samples a run that stopped early was decided
     after = ""
     if record.samples_planned is not None and record.samples is not None:
         after = f" after {record.samples:,} of {record.samples_planned:,}"
@@ -219,7 +225,9 @@ def margin_at(metric: Metric, cell: Cell, limit: float) -> Margin:
 
 
 def assess_added(family: Family) -> list[tuple[Cell, Verdict]]:
-    """Return the verdicts on the added samples only, for runs with values kept by sample.
+    """Return the verdicts on the samples in `Family.added` alone; empty without such samples.
+
+    Runs whose values cannot be split by sample, or with grouped samples, are left out.
 
     Samples added after an undecided verdict form an independent test, because their results
     influence neither their number nor the decision to add them.
@@ -230,6 +238,8 @@ def assess_added(family: Family) -> list[tuple[Cell, Verdict]]:
         return []
     total = int(rows.sum())
     limit = metric.limit(family.limits)
+
+    # Only values of single samples can be split into old and added ones
     cells = []
     margins = []
     for cell in family.sound:
@@ -244,7 +254,7 @@ def assess_added(family: Family) -> list[tuple[Cell, Verdict]]:
 
 
 def say_added(family: Family) -> str:
-    """Return the note about samples that were added to those of earlier runs."""
+    """Return the note about samples added to those of earlier runs, with the verdicts on them."""
     assert family.added is not None
     added = int(family.added.sum())
     total = len(family.added)
@@ -260,7 +270,7 @@ def decide(margins: Sequence[tuple[Margin, int]], planned: int = 1) -> list[Verd
     """Return the verdicts on models that are assessed together.
 
     Args:
-        margins: for each model, how far its loss lies above the limit, and its number of samples.
+        margins: for each model, how far its loss lies above the limit, and its sample size.
         planned: see `Family.planned`.
     """
     results = outcomes([margin for margin, _ in margins], planned)
@@ -277,7 +287,7 @@ def decide(margins: Sequence[tuple[Margin, int]], planned: int = 1) -> list[Verd
 
 
 def outcomes(margins: Sequence[Margin], planned: int = 1) -> list[str]:
-    """Return the outcomes of models that are assessed together (Holm).
+    """Return PASS, FAIL or UNDECIDED for models that are assessed together (Holm).
 
     >>> outcomes([Margin(z=-5.0), Margin(z=0.5), Margin(z=5.0)])
     ['pass', 'undecided', 'fail']
@@ -310,9 +320,9 @@ def as_good_as(
     """Return the models of `others` proven to be as good as `best`, and the undecided ones.
 
     A model is as good if its loss against `best` is below `margin_of`. The proof is the one-sided
-    95% upper bound of the paired loss, corrected for the number of others (Holm). If only the lower
-    bound is below the margin, the samples do not decide. A test without a margin would list models
-    that are truly worse, because they often do not differ significantly.
+    95% upper bound of the paired loss, corrected for the number of other models (Holm). If only the
+    lower bound is below the margin, the samples do not decide. A test without a margin would list
+    models that are truly worse, because they often do not differ significantly.
     """
     margin = margin_of(metric, limits)
     tested = []
@@ -321,6 +331,8 @@ def as_good_as(
         if cell.paired:
             tested.append(cell)
             margins.append(_margin_over(best, cell, metric=metric, margin=margin))
+
+    # A pass proves that the model is as good; an undecided test leaves it possible
     decided = by_model(records_of(tested), margins, test=decide, worst=find_worst)
     proven = []
     possible = []
@@ -343,11 +355,11 @@ def _margin_over(best: Cell, cell: Cell, metric: Metric, margin: float) -> tuple
 
 
 def is_near(best: Cell, cell: Cell, metric: Metric, errors: float) -> bool:
-    """Return whether a model is within `errors` standard errors of the best one.
+    """Return whether a model is at most `errors` standard errors worse than the best one.
 
-    Both models are measured on the selection samples. The comparison is paired if the samples are
-    the same. With another calibration draw the samples may differ; then the intervals of both runs
-    give the error.
+    Both models were scored on selection samples. If these are the same, the comparison is paired.
+    With another calibration draw they may differ; then the intervals of both runs give the standard
+    error of the difference.
     """
     assert best.choice is not None and cell.choice is not None
     if best.choice.same_samples(cell.choice):
@@ -365,7 +377,7 @@ def is_near(best: Cell, cell: Cell, metric: Metric, errors: float) -> bool:
 
 
 def passes_to_choose(metric: Metric, cell: Cell, limits: ReportConfig) -> bool:
-    """Return whether a model passes individually on the selection samples."""
+    """Return whether a model passes on its selection samples, without a correction for others."""
     if cell.choice is None:
         return False
     total = int(cell.metric(f"{CHOICE}{TOTAL}"))

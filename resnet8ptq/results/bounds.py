@@ -1,9 +1,9 @@
 """One-sided 95% bounds of the loss against FP32, by inverting the tests of `report.verdicts`.
 
 A test asks whether the loss lies below a limit. The upper bound is the smallest limit for which the
-same test passes, at the level that Holm's correction leaves to the model. A model therefore passes
-exactly if its upper bound is at most the limit, and fails exactly if its lower bound is at least
-the limit.
+same test passes, at the level that Holm's correction leaves to the model. By its loss, a model
+therefore passes exactly if its upper bound is at most the limit, and fails exactly if its lower
+bound is at least the limit.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,10 +23,10 @@ STEPS = 50  # halvings of an interval
 
 
 def add_bounds(family: Family) -> Family:
-    """Return an assessed family with the bounds of each model in its record.
+    """Return an assessed family with the bounds of each measured run in its record.
 
-    A model has no bound if its samples have no spread, if grouped samples count as independent,
-    or if FP32 is broken. The unit is that of `RunRecord.loss`.
+    A run has no bound if its samples have no spread, if grouped samples count as independent, or if
+    FP32 is broken. The unit is that of `RunRecord.loss`.
     """
     metric = family.metric
     limit = metric.limit(family.limits)
@@ -34,6 +34,7 @@ def add_bounds(family: Family) -> Family:
     measured = []
     for cell in sound:
         measured.append((margin_at(metric, cell, limit), cell))
+    # Runs with equal files get the same bounds, as they get the same verdict
     find = partial(_find_bounds, metric, family.planned)
     bounds = by_model(records_of(sound), measured, test=find, worst=_find_worst)
     bounded = {}
@@ -46,7 +47,7 @@ def add_bounds(family: Family) -> Family:
 
 
 def _find_worst(measured: Sequence[tuple[Margin, Cell]]) -> tuple[Margin, Cell]:
-    """Return the run of a model that its verdict is of, with its margin."""
+    """Return the run that decides the verdict on its model, with its margin."""
     worst, _ = find_worst([(margin, 0) for margin, _ in measured])
     return next(item for item in measured if item[0] is worst)
 
@@ -54,7 +55,7 @@ def _find_worst(measured: Sequence[tuple[Margin, Cell]]) -> tuple[Margin, Cell]:
 def _find_bounds(
     metric: Metric, planned: int, measured: Sequence[tuple[Margin, Cell]]
 ) -> list[tuple[float | None, float | None]]:
-    """Return the lower and the upper bound of each model, each at its level."""
+    """Return the lower and the upper bound of each model, each at its level, see `levels`."""
     uppers = levels([margin.p_within for margin, _ in measured], planned)
     lowers = levels([margin.p_beyond for margin, _ in measured], planned)
     bounds = []
@@ -66,9 +67,9 @@ def _find_bounds(
 def levels(p_values: Sequence[float], planned: int = 0) -> list[float]:
     """Return Holm's level (1979) for each p-value, in the same order.
 
-    m is the number of p-values, at least `planned`. The k-th smallest is tested at 0.05 / (m - k),
-    k = 0, 1, ... The first p-value that is not rejected ends the procedure, and its level holds for
-    all larger ones.
+    The smallest p-value is tested at 0.05 / m, the second smallest at 0.05 / (m - 1), and so on,
+    where m is the number of p-values, but at least `planned`. The first p-value above its level
+    ends the procedure, and its level holds for all larger ones.
 
     >>> [round(level, 4) for level in levels([0.5, 0.001, 0.9])]
     [0.025, 0.0167, 0.025]
@@ -96,7 +97,9 @@ def _edge(holds: Callable[[float], bool], bounded: bool) -> float | None:
     """Return the smallest limit at which a condition holds; None if it holds always or never.
 
     Args:
-        bounded: whether losses lie between -1 and 1; otherwise the search goes up to `FARTHEST`.
+        holds: a condition that holds for all limits above some limit.
+        bounded: whether losses lie between -1 and 1; otherwise, the search goes from `-FARTHEST` to
+            `FARTHEST`.
     """
     # Double the interval until the condition changes in it
     low = -1.0

@@ -71,7 +71,7 @@ def main(words: list[str]) -> int:
 
 
 def find_answer(asked: Arguments) -> Answer:
-    """Return the verdict on the requested run or sweep; raises the errors of `main`."""
+    """Return the verdict on the requested run or sweep, by default the newest; see `main`."""
     named = [key for key in ("run_id", "sweep", "folder") if getattr(asked, key) is not None]
     if len(named) > 1:
         raise ConfigError(f"{named[1]}: has no effect with {named[0]}=; expected one of the two")
@@ -101,7 +101,7 @@ def assess_run(run: RunRecord) -> Answer:
 
     Raises:
         ConfigError: the run is of FP32 itself.
-        TrackingError: the run has not been measured.
+        TrackingError: the run has not ended with a result.
     """
     if run.verdict is not None:
         return Answer(run.verdict, run)
@@ -112,6 +112,8 @@ def assess_run(run: RunRecord) -> Answer:
 
 def assess_sweep(sweep: SweepSummary, use: str = RECOMMENDED) -> Answer:
     """Return the verdict on the run that a sweep recommends for a use.
+
+    If the sweep recommends no run, the verdict is on all its models, see `_overall`.
 
     Raises:
         ConfigError: the sweep recommends FP32 itself or several runs for the use, or the use is
@@ -133,7 +135,11 @@ def _overall(sweep: SweepSummary) -> str:
     """Return the verdict on a sweep that recommends no run.
 
     A simulated run cannot be deployed, so it can prove a fail but never a pass.
+
+    Raises:
+        TrackingError: no run was measured, and at least one failed.
     """
+    # Collect the verdicts of measured runs, and count the runs without a result
     outcomes = set()
     deployable = set()
     failed = 0
@@ -144,6 +150,8 @@ def _overall(sweep: SweepSummary) -> str:
                 deployable.add(run.verdict)
         if run.status not in ("ok", UNSUPPORTED):
             failed += 1
+
+    # Verdicts on deployable runs count; simulated runs only count without them
     if deployable & {PASS, UNDECIDED}:  # none is within the limit on the selection samples
         return UNDECIDED
     counted = deployable or outcomes

@@ -28,7 +28,7 @@ Size = Annotated[int | None, Field(ge=0)]
 
 
 def _of(name: str) -> Any:
-    """Return a field that reads an attribute of a run, and has its description."""
+    """Return a field of the document that reads an attribute of a run, and has its description."""
     known = RunRecord.model_fields.get(name)
     if known is not None:
         about = known.description
@@ -199,10 +199,9 @@ class Answer:
 
     Attributes:
         run: the run; None if the sweep recommends no run for the use.
-        sweep: the run's sweep; None for a single run.
-        use: the requested use; empty for a run chosen by id or folder.
-        because: the reason for this run, or why there is none; empty for a run chosen by id or
-        folder.
+        sweep: the sweep that was asked for a recommendation; None if a run was.
+        use: the use that was asked for; empty without a sweep.
+        because: the reason for this run, or why there is none; empty without a sweep.
     """
 
     verdict: str
@@ -213,12 +212,12 @@ class Answer:
 
     @property
     def exit_code(self) -> int:
-        """Process exit code for CI; docs/verdict.md lists the codes."""
+        """The exit code of the command `verdict`; docs/verdict.md lists the codes."""
         return EXIT_CODES[self.verdict]
 
     @property
     def document(self) -> Document:
-        """The verdict for programs."""
+        """The verdict with the values of its run, for programs."""
         run = self.run
         sweep = self.sweep
         because = self.because
@@ -249,12 +248,12 @@ class Answer:
 
 
 def to_json(answer: Answer) -> str:
-    """Return the document without NaN, in ASCII so that no name in it can control a terminal."""
+    """Return the document as JSON, in ASCII so that no name in it can control a terminal."""
     return json.dumps(answer.document.model_dump(), indent=2, allow_nan=False)
 
 
 def to_schema() -> str:
-    """Return the JSON schema of the document."""
+    """Return the JSON schema of the document, as indented JSON."""
     schema = _without_titles(Document.model_json_schema(mode="serialization"))
     return json.dumps({"$schema": GenerateJsonSchema.schema_dialect, **schema}, indent=2) + "\n"
 
@@ -284,7 +283,7 @@ def _sweep(sweep: SweepSummary | None) -> dict[str, Any] | None:
 
 
 def _as_good(sweep: SweepSummary) -> dict[str, Any] | None:
-    """Return the runs as good as the best; None without a best run, or with several."""
+    """Return the values of `AsGood`; None unless the sweep recommends exactly one best run."""
     best = [choice for choice in sweep.choices if choice.use == "best"]
     if len(best) != 1:
         return None
@@ -300,7 +299,10 @@ def _as_good(sweep: SweepSummary) -> dict[str, Any] | None:
 
 
 def to_markdown(answer: Answer) -> str:
-    """Return a sentence and a short table, with untrusted texts escaped."""
+    """Return the verdict in words, a short table and the deploy command as Markdown.
+
+    Untrusted texts are escaped.
+    """
     run = answer.run
     lines = [f"**Quantization: {answer.verdict}.** {describe(answer, _escape)}", ""]
     if run is not None:
@@ -313,7 +315,7 @@ def to_markdown(answer: Answer) -> str:
 
 
 def describe(answer: Answer, show: Callable[[str], str] = printable) -> str:
-    """Return the verdict as one or two sentences.
+    """Return the verdict in a few sentences, or the reason why there is no measured run.
 
     Args:
         show: escapes untrusted texts.
@@ -334,7 +336,7 @@ def describe(answer: Answer, show: Callable[[str], str] = printable) -> str:
 
 
 def _say_loss(metric: Metric, run: RunRecord) -> str:
-    """Return the loss with its bounds: in points, in the metric's unit, or in percent of FP32."""
+    """Return the loss with its bounds as text: in points, in the metric's unit, or in percent."""
     say = metric.say_change if metric.bounded else metric.show_loss
     assert run.loss is not None
     bounds = []
@@ -358,7 +360,11 @@ def _rows(run: RunRecord) -> list[list[str]]:
 
 
 def _show(show: Callable[[float], str], *values: float | None) -> list[str]:
-    return ["" if value is None else show(value) for value in values]
+    """Return the values as cells; empty for a value that was not measured."""
+    cells = []
+    for value in values:
+        cells.append("" if value is None else show(value))
+    return cells
 
 
 def _row(cells: Sequence[str]) -> str:

@@ -1,6 +1,6 @@
 """Finds and reads a run or a sweep by id, folder or tags, or the newest one.
 
-A folder is read without the store if it holds all runs of the sweep.
+A sweep is read from its folder without the store, if the folder holds all its runs.
 """
 
 import re
@@ -36,12 +36,12 @@ Asked = Mapping[str, float | None]  # limits by key of `report`; None for the sw
 
 @dataclass(frozen=True)
 class Runs:
-    """The runs of a sweep, or a run among them.
+    """The runs of a sweep, of which one may be requested, or a single run.
 
     Attributes:
         parent: the sweep's parent run; None for a single run.
-        records: the compared runs.
-        run: the requested run; None for a sweep.
+        records: the runs to assess together, without analyses.
+        run: the requested run; None if the whole sweep is requested.
     """
 
     store: Store
@@ -50,14 +50,15 @@ class Runs:
     run: RunRecord | None = None
 
     def includes(self, run: RunRecord) -> bool:
-        """Return whether a run is among the compared runs; a newer run may have replaced it."""
+        """Return whether a run is among `records`; a newer run of its job may have replaced it."""
         return any(record.run_id == run.run_id for record in self.records)
 
     def select(self, asked: Asked) -> list[ModelSelection]:
-        """Assess the runs as in the report, by the requested limits, or else those of the sweep.
+        """Assess the runs as in the report, by the requested limits, or else the logged ones.
 
         Raises:
             ConfigError: a limit is unknown or out of range.
+            TrackingError: the runs have logged invalid limits.
         """
         unknown = asked.keys() - {*logged_limits.LIMITS}
         if unknown:
@@ -71,7 +72,7 @@ class Runs:
         """Return the requested run, assessed among the runs of its sweep.
 
         Raises:
-            ConfigError: the run is an analysis, or a limit is unknown or out of range.
+            ConfigError: the run is an analysis, or see `select`.
         """
         assert self.run is not None
         # Look up only this run's file, because each takes a request to a server
@@ -85,7 +86,7 @@ class Runs:
         )
 
     def assess_sweep(self, asked: Asked) -> SweepSummary:
-        """Return the sweep with its runs, verdicts and recommendations."""
+        """Return the sweep with its runs, verdicts and recommendations; for errors see `select`."""
         assert self.parent is not None
         selections = self.select(asked)
         artifacts = {r.run_id: _find_artifact(self.store, r) for r in self.records}
@@ -116,8 +117,8 @@ def load_sweep(
         tracking: the store; by default `MLFLOW_TRACKING_URI`, or `mlruns` in the current folder.
 
     Raises:
-        ConfigError: the sweep does not exist.
-        TrackingError: the store does not answer, or its texts are damaged.
+        ConfigError: the sweep does not exist or has no runs, or an argument is wrong.
+        TrackingError: the store cannot be read, or a record is damaged.
     """
     source = _find(SWEEP, run_id, folder, tags=tags, tracking=tracking or TrackingConfig())
     return source.assess_sweep(limits or {})
@@ -131,24 +132,25 @@ def load_run(
     limits: Asked | None = None,
     tracking: TrackingConfig | None = None,
 ) -> RunRecord:
-    """Return a run, assessed among the runs of its sweep; for arguments and errors see
-    `load_sweep`.
+    """Return a run, assessed among the runs of its sweep; by default the newest run.
 
         load_run("0123...").verdict
         load_run(folder="runs/2026-01-31/12-00-00_onnx-int8-minmax-per_tensor")
 
-    Without arguments, it is the newest run.
+    Arguments and errors are those of `load_sweep`. An analysis has no verdict and is an error.
     """
     source = _find(RUN, run_id, folder, tags=tags, tracking=tracking or TrackingConfig())
     return source.assess_run(limits or {})
 
 
 def find_newest(tracking: TrackingConfig) -> Runs:
-    """Return the newest sweep or single run; its folder answers sooner, if it has the same runs.
+    """Return the newest sweep or single run of the experiment.
+
+    It is read from its folder if the folder has the same runs as the store, because this is faster.
 
     Raises:
         ConfigError: the experiment has no run.
-        TrackingError: the store does not answer.
+        TrackingError: the store cannot be read.
     """
     store = find_store(tracking)
     newest = None if store is None else local.find_newest(store)
@@ -161,10 +163,13 @@ def find_newest(tracking: TrackingConfig) -> Runs:
 
 
 def _read_newest(newest: NewestRun, tracking: TrackingConfig) -> Runs | None:
-    """Return the runs of the newest run's folder; None if the store has others, or deleted some.
+    """Return the runs of the newest run's folder; None if the store must be read.
+
+    That is so if the folder was not made here or has other runs than the store, if the run is an
+    analysis or still running, or if the sweep shares runs with another folder.
 
     Raises:
-        ConfigError: the folder lacks a file, or holds an analysis alone.
+        ConfigError: the folder lacks a file, or all runs of the sweep are analyses.
         TrackingError: a file of the folder is damaged.
     """
     folder = origin.find_own(newest.folder, newest.key)
@@ -182,7 +187,7 @@ def _read_newest(newest: NewestRun, tracking: TrackingConfig) -> Runs | None:
 
 
 def _with_ids(runs: Runs, ids: Mapping[str, str]) -> Runs:
-    """Return runs of a folder with MLflow's ids, by the keys of their journals."""
+    """Return runs of a folder with MLflow's ids, which `ids` has by the keys of the journals."""
 
     def name(record: RunRecord | None) -> RunRecord | None:
         return None if record is None else record.changed(run_id=ids[record.key])
@@ -195,7 +200,8 @@ def find_in_store(store: Store, run_id: str | None, sweep: str | None) -> Runs:
     """Return a run or a sweep by its id; without an id, the newest sweep or single run.
 
     Raises:
-        ConfigError: the run or sweep does not exist, or the id is of the other kind.
+        ConfigError: the run or sweep does not exist, the id is of the other kind, or the sweep has
+            no runs.
     """
     if run_id is not None:
         return _load_run(store, history.load_named(store, RUN, run_id))
@@ -208,7 +214,12 @@ def find_in_store(store: Store, run_id: str | None, sweep: str | None) -> Runs:
 
 
 def read_folder(folder: Path, tracking: TrackingConfig) -> Runs:
-    """Return the run or the sweep of a folder; raise ConfigError for another folder."""
+    """Return the run or the sweep of a folder.
+
+    Raises:
+        ConfigError: the folder has no journal, or is of a sweep without runs.
+        TrackingError: a file of the folder is damaged.
+    """
     folder = folder.resolve()
     if _is_sweep(folder):
         return _read_sweep(folder, tracking)
@@ -222,7 +233,11 @@ def _find(
     tags: Mapping[str, str] | None,
     tracking: TrackingConfig,
 ) -> Runs:
-    """Return a sweep or a run; `kind` is `SWEEP` or `RUN`, the setting that names it."""
+    """Return a sweep or a run, see `load_sweep` for the arguments.
+
+    Args:
+        kind: `SWEEP` or `RUN`, the setting of a command that names it.
+    """
     named = [value for value in (run_id, folder, tags) if value is not None]
     if len(named) > 1:
         raise ConfigError("run_id: got more than one of run_id, folder and tags, expected one")
@@ -252,6 +267,7 @@ def _find_newest(store: Store, kind: str, tags: Mapping[str, str]) -> RunRecord:
     if newest is not None:
         return history.complete(store, newest)
 
+    # Name in the message what was searched, and where else to look
     named = kind.removesuffix("_id")
     other = ""
     if tags:
@@ -274,7 +290,7 @@ def _first_model(runs: Sequence[RunRecord]) -> RunRecord | None:
 
 
 def _name_other(store: Store, kind: str) -> str:
-    """Return the end of the message about a missing sweep, which names the newest run, if any."""
+    """Return the end of the message about a missing sweep: the newest run; else empty."""
     if kind != SWEEP:
         return ""
     newest = history.find_newest(store)
@@ -293,7 +309,7 @@ def _load_sweep(store: Store, parent: RunRecord, run: RunRecord | None = None) -
 
 
 def _load_run(store: Store, record: RunRecord) -> Runs:
-    """Return a run with its sweep; without the sweep if a newer run has replaced it."""
+    """Return a run with its sweep; alone if the sweep does not include it, see `Runs.includes`."""
     if record.kind == SWEEP:
         raise ConfigError(f"run_id: {record.run_id} is a sweep; try sweep={record.run_id}")
     if record.sweep_id:
@@ -311,7 +327,7 @@ def _alone(store: Store, record: RunRecord) -> Runs:
 
 
 def _read_sweep(folder: Path, tracking: TrackingConfig, run: RunRecord | None = None) -> Runs:
-    """Read a sweep from its folder, or from the store if the sweep includes runs of another one."""
+    """Read a sweep from its folder, or from the store if it may share runs with another sweep."""
     if not _is_sweep(folder):
         raise ConfigError(f"folder: got {folder}, a run's folder, expected the folder of a sweep")
     kept = _read_journal(folder)
@@ -328,7 +344,7 @@ def _read_sweep(folder: Path, tracking: TrackingConfig, run: RunRecord | None = 
 
 
 def _read_run(folder: Path, tracking: TrackingConfig) -> Runs:
-    """Read a run from its folder, among the others of its sweep."""
+    """Read a run from its folder, and its sweep from the folder above or from the store."""
     kept = _read_journal(folder)
     record = _of_folder(RunRecord.of_journal(kept, folder))
     if record.kind == SWEEP:
@@ -345,7 +361,7 @@ def _read_run(folder: Path, tracking: TrackingConfig) -> Runs:
 
 
 def _of_folder(record: RunRecord) -> RunRecord:
-    """Return the record of a folder, without the store that another user's folder names."""
+    """Return the record of a folder, without the store that a folder of another user names."""
     if origin.own_folder(record):
         return record
     return record.changed(store_words=())
@@ -391,7 +407,7 @@ def _find_artifact(store: Store, record: RunRecord) -> str | None:
 def _find_file(store: Store, record: RunRecord, possible: Set[str]) -> str | None:
     """Return the path of a run's file in its folder, or else its path or address in the store.
 
-    None if neither has a file of a `possible` name.
+    None if neither has a file with one of the `possible` names.
     """
     own = origin.own_folder(record)
     if own is not None:

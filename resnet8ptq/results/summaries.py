@@ -1,6 +1,6 @@
 """Runs of a sweep with the report's verdicts, and the choices of the sweep, for programs.
 
-Nothing is measured or tested here: verdicts and choices come from `report`.
+Verdicts and choices come from `report`; bounds, files and commands are added here.
 """
 
 import re
@@ -34,13 +34,14 @@ _HALVED = "of the test samples"  # the end of `RunRecord.chosen_by` with evaluat
 
 @dataclass(frozen=True)
 class SweepSummary:
-    """A sweep: its runs in the order of its jobs, and its choices.
+    """A sweep: its runs and its choices.
 
     Attributes:
         status: ok, failed, killed or running.
-        choices: the recommendations by use; one for each set of scored samples.
+        runs: the runs by set of scored samples, in the order of the jobs.
+        choices: the recommendations; each set of scored samples has its own for each use.
         why_none: the reason why nothing is recommended; empty otherwise.
-        report: path or address of the report's page.
+        report: path or address of the report's page; None without one.
     """
 
     run_id: str
@@ -74,6 +75,7 @@ class SweepSummary:
 
         Raises:
             ConfigError: the sweep recommends no run for the use.
+            PtqError: see `RunRecord.deploy`.
         """
         run = self.choice(use)
         if run is None:
@@ -100,7 +102,9 @@ def summarize_sweep(
     Args:
         selections: one for each set of scored samples.
         artifacts: path or address of each run's quantized file, by the run's id.
+        report: path or address of the report's page; None without one.
     """
+    # Join what the sets of scored samples have separately
     runs: list[RunRecord] = []
     choices: list[Recommendation] = []
     reasons: list[str] = []
@@ -112,6 +116,7 @@ def summarize_sweep(
         counts = not (selected.on_selection and has_reported)  # such runs never recommend
         if counts and not selected.recommendations:
             reasons += _why_none(selected)
+    # One set with a recommendation is enough for the sweep
     why = ""
     if not choices:
         why = printable(" ".join(reasons))
@@ -129,8 +134,8 @@ def summarize_sweep(
 def _choose(selected: ModelSelection) -> list[Recommendation]:
     """Return the recommendations of a selection, with the bounds that belong to their verdicts.
 
-    The bounds of `own_family`, or of a headline that was assessed by itself, differ from those
-    of the table.
+    Models of `own_family`, and a headline that was assessed by itself, have other verdicts than in
+    the table, and therefore other bounds.
     """
     own = bounds.add_bounds(own_family(selected, selected.recommendations))
     cells = by_run_id(own.cells)
@@ -169,9 +174,9 @@ def _complete(selected: ModelSelection, artifacts: Mapping[str, str | None]) -> 
 
 
 def _reproduce(record: RunRecord) -> str | None:
-    """Return the command for one job of a sweep, from the job's overrides.
+    """Return the command that repeats one job of a sweep as a single run.
 
-    None for a single run, and if an override is not safe to repeat.
+    None for a single run, and if a setting is damaged or not safe to repeat.
     """
     if not record.job_overrides:  # a single run has none
         return None

@@ -65,6 +65,7 @@ def load_named(store: Store, key: str, run_id: str) -> RunRecord:
     except TrackingError as error:
         if getattr(error.__cause__, "error_code", "") not in _NO_RUN:
             raise
+        # The text may be the key of a journal
         logged = None
         if ID.fullmatch(run_id):
             logged = find_logged(store, run_id)
@@ -108,6 +109,7 @@ def find_runs(
     view = ViewType.ALL if deleted else ViewType.ACTIVE_ONLY
     direction = "DESC" if newest_first else "ASC"
     words = store.words
+    # MLflow returns at most 1,000 runs on a page
     records: list[RunRecord] = []
     token = None
     while True:

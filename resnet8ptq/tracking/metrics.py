@@ -114,6 +114,7 @@ def _further(
     """Yield further metrics; `select` shows the first of them, as far as `MOST` allows."""
     for name in class_names:
         yield Shown(f"class/{name}/accuracy", f"class/{name}/accuracy")
+    # The main metric's statistics on the scored samples
     yield Shown("agreement", f"{TEST}agreement_percent", 100, 2)
     yield Shown("paired/p_value", f"{TEST}p_value", digits=6)
     unit = value(metric)
@@ -121,6 +122,7 @@ def _further(
         yield Shown(f"ci95/value_{end}", f"{TEST}{unit.name}_{end}", unit.factor, unit.digits)
     yield Shown("paired/right_to_wrong", f"{TEST}right_to_wrong")
     yield Shown("paired/wrong_to_right", f"{TEST}wrong_to_right")
+    # The main metric elsewhere, other metrics, and the run's costs
     yield value(metric, f"{TEST}selection_", CHOICE)
     yield loss(metric, f"{TEST}selection_", CHOICE)
     yield value(metric, f"{TEST}batch1_", "batch1/")

@@ -105,6 +105,8 @@ class Run:
         tags["sample_sketch"] = ledger.sketch(test.sample_ids)
         if class_names:
             tags["class_names"] = json.dumps(class_names)
+
+        # Keep everything in the journal, then send it
         added = self._add_params(described)
         self.journal.tags |= tags
         self._send(upload.log_datasets, self.journal.datasets)
@@ -218,7 +220,7 @@ def start_run(
     try:
         kept = _start_journal(store, name, parent_id, tags={"folder": str(folder), **(tags or {})})
         run = Run(store, kept, folder)
-        ended = "FAILED"
+        ended = "FAILED"  # until the block has ended without an error
         try:
             run.open()
             yield run
@@ -296,6 +298,8 @@ def _load_parent(store: Store, earlier: RunRecord, folder: Path) -> Journal:
         )
     except TrackingError as error:
         log.warning("%s; it is restored from the tracking store", error)
+
+    # Restore the journal, with the start that MLflow has
     name = earlier.name or "sweep"
     tags = dict(earlier.tags)
     start_ms = store.client.get_run(earlier.run_id).info.start_time

@@ -66,7 +66,9 @@ class SharedSweep:
         path = folder / FILE
         try:
             kept = json.loads(files.read_bytes(path, MAX_BYTES))
-            key = "worker" if "worker" in kept else "parallel"  # earlier versions wrote "worker"
+            key = "parallel"
+            if "worker" in kept:  # the key in files of earlier versions
+                key = "worker"
             parallel = None
             if kept[key] is not None:
                 parallel = ParallelJobs(**kept[key])

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import re
 
 import pytest
@@ -413,6 +414,12 @@ def test_a_run_that_ended_before_its_score_joins_the_others(status):
     )
     ended = RunRecord.of("b", {"data": "shapes"}, {}, {**drawn, "status": status})
     assert families.group_by_samples([scored, ended]) == [[scored, ended]]
+
+
+def test_a_run_with_an_undefined_metric_ranks_last():
+    values = [0.8, math.nan, 0.9, 0.7]
+    runs = [with_metrics(record(seed=str(seed)), accuracy=v) for seed, v in enumerate(values)]
+    assert families.best_first(runs) == [2, 0, 3, 1]
 
 
 def test_csv_parses_back():

@@ -1,8 +1,9 @@
-"""Shows the error by layer in heat maps and pictures, from runs of analyses.
+"""Shows the error by layer in heat maps and pictures, from the files of runs.
 
-Such runs have written tables and pictures (`experiment.layers`, `exploration`). A store is
-untrusted, so the report warns about a damaged file and leaves it out. A picture becomes an `img`,
-in which browsers neither run scripts nor load other files.
+Analyses have written the tables and pictures (`exploration`); a run of another program's file that
+is far from FP32 has a picture too. A store is untrusted, so the report warns about a damaged file
+and leaves it out. A picture becomes an `img`, in which browsers neither run scripts nor load other
+files.
 """
 
 import base64
@@ -49,9 +50,10 @@ class HeatCell:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """A table of layers.
+    """A table of layers, and a picture of them.
 
     Attributes:
+        rows: the name of each layer, with a value for each column.
         more: the number of layers that are left out.
         picture: the layers along the graph, as a data URL; empty without one.
     """
@@ -64,7 +66,7 @@ class HeatMap:
 
 
 def load_heat_maps(store: Store, run_id: str) -> list[HeatMap]:
-    """Return the heat maps of a sweep, or of a single run; empty without any."""
+    """Return the heat maps of a sweep or a single run, by its id."""
     runs = history.load_children(store, run_id) or [history.load_run(store, run_id)]
     by_mode: dict[str, list[RunRecord]] = {}
     maps = []
@@ -101,7 +103,8 @@ def draw(
     """Return the heat map of values by layer and column; the worst layer comes first.
 
     Args:
-        values: values in dB; infinite for an output that did not change.
+        values: values in dB, by layer and column; infinite for an output that did not change.
+        high_is_bad: whether the layer with the largest value is the worst.
     """
     # Scale the colours over all finite values
     columns: dict[str, None] = {}  # runs in the order of their first layer
@@ -175,7 +178,7 @@ def _ranked(rows: Rows) -> Values:
 
 
 def _by_layer(rows: Rows) -> Values:
-    """Return the lowest SQNR of each layer's weights and activations."""
+    """Return the lowest SQNRs of each layer: of its weights, by itself, and of its output."""
     values: Values = {}
     for row in rows:
         columns = {_WEIGHTS: "sqnr_db"}

@@ -18,7 +18,7 @@ FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512vnni", "avx_vnni", "amx_int8")
 
 
 def describe(family: Family) -> list[tuple[str, str]]:
-    """Return (subject, text) pairs, with at most `NAMED` values of a varying setting.
+    """Return (subject, text) pairs; a text names at most `NAMED` values of a varying setting.
 
     The notes below the table describe tests, intervals and verdicts; see `notes`.
     """
@@ -32,7 +32,8 @@ def describe(family: Family) -> list[tuple[str, str]]:
 
 
 def _describe_samples(task: Task, runs: Sequence[RunRecord]) -> list[tuple[str, str]]:
-    """Return the texts about network, samples and task."""
+    """Return the (subject, text) pairs on network, samples and task."""
+    # Settings that vary are joined, digests are cut to 16 characters
     kind = samples_of(runs)
     scored = _join(f"{record.samples:,.0f}" for record in runs)
     test_digest = _join_tags(runs, "test_digest")[:16]
@@ -57,11 +58,13 @@ def _describe_samples(task: Task, runs: Sequence[RunRecord]) -> list[tuple[str, 
 
 
 def _describe_machine(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:
-    """Return the texts about latency, CPU and software."""
+    """Return the (subject, text) pairs on latency, CPU, threads and software."""
     latency, threads = _describe_timing(runs)
     cpu = _join_tags(runs, "cpu")
     all_flags = _join_tags(runs, "cpu_flags").split()
     flags = [flag for flag in all_flags if flag in FLAGS]
+
+    # Collect the versions of all packages that a run has logged
     tags: set[str] = set()
     for run in runs:
         tags.update(run.tags)
@@ -81,7 +84,7 @@ def _describe_machine(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:
 
 
 def _describe_timing(runs: Sequence[RunRecord]) -> tuple[str, str]:
-    """Return the texts about latency, threads and parallel jobs, which lengthen latencies."""
+    """Return the text on latency and the text on threads; parallel jobs lengthen latencies."""
     latency = "not measured"
     threads = _join_params(runs, "threads")
     at_once = max(int(run.jobs_at_once) for run in runs)
@@ -90,6 +93,8 @@ def _describe_timing(runs: Sequence[RunRecord]) -> tuple[str, str]:
         timed_on = _join_params(runs, "latency.threads")
         latency = f"{timed_on} thread(s), quantized and FP32 model measured in turns in one "
         latency += "process, medians"
+
+    # Jobs at the same time slow each other down
     if at_once > 1:
         threads += f" for each job, {at_once} jobs at once"
         if timed:
@@ -107,7 +112,7 @@ def _join_tags(runs: Sequence[RunRecord], key: str) -> str:
 
 
 def _join(values: Iterable[str | None]) -> str:
-    """Return the different values as text, at most `NAMED` of them."""
+    """Return the different values as text, at most `NAMED` of them; `unknown` without any."""
     texts = [value for value in dict.fromkeys(values) if value is not None]
     if len(texts) > NAMED:
         texts[NAMED:] = [f"and {len(texts) - NAMED} more"]

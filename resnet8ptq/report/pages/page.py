@@ -73,7 +73,13 @@ Figures = Mapping[str, bytes]  # file name -> PNG or SVG
 def write_report(
     store: Store, parent_id: str, chosen: Sequence[ModelSelection], folder: Path
 ) -> list[Path]:
-    """Write the report, and log it on the sweep's parent run.
+    """Write the report of a sweep or a single run, and log it on that run.
+
+    The verdicts are also logged, see `run_pages.log_answers`.
+
+    Args:
+        parent_id: the id of the sweep's parent run, or of the single run.
+        chosen: one for each family; empty for a sweep of analyses, which has only `report.html`.
 
     Returns:
         The paths of the files, in `folder`.
@@ -109,7 +115,7 @@ def write_report(
 def _find_figures(
     store: Store, selected: ModelSelection, over: Sequence[Panel]
 ) -> dict[str, bytes]:
-    """Draw the figures of a family, and read those of its recommended run."""
+    """Draw the figures of a family, and read those of its first recommended run, by file name."""
     drawn = _draw(selected)
     if over:
         drawn["trade_offs.svg"] = trade_off.to_svg(over).encode()
@@ -125,10 +131,10 @@ def _encode(texts: Mapping[str, str]) -> dict[str, bytes]:
 
 
 def _load_figures(store: Store, record: RunRecord, names: Collection[str]) -> dict[str, bytes]:
-    """Read the figures of a run; leave out missing or damaged ones.
+    """Read the figures of a run; leave out missing or damaged ones, with a warning.
 
-    A run is FINISHED before the background process has drawn its figures, so a killed run may lack
-    them.
+    The background process draws the figures after the run has ended; if it was killed, they are
+    missing.
     """
     lacks = "the report leaves out a figure"
     loaded = {}
@@ -146,7 +152,7 @@ def _read_png(path: Path) -> bytes:
 def to_markdown(chosen: Sequence[ModelSelection], figures: Collection[str]) -> str:
     """Return the report in Markdown, with a section for each family of runs.
 
-    The text links to the figures in `figures`.
+    The text links to those figures whose file names are in `figures`.
     """
     families = families_of(chosen)
     titles = headings_of(families)
@@ -173,8 +179,8 @@ def to_html(
     Args:
         panels: trade-off panels of each family, drawn as inline SVG.
         figures: image files of the details.
-        wrong: wrong answers of the recommended model of each family.
-        heat_maps: the errors by layer of the sweep's analyses.
+        wrong: wrong answers of the first recommended model of each family.
+        heat_maps: the errors by layer, see `layer_errors`.
     """
     families = families_of(chosen)
     details = []
@@ -200,7 +206,8 @@ def _render(
     """Return the section of one family in Markdown.
 
     Args:
-        prefix: prefix of the figure names.
+        figures: the file names of the figures that exist.
+        prefix: prefix of the figure names of this family; empty if it is the only one.
         page: whether the section is for the HTML page, which already has the table and the figure.
     """
     family = selected.family
@@ -277,7 +284,7 @@ def _to_markdown(shown: Table[Row]) -> str:
 
 
 def _fold(whole: Table[Row], metric: Metric) -> list[tuple[str, str]]:
-    """Return a heading and a table for each combination, the combination of the best run first."""
+    """Return a heading and a table of runs for each combination, that of the best run first."""
     runs = table.rows_of_runs(whole)
     groups: dict[Combination, list[Row]] = {}
     for index in best_first(records_of(runs)):
@@ -290,7 +297,7 @@ def _fold(whole: Table[Row], metric: Metric) -> list[tuple[str, str]]:
 
 
 def _head(name: Combination, records: Sequence[RunRecord], metric: Metric) -> str:
-    """Return the heading of a combination: number of runs, range of the metric, verdicts."""
+    """Return the heading of the runs of a combination, with their number, metric and verdicts."""
     outcomes: Counter[str] = Counter()
     values = []
     for run in records:
@@ -298,6 +305,8 @@ def _head(name: Combination, records: Sequence[RunRecord], metric: Metric) -> st
         value = run.value_of(metric)
         if value is not None:
             values.append(value)
+
+    # Join the parts: number of runs, range of the metric, verdicts
     parts = ["1 run"]
     if len(records) > 1:
         parts = [f"{len(records):,} runs"]
@@ -310,7 +319,7 @@ def _head(name: Combination, records: Sequence[RunRecord], metric: Metric) -> st
 
 
 def summarize(selected: ModelSelection) -> list[str]:
-    """Return the sentences of the summary."""
+    """Return sentences on the runs, the verdicts, and the recommended model or the lack of one."""
     family = selected.family
     measured = selected.family.measured
     lines = [_say_counts(family)]
@@ -347,7 +356,7 @@ def summarize(selected: ModelSelection) -> list[str]:
 
 
 def _say_counts(family: Family) -> str:
-    """Return the number of runs, by status."""
+    """Return the number of runs, and those without a result by status, as a sentence."""
     statuses = Counter(cell.record.status for cell in family.cells)
     text = f"{len(family.cells)} combinations requested: {len(family.measured)} measured"
     for status in ("unsupported", "failed", "killed"):
@@ -357,7 +366,7 @@ def _say_counts(family: Family) -> str:
 
 
 def _say_verdicts(selected: ModelSelection) -> str:
-    """Return the limits, and the number of models by verdict."""
+    """Return the limits, and the number of models by verdict, as two sentences."""
     family = selected.family
     metric = family.metric
     limit = metric.say_limit(metric.limit(selected.limits))
@@ -414,7 +423,7 @@ class Arguments(StoreArguments):
 
 
 def main(words: list[str]) -> None:
-    """Write the report of a sweep or a single run again."""
+    """Write the report of a sweep or a single run again, and print the paths of its files."""
     asked = command.parse_words(words, Arguments, __doc__, plain="run_id")
     with waiting("Reading the runs"):
         store = open_store(asked.tracking)

@@ -27,9 +27,9 @@ _COLOURS = {  # matplotlib's colours by calibration method
 
 
 def class_impact(family: Family) -> Figure | None:
-    """Draw the accuracy change by class and run, in points; frame significant losses.
+    """Draw the accuracy change by class and model, in points; frame significant losses.
 
-    If there are many runs, only the best are drawn, as in the table.
+    With more than `MANY` models, only the `FIRST` best are drawn.
     """
     cells = family.models
     names = family.class_names
@@ -69,7 +69,7 @@ def class_impact(family: Family) -> Figure | None:
 
 
 def _short(names: Sequence[str]) -> list[str]:
-    """Return names without Keras's prefix and tf2onnx's suffix."""
+    """Return printable names without Keras's prefix and tf2onnx's suffix."""
     short = []
     for name in names:
         own = _PREFIX.sub("", name).removesuffix(":0")
@@ -78,7 +78,7 @@ def _short(names: Sequence[str]) -> list[str]:
 
 
 def activation_ranges(family: Family, backend: str) -> Figure | None:
-    """Draw the range by each calibration method, for each activation of one framework.
+    """Draw the range by each calibration method, for each activation of one backend.
 
     Returns None without two methods to compare.
     """
@@ -123,7 +123,7 @@ def activation_ranges(family: Family, backend: str) -> Figure | None:
 
 
 def _find_weights(family: Family) -> dict[str, list[float]]:
-    """Return the ranges of the FP32 network's weights, which are the same in every run."""
+    """Return the ranges of the FP32 network's weights, of the first run that has them."""
     for cell in family.measured:
         ranges = cell.ranges.get("weights")
         if ranges:
@@ -138,6 +138,7 @@ def weight_ranges(family: Family) -> Figure | None:
         return None
     figure = Figure(figsize=(9, 1.4 + 0.3 * len(ranges)), layout="constrained")
     axes = figure.subplots()
+    # One bar for each layer, from the smallest to the largest weight
     for row, (low, high) in enumerate(ranges.values()):
         axes.barh(row, high - low, left=low, height=0.5, color="C0")
         axes.text(high, row, f" {low:.2f} to {high:.2f}", va="center", fontsize=8)

@@ -1,4 +1,4 @@
-"""Logs verdict, deploy command and latency of each run on the run's page in MLflow.
+"""Logs verdict, deploy command and latency of each measured run on the run's page in MLflow.
 
 The page of a sweep gets the sweep's answer.
 """
@@ -30,9 +30,7 @@ Addition = tuple[str, list[Point], dict[str, str]]  # a run's id, latencies and 
 
 
 def log_answers(store: Store, parent_id: str, chosen: Sequence[ModelSelection]) -> None:
-    """Log the answer of a sweep on the sweep's page in MLflow, and the verdicts on the runs'
-    pages.
-    """
+    """Log the answer of a sweep or a single run on its page, and verdicts on the runs' pages."""
     if chosen:
         answers = [to_markdown(explain(selected)) for selected in chosen]
         note = "\n\n".join(filter(None, answers))
@@ -41,7 +39,10 @@ def log_answers(store: Store, parent_id: str, chosen: Sequence[ModelSelection]) 
 
 
 def log_run_pages(store: Store, chosen: Sequence[ModelSelection]) -> None:
-    """Log verdict, description and latencies of measured runs, in the background."""
+    """Log verdict, description and latencies of measured runs, in the background.
+
+    Runs that the store has not are left out.
+    """
     now_ms = int(1000 * time.time())
     additions: list[Addition] = []
     for selected in chosen:
@@ -76,7 +77,10 @@ def _say_outcome(cell: Cell) -> str:
 
 
 def describe(selected: ModelSelection, cell: Cell) -> str:
-    """Return the description of a measured run in Markdown: verdict, result, deploy command."""
+    """Return the description of a measured run in Markdown: verdict, facts, deploy command.
+
+    A step of a search has no verdict here, and a void run no command.
+    """
     record = cell.record
     lines = []
     if record.verdict is not None and record.split != "choice":
@@ -89,10 +93,10 @@ def describe(selected: ModelSelection, cell: Cell) -> str:
 
 
 def _show_latencies(selected: ModelSelection, cell: Cell) -> dict[str, float]:
-    """Return the latencies that MLflow shows for a run of a sweep.
+    """Return the latencies that MLflow shows for a run of a sweep; empty for a single run.
 
-    Latencies measured in turns have separate names, so that MLflow does not compare them with those
-    of a run that was timed alone.
+    Latencies measured in turns have other names than those of a run that was timed alone, so that
+    MLflow does not compare them.
     """
     record = cell.record
     timing = selected.timing

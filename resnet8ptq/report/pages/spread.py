@@ -20,12 +20,14 @@ from resnet8ptq.tasks.scoring.statistics import CrossedMean, Margin, crossed_mea
 
 @dataclass
 class SeedSpread:
-    """The task's metric of one configuration over several seeds.
+    """The task's metric of one configuration over several seeds, each with its own draw.
 
     Attributes:
+        draws: the number of seeds.
         loss: loss against FP32 over samples and draws; None if the metric is not a mean over
-            samples.
-        verdict: the verdict on the recipe, corrected for all recipes (Holm), but not for seeds.
+            samples, or if grouped samples were scored one by one.
+        verdict: the verdict on the recipe, corrected for all recipes (Holm), but not for seeds;
+            None without `loss`, or if FP32 is in doubt.
     """
 
     label: str
@@ -51,8 +53,8 @@ def group_by_configuration(family: Family) -> list[list[Cell]]:
 def measure_spreads(family: Family, limits: ReportConfig) -> list[SeedSpread]:
     """Return the spread of each configuration with more than one seed.
 
-    The list is empty if a run stopped when its verdict was decided, because the runs may then have
-    scored different samples.
+    The list is empty if a run used `evaluate.stop=decided`, because the runs may then have scored
+    different samples.
     """
     if family.stopped:
         return []
@@ -96,14 +98,11 @@ def _measure(family: Family, cells: Sequence[Cell]) -> SeedSpread:
 
 
 def _losses_by_draw(cells: Sequence[Cell]) -> NDArray[np.float64] | None:
-    """Return the loss [draws, samples] of each sample.
-
-    Returns None if the metric is not a mean over samples, or if samples of groups were scored one
-    by one.
-    """
+    """Return the losses [draws, samples]; None where `SeedSpread.loss` is None."""
     losses = []
     for cell in cells:
-        loss = None if cell.paired is None else cell.paired.losses()
+        assert cell.paired is not None  # every measured cell has values
+        loss = cell.paired.losses()
         if loss is None or cell.record.grouped:
             return None
         losses.append(loss)

@@ -1,4 +1,4 @@
-"""Draws the loss of each model of a sweep against size and latency, as SVG.
+"""Prepares the figure of each model's loss against size and latency, which templates draw as SVG.
 
 The page shows it inline, with points that can be hovered and selected; `trade_offs.svg` is a file
 with the same figure.
@@ -37,9 +37,11 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 
 @dataclass(frozen=True)
 class Point:
-    """A model: `x` in the unit of the axis, losses in the unit of the metric.
+    """A model or FP32 in a panel.
 
     Attributes:
+        x: the size or the latency, in the unit of the axis.
+        loss: the loss in the unit of the metric.
         low, high: ends of the 95% interval of the loss; equal if there is none.
         kind: the outcome of the verdict, or `fp32`; sets the shape of the mark.
         row: the index of the model's row in the table of runs; -1 without a row.
@@ -74,7 +76,7 @@ class Axis:
         return round(self.start + part * (self.end - self.start), 1)
 
     def ticks(self, scale: float) -> list[tuple[float, str]]:
-        """Return positions and texts of round values, multiplied by `scale` for the texts."""
+        """Return positions and texts of a few values; the texts are round multiples of `scale`."""
         low = scale * self.low
         high = scale * self.high
         ticks = []
@@ -91,9 +93,9 @@ class Panel:
     Attributes:
         name: `size` or `latency`.
         x_title: the title of the axis, with its unit.
-        most: the largest accepted loss.
-        bottom: the largest loss that is drawn; points beyond it lie on the lower edge.
-        keys: the frameworks with their colours.
+        most: the largest accepted loss, in the unit of the metric.
+        bottom: the largest loss that is drawn; points beyond it lie at this loss.
+        keys: the colour of each framework.
     """
 
     name: str
@@ -107,7 +109,7 @@ class Panel:
     keys: dict[str, str]
 
     def y(self, loss: float) -> float:
-        """Return the position of a loss."""
+        """Return the vertical position of a loss; at most that of `bottom`."""
         return self.y_axis.at(min(loss, self.bottom))
 
     @property
@@ -122,13 +124,14 @@ class Panel:
     def marks(self) -> dict[str, str]:
         """The meaning of each kind of mark in the drawing."""
         kinds = {point.kind for point in self.points}
-
         marks = {}
         if PASS in kinds:
             marks["filled"] = PASS
         hollow = kinds & {UNDECIDED, VOID}
         if hollow:
             marks["hollow"] = " or ".join(sorted(hollow))
+
+        # A cross stands for a fail, and for a point on the lower edge
         crossed = []
         if FAIL in kinds:
             crossed.append(FAIL)
@@ -140,7 +143,7 @@ class Panel:
         return marks
 
     def say(self, point: Point) -> str:
-        """Return a model's name and values, for hovering and screen readers."""
+        """Return a point's name and values as text, for hovering and screen readers."""
         change = self.metric.say_change(self._change(point.loss))
         unit = self.x_title.rpartition(", ")[2]
         if point.low != point.high:
@@ -153,12 +156,13 @@ class Panel:
 
 
 def panels(selected: ModelSelection) -> list[Panel]:
-    """Return a panel over size and, if measured, one over latency; empty without runs."""
+    """Return a panel over size and, if measured, one over latency; empty without measured runs."""
     family = selected.family
     over = [
         ("size", "model file, kB", "size_bytes", 1e-3),
         ("latency", "latency of one sample, median, ms", "latency_p50_ms", 1.0),
     ]
+    # A point is linked to the row of its model in the table
     shown = equal_files.distinct(family.records)
     rows = {record.run_id: row for row, record in enumerate(shown)}
     drawn = []
@@ -208,7 +212,7 @@ def _point(selected: ModelSelection, cell: Cell, row: int, x: float) -> Point:
 
 
 def _baselines(family: Family, metric_name: str, scale: float) -> list[Point]:
-    """Return FP32 in each framework, provider and machine, as the median over the runs."""
+    """Return a point for FP32 in each framework, provider and machine: the median over the runs."""
     measured: dict[tuple[str, str, str], list[float]] = {}
     for cell in family.measured:
         record = cell.record
@@ -241,9 +245,12 @@ def _draw(
     name: str, title: str, family: Family, limits: ReportConfig, points: list[Point]
 ) -> Panel:
     metric = family.metric
+    # The vertical axis has the metric's unit, which the limit may lack
     fp32 = family.measured[0].metric(f"{BASELINE}{metric.name}")
     most = metric.allowed(metric.limit(limits), fp32)
     bottom, y_axis = _make_y_axis(points, most)
+
+    # With more frameworks than colours, the colours repeat
     frameworks = {point.framework for point in points}
     frameworks.discard("")
     return Panel(

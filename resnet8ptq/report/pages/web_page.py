@@ -1,4 +1,4 @@
-"""Writes `report.html`: the answer, the figure and the table, then statistics and methods.
+"""Makes `report.html`: the answer, the figure and the table, then statistics and methods.
 
 The file is self-contained: figures, style and script are inside, and a content security policy
 blocks everything else. Texts of runs are escaped.
@@ -46,14 +46,16 @@ def to_html(
 
     Args:
         headings, chosen, panels, details, wrong: one for each family; the details are Markdown.
-        images: the PNG files in the details.
-        heat_maps: the errors by layer.
+        images: the image files in the details, by name.
+        heat_maps: the errors by layer, for all families together.
     """
     parts = zip(headings, chosen, panels, details, wrong, strict=True)
     sections = []
     for heading, selected, drawn, text, answers in parts:
         section = _section(selected, drawn)
-        section["heading"] = heading if len(headings) > 1 else ""
+        section["heading"] = ""  # the title of the page names a single family
+        if len(headings) > 1:
+            section["heading"] = heading
         section["details"] = render(text, images)
         section["wrong"] = answers
         sections.append(section)
@@ -78,12 +80,15 @@ def _script() -> str:
 
 
 def _section(selected: ModelSelection, panels: list[Panel]) -> dict[str, Any]:
-    """Return the answers, the figure and the table of one family of runs."""
+    """Return the values of the template for one family: answers, figure, table and notes."""
     family = selected.family
     records = selected.family.records
+    # The table shows few columns at first, and all on demand
     whole = table.make(records)
     shown = table.brief(records, whole, SHORT).without_empty()
     every = whole.without_empty()
+
+    # Without an answer, say why
     answers = explain(selected)
     reasons: list[str] = []
     if not answers:
@@ -104,9 +109,10 @@ def _section(selected: ModelSelection, panels: list[Panel]) -> dict[str, Any]:
 
 
 def _make_rows(whole: Table[Row], shown: Table[Row], every: Table[Row]) -> list[dict[str, Any]]:
-    """Return the rows of the short table `shown`, each with all columns of `every` on demand.
+    """Return the rows of the table: the cells of `shown`, and those of `every` to show on demand.
 
-    If there are many runs, the best ones come first, and the others are shown on demand.
+    With more than `table.MANY` runs, the best ones come first, and `more` marks the rows to show on
+    demand.
     """
     runs = records_of(table.rows_of_runs(whole))
     first = len(whole.rows) - len(runs)  # FP32's rows come before those of the runs
@@ -135,7 +141,10 @@ def _make_rows(whole: Table[Row], shown: Table[Row], every: Table[Row]) -> list[
 
 
 def render(markdown: str, images: Mapping[str, bytes]) -> str:
-    """Return Markdown as HTML with inline figures; escape HTML in it, except folded sections."""
+    """Return Markdown as HTML with inline figures; escape HTML in it, except folded sections.
+
+    Links to anything but the `images` stay text.
+    """
     parser = MarkdownIt("commonmark", {"html": True}).enable("table").disable("html_inline")
     parser.add_render_rule("html_block", _render_fold)
     setattr(parser, "validateLink", lambda url: url in images)  # noqa: B010 # nothing else
@@ -149,7 +158,7 @@ def render(markdown: str, images: Mapping[str, bytes]) -> str:
 
 
 def _render_fold(renderer: RendererHTML, tokens: Sequence[Token], index: int, *_: object) -> str:
-    """Return the HTML of folded sections unchanged, and all other HTML escaped."""
+    """Return the tags of a folded section unchanged, and all other HTML escaped."""
     text = tokens[index].content
     if FOLD.fullmatch(text.strip()):
         return text

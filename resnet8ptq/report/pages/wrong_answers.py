@@ -1,4 +1,4 @@
-"""Reads the wrong answers that the run of the recommended model has written (`experiment`)."""
+"""Reads the wrong answers of the recommended model, which its run has written (`experiment`)."""
 
 import base64
 import json
@@ -34,6 +34,7 @@ class WrongAnswers:
     Attributes:
         wrong: the number of samples with a wrong answer.
         lost: the number of these samples that FP32 answers right.
+        examples: some of these samples, at most `wrong_examples.COUNT`.
     """
 
     label: str
@@ -43,7 +44,7 @@ class WrongAnswers:
 
 
 def load_wrong_answers(store: Store, selected: ModelSelection) -> WrongAnswers | None:
-    """Return the wrong answers of the recommended model; None without any."""
+    """Return the wrong answers of the first recommended model; None if its run has none."""
     recommended = selected.recommendations
     if not recommended or recommended[0].choice is None:
         return None

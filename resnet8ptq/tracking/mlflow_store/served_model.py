@@ -38,9 +38,9 @@ class ServedModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
         values: Any = model_input  # by name, if the signature names the inputs
         if not isinstance(values, dict):
             values = {next(iter(self.inputs)): values}
-        batch = {
-            name: np.ascontiguousarray(values[name], kind) for name, kind in self.inputs.items()
-        }
+        batch = {}
+        for name, kind in self.inputs.items():
+            batch[name] = np.ascontiguousarray(values[name], kind)
         return dict(zip(self.names, self.run(batch), strict=True))
 
 

@@ -145,6 +145,7 @@ def _name(uri: str, experiment: str) -> list[str]:
     """
     words = []
     database = Path(uri.removeprefix(_LOCAL))
+    # The package's own database is named by its folder, all other stores by their address
     if uri.startswith(_LOCAL) and database.name == DATABASE:
         root = database.parent
         current = Path.cwd()
@@ -284,9 +285,12 @@ def _open(uri: str, name: str, named: str, root: Path | None) -> Store:
 
 
 def _unusable(uri: str, experiment: str, error: Exception) -> TrackingError:
+    """Return the error of a store that MLflow cannot use, without secrets and in one line."""
     shown = redact(uri)
     text = str(error) or type(error).__name__
     reason = redact(" ".join(text.split()).replace(uri, shown))[:300]
+
+    # Name the mend of a local database's usual faults
     if uri.startswith(_LOCAL):
         path = uri.removeprefix(_LOCAL)
         is_damaged = any(words in reason for words in _DAMAGED)

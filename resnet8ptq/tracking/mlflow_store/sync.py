@@ -65,10 +65,10 @@ def sync(store: Store, root: Path, wait_s: float = 0) -> Synced:
         if kept.ended and record is not None and record.ended:
             synced.whole.append(folder)
             continue
-        is_job = kept.parent_id is not None
+        job_wait_s = 0 if kept.parent_id is None else wait_s
         if kept.ended:
             synced.logged.append(folder)
-        elif journal.is_alive(folder, wait_s if is_job else 0):
+        elif journal.is_alive(folder, job_wait_s):
             synced.running.append(folder)
             continue
         else:

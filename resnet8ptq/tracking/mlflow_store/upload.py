@@ -56,6 +56,7 @@ def log_batch(
     """
     from mlflow.entities import Metric, Param, RunTag
 
+    # Make MLflow's entities of each kind
     values = []
     for point in points:
         if _leads(point):
@@ -65,6 +66,8 @@ def log_batch(
     named = [Param(key, value) for key, value in (params or {}).items()]
     shown = details.shown_tags(tags or {})
     tagged = [RunTag(key, value) for key, value in shown.items()]
+
+    # Send a slice of each kind in every call
     for start in range(0, max(len(values), len(named), len(tagged)), _AT_ONCE):
         part = slice(start, start + _AT_ONCE)
         store.client.log_batch(run_id, values[part], named[part], tagged[part])
@@ -225,7 +228,7 @@ def finish(store: Store, run_id: str, journal: Journal) -> None:
 def push(store: Store, journal: Journal, folder: Path) -> str:
     """Log an ended run from its folder; return its id. Parts of the run may be in the store."""
     record = history.find_logged(store, journal.key)
-    run_id = record.run_id if record is not None else create_run(store, journal)
+    run_id = create_run(store, journal) if record is None else record.run_id
     tags = {key: value for key, value in journal.tags.items() if key != "status"}
     # Log params first: MLflow copies them to the model, and would log those of its code to a run
     # without params.

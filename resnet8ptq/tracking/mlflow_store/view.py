@@ -123,8 +123,10 @@ def is_outdated(value: str | None) -> bool:
         return True
     try:
         view = json.loads(value)
-        digest = view.get("digest", "" if view["createdAt"] else _digest(view["state"]))
-        return value != VALUE and bool(digest == _digest(view["state"]))
+        own = _digest(view["state"])
+        without_digest = "" if view["createdAt"] else own
+        digest = view.get("digest", without_digest)
+        return value != VALUE and bool(digest == own)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return False
 
