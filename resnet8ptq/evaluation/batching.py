@@ -1,4 +1,4 @@
-"""Finds the fastest batching of an evaluation: batch size, threads of a batch, parallel batches."""
+"""Runs batches in parallel, and finds the fastest batch size, threads and number at once."""
 
 import json
 import logging
@@ -24,7 +24,7 @@ from resnet8ptq.data.dataset import Split
 log = logging.getLogger(__name__)
 
 BATCH_SIZES = (16, 64)  # the sizes to try if `evaluate.batch_size` is not set
-TRIAL_IMAGES = 512  # least number of samples, besides four batches for each copy
+TRIAL_IMAGES = 512  # most samples of a measurement, unless four batches for each copy are more
 TRIAL_SECONDS = 0.5  # time of each measurement, and until the last turn begins
 TURNS = 5  # turns of each batching; the median counts, as disturbances slow single turns
 # One batch on several threads must take less than this share of the time of several batches at
@@ -42,9 +42,9 @@ class Batching:
     """Batch size and parallelism of an evaluation.
 
     Attributes:
-        threads: threads for one batch.
-        at_once: number of parallel batches, each on its own copy of the network. A small network
-            does not use all cores with one batch.
+        threads: the threads of one batch.
+        at_once: the number of parallel batches, each on its own copy of the network. A small
+            network does not use all cores with one batch.
     """
 
     batch_size: int
@@ -83,14 +83,16 @@ def run_all(
 def find_batching(
     load: Load, split: Split, batch_size: int | None, runtime: Runtime, about: cache.Key
 ) -> Batching:
-    """Return the batching in the settings, or the fastest one in a short measurement.
+    """Return the fastest batching that settings and memory allow, by a short measurement.
 
-    The cache keeps the measurement.
+    The cache keeps the result. Nothing is measured if only one batching is allowed, or if there are
+    few samples and no batch size in the settings.
 
     Args:
-        split: the samples; the first ones are run.
-        batch_size: the batch size in the settings; None for the fastest.
-        about: the cache's key for the artifact: network, framework, dtype.
+        split: the samples, of which the measurement runs the first.
+        batch_size: the batch size in the settings; None for the fastest. A network with a fixed
+            batch size has precedence.
+        about: the artifact's part of the cache key, such as network, framework and dtype.
     """
     sizes = list(BATCH_SIZES)
     if split.at_once is not None:
@@ -142,7 +144,7 @@ def find_batching(
 def _find_fastest(
     load: Load, split: Split, sizes: Sequence[int], ways: Sequence[tuple[int, int]]
 ) -> Batching:
-    """Return the fastest batch size, with its fastest parallelism; see `find_batching`."""
+    """Return the fastest batch size with its fastest way (threads of a batch, batches at once)."""
     # Find the fastest batch size, with the most batches at once
     widest = max(ways, key=_at_once)
     times: dict[Batching, float] = {}
@@ -178,16 +180,20 @@ def _at_once(way: tuple[int, int]) -> int:
 
 
 def measure_pace(load: Load, split: Split, batching: Batching) -> float:
-    """Return the seconds per sample, measured on the first samples."""
+    """Return the seconds per sample, measured on the first samples after a warm-up."""
     copies = [load(batching.threads).predict for _ in range(batching.at_once)]
     most = max(TRIAL_IMAGES, 4 * batching.at_once * batching.batch_size)
     batches = split.take(np.arange(min(most, len(split)))).batches(batching.batch_size)
+
+    # Warm each copy up, unless it is slow
     for copy in copies:
         begin = time.perf_counter()
         for batch in islice(batches, WARM_UP):
             copy(batch)
             if time.perf_counter() - begin > ENOUGH_SECONDS:
                 break
+
+    # Measure until the time or the samples end
     start = time.perf_counter()
     run = 0
 

@@ -56,10 +56,14 @@ class CocoEvaluator:
         self._unbatched: Sequence[int] = ()  # indices of outputs without a batch axis
 
     def predict(self, reader: CocoReader | None = None) -> None:
-        """Run the remaining pictures of a reader; add the detections to earlier ones.
+        """Run the remaining pictures of a reader, and add the detections to earlier ones.
+
+        Args:
+            reader: None for the reader of the first pictures.
 
         Raises:
-            ModelError: no head fits the outputs.
+            ConfigError: `head` in the settings is unknown.
+            ModelError: no single head fits the outputs.
             ValueError: the reader has no annotations, or a picture was run before.
         """
         reader = reader or self.reader
@@ -91,6 +95,9 @@ class CocoEvaluator:
         Args:
             results: the results of `get_result`, or a part of them.
             annotations: annotations in COCO's format, or the path of their file.
+
+        Raises:
+            ValueError: a result belongs to a picture that was not run.
         """
         whole = annotations
         if not isinstance(whole, Mapping):
@@ -110,7 +117,10 @@ class CocoEvaluator:
     def _find_decoder(
         self, step: Mapping[str, NDArray[Any]], input_name: str, class_ids: tuple[int, ...]
     ) -> Decoder:
-        """Run blank pictures to find the decoder, and to note the outputs without a batch axis."""
+        """Run blank pictures to find the decoder, and to note the outputs without a batch axis.
+
+        Only a batch of one picture shows which outputs have no batch axis.
+        """
         pictures = np.zeros_like(step[input_name])
         blank = {**step, input_name: pictures}
         if len(pictures) == 1:

@@ -32,7 +32,7 @@ def keep(root: Path, key: cache.Key, evaluation: Evaluation) -> None:
 
 
 def save(evaluation: Evaluation, folder: Path) -> None:
-    """Write an evaluation into a folder."""
+    """Write an evaluation into files of a folder."""
     outputs = evaluation.outputs
     for name, arrays in (("output", outputs.values), ("raw", outputs.raw)):
         for number, values in enumerate(arrays):
@@ -44,7 +44,11 @@ def save(evaluation: Evaluation, folder: Path) -> None:
 
 
 def load(folder: Path, final: str) -> Evaluation:
-    """Return the evaluation that `save` wrote, with arrays mapped from the files."""
+    """Return the evaluation that `save` wrote; outputs are mapped from the files.
+
+    Args:
+        final: the kind of the outputs, see `Outputs.final`.
+    """
     path = folder / "logits.npy"
     outputs = Outputs(
         values=_map_arrays(folder, "output"),

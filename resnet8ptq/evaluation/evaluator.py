@@ -1,6 +1,6 @@
 """Quantizes, reloads and runs a network, scores it, and compares it with FP32.
 
-No other module scores a run.
+No other module scores artifacts.
 """
 
 import json
@@ -77,7 +77,7 @@ class Quantized:
 
     Attributes:
         size_bytes: the file's size when it was written; a later artifact may replace the file.
-        seconds: time of conversion and calibration, without cached parts.
+        seconds: the time of conversion and calibration; cached parts take almost none.
     """
 
     artifact: Artifact
@@ -92,9 +92,13 @@ class Quantized:
 
 @dataclass(frozen=True)
 class Baseline:
-    """The FP32 network in one framework: outputs on some samples, and the file in the cache.
+    """The FP32 network in one framework, run over some samples.
 
     The cache keeps outputs instead of scores, so that another task needs no new run.
+
+    Attributes:
+        outputs: the outputs for the samples.
+        path: the network's file in the cache.
     """
 
     outputs: Outputs
@@ -102,13 +106,13 @@ class Baseline:
 
     @property
     def size_bytes(self) -> int:
-        """Size of the file on disk."""
+        """The size of the file on disk."""
         return self.path.stat().st_size
 
 
 @dataclass(frozen=True)
 class Compared:
-    """An artifact, loaded from disk and run, and its comparison with FP32."""
+    """The evaluation of an artifact, which was loaded from disk, and its comparison with FP32."""
 
     evaluation: Evaluation
     comparison: Comparison
@@ -121,9 +125,10 @@ class Evaluator:
     Attributes:
         quantizer: writes and loads the artifacts; FP32 runs in the same framework.
         network: the FP32 network that artifacts are compared with.
-        batch_size: the batch size of evaluations; None for the fastest.
-        before_softmax: whether the network ends before its softmax, so that its outputs are the
-            logits. Only the sensitivity analysis cuts the network there.
+        batch_size: the batch size of evaluations; None for the fastest, or for
+            `DYNAMIC_BATCH_SIZE` if ranges depend on the batch.
+        before_softmax: whether the sensitivity analysis has cut the network before its softmax, so
+            that its outputs are the logits.
         target: the machine that runs the artifacts; None for this machine.
     """
 
@@ -139,12 +144,12 @@ class Evaluator:
 
     @property
     def runtime(self) -> Runtime:
-        """The threads, the cache and the deadline."""
+        """The threads, the cache, the deadline and the device of the run."""
         return self.quantizer.runtime
 
     @cached_property
     def fp32_quantizer(self) -> Quantizer:
-        """The quantizer that writes and loads the FP32 network, in the same framework."""
+        """The quantizer that writes and loads the FP32 network in the same framework."""
         return make_quantizer(baseline_config(self.quantizer.config), self.runtime)
 
     @property
@@ -155,13 +160,13 @@ class Evaluator:
         return self.quantizer.config.backend.provider
 
     def with_quantizer(self, quantizer: Quantizer) -> "Evaluator":
-        """Return the evaluator of artifacts with other settings."""
+        """Return this evaluator with another quantizer."""
         return replace(self, quantizer=quantizer)
 
     def quantize(
         self, network: Fp32Model, decisions: Decisions, calibration: Split, folder: Path
     ) -> Quantized:
-        """Quantize `network` into `folder`.
+        """Quantize `network` into `folder`; with dtype=fp32, only convert it.
 
         Args:
             network: the evaluator's network, possibly corrected or fine-tuned.
@@ -210,9 +215,11 @@ class Evaluator:
         batch_size: int | None = None,
         logits: bool = True,
     ) -> Compared:
-        """Load the artifact at `path`, run and score `samples`, and compare with FP32.
+        """Score the artifact at `path` on `samples`, and compare it with FP32, see `run`.
 
         Args:
+            label: the text beside the progress bar.
+            batch_size: the batch size; None for that of the evaluator.
             logits: whether to collect the softmax's inputs, for the SQNR.
         """
         evaluation = self.run(path, samples, label, batch_size, logits)
@@ -222,15 +229,18 @@ class Evaluator:
     def compare_until(
         self, path: Path, samples: Split, plan: StoppingPlan, search: bool = False
     ) -> Compared:
-        """Compare block by block, in the order of `samples`, until `plan` stops.
+        """Run and compare block by block, in the order of `samples`, until `plan` stops.
 
         FP32 runs over all samples, once for all runs.
 
         Args:
+            path: the artifact's file.
             search: whether this is a trial of a search: no stop for futility, no logits.
         """
         fp32 = self.baseline(samples).outputs
         copies, batching = self._open(self.quantizer, path, samples, None)
+
+        # Score one more block at a time
         evaluation = None
         start = 0
         for end in plan.ends:
@@ -247,6 +257,8 @@ class Evaluator:
             outcome = find_outcome(stop(self.task.compare(scores, reference), plan))
             if outcome in (PASS, FAIL) or (outcome and not search):
                 break
+
+        # Score the samples that were run, with logits
         assert evaluation is not None  # a plan has at least one analysis
         if not search:
             evaluation = inference.with_logits(evaluation, copies, seen)
@@ -254,7 +266,10 @@ class Evaluator:
         return Compared(evaluation, stop(self.task.compare(scores, reference), plan))
 
     def baseline_scores(self, samples: Split) -> Scores:
-        """Return the scores of the FP32 network in the framework, computed once; see `baseline`."""
+        """Return the scores of the FP32 network in the framework, see `baseline`.
+
+        The scores of the same samples are computed once.
+        """
         key = f"{_backend(self.fp32_quantizer)} {samples.digest}"
         if key not in self._known_scores:
             self._known_scores[key] = self._score(self.baseline(samples).outputs, samples)
@@ -268,7 +283,11 @@ class Evaluator:
         batch_size: int | None = None,
         logits: bool = False,
     ) -> Evaluation:
-        """Load the artifact at `path` and run `samples`, unless the cache has the result."""
+        """Load the artifact at `path` and run `samples`, unless the cache has the evaluation.
+
+        Args:
+            label, batch_size, logits: see `compare`.
+        """
         root = self.runtime.cache_root
         final = self.network.final
         key: cache.Key = {
@@ -302,7 +321,10 @@ class Evaluator:
         return evaluation
 
     def _evaluation_key(self, quantizer: Quantizer, samples: Split) -> cache.Key:
-        """Return an evaluation's cache key without the file: framework, samples and code."""
+        """Return the part of an evaluation's cache key that does not depend on the file.
+
+        The part describes framework, samples, reduction, target and code.
+        """
         reduction = self.task.scope.reduction
         kind = f"{reduction} {code.behind(type(reduction).__module__)}" if reduction else ""
         about = {"backend": _backend(quantizer), "samples": samples.digest, "reduction": kind}
@@ -311,13 +333,17 @@ class Evaluator:
         return {**about, **cache.made_with(__name__)}
 
     def loader(self, quantizer: Quantizer, path: Path) -> Load:
-        """Return a function that loads an artifact where this evaluator runs it."""
+        """Return a function that loads the artifact at `path` where this evaluator runs it."""
         return loader(quantizer, path, self.target)
 
     def _open(
         self, quantizer: Quantizer, path: Path, samples: Split, batch_size: int | None
     ) -> tuple[list[Predictor], Batching]:
-        """Load the artifact at `path` with the batching in the settings, or the fastest one."""
+        """Return copies of the artifact at `path`, loaded to run in parallel, and their batching.
+
+        The batching is that of the settings or the fastest one. On a target, there is one copy, and
+        no measurement.
+        """
         config = quantizer.config
         size = batch_size or self.batch_size
         if size is None and config.method in BY_BATCH:
@@ -330,6 +356,8 @@ class Evaluator:
             "format": config.format or "",
         }
         load = self.loader(quantizer, path)
+
+        # On a target, one copy runs with the threads of the settings or all cores
         if self.target is not None:  # it is not measured, because that takes many remote runs
             threads = self.target.cores
             if self.runtime.threads_fixed:
@@ -339,10 +367,7 @@ class Evaluator:
         return [load(batching.threads) for _ in range(batching.at_once)], batching
 
     def baseline(self, samples: Split) -> Baseline:
-        """Return the FP32 network in the framework, run over `samples`.
-
-        The cache keeps the outputs by the content of network and samples.
-        """
+        """Return the FP32 network in the framework, run over `samples` unless the cache has it."""
         network = files.sha256(self.network.onnx_path)
         key = {"model": network, **self._evaluation_key(self.fp32_quantizer, samples)}
         path = self._convert(self.network, samples)

@@ -24,9 +24,9 @@ class Evaluation:
     """The outputs of an artifact, loaded from disk and run on a split.
 
     Attributes:
-        seconds: the time for all samples, without loading.
+        seconds: the time for all samples, without loading and without collecting logits.
         cached: whether the outputs are from the cache; `seconds` is then the time of the earlier
-        run.
+            run.
     """
 
     outputs: Outputs
@@ -46,8 +46,10 @@ def infer(
     """Run copies of a loaded artifact, one for each parallel batch, on all samples of `split`.
 
     Raises:
-        ModelError: output shapes differ between samples, and there is no reduction.
+        ModelError: the shapes of the outputs, reduced if there is a `reduction`, differ between
+            samples.
     """
+    # Keep the reduced outputs of all batches, and the raw ones of the first
     start = time.perf_counter()
     kept: list[Sequence[Array]] = []
     raw: list[Sequence[Array]] = []
@@ -73,7 +75,7 @@ def infer(
 def _run(
     copy: Predictor, reduction: Reduction | None, batch: NDArray[np.float32]
 ) -> tuple[Sequence[Array], Sequence[Array]]:
-    """Return the reduced outputs of a batch, and the outputs of the network."""
+    """Return the reduced outputs of a batch, and those of the network."""
     outputs = copy.predict(batch)
     if reduction is None:
         return outputs, outputs
@@ -81,7 +83,7 @@ def _run(
 
 
 def extend(before: Evaluation | None, after: Evaluation) -> Evaluation:
-    """Return two evaluations of one artifact as one evaluation of all their samples."""
+    """Join two evaluations of one artifact; without a first one, return the second."""
     if before is None:
         return after
     joined = _join([before.outputs.values, after.outputs.values])
@@ -124,7 +126,7 @@ def _join(batches: Sequence[Sequence[Array]]) -> tuple[Array, ...]:
 
 
 def targets_of(split: Split) -> Targets:
-    """Return the targets of a split: labels, groups, inputs, pictures, lengths."""
+    """Return the targets of a split for a task."""
 
     def pick_pictures(indices: NDArray[np.int64]) -> NDArray[np.uint8]:
         return split.stored[indices]
@@ -140,9 +142,7 @@ def targets_of(split: Split) -> Targets:
 
 
 def with_logits(evaluation: Evaluation, copies: Sequence[Predictor], split: Split) -> Evaluation:
-    """Return the evaluation with the logits of the first samples, if the model ends in a
-    softmax.
-    """
+    """Return the evaluation, with the logits of the first samples if outputs are probabilities."""
     if evaluation.outputs.final != PROBABILITIES:
         return evaluation
     logits = collect_logits(copies, split, evaluation.batching.batch_size)
@@ -152,9 +152,9 @@ def with_logits(evaluation: Evaluation, copies: Sequence[Predictor], split: Spli
 def collect_logits(
     copies: Sequence[Predictor], split: Split, batch_size: int
 ) -> NDArray[np.float32] | None:
-    """Return the logits [m, classes] of the first m = `LOGIT_SAMPLES` samples.
+    """Return the logits [m, classes] of the first m samples, at most `LOGIT_SAMPLES`.
 
-    Returns None if the model does not end in a softmax. The first samples are enough for the SQNR,
+    The result is None if the copies give no logits. The first samples are enough for the SQNR,
     which sums over every class of each sample; a pass over all samples would double the time.
     """
     first = split.take(np.arange(min(LOGIT_SAMPLES, len(split))))

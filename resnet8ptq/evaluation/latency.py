@@ -34,7 +34,7 @@ Times = NDArray[np.float64]  # [repeats], in milliseconds
 class Timings:
     """Wall-clock times of one model: `single_ms` at batch 1, `batch_ms` at `find_batch_size`.
 
-    A network with a fixed batch size of 1 has no `batch_ms`.
+    For a network with a fixed batch size, `batch_ms` is None.
     """
 
     single_ms: Times
@@ -61,7 +61,7 @@ class Timings:
 
 @dataclass(frozen=True)
 class ModelLatency:
-    """The timings of a model and of its FP32 baseline; dtype=fp32 has no separate baseline."""
+    """The timings of a model and of its FP32 baseline, which is None for dtype=fp32."""
 
     model: Timings
     baseline: Timings | None = None
@@ -70,7 +70,7 @@ class ModelLatency:
         """Return every metric under its MLflow name.
 
         `speedup` (batch 1) and `speedup_batch` (`find_batch_size`) are the baseline's median
-        latency divided by the model's: above 1 the model is faster. dtype=fp32 has no speedup,
+        latency divided by the model's: above 1, the model is faster. dtype=fp32 has no speedup,
         because it is 1 by definition.
         """
         metrics = self.model.to_metrics()
@@ -88,10 +88,11 @@ class ModelLatency:
 def measure(
     loads: Sequence[Load], split: Split, timing: LatencyConfig, least: int = LEAST
 ) -> list[Timings]:
-    """Load artifacts with `latency.threads` threads, and time them.
+    """Load artifacts with `latency.threads` threads, and time them in turns.
 
     Args:
         split: the samples; the first ones are run, repeated if there are too few.
+        least: the least number of repeats, see `time_in_turns`.
     """
     with torch_threads_kept(), measuring("Timing"):
         predictors = [load(timing.threads) for load in loads]
@@ -128,8 +129,8 @@ def measure_operators(
 def find_batch_size(timing: LatencyConfig, split: Split) -> int:
     """Return the batch size that is timed in addition to batch 1.
 
-    The size is `latency.batch_size`, or else the largest power of two within `BATCH_SIZE` and
-    `BATCH_BYTES`.
+    The size is `latency.batch_size`, or else the largest power of two within `BATCH_SIZE`,
+    `BATCH_BYTES` and `Split.limit`.
     """
     if timing.batch_size is not None:
         return timing.batch_size
@@ -145,7 +146,9 @@ def time_in_turns(
     limit: float = math.inf,
     least: int = LEAST,
 ) -> list[Times]:
-    """Return the times of each predictor; the order of turns changes, so that caches favour none.
+    """Return the times of each predictor, without those of the warm-up.
+
+    The order of the predictors is reversed after each turn, so that caches favour none.
 
     Args:
         limit: seconds after which `least` repeats are enough. The warm-up may take half of this
@@ -170,7 +173,7 @@ def time_in_turns(
 
 
 def _time_ms(predictor: Predictor | Profiler, batch: NDArray[np.float32]) -> float:
-    """Return the milliseconds of a batch, measured where the file runs."""
+    """Return the milliseconds of a batch, measured on the machine that runs the file."""
     if isinstance(predictor, Predictor) and predictor.time_ms is not None:
         return predictor.time_ms(batch)
     start = time.perf_counter()

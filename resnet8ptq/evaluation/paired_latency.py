@@ -50,8 +50,9 @@ class PairedLatency:
 
     Attributes:
         single: latency of one sample, by model name.
-        batch: latency of `batch_size` samples, by model name; networks with a fixed batch size of 1
-        are left out.
+        batch: latency of `batch_size` samples, by model name; empty if the network has a fixed
+            batch size.
+        threads: the threads of each model.
     """
 
     single: dict[str, Blocks]
@@ -64,7 +65,7 @@ class PairedLatency:
         """Return the latencies from a document that `asdict` wrote.
 
         Raises:
-            KeyError, TypeError, ValueError: the document has another form.
+            AttributeError, KeyError, TypeError, ValueError: the document has another form.
         """
         return cls(
             single=_read_blocks(kept["single"]),
@@ -104,6 +105,8 @@ def time_in_blocks(
         batch_repeats=max(timing.batch_repeats // BLOCKS, least),
         max_seconds=timing.max_seconds / BLOCKS,
     )
+
+    # Time block by block, as long as the time suffices
     latencies = PairedLatency({}, {}, latency.find_batch_size(timing, split), timing.threads)
     limit = timing.max_seconds * len(loads)
     begin = time.perf_counter()
@@ -122,17 +125,18 @@ def time_in_blocks(
 
 
 def typical(blocks: Blocks) -> float:
-    """Return the geometric mean over the blocks in ms; two such means have the quotient `ratio`."""
+    """Return the geometric mean over the blocks in ms; `ratio` is a quotient of two such means."""
     return float(np.exp(np.log(blocks).mean()))
 
 
 def ratio(model: Blocks, reference: Blocks, of: int = 1) -> Ratio:
     """Return the speed of the model relative to the reference, from blocks timed in turns.
 
-    This is the geometric mean of the blocks' ratios, with Student's interval of its logarithm.
+    The value is the geometric mean of the blocks' ratios. The interval is that of Student for its
+    logarithm; from a single block, it is 0 to infinity.
 
     Args:
-        of: number of compared models, by which the interval is corrected (Bonferroni).
+        of: the number of compared models, for which the interval is corrected (Bonferroni).
     """
     logs = np.log(np.array(reference) / np.array(model))
     mean = float(logs.mean())

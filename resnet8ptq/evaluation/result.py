@@ -10,13 +10,14 @@ from resnet8ptq.tasks.task import Task
 
 @dataclass(frozen=True)
 class Measurement:
-    """An artifact, reloaded from disk and run over the test samples.
+    """The measurement of an artifact, which was loaded from disk and run over the test samples.
 
     Attributes:
         metrics: metrics that `comparison` lacks, by MLflow name; a value of None was not measured.
         choice: the comparison on the selection samples; None without them.
         outputs_sha256: the hash of the model's outputs for all scored samples.
-        silent: the output that does not depend on the sample, see `Scope.find_silent`.
+        silent: a sentence on an output that does not depend on the sample, see
+            `Scope.find_silent`; empty if there is none.
         evaluation_cached: whether outputs and `system/evaluate_s` come from an earlier run.
     """
 
@@ -35,8 +36,9 @@ class RunResult:
     """The outcome of one run: `ok` with a measurement, or `unsupported` with a reason.
 
     Attributes:
-        resolved: params of the result besides the settings: `Resolved.to_params`, such as
-            `weight_dtype`, and findings, such as `execution`, `artifact_sha256` and `doubt`.
+        status: `ok` or `unsupported`.
+        resolved: MLflow params besides the settings: `Resolved.to_params`, such as `weight_dtype`,
+            and findings, such as `execution`, `artifact_sha256` and `doubt`.
     """
 
     status: str
@@ -58,12 +60,14 @@ class RunResult:
         return f"{scored}, {measured.size_bytes / 1000:.1f} kB"
 
     def to_metrics(self) -> dict[str, float]:
-        """Return every metric under its MLflow name; accuracies are fractions."""
+        """Return every known metric under its MLflow name; accuracies are fractions."""
         measured = self.measurement
         if measured is None:
             return {}
         task = measured.task
         metrics = {"size_bytes": measured.size_bytes, **measured.metrics}
+
+        # Of the selection samples, keep only what a choice needs
         if measured.choice is not None:
             values = task.metrics(measured.choice)
             metric = task.metric

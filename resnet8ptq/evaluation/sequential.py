@@ -1,13 +1,13 @@
-"""A group-sequential test of the loss of hits: samples are scored in blocks until the test decides.
+"""A group-sequential test of the loss of hits, which may decide after a part of the samples.
 
-After each block, at an interim analysis, two one-sided tests compare the paired loss with a limit,
-by Tango's score statistic (`statistics.tango`). One proves that the loss is within the limit, the
-other that it is beyond. The level of each test is spent over the analyses by the O'Brien-Fleming
-type function of Lan and DeMets, "Discrete sequential boundaries for clinical trials", Biometrika
-70, 1983, which spends little at the first analyses. The bounds are computed by the recursive
-integration of Armitage, McPherson and Rowe, "Repeated significance tests on accumulating data",
-JRSS A 132, 1969. The bounds do not assume a stop by the other test or for futility, so each error
-rate stays below its level even if such a stop is ignored.
+Samples are scored in blocks. After each block, at an analysis, two one-sided tests compare the
+paired loss with a limit, by Tango's score statistic (`statistics.tango`). One proves that the loss
+is within the limit, the other that it is beyond. The level of each test is spent over the analyses
+by the O'Brien-Fleming type function of Lan and DeMets, "Discrete sequential boundaries for clinical
+trials", Biometrika 70, 1983, which spends little at the first analyses. The bounds are computed by
+the recursive integration of Armitage, McPherson and Rowe, "Repeated significance tests on
+accumulating data", JRSS A 132, 1969. The bounds do not assume a stop by the other test or for
+futility, so each error rate stays below its level even if such a stop is ignored.
 
 P-values, intervals and estimates after the stop use the stage-wise ordering of Tsiatis, Rosner and
 Mehta, "Exact confidence intervals following a group sequential test", Biometrics 40, 1984: an
@@ -39,7 +39,7 @@ Floats = NDArray[np.float64]
 
 
 def spend(fraction: float, level: float) -> float:
-    """Return the part of a one-sided level that is spent at a fraction of the planned samples.
+    """Return the part of a one-sided level that is spent up to a fraction of the planned samples.
 
     >>> [round(spend(fraction, 0.05), 4) for fraction in (0.25, 0.5, 1.0)]
     [0.0001, 0.0056, 0.05]
@@ -49,11 +49,11 @@ def spend(fraction: float, level: float) -> float:
 
 @lru_cache(maxsize=256)
 def find_bounds(fractions: tuple[float, ...], level: float) -> tuple[float, ...]:
-    """Return the critical value of a one-sided test at each analysis, in units of the standard
-    error.
+    """Return the critical value of a one-sided test at each analysis, in standard errors.
 
     Args:
         fractions: the fraction of the planned samples at each analysis, ascending; the last is 1.
+        level: the level of the test over all analyses.
     """
     paths = _Paths.start()
     bounds = []
@@ -69,7 +69,7 @@ def find_bounds(fractions: tuple[float, ...], level: float) -> tuple[float, ...]
 
 
 def _solve(paths: "_Paths", fraction: float, share: float) -> float:
-    """Return the bound that a given share of the paths crosses at this analysis."""
+    """Return the bound that paths cross at this analysis with the probability `share`."""
     low = 0.0
     high = 40.0
     root = math.sqrt(fraction)
@@ -84,11 +84,11 @@ def _solve(paths: "_Paths", fraction: float, share: float) -> float:
 
 
 class _Paths(NamedTuple):
-    """Paths of a Brownian motion that crossed no bound before an analysis.
+    """The paths of a Brownian motion that have crossed no bound up to an analysis.
 
     Attributes:
         time: the time of the analysis; the variance is 1 at time 1.
-        places, mass: integration nodes [n] and their probability mass.
+        places, mass: the integration nodes [n] and their probability mass [n].
     """
 
     time: float
@@ -101,15 +101,15 @@ class _Paths(NamedTuple):
         return cls(0.0, np.zeros(1), np.ones(1))
 
     def above(self, time: float, value: float) -> float:
-        """Return the probability of being above a value at a later time."""
+        """Return the probability that these paths are above a value at a later time."""
         return float(self.mass @ ndtr((self.places - value) / math.sqrt(time - self.time)))
 
     def below(self, time: float, value: float) -> float:
-        """Return the probability of being below a value at a later time."""
+        """Return the probability that these paths are below a value at a later time."""
         return float(self.mass @ ndtr((value - self.places) / math.sqrt(time - self.time)))
 
     def step(self, time: float, low: float, high: float) -> Self:
-        """Return the paths between two values at a later time."""
+        """Return those of the paths that are between two values at a later time."""
         reach = FARTHEST * math.sqrt(time)
         low = max(low, -reach)
         high = min(high, reach)
@@ -126,7 +126,7 @@ class StoppingPlan:
     """A sequential test, planned before the first sample is scored.
 
     Attributes:
-        total: number of planned samples, which are in random order.
+        total: the number of planned samples, which are in random order.
         limit: the largest accepted loss.
         level: the level of each one-sided test.
     """
@@ -137,7 +137,7 @@ class StoppingPlan:
 
     @cached_property
     def ends(self) -> tuple[int, ...]:
-        """The number of samples at each analysis."""
+        """The number of samples up to each analysis."""
         count = min(ANALYSES, self.total)
         return tuple(round(self.total * number / count) for number in range(1, count + 1))
 
@@ -150,8 +150,8 @@ class StoppingPlan:
         """Return the reason to stop scoring: `PASS`, `FAIL` or `FUTILE`; empty to continue.
 
         Args:
-            lost, won: numbers of samples, out of `seen`, that only the baseline or only the model
-                gets right.
+            lost, won: the numbers of samples that only the baseline or only the model gets right.
+            seen: the number of scored samples, one of `ends`.
         """
         margin = tango(lost, won, seen, self.limit)
         level = float(ndtr(-self.bounds[self.ends.index(seen)]))
@@ -184,9 +184,12 @@ class StoppingPlan:
         at_limit = tango(lost, won, seen, self.limit)
         if UNKNOWN in (now, at_limit):
             return UNKNOWN
+
         # The correction is half a sample in standard errors, so it gives the error in samples
         scale = now.correction / at_limit.correction
         error = 0.5 / now.correction
+
+        # Add the probabilities of a stop at an earlier analysis to those of the last one
         within = beyond = 0.0
         paths = _Paths.start()
         for end, bound in zip(self.ends, self.bounds, strict=True):
@@ -219,5 +222,5 @@ def _margin_of(p_within: float, p_beyond: float) -> Margin:
 
 
 def _to_z(p_value: float) -> float:
-    """Return the normal quantile of a p-value, which is finite for 0 and 1 too."""
+    """Return the normal quantile of a p-value; also finite for 0 and 1."""
     return float(ndtri(min(max(p_value, sys.float_info.min), 1 - sys.float_info.epsilon)))

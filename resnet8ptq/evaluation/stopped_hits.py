@@ -33,7 +33,7 @@ LEAST = 1e-9
 
 @dataclass(frozen=True)
 class StoppedHits(SampleValues):
-    """Hits on the first samples; every test of them is corrected for the interim analyses."""
+    """Hits on the first samples, with tests of the loss that allow for the interim analyses."""
 
     hits: Hits
     plan: StoppingPlan
@@ -50,14 +50,14 @@ class StoppedHits(SampleValues):
         return self.hits.interval
 
     def against(self, other: SampleValues) -> tuple[Interval, float]:
-        """Return interval and p-value of the difference, by the plan's stage-wise ordering."""
+        """Return interval and p-value of the accuracy minus FP32's, by the stage-wise ordering."""
         changes = self._changes(other)
         low, high = self.plan.interval(*changes)
         equal = self.plan.margin(*changes, 0.0)
         return (-high, -low), min(1.0, 2 * min(equal.p_within, equal.p_beyond))
 
     def margin(self, baseline: SampleValues, metric: Metric, limit: float, items: int) -> Margin:
-        """Return the margin of the accuracy, corrected for the interim analyses."""
+        """Return the margin of the loss in accuracy, corrected for the interim analyses."""
         return self.plan.margin(*self._changes(baseline), limit)
 
     def margin_over(self, other: SampleValues, metric: Metric, limit: float, items: int) -> Margin:
@@ -65,7 +65,7 @@ class StoppedHits(SampleValues):
         return UNKNOWN
 
     def metrics(self, baseline: SampleValues) -> Metrics:
-        """Return the planned samples, and the corrected loss with its interval."""
+        """Return the number of planned samples, and the corrected loss with its interval."""
         changes = self._changes(baseline)
         loss = {PLANNED: self.plan.total, STOPPED_LOSS: self.plan.estimate(*changes)}
         return loss | name_ends(STOPPED_LOSS, self.plan.interval(*changes))

@@ -68,8 +68,10 @@ class Alphabet:
         return (((classes - self.blank) % len(self.symbols)).astype(np.int32),)
 
     def decode(self, classes: NDArray[np.int32]) -> str:
-        """Return the text of a line without outer spaces, from the frames that `__call__`
-        returned.
+        """Return the text of a line, without outer spaces.
+
+        Args:
+            classes: the frames of the line, as `__call__` returns them [frames].
         """
         if not len(classes):
             return ""
@@ -84,7 +86,7 @@ class LineScores(ReducedScores):
 
     Attributes:
         texts, labels: the decoded and the true text of each line.
-        errors: wrong characters of each line [n].
+        errors: the number of wrong characters of each line [n], see `count_errors`.
     """
 
     texts: Sequence[str] = ()
@@ -93,7 +95,7 @@ class LineScores(ReducedScores):
 
     @cached_property
     def errors_of_others(self) -> Counts:
-        """Wrong characters of each line, compared with the true text of the next line."""
+        """The number of wrong characters of each line, compared with the text of the next line."""
         others = [*self.labels[1:], *self.labels[:1]]
         return np.array(list(map(count_errors, self.texts, others)))
 
@@ -139,6 +141,8 @@ def _score(
 ) -> LineScores:
     assert alphabet is not None  # only finished runs have none
     [frames] = outputs.values
+
+    # Shorter samples have fewer frames, in proportion
     ends = np.full(len(frames), frames.shape[1])
     if targets.lengths is not None and targets.whole_length:
         share = targets.lengths / targets.whole_length
@@ -194,7 +198,7 @@ def _list_lines(comparison: Comparison) -> dict[str, Table]:
 
 
 def _doubt(metric: Metric, baseline: LineScores, expected: float | None) -> str | None:
-    """Return a doubt if the texts are no nearer to their own lines than to other lines."""
+    """Return a doubt if the texts are not proven nearer to their own lines than to others."""
     excess = baseline.errors - baseline.errors_of_others
     if Margin.of_mean(excess).p_within <= SIGNIFICANCE:
         return None
@@ -207,10 +211,11 @@ def _doubt(metric: Metric, baseline: LineScores, expected: float | None) -> str 
 def read_alphabet(path: Path) -> list[str]:
     """Return the symbols of an alphabet file, in the order of the classes.
 
-    In a vocab.json of Hugging Face, `|` is the space, and special tokens are dropped.
+    In a vocab.json of Hugging Face, `|` stands for the space unless there is one, and the symbols
+    of special tokens are empty.
 
     Raises:
-        ConfigError: the file cannot be read.
+        ConfigError: the file is not readable as an alphabet.
     """
     with errors_as(ConfigError, f"task.alphabet: got {path}", EXPECTED):
         text = files.read_bytes(path, MAX_BYTES).decode("utf-8")
@@ -235,7 +240,14 @@ def _read_vocabulary(numbers: Mapping[str, int]) -> list[str]:
 
 
 def _fit(config: CtcConfig, outputs: Mapping[str, tuple[int | None, ...]]) -> Alphabet:
-    """Return the alphabet, with the output that has a class for each symbol and the blank."""
+    """Return the alphabet, with the output that has a class for each symbol and the blank.
+
+    The file may have a line for the blank or not.
+
+    Raises:
+        ConfigError: there is no file, or the network has no class `task.blank`.
+        ModelError: no output fits.
+    """
     if config.alphabet is None:
         raise ConfigError(f"task.alphabet: got null, {EXPECTED}; try task=ctc task.alphabet=FILE")
     symbols = read_alphabet(Path(config.alphabet))

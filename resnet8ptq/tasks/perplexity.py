@@ -37,9 +37,9 @@ class NextToken:
     def __call__(
         self, outputs: Sequence[Array], inputs: Array
     ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-        """Return -ln p(token) [n, tokens - 1], and the tokens, counted from 1.
+        """Return -ln p(token) [n, tokens - 1], and the predicted tokens, counted from 1.
 
-        Both values are 0 at padding, including the padding of shorter batches.
+        Both are 0 at padding; shorter batches are later padded with 0 as well.
 
         Raises:
             DataError: the inputs are not tokens of the vocabulary.
@@ -63,9 +63,7 @@ class NextToken:
         return np.where(counted, surprise, 0), numbers.astype(np.int32)
 
     def _read(self, inputs: Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the tokens [n, tokens] of the network's inputs, and a mask that is False at
-        padding.
-        """
+        """Return the tokens of the inputs, and a mask that is False at padding [n, tokens]."""
         tokens = inputs
         names = names_of(inputs.dtype)
         if names:
@@ -88,7 +86,11 @@ class NextToken:
 
 
 def _find_tokens(names: Sequence[str]) -> str:
-    """Return the input with the tokens: `TOKENS`, or the only input that is not a mask."""
+    """Return the name of the input with the tokens: `TOKENS`, or the only input without "mask".
+
+    Raises:
+        DataError: several inputs or none may hold the tokens.
+    """
     if TOKENS in names:
         return TOKENS
     others = [name for name in names if not name.lower().endswith("mask")]
@@ -106,7 +108,7 @@ class WindowScores(ReducedScores):
 
     Attributes:
         surprise: the sum of -ln p(token) of each window [n].
-        of_unigram: the same sum for a model that predicts each token by its frequency.
+        of_unigram: the same sum for a prediction by frequencies [n], see `measure_unigram`.
         tokens: the number of predicted tokens of each window [n].
     """
 
@@ -154,7 +156,7 @@ def _to_perplexity(sums: NDArray[np.float64]) -> float:
 
 
 def measure_unigram(numbers: NDArray[np.integer], vocabulary: int) -> Values:
-    """Return the sum of -ln p(token) of each window [n] by the frequencies in the other windows.
+    """Return the sum of -ln p(token) of each window [n], by token frequencies in other windows.
 
     Each token of the vocabulary is counted once more (Laplace), so that none has a probability of
     0. With few windows, the distribution is close to uniform.
@@ -173,7 +175,7 @@ def measure_unigram(numbers: NDArray[np.integer], vocabulary: int) -> Values:
 
 
 def _list_windows(comparison: Comparison) -> dict[str, Table]:
-    """Return -ln p of each window, with the largest loss first."""
+    """Return the rows of -ln p of each window, with the largest loss against FP32 first."""
     model = comparison.model
     fp32 = comparison.baseline
     rows: list[list[object]] = [["window", "tokens", "fp32_nll", "nll"]]
@@ -184,7 +186,7 @@ def _list_windows(comparison: Comparison) -> dict[str, Table]:
 
 
 def _doubt(baseline: WindowScores, expected: float | None) -> str | None:
-    """Return a doubt if the network predicts tokens no better than their frequencies do."""
+    """Return a doubt if the network is not proven to predict better than token frequencies."""
     if Margin.of_mean(baseline.surprise - baseline.of_unigram).p_within <= SIGNIFICANCE:
         return None
     sums = baseline.of_unigram.sum(), baseline.tokens.sum()

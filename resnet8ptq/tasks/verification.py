@@ -40,10 +40,10 @@ def metrics(far: float = 0.01, k: int = 1) -> dict[str, Metric]:
 
 @dataclass(frozen=True)
 class VerificationScores(BootstrapScores):
-    """The metric on all identities, and on bootstrap samples of them.
+    """The metric on all identities or listed pairs, and on bootstrap samples of them.
 
     Attributes:
-        chance: the value of embeddings that do not depend on the identity.
+        chance: the expected value for embeddings that do not depend on the identity.
     """
 
     chance: float = 0.0
@@ -54,9 +54,10 @@ class Pairs:
     """Pairs of samples [pairs], in descending order of their scores.
 
     Attributes:
-        items: the two drawn items of each pair [pairs, 2]; equal for two samples of one item.
-        same: whether a pair has one identity.
-        last: the index of the last pair of each score.
+        items: the numbers of the two items of each pair [pairs, 2], which are equal for two samples
+            of one item. The bootstrap draws items: identities, or listed pairs.
+        same: whether both samples of a pair have one identity [pairs].
+        last: the index of the last pair of each different score.
     """
 
     items: Indices
@@ -72,10 +73,13 @@ class Pairs:
         return cls(items[order], same[order], last)
 
     def rates(self, weights: Indices) -> tuple[Values, Values]:
-        """Return false and true acceptance rates at each threshold, from 0 on.
+        """Return false and true acceptance rates at each threshold, starting with 0.
+
+        The rates are NaN if no pair of their kind is drawn.
 
         Args:
-            weights: how often each item was drawn; a pair counts as often as both of its items.
+            weights: how often each item was drawn [items]. A pair of two items counts as the
+                product of their weights.
         """
         one, other = self.items.T
         drawn = weights[one] * np.where(one == other, 1, weights[other])
@@ -87,8 +91,10 @@ class Pairs:
 
 
 def find_eer(false: Values, true: Values) -> float:
-    """Return the rate at which false acceptances equal false rejections, interpolated between two
-    thresholds.
+    """Return the rate at which false acceptances equal false rejections, interpolated linearly.
+
+    Args:
+        false, true: the acceptance rates at each threshold, see `Pairs.rates`.
     """
     after = int(np.argmax(false >= 1 - true))
     before = after - 1
@@ -135,7 +141,8 @@ def _list_pairs(identities: Indices) -> Indices:
 def find_hits(values: Values, identities: Indices, k: int) -> NDArray[np.bool_]:
     """Return for each sample [n] whether one of the `k` nearest others has the same identity.
 
-    Equally near samples of other identities count as nearer, so equal embeddings hit nothing.
+    Equally near samples of other identities count as nearer, so that constant embeddings are no
+    hits.
     """
     lengths = np.linalg.norm(values, axis=1, keepdims=True)
     unit = values / np.where(lengths == 0, 1, lengths)
@@ -155,7 +162,7 @@ def build(primary: str = "eer", far: float = 0.01, k: int = 1, resamples: int = 
 
     Args:
         primary: `eer`, `tar` or `recall`.
-        far: the false acceptance rate of `tar`.
+        far: the largest false acceptance rate of `tar`.
         k: the number of nearest samples that `recall` considers.
     """
     titles = metrics(far, k)
@@ -175,6 +182,8 @@ def _score(
 ) -> VerificationScores:
     values = outputs.values[0].reshape(len(outputs), -1).astype(np.float64)
     labels = np.asarray(targets.labels)
+
+    # Find the pairs, and the items that the bootstrap draws
     by_name: dict[str, tuple[Chosen, float]] = {}
     if targets.groups is not None:  # a list of pairs, labelled 1 for one identity
         chosen = pair_up(targets.groups)
@@ -210,15 +219,17 @@ def _score(
 
 
 def _find_recall(values: Values, identities: Indices, k: int) -> tuple[Chosen, float]:
-    """Return a function from identities to their recall, and the chance level.
+    """Return a function from drawn identities to the recall, and the level of chance.
 
-    Identities with a single sample are not queried.
+    Identities with a single sample are not queried. The recall is NaN without queries.
     """
     counts = np.bincount(identities)
     queries = counts[identities] > 1
     hits = find_hits(values, identities, k)
     right = np.bincount(identities, hits & queries)
     asked = np.bincount(identities, queries)
+
+    # By chance, one of k drawn others has the same identity
     chance = 0.0
     if queries.any():
         share = (counts[identities] - 1)[queries] / max(len(values) - 1, 1)
@@ -234,7 +245,10 @@ def _find_recall(values: Values, identities: Indices, k: int) -> tuple[Chosen, f
 
 
 def _doubt(metric: Metric, baseline: VerificationScores, expected: float | None) -> str | None:
-    """Return a doubt if the value is not better than chance, or is below `expected`."""
+    """Return a doubt if the value is not proven better than chance, or is proven below `expected`.
+
+    An error rate is not compared with `expected`.
+    """
     shown = f"{metric.title} {metric.show(baseline.value)}"
     interval = baseline.per_sample.interval
     worst = interval[0] if metric.maximize else interval[1]

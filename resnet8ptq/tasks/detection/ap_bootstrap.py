@@ -18,7 +18,11 @@ _AT_ONCE = 2**23  # most weights of detections in memory
 
 
 def by_class(matches: Sequence[Matches], weights: NDArray[np.int32]) -> Values:
-    """Return the AP by bootstrap sample and class [times, classes]; NaN without objects."""
+    """Return the AP by bootstrap sample and class [times, classes]; NaN without objects.
+
+    Args:
+        weights: how often each bootstrap sample draws each picture [times, pictures].
+    """
     classes = np.full((len(weights), len(matches)), np.nan)
     for label, match in enumerate(matches):
         if not match.objects.any():
@@ -39,6 +43,8 @@ def _average_precision(match: Matches, weights: NDArray[np.int32]) -> Values:
     objects = weights @ match.objects  # [times]
     drawn = weights[:, match.picture]  # [times, D]
     whole = np.cumsum(drawn, axis=1)
+
+    # Add up the APs of the thresholds
     average = np.zeros(len(weights))
     with np.errstate(invalid="ignore", divide="ignore"):
         for right, ignored in zip(match.right, match.ignored, strict=True):

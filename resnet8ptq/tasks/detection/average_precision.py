@@ -1,9 +1,9 @@
-"""COCO's evaluation by pycocotools: average precision, and the right detections.
+"""COCO's evaluation by pycocotools: average precision, and the matches of detections.
 
 https://cocodataset.org/#detection-eval; Lin et al., "Microsoft COCO: Common Objects in Context",
 ECCV 2014. AP is the mean over ten IoU thresholds from 0.50 to 0.95, over 101 recalls, and over the
-classes that have objects. The IoU is computed for boxes or masks. Keypoints are instead compared by
-the object keypoint similarity (OKS), without small objects and with at most 20 detections.
+classes that have objects. The IoU is that of boxes or masks. For keypoints, the object keypoint
+similarity (OKS) replaces the IoU, with at most 20 detections and without metrics of small objects.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ class Matches:
         picture: [D], the index of each detection's picture.
         right: [thresholds, D], whether the detection matches an object.
         ignored: [thresholds, D], whether the detection does not count, such as within a crowd.
-        objects: [pictures], the number of objects.
+        objects: [pictures], the number of objects that count.
     """
 
     picture: NDArray[np.int64]
@@ -43,10 +43,11 @@ class CocoResult:
     """The result of COCO's evaluation. A metric is NaN if no object counts for it.
 
     Attributes:
+        pictures: the number of pictures.
         areas: the names of the ranges of areas; the first range covers all areas.
         precision: pycocotools' array [10 thresholds, 101 recalls, classes, areas], with the classes
-            in the order of the annotations' categories.
-        recall: [10 thresholds, classes, areas].
+            in the order of the annotations' categories; -1 without objects.
+        recall: [10 thresholds, classes, areas], likewise.
         matches: the matches of every class, over all areas.
     """
 
@@ -74,7 +75,7 @@ class CocoResult:
 
     @cached_property
     def by_class(self) -> Values:
-        """AP of each class [classes]."""
+        """AP of each class [classes]; NaN without objects."""
         classes = self.precision.shape[2]
         return np.array([_mean(self.precision[:, :, label, 0]) for label in range(classes)])
 
@@ -102,7 +103,7 @@ def evaluate(
         sigmas: the constant of each keypoint in the OKS.
 
     Raises:
-        ValueError: a detection belongs to a picture without annotations.
+        ValueError: a detection belongs to a picture that the annotations do not list.
     """
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
@@ -111,7 +112,9 @@ def evaluate(
     unknown = {result["image_id"] for result in results}.difference(ids)
     if unknown:
         raise ValueError(f"image_id {min(unknown)} is in none of the annotations' images")
-    numbered = []  # pycocotools needs an id for each annotation
+
+    # Number the annotations, because pycocotools needs ids
+    numbered = []
     for number, annotation in enumerate(annotations["annotations"], 1):
         numbered.append({"id": number, **annotation})
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its progress
@@ -129,6 +132,7 @@ def evaluate(
         evaluation.params.imgIds = sorted(ids)
         evaluation.evaluate()
         evaluation.accumulate()
+
     # Restore the order of the classes, which pycocotools sorts by id
     sorted_ids = list(evaluation.params.catIds)
     order = [sorted_ids.index(category["id"]) for category in annotations["categories"]]

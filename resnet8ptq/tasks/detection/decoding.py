@@ -37,12 +37,14 @@ def make_decoder(
     """Return the decoder of a network.
 
     Args:
-        input_shape: shape of one picture, channels first or last.
-        keypoints: number of keypoints of an object.
-        with_masks: whether masks are decoded; otherwise the network's masks are left out.
+        input_shape: the shape of one picture, channels first or last.
+        outputs: the shape of each output by name, without the batch axis.
+        keypoints: the number of keypoints of an object.
+        with_masks: whether to decode masks; otherwise, the network's masks are left out.
 
     Raises:
-        ModelError: no head fits, or the network returns no prototypes although masks are decoded.
+        ConfigError: `task.head` is unknown.
+        ModelError: no single head fits, see `find_head`, or there are no prototypes for masks.
     """
     height, width = input_shape[:2]
     if input_shape[0] in (1, 3):  # channels first
@@ -61,9 +63,8 @@ def make_decoder(
 def _split_prototypes(frame: Frame) -> "tuple[Frame, Prototypes | None]":
     """Return the frame of the boxes alone, with the coefficients of masks, and the prototypes.
 
-    Without prototypes, return the same frame and None.
-
-    The maps of the prototypes must have the aspect ratio of the network's input.
+    Without prototypes, the result is the same frame and None. The maps of prototypes must have the
+    aspect ratio of the network's input, and a head must fit the boxes with their coefficients.
     """
     if not has_prototypes(frame.outputs):
         return frame, None
@@ -84,14 +85,15 @@ def _split_prototypes(frame: Frame) -> "tuple[Frame, Prototypes | None]":
 
 @dataclass(frozen=True)
 class Prototypes:
-    """The output with prototypes of masks; a mask is their sum, weighted by a box's coefficients.
+    """The output with prototypes of masks.
 
-    Bolya et al., "YOLACT: Real-time Instance Segmentation", ICCV 2019.
+    A mask is the sum of the prototypes, weighted by the coefficients of a box (Bolya et al.,
+    "YOLACT: Real-time Instance Segmentation", ICCV 2019).
 
     Attributes:
         index: the index of the output.
-        channels_first: whether the output is [coefficients, rows, columns]; else coefficients are
-        last.
+        channels_first: whether a picture's output is [coefficients, rows, columns], instead of
+            [rows, columns, coefficients].
     """
 
     index: int
@@ -100,14 +102,13 @@ class Prototypes:
     def masks(self, maps: Array, rows: Floats, frame: Frame) -> bytes:
         """Return the masks of one picture's detections as one text, see `core.masks`.
 
-        The masks have the size of the network's input.
-
-        The weighted sum is resized to the input by bilinear interpolation. A pixel in the box
-        belongs to the object if the sigmoid of its value is above 0.5.
+        The masks have the size of the network's input, to which bilinear interpolation resizes the
+        weighted sum. A pixel in the box belongs to the object if the sigmoid of its value is above
+        0.5.
 
         Args:
             maps: the output for this picture.
-            rows: left, top, right, bottom and coefficients [D, 4 + F].
+            rows: left, top, right, bottom and the coefficients of each detection [D, 4 + F].
         """
         if not self.channels_first:
             maps = np.moveaxis(maps, 2, 0)
@@ -130,7 +131,7 @@ class Prototypes:
 
 
 def _find_ends(places: NDArray[np.floating]) -> tuple[int, int]:
-    """Return start and stop of the rows that are needed to interpolate at ascending positions."""
+    """Return start and stop of the rows that interpolation at ascending positions needs."""
     if not places.size:
         return 0, 1
     return max(0, math.floor(places[0])), math.ceil(places[-1]) + 1
@@ -142,8 +143,8 @@ class Decoder:
 
     Attributes:
         head: a key of `HEADS`.
-        frame: the properties of the outputs with boxes.
-        class_ids: the categories' ids, in the order of the classes.
+        frame: the network's input and outputs, without the prototypes.
+        class_ids: the ids of the classes in the annotations, in the order of the classes.
         prototypes: the prototypes of masks; None if the network returns none.
         with_masks: whether to decode the masks.
     """
@@ -155,12 +156,12 @@ class Decoder:
     with_masks: bool = False
 
     def __call__(self, outputs: Sequence[Array], inputs: Array | None = None) -> tuple[Array, ...]:
-        """Return detections [n, max_detections, 6 + 3 * K], the highest scores first, and masks.
+        """Return detections [n, max_detections, 6 + 3 * K] and, with `with_masks`, masks [n].
 
         Each row has left, top, right and bottom in pixels of the network's input, score, class, and
-        x, y and visibility of each keypoint. Rows without a detection have the class `NOTHING`.
-        The masks of one picture are one encoded text, see `core.masks`, so there are n texts. The
-        masks have the size of the network's input.
+        x, y and visibility of each of K keypoints. The highest scores come first. Rows without a
+        detection have the class `NOTHING`. The masks of one picture are one text, see
+        `Prototypes.masks`.
         """
         config = self.frame.config
         pictures = len(outputs[0])
@@ -168,6 +169,8 @@ class Decoder:
         if self.prototypes is not None:
             del rows[self.prototypes.index]
         decoded = HEADS[self.head].decode(rows, self.frame)
+
+        # Suppress overlapping boxes, unless the network has done it
         if isinstance(decoded, Candidates) and config.nms is False:
             detections = _above_threshold(decoded, config)
         elif isinstance(decoded, Candidates):
@@ -178,6 +181,8 @@ class Decoder:
                 candidates = _as_candidates(detections, pictures, len(self.class_ids))
                 detections = suppress(candidates, config)
         best = _keep_best(detections, pictures, config)
+
+        # Further values are keypoints, or coefficients of masks
         if self.prototypes is None:
             return (best,)
         alone = best[..., :6]
@@ -193,6 +198,7 @@ class Decoder:
 
     def _select_classes(self, detections: Detections) -> Detections:
         """Return the detections of the data set's classes, with class indices as labels."""
+        # Labels may be the ids of the annotations
         labels = detections.labels
         if self.frame.config.labels == "ids":
             ids = np.array(self.class_ids)
@@ -224,7 +230,10 @@ def _as_candidates(detections: Detections, pictures: int, classes: int) -> Candi
 
 
 def _keep_best(detections: Detections, pictures: int, config: DetectionConfig) -> Floats:
-    """Return the detections with the highest scores of each picture, see `Decoder.__call__`."""
+    """Return the detections with the highest scores of each picture, see `Decoder.__call__`.
+
+    Scores at or below the threshold are left out.
+    """
     most = config.max_detections
     kept = detections.select(detections.scores > config.score_threshold)
     # Stable, so the first of equals stays

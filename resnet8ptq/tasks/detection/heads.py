@@ -38,9 +38,10 @@ class Frame:
 
     Attributes:
         height, width: the size of the network's input in pixels.
-        outputs: the shape of each output with boxes by name, without the batch axis.
-        keypoints: number of keypoints of an object.
-        coefficients: number of coefficients of a mask.
+        outputs: the shape of each output by name, without the batch axis and without the prototypes
+            of masks.
+        keypoints: the number of keypoints of an object.
+        coefficients: the number of coefficients of a mask.
     """
 
     height: int
@@ -53,7 +54,7 @@ class Frame:
 
     @property
     def further(self) -> int:
-        """Number of further values F of each box."""
+        """The number F of further values of each box."""
         return 3 * self.keypoints + self.coefficients
 
     @property
@@ -63,17 +64,17 @@ class Frame:
 
     @property
     def scored(self) -> int:
-        """Number of scored classes, including the background if the head has one."""
+        """The number of scored classes, including the background if the settings name one."""
         return self.classes + (self.config.background is not None)
 
     @property
     def maps(self) -> list[tuple[int, int]]:
-        """Rows and columns of the feature map of each stride."""
+        """Rows and columns of the feature map at each stride."""
         return [(self.height // stride, self.width // stride) for stride in self.config.strides]
 
     @property
     def anchors(self) -> NDArray[np.float64] | None:
-        """Width and height [strides, anchors, 2] in pixels; None if unknown."""
+        """Width and height [strides, anchors, 2] in pixels; None if a stride lacks anchors."""
         anchors = self.config.anchors
         if anchors is None:
             anchors = [COCO_ANCHORS.get(stride, ()) for stride in self.config.strides]
@@ -97,11 +98,13 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Detections:
-    """Detections of n pictures, after the network's own suppression.
+    """D detections in a batch of pictures.
 
     Attributes:
         picture: [D], the index of each detection's picture.
-        boxes, scores, labels: [D, 4 + F], [D], [D].
+        boxes: [D, 4 + F], the corners and F further values.
+        scores: [D].
+        labels: [D], class indices, or the ids of classes until `Decoder` has replaced them.
     """
 
     picture: NDArray[np.int64]
@@ -120,6 +123,7 @@ class Head:
 
     Attributes:
         takes: a description of the outputs, for messages.
+        fits: returns whether outputs may have this layout.
         decode: decodes outputs [n, ...], in the network's order.
         further: whether boxes may have further values.
     """
@@ -131,7 +135,7 @@ class Head:
 
 
 def _possible_heads(frame: Frame) -> dict[str, Head]:
-    """Return the heads whose boxes may have the further values of these outputs."""
+    """Return the heads by name; if boxes have further values, only those that allow them."""
     return {name: head for name, head in HEADS.items() if head.further or not frame.further}
 
 
@@ -142,6 +146,8 @@ def fitting_heads(frame: Frame) -> list[str]:
 
 def find_head(frame: Frame) -> str:
     """Return the name of the head in the settings, or of the only head that fits the outputs.
+
+    If only `yolox` and `yolov5` fit, the result is `yolox`.
 
     Raises:
         ConfigError: the name is unknown.
@@ -178,6 +184,7 @@ def corners(boxes: Array, written: str, frame: Frame) -> Floats:
     """Return boxes [..., 4] as left, top, right, bottom in pixels of the network's input.
 
     Args:
+        boxes: in pixels, or in fractions of the input's size with `task.normalized`.
         written: the format of the boxes if `task.boxes` is null.
     """
     values = np.moveaxis(boxes.astype(np.float32), -1, 0)
@@ -226,7 +233,7 @@ def _sigmoid(values: Floats) -> Floats:
 
 
 def _single(frame: Frame) -> Shape:
-    """Return the shape of a single output of rows; empty for any other outputs."""
+    """Return the shape of the only output, if it has two axes; empty for any other outputs."""
     if len(frame.shapes) != 1 or len(frame.shapes[0]) != 2:
         return ()
     return frame.shapes[0]
@@ -238,7 +245,7 @@ def _is_yolox(frame: Frame) -> bool:
 
 
 def _decode_yolox(outputs: Sequence[Array], frame: Frame) -> Candidates:
-    """Decode as Ge et al., "YOLOX: Exceeding YOLO Series in 2021", in `decode_outputs`."""
+    """Decode as `decode_outputs` of YOLOX (Ge et al., "YOLOX: Exceeding YOLO Series in 2021")."""
     values = outputs[0].astype(np.float32)
     grids = []  # the cells of all maps, [cells, 2]
     strides = []  # [cells, 1]
@@ -264,7 +271,10 @@ def _is_map(frame: Frame, anchors: int, shape: Shape, size: tuple[int, int]) -> 
 
 
 def _decode_yolov3(outputs: Sequence[Array], frame: Frame) -> Candidates:
-    """Decode as Redmon and Farhadi, "YOLOv3: An Incremental Improvement", 2018."""
+    """Decode outputs of each stride (Redmon, Farhadi, "YOLOv3: An Incremental Improvement", 2018).
+
+    The anchors are on an axis of their own, or joined with the values on the first or last axis.
+    """
     anchors = frame.anchors
     assert anchors is not None  # the head fits
     boxes = []
@@ -273,12 +283,16 @@ def _decode_yolov3(outputs: Sequence[Array], frame: Frame) -> Candidates:
         outputs, frame.config.strides, frame.maps, anchors.astype(np.float32), strict=True
     ):
         rows, columns = size
+
+        # Bring the axes into the order rows, columns, anchors, values
         values = output.astype(np.float32)
         if values.shape[1:] == (len(sizes), *size, 5 + frame.classes):
             values = values.transpose(0, 2, 3, 1, 4)
         elif values.shape[2:] == size:
             values = values.transpose(0, 2, 3, 1)
         values = values.reshape(-1, rows, columns, len(sizes), 5 + frame.classes)
+
+        # Decode boxes relative to cells and anchors
         centres = (_sigmoid(values[..., :2]) + _grid(*size)[:, :, np.newaxis]) * stride
         decoded = _around(centres, np.exp(values[..., 2:4]) * sizes)
         count = len(values), rows * columns * len(sizes)
@@ -309,7 +323,7 @@ def _decode_yolov8(outputs: Sequence[Array], frame: Frame) -> Candidates:
 
 
 def _match(frame: Frame, *kinds: Callable[[Shape], bool]) -> list[int]:
-    """Return the output's index for each kind; empty unless kinds and outputs match one to one."""
+    """Return an output's index for each kind; empty unless kinds and outputs match one to one."""
     if len(frame.shapes) != len(kinds):
         return []
     indices: list[int] = []
@@ -366,7 +380,10 @@ def _decode_selected(outputs: Sequence[Array], frame: Frame) -> Detections:
 
 
 def _find_detections(frame: Frame) -> list[int]:
-    """Return the indices of boxes, scores, labels, optionally a count; empty for other outputs."""
+    """Return the indices of boxes, scores, labels and, if there is one, a count of detections.
+
+    The result is empty for other outputs.
+    """
     boxes = []
     counts = []
     flat = []
@@ -395,7 +412,7 @@ def _find_detections(frame: Frame) -> list[int]:
 
 
 def _find_named(frame: Frame, indices: Sequence[int], pattern: str) -> list[int]:
-    """Return the indices among `indices` of outputs whose name contains a match of the pattern."""
+    """Return those of the indices whose output has a name that matches a part of the pattern."""
     names = list(frame.outputs)
     return [index for index in indices if re.search(pattern, names[index], re.I)]
 
@@ -417,6 +434,8 @@ def _decode_detections(outputs: Sequence[Array], frame: Frame) -> Detections:
     else:
         boxes, scores, labels, *counts = [outputs[index] for index in _find_detections(frame)]
         further = boxes[..., 4:]  # none
+
+    # Leave out empty rows and the background
     filled = np.ones(scores.shape, np.bool_)
     for count in counts:
         filled &= np.arange(scores.shape[1]) < count.reshape(-1, 1)

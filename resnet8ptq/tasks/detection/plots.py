@@ -1,4 +1,4 @@
-"""Figures that compare a detector with FP32: precision and recall, pictures."""
+"""Figures that compare a detector with FP32: curves of precision, and changed pictures."""
 
 import math
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ OVERLAP = 0.5  # detections with a larger IoU or OKS stand for the same object
 
 
 def curves(model: DetectionScores, baseline: DetectionScores, title: str) -> Figure:
-    """Draw precision over recall at IoU or OKS 0.50 and 0.75, the mean of classes with objects."""
+    """Draw the mean precision of classes with objects over recall, at IoU or OKS 0.50 and 0.75."""
     figure = Figure(figsize=(6.4, 5.2), layout="constrained")
     axes = figure.subplots()
     for name, scores, line in (("FP32", baseline, "--"), ("quantized", model, "-")):
@@ -45,7 +45,7 @@ def curves(model: DetectionScores, baseline: DetectionScores, title: str) -> Fig
 def pictures(
     model: DetectionScores, baseline: DetectionScores, class_names: Sequence[str], title: str
 ) -> Figure:
-    """Draw the pictures that changed most, with annotations and the boxes of both models."""
+    """Draw the pictures that changed most: annotations, detections of FP32, those of the model."""
     assert model.show is not None  # every run sets it
     change = box_changes(model, baseline)
     shown = np.argsort(-change, kind="stable")[:PICTURES]
@@ -79,9 +79,10 @@ def pictures(
 
 
 def _area(record: Array, size: tuple[int, ...]) -> tuple[float, float, float, float]:
-    """Return left, top, right and bottom of the picture, without padding.
+    """Return left, top, right and bottom of a picture in the network's input, without padding.
 
     Args:
+        record: the picture, see `data.boxes`.
         size: height and width of the network's input.
     """
     begin = np.maximum(record["offset"], 0)
@@ -93,7 +94,7 @@ def _area(record: Array, size: tuple[int, ...]) -> tuple[float, float, float, fl
 def box_changes(model: DetectionScores, baseline: DetectionScores) -> NDArray[np.float64]:
     """Return the change of the detections of each picture [n].
 
-    The change is the sum of the scores of drawn boxes that only one of the two models has.
+    The change is the sum of the scores of drawn detections that only one of the models has.
     """
     change = np.zeros(model.total)
     for index in range(model.total):
@@ -111,7 +112,7 @@ class _Objects:
 
     Attributes:
         rows: [D, 6 + 3 * K], see `decoding.Decoder`.
-        masks: the mask of each in COCO's format; None without masks.
+        masks: the mask of each object in COCO's format; None without masks.
     """
 
     rows: NDArray[np.float64]
@@ -137,6 +138,8 @@ def _annotated(scores: DetectionScores, index: int) -> _Objects:
     boxes = record["boxes"][: record["count"]]
     single = ~boxes["crowd"]
     boxes = boxes[single]
+
+    # Move the boxes and keypoints into the network's input; annotations have no score
     placed = boxes["bbox"].copy()
     placed[:, 2:] += placed[:, :2]
     placed = placed * np.tile(scale, 2) + np.tile(offset, 2)
@@ -146,6 +149,8 @@ def _annotated(scores: DetectionScores, index: int) -> _Objects:
         for axis in (0, 1):
             points[:, axis::3] = points[:, axis::3] * scale[axis] + offset[axis]
         columns.append(points)
+
+    # Move the masks likewise
     outlines = None
     if scores.kind == "segm":
         size = (int(record["height"]), int(record["width"]))
@@ -158,7 +163,7 @@ def _annotated(scores: DetectionScores, index: int) -> _Objects:
 
 
 def _unmatched(objects: _Objects, others: _Objects, sigmas: Sequence[float]) -> NDArray[np.bool_]:
-    """Return a mask of the objects [D] that match none of the same class in `others`."""
+    """Return for each object [D] whether no other object of its class is similar enough."""
     if not len(objects.rows) or not len(others.rows):
         return np.ones(len(objects.rows), np.bool_)
     first = objects.rows[:, np.newaxis]
@@ -180,7 +185,7 @@ def _areas(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
 def _oks(
     first: NDArray[np.float64], second: NDArray[np.float64], sigmas: Sequence[float]
 ) -> NDArray[np.float64]:
-    """Return the OKS of pairs of detections; the mean area of both boxes is the object's area."""
+    """Return the OKS of pairs of detections, with the mean area of both boxes as the area."""
     area = np.maximum((_areas(first) + _areas(second)) / 2, np.finfo(float).tiny)
     away = first[..., 6:] - second[..., 6:]
     squares = away[..., ::3] ** 2 + away[..., 1::3] ** 2

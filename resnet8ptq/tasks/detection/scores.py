@@ -1,4 +1,4 @@
-"""The scored detections of a model."""
+"""The detections of a model and their scores by COCO's evaluation."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -25,7 +25,8 @@ class DetectionScores(ClasswiseScores):
     Attributes:
         outputs: detections [n, most, 6 + 3 * K], and perhaps masks [n], see `decoding.Decoder`.
         pictures: [n] records, see `data.boxes`.
-        class_ids: category ids of the annotations, in the order of the classes.
+        class_ids: the ids of the classes in the annotations, in the order of the classes.
+        show: see `Targets.pictures`.
         sigmas: the constant of each of the K keypoints in the OKS; empty if masks or boxes are
             scored, by IoU.
         input_size: height and width of the network's input, for masks.
@@ -41,7 +42,7 @@ class DetectionScores(ClasswiseScores):
 
     @property
     def kind(self) -> str:
-        """The kind of COCO's evaluation: keypoints, segm or bbox."""
+        """The name of COCO's evaluation: `keypoints`, `segm` or `bbox`."""
         if self.sigmas:
             return "keypoints"
         if len(self.outputs.values) > 1:
@@ -55,7 +56,7 @@ class DetectionScores(ClasswiseScores):
 
     @property
     def total(self) -> int:
-        """Number of pictures."""
+        """The number of pictures."""
         return len(self.pictures)
 
     @cached_property
@@ -68,6 +69,8 @@ class DetectionScores(ClasswiseScores):
             positions = [self._masks(picture) for picture in range(self.total)]
         else:
             positions = self._positions(detections).tolist()
+
+        # List the detections of each picture
         results = []
         for picture, count in enumerate(decoding.count(detections)):
             image_id = int(self.pictures["image_id"][picture])
@@ -84,7 +87,10 @@ class DetectionScores(ClasswiseScores):
         return results
 
     def _positions(self, detections: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the keypoints, or the boxes as left, top, width and height [n, most, values]."""
+        """Return the keypoints, or the boxes as left, top, width and height [n, most, values].
+
+        Positions in the network's input become pixels of the pictures.
+        """
         scale = self.pictures["scale"][:, np.newaxis, np.newaxis]
         offset = self.pictures["offset"][:, np.newaxis, np.newaxis]
         shape = detections.shape[:2]
@@ -120,28 +126,31 @@ class DetectionScores(ClasswiseScores):
 
     @property
     def value(self) -> float:
-        """AP."""
+        """The AP, the mean over the classes with objects."""
         return self.evaluation.metrics["ap"]
 
     @property
     def of_class(self) -> Values:
-        """AP of each class [classes]."""
+        """AP of each class [classes]; NaN without objects."""
         return self.evaluation.by_class
 
     @cached_property
     def by_class(self) -> Values:
-        """AP of each class on each bootstrap sample [resamples, classes]."""
+        """AP of each class on each bootstrap sample [resamples, classes]; NaN without objects."""
         with waiting(f"AP of {self.resamples} bootstrap samples"):
             weights = draw_weights(self.total, self.resamples)
             return ap_bootstrap.by_class(self.evaluation.matches, weights)
 
     @property
     def samples_of_class(self) -> NDArray[np.int64]:
-        """Number of pictures with objects of each class [classes]."""
+        """The number of pictures with objects of each class [classes]; crowds do not count."""
         return np.array([np.count_nonzero(m.objects) for m in self.evaluation.matches])
 
     def more(self) -> Metrics:
-        """Return COCO's other metrics, and the number of detections."""
+        """Return COCO's metrics besides AP, and the number of detections.
+
+        A metric is None if no object counts for it.
+        """
         metrics: Metrics = {}
         for name, value in self.evaluation.metrics.items():
             if name != "ap":
@@ -151,7 +160,7 @@ class DetectionScores(ClasswiseScores):
 
 
 def to_coco(pictures: Array, class_ids: Sequence[int], with_masks: bool = False) -> dict[str, Any]:
-    """Return the annotations of pictures [n], given as records of `data.boxes`.
+    """Return the annotations of pictures [n] in COCO's format, from records of `data.boxes`.
 
     With masks, an object without a mask is treated as a crowd that fills the box, so that neither
     the object nor detections in the box are counted.

@@ -1,4 +1,4 @@
-"""Non-maximum suppression, which keeps the box with the highest score among overlapping boxes."""
+"""Non-maximum suppression, which keeps the box with the highest score of overlapping boxes."""
 
 from functools import cache
 
@@ -12,7 +12,10 @@ from resnet8ptq.tasks.detection.heads import Candidates, Detections
 
 
 def suppress(candidates: Candidates, config: DetectionConfig) -> Detections:
-    """Drop boxes that overlap a box of the same class with a higher score, with ONNX Runtime."""
+    """Drop boxes that overlap a box of the same class with a higher score, with ONNX Runtime.
+
+    The result has only boxes above the score threshold, at most `max_detections` of each class.
+    """
     scores = np.ascontiguousarray(candidates.scores.swapaxes(1, 2))
     run = _suppression(config.max_detections, config.iou_threshold, config.score_threshold)
     boxes = np.ascontiguousarray(candidates.boxes[..., :4])

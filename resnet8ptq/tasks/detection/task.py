@@ -1,4 +1,4 @@
-"""The tasks that find objects, scored as COCO does by boxes, keypoints or masks."""
+"""The three tasks that find objects, which score boxes, keypoints or masks as COCO does."""
 
 import json
 import logging
@@ -136,7 +136,7 @@ def _draw(names: Sequence[str], comparison: Comparison, title: str) -> "dict[str
 
 
 def _doubt(baseline: DetectionScores, expected: float | None) -> str | None:
-    """Return a doubt if the AP is near 0, or below `expected`."""
+    """Return a doubt if the AP is near 0, or is proven below `expected`."""
     shown = f"AP {AP.show(baseline.value)}"
     interval = baseline.per_sample.interval
     if interval[1] < NOTHING_FOUND:
@@ -151,6 +151,8 @@ def _make(config: DetectionConfig, context: TaskContext) -> Task:
             f"task={config.name}: {context.data} has no boxes; expected data=coco with "
             "data.images and data.annotations"
         )
+
+    # Count only single objects, with keypoints if these are scored
     boxes = labels["boxes"]
     filled = np.arange(boxes.shape[1]) < labels["count"][:, np.newaxis]
     objects = filled & ~boxes["crowd"]
@@ -182,7 +184,7 @@ def _make(config: DetectionConfig, context: TaskContext) -> Task:
 
 
 def _check_masks(context: TaskContext) -> None:
-    """Raise `ConfigError` if no object has a mask; log the number of objects without one."""
+    """Raise `ConfigError` if the labels have no masks; warn of objects without one."""
     if not context.has_masks:
         raise ConfigError(
             f"task=instance_segmentation: the objects of {context.data} have no masks; expected "
@@ -207,7 +209,11 @@ def _check_masks(context: TaskContext) -> None:
 
 
 def _find_sigmas(config: KeypointsConfig, context: TaskContext) -> tuple[float, ...]:
-    """Return the constant of each keypoint: `task.sigmas`, or COCO's for the 17 of a person."""
+    """Return the constant of each keypoint: `task.sigmas`, or COCO's for the 17 of a person.
+
+    Raises:
+        ConfigError: the labels have no keypoints, or another number of them.
+    """
     count = context.keypoints
     if not count:
         raise ConfigError(
