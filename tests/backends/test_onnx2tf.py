@@ -236,6 +236,17 @@ def test_operators_whose_integers_fail_stay_in_float(kind, content, shapes_model
             edge_quantizer.quantize(model, [*operators, changed], *settings)
 
 
+def test_the_parts_of_a_split_have_the_range_of_its_values():
+    operator = schema.OperatorT(inputs=[0, 1], outputs=[2, 3])  # axis and values
+    graph = schema.SubGraphT(operators=[operator])
+    model = schema.ModelT(subgraphs=[graph], operatorCodes=[])
+    operator.opcodeIndex = contents.add_code(model, schema.BuiltinOperator.SPLIT, 2)
+    reader = schema.OperatorT(inputs=[3], outputs=[4])
+    assert 1 in edge_quantizer.tensors_around(model, [reader])
+    limits = (-1.0, 2.0)
+    assert edge_quantizer._spread(model, {1: limits}) == dict.fromkeys((1, 2, 3), limits)
+
+
 def test_nothing_to_quantize_is_an_error(content, shapes_model, batch):
     every = [node.name for node in onnx.load(shapes_model.onnx_path).graph.node]
     with pytest.raises(QuantizationError, match="no operator"):

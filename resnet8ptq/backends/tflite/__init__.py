@@ -1,4 +1,4 @@
-"""TensorFlow Lite: TensorFlow's converter, and LiteRT's interpreter."""
+"""Describes `backend=tflite`: .tflite files of two converters, run by LiteRT's interpreter."""
 
 from resnet8ptq.backends.operators import SHARED, WITHOUT_TFLITE
 from resnet8ptq.core.descriptor import Backend, Search

@@ -7,7 +7,7 @@ from resnet8ptq.models.summary import Summary
 
 
 def sweep(flags: Collection[str], network: Summary | None) -> str | None:
-    """Return the settings of a sweep; None if the backend does not support the network."""
+    """Return the settings of a sweep; None if no flow supports the network."""
     return f"dtype=int8 {granularity(network)}" if _takes(network) else None
 
 

@@ -21,13 +21,17 @@ def compare_kernels(
     open_fp32: Callable[[], Predict],
     calibration: Split,
 ) -> dict[str, str]:
-    """Return the SQNR of the kernels as a param; warn if kernels add more noise than quantization.
+    """Return the SQNR of the fast kernels as a param.
+
+    The result is empty if the kernels agree exactly, the reference kernels cannot run the file, or
+    there are no samples. The function warns of fast kernels that add more noise than the
+    quantization, and of reference kernels that are much further from FP32 than the fast ones.
 
     Args:
         name: the file's name, for the warning.
         open_file: loads the file; with True, for LiteRT's reference kernels, which are slow.
         open_fp32: loads the FP32 network, which runs only if the kernels' SQNR is below `LIMIT_DB`.
-        calibration: a few of these samples run in one batch.
+        calibration: up to `SAMPLES` of these samples run in one batch.
     """
     samples = kernel_noise.draw_batch(calibration, SAMPLES)
     if samples is None:
@@ -42,6 +46,8 @@ def compare_kernels(
             one_line(error),
         )
         return {}
+
+    # Warn of the kernels with more noise
     computed = open_file(False)(samples)
     noise = KernelNoise.of(
         defined, computed, run_fp32=lambda: open_fp32()(samples), limit_db=LIMIT_DB

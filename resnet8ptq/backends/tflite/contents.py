@@ -1,4 +1,7 @@
-"""Reads a .tflite file as an object, returns its layers and tensors, and writes it."""
+"""Reads a .tflite file as an object, returns and changes its parts, and writes it.
+
+Operators and tensors are those of the file's first graph.
+"""
 
 import copy
 import itertools
@@ -34,7 +37,7 @@ _INTEGERS = {
 
 @dataclass(frozen=True)
 class TfliteLayer:
-    """A convolution or matrix product: its operator, and its tensors.
+    """A convolution or dense layer: its operator, and its tensors.
 
     Attributes:
         code: the operator's name, one of `LAYERS`.
@@ -60,7 +63,7 @@ class TfliteLayer:
 
 
 def read_model(content: bytes) -> Any:
-    """Return a file's content as a `ModelT`, of which this package reads only the first graph.
+    """Return a file's content as a `ModelT`, with the data of all buffers.
 
     ai-edge-quantizer may write the data of large buffers after the graph; the buffer then holds
     only offset and size.
@@ -78,8 +81,8 @@ def write_model(model: Any, share: bool = False) -> bytes:
     """Return the file's content, without unused buffers.
 
     Args:
-        model: the file as an object; its `buffers` are replaced.
-        share: whether equal buffers, vectors and strings are written once.
+        model: the file as an object; its buffers are numbered anew, in place.
+        share: whether equal buffers and equal arrays are written once.
     """
     _drop_unused_buffers(model, share)
     builder = _Builder(share)
@@ -88,34 +91,33 @@ def write_model(model: Any, share: bool = False) -> bytes:
 
 
 def operators(model: Any) -> Iterator[tuple[str, Any]]:
-    """Yield each operator's name and the operator, in order of execution."""
+    """Yield the name and the object of each operator, in order of execution."""
     for operator in model.subgraphs[0].operators:
         yield flatbuffer.opcode_to_name(model, operator.opcodeIndex) or "", operator
 
 
 def layers(model: Any) -> Iterator[TfliteLayer]:
-    """Yield each convolution and matrix product, in order of execution."""
+    """Yield each convolution and dense layer, in order of execution."""
     tensors = model.subgraphs[0].tensors
     for code, operator in operators(model):
-        if code in LAYERS:
-            # The first input of TRANSPOSE_CONV is the output's shape.
-            order = [2, 1, 3] if code == "TRANSPOSE_CONV" else [0, 1, 2]
-            indices = [*operator.inputs, -1]  # -1 stands for no bias
-            data, weights, bias = (_tensor_at(tensors, indices[number]) for number in order)
-            yield TfliteLayer(
-                operator,
-                code,
-                input=data,
-                weights=weights,
-                bias=bias,
-                output=tensors[operator.outputs[0]],
-            )
+        if code not in LAYERS:
+            continue
+        indices = [*operator.inputs, -1]  # -1 stands for no bias
+        data, weights, bias = 0, 1, 2
+        if code == "TRANSPOSE_CONV":  # its first input is the output's shape
+            data, weights, bias = 2, 1, 3
+        yield TfliteLayer(
+            operator,
+            code,
+            input=_tensor_at(tensors, indices[data]),
+            weights=_tensor_at(tensors, indices[weights]),
+            bias=_tensor_at(tensors, indices[bias]),
+            output=tensors[operator.outputs[0]],
+        )
 
 
 def _tensor_at(tensors: Any, index: int) -> Any:
-    """Return a tensor by its index; None for a negative index, of an input that an operator
-    omits.
-    """
+    """Return a tensor by its index; None for a negative index, which stands for an omitted input."""
     return None if index < 0 else tensors[index]
 
 
@@ -125,7 +127,10 @@ def is_integer(model: Any, operator: Any) -> bool:
 
 
 def count_integer(model: Any) -> str:
-    """Return the share of integer operators as text, such as `20 of 31`, without conversions."""
+    """Return the share of integer operators as text, such as `20 of 31`.
+
+    Conversions between dtypes are not counted.
+    """
     integer = 0
     whole = 0
     for code, operator in operators(model):
@@ -160,18 +165,18 @@ def read_levels(model: Any, tensor: Any) -> NDArray[np.int64]:
 
 
 def read_values(model: Any, tensor: Any) -> NDArray[np.float64]:
-    """Return the values of a quantized constant, in its shape."""
+    """Return the values of a quantized constant with zero point 0, in its shape."""
     return read_levels(model, tensor) * scales(tensor)
 
 
 def read_floats(model: Any, tensor: Any) -> NDArray[np.float32]:
-    """Return the values of a float constant, in its shape."""
+    """Return the values of a float32 constant, in its shape."""
     data = np.asarray(model.buffers[tensor.buffer].data, np.uint8)
     return np.array(data.view(np.float32).reshape(tensor.shape))
 
 
 def write_floats(model: Any, tensor: Any, values: NDArray[np.float32]) -> None:
-    """Replace the values of a float constant."""
+    """Replace the values of a float32 constant."""
     data = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint8)
     tensor.buffer = len(model.buffers)  # other tensors may use the old one
     model.buffers.append(schema.BufferT(data=data))
@@ -190,7 +195,7 @@ def write_levels(
 ) -> None:
     """Replace a constant's integers and scales [1 or channels]; the zero points become 0."""
     flat = levels.reshape(-1)
-    if tensor.type == TensorType.INT4:
+    if tensor.type == TensorType.INT4:  # a byte holds two, the low half first
         padded = np.append(flat, [0] * (len(flat) % 2)).astype(np.uint8) & 15
         data = padded[::2] | padded[1::2] << 4
     else:
@@ -210,13 +215,20 @@ def to_mean(model: Any, operator: Any) -> None:
 
 
 def transpose_output(model: Any, number: int, axes: Sequence[int]) -> None:
-    """Insert a transposition after an output of a float file."""
+    """Insert a transposition after an output of a float file, in place.
+
+    Args:
+        number: the position of the output among the graph's outputs.
+        axes: the permutation, as numpy's `transpose` takes it.
+    """
     graph = model.subgraphs[0]
     old = int(graph.outputs[number])
     tensor = copy.copy(graph.tensors[old])
     tensor.shape = [int(tensor.shape[axis]) for axis in axes]
     tensor.shapeSignature = None
     tensor.buffer = 0
+
+    # The new tensor becomes the output, so it takes the old one's name
     graph.tensors[old].name = name_of(tensor).encode() + b"_before"
     graph.tensors.append(tensor)
     new = len(graph.tensors) - 1
@@ -228,6 +240,8 @@ def transpose_output(model: Any, number: int, axes: Sequence[int]) -> None:
         builtinOptions=schema.TransposeOptionsT(),
     )
     graph.operators.append(operator)
+
+    # Outputs and signatures name tensors by their index
     outputs = [int(index) for index in graph.outputs]
     graph.outputs = [new if index == old else index for index in outputs]
     for signature in model.signatureDefs or ():
@@ -253,7 +267,7 @@ def _add_integers(model: Any, name: str, values: Sequence[int]) -> int:
 
 
 class _Builder(flatbuffers.Builder):  # type: ignore[misc]  # without types
-    """Aligns the data of buffers, and optionally writes equal data once."""
+    """A builder that aligns the data of buffers, and optionally writes equal arrays once."""
 
     def __init__(self, share: bool) -> None:
         super().__init__(1024)
@@ -270,10 +284,16 @@ class _Builder(flatbuffers.Builder):  # type: ignore[misc]  # without types
 
 
 def _drop_unused_buffers(model: Any, merge: bool) -> None:
-    """Drop unused buffers and renumber the rest; the first is empty, as TFLite requires."""
+    """Drop unused buffers and renumber the rest; the first is empty, as TFLite requires.
+
+    Args:
+        merge: whether buffers with equal data become one.
+    """
     kept = [schema.BufferT()]
     numbers: dict[object, int] = {}
     tensors = itertools.chain.from_iterable(graph.tensors for graph in model.subgraphs)
+
+    # Tensors and metadata refer to buffers by number
     for holder in itertools.chain(tensors, model.metadata or []):
         data = model.buffers[holder.buffer].data
         if data is None:

@@ -1,7 +1,7 @@
-"""Converts a Keras file or a SavedModel to TFLite, by TensorFlow's converter.
+"""Converts a Keras file or a SavedModel to a float or quantized .tflite file, by TensorFlow.
 
-`quantizer` calls this in a separate process, as `conversion` does, because the main process never
-imports TensorFlow.
+`quantizer` calls `convert` in a separate process, because the main process never imports
+TensorFlow.
 """
 
 import io
@@ -45,16 +45,18 @@ def convert(
         wide: whether activations have 16 bits instead of 8; only with `samples`.
 
     Raises:
-        ModelError: Keras refuses the file, or the folder holds operators that inference does not
-        need.
-        UnsupportedError: the converter lacks an operator of the network.
+        ModelError: Keras refuses the file, or `gates.saved_model` refuses the folder.
+        UnsupportedError: TensorFlow's converter fails, for example at an operator that it lacks.
     """
     prepare_tensorflow()
     warnings.simplefilter("ignore")  # TensorFlow calls deprecated functions
+
     # C++ logs a line on stderr for each quantization: only Python keeps stderr, for the progress
     # bar. The setting lasts for the process, which only converts.
     sys.stderr = _Stderr(os.fdopen(os.dup(2), "wb"), line_buffering=True)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+    # Convert
     logging.getLogger("absl").setLevel(logging.ERROR)  # absl warns that a SavedModel's graph is old
     converter = _from_saved_model(source) if source.is_dir() else _from_keras(source)
     if quantized:
@@ -84,7 +86,7 @@ def _from_keras(source: Path) -> Any:
 
 
 def _from_saved_model(source: Path) -> Any:
-    """Return the converter of the folder's inference part, see `gates.saved_model`."""
+    """Return the converter of the folder's inference graph; see `gates.saved_model`."""
     import tensorflow as tf
 
     # TensorFlow warns of deprecated functions
@@ -115,6 +117,7 @@ def _set_up(
             yield [sample]
 
     converter.representative_dataset = calibration
+
     # As in MLPerf Tiny, all operators are integers, by default also inputs and outputs.
     sets = tf.lite.OpsSet
     dtype = tf.int8

@@ -1,7 +1,8 @@
 """Maps the tensors of a converted .tflite file to those of the ONNX graph, by their values.
 
 Converters rename, transpose, reshape and fuse tensors. The range of a tensor does not depend on the
-order of its values, so two tensors match if they have the same values in any order.
+order of its values, so two tensors match if they have the same values in any order. The sorted
+values are compared at 65 positions.
 """
 
 from pathlib import Path
@@ -28,8 +29,8 @@ Sketches = dict[Any, list[NDArray[np.float64]]]
 def find_onnx_names(content: bytes, onnx_path: Path, batch: NDArray[Any]) -> dict[int, list[str]]:
     """Return the ONNX names of a file's float activations, by their index in the file.
 
-    An activation has several names if several ONNX tensors have its values, such as before and
-    after a Reshape. An activation without an ONNX tensor is left out.
+    An activation has several names, in graph order, if several ONNX tensors have its values, such
+    as before and after a Reshape. An activation without an ONNX tensor is left out.
 
     Args:
         content: a float file for one sample at a time.
@@ -45,7 +46,12 @@ def find_onnx_names(content: bytes, onnx_path: Path, batch: NDArray[Any]) -> dic
 
 
 def _nearest(sketch: list[NDArray[np.float64]], known: Sketches) -> list[str]:
-    """Return the names of the nearest tensors, ties included."""
+    """Return the names of the nearest tensors, ties included; empty if none is in `TOLERANCE`.
+
+    Args:
+        sketch: the sketches of a tensor of the file, for each sample.
+        known: the sketches of the graph's tensors.
+    """
     wanted = np.stack(sketch)
     scale = np.abs(wanted[:, 1:]).max() or 1.0
     distances = {}

@@ -1,4 +1,4 @@
-"""Quantizes a float .tflite file with ai-edge-quantizer, with ranges and float layers of this run.
+"""Quantizes a float .tflite file with ai-edge-quantizer, by the ranges and float layers of a run.
 
 The library's own calibration is not used: it averages over the samples in a way that depends on
 their order.
@@ -25,7 +25,7 @@ from resnet8ptq.graph.layers import LAYERS
 from resnet8ptq.graph.links import Links
 from resnet8ptq.precision.grid import fit_bias
 
-# Operators that only move or drop values: they are quantized if their input is.
+# Operators that move or drop values. Without an ONNX node, they are quantized if their input is.
 MOVES = {
     "MAX_POOL_2D",
     "PAD",
@@ -56,10 +56,10 @@ class Scheme:
 
     Attributes:
         per_channel: one scale of the weights per output channel instead of one per tensor.
-        symmetric: activations have no zero point.
-        integer_io: whether inputs and outputs are integers; None if only those at quantized
-            operators are.
-        wide: activations have 16 bits instead of 8; TFLite's 16-bit activations are symmetric.
+        symmetric: the zero points of activations are 0.
+        integer_io: whether inputs and outputs are integers; None: the inputs are if quantized
+            operators read all of them, and the outputs are if quantized operators make all of them.
+        wide: activations have 16 bits instead of 8; `symmetric` is then True.
     """
 
     per_channel: bool
@@ -71,13 +71,17 @@ class Scheme:
 def find_quantized(
     model: Any, names: Mapping[int, list[str]], graph: onnx.GraphProto, skipped: Collection[str]
 ) -> list[Any]:
-    """Return the file's operators that correspond to quantized nodes of the graph.
+    """Return the file's operators to quantize: those of the graph's quantized nodes.
+
+    Operators in `MOVES` without a node follow their inputs. Operators that ai-edge-quantizer or the
+    kernels cannot take on integers are left out.
 
     Args:
         names: see `correspondence.find_onnx_names`.
+        skipped: names of the graph's nodes that stay in float.
     """
     producers = Links(graph).producers
-    integer = {*model.subgraphs[0].inputs}  # tensors
+    integer = {*model.subgraphs[0].inputs}  # indices of the tensors on integers
     chosen = []
     for code, operator in contents.operators(model):
         output = int(operator.outputs[0])
@@ -86,6 +90,8 @@ def find_quantized(
             node = _layer_before(alike[-1], producers)
         else:
             node = producers.get(alike[0])
+
+        # A node decides; without one, a move has the dtype of its input
         quantized = node is not None and node.name not in skipped
         if node is None and code in MOVES:
             quantized = not integer.isdisjoint(operator.inputs)
@@ -109,56 +115,65 @@ def _has_scalar(model: Any, operator: Any) -> bool:
 
 
 def _layer_before(name: str, producers: Mapping[str, onnx.NodeProto]) -> onnx.NodeProto | None:
-    """Return the layer before a tensor, past nodes with one computed input, such as a bias
-    addition; None without one.
+    """Return the layer that a tensor comes from, through nodes such as a bias addition.
+
+    Returns None if a node on the way has no computed input or several of them.
     """
     node = producers.get(name)
     while node is not None and node.op_type not in LAYERS:
-        computed = [producers[name] for name in node.input if name in producers]
-        node = computed[0] if len(computed) == 1 else None
+        before = []
+        for source in node.input:
+            if source in producers:
+                before.append(producers[source])
+        node = before[0] if len(before) == 1 else None
     return node
 
 
 def tensors_around(model: Any, operators: Iterable[Any]) -> set[int]:
-    """Return the indices of the tensors whose ranges these operators need."""
+    """Return the indices of the operators' tensors, and of those whose range reaches them by moves."""
     around: set[int] = set()
     for operator in operators:
         around.update(map(int, (*operator.inputs, *operator.outputs)))
     for code, operator in reversed([*contents.operators(model)]):
         if code in MOVES and not around.isdisjoint(operator.outputs):
-            around.add(int(operator.inputs[0]))  # `_spread` passes its range on
+            around.add(_source_of(code, operator))  # `_spread` passes its range on
     return around
 
 
 def _spread(model: Any, ranges: Mapping[int, Range]) -> dict[int, Range]:
-    """Return the ranges, including those of tensors whose values an operator only moves or
-    drops.
-    """
+    """Return the ranges, with those of the outputs of `MOVES`, which have their input's range."""
     known = dict(ranges)
     for code, operator in contents.operators(model):
         if code not in MOVES:
             continue
-        source = int(operator.inputs[0])
+        source = _source_of(code, operator)
         if source in known:
             for index in operator.outputs:
                 known.setdefault(int(index), known[source])
     return known
 
 
+def _source_of(code: str, operator: Any) -> int:
+    """Return the index of the tensor whose values an operator of `MOVES` moves."""
+    position = 1 if code == "SPLIT" else 0  # the first input of SPLIT is the axis
+    return int(operator.inputs[position])
+
+
 def quantize(
     model: Any, operators: Sequence[Any], ranges: Mapping[int, Range], scheme: Scheme
 ) -> bytes:
-    """Return a float file with these operators quantized; one without a range stays in float.
+    """Return a float file with these operators quantized; `model` changes too.
 
     Args:
-        operators: the file's operators to quantize.
-        ranges: the ranges of the file's activations, by index. An operator without a range stays in
-            float.
+        operators: the file's operators to quantize. An operator stays in float if one of its
+            activations has no range.
+        ranges: the ranges of the file's activations, by index.
 
     Raises:
-        QuantizationError: there is nothing to quantize, or ai-edge-quantizer crashes.
+        QuantizationError: no operator has all ranges, or ai-edge-quantizer crashes.
         UnsupportedError: ai-edge-quantizer cannot quantize the network.
     """
+    # Choose the operators whose ranges are known
     ranges = _spread(model, ranges)
     chosen = [operator for operator in operators if _is_known(model, operator, ranges)]
     if not chosen:
@@ -172,6 +187,8 @@ def quantize(
         )
     if not scheme.wide:  # 16-bit activations come with 64-bit biases
         _fit_biases(model, ranges, scheme.per_channel)
+
+    # Write the rules: of the rules that match an operator, the last holds
     config = _config(scheme)
     scopes = [_scope(model, operator.outputs) for operator in chosen]
     recipe = [_rule(scopes, operation="*", config=config)]
@@ -187,7 +204,7 @@ def quantize(
 
 
 def _fit_biases(model: Any, ranges: Mapping[int, Range], per_channel: bool) -> None:
-    """Raise weights near 0 so that their biases fit in 32 bits, in place; see `grid.fit_bias`."""
+    """Raise weights near 0, in place, so that biases fit in 32 bits; see `grid.fit_bias`."""
     tensors = model.subgraphs[0].tensors
     known = {id(tensors[index]): limits for index, limits in ranges.items()}
     for layer in contents.layers(model):
@@ -199,6 +216,8 @@ def _fit_biases(model: Any, ranges: Mapping[int, Range], per_channel: bool) -> N
         scale = (max(high, 0) - min(low, 0)) / 255
         if not scale:
             continue
+
+        # `fit_bias` takes the output channels first
         weights = contents.read_floats(model, layer.weights)
         bias = contents.read_floats(model, layer.bias)
         by_channel = np.moveaxis(weights, layer.axis, 0)
@@ -213,7 +232,7 @@ def _is_float_constant(model: Any, tensor: Any) -> bool:
 
 
 def _run(content: bytes, recipe: Recipe, statistics: dict[str, Any]) -> bytes:
-    """Call ai-edge-quantizer without its progress bars and log."""
+    """Return the file that ai-edge-quantizer makes, without its progress bars and log."""
     from ai_edge_quantizer import quantizer
 
     failed = "backend=tflite: ai-edge-quantizer cannot quantize the network"
@@ -244,8 +263,11 @@ def _config(scheme: Scheme) -> dict[str, Any]:
 
 
 def _rule(scopes: Iterable[str], operation: str, config: dict[str, Any] | None) -> dict[str, Any]:
-    """Return a recipe's rule for operators, by their scopes; with `config` None, they stay in
-    float.
+    """Return a recipe's rule for operators, by their scopes.
+
+    Args:
+        operation: the library's name of the operator type; `*` stands for all.
+        config: see `_config`; None leaves the operators in float.
     """
     return {
         "regex": f"^(?:{'|'.join(map(re.escape, scopes))})$",
@@ -270,18 +292,22 @@ def _is_known(model: Any, operator: Any, ranges: Mapping[int, Range]) -> bool:
 def _integer_ends(
     model: Any, operators: Sequence[Any], asked: bool | None
 ) -> list[tuple[list[int], bool]]:
-    """Return the graph's inputs and its outputs, each with whether they become integers."""
+    """Return the graph's inputs and its outputs, each with whether they become integers.
+
+    Args:
+        asked: see `Scheme.integer_io`.
+    """
     graph = model.subgraphs[0]
     inputs = [*map(int, graph.inputs)]
     outputs = [*map(int, graph.outputs)]
     if asked is not None:
         return [(inputs, asked), (outputs, asked)]
     made: set[int] = set()
-    taken: set[int] = set()
+    read: set[int] = set()
     for operator in operators:
         made.update(map(int, operator.outputs))
-        taken.update(map(int, operator.inputs))
-    return [(inputs, taken.issuperset(inputs)), (outputs, made.issuperset(outputs))]
+        read.update(map(int, operator.inputs))
+    return [(inputs, read.issuperset(inputs)), (outputs, made.issuperset(outputs))]
 
 
 def _scope(model: Any, indices: Iterable[int]) -> str:

@@ -1,7 +1,7 @@
-"""The environment of onnx2tf, which needs Python 3.12 and other versions than this package.
+"""Installs onnx2tf in a virtual environment in the cache, when a network first needs it.
 
-The environment is a virtual environment in the cache, made when a network first needs it. Its
-packages are pinned wheels, whose installation runs no code.
+onnx2tf needs Python 3.12 or 3.13, and other versions of packages than this program. The packages
+are pinned wheels, so their installation runs none of their code.
 """
 
 import hashlib
@@ -80,11 +80,13 @@ def interpreter_of(folder: Path) -> Path:
 def find_interpreter(cache_root: Path) -> Path:
     """Return the environment's interpreter; make the environment if it is missing.
 
-    A new environment is made under a temporary name and renamed, so a killed process leaves no
-    partial one. Processes that need the environment wait for each other.
+    A new environment is made under a temporary name and renamed, so it is complete or missing.
+    Processes that need the environment wait for each other.
 
     Raises:
-        UnsupportedError: there is no suitable Python, or the packages cannot be installed.
+        UnsupportedError: there is no suitable Python and no uv, or the packages cannot be
+            installed.
+        QuantizationError: the installing process was killed.
     """
     path = path_of(cache_root)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,9 +103,12 @@ def _make(path: Path) -> None:
             f"{_NEEDS} Python {' or '.join(VERSIONS)} with venv, or uv; got neither; try "
             "apt install python3-venv where Python is new enough, or pip install uv"
         )
-    # This process holds the lock, so other temporary folders were left by killed processes.
+
+    # This process holds the lock, so other temporary folders were left by killed processes
     for abandoned in path.parent.glob(f".{path.name}-*"):
         shutil.rmtree(abandoned, ignore_errors=True)
+
+    # Install under a temporary name
     log.info("backend=tflite: installs %s in %s, once: %s", CONVERTER, path, SIZE)
     with tempfile.TemporaryDirectory(
         prefix=f".{path.name}-", dir=path.parent, ignore_cleanup_errors=True
@@ -116,9 +121,10 @@ def _make(path: Path) -> None:
 
 
 def _ways() -> Iterator[tuple[Sequence[str], Sequence[str]]]:
-    """Yield the commands that make an environment and install packages in it; `{}` is its folder.
+    """Yield pairs of commands: one makes an environment, the other installs the packages in it.
 
-    An environment may be moved afterwards, as long as only its interpreter is called.
+    In the commands, `{}` stands for the environment's folder. The folder may be moved afterwards,
+    because only the environment's interpreter is called, not its scripts.
     """
     made = str(interpreter_of(Path("{}")))
     wheels = ("--only-binary", ":all:", "--no-deps", *_PACKAGES)
@@ -132,7 +138,7 @@ def _ways() -> Iterator[tuple[Sequence[str], Sequence[str]]]:
 
 
 def _interpreters() -> Iterator[str]:
-    """Yield the interpreters of a suitable version: this one, those on PATH, those of pyenv."""
+    """Yield the interpreters of a suitable version with venv: this one, those on PATH, pyenv's."""
     pyenv = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser() / "versions"
     candidates = [sys.executable, *(f"python{version}" for version in VERSIONS)]
     for version in VERSIONS:
@@ -144,7 +150,7 @@ def _interpreters() -> Iterator[str]:
 
 
 def _install(commands: Sequence[Sequence[str]], folder: Path) -> None:
-    """Run the commands of `_ways`, in a separate process."""
+    """Run a pair of commands of `_ways`; raise `UnsupportedError` if one fails."""
     die = partial(confinement.die_with, os.getpid())
     for command in commands:
         done = run_program([word.replace("{}", str(folder)) for word in command], before=die)
@@ -160,11 +166,12 @@ def run_program(
     env: Mapping[str, str] | None = None,
     before: Callable[[], None] | None = None,
 ) -> "subprocess.CompletedProcess[str]":
-    """Run a program without the variables of this interpreter; its output is kept.
+    """Run a program without the environment variables `PYTHON*`; return it with its output.
 
     Args:
         env: variables in addition to those of this process.
-        before: function to call in the new process; safe only while this process has one thread.
+        before: function to call in the new process, on POSIX systems; safe only while this process
+            has one thread.
     """
     kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     return subprocess.run(
@@ -179,6 +186,6 @@ def run_program(
 
 
 def last_line(done: "subprocess.CompletedProcess[str]") -> str:
-    """Return the last line of a program's output, which is its error."""
+    """Return a program's error for a message: the last line of its output, or its exit code."""
     lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
     return printable(lines[-1])[:300] if lines else f"exit code {done.returncode}"

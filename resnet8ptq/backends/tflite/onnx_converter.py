@@ -1,7 +1,7 @@
 """Converts an ONNX graph to a float .tflite file, by onnx2tf in a separate environment.
 
-The file has the inputs and outputs of the graph, with batch size 1. Inside the file, onnx2tf moves
-the channels to the last axis; the transpositions that it adds remain in the file.
+The file has the shapes of the graph's inputs and outputs, with batch size 1. Inside the file,
+onnx2tf moves the channels to the last axis; the transpositions that it adds remain in the file.
 """
 
 import itertools
@@ -57,7 +57,10 @@ _CODE = (
 
 
 def check_input(model: Fp32Model) -> None:
-    """Raise `UnsupportedError` if a converted file cannot have the network's inputs."""
+    """Raise `UnsupportedError` unless the network's only input is one sample of float32.
+
+    All sizes must be fixed, except the batch size, which `prepare_graph` fixes.
+    """
     contract = model.contract
     [tensor] = contract.inputs
     if None in tensor.shape:
@@ -79,11 +82,13 @@ def convert(model: Fp32Model, samples: Split, runtime: Runtime) -> bytes:
     """Return the network as the content of a float .tflite file; the cache keeps it.
 
     Args:
-        samples: for the first of these samples, the file must return the network's outputs.
+        samples: samples on which the file must return the network's outputs; up to
+            `PARITY_SAMPLES` of them are compared.
 
     Raises:
         UnsupportedError: onnx2tf cannot convert the network, or its file returns different outputs;
-            see also `check_input` and `environment.find_interpreter`.
+            see also `check_input`.
+        QuantizationError: see `environment.find_interpreter`, which also raises UnsupportedError.
     """
     check_input(model)
     key: cache.Key = {"network": files.sha256(model.onnx_path), **cache.made_with(__name__)}
@@ -92,6 +97,8 @@ def convert(model: Fp32Model, samples: Split, runtime: Runtime) -> bytes:
         failed = f"backend=tflite: {environment.CONVERTER} cannot convert the network"
         with errors_as(UnsupportedError, failed):
             written = _call(prepare_graph(onnx.load(model.onnx_path)), runtime.cache_root)
+
+            # The file must return the network's outputs, in the network's order of axes
             count = min(PARITY_SAMPLES, max(PARITY_BYTES // samples.sample_bytes, 1), len(samples))
             batch = np.concatenate([*samples.take(np.arange(count)).batches(count)])
             run = in_full_batches(open_runner(str(model.onnx_path)), model.contract.batch)
@@ -107,14 +114,15 @@ def convert(model: Fp32Model, samples: Split, runtime: Runtime) -> bytes:
 def prepare_graph(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return the graph with batch size 1, and with names and operators that onnx2tf supports.
 
-    `proto` must not be used afterwards.
+    The function changes `proto`, which must not be used afterwards.
     """
     graph = proto.graph
     default = [entry for entry in proto.opset_import if not entry.domain]
     del proto.opset_import[:]
     proto.opset_import.extend(default)  # onnx2tf refuses others, even unused
     del graph.value_info[:]
-    # For names that onnx2tf would change, together with the input's layout
+
+    # onnx2tf would change other names, and with them the input's layout
     names: dict[str, str] = {}
     for value in (*graph.input, *graph.output):
         value.type.tensor_type.shape.dim[0].dim_value = 1
@@ -127,10 +135,11 @@ def prepare_graph(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _to_dense_layers(model: ir.Model) -> None:
-    """Turn each MatMul with weights, and an added bias, into a Gemm of rows between two Reshapes.
+    """Turn each MatMul with a weight matrix into a Gemm of rows between two Reshapes.
 
-    A MatMul would become TFLite's matrix product, which has one scale for all channels and no bias.
-    A Gemm becomes TFLite's dense layer, which has a scale for each channel and a bias.
+    The Gemm includes the bias of an Add that is the MatMul's only reader. A MatMul would become
+    TFLite's matrix product, which has one scale for all channels and no bias. A Gemm becomes
+    TFLite's dense layer, which can have a scale for each channel and a bias.
     """
     for node in list(model.graph):
         if node.op_type != "MatMul":
@@ -138,6 +147,8 @@ def _to_dense_layers(model: ir.Model) -> None:
         weights = input_of(node, 1)
         if not weights.is_initializer() or values_of(weights).ndim != 2:
             continue
+
+        # An Add of a vector becomes the bias
         channels, length = values_of(weights).shape
         last = node
         bias = list[ir.Value]()
@@ -146,7 +157,8 @@ def _to_dense_layers(model: ir.Model) -> None:
             bias = _find_vectors(add, length)
             last = add if bias else node
         [output] = last.outputs
-        # After a loop, the batch size is not inferred.
+
+        # A Gemm takes rows; after a loop, the batch size is not inferred
         shape = [size if isinstance(size, int) else -1 for size in output.shape or ()]
         write = Writer(last)
         rows = f"{output.name}__rows"
@@ -160,7 +172,10 @@ def _to_dense_layers(model: ir.Model) -> None:
 
 
 def _only_reader(node: ir.Node) -> ir.Node | None:
-    """Return the only node that reads an output; None if several do, or if the graph returns it."""
+    """Return the only node that reads a node's first output.
+
+    Returns None if no node or several nodes read the output, or if the graph returns it.
+    """
     readers = node.outputs[0].consumers()
     if node.outputs[0].is_graph_output() or len(readers) != 1:
         return None
@@ -177,7 +192,7 @@ def _find_vectors(node: ir.Node, length: int) -> list[ir.Value]:
 
 
 def _call(proto: onnx.ModelProto, cache_root: Path) -> bytes:
-    """Return the file that onnx2tf makes of a graph, in a confined process."""
+    """Return the file that onnx2tf makes of a graph, in a separate process; see `_run`."""
     python = environment.find_interpreter(cache_root)
     if not confinement.limits_writes():
         log.warning("the converter can write files elsewhere: the kernel has no Landlock")
@@ -190,7 +205,10 @@ def _call(proto: onnx.ModelProto, cache_root: Path) -> bytes:
 
 
 def _run(python: Path, content: bytes, inputs: Sequence[str]) -> bytes:
-    """Run onnx2tf on an ONNX file's content, so that it writes to a temporary folder only."""
+    """Return the file that onnx2tf makes of an ONNX file's content.
+
+    Where the kernel has Landlock, onnx2tf can write to its temporary folder only.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         parent = os.getpid()
@@ -218,14 +236,20 @@ def _check(
 ) -> bytes:
     """Return the file with its outputs in the network's order of axes.
 
+    Args:
+        expected: the network's outputs [n, ...] for `batch`.
+        final: see `Fp32Model.final`.
+
     Raises:
-        ParityError: the file returns different outputs.
+        ParityError: the file returns different outputs, or another number of them.
     """
     label = environment.CONVERTER
     run = predictor.open_run(content, 1)
     some = run(batch[:1])
     if len(some) != len(expected):
         raise ParityError(f"{label}: returns {len(some)} outputs, the network {len(expected)}")
+
+    # onnx2tf may return an output with its channels on the last axis
     model = contents.read_model(content)
     for number, (output, wanted) in enumerate(zip(some, expected, strict=True)):
         axes = _find_axes(output, wanted[:1])
@@ -238,7 +262,10 @@ def _check(
 
 
 def _find_axes(output: NDArray[Any], wanted: NDArray[Any]) -> tuple[int, ...] | None:
-    """Return the permutation of axes that brings an output closest to `wanted`, if any fits."""
+    """Return the permutation of axes that brings an output closest to `wanted`.
+
+    Returns None if no permutation has the shape of `wanted`.
+    """
     nearest: tuple[int, ...] | None = None
     least = np.inf
     for axes in itertools.permutations(range(output.ndim)):

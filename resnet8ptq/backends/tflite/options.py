@@ -8,7 +8,13 @@ from resnet8ptq.config.schema import BackendConfig
 
 @dataclass
 class TfliteConfig(BackendConfig):
-    """The options of TensorFlow Lite, with the converter of TensorFlow or onnx2tf."""
+    """The settings of `backend=tflite`.
+
+    Attributes:
+        flow: the converter: `convert` is TensorFlow's; None until `choose_flow` decides.
+        integer_io: whether the file's inputs and outputs are integers. None: they are
+            with `convert` and method=static; with `onnx2tf` see `edge_quantizer.Scheme`.
+    """
 
     name: str = "tflite"
     flow: str | None = limited(None, one_of("convert", "onnx2tf"))
@@ -16,18 +22,19 @@ class TfliteConfig(BackendConfig):
 
     @property
     def takes_every_operator(self) -> bool:
-        """Whether TensorFlow's converter makes the file."""
+        """Whether the flow is TensorFlow's converter, which quantizes every operator."""
         return self.flow != "onnx2tf"
 
 
 def choose_flow(
     options: TfliteConfig, network_format: str, outputs: list[str] | None, is_float: bool
 ) -> TfliteConfig:
-    """Return the options with the converter for this network.
+    """Return the options with the converter for this network, unless the user has chosen one.
 
     Args:
+        network_format: see `Fp32Model.format`.
         outputs: `model.outputs`; TensorFlow's converter takes whole networks only.
-        is_float: whether the dtype is a float type.
+        is_float: whether the dtype is a float type; a .tflite file then needs no conversion.
     """
     from resnet8ptq.models.sources.formats import is_tflites
 

@@ -30,8 +30,8 @@ def open_interpreter(
     """Return LiteRT's interpreter of a file's content.
 
     Args:
+        keeps_all: whether every tensor can be read after a run; XNNPACK then fuses no operators.
         reference: whether LiteRT's slow reference kernels run.
-        keeps_all: whether every tensor can be read after a run; XNNPACK is then disabled.
     """
     resolver = OpResolverType.AUTO
     if reference:
@@ -54,8 +54,9 @@ def open_run(content: bytes, threads: int, reference: bool = False) -> Predict:
 
 
 def _open_logits(content: bytes, threads: int) -> Predict | None:
-    """Open a copy without the softmax; to read its input from the whole file would disable
-    XNNPACK.
+    """Open a copy of the file without the final softmax; return None without a softmax.
+
+    The interpreter of the whole file does not keep the softmax's input.
     """
     cut = end_at_logits(content)
     return None if cut is None else open_run(cut, threads)
@@ -63,10 +64,10 @@ def _open_logits(content: bytes, threads: int) -> Predict | None:
 
 @dataclass
 class LoadedFile:
-    """Runs a file; float values for an integer input are quantized.
+    """Runs a file; float values for int8 and int16 inputs are quantized.
 
     Attributes:
-        read: returns an output, from the interpreter and the details of its tensor.
+        read: returns an output, from the interpreter and the details of the output's tensor.
     """
 
     interpreter: Any
@@ -78,18 +79,18 @@ class LoadedFile:
         self._describe()
 
     def _describe(self) -> None:
-        """Keep the details of inputs and outputs, because each reading takes 7 microseconds."""
+        """Store the details of inputs and outputs, because each reading takes 7 microseconds."""
         self._inputs = self.interpreter.get_input_details()
         self._outputs = self.interpreter.get_output_details()
 
     def __call__(self, batch: NDArray[Any]) -> list[NDArray[Any]]:
-        """Return each output [n, ...] for a batch of any size."""
+        """Return each output [n, ...] of a network with one input, for a batch of any size."""
         if len(batch) > 1 and self._inputs[0]["shape_signature"][0] == 1:  # a fixed batch size of 1
             return in_batches(self, batch, 1)
         return self.run([batch])
 
     def run(self, values: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-        """Return each output; the inputs are resized to the values' shapes."""
+        """Return each output for one array per input; inputs are resized to the arrays' shapes."""
         pairs = list(zip(self._inputs, values, strict=True))
         if any(tuple(details["shape"]) != array.shape for details, array in pairs):
             for details, array in pairs:
@@ -103,7 +104,7 @@ class LoadedFile:
 
 
 def to_input(batch: NDArray[Any], details: dict[str, Any]) -> NDArray[Any]:
-    """Return samples in the dtype of the input; floats are quantized for int8 and int16."""
+    """Return the levels of samples for an int8 or int16 input; other samples unchanged."""
     if details["dtype"] not in (np.int8, np.int16) or batch.dtype == details["dtype"]:
         return batch
     ends = np.iinfo(details["dtype"])
@@ -113,7 +114,7 @@ def to_input(batch: NDArray[Any], details: dict[str, Any]) -> NDArray[Any]:
 
 
 def read_output(interpreter: Any, details: dict[str, Any]) -> NDArray[np.float32]:
-    """Return an output as float; integers without a scale stay integers."""
+    """Return an output; integers with a scale become float32."""
     output = interpreter.get_tensor(details["index"])
     scale, zero_point = details["quantization"]
     if scale and output.dtype.kind in "iu":
@@ -122,7 +123,10 @@ def read_output(interpreter: Any, details: dict[str, Any]) -> NDArray[np.float32
 
 
 def end_at_logits(content: bytes) -> bytes | None:
-    """Make the final softmax's input the only output; return None without a final softmax."""
+    """Return the file with the final softmax's input as its only output.
+
+    Returns None if the last operator is no softmax, or does not compute all outputs.
+    """
     model = contents.read_model(content)
     graph = model.subgraphs[0]
     code, last = list(contents.operators(model))[-1]

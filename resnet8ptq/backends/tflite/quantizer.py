@@ -1,14 +1,14 @@
-"""TensorFlow Lite: a .tflite file, run by LiteRT's interpreter.
+"""Writes .tflite files, float or quantized, which LiteRT's interpreter runs.
 
-`backend.flow` names the converter. By default, TensorFlow's converter converts Keras files and
-SavedModels (`convert`); onnx2tf converts all other networks, and ai-edge-quantizer quantizes them
-(`onnx2tf`). If the network is a float .tflite file, that file is the FP32 baseline, without
-conversion.
+`backend.flow` names the converter; `options.choose_flow` gives its default. With `convert`,
+TensorFlow's converter converts and quantizes Keras files and SavedModels. With `onnx2tf`, onnx2tf
+converts the ONNX graph of any network, and ai-edge-quantizer quantizes the result. A float .tflite
+file is its own FP32 baseline with `convert`.
 
 TensorFlow's converter is the deployment path of MLPerf Tiny. The converter folds, calibrates and
-places scales itself, so few settings apply; `resolve` refuses the others with a reason. Changed
-weights or ranges (corrections, fine-tuning, fewer bits, another calibration) are written into the
-converter's file afterwards (`rewriting`), with all ranges from `calibration.activations`.
+places scales itself, so few settings apply; `resolve` and `fit` refuse others with a reason. After
+corrections, fine-tuning, fewer bits or another calibration, `rewriting` writes the new weights and
+ranges into the converter's file. All its ranges then come from `calibration.activations`.
 
 The converter's calibrator (2.21) has a fault: it observes an operator's inputs again after the
 operator ran. An addition overwrites its first input, whose range then includes the range of the
@@ -127,15 +127,15 @@ _TAKES = {"convert": _CONVERT_TAKES, "onnx2tf": _ONNX2TF_TAKES}
 class TfliteQuantizer(Quantizer):
     """See `contract.Quantizer`."""
 
-    level_pools: ClassVar[tuple[str, ...]] = ()  # `rewriting` turns average pools into means
+    level_pools: ClassVar[tuple[str, ...]] = ()  # `rewriting` turns pools of whole maps into means
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Return the weight bits that the flow supports."""
+        """The weight bits that the flow supports; `FLOAT_BITS` stands for float layers."""
         return (8, FLOAT_BITS) if self._flow == "onnx2tf" else (4, 8)
 
     def resolve(self, decisions: Decisions | None = None) -> Resolved:
-        """Return dtypes, bits, execution and format of the file."""
+        """Return the dtypes, the execution and the file format; see `contract.Quantizer`."""
         if self.config.dtype.is_fp32:
             return Resolved()
         decisions = decisions or self.asked
@@ -169,7 +169,10 @@ class TfliteQuantizer(Quantizer):
         return resolved
 
     def fit(self, model: Fp32Model) -> dict[str, object]:
-        """Check that the converter supports the network's file; see `contract.Quantizer`."""
+        """Check that the converter takes the network's format and inputs, and that it is folded.
+
+        Returns no settings; see `contract.Quantizer`.
+        """
         if not model.fold:
             raise UnsupportedError(
                 "model.fold=false: backend=tflite always folds; try model.fold=true"
@@ -192,12 +195,16 @@ class TfliteQuantizer(Quantizer):
     def quantize(
         self, model: Fp32Model, decisions: Decisions, calibration: Split, folder: Path
     ) -> Artifact:
-        """Convert the network in a separate process, quantize it, and write the file.
+        """Write the float or quantized .tflite file; converters run in separate processes.
 
         Raises:
-            UnsupportedError: see `resolve`, `fit` and `rewriting.write_corrected`; the converter
-                ignores `per_channel`; or a layer cannot stay in float32 beside stored weights.
-            ConfigError: `precision.plan` names an unknown layer.
+            UnsupportedError: `resolve`, `fit`, a converter, ai-edge-quantizer or `rewriting`
+                refuses the network or a setting; the file ignores `per_channel`; or a single layer
+                should stay in float32 although all weights are stored in fewer bits.
+            QuantizationError: a converter crashes, no layer is quantized, the rewritten file lacks
+                the chosen levels, or the slimmed file predicts differently.
+            ConfigError: a setting names an unknown layer, node or operator.
+            ModelError: see `converter.convert`.
         """
         self.resolve(decisions)
         path = folder / MODEL_FILE
@@ -226,6 +233,8 @@ class TfliteQuantizer(Quantizer):
             content = self._convert(model.source, calibration)
             content = self._rewrite(content, model, decisions, calibration)
             artifact = self._read(content, path)
+
+        # Slim the quantized file, if it then predicts the same
         if self.config.slim and not self.config.dtype.is_fp32:
             slimmed = slim.slim(content)
             whole = predictor.open_run(content, self.runtime.threads)
@@ -236,7 +245,10 @@ class TfliteQuantizer(Quantizer):
         return artifact
 
     def verify(self, artifact: Artifact, model: Fp32Model, calibration: Split) -> dict[str, str]:
-        """Run one sample, then compare the kernels with the reference; see `contract.Quantizer`."""
+        """Run one sample; compare the kernels of an integer file with LiteRT's reference kernels.
+
+        See `contract.Quantizer`.
+        """
         params = run_once(
             self, artifact, calibration, read=lambda p: contents.read_model(p.read_bytes())
         )
@@ -251,8 +263,9 @@ class TfliteQuantizer(Quantizer):
     load = staticmethod(predictor.load)
 
     def count_kernels(self, path: Path) -> tuple[int, int]:
-        """Count the layers of the file, which LiteRT runs unchanged, and products of computed
-        tensors.
+        """Count the layers and the products of computed tensors by the dtypes in the file.
+
+        LiteRT runs each operator with these dtypes; see `contract.Quantizer`.
         """
         model = contents.read_model(path.read_bytes())
         quantized, in_float = self._split(model)
@@ -312,7 +325,10 @@ class TfliteQuantizer(Quantizer):
     def _quantize_converted(
         self, model: Fp32Model, decisions: Decisions, calibration: Split
     ) -> tuple[bytes, dict[str, Range]]:
-        """Return the converted network, quantized, and the ranges by ONNX tensor name."""
+        """Convert the ONNX graph and quantize the file.
+
+        Returns the file's content and the activation ranges, by ONNX tensor name.
+        """
         config = self.config
         network = model.onnx_path
         preset = decisions.ranges
@@ -366,7 +382,10 @@ class TfliteQuantizer(Quantizer):
     def _rewrite(
         self, content: bytes, model: Fp32Model, decisions: Decisions, calibration: Split
     ) -> bytes:
-        """Write changed weights and ranges into the converter's file, if there are any."""
+        """Return the converter's file with the weights and ranges of this run.
+
+        The file is returned unchanged if the converter's own weights and ranges hold.
+        """
         config = self.config
         plan = self.plan(decisions)
         if config.method == "dynamic":
@@ -374,6 +393,8 @@ class TfliteQuantizer(Quantizer):
         changed = decisions.ranges or config.calib.name != "minmax" or model.uncorrected
         if not (changed or plan.is_narrow or plan.bits):
             return content
+
+        # Layers are matched by the weights that the converter has read, before corrections
         activations = self.activations(model, decisions, calibration)
         fp32 = onnx.load(model.uncorrected or model.onnx_path).graph
         corrected = onnx.load(model.onnx_path).graph
@@ -382,11 +403,18 @@ class TfliteQuantizer(Quantizer):
         )
 
     def _read(self, content: bytes, path: Path) -> Artifact:
-        """Return the artifact, with layers, ranges and details that are read from the file."""
+        """Return the artifact, with layers, ranges and details that are read from the file.
+
+        Raises:
+            QuantizationError: the file has no quantized layer.
+            UnsupportedError: a layer has another number of scales than `per_channel` asks for.
+        """
         model = contents.read_model(content)
         quantized, in_float = self._split(model)
         if not quantized:
             raise QuantizationError(f"backend.flow={self._flow} quantized nothing")
+
+        # The converter's option for scales per channel is not public, so its effect is checked
         per_channel = self.config.per_channel
         for weights in quantized:
             scales = len(weights.quantization.scale)
@@ -397,6 +425,8 @@ class TfliteQuantizer(Quantizer):
                     f"per_channel={str(per_channel).lower()}: backend.flow={self._flow} gave "
                     f"{contents.name_of(weights)} {scales} scales for {channels} channels"
                 )
+
+        # Report the layers that stay in float
         details = {"float_layers": str(in_float)}
         if self._flow == "onnx2tf":
             bits = 16 if self._is_wide else 8
@@ -410,9 +440,10 @@ class TfliteQuantizer(Quantizer):
 
 
 def _activation_ranges(model: Any) -> dict[str, Range]:
-    """Return the range that each integer activation can hold, by the name of its tensor.
+    """Return the range that each integer activation can hold, by a name of its tensor.
 
-    The name of a fused tensor lists all its parts; the first is its Keras name.
+    The name of a fused tensor lists its parts. Its first part, the Keras name, is the key, unless
+    an earlier tensor has that key.
     """
     ranges: dict[str, Range] = {}
     for tensor in model.subgraphs[0].tensors:

@@ -1,7 +1,8 @@
-"""Writes corrected weights, biases and activation ranges into the file of TensorFlow's converter.
+"""Writes weights, biases and activation ranges of an ONNX graph into a .tflite file.
 
-The converter reads the user's file, but corrections change the ONNX graph. A layer of the converted
-file is matched to its node in the graph by its weights.
+TensorFlow's converter reads the user's file, but corrections change the ONNX graph. A layer of the
+converted file is matched to its node in the graph by its weights. The module also turns average
+pools into means.
 """
 
 from collections.abc import Mapping
@@ -51,6 +52,7 @@ class Rounded:
 
     Attributes:
         weights: the integers in the file's layout.
+        bias: the integers [channels]; None if the layer has no bias.
     """
 
     weights: NDArray[np.int64]
@@ -62,9 +64,10 @@ class Rounded:
 def write_corrected(
     content: bytes, fp32: onnx.GraphProto, corrected: onnx.GraphProto, plan: Plan, ranges: Ranges
 ) -> bytes:
-    """Return the file with the weights and biases of `corrected`, rounded by `plan`.
+    """Return the file with the weights and biases of `corrected`, rounded by `plan`, and `ranges`.
 
-    Weights below 8 bits are stored in 4 bits.
+    Weights below 8 bits are stored in 4 bits. A MatMul has no bias in the graph, so its layer keeps
+    the bias of the file.
 
     Args:
         content: a full-integer file from TensorFlow's converter.
@@ -75,8 +78,8 @@ def write_corrected(
     Raises:
         ConfigError: the plan names an unknown layer.
         UnsupportedError: the file does not match the graph, see `match_layers` and
-        `scale_activations`.
-        QuantizationError: the written file does not hold the chosen integers.
+            `scale_activations`; or a corrected bias belongs to a layer without a bias.
+        QuantizationError: the written file does not hold the chosen integers and scales.
     """
     model = contents.read_model(content)
     nodes = weight_layers(corrected)
@@ -110,7 +113,8 @@ def match_layers(model: Any, fp32: onnx.GraphProto) -> list[str]:
     """Return, for each layer of the file, the short name of its node in the graph.
 
     Raises:
-        UnsupportedError: a layer of the file matches no node of the graph.
+        UnsupportedError: a layer of the file has the weights and bias of no node, or shares its
+            weights or bias with another layer.
     """
     nodes = weight_layers(fp32)
     left = list(weight_layers(fp32))
@@ -142,13 +146,19 @@ def match_layers(model: Any, fp32: onnx.GraphProto) -> list[str]:
 
 
 def scale_activations(model: Any, names: list[str], graph: onnx.GraphProto, ranges: Ranges) -> None:
-    """Set the scale and zero point of each int8 activation from `ranges`, by ONNX tensor name.
+    """Set the scales and zero points of the int8 activations, in place.
+
+    The outputs of pools and moves take the scale of their input. The outputs of operators with a
+    fixed range, such as a softmax, keep their own. Average pools over whole maps become means if
+    the graph has their range.
 
     Args:
         names: see `match_layers`.
+        ranges: activation ranges by ONNX tensor name.
 
     Raises:
-        UnsupportedError: an activation has no ONNX tensor.
+        UnsupportedError: an activation that needs a range has no ONNX tensor, or its tensor has no
+            range.
     """
     tensors = model.subgraphs[0].tensors
     activations = _name_activations(model, names, graph)
@@ -156,6 +166,8 @@ def scale_activations(model: Any, names: list[str], graph: onnx.GraphProto, rang
     for index in model.subgraphs[0].inputs:
         if tensors[index].type == TensorType.INT8:
             _scale(tensors[index], ranges.get(activations.get(index, "")))
+
+    # Follow the order of execution, because moves take the new scale of their input
     for code, operator in contents.operators(model):
         for index in operator.outputs:
             tensor = tensors[index]
@@ -186,7 +198,10 @@ def _unmatched(layer: TfliteLayer, reason: str) -> UnsupportedError:
 
 
 def _difference(model: Any, layer: TfliteLayer, weights: Array) -> float:
-    """Return the RMS difference of weights [output channels, ...] from the file, in levels."""
+    """Return the RMS difference of weights [output channels, ...] from the file, in levels.
+
+    The difference is infinite if the shapes differ or the file computes the weights.
+    """
     shape = layer.weights.shape
     fits = weights.size == np.prod(shape) and len(weights) == shape[layer.axis]
     if not fits or not contents.is_constant(model, layer.weights):
@@ -197,7 +212,7 @@ def _difference(model: Any, layer: TfliteLayer, weights: Array) -> float:
 
 
 def _to_layout(layer: TfliteLayer, weights: NDArray[Any]) -> NDArray[Any]:
-    """Turn [output channels, input channels, ...] into the operator's layout."""
+    """Return weights [output channels, input channels, ...] in the operator's layout."""
     axis = 0 if layer.code == "DEPTHWISE_CONV_2D" else 1
     moved = np.moveaxis(weights, axis, -1)
     return moved.reshape(layer.weights.shape)  # adds the height of 1 of one-dimensional layers
@@ -231,6 +246,8 @@ def _round(
         bias = contents.read_values(model, layer.bias)
     if layer.bias is None and bias.any():
         raise _unmatched(layer, "it has no bias to correct")
+
+    # A bias has the scale of the weights times that of the input
     input_scale = float(layer.input.quantization.scale[0])
     grid = _with_room(scheme.grid(weights, 0), weights, bias, input_scale=input_scale)
     scale = grid.scale.reshape(-1)
@@ -243,7 +260,10 @@ def _round(
 
 
 def _with_room(grid: Grid, weights: Array, bias: NDArray[np.float64], input_scale: float) -> Grid:
-    """Return a grid with scales large enough for a 32-bit bias."""
+    """Return the grid, with scales raised where the bias would not fit in 32 bits.
+
+    With a scale for each channel, a channel of zeros takes the largest scale of the others.
+    """
     shape = (-1,) + (1,) * (weights.ndim - 1)
     needed = np.abs(bias) / (input_scale * _BIAS_LIMIT)
     scale = grid.scale.copy()
@@ -257,7 +277,8 @@ def _with_room(grid: Grid, weights: Array, bias: NDArray[np.float64], input_scal
 def _name_activations(model: Any, names: list[str], graph: onnx.GraphProto) -> dict[int, str]:
     """Return the ONNX name of each matched activation, by its index in the file.
 
-    The matched activations are the inputs and outputs of layers, and sums and products of these.
+    The matched activations are the graph's inputs, the inputs and outputs of layers, and sums,
+    differences and products of two matched ones.
     """
     nodes = weight_layers(graph)
     activations = dict.fromkeys(model.subgraphs[0].inputs, graph.input[0].name)
@@ -266,6 +287,8 @@ def _name_activations(model: Any, names: list[str], graph: onnx.GraphProto) -> d
     for layer, name in zip(contents.layers(model), names, strict=True):
         matched[id(layer.operator)] = nodes[name]
         activations[layer.operator.inputs[0]] = nodes[name].input[0]
+
+    # Name the outputs in order, because sums are found by the names of their inputs
     for code, operator in contents.operators(model):
         node = matched.get(id(operator))
         if code == "QUANTIZE" and operator.inputs[0] in activations:  # a float input, or rescaling
@@ -297,9 +320,10 @@ def _find_node(graph: onnx.GraphProto, kind: str, inputs: list[str]) -> onnx.Nod
 def _pools_to_means(
     model: Any, activations: dict[int, str], graph: onnx.GraphProto, ranges: Ranges
 ) -> None:
-    """Turn average pools over whole maps into means, whose outputs can have their own range.
+    """Turn average pools over whole maps into means, in place, if the graph has their range.
 
-    TFLite gives a pool's output the range of the pool's input, which is several times wider.
+    TFLite gives a pool's output the range of the pool's input, which is often several times wider.
+    The output of a mean has its own range.
 
     Args:
         activations: see `_name_activations`; the outputs of the means are added.
@@ -314,31 +338,31 @@ def _pools_to_means(
 
 
 def pools_to_means(model: Any) -> None:
-    """Replace each average pool that covers a whole map of a float file by a mean."""
+    """Turn each average pool over a whole map into a mean, in place, in a float file."""
     for operator in _whole_pools(model):
         contents.to_mean(model, operator)
 
 
 def _whole_pools(model: Any) -> list[Any]:
-    """Return the average pools over whole maps."""
+    """Return the average pools over whole maps, without a fused activation."""
     tensors = model.subgraphs[0].tensors
     pools = []
     for code, operator in contents.operators(model):
         if code == "AVERAGE_POOL_2D":
-            taken = tensors[operator.inputs[0]]
-            made = tensors[operator.outputs[0]]
-            if _covers(operator, taken, made):
+            source = tensors[operator.inputs[0]]
+            result = tensors[operator.outputs[0]]
+            if _covers(operator, source, result):
                 pools.append(operator)
     return pools
 
 
-def _covers(operator: Any, taken: Any, made: Any) -> bool:
-    """Return whether a pool averages each channel of [N, H, W, C] over the whole map."""
+def _covers(operator: Any, source: Any, result: Any) -> bool:
+    """Return whether a pool only averages each channel of [N, H, W, C] over the whole map."""
     options = operator.builtinOptions
     size = [options.filterHeight, options.filterWidth]
-    single = [*made.shape[1:3]] == [1, 1]
+    single = [*result.shape[1:3]] == [1, 1]
     plain = options.fusedActivationFunction == ActivationFunctionType.NONE
-    return plain and single and size == [*taken.shape[1:3]]
+    return plain and single and size == [*source.shape[1:3]]
 
 
 def _scale(tensor: Any, limits: Range | None) -> None:

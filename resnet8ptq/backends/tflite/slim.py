@@ -4,9 +4,9 @@ from resnet8ptq.backends.tflite import contents
 
 
 def slim(content: bytes) -> bytes:
-    """Return a copy without descriptions, metadata, inner names and duplicate vectors.
+    """Return a copy without description, metadata, inner names, recorded ranges and duplicates.
 
-    Inputs, outputs and the signature keep their names.
+    Duplicates are equal arrays and buffers. Inputs, outputs and the signature keep their names.
     """
     model = contents.read_model(content)
     model.description = model.metadata = model.metadataBuffer = None

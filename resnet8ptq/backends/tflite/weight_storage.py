@@ -1,6 +1,6 @@
 """Stores the weights of a float .tflite file in float16 or 8 bits.
 
-A DEQUANTIZE operator turns each stored weight into float32 again, once, as LiteRT loads the file.
+A DEQUANTIZE operator turns each stored tensor into float32 again, once and not in each inference.
 TensorFlow's converter writes the same form for float16 (`supported_types=[tf.float16]`), but it
 converts only Keras files and SavedModels.
 """
@@ -25,16 +25,17 @@ _OF_CHANNELS = 5
 def store(content: bytes, half: bool) -> tuple[bytes, int]:
     """Return the file with weights of fewer bits, and the number of layers that have them.
 
-    Weights beyond the range of float16 stay in float32.
-
     Args:
-        half: whether to store float16; else 8 bits, with a scale for each output channel.
+        half: whether to store float16; weights beyond its range then stay in float32. Otherwise
+            weights have 8 bits, with a scale for each output channel.
 
     Raises:
-        UnsupportedError: no layer has constant float weights.
+        UnsupportedError: no layer has constant float32 weights, in the range of float16 if `half`.
     """
     model = contents.read_model(content)
     graph = model.subgraphs[0]
+
+    # Layers may share their weights, which are stored once
     axes = {id(layer.weights): layer.axis for layer in contents.layers(model)}
     stored = []
     for index, tensor in enumerate(graph.tensors):
@@ -49,6 +50,8 @@ def store(content: bytes, half: bool) -> tuple[bytes, int]:
         axis = None if half else axes[id(graph.tensors[index])]
         casts.append(_store(model, index, code, axis))
     graph.operators = [*casts, *graph.operators]
+
+    # Count layers, not tensors
     changed = {id(graph.tensors[index]) for index in stored}
     count = 0
     for layer in contents.layers(model):
@@ -62,7 +65,7 @@ def store(content: bytes, half: bool) -> tuple[bytes, int]:
 
 
 def _fits(model: Any, tensor: Any, half: bool) -> bool:
-    """Return whether a tensor is a float constant, and within the range of float16 if `half`."""
+    """Return whether a tensor is a float32 constant, and within float16's range if `half`."""
     if tensor.type != TensorType.FLOAT32 or not contents.is_constant(model, tensor):
         return False
     if not half:
@@ -75,6 +78,8 @@ def _store(model: Any, index: int, code: int, axis: int | None) -> Any:
     """Move a constant into a smaller tensor; return the operator that makes it float32 again.
 
     Args:
+        index: the constant's index among the graph's tensors.
+        code: the index of the operator's code in the file.
         axis: the axis of the 8-bit scales; None stores float16.
     """
     tensors = model.subgraphs[0].tensors
