@@ -68,12 +68,17 @@ def stored_levels(cell: Cell) -> list[NDArray[np.int64]]:
 
 @pytest.mark.parametrize("per_channel", ["false", "true"])
 @pytest.mark.parametrize(
-    ("backend", "dtype"), [("torch", "int8"), ("torch_pt2e", "int8"), ("torch_pt2e", "uint8")]
+    "settings",
+    [
+        # FX rounds to torch's own levels unless the weights were placed on the grid
+        "backend=torch dtype=int8 corrections.adaround=true",
+        "backend=torch dtype=int8 corrections.reconstruction=true",
+        "backend=torch_pt2e dtype=int8",
+        "backend=torch_pt2e dtype=uint8",
+    ],
 )
-def test_integer_weights_are_those_of_the_grid(quantize, shapes_model, backend, dtype, per_channel):
-    # FX rounds to torch's own levels unless the weights were placed on the grid.
-    placed = ("corrections.adaround=true",) if backend == "torch" else ()
-    cell = quantize(f"backend={backend}", f"dtype={dtype}", f"per_channel={per_channel}", *placed)
+def test_integer_weights_are_those_of_the_grid(quantize, shapes_model, settings, per_channel):
+    cell = quantize(*settings.split(), f"per_channel={per_channel}")
     seven = quantizer_of(cell.config).resolve().weight_bits == 7  # without VNNI
     scheme = WeightScheme.of(cell.config, seven)
     expected = [scheme.grid(w, 0).quantize(w) for w in layer_weights(shapes_model).values()]

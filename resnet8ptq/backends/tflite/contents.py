@@ -117,7 +117,7 @@ def layers(model: Any) -> Iterator[TfliteLayer]:
 
 
 def _tensor_at(tensors: Any, index: int) -> Any:
-    """Return a tensor by its index; None for a negative index, which stands for an omitted input."""
+    """Return a tensor by its index; None for a negative index, that of an omitted input."""
     return None if index < 0 else tensors[index]
 
 

@@ -8,13 +8,7 @@ from resnet8ptq.config.schema import BackendConfig
 
 @dataclass
 class TfliteConfig(BackendConfig):
-    """The settings of `backend=tflite`.
-
-    Attributes:
-        flow: the converter: `convert` is TensorFlow's; None until `choose_flow` decides.
-        integer_io: whether the file's inputs and outputs are integers. None: they are
-            with `convert` and method=static; with `onnx2tf` see `edge_quantizer.Scheme`.
-    """
+    """The settings of `backend=tflite`, which `conf/backend/tflite.yaml` explains."""
 
     name: str = "tflite"
     flow: str | None = limited(None, one_of("convert", "onnx2tf"))

@@ -1,4 +1,4 @@
-"""PyTorch: quantization by FX graph mode or PT2E, saving and loading of the files."""
+"""Describes `backend=torch`: FX graph mode and PT2E, with their files."""
 
 from resnet8ptq.backends.operators import SHARED, WITHOUT_TORCH
 from resnet8ptq.core.descriptor import Backend, Search

@@ -1,6 +1,7 @@
-"""Tells PT2E which tensors to quantize: a `Quantizer` that follows the nodes of the ONNX graph.
+"""Tells PT2E which tensors of an exported graph to quantize, and by which grids.
 
-`observed` names the tensors to calibrate; `annotate` then sets the scales.
+`OnnxNodeQuantizer` does so: `observed` names the tensors to calibrate; `annotate` then sets the
+scales.
 """
 
 from collections.abc import Collection, Mapping
@@ -62,7 +63,9 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
     """Annotates the nodes of an exported graph that PT2E quantizes.
 
     Attributes:
-        float_output: whether the last layer's output and the softmax after it stay in float.
+        float_nodes: names of the graph's nodes that stay in float.
+        float_output: whether the graph's outputs, each softmax and the softmax's input stay in
+            float.
         ranges: ranges of the observed tensors, by their producing node; needed by `annotate`.
     """
 
@@ -73,16 +76,20 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
     ranges: Mapping[str, Range] = field(default_factory=dict)
 
     def observed(self, module: GraphModule) -> list[str]:
-        """Return the nodes whose outputs must be calibrated, in graph order."""
+        """Return the names of the nodes whose outputs must be calibrated, each once."""
         roots: dict[Node, None] = {}
         for node in module.graph.nodes:
             if not self._is_chosen(node):
                 continue
             tensors = []
             if node.target != _CAT:
-                tensors = [tensor for tensor in self._inputs(node) if tensor.op != "get_attr"]
+                for tensor in self._inputs(node):
+                    if tensor.op != "get_attr":  # constants need no calibration
+                        tensors.append(tensor)
             if self._has_own_output(node):
                 tensors.append(node)
+
+            # A node whose output shares a scale takes that of its root; a softmax has a fixed one
             roots |= dict.fromkeys(map(self._root, tensors))
         return [node.name for node in roots if node.target not in SOFTMAX]
 
@@ -101,7 +108,7 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
         return module
 
     def validate(self, module: GraphModule) -> None:
-        """Accept everything: every annotation can be simulated."""
+        """Accept every annotation, because all can be simulated."""
 
     def _is_chosen(self, node: Node) -> bool:
         if node.name in self.float_nodes:
@@ -113,7 +120,10 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
         return node.target in (*LAYERS, *_ARITHMETIC, *ACTIVATIONS, *_PASSING)
 
     def _is_fused(self, node: Node) -> bool:
-        """Return whether a Relu follows, so that only its output is rounded."""
+        """Return whether only the output of an activation, such as Relu, is rounded.
+
+        The activation must be the only reader of `node`, a layer, sum or product.
+        """
         users = list(node.users)
         if node.target not in (*LAYERS, *_ARITHMETIC) or len(users) != 1:
             return False
@@ -123,7 +133,10 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
         return self._is_chosen(node) and self._is_chosen(user)
 
     def _inputs(self, node: Node) -> list[Node]:
-        """Return the rounded inputs of `node`: data and weights of a layer, not its bias."""
+        """Return the rounded inputs of `node`: data and weights of a layer, not its bias.
+
+        An activation that is fused with the node before it has none.
+        """
         if node.target == _CAT:
             return list(dict.fromkeys(node.args[0]))
         count = 2 if node.target in (*LAYERS, *_ARITHMETIC) else 1
@@ -152,6 +165,8 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
             return self._activation_spec(tensor)
         if layer.target not in LAYERS:
             return None  # a constant of an addition stays in float
+
+        # Weights are written onto their grid, on which the bias must fit in 32 bits
         weights = attrgetter(str(tensor.target))(module).detach()
         axis = weights.ndim - 1 if layer.target == _aten.matmul.default else 0
         self._fit_bias(module, layer, weights)

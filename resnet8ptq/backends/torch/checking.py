@@ -22,11 +22,12 @@ log = logging.getLogger(__name__)
 
 
 def convert_checked(prepared: Any, calibration: Split) -> Any:
-    """Return a calibrated module with integer kernels; warn if they add more noise than its scales.
+    """Return a calibrated module with integer kernels; warn if these add more noise than rounding.
 
     Args:
         prepared: the module with observers; it must not be used afterwards.
-        calibration: a few of these samples run in one batch.
+        calibration: up to `kernel_noise.SAMPLES` of these samples run in one batch, for the
+            comparison.
     """
     samples = kernel_noise.draw_batch(calibration)
     if samples is None:
@@ -40,6 +41,8 @@ def convert_checked(prepared: Any, calibration: Split) -> Any:
     except Exception as error:  # an operator that has no reference, or one that tracing refuses
         log.debug("torch's kernels are not compared with float arithmetic: %s", one_line(error))
         return quantized
+
+    # FBGEMM is the engine to compare with, so its own noise needs another backend
     noise = KernelNoise.of(defined, computed, run_fp32=lambda: fp32, limit_db=KERNELS_DB)
     if noise.exceeds:
         engine = torch.backends.quantized.engine

@@ -29,10 +29,13 @@ def quantize(
     config: QuantizationConfig,
     weights: WeightScheme,
 ) -> tuple[torch.nn.Module, list[str]]:
-    """Quantize the weights of linear layers; return the module and the layers' names.
+    """Return a module whose linear layers are quantized, and the layers' names.
+
+    Args:
+        skipped: names of the layers that stay in float.
 
     Raises:
-        UnsupportedError: there is no linear layer; torch has no dynamic convolution.
+        UnsupportedError: there is no linear layer to quantize; torch has no dynamic convolution.
     """
     layers = []
     for name, layer in module.named_modules():

@@ -103,6 +103,7 @@ class RangeObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
 
 
 _OBSERVERS = (RangeObserver, HistogramObserver)
+
 # In torch 2.13, oneDNN's kernel of transposed convolutions is wrong if the numbers of input and
 # output channels differ, and FBGEMM's for 2 x 2 kernels with 8 or 16 channels; the errors exceed
 # the values. Per channel, FX refuses these layers.
@@ -131,18 +132,21 @@ def quantize(
     weights: WeightScheme,
     scheme: WeightScheme,
 ) -> tuple[torch.fx.GraphModule, dict[str, Range]]:
-    """Prepare with observers, calibrate, and convert.
+    """Insert observers, calibrate, and convert to integer kernels.
 
     Args:
-        module: the float network, [N, H, W, C] to [N, classes]; it must not be used afterwards.
+        module: the result of `load_torch_module`; it must not be used afterwards.
         graph: the ONNX graph that `module` was made from.
+        skipped: names of the nodes that stay in float.
         scheme: the activation scheme.
 
     Returns:
-        The quantized module, and the range of each observed tensor by ONNX tensor name.
+        The quantized module, and the activation ranges by ONNX tensor name. Tensors with a common
+        observer have one entry, by the name of the first. There are no entries with
+        calib=histogram.
 
     Raises:
-        UnsupportedError: FX cannot trace the network.
+        UnsupportedError: FX cannot trace or convert the network.
     """
     example = as_tensors(activations.calibration.zeros)
     observer = _activation_observer(config.calib, scheme)
@@ -151,7 +155,7 @@ def quantize(
     for kind, weight in _OWN_WEIGHTS.items():
         mapping.set_object_type(kind, QConfig(observer, weight))
 
-    # Constants are quantized only with the node that takes them.
+    # Leave in float the layers with wrong kernels, and the nodes that the settings name
     if any(isinstance(layer, _TRANSPOSED) for layer in module.modules()):
         log.warning(
             "transposed convolutions stay in float: torch's 8-bit kernels compute them wrongly"
@@ -159,8 +163,10 @@ def quantize(
         for kind in _TRANSPOSED:
             mapping.set_object_type(kind, None)
     if skipped:
-        for name in (*skipped, "initializers"):
+        for name in (*skipped, "initializers"):  # constants are quantized with their reader
             mapping.set_module_name(name, None)
+
+    # Insert the observers, and set or calibrate their ranges
     with known_warnings():
         with errors_as(UnsupportedError, "FX cannot trace the network", f"try {PT2E}"):
             # FX quantizes each cat, pad and resize that it traces, under all settings.
@@ -186,17 +192,25 @@ def quantize(
 
 
 def _preset_ranges(observers: list[tuple[str, RangeObserver]], activations: Activations) -> None:
-    """Preset each observer to the ranges of its tensors, which are preset or calibrated."""
+    """Preset each observer to a range that covers those of its tensors, preset or calibrated.
+
+    A preset range of one tensor serves all tensors that share its observer.
+
+    Args:
+        observers: the observers with the names of their tensors.
+    """
     preset = set()
     for name, observer in observers:
         if name in activations.preset:
             preset.add(id(observer))
 
-    # A preset range of one tensor serves all that share its observer
+    # Leave out tensors that take the preset range of another
     wanted = []
     for name, observer in observers:
         if name in activations.preset or id(observer) not in preset:
             wanted.append(name)
+
+    # Cover the ranges of all tensors that share an observer
     calibrated = activations.find_ranges(wanted)
     for name, observer in observers:
         if name in calibrated:
@@ -228,7 +242,10 @@ def _find_mixed(graph: onnx.GraphProto) -> list[str]:
 
 
 def _find_opaque(module: Any) -> list[str]:
-    """Return the names of layers that FX must not trace: of several steps, or without a kernel."""
+    """Return the names of the layers that FX must not trace.
+
+    These are layers of several steps, and resizes by an interpolation without a quantized kernel.
+    """
     without = ("linear", "trilinear", "bicubic")
     names = []
     for name, layer in module.named_modules():
@@ -238,7 +255,7 @@ def _find_opaque(module: Any) -> list[str]:
 
 
 def _share_observers(prepared: Any) -> None:
-    """Share one observer among the tensors around an operator with one scale, such as a Concat.
+    """Share one observer among the tensors at an operator with one scale, such as a Concat.
 
     FX shares observers operator by operator. A tensor that two such operators read then loses the
     first one's observer, as in the feature pyramid of a detector. torch then clips the inputs of a
@@ -250,27 +267,32 @@ def _share_observers(prepared: Any) -> None:
         kind = node.target
         if node.op == "call_module":
             kind = type(modules[node.target])
+
         # Skip other operators, and nodes that stay in float
         if kind not in _KEEPING or settings.get(node.name) is None:
             continue
 
         # Collect the observers of the node's inputs and outputs
         first = node.args[0]
-        taken = first if isinstance(first, list | tuple) else [first]
+        inputs = first if isinstance(first, list | tuple) else [first]
         shared = []
-        for value in (*taken, *node.users):
+        for value in (*inputs, *node.users):
             observer = modules.get(value.target)
             if isinstance(observer, _OBSERVERS):
                 shared.append(observer)
-        for name in [name for name, module in modules.items() if module in shared]:
-            modules[name] = shared[0]
-            prepared.set_submodule(name, shared[0])
+
+        # An observer can have several names
+        for name, module in list(modules.items()):
+            if module in shared:
+                modules[name] = shared[0]
+                prepared.set_submodule(name, shared[0])
 
 
 def _free_inputs(prepared: Any, observer: Any) -> None:
-    """Observe inputs of fixed-scale operators, such as Softmax, that FX gave the output's scale.
+    """Observe the inputs of operators with a fixed output scale, such as Softmax.
 
-    FX sets that wrong scale after an operator without a quantized kernel, such as a Reshape.
+    After an operator without a quantized kernel, such as a Reshape, FX gives the input the scale of
+    the output.
     """
     modules = dict(prepared.named_modules())
     for node in prepared.graph.nodes:
@@ -295,10 +317,13 @@ def _activation_observer(calib: CalibConfig, scheme: WeightScheme) -> Any:
 def weight_observer(config: QuantizationConfig, scheme: WeightScheme) -> Any:
     """Return a factory of weight observers, on torch's grid or on the grid of `precision.grid`.
 
-    torch's int8 grid has 255 steps from -128, which extends half a level further. Weights of 7
-    bits, and weights from AdaRound or fine-tuning, lie exactly on the grid of `precision.grid`.
+    torch's int8 grid has 255 steps from -128, which extends half a level further. Weights of 7 bits
+    and learned weights lie exactly on the grid of `precision.grid`. AdaRound, reconstruction and
+    fine-tuning learn weights.
     """
-    on_grid = config.corrections.adaround or config.method == "qat" or scheme.reduce_range
+    changes = config.corrections
+    is_learned = changes.adaround or changes.reconstruction or config.method == "qat"
+    on_grid = is_learned or scheme.reduce_range
     lowest, highest = scheme.levels if on_grid else (-128, 127)
     settings = {"dtype": torch.qint8, "quant_min": lowest, "quant_max": highest}
     if scheme.per_channel:
@@ -307,11 +332,11 @@ def weight_observer(config: QuantizationConfig, scheme: WeightScheme) -> Any:
 
 
 def _observers(prepared: Any, graph: onnx.GraphProto) -> list[tuple[str, RangeObserver]]:
-    """Return each observer of a range with the ONNX name of its tensor, in graph order.
+    """Return each `RangeObserver` with the ONNX name of its tensor, in graph order.
 
-    Several tensors may share an observer, whose range covers all: the inputs and the output of a
-    Concat, or of an operator that only moves values. If only a Clip takes a tensor, its observer
-    covers only the clipped values.
+    Tensors that the ONNX graph lacks are left out. Several tensors may share an observer, whose
+    range covers all: the inputs and the output of a Concat, or of an operator that only moves
+    values. If only a Clip takes a tensor, its observer covers only the clipped values.
     """
     modules = dict(prepared.named_modules(remove_duplicate=False))
     scopes = prepared.meta["_observed_graph_module_attrs"].node_name_to_scope
@@ -338,7 +363,7 @@ def _observers(prepared: Any, graph: onnx.GraphProto) -> list[tuple[str, RangeOb
 
 
 def _calibrate(prepared: Any, calibration: Split, config: CalibConfig) -> None:
-    """Calibrate the observers of tensors that the ONNX graph lacks."""
+    """Calibrate the observers without a preset range, such as those of tensors that ONNX lacks."""
     observers = [module for module in prepared.modules() if isinstance(module, _OBSERVERS)]
     if all(getattr(observer, "preset", None) is not None for observer in observers):
         return

@@ -8,7 +8,7 @@ from resnet8ptq.config.schema import BackendConfig
 
 @dataclass
 class TorchConfig(BackendConfig):
-    """PyTorch: FX graph mode, or PT2E (torch.export), simulated."""
+    """The settings of `backend=torch`, which `conf/backend/torch.yaml` explains."""
 
     name: str = "torch"
     flow: str = limited("fx", one_of("fx", "pt2e"))

@@ -48,11 +48,13 @@ class _Profiler:
 
 
 def read_events(events: Sequence[Any]) -> dict[Key, float]:
-    """Return the milliseconds of a run's operators, by index and name.
+    """Return the milliseconds of a run's operators; the index makes each key's name unique.
+
+    The time of an operator includes the operators that it calls. Of the operators outside the
+    network, only the dequantization of its outputs is counted.
 
     Args:
-        events: torch's `FunctionEvent`s. The time of an operator includes the operators that it
-            calls; operators outside the network are left out.
+        events: torch's `FunctionEvent`s.
     """
     times: dict[Key, float] = {}
     for event in events:

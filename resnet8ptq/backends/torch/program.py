@@ -34,8 +34,9 @@ def export(module: Any, example: Example, most: int | None = None) -> ExportedPr
     """Export a network for any batch size, and for any length if `example` has free lengths.
 
     Args:
-        most: the largest batch; the example has the largest length. The trace uses a batch of this
-            size, because an exported program may refuse batches larger than the traced one.
+        most: the largest batch size, with which the network is traced, because a program may refuse
+            batches larger than the traced one. The example then has the largest length. With 1, the
+            batch size is fixed; with None, batch and length have no limit.
 
     Raises:
         UnsupportedError: torch.export cannot trace the network.
@@ -59,6 +60,8 @@ def export(module: Any, example: Example, most: int | None = None) -> ExportedPr
         if any_length:
             own_axes[1] = length
         free.append(own_axes)
+
+    # Trace, and print nothing on an error
     printed = io.StringIO()  # torch prints the whole graph on an error
     why = "torch.export cannot trace the network, which backend=onnx takes"
     with errors_as(UnsupportedError, why), known_warnings(), contextlib.redirect_stderr(printed):
@@ -74,6 +77,8 @@ def save(module: Any, example: Example, path: Path, *_: bool) -> None:
         UnsupportedError: see `export`; or `load` would refuse the file.
     """
     program = export(module, example)
+
+    # Drop the parts that the gate refuses, and those that differ between processes
     program.example_inputs = None
     program._guards_code = []  # drop checks in Python code, which the gate refuses
     for node in program.graph.nodes:  # keep the shape; drop origins in Python code
@@ -81,6 +86,8 @@ def save(module: Any, example: Example, path: Path, *_: bool) -> None:
     archive = io.BytesIO()
     with known_warnings():
         torch.export.save(program, archive)
+
+    # Read the file as `load` does, before it is complete under its name
     with files.atomic(path) as temporary:
         copy_reproducibly(archive, temporary, compressed=(".json",))
         try:
@@ -104,11 +111,12 @@ def _open(path: Path) -> Any:
 
 
 def _end_at_logits(module: Any) -> Predict | None:
+    """Return a copy that ends before the final softmax; None without one, or with more outputs."""
     graph = torch.fx.Graph()
     outputs = graph.graph_copy(module.graph, {}, return_output_node=True)[0]
     if len(outputs) != 1:
         return None
-    (output,) = outputs
+    [output] = outputs
     graph.set_codegen(module.graph._codegen)
     while output.target in ROUNDED:
         output = output.args[0]
@@ -120,9 +128,7 @@ def _end_at_logits(module: Any) -> Predict | None:
 
 
 def count_layers(path: Path) -> tuple[int, int]:
-    """Count the convolutions and matrix products with quantized data and weights, and the
-    others.
-    """
+    """Return the number of `LAYERS` with quantized data and weights, and that of the others."""
     quantized = 0
     in_float = 0
     for node in _open(path).graph.nodes:

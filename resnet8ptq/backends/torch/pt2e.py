@@ -40,10 +40,15 @@ def quantize(
 ) -> tuple[torch.fx.GraphModule, dict[str, Range]]:
     """Export, calibrate, and insert quantize and dequantize operators with torchao.
 
-    For arguments and result see `fx.quantize`.
+    For arguments and result see `fx.quantize`. A tensor that the ONNX graph lacks has the name of
+    its exported node.
+
+    Raises:
+        UnsupportedError: see `program.export`.
     """
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
+    # Find the exported nodes that stay in float
     calibration = activations.calibration
     exported = export(module, Example.of(calibration)).module()
     norms = _spell_out_norms(exported)
@@ -79,7 +84,7 @@ def quantize(
 
 
 def _spell_out_norms(exported: Any) -> list[str]:
-    """Replace each batch normalization by a product and a sum; return their names.
+    """Replace each batch normalization by a product and a sum, in place; return their names.
 
     torchao would fold a batch normalization into the convolution before it, whose weights then
     leave their grid. torchao would also trace 96 patterns of trained convolutions, which takes
@@ -109,7 +114,7 @@ def _spell_out_norms(exported: Any) -> list[str]:
 
 
 def _drop_unused(converted: Any) -> None:
-    """Drop the float weights, because the converted graph reads only the integer ones."""
+    """Drop the tensors that the converted graph does not read, such as replaced float weights."""
     used = {node.target for node in converted.graph.find_nodes(op="get_attr")}
     for name in [*dict(converted.named_parameters()), *dict(converted.named_buffers())]:
         if name not in used:
@@ -118,7 +123,7 @@ def _drop_unused(converted: Any) -> None:
 
 
 def _paths(exported: Any) -> dict[str, str]:
-    """Return the module that each node of an exported graph comes from."""
+    """Return the path of the module that each operator comes from, by the operator's name."""
     paths = {}
     for node in exported.graph.nodes:
         modules = node.meta.get("nn_module_stack")
@@ -131,13 +136,14 @@ def _paths(exported: Any) -> dict[str, str]:
 def _calibrate(
     exported: Any, observed: list[str], calibration: Split, config: CalibConfig
 ) -> dict[str, Range]:
-    """Return the ranges of tensors that the ONNX graph lacks."""
+    """Return the calibrated ranges of the outputs of the `observed` nodes, by node."""
     if not observed:
         return {}
     observers = {}
     for node in exported.graph.nodes:
         if node.name in observed:
             observers[node] = make_observer(config)
+
     # The observed tensors are read after each run, so none may be freed during it
     interpreter = torch.fx.Interpreter(exported, garbage_collect_values=False)
     with torch.inference_mode():

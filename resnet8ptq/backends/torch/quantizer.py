@@ -1,8 +1,8 @@
-"""PyTorch: resolves the settings and selects the flow.
+"""Resolves the settings of PyTorch, quantizes by the chosen flow, and saves the file.
 
 FX graph mode runs on integer kernels, which take uint8 activations and int8 weights only; with
-other dtypes it silently quantizes nothing. PT2E simulates every dtype in float. The modules of PT2E
-import torchao, which takes two seconds, so only the PT2E flow imports them.
+other dtypes it silently quantizes nothing. PT2E simulates 8-bit dtypes in float. The modules of
+PT2E import torchao, which takes two seconds, so only the PT2E flow imports them.
 """
 
 from contextlib import AbstractContextManager
@@ -65,7 +65,10 @@ class TorchQuantizer(Quantizer):
     level_pools: ClassVar[tuple[str, ...]] = ("AveragePool", "GlobalAveragePool")
 
     def resolve(self, decisions: Decisions | None = None) -> Resolved:
-        """Return dtypes, bits and engine; weights or activations may have 7 bits."""
+        """Return the dtypes, bits, execution, file format and engine; see `contract.Quantizer`.
+
+        Weights or activations may have 7 bits.
+        """
         config = self.config
         fx_flow = self._options.flow == "fx"
         if config.computes_in_float and not config.dtype.is_fp32:
@@ -102,10 +105,13 @@ class TorchQuantizer(Quantizer):
     def quantize(
         self, model: Fp32Model, decisions: Decisions, calibration: Split, folder: Path
     ) -> Artifact:
-        """Quantize by the flow that `backend.flow` and `method` name, and save.
+        """Quantize by the flow that `backend.flow` and `method` name, unless FP32, and save.
 
         Raises:
-            UnsupportedError: method=dynamic, and the network has no linear layer.
+            UnsupportedError: torch cannot convert, trace or run the network, or none of its layers
+                can have the weights of `method` and `dtype`.
+            QuantizationError: torch quantized no layer.
+            ConfigError: a setting names an unknown layer, node or operator.
         """
         self._set_up(self.runtime.threads)
         config = self.config
@@ -156,12 +162,12 @@ class TorchQuantizer(Quantizer):
         return predictor
 
     def count_kernels(self, path: Path) -> tuple[int, int]:
-        """Count the layers of the file, which torch runs unchanged."""
+        """Count the layers by the operators of the file, which torch runs unchanged."""
         counted: tuple[int, int] = self._flow[1].count_layers(path)
         return counted
 
     def profile(self, path: Path, threads: int) -> AbstractContextManager[Profiler]:
-        """Load a TorchScript file, to time its operators; raise `UnsupportedError` for others."""
+        """Load a TorchScript file, to time its operators; raise `UnsupportedError` for PT2E."""
         if self._options.flow == "pt2e":
             raise UnsupportedError(
                 "backend.flow=pt2e: simulates integer kernels in float; its times are meaningless"
@@ -169,7 +175,7 @@ class TorchQuantizer(Quantizer):
         return profiler.profile(partial(self.load, path, threads))
 
     def _set_up(self, threads: int) -> None:
-        """Set torch's settings for the whole process."""
+        """Set torch's threads, and for FX its engine, for the whole process."""
         torch.set_num_threads(threads)
         # For stack traces, which nothing reads, FX would import torch's compiler for a second.
         torch.fx.config.do_not_emit_stack_traces = True
@@ -189,7 +195,10 @@ class TorchQuantizer(Quantizer):
 
     @property
     def _engine(self) -> str:
-        """Resolve `auto`: oneDNN on a CPU with VNNI, where its 8-bit sums are exact."""
+        """The engine; `auto` is oneDNN on a CPU with VNNI, and torch's default on others.
+
+        With VNNI, oneDNN's 8-bit sums are exact.
+        """
         if self._options.engine != "auto":
             return self._options.engine
         if machine.has_vnni() and "onednn" in torch.backends.quantized.supported_engines:
@@ -203,7 +212,10 @@ class TorchQuantizer(Quantizer):
 
     @property
     def _activations(self) -> WeightScheme:
-        """The activation scheme; torch's integer kernels take uint8 only."""
+        """The activation scheme; torch's integer kernels take uint8 only.
+
+        7 bits if `_reduced` is `activations`.
+        """
         config = self.config
         dtype = "uint8"
         if self._options.flow == "pt2e":
@@ -218,16 +230,18 @@ class TorchQuantizer(Quantizer):
     def _reduced(self) -> str | None:
         """The part that has 7 bits, `weights` or `activations`; None if both have 8.
 
-        By default, weights with a scale for each channel have 7 bits, because they lose less than
-        activations.
+        If one part is reduced, `backend.reduced` names it. By default, it is the activations, or
+        static weights with a scale for each channel, because these lose less.
         """
         config = self.config
-        reduce_range = self.config.reduce_range
+        reduce_range = config.reduce_range
         if reduce_range is None and self._options.flow != "pt2e":
             # 7 bits keep 16-bit sums exact without VNNI; dynamic kernels always take 7 bits.
             reduce_range = config.method == "dynamic" or self._engine in ("fbgemm", "x86")
         if not reduce_range:
             return None
+
+        # Choose the part that loses less
         if self._options.reduced != "auto":
             return self._options.reduced
         finer = config.per_channel and config.method != "dynamic"

@@ -1,7 +1,7 @@
 """Serves PyTorch files.
 
-MLflow copies this module beside the file, and calls it from `tracking.mlflow_store.served_model`.
-This module must not import resnet8ptq, which may be missing there.
+MLflow copies this module beside the file; `tracking.mlflow_store.served_model` calls it there. It
+must not import resnet8ptq, which may be missing on the server.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,12 @@ _OPERATORS = "torch.ao.quantization.fx._decomposed"  # importing it registers a 
 
 
 def load(path: Path, engine: str | None) -> Run:
-    """Load a file; torch packs its weights for the engine of the measured run."""
+    """Load a TorchScript file, or a program (.pt2); quantized outputs become floats.
+
+    Args:
+        engine: torch's engine of the measured run, for which torch packs the weights; None keeps
+            the current one.
+    """
     import torch
 
     if engine is not None:

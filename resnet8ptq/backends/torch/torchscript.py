@@ -35,7 +35,7 @@ class Example:
 
     Attributes:
         inputs: the arrays [1, ...] of all inputs.
-        any_length: whether the first axis after the batch is free, for each input.
+        any_length: for each input, whether the first axis after the batch is free.
     """
 
     inputs: tuple[torch.Tensor, ...]
@@ -64,7 +64,10 @@ def load(path: Path) -> Predictor:
 
 
 def _open_logits(path: Path) -> Predict | None:
-    """Return a copy that ends before the softmax; freezing gives one flat graph that can be cut."""
+    """Return a copy that ends before the final softmax; None without one.
+
+    Freezing gives one flat graph, which can be cut.
+    """
     frozen = _load(path)
     if hasattr(frozen, "training"):  # a module that was saved frozen lacks the attribute
         frozen = _freeze(frozen)
@@ -131,10 +134,10 @@ class _Network(torch.nn.Module):  # type: ignore[misc]
 def copy_reproducibly(archive: io.BytesIO, path: Path, compressed: tuple[str, ...] = ()) -> None:
     """Copy an archive without the records that differ between processes.
 
-    Debug records hold the Python origin of each operation. Debug records are a quarter of a small
-    quantized file, and depend on the call stack and on the installation's path. Class names contain
-    a counter of the process, which is replaced by one that starts at 0. The serialization id is a
-    hash of all records.
+    Debug records hold the Python origin of each operation. They are a quarter of a small quantized
+    file, and depend on the call stack and on the installation's path. The serialization id is a
+    hash of all records. Class names contain a counter of the process, which is replaced by one that
+    starts at 0.
 
     Args:
         compressed: suffixes of the records to compress.
@@ -146,6 +149,7 @@ def copy_reproducibly(archive: io.BytesIO, path: Path, compressed: tuple[str, ..
         def count_from_zero(text: bytes) -> bytes:
             return _MANGLED.sub(lambda m: b"___torch_mangle_%d" % counts.index(int(m[1])), text)
 
+        # Copy in order, with the new names in names and contents
         for record in whole.infolist():
             if record.filename.endswith((".debug_pkl", "/serialization_id")):
                 continue
@@ -162,7 +166,7 @@ _MANGLED = re.compile(rb"___torch_mangle_(\d+)")
 
 
 def count_layers(path: Path) -> tuple[int, int]:
-    """Return the numbers of convolutions and matrix products on integers and in float in a file.
+    """Return the numbers of a file's convolutions and matrix products on integers and in float.
 
     `quantized::matmul` is in float: without ruy, which torch's builds lack, it dequantizes its
     operands and rounds the product (aten/src/ATen/native/quantized/cpu/qmatmul.cpp).

@@ -35,15 +35,16 @@ class _Scaled(torch.nn.Module):  # type: ignore[misc]
 def store(module: Any, layers: Collection[str], half: bool) -> int:
     """Store the weights of layers in fewer bits, in place; return the number of layers with them.
 
-    Weights beyond the range of float16 stay in float32, and so do vectors, such as biases.
+    Vectors, such as biases, stay in float32.
 
     Args:
         module: result of `load_torch_module`.
         layers: names of modules in `module`.
-        half: whether to store float16; else 8 bits, with a scale for each output channel.
+        half: whether to store float16; weights beyond its range then stay in float32. Otherwise
+            weights have 8 bits, with a scale for each output channel.
 
     Raises:
-        UnsupportedError: no layer has constant float weights.
+        UnsupportedError: no layer has constant float32 weights that can be stored.
     """
     stored: dict[tuple[str, str], bool] = {}  # whether weights are stored, by owner and attribute
     count = 0
@@ -64,7 +65,10 @@ def store(module: Any, layers: Collection[str], half: bool) -> int:
 
 
 def _find_weights(module: Any, call: torch.fx.Node) -> Iterator[tuple[str, str]]:
-    """Yield the weights that a call reads: its module's own, and constants of the graph."""
+    """Yield the parameters of a call's module, and the graph's constants that the call reads.
+
+    Each is a pair: the path of the module that owns it, and its attribute there.
+    """
     for path, _ in module.get_submodule(call.target).named_parameters():
         owner, _, key = f"{call.target}.{path}".rpartition(".")
         yield owner, key
@@ -75,7 +79,10 @@ def _find_weights(module: Any, call: torch.fx.Node) -> Iterator[tuple[str, str]]
 
 
 def _halve(owner: Any, key: str) -> bool:
-    """Store a float weight in float16; return False, without a change, for other tensors."""
+    """Store a float32 weight in float16; return whether it can be stored.
+
+    Vectors, other dtypes, and weights beyond the range of float16 cannot.
+    """
     values = getattr(owner, key)
     if values.dtype != torch.float32 or values.ndim < 2 or values.abs().amax() > LARGEST_HALF:
         return False
@@ -84,11 +91,15 @@ def _halve(owner: Any, key: str) -> bool:
 
 
 def _round(owner: Any, key: str) -> bool:
-    """Store a float weight in 8 bits; return False, without a change, for other tensors."""
+    """Store a float32 weight in 8 bits; return whether it can be stored.
+
+    Vectors and other dtypes cannot.
+    """
     values = getattr(owner, key)
     if values.dtype != torch.float32 or values.ndim < 2:
         return False
-    # a layer's own weights have the output channel first; constants of products have it last
+
+    # A layer's own weights have the output channel first; constants of products have it last
     is_constant = key in owner._buffers
     shared = (values.ndim - 2,) if is_constant else tuple(range(1, values.ndim))
     levels, scale = round_rows(values.detach().numpy(), shared)
