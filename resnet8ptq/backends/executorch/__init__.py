@@ -1,4 +1,4 @@
-"""ExecuTorch: PT2E's program, lowered to XNNPACK's kernels and run by ExecuTorch's runtime."""
+"""Describes `backend=executorch`: PT2E's programs, run by ExecuTorch with XNNPACK's kernels."""
 
 from resnet8ptq.backends.operators import WITHOUT_TORCH
 from resnet8ptq.core.descriptor import Backend

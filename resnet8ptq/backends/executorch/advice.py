@@ -12,7 +12,7 @@ def sweep(flags: Collection[str], network: Summary | None) -> str | None:
 
 
 def advise(flags: Collection[str], network: Summary | None) -> Iterator[Advice]:
-    """Yield ExecuTorch's only 8-bit configuration; it does not depend on the CPU."""
+    """Yield ExecuTorch's plain 8-bit configuration; it does not depend on the CPU."""
     rest = in_float("executorch", network)
     why = f"XNNPACK's kernels take s8 activations; runs on phones too{rest}"
     settings = "backend=executorch dtype=int8 per_channel=true"

@@ -25,7 +25,7 @@ class Operator:
     Attributes:
         kind: XNNPACK's name of a delegated operator; torch's name of any other.
         delegated: whether XNNPACK runs the operator.
-        integer: whether the operator has inputs and outputs, all of them in 8 bits.
+        integer: whether XNNPACK runs the operator, and all its inputs and outputs have 8 bits.
     """
 
     kind: str
@@ -34,17 +34,19 @@ class Operator:
 
     @property
     def is_layer(self) -> bool:
-        """True for convolutions and matrix products."""
+        """Whether the operator is a convolution or a matrix product."""
         return _LAYERS.fullmatch(self.kind) is not None
 
 
 def read_operators(content: bytes) -> list[Operator]:
-    """Return the operators of a program, except conversions between float and 8 bits."""
+    """Return the operators of a program in order, except those of `_NO_WORK`."""
     with silenced():
         from executorch.exir._serialize._program import deserialize_pte_binary
         from executorch.exir.schema import DelegateCall, KernelCall
 
         program = deserialize_pte_binary(content).program
+
+    # A delegate is a graph of several operators
     [plan] = program.execution_plan
     operators: list[Operator] = []
     for instruction in plan.chains[0].instructions:
@@ -65,6 +67,8 @@ def _read_delegate(payload: bytes) -> Iterator[Operator]:
         union = value["xvalue_union"]
         tensor = union.get("tensor_value", union)
         types[tensor["id_out"]] = tensor["datatype"]
+
+    # An operator names its tensors by numbers; weights and biases do not decide
     for node in graph["xnodes"]:
         known = set()
         for key, number in node["xnode_union"].items():
@@ -79,7 +83,7 @@ _INTEGERS = {"xnn_datatype_qint8", "xnn_datatype_qcint8"}
 
 
 def _decode(payload: bytes) -> Any:
-    """Return XNNPACK's graph of a delegate as ExecuTorch's flatc prints it."""
+    """Return XNNPACK's graph of a delegate, as JSON of ExecuTorch's flatc, parsed."""
     from executorch.backends.xnnpack.serialization import xnnpack_graph_serialize as xnnpack
     from executorch.exir._serialize._flatbuffer import _flatc_decompile
 

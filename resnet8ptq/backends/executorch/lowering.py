@@ -1,4 +1,4 @@
-"""Lowers a torch network to an ExecuTorch program (.pte) whose operators XNNPACK runs."""
+"""Lowers a torch network to an ExecuTorch program (.pte) for XNNPACK."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ _REFUSED = {
 
 
 def check_installed() -> None:
-    """Raise `UnsupportedError` without the extra `executorch`."""
+    """Raise `UnsupportedError` if the extra `executorch` is not installed."""
     if not BACKEND.is_installed:
         mend = invocation.install("executorch")
         raise UnsupportedError(f"backend=executorch: ExecuTorch is not installed; try {mend}")
@@ -34,13 +34,14 @@ def check_installed() -> None:
 def lower(module: Any, example: Example, most: int) -> bytes:
     """Return the content of a .pte file, in which XNNPACK runs the operators that it supports.
 
+    `module` first runs once on the example; its own errors pass unchanged.
+
     Args:
-        most: the largest batch; the runtime plans its memory for it and refuses larger ones.
+        most: the largest batch, for which the runtime plans its memory; 15 replaces 16.
 
     Raises:
         UnsupportedError: torch cannot export the network, or ExecuTorch cannot lower it. For
-            example, XNNPACK lacks the kernel of a layer with a scale for each channel. `module`
-            runs once before this; its own errors are raised unchanged.
+            example, XNNPACK lacks the kernel of a layer with a scale for each channel.
     """
     with torch.inference_mode():
         module(*example.inputs)
@@ -67,7 +68,7 @@ def lower(module: Any, example: Example, most: int) -> bytes:
 
 
 def _copy_dequantized(module: Any) -> Any:
-    """Give each user of a dequantized tensor its own copy; a pass over an edge program.
+    """Give each user of a dequantized tensor its own copy; a pass over the program's graph.
 
     ExecuTorch splits an operator into several that share the tensor. When XNNPACK changes the
     tensor's layout for one of them, a shared tensor changes for the others too.
@@ -85,7 +86,7 @@ def _copy_dequantized(module: Any) -> Any:
 
 
 def _make_partitioner() -> Any:
-    """Return XNNPACK's partitioner, which leaves out some operators that XNNPACK cannot load.
+    """Return XNNPACK's partitioner, which leaves out operators that XNNPACK would fail on.
 
     XNNPACK concatenates 8-bit tensors of one scale only; its partitioner does not compare scales.
     XNNPACK also rounds the output of a Pad of an 8-bit tensor, even if the program keeps that
@@ -105,16 +106,19 @@ def _make_partitioner() -> Any:
     class OneScaleCat(CatConfig):  # type: ignore[misc]
         def check_constraints(self, node: Any, ep: Any) -> bool:
             around = [*node.args[0], *node.users]
-            grids = [n.args[1:3] for n in around if "quantize_per_tensor" in str(n.target)]
+            grids = []
+            for other in around:
+                if "quantize_per_tensor" in str(other.target):
+                    grids.append(other.args[1:3])  # scale and zero point
             if grids and grids != [grids[0]] * len(around):
                 return False
             return bool(super().check_constraints(node, ep))
 
     class SameTypePad(ConstantPadConfig):  # type: ignore[misc]
         def check_constraints(self, node: Any, ep: Any) -> bool:
-            takes_levels = "dequantize" in str(node.args[0].target)
+            reads_levels = "dequantize" in str(node.args[0].target)
             gives_levels = any("quantize_per_tensor" in str(user.target) for user in node.users)
-            if takes_levels != gives_levels:
+            if reads_levels != gives_levels:
                 return False
             return bool(super().check_constraints(node, ep))
 

@@ -16,7 +16,7 @@ from resnet8ptq.graph.torch_module import as_tensors
 
 
 def load(path: Path, threads: int) -> Predictor:
-    """Load a program of `lowering.lower`; its logits are not available."""
+    """Load a file of `lowering.lower`; its logits are not available."""
     return Predictor(LoadedProgram(path.read_bytes(), threads), lambda: None)
 
 
@@ -29,7 +29,7 @@ class _Pool:
 
     Attributes:
         threads: number of threads; 0 before the runtime is imported.
-        replaced: how often the pool was replaced.
+        replaced: how often the number of threads was set.
     """
 
     threads: int = 0
@@ -90,7 +90,7 @@ class LoadedProgram:
 
 
 def find_missing(content: bytes) -> list[str]:
-    """Return the operators that the runtime lacks, and without which it cannot load the program."""
+    """Return the program's operators that the runtime lacks; it then cannot load the program."""
     _POOL.resize(_POOL.threads or 1)
     from executorch.exir._serialize._program import deserialize_pte_binary
     from executorch.runtime import Runtime
@@ -102,7 +102,7 @@ def find_missing(content: bytes) -> list[str]:
 
 @contextmanager
 def _without_stderr() -> Iterator[None]:
-    """Drop the log of the runtime's C++ code, about missing CPU files and new threads."""
+    """Drop stderr, where the runtime's C++ code logs missing CPU files and new threads."""
     kept = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:

@@ -1,4 +1,4 @@
-"""ExecuTorch: torch's runtime for phones and small computers.
+"""Quantizes for ExecuTorch, torch's runtime for phones and small computers.
 
 The quantizer lowers PT2E's quantized program (`backends/torch/pt2e.py`), with the same ranges and
 corrections, to XNNPACK's 8-bit kernels. The result is one .pte file.
@@ -61,8 +61,9 @@ class ExecutorchQuantizer(Quantizer):
     level_pools: ClassVar[tuple[str, ...]] = ("AveragePool", "GlobalAveragePool")
 
     def resolve(self, decisions: Decisions | None = None) -> Resolved:
-        """Return dtypes, bits and execution; raise `UnsupportedError` if ExecuTorch is not
-        installed.
+        """Return the dtypes, bits, execution and file format; see `contract.Quantizer`.
+
+        ExecuTorch must be installed.
         """
         config = self.config
         lowering.check_installed()
@@ -81,7 +82,7 @@ class ExecutorchQuantizer(Quantizer):
         )
 
     def fit(self, model: Fp32Model) -> dict[str, object]:
-        """Raise `UnsupportedError` for recurrent layers."""
+        """Raise `UnsupportedError` for recurrent layers; return no settings."""
         if any(node.op_type in KINDS for node in onnx.load(model.onnx_path).graph.node):
             raise UnsupportedError(
                 "backend=executorch: a recurrent layer: ExecuTorch lowers each of its steps, which "
@@ -92,7 +93,14 @@ class ExecutorchQuantizer(Quantizer):
     def quantize(
         self, model: Fp32Model, decisions: Decisions, calibration: Split, folder: Path
     ) -> Artifact:
-        """Quantize with PT2E, lower to XNNPACK and save; count the 8-bit layers."""
+        """Quantize with PT2E unless FP32, lower to XNNPACK, and save.
+
+        Raises:
+            UnsupportedError: torch or ExecuTorch cannot process the network, the runtime lacks a
+                kernel, or the lowered program computes other values.
+            QuantizationError: XNNPACK runs no layer in 8 bits.
+            ConfigError: a setting names an unknown layer, node or operator.
+        """
         config = self.config
         path = folder / MODEL_FILE
         module = load_torch_module(model.onnx_path)
@@ -147,7 +155,7 @@ class ExecutorchQuantizer(Quantizer):
     load = staticmethod(predictor.load)
 
     def count_kernels(self, path: Path) -> tuple[int, int]:
-        """Count the layers of XNNPACK's graphs and those on portable kernels."""
+        """Count the layers in 8 bits and in float, on XNNPACK's and on portable kernels."""
         return _count_layers(contents.read_operators(path.read_bytes()))
 
     def profile(self, path: Path, threads: int) -> NoReturn:

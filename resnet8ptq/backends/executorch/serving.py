@@ -1,7 +1,7 @@
 """Serves ExecuTorch files.
 
-MLflow copies this module beside the file, and calls it from `tracking.mlflow_store.served_model`.
-This module must not import resnet8ptq, which may be missing there.
+MLflow copies this module beside the file; `tracking.mlflow_store.served_model` calls it there. It
+must not import resnet8ptq, which may be missing on the server.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,11 @@ PARALLEL = False
 
 
 def load(path: Path, engine: str | None) -> Run:
-    """Load a program, which runs one sample at a time."""
+    """Load a program, which runs one sample at a time.
+
+    Args:
+        engine: has no effect; other backends need it.
+    """
     import torch
     from executorch.runtime import Runtime
 

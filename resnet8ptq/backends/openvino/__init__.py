@@ -1,4 +1,4 @@
-"""OpenVINO: runs the QDQ files of `backends.onnx` with OpenVINO's fusions and kernels."""
+"""Describes `backend=openvino`: files of `backends.onnx`, run with OpenVINO's kernels."""
 
 from resnet8ptq.core.descriptor import Backend, Search
 

@@ -26,7 +26,7 @@ def sweep(flags: Collection[str], network: Summary | None) -> str | None:
 
 
 def advise(flags: Collection[str], network: Summary | None) -> Iterator[Advice]:
-    """Yield OpenVINO's configurations for a CPU with these flags."""
+    """Yield OpenVINO's configurations, each with a verdict for a CPU with these flags."""
     settings = "backend=openvino dtype=int8 per_channel=true"
     if may_saturate("int8", flags):
         settings += " reduce_range=true"

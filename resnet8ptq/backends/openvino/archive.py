@@ -17,7 +17,7 @@ _ROOT = re.compile(rb"(<\?xml [^>]*\?>\s*)?<net\s")
 
 
 def pack(graph: bytes, weights: bytes) -> bytes:
-    """Return an archive with both files, stored unchanged."""
+    """Return an archive with both files, uncompressed."""
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as packed:
         for name, content in ((_GRAPH, graph), (_WEIGHTS, weights)):
@@ -27,7 +27,7 @@ def pack(graph: bytes, weights: bytes) -> bytes:
 
 
 def read(content: bytes) -> Any:
-    """Return the graph of an archive; each input has a name.
+    """Return the graph of an archive; inputs without a name get that of their operator.
 
     OpenVINO's own `read_model` detects the format by content and ignores the name of the file, so
     an ONNX network would bypass the checks of ONNX files. The front end of one format is used
@@ -35,6 +35,9 @@ def read(content: bytes) -> Any:
 
     Raises:
         ValueError: the graph is not in OpenVINO's format.
+        zipfile.BadZipFile: the content is no archive.
+        KeyError: the archive lacks one of the two files.
+        RuntimeError: OpenVINO cannot read the graph.
     """
     with zipfile.ZipFile(io.BytesIO(content)) as packed, tempfile.TemporaryDirectory() as folder:
         for name in (_GRAPH, _WEIGHTS):
@@ -42,6 +45,8 @@ def read(content: bytes) -> Any:
         path = Path(folder, _GRAPH)
         if not _ROOT.match(path.read_bytes()):
             raise ValueError("its root element is not <net>")
+
+        # Read with OpenVINO, which may leave inputs without names
         front_end = open_front_end("ir")
         graph = front_end.convert(front_end.load(str(path), enable_mmap=False))
     for value in graph.inputs:
@@ -51,7 +56,7 @@ def read(content: bytes) -> Any:
 
 
 def end_at_logits(graph: Any) -> Any | None:
-    """Return the graph without its final softmax; None if it has no softmax."""
+    """Return the graph without its final softmax; None without one, or with several outputs."""
     if len(graph.outputs) != 1:
         return None
     last = graph.get_results()[0].input_value(0).get_node()

@@ -33,13 +33,17 @@ def compare_kernels(
 ) -> dict[str, str]:
     """Return the SQNR of the kernels as a param; warn if kernels add more noise than quantization.
 
+    The result is empty if the kernels are exact, the file computes in float, or there are no
+    samples.
+
     Args:
         quantizer: the quantizer that wrote the artifact.
         model: the FP32 network.
-        calibration: a few of these samples run in one batch, and in float one by one.
+        calibration: up to `kernel_noise.SAMPLES` of these samples run in one batch, and in float
+            one by one.
 
     Raises:
-        UnsupportedError: the outputs of OpenVINO have other shapes than those of the network.
+        UnsupportedError: OpenVINO returns outputs of other shapes than ONNX Runtime.
     """
     samples = kernel_noise.draw_batch(calibration)
     if samples is None or quantizer.config.computes_in_float:

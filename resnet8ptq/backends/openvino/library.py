@@ -1,4 +1,4 @@
-"""Imports OpenVINO without its telemetry, and loads ONNX files on the CPU."""
+"""Imports OpenVINO without its telemetry, reads ONNX files, and compiles graphs for the CPU."""
 
 import sys
 from functools import cache
@@ -46,7 +46,7 @@ def open_front_end(name: str) -> Any:
 
 
 def read_graph(model: Path | bytes) -> Any:
-    """Return the graph of an ONNX file, or of its content."""
+    """Return OpenVINO's graph of an ONNX file, or of its content."""
     if isinstance(model, Path):
         return core().read_model(str(model))
     return core().read_model(model)

@@ -10,7 +10,7 @@ _STORED = one_of(*(name for name in DTYPES if name != FP32))
 
 @dataclass
 class OpenvinoConfig(BackendConfig):
-    """The options of OpenVINO, which runs on the CPU.
+    """The settings of OpenVINO, which runs on the CPU.
 
     Attributes:
         inference_precision: the float type of the layers that stay in float, by OpenVINO's name.

@@ -55,12 +55,13 @@ def _open_logits(path: Path, threads: int, precision: str) -> Predict | None:
 
 @dataclass(frozen=True)
 class CompiledNetwork:
-    """A graph, compiled once for each batch size if only the batch size is free.
+    """A graph, compiled for each batch size if only the batch size is free.
 
-    With fixed sizes, a small network takes a seventh less time. Texts have too many lengths for
-    this: their graph is compiled once, with free sizes.
+    With fixed sizes, a small network takes a seventh less time. The last `_KEPT` sizes stay
+    compiled. Texts have too many lengths for this: their graph is compiled once, with free sizes.
 
     Attributes:
+        names: the names of the inputs.
         by_size: whether only the batch size is free.
         options: options of `compile_graph`.
     """
@@ -82,7 +83,7 @@ class CompiledNetwork:
         return self.run(self.request(len(batch)), batch)
 
     def request(self, size: int) -> Any:
-        """Return the compiled graph for a batch size."""
+        """Return the inference request for a batch size; compile the graph if necessary."""
         key = self._key_of(size)
         if key not in self._requests:
             self.compile(key)
@@ -90,7 +91,7 @@ class CompiledNetwork:
         return self._requests[key]
 
     def run(self, request: Any, batch: NDArray[Any]) -> list[NDArray[Any]]:
-        """Run a batch in a compiled graph."""
+        """Return the outputs of a batch, from the request for its size."""
         memory = self._memory.get(self._key_of(len(batch)))
         if memory is not None:
             inputs, outputs = memory
@@ -98,6 +99,8 @@ class CompiledNetwork:
                 inputs[name][...] = values
             request.infer()
             return [output.copy() for output in outputs]
+
+        # With free sizes, the request's tensors take the shapes of the values
         for name, values in feed(batch, self.names).items():
             tensor = request.get_tensor(name)
             tensor.shape = values.shape
@@ -114,7 +117,7 @@ class CompiledNetwork:
         return [request.get_output_tensor(number).data for number in numbers]
 
     def compile(self, size: int | None) -> None:
-        """Compile the graph for a batch size, or with None for every size."""
+        """Compile the graph for a batch size, or with None for every size, and keep its request."""
         graph = self.graph
         if size is not None:
             graph = graph.clone()
@@ -124,6 +127,8 @@ class CompiledNetwork:
                 shape[0] = size
                 shapes[value.get_any_name()] = shape
             graph.reshape(shapes)
+
+        # Keep the request, and the memory of its tensors if their sizes are fixed
         compiled = compile_graph(graph, self.threads, **self.options)
         request = compiled.create_infer_request()
         self._requests[size] = request

@@ -1,7 +1,8 @@
-"""OpenVINO on the CPU: the artifact is an ONNX file in QDQ format, which OpenVINO compiles.
+"""Quantizes for OpenVINO on the CPU: integer layers are in QDQ format, which OpenVINO compiles.
 
-OpenVINO's own format holds the same graph, but takes two files for each network. The quantizer of
-`backends.onnx` writes the file, so that ranges, corrections and plans are the same in both.
+The quantizer of `backends.onnx` writes the ONNX file, so that ranges, corrections and plans are the
+same in both backends. `rewriting` then avoids OpenVINO's faults. OpenVINO's own format holds the
+same graph, but takes two files for each network.
 
 Activations are u8, even with dtype=int8. OpenVINO 2026.4 moves the rounding of a Concat's output
 before the Concat. In s8, the next convolution then gets wrong zero points: YOLOX-nano had an AP of
@@ -53,14 +54,14 @@ _TYPES = {F32: "float32", "bf16": "bfloat16", "f16": "float16"}
 
 
 class RunsInOpenvino(Quantizer):
-    """The part of a quantizer that runs its files in OpenVINO."""
+    """A quantizer whose files run in OpenVINO; subclasses write the files."""
 
     def with_engine(self, resolved: Resolved) -> Resolved:
         """Return resolved settings with OpenVINO and its float type as the engine.
 
         Raises:
-            UnsupportedError: OpenVINO is missing, or the CPU that runs the files lacks the float
-            type.
+            UnsupportedError: OpenVINO is missing, or this machine runs the files and its CPU lacks
+                the float type.
         """
         library()
         refuse_missing(self._precision)
@@ -94,11 +95,11 @@ class OpenvinoQuantizer(RunsInOpenvino):
 
     @property
     def level_pools(self) -> tuple[str, ...]:
-        """Return the pools of ONNX Runtime's QDQ files; see `contract.Quantizer`."""
+        """The pools of ONNX Runtime's QDQ files; see `contract.Quantizer`."""
         return self._writer.level_pools
 
     def resolve(self, decisions: Decisions | None = None) -> Resolved:
-        """Return dtypes and schemes of the QDQ file, with OpenVINO as the engine."""
+        """Return the file's dtypes and schemes, with OpenVINO as the engine; see the contract."""
         if self.config.dtype.is_fp32:
             return self.with_engine(Resolved())
         if self.config.computes_in_float:
@@ -111,7 +112,10 @@ class OpenvinoQuantizer(RunsInOpenvino):
         return self.with_engine(resolved)
 
     def fit(self, model: Fp32Model) -> dict[str, object]:
-        """Check that OpenVINO supports all operators; see `contract.Quantizer`."""
+        """Check that OpenVINO reads the network, and that `backends.onnx` can quantize it.
+
+        Returns no settings; see `contract.Quantizer`.
+        """
         with errors_as(UnsupportedError, "backend=openvino: OpenVINO cannot read the network"):
             read_graph(model.onnx_path)
         self._writer.fit(model)
@@ -120,10 +124,11 @@ class OpenvinoQuantizer(RunsInOpenvino):
     def quantize(
         self, model: Fp32Model, decisions: Decisions, calibration: Split, folder: Path
     ) -> Artifact:
-        """Write the QDQ file; see `contract.Quantizer`.
+        """Write the ONNX file, without the patterns that OpenVINO computes wrongly.
 
         Raises:
-            UnsupportedError: OpenVINO cannot compile the file, or computes every layer in float.
+            UnsupportedError: OpenVINO cannot compile the quantized file, or computes every layer in
+                float; see also `OnnxQuantizer.quantize`.
             QuantizationError: the file is invalid, or OpenVINO crashes.
         """
         artifact = self._writer.quantize(model, decisions, calibration, folder)
@@ -134,6 +139,8 @@ class OpenvinoQuantizer(RunsInOpenvino):
             onnx.save(proto, temporary)
         with errors_as(QuantizationError, "backend=openvino: the quantizer wrote an invalid file"):
             check_file(artifact.path)
+
+        # Only the compiled network shows which layers run on integers
         why = "backend=openvino: OpenVINO cannot compile the quantized file; try backend=onnx"
         count = profiler.count_kernels  # in a separate process, whose crash does not end a sweep
         with errors_as(UnsupportedError, why):

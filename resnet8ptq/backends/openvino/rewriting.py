@@ -25,9 +25,10 @@ Step = tuple[str, ArrayLike]  # an operator and its constant operand
 
 
 def avoid_faults(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return an equivalent model without the patterns that OpenVINO computes wrongly.
+    """Return a model without the patterns that OpenVINO computes wrongly or in float.
 
-    `proto` must not be used afterwards.
+    The model computes the same up to rounding. The function changes `proto`, which must not be used
+    afterwards.
     """
     sizes: Mapping[str, Sequence[int]] = {}
     if any(node.op_type in (_POOL, "ReduceMean") for node in proto.graph.node):
@@ -46,7 +47,7 @@ def avoid_faults(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _avoid_unit_scales(model: ir.Model) -> None:
-    """Raise activation scales of exactly 1 to the next float.
+    """Raise activation scales of exactly 1 to the next larger float32.
 
     OpenVINO removes a multiplication by 1, so it does not recognize the dequantization and computes
     the next layer in float. Pixels 0..255 in dtype=u8s8 have that scale.
@@ -61,10 +62,10 @@ def _avoid_unit_scales(model: ir.Model) -> None:
 
 
 def _keep_reduced_axes(model: ir.Model) -> None:
-    """Keep the axes of float reductions and squeeze them afterwards.
+    """Let float reductions keep their axes, and drop these by a Squeeze afterwards.
 
-    OpenVINO moves the scales of a matrix product to after the reduction. If the reduction drops an
-    axis, as the mean over a text's tokens does, outputs are wrong by up to the whole range.
+    OpenVINO applies the scales of a matrix product only after the reduction. If the reduction drops
+    an axis, as the mean over a text's tokens does, outputs are wrong by up to the whole range.
     """
     for node in list(model.graph):
         if node.op_type not in _REDUCTIONS or node.attributes.get_int("keepdims", 1) == 1:
@@ -79,7 +80,9 @@ def _keep_reduced_axes(model: ir.Model) -> None:
 
 
 def _sum_signals(model: ir.Model, sizes: Mapping[str, Sequence[int]]) -> None:
-    """Replace each mean of a tensor with three axes by a sum.
+    """Replace each mean of a tensor with three axes by a sum and a product.
+
+    The axes and their sizes must be constant; other means stay.
 
     OpenVINO computes global pools of signals [N, channels, time] and means of tokens wrongly, by up
     to 145 of 256 levels, in two cases: after a convolution; and, after any operator, in 8 bits if
@@ -92,6 +95,8 @@ def _sum_signals(model: ir.Model, sizes: Mapping[str, Sequence[int]]) -> None:
     for node in list(model.graph):
         if node.op_type not in (_POOL, "ReduceMean"):
             continue
+
+        # Find the number of averaged values
         shape = sizes.get(str(input_of(node, 0).name), [])
         axes = [2] if node.op_type == _POOL else _find_axes(node)
         if len(shape) != 3 or not axes:
@@ -99,6 +104,8 @@ def _sum_signals(model: ir.Model, sizes: Mapping[str, Sequence[int]]) -> None:
         count = math.prod(shape[axis] for axis in axes)
         if count == 0:  # a size is unknown
             continue
+
+        # Drop the axes before the division
         steps: list[Step] = [("ReduceSum", axes), ("Squeeze", axes), ("Mul", np.float32(1 / count))]
         keeps_axes = node.attributes.get_int("keepdims", 1)
         if node.op_type == _POOL or keeps_axes:
@@ -119,7 +126,10 @@ def _pad_before_pools(model: ir.Model) -> None:
         counted = node.attributes.get_int("count_include_pad", 0)
         if node.op_type == "AveragePool" and counted and any(pads):
             del node.attributes["pads"]
-            widths = np.insert(np.reshape(pads, (2, -1)), 0, np.zeros((3, 1)), axis=1).reshape(-1)
+
+            # The batch, the inserted axis and the channels get no padding
+            ends = np.reshape(pads, (2, -1))  # [begin and end, axes]
+            widths = np.insert(ends, 0, np.zeros((3, 1)), axis=1).reshape(-1)
             steps: list[Step] = [("Unsqueeze", [1]), ("Pad", widths), ("Squeeze", [1])]
             name = f"{node.outputs[0].name}__padded"
             node.replace_input_with(
@@ -128,9 +138,7 @@ def _pad_before_pools(model: ir.Model) -> None:
 
 
 def _find_axes(node: ir.Node) -> list[int]:
-    """Return the axes of a reduction; empty if they are not constant, or if all axes are
-    reduced.
-    """
+    """Return the axes of a reduction; empty if they are not constant, or not named (all axes)."""
     if len(node.inputs) > 1:  # since opset 18, and for ReduceSum since 13
         axes = node.inputs[1]
         if axes is None or not axes.is_initializer():
@@ -146,16 +154,17 @@ def _is_rounded(node: ir.Node) -> bool:
 
 
 def _pad_with_zeros(model: ir.Model) -> None:
-    """Rewrite Pads of rounded values, such as before causal convolutions.
+    """Rewrite Pads of rounded values, such as before causal convolutions, so that they pad zeros.
 
     If zero is not level 0, OpenVINO pads with a wrong value, up to 129 levels off, in two cases: on
     the second axis, as in [N, time, channels]; and if the tensors before and after the Pad share
-    the constant of their scale.
+    the constant of their scale. The pass moves the second axis, and copies these constants.
     """
-
     padding = [node for node in model.graph if node.op_type == "Pad" and _pads_levels(node)]
     if padding:
         _copy_scales(model.graph)
+
+    # Insert an axis, so that the second axis becomes the third
     for node in padding:
         widths = values_of(input_of(node, 1)).reshape(2, -1)
         if widths.shape[1] > 1 and widths[:, 1].any():
@@ -175,7 +184,7 @@ def _pad_with_zeros(model: ir.Model) -> None:
 
 
 def _pads_levels(node: ir.Node) -> bool:
-    """Return whether a Pad adds constant values to a rounded tensor, without naming axes."""
+    """Return whether a Pad of a rounded tensor adds one value, in constant widths for all axes."""
     if node.attributes.get_string("mode", "constant") != "constant" or not _is_rounded(node):
         return False
     return input_of(node, 1).is_initializer() and len(node.inputs) < 4

@@ -1,4 +1,4 @@
-"""NNCF's own quantizer, run by OpenVINO: a reference for `backends.openvino`."""
+"""Describes `backend=openvino_nncf`: NNCF's own quantizer, a reference for `backend=openvino`."""
 
 from resnet8ptq.core.descriptor import Backend
 

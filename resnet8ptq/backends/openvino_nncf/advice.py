@@ -12,6 +12,6 @@ def sweep(flags: Collection[str], network: Summary | None) -> str | None:
 
 
 def advise(flags: Collection[str], network: Summary | None) -> Iterator[Advice]:
-    """Yield NNCF's only 8-bit configuration."""
+    """Yield NNCF's plain 8-bit configuration."""
     why = "NNCF's own quantizer, a reference for backend=openvino (extra nncf)"
     yield Advice("backend=openvino_nncf dtype=int8 per_channel=true", TRY, why, FRAMEWORKS)

@@ -8,7 +8,7 @@ from resnet8ptq.config.limits import limited, one_of
 
 @dataclass
 class NncfConfig(OpenvinoConfig):
-    """NNCF's own quantizer, run by OpenVINO."""
+    """The settings of NNCF, which `conf/backend/openvino_nncf.yaml` explains."""
 
     name: str = "openvino_nncf"
     preset: str | None = limited(None, one_of("performance", "mixed"))

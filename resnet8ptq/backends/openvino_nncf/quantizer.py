@@ -1,4 +1,4 @@
-"""NNCF, OpenVINO's own quantizer, as a reference for the files of `backend=openvino`.
+"""Quantizes by NNCF, OpenVINO's own quantizer: a reference for the files of `backend=openvino`.
 
 NNCF itself calibrates, corrects and places scales, so few settings apply; `resolve` refuses the
 others with a reason. NNCF runs in a separate process, because it imports torch and prints on
@@ -71,7 +71,10 @@ class NncfQuantizer(RunsInOpenvino):
     widths: ClassVar[tuple[int, ...]] = (8,)
 
     def resolve(self, decisions: Decisions | None = None) -> Resolved:
-        """Return the dtypes of OpenVINO's integer kernels."""
+        """Return the dtypes, bits and schemes of NNCF's file, with OpenVINO as the engine.
+
+        See `contract.Quantizer`.
+        """
         if self.config.dtype.is_fp32:
             return self.with_engine(Resolved())
         if not BACKEND.is_installed:
@@ -93,10 +96,10 @@ class NncfQuantizer(RunsInOpenvino):
         return self.with_engine(resolved)
 
     def fit(self, model: Fp32Model) -> dict[str, object]:
-        """Check that OpenVINO supports all operators; see `contract.Quantizer`.
+        """Check that OpenVINO reads the network; return no settings, see `contract.Quantizer`.
 
-        Warn if `model_type` is not set for a network with attention: NNCF then also quantizes
-        normalizations and sums.
+        The function warns if `model_type` is not set for an integer network with attention: NNCF
+        then also quantizes normalizations and sums.
         """
         with errors_as(UnsupportedError, "backend=openvino_nncf: OpenVINO cannot read the network"):
             read_graph(model.onnx_path)
@@ -115,15 +118,19 @@ class NncfQuantizer(RunsInOpenvino):
     def quantize(
         self, model: Fp32Model, decisions: Decisions, calibration: Split, folder: Path
     ) -> Artifact:
-        """Write NNCF's network; see `contract.Quantizer`.
+        """Write NNCF's network as an archive, or FP32 as an ONNX file; see `contract.Quantizer`.
 
         Raises:
-            UnsupportedError: NNCF cannot quantize the network, or leaves every layer in float.
+            UnsupportedError: a setting does not apply, NNCF cannot quantize the network, or every
+                layer of its file runs in float.
+            QuantizationError: NNCF crashes.
         """
         self.resolve()
         if self.config.dtype.is_fp32:
             float_file = OpenvinoQuantizer(self.config, self.runtime)
             return float_file.quantize(model, decisions, calibration, folder)
+
+        # The other process reads the samples from a file, one by one
         crashed = QuantizationError(f"{model.onnx_path}: quantizing it crashed NNCF")
         settings = self._options, self.config.per_channel, self.config.reduce_range
         with tempfile.TemporaryDirectory() as scratch:
@@ -161,12 +168,16 @@ def quantize(
 ) -> bytes:
     """Return an ONNX file, quantized by NNCF, as an archive of OpenVINO's files.
 
-    Runs in a separate process, and closes its stdout.
+    Call this in a separate process, because it silences the stdout of the process.
 
     Args:
+        network: the ONNX file.
         stored: the file with the values of the samples, which are read one by one.
         samples: the calibration samples without their values.
         reduce_range: whether weights have 7 bits; None if only those of the first convolutions do.
+
+    Raises:
+        UnsupportedError: NNCF or OpenVINO cannot process the network.
     """
     samples = replace(samples, stored=np.load(stored, mmap_mode="r"))
     openvino = library()  # called before NNCF, to disable the telemetry of both
@@ -185,6 +196,8 @@ def quantize(
         model_type = None
         if options.model_type:
             model_type = nncf.ModelType(options.model_type)
+
+        # Translate the settings
         channels = QuantizationParameters(per_channel=per_channel)
         fix = {None: None, True: nncf.OverflowFix.ENABLE, False: nncf.OverflowFix.DISABLE}
         smooth = nncf.AdvancedSmoothQuantParameters()
@@ -219,9 +232,7 @@ def quantize(
 
 
 def _store(samples: LazySamples | NDArray[Any], path: Path) -> None:
-    """Write stored samples into an .npy file in parts, because a pickle would hold all in
-    memory.
-    """
+    """Write samples into an .npy file in parts, because a pickle would hold all in memory."""
     file = np.lib.format.open_memmap(path, "w+", samples.dtype, samples.shape)
     start = 0
     for part in in_parts(samples):
@@ -231,10 +242,10 @@ def _store(samples: LazySamples | NDArray[Any], path: Path) -> None:
 
 
 def renumber(graph: Any) -> None:
-    """Name the unnamed operators by their position.
+    """Name the operators that OpenVINO has numbered by their position, in place.
 
-    OpenVINO numbers such operators by a counter of the process, so equal settings would give
-    different files.
+    OpenVINO numbers operators without a name by a counter of the process, so equal settings would
+    give different files.
     """
     for position, operator in enumerate(graph.get_ordered_ops()):
         kind = operator.get_type_name()
