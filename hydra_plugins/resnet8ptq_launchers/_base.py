@@ -1,4 +1,4 @@
-"""Base class of the launchers. If the process of a job dies, only this job fails."""
+"""Base class of the launchers. If the process of a job dies, `Job.died` gives its result."""
 
 import logging
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 class Job:
     """One job of the sweep; calling it runs it in this process.
 
-    It holds everything that another process needs to run it. The sweep composes its config, because
-    relative paths refer to the user's current folder.
+    It holds everything that another process needs to run it. The launcher composes its config in
+    the sweep's process, because relative paths refer to the user's current folder.
     """
 
     number: int
@@ -48,14 +48,14 @@ class Job:
         )
 
     def died(self, reason: str) -> JobReturn:
-        """Log and return a failed result, for a job whose process returned none."""
+        """Log and return a failed result, for a job whose process has returned none."""
         error = JobError(f"job {self}: {reason}")
         log.error("%s", error)
         return JobReturn(self.overrides, status=JobStatus.FAILED, _return_value=error)
 
 
 class JobsLauncher(Launcher):
-    """Base class of a launcher: composes the jobs; subclasses `run` them."""
+    """A launcher that composes the jobs; subclasses run them in `run`."""
 
     config: DictConfig
     hydra_context: HydraContext
@@ -72,20 +72,20 @@ class JobsLauncher(Launcher):
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
-        """Run the jobs; return their results in the same order."""
+        """Compose and run the jobs; return their results in the order of `job_overrides`."""
         setup_globals()
         make_context: Any = HydraContext  # without a loader: the jobs compose nothing
         context = make_context(None, self.hydra_context.callbacks)
         shared = (context, self.task_function, Singleton.get_state())
-        jobs = [
-            Job(number, list(overrides), self._compose(number, list(overrides)), *shared)
-            for number, overrides in enumerate(job_overrides, initial_job_idx)
-        ]
+        jobs = []
+        for number, overrides in enumerate(job_overrides, initial_job_idx):
+            config = self._compose(number, list(overrides))
+            jobs.append(Job(number, list(overrides), config, *shared))
         results = self.run(jobs)
         return [results[job.number] for job in jobs]
 
     def _compose(self, number: int, overrides: list[str]) -> DictConfig:
-        """Return the config of a job, with the absolute path of the sweep's folder."""
+        """Return a job's config, with its number and the absolute path of the sweep's folder."""
         config = self.hydra_context.config_loader.load_sweep_config(self.config, overrides)
         with open_dict(config):
             config.hydra.job.id = f"{config.hydra.job.name}_{number}"

@@ -2,8 +2,8 @@
 
 On Linux, one process imports the modules that every job needs, and the jobs are forked from it.
 They share the memory of these modules. The process only imports, so that it has no session and no
-thread pool when it forks. On macOS, whose libraries do not survive a fork, each job does its own
-imports.
+thread pool when it forks. On other systems, each job does its own imports: the libraries of macOS
+do not survive a fork.
 
 Jobs and results are sent by cloudpickle, because both hold functions of `__main__`, which pickle
 refuses.
@@ -59,10 +59,12 @@ class ProcessJobs(JobsLauncher):
         return ParallelJobs(fit("hydra.launcher.cpus_per_task", cpus, cores), cpus)
 
     def run(self, jobs: Sequence[Job]) -> dict[int, JobReturn]:
-        """Start jobs as CPUs become free, and collect their results; interrupt them on Ctrl-C."""
+        """Start jobs as CPUs become free, and collect their results; interrupt them on an error."""
         os.environ.setdefault("OMP_NUM_THREADS", str(self.cpus))  # BLAS has no other setting
         at_once = max(1, machine.threads(None) // self.cpus)
         context = _make_context()
+
+        # Fill the free CPUs, then wait for any result
         waiting = list(jobs)
         results = {}
         running: dict[Any, tuple[Job, BaseProcess]] = {}  # by the connection of their results
@@ -82,7 +84,7 @@ class ProcessJobs(JobsLauncher):
 
 
 def _make_context() -> Any:
-    """Return the multiprocessing context of the jobs; on Linux, start the process that forks."""
+    """Return the jobs' multiprocessing context; on Linux, start the process that forks them."""
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     from multiprocessing import forkserver
@@ -122,6 +124,7 @@ def _work(job: bytes, results: Connection) -> None:
 
 
 def _receive(job: Job, results: Any, process: BaseProcess) -> JobReturn:
+    """Return the result of a job that has ended; a failed one if its process sent none."""
     try:
         result: JobReturn | None = pickle.loads(results.recv_bytes())
     except (EOFError, OSError):

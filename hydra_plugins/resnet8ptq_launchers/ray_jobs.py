@@ -1,6 +1,6 @@
 """Runs jobs by Ray, on this machine or on a running cluster.
 
-Ray restarts a task whose worker or node dies, up to `max_retries` times. A restarted job replaces
+Ray restarts a job whose worker or node dies, up to `max_retries` times. The restarted job replaces
 its unfinished run, so that no second run remains.
 """
 
@@ -33,20 +33,24 @@ class RayJobs(JobsLauncher):
 
     @classmethod
     def plan(cls, settings: DictConfig) -> ParallelJobs:
-        """Return the settings of the jobs; see `jobs.plan`. Connects to a running cluster."""
+        """Return the settings of the jobs, see `jobs.plan`; ask a running cluster for its CPUs."""
         cpus = settings.ray.remote.num_cpus
         init = settings.ray.init
         key = "hydra.launcher.ray.remote.num_cpus"
         if init.address == LOCAL:
             cores = init.num_cpus or machine.threads(None)
             return ParallelJobs(fit(key, cpus, cores), cpus)
+
+        # A job does not span nodes of the cluster
         fit(key, cpus, sys.maxsize)
         start(init)
         import ray
 
-        nodes = (node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"])
-        at_once = max(1, sum(int(free // cpus) for free in nodes))
-        return ParallelJobs(at_once, cpus, variables=variables())
+        at_once = 0
+        for node in ray.nodes():
+            if node["Alive"]:
+                at_once += int(node["Resources"].get("CPU", 0) // cpus)
+        return ParallelJobs(max(1, at_once), cpus, variables=variables())
 
     def run(self, jobs: Sequence[Job]) -> dict[int, JobReturn]:
         """Submit all jobs, and collect their results as they end."""
@@ -74,8 +78,8 @@ class RayJobs(JobsLauncher):
 def start(init: DictConfig) -> None:
     """Start Ray, or connect to a cluster, unless already done.
 
-    It sets token authentication, because anyone who reaches Ray's ports can run code. It turns
-    usage statistics off. Variables of the user's environment take precedence.
+    The function turns token authentication on, because anyone who reaches Ray's ports can run code.
+    It turns usage statistics off. The user's environment variables take precedence.
 
     Raises:
         JobError: Ray does not start, no cluster answers, or the cluster refuses the token.
@@ -99,6 +103,8 @@ def start(init: DictConfig) -> None:
 
     if ray.is_initialized():
         return
+
+    # Start with the cores that this process may use, and keep the handler of SIGTERM
     settings: Any = OmegaConf.to_container(init, resolve=True)
     if init.address == LOCAL and init.num_cpus is None:
         settings["num_cpus"] = machine.threads(None)

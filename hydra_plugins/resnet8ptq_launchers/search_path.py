@@ -1,4 +1,4 @@
-"""Options and experiments of the user: `conf/` of the current folder adds to the config groups."""
+"""Adds the user's options and experiments: `conf/` of the current folder extends the groups."""
 
 from pathlib import Path
 
@@ -9,10 +9,10 @@ from resnet8ptq.config import folders
 
 
 class OwnConf(SearchPathPlugin):
-    """Appends the folder to the search path of this program, not of other programs with Hydra."""
+    """Appends the user's folder to the search path of this program; other programs keep theirs."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Append the user's `conf` folder; the package's options take precedence."""
+        """Append the user's `conf` folder if it exists; the package's options take precedence."""
         conf = folders.find_conf()
         mains = [Path(part.path) for part in search_path.get_path() if part.provider == "main"]
         if conf in mains and (own := folders.find_own_conf(Path.cwd())):

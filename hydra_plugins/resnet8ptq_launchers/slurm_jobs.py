@@ -92,19 +92,22 @@ class _SlurmJob(Job):
     """A job that restarts from the beginning if Slurm preempts it."""
 
     def __call__(self) -> JobReturn:
-        """Run the job; end on SIGTERM, which submitit ignores even if the job is cancelled."""
+        """Run the job; SIGTERM ends it unless Slurm preempts it.
+
+        submitit would ignore SIGTERM even for a cancelled job.
+        """
         signal.signal(signal.SIGTERM, _end_unless_preempted)
         return super().__call__()
 
     def checkpoint(self) -> Any:
-        """Return the job for submitit to queue it again."""
+        """Return the job in the form in which submitit queues it again."""
         import submitit
 
         return submitit.helpers.DelayedSubmission(self)
 
 
 class SlurmJobs(JobsLauncher):
-    """Submits one array of jobs; Slurm runs `array_parallelism` of them in parallel."""
+    """Submits one array of jobs; Slurm runs at most `array_parallelism` of them in parallel."""
 
     def __init__(self, **settings: Any) -> None:
         self.settings: Any = OmegaConf.to_container(OmegaConf.create(settings), resolve=True)
@@ -117,33 +120,44 @@ class SlurmJobs(JobsLauncher):
         return ParallelJobs(settings.array_parallelism, cpus, variables=variables())
 
     def run(self, jobs: Sequence[Job]) -> dict[int, JobReturn]:
-        """Submit the jobs, and collect their results as they end; cancel them on Ctrl-C."""
+        """Submit the jobs, and collect their results as they end; cancel them on an error."""
         # The jobs inherit it through sbatch; OpenMP and BLAS have no other setting.
         os.environ.setdefault("OMP_NUM_THREADS", str(self.settings["cpus_per_task"]))
         submitted = self._submit([_SlurmJob(**vars(job)) for job in jobs])
-        running = {job.number: (job, one) for job, one in zip(jobs, submitted, strict=True)}
+        running = {}
+        for job, queued in zip(jobs, submitted, strict=True):
+            running[job.number] = (job, queued)
+
+        # Collect the results in the order in which the jobs end
         results = {}
         try:
             while running:
-                for number in [n for n, (_, one) in running.items() if one.done()]:
-                    results[number] = _receive(*running.pop(number))
+                for number, (job, queued) in list(running.items()):
+                    if queued.done():
+                        del running[number]
+                        results[number] = _receive(job, queued)
                 time.sleep(POLL_S)
         except BaseException:  # Ctrl-C, SIGTERM
-            _cancel([one.job_id for _, one in running.values()])
+            _cancel([queued.job_id for _, queued in running.values()])
             raise
         return results
 
     def _submit(self, jobs: Sequence[_SlurmJob]) -> list[Any]:
-        """Queue the jobs; raise `JobError` if that fails, or if Slurm refuses a setting."""
+        """Queue the jobs.
+
+        Raises:
+            JobError: Slurm or submitit fails or refuses a setting, or a setting has a line break.
+        """
         import submitit
 
-        settings = {
-            key if key in _SHARED else f"slurm_{key}": value for key, value in self.settings.items()
-        }
-        folder, retries = (
-            settings.pop(f"slurm_{k}") for k in ("submitit_folder", "max_num_timeout")
-        )
+        # Two settings are arguments of the executor
+        settings = {}
+        for key, value in self.settings.items():
+            settings[key if key in _SHARED else f"slurm_{key}"] = value
+        folder = settings.pop("slurm_submitit_folder")
+        retries = settings.pop("slurm_max_num_timeout")
         _check_script({**settings, "hydra.sweep.dir": folder})
+
         # By default srun exports the variables that sbatch exported. These may lack submitit's.
         settings["slurm_srun_args"] = ["--export=ALL"]
         submitit.SlurmJob.watcher = _Queue()
@@ -156,9 +170,10 @@ class SlurmJobs(JobsLauncher):
 
 
 def _check_script(settings: Mapping[str, Any]) -> None:
-    """Refuse line breaks in the script of sbatch, where bash would run the rest as a command.
+    """Raise `JobError` for a setting with a line break.
 
-    submitit writes the settings and the folder into comments.
+    submitit writes the settings and the folder into comments of the script for sbatch. bash would
+    run the rest of a broken line as a command.
     """
     for key, value in settings.items():
         if len(f"{key}={value}".splitlines()) > 1:
@@ -168,7 +183,7 @@ def _check_script(settings: Mapping[str, Any]) -> None:
 
 
 def _cancel(job_ids: Sequence[str]) -> None:
-    """Cancel jobs, and wait until Slurm has ended them.
+    """Cancel jobs, and wait until Slurm has ended them, at most `CANCEL_S`.
 
     The sweep then closes their runs. A job that ended later would leave its run open, because
     Slurm kills a job that does not close its run within `KillWait`, by default 30 s.
@@ -178,6 +193,8 @@ def _cancel(job_ids: Sequence[str]) -> None:
     queue = _Queue()
     for job_id in job_ids:
         queue.register_job(job_id)
+
+    # Poll Slurm, but not forever
     last_s = time.monotonic() + CANCEL_S
     while not all(queue.is_done(job_id) for job_id in job_ids):
         if time.monotonic() > last_s:
@@ -198,7 +215,7 @@ def _end_unless_preempted(*_: object) -> None:
 
 
 def _receive(job: Job, submitted: Any) -> JobReturn:
-    """Return the result of a job, and show its log."""
+    """Return the result of a job that has ended, a failed one if it left none; show its stderr."""
     sys.stderr.write(submitted.stderr() or "")
     state = submitted.state
     try:

@@ -16,7 +16,7 @@ from resnet8ptq.config import words
 
 
 class SearchSweeper(Sweeper):
-    """Runs the steps of the search, and returns their records to it."""
+    """Runs the steps of the search by Hydra's launcher, and returns their records to the search."""
 
     config: DictConfig
     hydra_context: HydraContext
@@ -38,7 +38,7 @@ class SearchSweeper(Sweeper):
         )
 
     def sweep(self, arguments: list[str]) -> None:
-        """Search with these settings of the user."""
+        """Search with these settings of the user, as typed words."""
         # Hydra imports this module at each start, for --help too.
         from resnet8ptq.config.loading import parse_config
         from resnet8ptq.config.schema import RunConfig
@@ -48,17 +48,21 @@ class SearchSweeper(Sweeper):
         from resnet8ptq.sweeps.running import find_running_sweep
 
         OmegaConf.save(self.config, Path(self.config.hydra.sweep.dir) / "multirun.yaml")
+
+        # Settings of the user's experiment count as typed, so that each job and the winner has them
         typed = {override.key_or_group: override for override in map(words.parse, arguments)}
         of_experiment: list[str] = []
         if "experiment" in typed:
             repository = self.hydra_context.config_loader.repository  # type: ignore[attr-defined]
             of_experiment = read_experiment(repository, str(typed["experiment"].value()))
-        for word in of_experiment:  # as if typed, so that each job and the winner has it
+        for word in of_experiment:
             override = words.parse(word)
             if override.key_or_group not in typed:
                 arguments = [*arguments, word]
                 typed[override.key_or_group] = override
         search.check(self.config.hydra.sweeper, [*typed.values()])
+
+        # Each step names its backend, and shares all other settings
         backends = words.values(typed["backend"]) if "backend" in typed else ["onnx"]
         shared = [word for word in arguments if words.parse(word).key_or_group != "backend"]
         running = find_running_sweep()
@@ -80,6 +84,7 @@ class SearchSweeper(Sweeper):
         def check(step: Step) -> None:
             search.check_step(compose(step.overrides), [*typed.values()], asked.untuned)
 
+        # Read the network here, unless the jobs run elsewhere
         fixed = find_fixed(typed.values())
         asked = Asked(self.goal, tuple(backends), 0.0, fixed, machine.sums_exactly())
         if running.parallel is None:  # other machines may hold the network and the data
@@ -99,7 +104,13 @@ class SearchSweeper(Sweeper):
         searched.run()
 
     def _launch(self, batch: list[list[str]], seconds: float | None) -> list[Any]:
-        """Run jobs; return the record or the error of each, whatever a job raises."""
+        """Run jobs; return the record or the error of each, whatever a job raises.
+
+        Only Ctrl-C and other requests to end the program pass.
+
+        Args:
+            seconds: the time limit of the whole batch; None for no limit.
+        """
         from resnet8ptq.core.alarm import time_limit
         from resnet8ptq.core.command import Abort
 
@@ -118,7 +129,9 @@ class SearchSweeper(Sweeper):
 
 
 def read_experiment(repository: Any, name: str) -> list[str]:
-    """Return the settings of a file of the user that builds on `experiment=auto`, as words.
+    """Return the settings of a user's file that builds on `experiment=auto`, as words.
+
+    The list is empty for `auto` itself, and for a missing file.
 
     Args:
         repository: Hydra's, which reads the files of `conf/`.
@@ -140,7 +153,7 @@ def read_experiment(repository: Any, name: str) -> list[str]:
 
 
 def _add_leaves(settings: dict[str, Any], values: Any, prefix: str = "") -> None:
-    """Add the values of nested dicts by their full keys."""
+    """Add the values of nested dicts to `settings`, by their full keys."""
     for name, value in values.items():
         if isinstance(value, dict):
             _add_leaves(settings, value, f"{prefix}{name}.")

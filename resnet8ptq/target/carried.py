@@ -1,7 +1,8 @@
 """A target without a connection: the user carries requests there in a file, and answers back.
 
 The job file holds the requests that a connection would send, and the result file holds the answers.
-Both steps therefore run the code of a connected target.
+A run that writes a job, and a run that reads a result, therefore use the code of a connected
+target.
 """
 
 import hashlib
@@ -73,7 +74,7 @@ _KINDS: dict[str, type[_Answer]] = {
 
 
 class JobWriter(Target):
-    """Writes each request into a job, and answers it on this machine; times nothing.
+    """Writes each request into a job, and answers it on this machine.
 
     Attributes:
         run_id: the id of the run that writes the job; the result repeats the id.
@@ -97,17 +98,18 @@ class JobWriter(Target):
         return {**super().describe(), "job": self._name}
 
     def ask(self, request: Mapping[str, Any], payload: bytes = b"") -> Reply:
-        """Write a request into the job, and answer it here; times are placeholders."""
+        """Write a request into the job, and answer it here; a `time` request gets a placeholder."""
         self._write({**request, "run_id": self.run_id}, payload)
         if request["do"] == "time":
             return Reply({"seconds": 1.0}, [])  # a placeholder, which the recorder drops
         return super().ask(request, payload)
 
     def close(self) -> None:
-        """End the job."""
+        """Close the job's file."""
         self._job.close()
 
     def _write(self, request: Mapping[str, Any], payload: bytes) -> None:
+        """Append a request to the job; an equal payload is written only the first time."""
         digest = hashlib.sha256(payload).digest()
         start = self._payloads.get(digest)
         fields = {**request, "bytes": len(payload)}
@@ -120,7 +122,11 @@ class JobWriter(Target):
 
 
 class Carried(Target):
-    """Answers requests from a result file, without a connection."""
+    """Answers requests from a result file, without a connection.
+
+    Attributes:
+        run_id: the id of the run that wrote the job.
+    """
 
     def __init__(self, path: Path) -> None:
         """Read a result.
@@ -142,10 +148,10 @@ class Carried(Target):
         return {**super().describe(), "result": self._sha256}
 
     def ask(self, request: Mapping[str, Any], payload: bytes = b"") -> Reply:
-        """Return the answer to a request; each measured time of a batch is returned once.
+        """Return the answer to a request; each answer to a `time` request is returned once.
 
         Raises:
-            ConfigError: the result lacks the answer.
+            ConfigError: the result lacks the answer, or has no further time.
         """
         key = _key(request, hashlib.sha256(payload).hexdigest())
         answers = self._answers.get(key)
@@ -160,11 +166,15 @@ class Carried(Target):
 
 
 def _key(request: Mapping[str, Any], sha256: str) -> tuple[str, str, str]:
-    """Return the request, file and runtime without the threads, and the hash of its content."""
+    """Return the identity of a request: its kind, its file and runtime, and its payload's hash.
+
+    The number of threads, the last word of the file's key, is left out.
+    """
     return str(request["do"]), str(request.get("key", "")).rpartition(" ")[0], sha256
 
 
 def _read(path: Path) -> list[Reply]:
+    """Return the answers of a result file; see `Carried` for the errors."""
     wrong = ConfigError(f"result: got {path}, expected the output of python measure.py > result")
     replies = []
     try:
@@ -178,6 +188,8 @@ def _read(path: Path) -> list[Reply]:
                 _KINDS[answer.request.do].model_validate_json(line)
     except (OSError, ValueError, TypeError):
         raise wrong from None
+
+    # All answers belong to one run, and hold numbers only
     runs = {reply.fields["request"]["run_id"] for reply in replies}
     if len(runs) != 1 or not all(map(_has_numbers, replies)):
         raise wrong

@@ -30,7 +30,7 @@ PACKAGES = {"ai_edge_litert": "ai-edge-litert"}
 
 
 class ConnectionLostError(PtqError):
-    """The command ended, or did not answer within the time limit."""
+    """The command ended, answered with other text, or did not answer within the time limit."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,10 @@ class Reply:
 
     @classmethod
     def of(cls, fields: Mapping[str, Any], content: bytes) -> "Reply":
-        """Return an answer from its line and the bytes after it.
+        """Return an answer from the fields of its line and the bytes after the line.
 
         Raises:
-            UnsupportedError: the target answered with an error, as the runtime is missing or
-            failed.
+            UnsupportedError: the answer is an error, such as a missing runtime.
         """
         error = fields.get("error")
         if error:
@@ -55,6 +54,8 @@ class Reply:
             if missing:
                 message += f"; try: pip install {PACKAGES.get(missing, missing)}"
             raise UnsupportedError(message)
+
+        # The arrays follow each other without gaps
         arrays = []
         start = 0
         for dtype, shape in fields["arrays"]:
@@ -76,11 +77,14 @@ class Connection:
 
         Raises:
             ConfigError: the command cannot be started.
+            ConnectionLostError: it ends, or does not read the program in time.
         """
         self._command = command
         self._timeout_s = timeout_s
         program = PROGRAM.read_bytes()
         loader = f"import sys;exec(sys.stdin.buffer.read({len(program)}))"
+
+        # Start the interpreter, which reads the program from its standard input
         words = shlex.split(command)
         if Path(words[0]).name in SHELLS:  # quoted, as a shell there splits the loader
             loader = invocation.shell(loader)
@@ -99,6 +103,8 @@ class Connection:
                 f"target.command: got {command!r}, which cannot be started ({error.strerror}); "
                 "expected a command that starts Python, such as 'ssh pi@board python3'"
             ) from None
+
+        # Writing must not block, because the command may end without reading
         self._read_end = _end_of(self._process.stdout)
         self._write_end = _end_of(self._process.stdin)
         os.set_blocking(self._write_end, False)
@@ -110,8 +116,8 @@ class Connection:
         """Send a request, and return its answer.
 
         Raises:
-            ConnectionLostError: the command ended, or does not answer.
-            UnsupportedError: the runtime is missing on the target, or failed.
+            ConnectionLostError: the command ends, answers with other text, or is too slow.
+            UnsupportedError: the target answers with an error, such as a missing runtime.
         """
         self._deadline = time.monotonic() + self._timeout_s
         self._write(json.dumps({**request, "bytes": len(payload)}).encode() + b"\n")
@@ -173,6 +179,7 @@ class Connection:
             raise self._lost(f"answered nothing for {self._timeout_s:g} s (target.timeout_s)")
 
     def _lost(self, how: str) -> ConnectionLostError:
+        """End the command, and return the error with the last line of its messages."""
         self._messages.seek(0)
         text = self._messages.read()[-AT_ONCE:].decode(errors="replace")
         self.close()

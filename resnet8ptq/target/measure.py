@@ -1,11 +1,12 @@
 """Runs files of networks on this machine, for resnet8ptq on another machine.
 
-resnet8ptq sends this program to a Python interpreter here. The program needs Python 3.9, numpy and
-the runtime of the file, but nothing of resnet8ptq. It reads requests from standard input, and
-writes answers to standard output. Each request or answer is a line of JSON with the number of bytes
-that follow the line: a file, or arrays in C order.
+resnet8ptq sends this program to a Python interpreter here. The program needs Python 3.9 or newer,
+numpy and the runtime of the file, but nothing of resnet8ptq. It reads requests from standard input,
+and writes answers to standard output. Each request or answer is a line of JSON with the number of
+bytes that follow the line: a file, or arrays in C order.
 
-Copied here by hand, next to a file of requests, the program runs as `python measure.py > result`.
+Copied here by hand, next to a file of requests, the program reads that file instead; it then runs
+as `python measure.py > result`. Backends of resnet8ptq also import its classes and checks.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ PROVIDER_PACKAGES = {
 
 
 class RefusalError(Exception):
-    """A provider or a float type is missing here, or a provider refuses a file."""
+    """A provider or a float type is missing here, or a provider does not start."""
 
 
 def check_provider(provider: str) -> None:
-    """Raise `RefusalError` if ONNX Runtime here has no such execution provider."""
+    """Raise `RefusalError` if ONNX Runtime here lacks this execution provider."""
     import onnxruntime
 
     available = onnxruntime.get_available_providers()
@@ -65,7 +66,7 @@ def check_provider(provider: str) -> None:
 def check_precision(core: Any, precision: str) -> None:
     """Raise `RefusalError` if OpenVINO does not list a float type for this CPU.
 
-    OpenVINO would emulate that type, or compute in another type, without a message.
+    OpenVINO would emulate a type that it does not list, or compute in another, without a message.
     """
     if precision == F32:
         return
@@ -76,9 +77,10 @@ def check_precision(core: Any, precision: str) -> None:
 
 
 class OnnxFile:
-    """A file in ONNX Runtime.
+    """A file in ONNX Runtime, on one execution provider.
 
-    ONNX Runtime would run a file on the CPU if the provider does not start; this class refuses.
+    If the provider does not start, ONNX Runtime would run the file on the CPU; this class raises an
+    error.
     """
 
     def __init__(
@@ -110,11 +112,13 @@ class OnnxFile:
         return outputs
 
     def find_nodes(self, arrays: list[Any]) -> dict[str, dict[str, int]]:
-        """Return the number of nodes by provider and operator, from ONNX Runtime's profile."""
+        """Return the number of nodes by provider and operator, from the profile of one run."""
         with tempfile.TemporaryDirectory() as folder:
             session = self._open(str(Path(folder, "trace")))
             session.run(None, dict(zip(self.names, arrays)))
             events = json.loads(Path(session.end_profiling()).read_text())
+
+        # Each node that ran has one event of its kernel
         nodes: dict[str, dict[str, int]] = {}
         for event in events:
             if event["name"].endswith("_kernel_time"):
@@ -133,6 +137,8 @@ class OnnxFile:
         options.enable_profiling = bool(trace)
         if trace:
             options.profile_file_prefix = trace
+
+        # ONNX Runtime says only on stderr why a provider does not start
         with _messages_kept() as messages:
             session = onnxruntime.InferenceSession(
                 self._content,
@@ -166,7 +172,10 @@ def _messages_kept() -> Iterator[list[str]]:
 
 
 def _find_reason(lines: Sequence[str]) -> str:
-    """Return the text of the first error in ONNX Runtime's messages, or else of the first line."""
+    """Return the text of the first error in ONNX Runtime's messages, or else of the first line.
+
+    The text is empty without messages, and is cut at 400 characters.
+    """
     colors = re.compile(r"\x1b\[[\d;]*m")
     texts = [colors.sub("", line).strip() for line in lines if line.strip()]
     first = texts[0] if texts else ""
@@ -178,7 +187,7 @@ def _find_reason(lines: Sequence[str]) -> str:
 
 
 class TfliteFile:
-    """A file in LiteRT; values of an integer input are rounded to its levels."""
+    """A file in LiteRT; float values for int8 and int16 inputs are quantized."""
 
     def __init__(self, content: bytes, threads: int) -> None:
         """Load the content of a file."""
@@ -187,7 +196,10 @@ class TfliteFile:
         self.names = [detail["name"] for detail in self.interpreter.get_input_details()]
 
     def run(self, arrays: list[Any]) -> list[Any]:
-        """Return the outputs as floats; a network of batch size 1 runs sample by sample."""
+        """Return the outputs, as floats if they have a scale.
+
+        A network of batch size 1 runs sample by sample.
+        """
         details = self.interpreter.get_input_details()
         fixed = details[0]["shape_signature"][0] == 1
         if len(arrays[0]) > 1 and fixed:
@@ -195,6 +207,8 @@ class TfliteFile:
             for n in range(len(arrays[0])):
                 parts.append(self.run([array[n : n + 1] for array in arrays]))
             return [np.concatenate(values) for values in zip(*parts)]
+
+        # Resize the inputs only if the shapes change, because it takes long
         shapes = [tuple(detail["shape"]) for detail in details]
         if shapes != [array.shape for array in arrays]:
             for detail, array in zip(details, arrays):
@@ -221,7 +235,7 @@ class OpenVinoFile:
         """Load the content of a file.
 
         Raises:
-            RefusalError: this CPU lacks the float type `precision`.
+            RefusalError: OpenVINO does not list the float type `precision` for this CPU.
         """
         import openvino
 
@@ -250,7 +264,11 @@ _PACKAGES = ("numpy", "onnxruntime", "ai-edge-litert", "tflite-runtime", "tensor
 
 
 def _tflite() -> Any:
-    """Return the interpreter of the first installed package that has one."""
+    """Return the class of LiteRT's interpreter, from `ai_edge_litert` or `tflite_runtime`.
+
+    Raises:
+        ImportError: neither is installed; the error names the first.
+    """
     try:
         from ai_edge_litert.interpreter import Interpreter
     except ImportError:
@@ -271,7 +289,7 @@ def _to_levels(values: Any, detail: dict[str, Any]) -> Any:
 
 
 def describe() -> dict[str, Any]:
-    """Return this machine: type, system, Python, CPU, cores, and the versions of the runtimes."""
+    """Return this machine: type, system, Python, CPU, cores, and versions of numpy and runtimes."""
     versions: dict[str, str] = {}
     for package in (*_PACKAGES, *PROVIDER_PACKAGES.values()):
         name = "onnxruntime" if package in PROVIDER_PACKAGES.values() else package
@@ -301,7 +319,12 @@ def describe() -> dict[str, Any]:
 def answer(
     request: dict[str, Any], payload: bytes, loaded: dict[str, Any]
 ) -> tuple[dict[str, Any], list[Any]]:
-    """Return the answer to a request, and its arrays."""
+    """Return the answer to a request, and its arrays.
+
+    Args:
+        payload: the bytes after the request's line.
+        loaded: the files that earlier requests have loaded, by key; a new one is added.
+    """
     if request["do"] == "describe":
         if "provider" in request:
             check_provider(request["provider"])
@@ -323,6 +346,8 @@ def answer(
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         arrays.append(np.frombuffer(payload[start : start + size], dtype).reshape(shape))
         start += size
+
+    # Answer with the nodes, the time, or the outputs too
     if request["do"] == "nodes":
         return {"nodes": network.find_nodes(arrays)}, []
     begin = time.perf_counter()
@@ -334,7 +359,7 @@ def answer(
 
 
 def main() -> None:
-    """Answer requests until standard input or the file of requests ends."""
+    """Answer each request until standard input or the file of requests ends."""
     source = sys.stdin.buffer
     target = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # libraries must not write among the answers

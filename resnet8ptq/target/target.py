@@ -41,10 +41,10 @@ class Target:
     _about: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     def describe(self) -> dict[str, Any]:
-        """Return the machine, its CPU and cores, the versions of its runtimes, and the provider.
+        """Return the answer of `measure.describe`, with the provider unless it is the CPU's.
 
         Raises:
-            UnsupportedError: the machine lacks the provider.
+            UnsupportedError: the machine lacks the provider; see also `ask`.
         """
         if not self._about:
             reply = self.ask({"do": "describe", **self._asked})
@@ -58,15 +58,16 @@ class Target:
 
     @property
     def _asked(self) -> dict[str, str]:
-        """The part of a request that asks for the provider; empty for the CPU, which is always
-        there.
-        """
+        """The field of a request that names the provider; none for the CPU's."""
         if self.provider == CPU:
             return {}
         return {"provider": self.provider}
 
     def say(self, runtime: str) -> str:
-        """Return the CPU, the machine and the version of a runtime there, in one line."""
+        """Return the CPU, the machine and the version of a runtime there, in one line.
+
+        The line ends with the provider, unless it is the CPU's.
+        """
         about = self.describe()
         version = about["versions"].get(runtime, "version unknown")
         line = f"{about['cpu']} ({about['machine']}), {runtime} {version}"
@@ -75,19 +76,22 @@ class Target:
         return line
 
     def load(self, path: Path, runtime: str, threads: int, precision: str = F32) -> "RemoteFile":
-        """Load a file on the target.
+        """Load a file on the target, unless it is loaded already.
 
         Args:
             precision: the float type in which OpenVINO computes.
 
         Raises:
-            UnsupportedError: the target has no such runtime, or the runtime refuses the file.
+            UnsupportedError: `measure` does not run this runtime, the target lacks it, or it
+                refuses the file.
         """
         if runtime not in RUNTIMES:
             raise UnsupportedError(
                 f"target.command: {runtime} is not measured on another machine; expected a backend "
                 f"that runs in {' | '.join(RUNTIMES)}"
             )
+
+        # Files are known by their content and their settings
         options = {**self._asked}
         if precision != F32:
             options["precision"] = precision
@@ -104,6 +108,8 @@ class Target:
 
         Raises:
             ConnectionLostError: the connection was lost `TRIES` times.
+            UnsupportedError: the target answers with an error.
+            ConfigError: the command cannot be started.
         """
         with self._lock:
             for number in range(TRIES):
@@ -129,7 +135,9 @@ class RemoteFile:
     """A file that is loaded on the target.
 
     Attributes:
-        names: the inputs, in the file's order.
+        key: the file's name in requests.
+        request: the request that loads the file again after a lost connection.
+        names: the names of the inputs, in the file's order.
     """
 
     target: Target
@@ -139,16 +147,16 @@ class RemoteFile:
     names: list[str] = field(default_factory=list)
 
     def run(self, batch: NDArray[Any]) -> tuple[list[NDArray[np.float32]], float]:
-        """Return each output [n, ...] for network inputs [n, ...], and the seconds there."""
+        """Return each output [n, ...] for network inputs [n, ...], and the target's seconds."""
         reply = self._ask("run", batch)
         return list(reply.arrays), float(reply.fields["seconds"])
 
     def time(self, batch: NDArray[Any]) -> float:
-        """Return the seconds of a batch there, without its outputs."""
+        """Return the seconds of a batch on the target; its outputs are not sent back."""
         return float(self._ask("time", batch).fields["seconds"])
 
     def find_nodes(self, batch: NDArray[Any]) -> Mapping[str, Mapping[str, int]]:
-        """Return the number of nodes that ran there, by provider and operator."""
+        """Return the number of nodes that ran on the target, by provider and operator."""
         nodes: Mapping[str, Mapping[str, int]] = self._ask("nodes", batch).fields["nodes"]
         return nodes
 
@@ -164,5 +172,8 @@ class RemoteFile:
 
 @cache
 def connect(command: str, timeout_s: float, provider: str = CPU) -> Target:
-    """Return the target of a command; the connection opens with the first request."""
+    """Return the target of a command, the same for equal arguments.
+
+    The connection opens with the first request.
+    """
     return Target(command, timeout_s, provider)
