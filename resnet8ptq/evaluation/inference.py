@@ -18,6 +18,11 @@ from resnet8ptq.tasks.scoring.outputs import PROBABILITIES, Array, Outputs, Redu
 LOGIT_SAMPLES = 1000
 RAW_BYTES = 2**25  # limit of the raw outputs that are kept beside reduced ones
 
+OTHER_NUMBERS = (
+    "the network returns another number of values for each sample, as NonMaxSuppression does; with "
+    "labels, try task=detection; without, name earlier outputs in model.outputs=[...]"
+)
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -47,7 +52,7 @@ def infer(
 
     Raises:
         ModelError: the shapes of the outputs, reduced if there is a `reduction`, differ between
-            samples.
+            samples, or an output that is not reduced lacks a row for each sample.
     """
     # Keep the reduced outputs of all batches, and the raw ones of the first
     start = time.perf_counter()
@@ -68,7 +73,7 @@ def infer(
         kept = _pad(kept)
     joined = tuple(map(batches.restore, _join(kept)))
     if not joined:
-        raise ModelError("returns a different number of values for each sample; try task=detection")
+        raise ModelError(OTHER_NUMBERS)
     return Evaluation(Outputs(joined, None, final, _join(raw)), seconds, batching)
 
 
@@ -78,6 +83,8 @@ def _run(
     """Return the reduced outputs of a batch, and those of the network."""
     outputs = copy.predict(batch)
     if reduction is None:
+        if any(values.shape[:1] != (len(batch),) for values in outputs):
+            raise ModelError(OTHER_NUMBERS)
         return outputs, outputs
     return reduction(outputs, batch), outputs
 

@@ -13,6 +13,7 @@ import pytest
 from resnet8ptq.backends.onnx.quantizer import OnnxQuantizer
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import machine
+from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation import batching, evaluator, inference
@@ -242,3 +243,11 @@ def test_batch_and_threads_do_not_change_predictions(quantize, shapes):
         ]
         for other in result[1:]:
             np.testing.assert_array_equal(other, result[0])
+
+
+@pytest.mark.parametrize("kept", [[1, 1, 2, 0], [1, 2, 1, 2]])
+def test_an_output_without_one_row_for_each_sample_is_refused(kept):
+    counts = iter(kept)
+    copy = SimpleNamespace(predict=lambda batch: [np.ones((next(counts), 4), np.float32)])
+    with pytest.raises(ModelError, match=r"task=detection.*model\.outputs"):
+        inference.infer([copy], images(4), Batching(1, 1))
