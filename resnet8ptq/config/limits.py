@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
+from resnet8ptq.core import other_names
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import mend_value, no_such_key, or_nearest
 
@@ -30,8 +31,16 @@ class Limit:
         """Raise `ConfigError` for a value outside the limit."""
         if got is None or self.holds(got):
             return
-        expected = or_nearest(got, self.choices) if self.choices else self.takes
-        require(key, got, False, expected)
+        require(key, got, False, self._expect(key, str(got)))
+
+    def _expect(self, key: str, got: str) -> str:
+        """Return the accepted values for a message, with the word that other tools call `got`."""
+        if not self.choices:
+            return self.takes
+        meant = other_names.OPTIONS.get(key, {}).get(got.casefold())
+        if meant:
+            return f"{' | '.join(self.choices)}; try {key}={meant}"
+        return or_nearest(got, self.choices)
 
 
 def limited(

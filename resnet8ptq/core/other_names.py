@@ -78,6 +78,7 @@ OPTIONS = {
         "u8u8": "uint8",
     },
     "hydra/launcher": {"joblib": "processes", "ray": "ray_local", "submitit_slurm": "slurm"},
+    "device": {"gpu": "cuda"},
     "calib": {"kl": "entropy", "max": "minmax", "ema": "moving_average"},
     "preprocess": {
         "imagenet": "torchvision_imagenet",

@@ -136,7 +136,7 @@ def choose(
         as_fast = [one for one in candidates if one.speed and not one.is_slower and one.gains]
         if as_fast and chosen not in as_fast:
             chosen, reason = _choose_small(as_fast)
-            reason += " at FP32's speed or more"
+            reason += " not slower than FP32"
     else:
         smallest = min(map(_size, candidates))
         chosen = _first(candidates, key=_size, slack=smallest * SAME_SIZE)

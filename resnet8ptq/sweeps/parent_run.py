@@ -22,12 +22,20 @@ log = logging.getLogger(__name__)
 
 def begin(tracking: TrackingConfig, folder: Path, tags: Mapping[str, str]) -> "tuple[Store, str]":
     """Open the store and create the sweep's run; return the store and the run's id."""
+    from resnet8ptq.sweeps import resume
     from resnet8ptq.tracking.mlflow_store.store import in_one_line, open_store
     from resnet8ptq.tracking.run import start_parent
 
     store = open_store(tracking)
     name = f"sweep {folder.parent.name} {folder.name}"
     with in_one_line(store):
+        killed = resume.find_killed(store, tags["sweep_key"])
+        if killed is not None:
+            log.warning(
+                "the last sweep with these settings was killed: %s; the same command with "
+                "sweep.resume=true keeps its finished runs",
+                killed.folder,
+            )
         return store, start_parent(store, name, folder, tags)
 
 

@@ -36,6 +36,14 @@ def find_sweep(store: Store, key: str, own: Path | None = None) -> RunRecord | N
     return sweep
 
 
+def find_killed(store: Store, key: str) -> RunRecord | None:
+    """Return the newest sweep with this key if its process was killed; None otherwise."""
+    sweep = history.find_parent(store, f"tags.sweep_key = '{key}'")
+    if sweep is None or sweep.ended or journal.is_alive(Path(sweep.folder)):
+        return None
+    return sweep
+
+
 def find_finished(
     sweep: SharedSweep, number: int, identity: str | None, again: bool = False
 ) -> RunRecord | None:

@@ -68,6 +68,7 @@ CASES = {
     GOOD + "preprocess.sise=96": "preprocess.sise: no such key|nearest: size",
     # Values
     GOOD + "dtype=int4": "dtype: got 'int4'|dtype=w4a8",
+    GOOD + "device=gpu": "device: got 'gpu'|device=cuda",
     GOOD + "dtype=8": "dtype: got '8'|dtype=int8",
     GOOD + "backend=null": "backend: got 'null'|onnx",
     GOOD + "data=true": "data: got 'true'|arrays",

@@ -116,7 +116,7 @@ def test_a_model_not_shown_to_be_faster_comes_before_one_at_half_of_the_speed():
     headline = choose([slow, quick])
     assert headline.candidate is quick
     assert headline.nothing_faster
-    assert headline.reason.startswith("the smallest at FP32's speed or more that passes; ")
+    assert headline.reason.startswith("the smallest not slower than FP32 that passes; ")
     large = replace(quick, size_bytes=980.0, speed=Ratio(1.01, 0.9, 1.1))
     assert choose([slow, large]).candidate is slow  # gains nothing over FP32
     assert choose([slow, quick], "size").candidate is slow

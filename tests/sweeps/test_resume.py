@@ -293,6 +293,18 @@ def test_a_sweep_whose_record_is_damaged_goes_on(store, tmp_path, caplog, fault)
     assert history.load_run(store, sweep.parent_id).tags["folder"] == str(tmp_path / "new")
 
 
+def test_the_newest_sweep_with_a_key_is_killed_if_it_neither_ended_nor_runs(store, tmp_path):
+    sweep = start_sweep(store, tmp_path / "sweep", "of a killed sweep")
+    killed = resume.find_killed(store, "of a killed sweep")
+    assert killed is not None and killed.run_id == sweep.parent_id
+
+    held = journal.lock(sweep.folder)
+    assert resume.find_killed(store, "of a killed sweep") is None  # it runs
+    held.release()
+    end_parent(store, sweep.parent_id, "ok", sweep.folder)
+    assert resume.find_killed(store, "of a killed sweep") is None
+
+
 class Killed(BaseException):
     """Stands for SIGKILL: nothing is cleaned up after it."""
 
@@ -347,6 +359,7 @@ def test_a_killed_sweep_goes_on_elsewhere_and_finds_the_same(tmp_path, sweep):
 
     after = call(tmp_path, *CELLS, "sweep.resume=true", **NO_REAL_FILES)
     assert after.code == 0, after.err
+    assert "was killed" not in after.err
     assert "Skipped: 1 of 3 runs" in after.out
     assert after.parent.info.run_id == before.parent.info.run_id
     assert after.parent.info.status == "FINISHED"
