@@ -74,6 +74,7 @@ def _show(key: str, value: Any) -> str:
     Raises:
         ConfigError: the value has a type that no setting takes.
     """
+    # A bool is an int, so it comes before the numbers
     if isinstance(value, np.generic):
         value = value.item()
     if value is None:
@@ -84,6 +85,8 @@ def _show(key: str, value: Any) -> str:
         return repr(value)
     if isinstance(value, str | Path):
         return _show_text(str(value))
+
+    # A text is a sequence too, so containers come last
     if isinstance(value, Mapping):
         pairs = []
         for name, item in value.items():

@@ -220,6 +220,7 @@ def _keep(
         made_of: the facts about the layer for the cache key. The function adds the samples, the
             code, and what sets the order of sums: batch size, threads, device and memory.
     """
+    # Another order of sums may give other levels
     runtime = setting.runtime
     key: cache.Key = {
         **made_of,

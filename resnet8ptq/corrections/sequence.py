@@ -97,6 +97,7 @@ def correct(
 
 
 def _log(name: str, before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    # Count the layers whose error grows, in steps of 0.1%
     changes = []
     larger = 0
     for layer, error in before.items():
@@ -104,6 +105,8 @@ def _log(name: str, before: dict[str, float], after: dict[str, float]) -> dict[s
             change = after[layer] / error - 1
             changes.append(change)
             larger += round(change, 3) > 0
+
+    # Log a summary; debugging shows each layer
     log.info(
         "corrections.%s: squared error of a layer's output %+.1f%% in the median, larger in %d of "
         "%d layers",

@@ -99,6 +99,7 @@ def find_cause(
     last step such as a missing softmax, another order of the classes, one scale for different
     units, a wrong input range, and a faulty layer.
     """
+    # Run both networks once, for most causes
     threads = evaluator.runtime.threads
     expected = run_all(open_runner(str(evaluator.network.onnx_path), threads), samples)
     run = evaluator.quantizer.load(path, threads).predict
@@ -106,6 +107,8 @@ def find_cause(
     outputs = run_all(run, samples)
     fp32 = onnx.load(evaluator.network.onnx_path, load_external_data=False)
     names = output_names(fp32.graph)
+
+    # The cheap causes first; a comparison of tensors would blame a layer for them
     return (
         _find_preprocessing(run, samples, expected, sized)
         or _find_exchanged_axes(evaluator, run, samples, expected=expected, outputs=outputs)
@@ -242,6 +245,8 @@ def _find_mixed_units(names: Sequence[str], outputs: Outputs, expected: Outputs)
     for name, ours, theirs in zip(names, expected, outputs, strict=True):
         if theirs.shape != ours.shape:
             continue
+
+        # Compare the parts of the output that have one unit each
         cuts = find_units(ours)
         by_part = [_sqnr_db([ours[cut]], [theirs[cut]]) for cut in cuts]
         worst = min(by_part)
@@ -273,6 +278,8 @@ def _find_input_range(evaluator: Evaluator, samples: Split, path: Path) -> str:
         port = ports[pair["name"]]
         if port.low is None or port.high is None or values[name].dtype.kind != "f":
             continue
+
+        # Values beyond the port's range are cut
         held = np.clip(values[name], port.low, port.high)
         if to_db(power(values[name]), power(held - values[name])) < FAR_DB:
             return (

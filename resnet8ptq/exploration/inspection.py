@@ -100,6 +100,7 @@ class _SampleFacts:
 
 def _find_samples(settings: Settings) -> _SampleFacts | str:
     """Return the facts of the samples, or the reason why they cannot be read."""
+    # Some data sets have a known form, so nothing need be read
     config = settings.config
     if config.data.name in KNOWN_FORM and config.data.root is None:
         size = config.preprocess.size or 32
@@ -107,6 +108,8 @@ def _find_samples(settings: Settings) -> _SampleFacts | str:
         channels = 1 if config.preprocess.channels == "grey" else 3
         sample = np.zeros((1, *sizes, channels), np.uint8)
         return _SampleFacts(sample, len(CLASS_NAMES))
+
+    # Others are read
     if settings.no_data:
         return f"data={config.data.name}: {settings.no_data}"
     try:

@@ -76,7 +76,7 @@ def _of_findings(result: DiagnosisResult) -> list[Column[Finding]]:
         answer = result.answer(finding)
         if answer is not None:
             return answer.words
-        return ", ".join(change.words for change in finding.changes)
+        return ", ".join(change.words for change in finding.changes)  # none was tried
 
     def won(finding: Finding) -> str:
         costs = result.costs(finding)
@@ -86,6 +86,7 @@ def _of_findings(result: DiagnosisResult) -> list[Column[Finding]]:
         gain = f"{answer.won_db:+.1f} dB"
         return gain if costs else f"nothing alone ({gain})"
 
+    # The worst tensor stands for all
     return [
         Column("finding", lambda finding: finding.name),
         Column("in", lambda finding: finding.tensors[0]),
@@ -101,17 +102,21 @@ def _of_changes(metric: Metric) -> list[Column[Outcome]]:
     def is_change(one: Outcome) -> bool:
         return bool(one.words) and not one.reason
 
+    # The unchanged settings and untried changes win nothing back
     def won(one: Outcome) -> float | None:
         return one.won if is_change(one) else None
 
     def won_db(one: Outcome) -> float | None:
         return one.won_db if is_change(one) else None
 
+    def sqnr_db(one: Outcome) -> float | None:
+        return None if one.reason else one.sqnr_db
+
     return [
         Column("change", lambda one: one.words or "(unchanged)"),
         number(metric.title, value),
         number("won back", won, metric.show_loss),
-        number("SQNR dB", lambda one: None if one.reason else one.sqnr_db, ".1f"),
+        number("SQNR dB", sqnr_db, ".1f"),
         number("won back dB", won_db, "+.1f"),
     ]
 

@@ -81,6 +81,8 @@ def _rows(breakdown: Breakdown) -> list[list[object]]:
 def _notes(breakdown: Breakdown) -> list[str]:
     number = breakdown.count("conversion")
     notes = [f"conversions: {breakdown.conversions_ms:.3f} ms in {number} nodes"]
+
+    # Name the nodes in float that take longest
     for kind in ("unfused", "float"):
         left = [node for node in breakdown.model if node.kind == kind]
         left.sort(key=lambda node: -node.ms)
@@ -89,6 +91,8 @@ def _notes(breakdown: Breakdown) -> list[str]:
             named.append(f"{len(left) - _LISTED} more")
         if named:
             notes.append(f"{_KINDS[kind]}: {'; '.join(named)}")
+
+    # Warn if the profiler distorts the times
     added = breakdown.total_ms() / breakdown.ms - 1
     if added > _MUCH:
         notes.append(

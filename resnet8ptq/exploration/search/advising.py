@@ -50,8 +50,10 @@ def main(words: list[str]) -> None:
     path = values.get("model.path")
     if path is not None:
         root = values.get("cache_dir")
+        if root is not None:
+            root = str(root)
         source = locate(ModelConfig(path=str(path)), "")
-        cache_root = cache.folder(None if root is None else str(root))
+        cache_root = cache.folder(root)
         network = summarize(source, cache_root)
         properties = find_properties(load_graph(source, cache_root))
 
@@ -60,7 +62,8 @@ def main(words: list[str]) -> None:
     has_data = any(key.partition(".")[0] == "data" for key in values)
     if network is not None and not has_data:
         kept.append(_PATH)
-    print_advice(*machine.cpu(), network, kept)
+    name, flags = machine.cpu()
+    print_advice(name, flags, network, settings=kept)
     if properties is not None:
         _print_steps(properties, [f"model.path={values['model.path']}", *kept])
 

@@ -559,10 +559,13 @@ def _find_properties(asked: Asked, own: Sequence[Tried]) -> tuple[str, ...]:
 
 def _see(asked: Asked, backend: str, own: Sequence[Tried], changed: Step | None) -> Seen:
     """Return the state of the search before a step that changes the step `changed`, if any."""
+    # The user's settings come last, because no step changes them
     settings: dict[str, str] = {}
     if changed is not None:
         settings.update(changed.settings)
     settings.update(asked.fixed)
+
+    # Add what the trials so far have shown
     findings: tuple[tuple[str, Change], ...] = ()
     diagnosis = _find_diagnosis(own)
     if diagnosis is not None:

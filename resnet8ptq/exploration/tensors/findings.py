@@ -132,6 +132,7 @@ def find_explained(compared: TensorComparison) -> list[Finding]:
             kinds.setdefault(explanation.kind, []).append(tensor)
             words[tensor.name] = f"{tensor.own_db:.1f} dB alone; {explanation.words}"
 
+    # A file of another training has many wrong layers and one cause
     other = describe_other_weights(compared)
     more = f"; {other}" if other else ""
 
@@ -195,12 +196,15 @@ def find_outlier_weight(compared: TensorComparison) -> list[Finding]:
     """Report weights with values much larger than nearly all others of their channel."""
     hit = []
     for weight in sorted(compared.weights, key=lambda weight: weight.spread.bulk_db):
+        # Another channel with small values is no outlier, see `find_unlike_channels`
         is_peaked = weight.spread.peaks >= OUTLIER and weight.spread.bulk_db < LOW_DB
         largest = max(weight.channels, key=lambda channel: channel.peak)
         if is_peaked and (largest.peaks >= OUTLIER or not largest.reach):
             hit.append(weight)
     if not hit:
         return []
+
+    # Describe the weights whose other values keep least
     worst = hit[0]
     meaning = (
         f"its largest is {worst.spread.peak:.4g}, where 99% lie below {worst.spread.reach:.4g}: "

@@ -67,7 +67,10 @@ class Noise:
         """
         self.signal += power(exact)
         is_lost = bool((np.isfinite(exact) & ~np.isfinite(noisy)).any())
-        self.noise += math.inf if is_lost else power(noisy - exact)
+        if is_lost:
+            self.noise = math.inf
+        else:
+            self.noise += power(noisy - exact)
 
     @property
     def sqnr_db(self) -> float:
