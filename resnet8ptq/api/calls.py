@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def _same_environment() -> Iterator[None]:
-    """Restore the caller's environment variables, because exports of torch and MLflow add some."""
+    """Restore the caller's environment at the end; exports of torch and MLflow add variables."""
     before = dict(os.environ)
     try:
         yield

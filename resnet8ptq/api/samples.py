@@ -149,7 +149,7 @@ def _in_order(batch: Arrays, named_as: Arrays | None) -> Arrays:
 
 
 def _name_files(batch: Arrays) -> dict[str, str]:
-    """Return the stem of the file of each input, and of the labels.
+    """Return the file stem of each input and of the labels, by name.
 
     Inputs are numbered, because their names may contain characters that file names cannot.
     """

@@ -1,4 +1,4 @@
-"""The layers that corrections change, and the rounding error of their outputs."""
+"""The settings of corrections, the layers that they change, and the error of these layers."""
 
 import copy
 from dataclasses import dataclass, replace

@@ -19,8 +19,8 @@ class Quadratic:
         weights: the FP32 weights, [groups, channels of a group, inputs].
         products: products of two inputs, [groups, inputs, inputs], summed over the rows and divided
             by the number of all outputs.
-        slope: half the gradient of the error at `weights`, in the shape of `weights`. The slope is
-            not 0 if the inputs come from rounded layers.
+        slope: half the gradient of the error at `weights`, in the shape of `weights`. With inputs
+            from rounded layers, the slope is generally not 0.
     """
 
     weights: torch.Tensor

@@ -101,7 +101,7 @@ class _Problem:
     def error(self, divisors: Array) -> float:
         """Return the mean of the layers' squared output errors, as shares of the outputs' power.
 
-        Inputs and weights are rounded.
+        The outputs are computed from rounded inputs and weights.
         """
         low = self.ranges[0] / divisors
         high = self.ranges[1] / divisors

@@ -99,7 +99,7 @@ class Walk:
         self._kept = kept
 
     def parts(self, names: list[str]) -> list[list[str]]:
-        """Split tensors into parts for `run` that, for one sample, fit a step's memory budget."""
+        """Split tensors into parts for `run`, each within a step's memory budget for one sample."""
         return group_by_memory(self._proto, names)
 
     def run(self, names: list[str], label: str | None = None) -> Iterator[list[Array]]:

@@ -57,7 +57,11 @@ class PowerRow:
 
 @dataclass(frozen=True, kw_only=True)
 class PowerAnalysis(RunResult):
-    """The power of the test with `total` samples and a limit on the loss, by share of changes."""
+    """The power of the test with `total` samples, for several shares of changed predictions.
+
+    Attributes:
+        limit: the largest loss that passes, as a fraction of the samples.
+    """
 
     metric: Metric
     total: int

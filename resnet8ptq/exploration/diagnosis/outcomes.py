@@ -66,7 +66,13 @@ class Outcome:
 
 
 def weigh(words: str, comparison: Comparison, reference: Comparison, task: Task) -> Outcome:
-    """Return the outcome of a variant; `reference` is the comparison with unchanged settings."""
+    """Return the outcome of a variant.
+
+    Args:
+        words: the change.
+        comparison: the comparison of the variant with FP32.
+        reference: the comparison of the unchanged settings with FP32.
+    """
     before = unchanged(reference)
     value = comparison.model.value
     sqnr_db = _sqnr_db(comparison)

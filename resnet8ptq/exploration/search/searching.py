@@ -67,7 +67,7 @@ class Step:
     """A configuration to try.
 
     Attributes:
-        kind: the kind of step.
+        kind: a name in `step_table`, or `DIAGNOSIS`, `FEWER_BITS` or `CONFIRM`.
         settings: the step's settings by key, as typed, without the user's settings.
         why: the reason for the step, in one line.
         words: the settings to print: those that the step changes, or all of them for a
@@ -673,8 +673,8 @@ def _narrow(asked: Asked, own: Sequence[Tried]) -> list[Step]:
 def _find_budget(own: Sequence[Tried], best: Tried) -> float | None:
     """Return the next budget of bytes; None if one was skipped, or if the bounds about meet.
 
-    The bounds are the size of the smallest model that passes and the largest budget whose model
-    does not; without one, `FEWEST` of the size of `best`.
+    The upper bound is the size of the smallest model that passes. The lower bound is the largest
+    budget whose model does not pass, and at least `FEWEST` of the size of `best`.
 
     Args:
         best: the smallest static model of 8 bits that passes.

@@ -413,8 +413,8 @@ def _propose(row: StepKind, seen: Seen) -> list[Proposal]:
 def start(seen: Seen) -> Change:
     """Return the settings of the plain run of a backend, with scales per channel.
 
-    Each backend names its own for 8 bits. `reduce_range=true` joins them if the backend's 16-bit
-    sums saturate on this CPU.
+    The backend's descriptor has the settings for 8 bits; `reduce_range=true` joins them if its
+    16-bit sums saturate on this CPU. With 16-bit activations, only calibration and scales are set.
     """
     if seen.is_wide:
         return Change(("calib=minmax", "per_channel=true"))

@@ -105,7 +105,7 @@ class Box:
 
     @property
     def numbers(self) -> str:
-        """Dtypes of weights and output, the SQNR alone, and the share of time."""
+        """The dtypes of weights and outputs, `own_db` and the share of time, as text."""
         weights: dict[str, None] = {}
         outputs: dict[str, None] = {}
         for tensor in self.tensors:
