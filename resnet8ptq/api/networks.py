@@ -25,7 +25,7 @@ KIND = "networks_from_memory"  # the kind of the cache's entries
 def find_network(
     model: Any, example: Any, samples: Mapping[str, NDArray[Any]], root: Path
 ) -> list[str]:
-    """Return the command-line words that name a network; writes one from memory to the cache.
+    """Return the command-line words that name a network; the cache stores one from memory.
 
     Args:
         model: a path, an ONNX model, a `torch.nn.Module` or a Keras model; None for the default.
@@ -107,7 +107,7 @@ def _check_layers(model: Any) -> None:
 def _write_module(
     model: Any, example: Any, samples: Mapping[str, NDArray[Any]], root: Path
 ) -> Path:
-    """Export a module in evaluation mode; its mode and device are unchanged afterwards.
+    """Export a module in evaluation mode to the cache; its mode and device do not change.
 
     Raises:
         ModelError: torch cannot export the module.

@@ -42,7 +42,7 @@ def find_samples(data: Any, root: Path, takes: Sequence[str] = ()) -> tuple[list
         takes: names of the network's inputs, in order; empty if they are not known.
 
     Raises:
-        ConfigError: the samples have another form, or the path does not exist.
+        ConfigError: the samples have another form, or no source reads the path.
         DataError: there is no sample, or the samples differ in shape, type or names.
     """
     if data is None:
@@ -151,7 +151,7 @@ def _in_order(batch: Arrays, named_as: Arrays | None) -> Arrays:
 def _name_files(batch: Arrays) -> dict[str, str]:
     """Return the file stem of each input and of the labels, by name.
 
-    Inputs are numbered, because their names may contain characters that file names cannot.
+    Several inputs are numbered, because their names may contain characters that file names cannot.
     """
     inputs = [name for name in batch if name != LABELS]
     stems = {name: f"input_{number}" for number, name in enumerate(inputs)}

@@ -114,7 +114,7 @@ def learn_rounding(
     (`setting.searches`), they are learned too, so that the search learns once; the returned network
     keeps their weights. Layers that are not learned before the deadline keep their weights.
 
-    With `correct_biases`, the bias of each layer that has one is corrected before the next layer.
+    With `correct_biases`, the bias of each layer is corrected before the next layer is learned.
     Learned layers compensate for the mean error of earlier layers; a correction of all biases
     afterwards would add that error again, with the opposite sign.
     """

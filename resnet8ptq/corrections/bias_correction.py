@@ -31,12 +31,12 @@ log = logging.getLogger(__name__)
 def correct_biases(
     fp32: onnx.ModelProto, proto: onnx.ModelProto, setting: CorrectionSettings
 ) -> onnx.ModelProto:
-    """Return `proto` with biases that give each output channel the same mean as in `fp32`.
+    """Return `proto` with biases that give the quantized layers the same mean outputs as in `fp32`.
 
-    The means hold for rounded weights and float activations; the returned weights stay in float.
-    Layers are corrected in order, each measured after rounded and corrected layers. The bias of a
-    MatMul is the constant of an Add after it. The error of a layer without a bias is corrected in
-    the next layer with one.
+    The means are those of each channel, with rounded weights and float activations; the returned
+    weights stay in float. Layers are corrected in order, each measured after rounded and corrected
+    layers. The bias of a MatMul is the constant of an Add after it. The error of a MatMul without
+    such an Add is corrected in the next layer that can have a bias.
     """
     proto = copy.deepcopy(proto)
     rounded = copy.deepcopy(proto)  # only to measure

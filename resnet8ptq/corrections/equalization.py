@@ -84,7 +84,7 @@ def find_pairs(
 
 
 def find_imbalance(graph: onnx.GraphProto) -> float:
-    """Return the largest ratio of two factors that would equalize a pair; 1 without pairs.
+    """Return the largest ratio of two channels' factors within a pair; 1 without pairs.
 
     The channel with the larger factor has a range that is larger by about that ratio, although both
     channels share the scale of an activation. Channels that hardly contribute do not count, because

@@ -97,8 +97,8 @@ def reconstruct(
 
     Blocks are learned in order: the inputs of a block come from the network with quantized earlier
     blocks, and its targets from the FP32 network. A block keeps nearest rounding and its calibrated
-    ranges if learning does not reduce its error, or if the deadline passes before it. The result is
-    reproducible by `seed` on the same number of threads.
+    ranges if learning does not reduce its error, or does not begin before the deadline. The result
+    is reproducible by `seed` on the same number of threads.
 
     The function also returns the range of each activation, by ONNX tensor name.
 

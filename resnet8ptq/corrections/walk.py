@@ -49,7 +49,7 @@ class Walk:
         """Start at the network's input.
 
         Args:
-            proto: the network; its nodes after the walk's position may still change.
+            proto: the network; weights after the walk's position may still change.
             batch_size: the largest batch; smaller if its tensors exceed a step's memory budget.
         """
         self._proto = proto
@@ -80,7 +80,7 @@ class Walk:
     def to(self, node: onnx.NodeProto, label: str) -> None:
         """Move to the last cut before a node; the nodes before it must not change afterwards.
 
-        The walk stays where it is if the cut's tensor exceeds a step's memory budget.
+        The walk stays where it is if the cut's tensor for all samples exceeds a step's memory.
         """
         names = [other.name for other in self._proto.graph.node]
         position = names.index(node.name)

@@ -97,7 +97,7 @@ def find_cause(
 
     The causes are tried in this order: another preprocessing, exchanged height and width, another
     last step such as a missing softmax, another order of the classes, one scale for different
-    units, a wrong input range, and a faulty layer.
+    units, a wrong input range, and faulty layers.
     """
     # Run both networks once, for most causes
     threads = evaluator.runtime.threads

@@ -154,7 +154,7 @@ def needed(loss: float, changed: float, limit: float) -> float:
 
 
 def _draw(result: PowerAnalysis) -> Figure:
-    """Draw the largest loss that passes over the sample size."""
+    """Draw the largest loss that passes against the sample size."""
     metric = result.metric
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()

@@ -65,9 +65,9 @@ def fine_tune(
 ) -> tuple[Fp32Model, dict[str, Range]]:
     """Return the fine-tuned network, and learned activation ranges by ONNX tensor name.
 
-    At the deadline, the best epoch so far is returned. The cache key leaves out the backend's name,
-    so backends with the same quantization share the result. After an interruption or a deadline,
-    the next call continues after the last complete epoch.
+    At the deadline, the result is that of the best epoch so far. The cache key leaves out the
+    backend's name, so backends with the same quantization share the result. After an interruption
+    or a deadline, the next call continues after the last complete epoch.
 
     Args:
         dataset: the data set; training uses its training samples, except held-out ones and

@@ -62,7 +62,7 @@ class Trainer:
         held_out: held-out training samples for the choice of the epoch.
         checkpoint: the file for continuing an interrupted training.
         log_point: called with each point of the curves, including points before an interruption.
-        deadline: the time limit; the training ends after its last complete epoch.
+        deadline: the time limit, at which the training stops; an incomplete epoch is lost.
         device: the device of student and teacher.
     """
 
@@ -254,9 +254,9 @@ def distillation_loss(
 
 
 def augment(images: NDArray[np.uint8], random: np.random.Generator) -> NDArray[np.uint8]:
-    """Return each image [n, H, W, C] shifted by up to `PADDING` pixels, and half of them mirrored.
+    """Return images [n, H, W, C], each shifted at random and mirrored with probability 0.5.
 
-    The shifts and the mirrored images are random. Pixels of the edge fill the gaps.
+    An image moves by at most `PADDING` pixels along each axis. Pixels of the edge fill the gaps.
     """
     count, height, width, _ = images.shape
     around = (PADDING, PADDING)

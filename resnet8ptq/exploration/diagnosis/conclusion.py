@@ -145,11 +145,14 @@ class DiagnosisResult(RunResult):
         return f"best change: {self.best.words} (measured: {gain}; {where})"
 
     def to_json(self) -> str:
-        """Return the findings and the changes that may help, for programs."""
+        """Return the findings and the changes that may help as JSON."""
         return json.dumps(to_entries(self.findings))
 
     def summary(self) -> str:
-        """Return the outcome in one line."""
+        """Return the faults and the best change in one line.
+
+        Without outcomes of changes, all findings are named, and the costs of the halves.
+        """
         if not self.outcomes:
             names = ", ".join(finding.name for finding in self.findings) or "no single cause"
             if self.halves is None:

@@ -26,7 +26,7 @@ class Outcome:
         value: the task's metric; NaN if the change could not be tried.
         won: the loss against FP32 that the change removes, see `Metric.loss`.
         sqnr_db: SQNR of the output; infinite if it equals that of FP32.
-        won_db: the gain in SQNR over the unchanged settings.
+        won_db: the gain in SQNR over the unchanged settings; minus infinite if not tried.
         p_value: p-value of the task's paired test against the unchanged settings; None without such
             a test.
         reason: the reason why the change could not be tried; empty if it was tried.

@@ -124,7 +124,10 @@ def describe(config: RunConfig) -> str:
 
 
 def draw_bars(breakdowns: Sequence[Breakdown], title: str) -> Figure:
-    """Draw bars of FP32 and 8 bits for each batch size, stacked by operator, the longest first."""
+    """Draw bars of FP32 and 8 bits for each batch size, stacked by operator.
+
+    The `_COLOURED` longest operators come first, and the others share a part.
+    """
     longest: dict[str, float] = {}  # the largest share of each operator
     for breakdown in breakdowns:
         for operator in breakdown.operators():

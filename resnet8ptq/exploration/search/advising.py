@@ -34,7 +34,7 @@ def main(words: list[str]) -> None:
     """Read the network, if one is named, and print the advice; with `--help`, only the help.
 
     Raises:
-        ConfigError: a setting is wrong.
+        ConfigError: a setting is wrong, or the advice chooses it.
         ModelError: the network is missing, not a model, unsafe, or has nothing to quantize.
     """
     if {"-h", "--help"} & {*words}:

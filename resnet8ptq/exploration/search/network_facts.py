@@ -35,7 +35,7 @@ class NetworkFacts:
 
 
 def read_network_facts(settings: Settings) -> NetworkFacts:
-    """Convert the network and read the data; the jobs take both from the cache.
+    """Convert the network and read the data; the jobs find the converted network in the cache.
 
     Raises:
         PtqError: network or data cannot be read, or do not fit each other.

@@ -364,7 +364,7 @@ def confirm(asked: Asked, step: Step) -> Step:
 
 
 def say(settings: Mapping[str, str]) -> str:
-    """Return settings in one line, without the search's own settings.
+    """Return settings in one line, without backend, split and latency.
 
     >>> say({"backend": "backend=onnx", "calib": "calib=mse", "dtype": "dtype=int8"})
     'calib=mse dtype=int8'
@@ -410,7 +410,7 @@ def _find_row(name: str) -> step_table.StepKind:
 def _propose(
     asked: Asked, backend: str, own: Sequence[Tried], name: str, before: Sequence[Tried]
 ) -> list[Step]:
-    """Return the untried steps of a kind; empty if the search can stop at the models `before`.
+    """Return the untried steps of a kind; empty if it does not apply after the models `before`.
 
     Args:
         before: the trials whose closest static model the steps change; a plain step changes none.
@@ -502,7 +502,7 @@ def find_fallbacks(asked: Asked, tried: Sequence[Tried], backend: str) -> list[S
     """Return the untried last resorts before FP32.
 
     The list is empty if the backend has a model of `passing`, or if its closest model loses
-    nothing; models that save bytes or time have precedence.
+    nothing. The closest is chosen among models that save bytes or time, if there are any.
     """
     own = _of_backend(tried, backend)
     if passing(own):
@@ -532,9 +532,9 @@ def loses_nothing(asked: Asked, best: Tried) -> bool:
     """Return whether a model loses nothing, or at most half of the limit on too few samples.
 
     Too few samples cannot show that a change of settings helps, so most steps that cost bytes or
-    speed are left out after such a model. A refuted model, or one with noise above the limit, never
-    counts as one: at a KL divergence of 0.02, 100 samples showed no loss, but 800 others a loss of
-    1.1 points.
+    speed are left out after such a model. A refuted model, or one with noise above the limit,
+    counts as losing more: at a KL divergence of 0.02, 100 samples showed no loss, but 800 others a
+    loss of 1.1 points.
     """
     is_quiet = best.noise <= asked.limit and not best.refuted
     # Samples that hardly change have a small error, but too few of them prove nothing
@@ -735,7 +735,7 @@ def _is_fixed(asked: Asked, proposal: Proposal) -> bool:
 
 
 def _without_fixed(asked: Asked, settings: Sequence[str]) -> dict[str, str]:
-    """Return settings by key, without those that would change or overrule the user's."""
+    """Return settings by key, without those that would change or overrule a user's setting."""
     by_key = {}
     for word in settings:
         key = _key(word)

@@ -34,7 +34,7 @@ class ComparisonResult(RunResult):
     compared: TensorComparison
 
     def summary(self) -> str:
-        """Return the finding in one line."""
+        """Return a sentence about the faulty or the costliest layer."""
         return self.compared.describe()
 
     def to_metrics(self) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 Both networks run on the same samples, one by one. Each matched tensor has two SQNRs: one against
 FP32, with all errors so far; and one of its layer alone, for which FP32 computes the layer from the
-file's own inputs of it. `findings` looks for faults in these and the other measurements.
+file's values of the layer's inputs. `findings` looks for faults in all measurements.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -91,8 +91,8 @@ class ComparedTensor:
         biases: the biases of the layer [channels], in FP32 and in the file; None if they are not
             known.
         so_far: noise of the file's values against those of FP32.
-        own: noise of the file's values against the values that FP32 computes from the file's own
-            inputs of the layer.
+        own: noise of the file's values against those that FP32 computes from the file's values of
+            the layer's inputs.
         kernels: noise of the runtime's kernels against the file's definition, with all errors so
         far.
         off: the number of values, of `count`, where kernels and definition differ by more than
@@ -177,7 +177,7 @@ class ComparedTensor:
 
     @property
     def beyond_share(self) -> float:
-        """The fraction of FP32's values beyond the range."""
+        """The fraction of the values that `beyond` counts."""
         return self.beyond / max(self.count, 1)
 
     @property
@@ -517,7 +517,7 @@ def _find_costliest(pairs: Sequence[_Pair]) -> int:
 def _match(
     exact: "_Fp32", inner: Sequence[Inner], run: Run, batches: Sequence[NDArray[Any]]
 ) -> list[tuple[str, int, tuple[int, ...]]]:
-    """Return the name in FP32, the index in the file and the axes there of each matched tensor."""
+    """Return each matched tensor's name in FP32, index in the file, and transposition."""
     theirs = []
     ours = []
     for batch in batches:
@@ -595,7 +595,7 @@ class _Fp32:
         return row if index in taken else index
 
     def describe(self, name: str, inner: Inner) -> ComparedTensor:
-        """Return a tensor with its nodes and the weights of its layer, without measurements."""
+        """Return a tensor with its nodes, weights and biases, without measurements."""
         producer = self._links.producers.get(name)
         layer = self._layer_of(name)
         readers = self._links.readers(name)

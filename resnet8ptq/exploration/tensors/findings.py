@@ -123,7 +123,7 @@ def find_clipped(compared: TensorComparison) -> list[Finding]:
 
 
 def find_explained(compared: TensorComparison) -> list[Finding]:
-    """Report the layers whose own error was explained by a fault, once for each kind of fault."""
+    """Report the layers with an explained fault or an unexplained error, once for each kind."""
     kinds: dict[str, list[ComparedTensor]] = {}
     words: dict[str, str] = {}
     for tensor in sorted(compared.tensors, key=lambda tensor: tensor.own_db):
@@ -352,9 +352,9 @@ def find_dead_channel(compared: TensorComparison) -> list[Finding]:
 
 
 def _find_dead(tensor: ComparedTensor) -> NDArray[np.bool_]:
-    """Return a mask of channels that are constant only in the file.
+    """Return a mask of channels that are constant only in the file, but not clipped.
 
-    The mask is all False for an input, and if all channels are constant only in the file.
+    The mask is all False for an input, and where it would cover all channels.
     """
     low, high, file_low, file_high = tensor.channels
     levels = tensor.levels

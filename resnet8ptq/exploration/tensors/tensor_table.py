@@ -127,7 +127,7 @@ def _to_json(value: Any) -> Any:
 
 
 def find_costliest(compared: TensorComparison) -> list[ComparedTensor]:
-    """Return the `ROWS` tensors with the lowest SQNR alone, in the order of execution."""
+    """Return up to `ROWS` tensors with the lowest SQNR alone, in the order of execution."""
     worst = sorted(compared.tensors, key=lambda tensor: tensor.own_db)[:ROWS]
     return [tensor for tensor in compared.tensors if tensor in worst]
 
