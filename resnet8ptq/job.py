@@ -177,7 +177,7 @@ def run_recorded(
         varied: the settings that vary in the sweep, for the run's name.
 
     Raises:
-        PtqError: the settings are wrong, or the job fails; the run then has failed.
+        PtqError: the settings are wrong, or the job fails; the run is recorded as failed.
     """
     from resnet8ptq import dispatch
     from resnet8ptq.evaluation.result import RunResult

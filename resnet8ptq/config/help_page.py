@@ -1,7 +1,7 @@
 """Prints `--help`: the most common keys, the keys of a group or topic, or the page of `all`.
 
-`FIRST` explains the most common keys. All other texts are in the YAML files of `conf/`: the comment
-on a key's line explains the key, and the comment above an option's keys explains the option.
+`FIRST` explains the most common keys. The YAML files of `conf/` explain all others: the comment on
+a key's line explains the key, and the comment above an option's keys explains the option.
 """
 
 import shutil
@@ -136,7 +136,7 @@ def _width() -> int:
 
 
 def _read_defaults(text: str) -> tuple[dict[str, str | None], dict[str, str]]:
-    """Return the defaults list of `config.yaml`, and the options that it chooses, by group."""
+    """Return the groups in the defaults list of `config.yaml`, and those with a chosen option."""
     listed: dict[str, str | None] = {}
     for entry in yaml.safe_load(text)["defaults"]:
         if isinstance(entry, dict):

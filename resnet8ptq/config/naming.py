@@ -95,7 +95,7 @@ class Combination:
 
     @property
     def framework(self) -> str:
-        """The framework with the flows pt2e and onnx2tf; for a file, its reader and `file`."""
+        """The framework, with its flow if that is pt2e or onnx2tf; for a file, `READER file`."""
         if self.backend == FILE:
             reader = find_readers().get(Path(self.path).suffix.lower())
             return f"{reader.name} file" if reader else "file"
@@ -112,7 +112,8 @@ class Combination:
     def cells(self) -> list[str]:
         """The four cells of a table: framework, dtype, calibration and granularity.
 
-        Floats and files have empty texts in place of the last two.
+        Floats and files have empty texts in place of the last two. A file's name follows its
+        framework.
         """
         if self.backend == FILE:
             return [f"{self.framework} {Path(self.path).name}".rstrip(), self.dtype, "", ""]

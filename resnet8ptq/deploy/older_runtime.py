@@ -77,8 +77,8 @@ def lower(proto: onnx.ModelProto, version: int) -> str:
     """Lower a model in place for ONNX Runtime 1.`version`; return the old and the new versions.
 
     Raises:
-        UnsupportedError: an operator, which the message names, is missing in the older version or
-            means something else there.
+        UnsupportedError: the older version does not run an operator as the file means it, or ONNX's
+            checker refuses the lowered model; the message has the reason.
     """
     opset, ir_version = find_formats(version)
     before = f"opset {_opset(proto)}, IR {proto.ir_version}"

@@ -118,9 +118,9 @@ def measure(
 def find_execution(
     evaluator: Evaluator, resolved: Resolved, quantized: Quantized, samples: Split
 ) -> dict[str, str]:
-    """Return the kernels that run the layers, and the nodes of each execution provider, as params.
+    """Return how the layers are executed, and the nodes of each execution provider, as params.
 
-    A file without integer layers has none if this machine's CPU runs it.
+    On the CPU, a file that is not meant for integer kernels has none of them.
 
     Args:
         samples: the first of them is run to find the nodes of a provider or a target.

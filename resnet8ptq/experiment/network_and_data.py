@@ -110,7 +110,7 @@ def make_task(
         name: the name of these samples in errors; empty for the data set's name.
 
     Raises:
-        ConfigError: the samples do not have the labels that the task needs.
+        ConfigError: the samples, such as their labels, or the settings do not fit the task.
         ModelError: the task does not score outputs of this form.
     """
     context = TaskContext(

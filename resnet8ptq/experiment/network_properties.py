@@ -45,7 +45,7 @@ def find_properties(graph: onnx.GraphProto) -> list[str]:
 
 
 def _find_weights(graph: onnx.GraphProto) -> tuple[int, int, int]:
-    """Return the number of constants in convolutions, in matrix products, and in LSTMs."""
+    """Return the number of constant values in convolutions, in matrix products, and in LSTMs."""
     sizes = {tensor.name: math.prod(tensor.dims) for tensor in graph.initializer}
     weights: Counter[str] = Counter()
     for node in graph.node:

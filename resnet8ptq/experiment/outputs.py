@@ -1,4 +1,4 @@
-"""The files of a run's folder, which MLflow keeps as artifacts.
+"""The files that an experiment writes into a run's folder, and MLflow keeps as artifacts.
 
 This module writes the files for which the table names no other writer.
 

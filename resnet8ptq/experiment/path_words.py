@@ -268,7 +268,7 @@ def _find_source(typed: Sequence[Override]) -> dict[str, str]:
 
 
 def _is_own(key: str, value: Any) -> bool:
-    """Return whether a network is the user's: a module, or an existing file other than ResNet8.
+    """Return whether a network is the user's: a module, or an existing path other than ResNet8's.
 
     ResNet8 is the default network, of MLPerf Tiny.
     """

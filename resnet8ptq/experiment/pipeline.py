@@ -211,9 +211,9 @@ def _check_result(
 def _describe_measurement(
     timing: LatencyConfig, samples: SamplesByRole, measurement: Measurement
 ) -> dict[str, str]:
-    """Return the hash of the outputs, the timed batch size, a silent output and `cached` as params.
+    """Return params: the hash of the outputs, and whatever applies of three others.
 
-    Only the hash is always present.
+    These are the size of timed batches, a silent output, and an evaluation from the cache.
     """
     params = {"outputs_sha256": measurement.outputs_sha256}
     if "latency_batch_p50_ms" in measurement.metrics:
@@ -243,8 +243,9 @@ def _float_operators(work: Workspace, prepared: Prepared) -> dict[str, str]:
     """Return a param with the network's operators that stay in float, and their counts.
 
     These operators stay in float by the settings, or because the framework has no 8-bit kernel. The
-    param is missing if only weights, only layers or no integers are quantized, if the framework
-    chooses the operators, or if the nodes after the last layers are quantized, see `keeps_tail`.
+    param is missing with a float dtype, for `method=dynamic` and `weight_only`, and if the
+    framework chooses the operators. It is also missing if the nodes after the last layers are
+    quantized, see `keeps_tail`.
     """
     config = work.config
     without = config.dtype.is_float or config.method in ("dynamic", "weight_only")

@@ -49,7 +49,7 @@ def prepare(work: Workspace) -> Prepared:
 
 
 def plan_bits(work: Workspace, prepared: Prepared) -> Prepared:
-    """With `precision.plan=auto`, choose the bits of each layer; return the params of any plan."""
+    """With `precision.plan=auto`, choose the bits of each layer; add the params of any plan."""
     if work.config.precision.plan is None:
         return prepared
     metrics = prepared.metrics

@@ -137,8 +137,8 @@ def draw_to_calibrate(config: RunConfig, data: Dataset) -> CalibrationSet:
 def _choose(config: RunConfig, samples: SamplesByRole, check: Check) -> SamplesByRole:
     """Return the samples with the selection samples of `evaluate.choice`.
 
-    `auto` uses training samples, or half of the test samples if too few are free. `auto` and `half`
-    add none if the halves would be too small.
+    `auto` uses training samples, or half of the test samples if too few training samples are free
+    or the task cannot score them. `auto` and `half` add none if the halves would be too small.
 
     Raises:
         ConfigError: `held_out` finds too few unused training samples that the task can score.

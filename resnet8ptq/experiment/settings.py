@@ -126,7 +126,7 @@ def resolve(asked: RunConfig, jobs: int | None = None, threads: int | None = Non
         jobs, threads: see `fill_defaults`.
 
     Raises:
-        ConfigError: a name is unknown.
+        ConfigError: a name is unknown, or a setting does not fit the files.
         UnsupportedError: a file of the benchmark is missing.
         PtqError: another file is missing, or the network's file is damaged or unsafe.
     """

@@ -112,7 +112,7 @@ def try_choice(
 
 
 def p_of(comparison: Comparison, limit: float) -> float:
-    """Return the one-sided p-value of "the drop is at the limit or above"."""
+    """Return the one-sided p-value of "the drop is at the limit or above"; 1 if it is above."""
     if comparison.loss(fair=True) > limit:
         return 1.0  # this saves a bootstrap
     return comparison.p_within(limit)

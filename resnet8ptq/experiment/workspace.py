@@ -108,7 +108,7 @@ class Workspace:
         )
 
     def quantize(self, prepared: Prepared, folder: Path) -> Quantized:
-        """Calibrate and quantize the prepared network; write the artifact into `folder`."""
+        """Quantize the prepared network; write the artifact into `folder`."""
         samples = self.samples.calibrating.split
         return self.evaluator.quantize(prepared.network, prepared.decisions, samples, folder)
 

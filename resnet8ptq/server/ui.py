@@ -52,7 +52,7 @@ class Arguments(store.StoreArguments):
 
 
 def main(words: list[str]) -> None:
-    """Show the runs until Ctrl-C.
+    """Show the runs until Ctrl-C; for a tracking server, only print its address.
 
     Raises:
         ConfigError: a key is wrong, the store does not exist, or the port is in use.

@@ -75,7 +75,7 @@ def hash_run(settings: Settings) -> str:
 
 
 def sweep_key(overrides: Sequence[str]) -> str:
-    """Return a hash of a sweep's overrides, without those of `_ELSEWHERE`, code and versions."""
+    """Return a hash of code, versions and a sweep's overrides other than those in `_ELSEWHERE`."""
     return _hash([word for word in overrides if not word.lstrip("+~").startswith(_ELSEWHERE)])
 
 

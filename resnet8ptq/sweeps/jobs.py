@@ -24,7 +24,7 @@ _PREFIXES = (*_PATHS, "RESNET8PTQ_CACHE", "MLFLOW_")
 
 
 def enter(parallel: ParallelJobs) -> None:
-    """Prepare this process for a job.
+    """Set the environment variables and the working folder of a job in this process.
 
     Raises:
         ConfigError: this machine does not see a folder or file that the job needs.

@@ -35,11 +35,11 @@ _SET_CACHE = {"cache_dir", "experiment"}  # if one is swept, each job may have i
 def open_sweep(
     config: DictConfig, folder: Path, parallel: ParallelJobs | None, command_line: Sequence[str]
 ) -> RunningSweep:
-    """Check the settings before the first job, and start opening the store.
+    """Check the settings before the first job, start opening the store, and return the sweep.
 
     Raises:
         ConfigError: a setting is wrong, or needs a single run.
-        TrackingError: `sweep.resume` finds a sweep that is still running, or no store.
+        TrackingError: with `sweep.resume`, the sweep is still running or the store does not answer.
     """
     if config.analysis.name == "inspect":
         raise ConfigError("analysis.name: got 'inspect', expected one run: leave out -m")

@@ -183,7 +183,7 @@ class SettingsSearch:
     def _confirm(self, finalist: Tried) -> Tried:
         """Measure a model on the reported samples; note in `tried` if it does not pass there.
 
-        A model that cannot be measured on them is no finalist any more.
+        A model that cannot be measured on these samples is left out of later choices.
         """
         step = searching.confirm(self.asked, finalist.settled_step)
         if finalist.same_samples:
@@ -396,7 +396,7 @@ def read_network(asked: Asked, config: RunConfig, running: "RunningSweep") -> As
 
 
 def check(sweeper: DictConfig, typed: Sequence[Override]) -> None:
-    """Check the settings of the search, before the store is opened.
+    """Check the settings of the search.
 
     Raises:
         ConfigError: goal or time is wrong, a setting other than `backend` has several values, or

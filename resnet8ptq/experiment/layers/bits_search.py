@@ -1,11 +1,11 @@
 """The choice of bits for each layer's weights: `precision.plan=auto`.
 
 As in Cai et al., "ZeroQ: A Novel Zero Shot Quantization Framework", CVPR 2020, section 3.2, the
-error of the output is measured with one layer rounded, and the errors are assumed to add up. If the
-run learns rounding, the measurement uses learned rounding too. Of the Pareto-optimal plans in error
-and bytes, the largest within `max_bytes` is chosen, or the smallest within `max_drop`; a binary
-search quantizes plans to find it. Everything is measured on training samples that did not
-calibrate.
+error of the output is measured with one layer rounded, and the errors are assumed to add up. With
+`corrections.adaround`, weights below 8 bits are measured with learned rounding. Of the Pareto-
+optimal plans in error and bytes, the largest within `max_bytes` is chosen, or the smallest within
+`max_drop`; a binary search quantizes plans to find it. Everything is measured on training samples
+that did not calibrate.
 """
 
 import copy

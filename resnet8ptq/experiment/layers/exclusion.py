@@ -157,7 +157,7 @@ def can_show(task: Task, fp32: Scores, max_drop: float, level: float) -> bool:
 
 
 def warn_of_unproven(choice: str, key: str, limit: float) -> None:
-    """Warn that no test proves the limit, and that the measured loss decided."""
+    """Warn that no test proves the limit of a choice, for which the measured loss decides."""
     log.warning(
         "%s: the held-out samples do not prove of any choice that it loses at most %s=%g; this is "
         "chosen by its measured loss, and may lose more on other samples; try a larger %s or "

@@ -38,7 +38,7 @@ class Trial:
         drop: the loss of `value` against FP32, see `stopping.TrialResult`.
         size_bytes, path: size and path of the quantized file.
         p: one-sided p-value of "the drop is at `max_drop` or above".
-        samples: number of scored samples; a trial stops when its test is decided.
+        samples: number of scored samples, see `stopping.try_choice`.
     """
 
     nodes: tuple[str, ...]

@@ -1,7 +1,7 @@
 """The noise that each rounded tensor adds to a network's output, estimated from one quantized file.
 
 FP32 runs with a group of tensors rounded as in the file. The noisiest group is halved again and
-again. This takes dozens of measurements on a few samples, for any number of layers.
+again. This takes at most dozens of measurements on a few samples, for any number of layers.
 """
 
 import heapq
@@ -114,8 +114,8 @@ def halve(
 ) -> list[tuple[float, Sequence[NoiseSource]]]:
     """Return groups of sources with their noise, the highest noise per source first.
 
-    The noisiest group is halved repeatedly, until its noise is below `LEAST` of the whole or the
-    halves have taken `runs` measurements.
+    The noisiest group is halved repeatedly, until its noise is below `LEAST` of the whole, the
+    halves have taken `runs` measurements, or each group is a single source.
     """
     if not sources:
         return []
