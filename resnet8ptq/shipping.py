@@ -46,7 +46,8 @@ def to_run(words: Sequence[str]) -> list[str]:
     """Return the words of `resnet8ptq run` for the words of `resnet8ptq ship`.
 
     Raises:
-        ConfigError: the words name another experiment, or a key is misspelt.
+        ConfigError: the words name another experiment, or a key of the search is misspelt or has
+            several values.
 
     >>> to_run(["goal=best", "data=shapes"])
     ['experiment=auto', 'hydra.sweeper.goal=best', 'data=shapes']

@@ -90,7 +90,7 @@ class BackendConfig:
 
     @property
     def inference_precision(self) -> str:
-        """OpenVINO's type of the layers that stay in float; other runtimes have only float32."""
+        """OpenVINO's type of the layers that stay in float; other runtimes compute in float32."""
         return F32
 
     @property
@@ -633,8 +633,8 @@ class RunConfig(QuantizationConfig):
 def find_fields(key: str) -> list[list[Field[Any]]]:
     """Return the fields on the path to a key, with the key's own field last.
 
-    The list has one path for each backend, source or task that has the key, and is empty for an
-    unknown key.
+    The list has one path for each definition of the key, because the options of backends, sources
+    and tasks may define it anew. It is empty for an unknown key.
 
     >>> [path] = find_fields("calib.percentile")
     >>> [item.name for item in path]

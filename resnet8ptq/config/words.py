@@ -421,7 +421,11 @@ def _check_once(override: Override, twice: Mapping[str, Collection[str]]) -> Non
 
 
 def _check_values(override: Override, local: bool) -> None:
-    """Raise `ConfigError` for a value outside its limits, or for a missing file of `local` jobs."""
+    """Raise `ConfigError` for a value outside its limits.
+
+    Args:
+        local: whether the jobs run here, so that files must exist and threads have CPUs.
+    """
     key = override.key_or_group
     paths = _without_parts(find_fields(key))
     for value in values(override):

@@ -158,7 +158,7 @@ def compare(source: SourceRun, task: Task, again: Comparison, samples: int) -> s
 def _count_different(
     folder: Path, arrays: Mapping[str, Array], documents: Mapping[str, str], samples: int
 ) -> int | None:
-    """Return the number of samples with different predictions; None if the run kept none."""
+    """Return the number of samples with different predictions; None if none can be compared."""
     name = "detections.json"
     if name in documents and (folder / name).exists():
         ours = _by_picture(json.loads(documents[name]))

@@ -93,7 +93,7 @@ def _scales_bias_otherwise(node: onnx.NodeProto, links: Links) -> bool:
 
 
 def _read_scale(name: str, links: Links) -> np.ndarray | None:
-    """Return the scales [1] or [channels] of a dequantized tensor; None for any other tensor."""
+    """Return the constant scales [1] or [channels] of a dequantized tensor; else None."""
     if not _is_dequantized(name, links):
         return None
     scale = links.constants.get(links.producers[name].input[1])
@@ -160,10 +160,10 @@ def find_known_faults(proto: onnx.ModelProto, version: int) -> list[str]:
 
 
 def write_zero_points(graph: onnx.GraphProto) -> None:
-    """Add missing zero points in place, because without them some releases lose negative values.
+    """Add missing zero points of int8 constants before Reshape or Transpose, in place.
 
-    The file's meaning does not change, because a missing zero point counts as 0. `FAULTS` has the
-    releases.
+    Without them, some releases lose negative values, see `FAULTS`. The file's meaning does not
+    change, because a missing zero point counts as 0.
     """
     links = Links(graph)
     for node in graph.node:

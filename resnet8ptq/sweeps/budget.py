@@ -93,7 +93,7 @@ def confirm_s(tried: Tried, reported: int) -> float:
 def expect_s(step: Step, tried: Sequence[Tried]) -> float:
     """Return the expected seconds of a step, based on measured steps; 0 before the first.
 
-    The time of a job without quantization and evaluation is the same for every step.
+    The time of a job without quantization and evaluation is taken to be the same for every step.
     """
     measured = [trial for trial in tried if trial.status == "ok"]
     own = [trial for trial in measured if trial.step.backend == step.backend] or measured

@@ -66,8 +66,8 @@ class SettingsSearch:
         launch: runs steps as jobs with these time limits; returns the record or the error of each,
             in the same order.
         allowed: the limits for a pass.
-        check: raises `ConfigError` for a step whose settings conflict with each other, or with the
-            settings of the user.
+        check: raises `ConfigError` for a step whose settings conflict with each other or with the
+            settings of the user, or that needs training samples that are missing.
         delivery: keeps the best model so far as a file.
         budget: the time limit.
         at_once: the largest number of parallel jobs.
