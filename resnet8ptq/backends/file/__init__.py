@@ -1,4 +1,4 @@
-"""Files that other programs quantized: checks, matches to the FP32 network, and scores them."""
+"""Checks and runs files of other programs, with the inputs and outputs of the FP32 network."""
 
 from resnet8ptq.core.descriptor import FILE, Backend
 

@@ -1,4 +1,4 @@
-"""The description of a quantized file of any format: inputs, outputs, and bits of its layers."""
+"""The description of a quantized file of any format: its inputs, outputs, layers and tensors."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# Maps a file's inputs [n, ...] to its outputs [n, ...], both in the file's order and dtypes.
+# Maps a file's inputs [n, ...] to outputs [n, ...], in the file's order.
 RawRun = Callable[[Sequence[NDArray[Any]]], Sequence[NDArray[Any]]]
 
 FLOATS = ("float32", "float16", "bfloat16", "float64")
@@ -21,9 +21,10 @@ class Port:
 
     Attributes:
         shape: sizes without the batch axis; a free size is None.
-        scale, zero_point: the quantization of an integer port; the scale is None for plain
-            integers, or in a file without scales.
-        low, high: the range of values that a quantized input can hold.
+        scale, zero_point: the quantization of an integer port. The scale is None for float ports,
+            plain integers, and integers whose scale the file does not give.
+        low, high: the values of the lowest and the highest level, also for a float port that the
+            file rounds; None for other ports.
     """
 
     name: str
@@ -40,16 +41,19 @@ class Port:
 
 
 def _ends(scale: float, zero_point: int, levels: str) -> tuple[float, float]:
-    """Return the least and greatest real values that an integer dtype holds at this scale."""
+    """Return the values of the lowest and the highest level of an integer dtype."""
     limits = np.iinfo(levels)
     return scale * (limits.min - zero_point), scale * (limits.max - zero_point)
 
 
 def rounded(port: Port, scale: float, zero_point: int, levels: str) -> Port:
-    """Return a port whose values are rounded to this integer dtype.
+    """Return a port with the range of its levels, and for an integer port their scale.
 
     >>> rounded(Port("x", (2,), "uint8"), 0.5, 0, "uint8").high
     127.5
+
+    Args:
+        levels: the integer dtype of the levels.
     """
     low, high = _ends(scale, zero_point, levels)
     if port.dtype in FLOATS:
@@ -63,12 +67,12 @@ class Inner:
 
     Attributes:
         low, high, step: the range of the levels and the distance between two; None if the tensor is
-            not rounded.
-        weights: the dequantized weights of the layer that computes the tensor, in any layout.
-        bias: the layer's bias [output channels]; None without one, or if the file does not show it.
-        dtype: the dtype of the tensor's levels, such as `uint8`; empty if the tensor is not
-        rounded.
-        weight_dtype: the stored dtype of `weights`.
+            not rounded with one known scale.
+        weights: the dequantized weights of the layer that computes the tensor, with the axes in any
+            order; None for float32 weights, unknown ones, and tensors that no layer computes.
+        bias: the layer's bias [output channels]; None if it is not known.
+        dtype: the dtype of the levels, such as `uint8`; empty without `step`.
+        weight_dtype: the stored dtype of `weights`; empty without `weights`.
     """
 
     name: str
@@ -82,20 +86,19 @@ class Inner:
 
     @classmethod
     def rounded(cls, name: str, scale: float, zero_point: int, levels: str) -> "Inner":
-        """Return a tensor with one scale, rounded to an integer dtype."""
+        """Return a tensor that is rounded with one scale to the integer dtype `levels`."""
         low, high = _ends(scale, zero_point, levels)
         return cls(name, low, high, step=scale, dtype=levels)
 
 
 @dataclass(frozen=True)
 class Tensors:
-    """The float tensors inside a file, in the order of execution.
+    """The tensors inside a file, as floats, in the order of execution.
 
     Attributes:
-        run: returns the values of the tensors for inputs of the file, as the file defines them;
-            integers are dequantized.
-        run_kernels: the same, as the runtime's kernels compute the values; None if these cannot be
-        read.
+        run: maps the file's inputs to the tensors' values. Integers are dequantized; where the
+            runtime can, the values are computed without fused integer kernels.
+        run_kernels: the same with the fused kernels; None if their values cannot be read.
     """
 
     inner: tuple[Inner, ...]
@@ -105,11 +108,11 @@ class Tensors:
 
 @dataclass(frozen=True)
 class Layer:
-    """A convolution or matrix product with weights.
+    """A layer with weights, such as a convolution, a matrix product or an LSTM.
 
     Attributes:
-        weights: the stored dtype, such as `int4`.
-        activations: the dtype of the layer's input, such as `uint8`.
+        weights: the stored dtype of the weights, such as `int4`.
+        activations: the dtype of the layer's data at inference, such as `uint8`.
     """
 
     operator: str
@@ -119,7 +122,7 @@ class Layer:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether the layer's weights are integers."""
+        """Whether the layer's weights have none of the dtypes in `FLOATS`."""
         return self.weights not in FLOATS
 
 
@@ -128,11 +131,12 @@ class Contents:
     """The description of a file.
 
     Attributes:
-        format: the format with its version, such as `ONNX opset 13`.
-        producer: the program that the file names as its writer; may be empty.
+        format: the format, such as `ONNX opset 13`.
+        producer: the program that wrote the file; may be empty.
+        operators: the number of nodes by operator.
         batch: the fixed batch size; None for any size.
-        dynamic: activation ranges are measured while the file runs.
-        simulated: the file computes integers in float.
+        dynamic: whether activation ranges are measured while the file runs.
+        simulated: whether the runtime computes rounded values in float.
     """
 
     format: str
@@ -147,7 +151,7 @@ class Contents:
 
     @property
     def quantized(self) -> list[Layer]:
-        """The layers with integer weights."""
+        """The layers with integer weights, see `Layer.is_quantized`."""
         return [layer for layer in self.layers if layer.is_quantized]
 
     @property
@@ -169,17 +173,18 @@ class Contents:
 
     @property
     def execution(self) -> str:
-        """See `backends.contract.Resolved`."""
+        """See `backends.contract.Resolved`; `float` also if no layer has integer weights."""
         if self.simulated:
             return "simulated"
         if not self.quantized:
             return "float"
-        in_float = all(layer.activations in FLOATS for layer in self.quantized)
-        return "weights only, computed in float" if in_float else "integer"
+        if all(layer.activations in FLOATS for layer in self.quantized):
+            return "weights only, computed in float"
+        return "integer"
 
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> "Contents":
-        """Return the contents from a JSON document made with `asdict`."""
+        """Return the contents from parsed JSON, which `asdict` and `json.dumps` have made."""
         typed = dict(values)
         typed["inputs"] = _read_ports(values["inputs"])
         typed["outputs"] = _read_ports(values["outputs"])
@@ -188,9 +193,12 @@ class Contents:
 
 
 def _read_ports(ports: Iterable[Mapping[str, Any]]) -> tuple[Port, ...]:
-    return tuple(Port(**{**port, "shape": tuple(port["shape"])}) for port in ports)
+    typed = []
+    for port in ports:
+        typed.append(Port(**{**port, "shape": tuple(port["shape"])}))  # JSON has lists
+    return tuple(typed)
 
 
 def _listed(dtypes: Iterable[str]) -> str:
-    """Return the dtypes as text, the most frequent first."""
+    """Return the distinct dtypes as text, the most frequent first."""
     return ", ".join(dict(Counter(dtypes).most_common()))

@@ -1,4 +1,4 @@
-"""Reads a quantized ExecuTorch program (.pte)."""
+"""Describes a quantized ExecuTorch program (.pte), and runs it in ExecuTorch's runtime."""
 
 import re
 from collections import Counter
@@ -33,7 +33,8 @@ def read(content: bytes, path: Path) -> Contents:
     """Return the description of a program.
 
     Raises:
-        ModelError: the file is damaged, or has other operators than those of torch and XNNPACK.
+        ModelError: the file is damaged, or has operators beyond those of torch, ExecuTorch and
+            XNNPACK.
     """
     with errors_as(ModelError, f"{path}: not an ExecuTorch program for XNNPACK"):
         operators = executorch.read_operators(content)
@@ -61,7 +62,7 @@ def read(content: bytes, path: Path) -> Contents:
 
 
 def open_run(content: bytes, threads: int) -> RawRun:
-    """Load a program in ExecuTorch's runtime; larger batches than its memory plan run in parts."""
+    """Load a program in ExecuTorch's runtime; a batch beyond its planned size runs in parts."""
     network = LoadedProgram(content, threads)
 
     def run(values: Any) -> Any:

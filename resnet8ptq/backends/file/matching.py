@@ -1,4 +1,4 @@
-"""Matches a file's inputs and outputs to those of the FP32 network, by name and shape.
+"""Matches a file's inputs and outputs to those of the FP32 network, by setting, name or shape.
 
 The result has the form of the settings `backend.inputs` and `backend.outputs`. A run's config
 therefore holds it, and a user resolves an ambiguous match with the same settings.
@@ -14,7 +14,7 @@ from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import no_such_name
 from resnet8ptq.models.contract import Shape, Tensor
 
-Match = dict[str, dict[str, Any]]  # name, axes, scale and zero_point by the FP32 network's name
+Match = dict[str, dict[str, Any]]  # values of `_KEYS`, by the name in the FP32 network
 _KEYS = ("name", "axes", "scale", "zero_point", "shape")
 # TensorFlow adds these to the names of a signature.
 _AFFIXES = re.compile(r"^serving_default_|:\d+$|^Statefulpartitionedcall:?", re.IGNORECASE)
@@ -23,9 +23,13 @@ _AFFIXES = re.compile(r"^serving_default_|:\d+$|^Statefulpartitionedcall:?", re.
 def match_inputs(tensors: Sequence[Tensor], ports: Sequence[Port], asked: Any, path: Any) -> Match:
     """Return the input of the file for each input of the FP32 network that the file takes.
 
+    Args:
+        asked: the value of the setting; None if it is not set.
+        path: the file's path, for messages.
+
     Raises:
-        ConfigError: an input of the file has no match, or a name, a layout or a scale is ambiguous;
-            the message names the setting.
+        ConfigError: the setting is invalid, an input of the file has no match, or the order of its
+            axes is wrong or ambiguous; the message names the setting.
     """
     matched = _pair("backend.inputs", tensors, ports, asked=asked)
     taken = _taken_ports(matched)
@@ -39,7 +43,12 @@ def match_inputs(tensors: Sequence[Tensor], ports: Sequence[Port], asked: Any, p
 
 
 def match_outputs(tensors: Sequence[Tensor], ports: Sequence[Port], asked: Any, path: Any) -> Match:
-    """Return the output of the file for each output of the FP32 network; see `match_inputs`."""
+    """Return the output of the file for each output of the FP32 network; see `match_inputs`.
+
+    Raises:
+        ConfigError: the setting is invalid, an output of the network has no match, or the order of
+            its axes is wrong or ambiguous; or integers have no scale and stand for floats.
+    """
     matched = _pair("backend.outputs", tensors, ports, asked=asked)
     for tensor in tensors:
         if tensor.name not in matched:
@@ -50,7 +59,10 @@ def match_outputs(tensors: Sequence[Tensor], ports: Sequence[Port], asked: Any, 
 
 
 def _pair(key: str, tensors: Sequence[Tensor], ports: Sequence[Port], asked: Any) -> Match:
-    """Pair tensors and ports by setting, name or shape, or as the only ones; keep the order."""
+    """Pair tensors and ports by setting, name or shape, or as the only ones.
+
+    The result has the order of `tensors`, without those that the file lacks.
+    """
     names = [tensor.name for tensor in tensors]
     matched = _read_all(key, names, ports, asked=asked)
     # The surest way first: names may differ, and shapes may be equal by chance
@@ -91,7 +103,7 @@ def _read_all(
     """Return the pairs that the setting names, by tensor of the network.
 
     Raises:
-        ConfigError: the setting names an unknown tensor or port.
+        ConfigError: the setting names an unknown tensor or port, or has an invalid value.
     """
     matched = {}
     for name, value in (asked or {}).items():
@@ -122,7 +134,11 @@ def _find_unique(
 
 
 def _read(key: str, name: str, value: Any) -> dict[str, Any]:
-    """Return a setting's value as a dict: a name is short for `{name: ...}`."""
+    """Return a setting's value as a dict: a name is short for `{name: ...}`.
+
+    Raises:
+        ConfigError: the value is no dict, or has other keys or values than the setting takes.
+    """
     if isinstance(value, str):
         return {"name": value}
     if not isinstance(value, Mapping) or not {*value} <= {*_KEYS} or not _is_plain(value):
@@ -153,36 +169,19 @@ def _plain(name: str) -> str:
 def _complete(
     pair: dict[str, Any], tensor: Tensor, ports: Sequence[Port], is_input: bool, path: Any
 ) -> None:
-    """Add the layout and the scale that a pair lacks, in place."""
+    """Complete a pair in place: the order of the axes, and for integers the scale.
+
+    Raises:
+        ConfigError: the order of the axes is wrong, unknown or ambiguous, or an integer output has
+            no scale.
+    """
     network = tensor.shape
     side = "inputs" if is_input else "outputs"
     key = f"backend.{side}.{tensor.name}"
-    [port] = [port for port in ports if port.name == pair["name"]]
+    by_name = {port.name: port for port in ports}
+    port = by_name[pair["name"]]
     if "axes" not in pair:
-        if is_input:
-            ways = _ways(network, port.shape)
-        else:
-            ways = _ways(port.shape, network)
-            if not ways and _same_values(port.shape, network):
-                pair["shape"] = list(network)
-                ways = [None]
-        if not ways and _differ_in_sizes(port.shape, network):
-            raise ConfigError(
-                f"{key}: {path} has {port}, the network {tensor}; expected the same sizes: is the "
-                "file of another network, or of other classes?"
-            )
-        if not ways:
-            raise ConfigError(
-                f"{key}: {path} has {port}, the network {tensor}; expected the same sizes in any "
-                f"order of the axes: {key}={{name: {port.name}, axes: [...]}}"
-            )
-        if len(ways) > 1 and port.name != tensor.name:
-            raise ConfigError(
-                f"{key}: {port} of {path} may be {tensor} in {len(ways)} orders of its axes; try "
-                f"{key}={{name: {port.name}, axes: {[*range(len(network))]}}}"
-            )
-        axes = ways[0]
-        pair["axes"] = None if axes is None else list(axes)
+        _find_axes(pair, key, tensor, port, is_input=is_input, path=path)
     elif pair["axes"] is not None:
         have = tuple(pair.get("shape") or port.shape)
         takes = network
@@ -190,6 +189,8 @@ def _complete(
             have = network
             takes = port.shape
         _check_axes(key, pair["axes"], have, takes, between=f"{tensor} and {port} of {path}")
+
+    # Integers that stand for floats need a scale
     rounded = port.dtype in ("int8", "uint8", "int16", "uint16") and not tensor.is_integer
     if rounded and pair.get("scale") is None:
         if port.scale is None and not is_input:
@@ -202,15 +203,53 @@ def _complete(
         pair["zero_point"] = port.zero_point
 
 
-def _check_axes(key: str, axes: list[int], have: Shape, takes: Shape, between: str) -> None:
-    """Check the axes of a setting.
-
-    Args:
-        have, takes: the shapes before and after the transposition. An axis of size 1 at the end may
-            be added or left out first, see `preprocessing.arrange`.
+def _find_axes(
+    pair: dict[str, Any], key: str, tensor: Tensor, port: Port, is_input: bool, path: Any
+) -> None:
+    """Set the order of the axes, and for an output the shape if only the shape differs, in place.
 
     Raises:
-        ConfigError: they do not turn one shape into the other.
+        ConfigError: the shapes do not match, or match in several orders under different names.
+    """
+    network = tensor.shape
+    if is_input:
+        ways = _ways(network, port.shape)
+    else:
+        ways = _ways(port.shape, network)
+        if not ways and _same_values(port.shape, network):
+            pair["shape"] = list(network)
+            ways = [None]
+    if not ways and _differ_in_sizes(port.shape, network):
+        raise ConfigError(
+            f"{key}: {path} has {port}, the network {tensor}; expected the same sizes: is the "
+            "file of another network, or of other classes?"
+        )
+    if not ways:
+        raise ConfigError(
+            f"{key}: {path} has {port}, the network {tensor}; expected the same sizes in any "
+            f"order of the axes: {key}={{name: {port.name}, axes: [...]}}"
+        )
+
+    # Free sizes may fit in several orders; an equal name means the same order
+    if len(ways) > 1 and port.name != tensor.name:
+        raise ConfigError(
+            f"{key}: {port} of {path} may be {tensor} in {len(ways)} orders of its axes; try "
+            f"{key}={{name: {port.name}, axes: {[*range(len(network))]}}}"
+        )
+    axes = ways[0]
+    pair["axes"] = None if axes is None else list(axes)
+
+
+def _check_axes(key: str, axes: list[int], have: Shape, takes: Shape, between: str) -> None:
+    """Check that the axes of a setting turn one shape into another.
+
+    Args:
+        have, takes: the shapes before and after the transposition. The last axis may first be
+            added with size 1, or left out if its size is 1 or free; see `preprocessing.arrange`.
+        between: the input or output on both sides, for the message.
+
+    Raises:
+        ConfigError: the axes do not turn `have` into `takes`.
     """
     before = have
     if len(axes) == len(have) + 1:
@@ -230,9 +269,10 @@ def _check_axes(key: str, axes: list[int], have: Shape, takes: Shape, between: s
 
 
 def _ways(have: Shape, takes: Shape) -> list[tuple[int, ...] | None]:
-    """Return the permutations of axes that turn one shape into another; None keeps the order.
+    """Return the orders of axes that turn one shape into another; None keeps the order.
 
-    A free size fits every size. A permutation that fits by known sizes alone excludes the others.
+    The candidates are the same order, the last axis first, and the first axis last. A free size
+    fits every size. The first order that makes the shapes equal excludes the others.
     """
     if have == takes:
         return [None]
@@ -248,7 +288,11 @@ def _ways(have: Shape, takes: Shape) -> list[tuple[int, ...] | None]:
 
 
 def _fits(have: Shape, axes: tuple[int, ...] | None, takes: Shape, exactly: bool = False) -> bool:
-    """Return whether a permutation of the axes turns one shape into another."""
+    """Return whether an order of the axes turns one shape into another.
+
+    Args:
+        exactly: whether a free size fits only another free size.
+    """
     if len(have) != len(takes):
         return False
     order = range(len(have)) if axes is None else axes
@@ -260,9 +304,10 @@ def _fits(have: Shape, axes: tuple[int, ...] | None, takes: Shape, exactly: bool
 
 
 def _same_values(have: Shape, takes: Shape) -> bool:
-    """Return whether two shapes hold the same values in the same order: [1, 1, 10] and [10].
+    """Return whether two known shapes may hold the same values in the same order.
 
-    True if the shapes differ only in axes of size 1, or if the file declares no other axes.
+    They may if they differ only in axes of size 1, such as [1, 1, 10] and [10]. They also may if
+    `have`, the file's shape, has only such axes or none.
     """
     if None in have or None in takes:
         return False
@@ -271,7 +316,10 @@ def _same_values(have: Shape, takes: Shape) -> bool:
 
 
 def _differ_in_sizes(have: Shape, takes: Shape) -> bool:
-    """Return whether no order of the axes makes two known shapes equal."""
+    """Return whether no order of the axes makes two shapes equal.
+
+    With free sizes, only the number of axes is compared.
+    """
     if None in have or None in takes:
         return len(have) != len(takes)
     return sorted(filter(None, have)) != sorted(filter(None, takes))

@@ -1,4 +1,7 @@
-"""Reads a quantized ONNX file: QDQ, QOperator, dynamic, blockwise weights, or float16."""
+"""Describes a quantized ONNX file, and runs it in ONNX Runtime.
+
+The file may hold QDQ or integer operators, or weights alone in fewer bits.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -44,14 +47,14 @@ _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 @dataclass(frozen=True)
 class _Places:
-    """The indices of an integer operator's inputs for its weights and bias.
+    """The input indices of an integer operator, and the axis of its output channels.
 
     Attributes:
-        scale, zero: the scale and the zero point of the weights.
-        axis: the axis of the weights with the output channels.
-        bias: None if the operator takes no bias.
-        data_scale: the scale of the data, by which the scale of integer biases is multiplied; None
-            if biases are floats.
+        scale, zero: indices of the weights' scale and zero point.
+        axis: the axis of the weights that counts output channels, without transB.
+        bias: index of the bias; None if the operator takes no bias.
+        data_scale: index of the data's scale. The scale of an integer bias is its product with the
+            weights' scale. None if the bias is a float, or missing.
     """
 
     weights: int
@@ -70,7 +73,7 @@ _ON_INTEGERS = {
     "MatMulIntegerToFloat": _Places(weights=1, scale=3, zero=5, axis=-1, bias=6),
 }
 _BLOCKS = "MatMulNBits"
-_DYNAMIC = {"ConvInteger": 0, "MatMulInteger": -1}  # the axis; a Mul after them has the scales
+_DYNAMIC = {"ConvInteger": 0, "MatMulInteger": -1}  # the weights' axis of output channels
 # By operator, the input indices of the scale and the zero point, for the data or the output.
 _SCALES = {"DequantizeLinear": (1, 2), "QLinearConv": (1, 2), "QLinearMatMul": (1, 2)}
 _SCALES |= {"QGemm": (1, 2), "QuantizeLinear": (1, 2)}
@@ -84,7 +87,11 @@ _MOVES = ("Identity", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze",
 
 
 def fetch(path: Path) -> bytes:
-    """Return the file with its external data inlined."""
+    """Return the content of a checked file, with its external data inlined.
+
+    Raises:
+        ModelError: see `gates.onnx.read_quantized`.
+    """
     return gate.read_quantized(path)
 
 
@@ -109,18 +116,17 @@ def read(content: bytes, path: Path) -> Contents:
 def open_run(
     content: bytes, threads: int, optimized: bool = True, without: Sequence[str] = ()
 ) -> RawRun:
-    """Load a file in ONNX Runtime; for `optimized` and `without` see `open_session`."""
+    """Load a file's content in ONNX Runtime; for the other arguments see `open_session`."""
     session = open_session(content, threads, optimized=optimized, without=without)
     names = session_inputs(session)
     return lambda values: session.run(None, dict(zip(names, values, strict=True)))
 
 
 def open_tensors(content: bytes, threads: int) -> Tensors:
-    """Load a copy of a file whose outputs are the float tensors of its graph.
+    """Load a copy of a file that returns the tensors of its graph; see `_Graph.inner`.
 
-    `Tensors.run` does not optimize the graph; `Tensors.run_kernels` does, as in use.
-
-    A tensor that the file rounds is returned once, rounded, under the name of the float tensor.
+    These are float32 tensors, and integers with one constant scale. `Tensors.run` computes them
+    without graph optimization, `Tensors.run_kernels` with it.
     """
     proto = onnx.ModelProto.FromString(content)
     graph = _Graph.of(proto.graph)
@@ -158,7 +164,7 @@ def _dequantize(values: NDArray[Any], tensor: Inner) -> NDArray[Any]:
 
 
 def open_logits(content: bytes, threads: int) -> RawRun | None:
-    """Load a copy that ends before its softmax; None if it has no softmax."""
+    """Load a copy that ends before the final softmax; None unless it computes the only output."""
     proto = onnx.ModelProto.FromString(content)
     if not end_at_logits(proto):
         return None
@@ -166,7 +172,7 @@ def open_logits(content: bytes, threads: int) -> RawRun | None:
 
 
 def _batch(inputs: list[onnx.ValueInfoProto]) -> int | None:
-    """Return the largest fixed size of a first axis; None if all are free."""
+    """Return the largest fixed size of the inputs' first axes; None if no input has one."""
     most = 0
     for value in inputs:
         if _dims(value):
@@ -204,7 +210,7 @@ class _Graph:
         return cls(constants, producers, consumers)
 
     def input(self, value: onnx.ValueInfoProto) -> Port:
-        """Return an input, with the scale that its consumers use if all use the same one."""
+        """Return the port of an input, with its quantization if all readers use the same one."""
         triples = set()
         for node in self._takers(value.name):
             triples.add(self._scale(node, _SCALES.get(node.op_type)))
@@ -214,9 +220,9 @@ class _Graph:
         return _port(value, triple)
 
     def _takers(self, name: str) -> list[onnx.NodeProto]:
-        """Return the nodes that read a tensor, directly or after nodes that only move its values.
+        """Return the nodes that read a tensor, directly or after nodes that move its values.
 
-        The nodes that move values are those of `_MOVES` except Cast; they are not returned.
+        The moving nodes themselves, those of `_MOVES` except Cast, are left out.
         """
         takers: list[onnx.NodeProto] = []
         for node in self.consumers.get(name, []):
@@ -227,7 +233,7 @@ class _Graph:
         return takers
 
     def output(self, value: onnx.ValueInfoProto) -> Port:
-        """Return an output, with the scale that its producer rounds it to."""
+        """Return the port of an output, for integers with the output scale of the producer."""
         node = self.producers.get(value.name)
         while node is not None and node.op_type in _MOVES and node.op_type != "Cast":
             node = self.producers.get(node.input[0])
@@ -237,7 +243,11 @@ class _Graph:
         return _port(value, self._scale(node, _OUTPUT_SCALES.get(node.op_type)))
 
     def inner(self, proto: onnx.ModelProto) -> Iterator[tuple[str, Inner]]:
-        """Yield each tensor that a node computes: its name in the file, and its description."""
+        """Yield the name and the description of tensors that the outer graph's nodes compute.
+
+        A tensor that only QuantizeLinear reads is left out: the output of DequantizeLinear follows
+        under its name. Dequantized weights and the outputs of `_NO_TENSORS` are left out too.
+        """
         stored = self.stored_weights(proto)
         for node in proto.graph.node:
             if node.op_type in _NO_TENSORS:
@@ -250,6 +260,8 @@ class _Graph:
                 weights = stored.get(self._layer(self.producers.get(maker.input[0])), {})
                 yield node.output[0], replace(self._inner(name, maker), **weights)
                 continue
+
+            # Any other node: its outputs, unless only QuantizeLinear reads them
             for index, name in enumerate(node.output):
                 takers = {taker.op_type for taker in self.consumers.get(name, [])}
                 if not name or takers == {"QuantizeLinear"}:
@@ -261,7 +273,10 @@ class _Graph:
                 yield name, replace(inner, **stored.get(self._layer(node), {}))
 
     def stored_weights(self, proto: onnx.ModelProto) -> dict[str, dict[str, Any]]:
-        """Return the attributes of `Inner` for stored weights and biases, by a layer's output."""
+        """Return the attributes of `Inner` for stored weights and biases, by a layer's output.
+
+        An Add that is the only reader of this output counts as a part of the layer.
+        """
         computed = find_computed(proto.graph)
         layers: dict[str, tuple[str, str, str]] = {}  # dtype, weights and bias, by output
         names: set[str] = set()
@@ -308,7 +323,8 @@ class _Graph:
     def _dequantized(self, node: onnx.NodeProto) -> dict[str, Any]:
         """Return the attributes of `Inner` for the weights and the bias of an integer operator.
 
-        Empty if the weights or their scales are not constants.
+        The result is empty if `_scaled_levels` returns nothing. It lacks the bias if the bias or
+        the data's scale is not a constant.
         """
         places = _ON_INTEGERS[node.op_type]
         axis = places.axis
@@ -320,6 +336,8 @@ class _Graph:
         )
         if not weights or places.bias is None:
             return weights
+
+        # An integer bias has a scale of its own, and `alpha` scales the sum
         bias_name = input_at(node, places.bias)
         if bias_name not in self.constants:
             return weights
@@ -335,11 +353,16 @@ class _Graph:
     def _scaled_levels(
         self, name: str, scale_name: str, zero_name: str, axis: int
     ) -> dict[str, Any]:
-        """Return the attributes of `Inner` for stored levels; empty if a part is not a constant.
+        """Return the attributes of `Inner` for weights that are stored as integers.
+
+        The result is empty if the levels, the scales or the zero points are not constants, or if
+        scales or zero points count neither 1 nor the channels.
 
         Args:
+            name: the name of the levels.
+            scale_name: the name of the scales.
             zero_name: the name of the zero points; empty for zero points of 0.
-            axis: the axis of the channels.
+            axis: the axis of the levels that counts channels.
         """
         if not self.constants.keys() >= {name, scale_name, zero_name or name}:
             return {}
@@ -356,16 +379,23 @@ class _Graph:
         return {"weights": centred * scale.reshape(shape), "weight_dtype": str(levels.dtype)}
 
     def _dequantized_blocks(self, node: onnx.NodeProto) -> dict[str, Any]:
-        """Return the attributes of `Inner` for weights in blocks; empty if they are not constants.
+        """Return the attributes of `Inner` for MatMulNBits, whose weights are stored in blocks.
 
-        The operator's weights are [channels, blocks, bytes], see ONNX Runtime's MatMulNBits.
+        The stored weights are [channels, blocks, bytes]; the result has [channels, inputs]. It is
+        empty for other widths than 4 and 8 bits, for reordered inputs, or without constants.
         """
         bits = attribute(node, "bits", 4)
         channels = attribute(node, "N", 0)
-        name, scale_name, zero_name = (input_at(node, index) for index in (1, 2, 3))
-        is_known = bits in (4, 8) and not input_at(node, 4)  # which orders the inputs
-        if not is_known or not self.constants.keys() >= {name, scale_name, zero_name or name}:
+        name = input_at(node, 1)
+        scale_name = input_at(node, 2)
+        zero_name = input_at(node, 3)
+        is_reordered = bool(input_at(node, 4))  # the operator's g_idx
+        if bits not in (4, 8) or is_reordered:
             return {}
+        if not self.constants.keys() >= {name, scale_name, zero_name or name}:
+            return {}
+
+        # Zero points are packed like the levels, or floats; by default the middle level
         levels = _unpack(self._constant(name).reshape(channels, -1), bits)
         scales = self._constant(scale_name).reshape(channels, -1).astype(np.float32)
         blocks = scales.shape[1]
@@ -375,6 +405,8 @@ class _Graph:
             if stored_zeros.dtype == np.uint8:
                 stored_zeros = _unpack(stored_zeros, bits)[:, :blocks]
             zeros = stored_zeros.astype(np.float32)
+
+        # The last block is filled up beyond the K inputs
         levels = levels.reshape(channels, blocks, -1).astype(np.float32)
         weights = (levels - zeros[..., np.newaxis]) * scales[..., np.newaxis]
         whole = weights.reshape(channels, -1)[:, : attribute(node, "K", 0)]
@@ -385,10 +417,10 @@ class _Graph:
         return attributes
 
     def _dequantized_dynamic(self, node: onnx.NodeProto) -> dict[str, dict[str, Any]]:
-        """Return the attributes of `Inner` for a layer of integers, by its float outputs.
+        """Return the attributes of `Inner` for ConvInteger or MatMulInteger, by its float output.
 
-        Expects the nodes that `quantize_dynamic` writes: a Cast, a Mul by the scales of data and
-        weights, and an Add of the bias. Returns an empty dict for any others.
+        ONNX Runtime's `quantize_dynamic` writes a Cast after the node, then a Mul by the product of
+        the scales of data and weights. The result is empty for any other nodes.
         """
         cast = self._only_taker(node.output[0], "Cast")
         scaled = self._only_taker(cast.output[0], "Mul") if cast else None
@@ -411,7 +443,10 @@ class _Graph:
         return {scaled.output[0]: weights}
 
     def _read_added(self, node: onnx.NodeProto) -> dict[str, Any]:
-        """Return the constant of an Add as a bias, also if it is reshaped; empty if it has none."""
+        """Return the attributes of `Inner` for the constant that an Add adds; empty without one.
+
+        The constant may pass through one node of `_MOVES`, such as a Reshape.
+        """
         for name in node.input:
             maker = self.producers.get(name)
             if maker is not None and maker.op_type in _MOVES:
@@ -421,7 +456,7 @@ class _Graph:
         return {}
 
     def _only_taker(self, name: str, operator: str) -> onnx.NodeProto | None:
-        """Return the only consumer of a tensor, if it is this operator."""
+        """Return the only consumer of a tensor; None if there are more, or it is no `operator`."""
         takers = self.consumers.get(name, [])
         if len(takers) != 1 or takers[0].op_type != operator:
             return None
@@ -431,7 +466,10 @@ class _Graph:
         return numpy_helper.to_array(self.constants[name])
 
     def _layer(self, node: onnx.NodeProto | None) -> str:
-        """Return the output of a layer, or of the layer before an activation; empty for others."""
+        """Return the output of the node that may end a layer; empty if there is none.
+
+        This is the node itself, or the one before it if the node is a Relu or Clip.
+        """
         if node is not None and node.op_type in FUSED:
             node = self.producers.get(node.input[0])
         ends = (*_PRODUCTS, *_ON_INTEGERS, _BLOCKS, "Mul", "Add")  # Mul and Add end dynamic layers
@@ -464,7 +502,10 @@ class _Graph:
                 )
 
     def _stored(self, name: str) -> str:
-        """Return the stored dtype of weights; empty if they are computed."""
+        """Return the dtype in which weights are stored, or rounded by QuantizeLinear.
+
+        QuantizeLinear counts even after a computed tensor; other computed tensors give no dtype.
+        """
         while name not in self.constants:
             node = self.producers.get(name)
             if node is not None and node.op_type == "QuantizeLinear":
@@ -475,12 +516,17 @@ class _Graph:
         return _dtype(self.constants[name].data_type)
 
     def _keeps_levels(self, node: onnx.NodeProto) -> bool:
-        """Return whether a node moves stored weights, or multiplies them by their scales."""
+        """Return whether a node moves, casts or dequantizes stored weights."""
         scaled = node.op_type == "Mul" and node.input[1] in self.constants
         return scaled or node.op_type in (*_MOVES, "DequantizeLinear")
 
     def _computed(self, node: onnx.NodeProto, zero: int, stored: str) -> str:
-        """Return the dtype of the data input of a layer."""
+        """Return the dtype in which a layer takes its data.
+
+        Args:
+            zero: the input index of the data's zero point; -1 if the operator has none.
+            stored: the dtype of the weights, which float weights share with the data.
+        """
         if node.op_type.startswith("DynamicQuantize"):
             return "uint8"
         if zero >= 0:
@@ -493,7 +539,7 @@ class _Graph:
         return stored if stored in FLOATS else "float32"
 
     def _zero_dtype(self, node: onnx.NodeProto, index: int) -> str:
-        """Return the dtype of a zero point; without one it is uint8, by ONNX's default."""
+        """Return the dtype of a zero point; uint8, ONNX's default, without a constant one."""
         if len(node.input) <= index or node.input[index] not in self.constants:
             return "uint8"
         return _dtype(self.constants[node.input[index]].data_type)
@@ -501,8 +547,12 @@ class _Graph:
     def _scale(
         self, node: onnx.NodeProto, places: tuple[int, int] | None
     ) -> tuple[float, int, str] | None:
-        """Return scale, zero point and its dtype from these inputs; None if there is one per
-        channel.
+        """Return a tensor's scale, its zero point, and the dtype of the zero point.
+
+        None for an operator without a scale, or if scale or zero point is not one constant number.
+
+        Args:
+            places: the input indices of the scale and the zero point; None if there are none.
         """
         if places is None or len(node.input) <= places[0]:
             return None
@@ -515,6 +565,7 @@ class _Graph:
         return float(scale), int(zero), self._zero_dtype(node, places[1])
 
     def _scalar(self, name: str) -> Any:
+        """Return the number that a constant holds; 0 without a name, None for other tensors."""
         if not name:
             return 0
         tensor = self.constants.get(name)
@@ -524,7 +575,10 @@ class _Graph:
 
 
 def _unpack(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """Return the values of each row; a byte holds one, or two of 4 bits with the low half first."""
+    """Return the levels in rows of bytes [rows, bytes].
+
+    A byte holds one level of 8 bits, or two of 4 bits, of which the low half is the first.
+    """
     if bits == 8:
         return packed
     return np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), -1)

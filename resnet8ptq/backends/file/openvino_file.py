@@ -1,6 +1,6 @@
-"""Reads a quantized network of OpenVINO: an .xml file and the .bin file beside it.
+"""Describes a quantized network of OpenVINO, and runs it in OpenVINO.
 
-`fetch` packs both files unchanged into one zip archive.
+The network is an .xml file and a .bin file; `fetch` packs both unchanged into one zip archive.
 """
 
 from collections import Counter
@@ -33,7 +33,7 @@ def fetch(path: Path) -> bytes:
     """Return an archive of the .xml and .bin files; return an existing archive unchanged.
 
     Raises:
-        ModelError: one of the two files is missing.
+        ModelError: the .bin file is missing or a link.
     """
     if path.suffix == archive.SUFFIX:
         return files.read_bytes(path, _MAX_BYTES)
@@ -44,7 +44,7 @@ def fetch(path: Path) -> bytes:
 
 
 def read(content: bytes, path: Path) -> Contents:
-    """Return the description of a file that `fetch` has read.
+    """Return the description of an archive that `fetch` has made.
 
     Raises:
         ModelError: the file is damaged, or has operators that OpenVINO does not define.
@@ -80,9 +80,10 @@ def open_run(content: bytes, threads: int) -> RawRun:
 
 
 def open_tensors(content: bytes, threads: int) -> Tensors:
-    """Compile a copy of a file whose outputs are the float tensors of its graph.
+    """Compile a copy of a file that returns the float32 tensors of its graph, in float arithmetic.
 
-    A tensor that the file rounds is returned once, rounded, under the name of the float tensor.
+    The tensors are those that depend on an input. A tensor that FakeQuantize reads is replaced by
+    its rounded values, under its own name.
     """
     graph = archive.read(content)
 
@@ -140,10 +141,10 @@ class _Layer:
 
 
 def _layer(value: Any, varying: Container[str]) -> _Layer | None:
-    """Return the layer that computes a tensor.
+    """Return the layer that computes a tensor; None for other tensors.
 
-    A bias, an activation and FakeQuantize belong to the layer. None if no layer computes the
-    tensor, or if the weights depend on inputs or are stored in float32.
+    An added constant, an activation and FakeQuantize belong to the layer before them. A layer
+    counts only if its weights are constants, and not stored in float32.
 
     Args:
         varying: names of the operators that depend on an input.
@@ -164,7 +165,7 @@ def _layer(value: Any, varying: Container[str]) -> _Layer | None:
 
 
 def _is_constant(value: Any) -> bool:
-    """Return whether the values are constants; their shape may be computed."""
+    """Return whether the values come from a constant; the shape of a Reshape may be computed."""
     node = value.get_node()
     while node.get_type_name() in ("FakeQuantize", *_MOVES):
         node = node.input_value(0).get_node()
@@ -172,8 +173,9 @@ def _is_constant(value: Any) -> bool:
 
 
 def _compute(layers: list[_Layer]) -> list[NDArray[np.float32]]:
-    """Return the weights of layers; the group axis of grouped weights is merged into the next
-    axis.
+    """Return the weights of layers, in order.
+
+    Grouped weights [groups, channels, ...] lose the first axis: it is merged into the second.
     """
     if not layers:
         return []
@@ -189,7 +191,7 @@ def _compute(layers: list[_Layer]) -> list[NDArray[np.float32]]:
 
 
 def _inner(name: str, operator: Any) -> Inner:
-    """Return a tensor with the range of its FakeQuantize, if it has one range."""
+    """Return a tensor, for a FakeQuantize with one constant range also that range."""
     if operator.get_type_name() != "FakeQuantize":
         return Inner(name)
     least = _read_scalar(operator.input_value(3))
@@ -210,7 +212,7 @@ def _read_scalar(value: Any) -> float | None:
 
 
 def open_logits(content: bytes, threads: int) -> RawRun | None:
-    """Load a copy that ends before its softmax; None if it has no softmax."""
+    """Load a copy that ends before the final softmax; None unless it computes the only output."""
     cut = archive.end_at_logits(archive.read(content))
     return None if cut is None else _open(cut, threads)
 
@@ -227,7 +229,7 @@ def _as_raw(network: CompiledNetwork) -> RawRun:
 
 
 def _batch(inputs: Any) -> int | None:
-    """Return the largest fixed size of a first axis; None if all are free."""
+    """Return the largest fixed size of the inputs' first axes; None if no input has one."""
     sizes = []
     for value in inputs:
         shape = value.get_partial_shape()
@@ -261,7 +263,10 @@ def _layers(graph: Any) -> Iterator[Layer]:
 
 
 def _stored(value: Any) -> str:
-    """Return the stored dtype of weights; empty if they are computed."""
+    """Return the dtype in which weights are stored, or rounded by FakeQuantize.
+
+    FakeQuantize counts even after a computed tensor; other computed tensors give no dtype.
+    """
     node = value.get_node()
     while node.get_type_name() in _MOVES:
         node = node.input_value(0).get_node()
@@ -274,7 +279,13 @@ def _stored(value: Any) -> str:
 
 
 def _computed(value: Any, stored: str) -> str:
-    """Return the dtype of a layer's data input: an integer type after FakeQuantize."""
+    """Return the dtype in which a layer takes its data.
+
+    After FakeQuantize this is an integer type, otherwise that of 16-bit float weights or float32.
+
+    Args:
+        stored: the dtype of the weights.
+    """
     node = value.get_node()
     while node.get_type_name() in ("Reshape", "Transpose", "Squeeze", "Unsqueeze"):
         node = node.input_value(0).get_node()
@@ -284,5 +295,6 @@ def _computed(value: Any, stored: str) -> str:
 
 
 def _levels(node: Any) -> str:
+    """Return the dtype that holds the levels of a FakeQuantize; float32 for unusual widths."""
     bits = max(1, int(node.get_attributes()["levels"] - 1).bit_length())
     return f"uint{bits}" if bits in (1, 2, 4, 8, 16) else "float32"

@@ -10,7 +10,7 @@ from resnet8ptq.core.descriptor import FILE, find_readers
 
 @dataclass
 class FileConfig(BackendConfig):
-    """A file that another program has quantized."""
+    """The options of `backend=file`, which scores a file that another program has quantized."""
 
     name: str = FILE
     inputs: Any = None  # an untyped dict, because Hydra adds no keys to typed dicts
@@ -21,5 +21,5 @@ class FileConfig(BackendConfig):
 
     @property
     def framework(self) -> str:
-        """The backend that runs the FP32 network, once it is known."""
+        """The backend that runs the FP32 network; `file` until `fit` has chosen it."""
         return self.fp32 or self.name

@@ -1,4 +1,4 @@
-"""Runs a file on the FP32 network's samples, and returns the FP32 network's outputs."""
+"""Runs a file on samples of the FP32 network, and returns its outputs in that network's layout."""
 
 import math
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from resnet8ptq.data.preprocessing import arrange
 
 
 def load(admitted: Admitted, inputs: Match, outputs: Match, threads: int) -> Predictor:
-    """Load a file; `inputs` and `outputs` match it to the network, see `matching`."""
+    """Load an admitted file; `inputs` and `outputs` match it to the network, see `matching`."""
     contents = admitted.contents
     whole = MatchedNetwork(admitted.open_run(threads), contents, inputs, outputs=outputs)
 
@@ -36,7 +36,8 @@ class MatchedNetwork:
     """A file as a function from network inputs to network outputs.
 
     Attributes:
-        outputs: how to select the network's outputs; empty for all outputs, unchanged.
+        inputs, outputs: the matches of `matching`. Without `outputs`, the function returns all
+            outputs of the file in its own order.
     """
 
     run: RawRun
@@ -45,7 +46,12 @@ class MatchedNetwork:
     outputs: Match
 
     def __call__(self, batch: NDArray[Any]) -> list[NDArray[np.float32]]:
-        """Return each output [n, ...]; with a fixed batch size, run in parts of that size."""
+        """Return each output [n, ...]; with a fixed batch size, run in parts of that size.
+
+        Raises:
+            ModelError: the samples do not fit an input without a scale, or an output has another
+                number of values than that of the network.
+        """
         arrays = self._prepare(batch)
         size = self.contents.batch or len(batch)
         parts = []
@@ -63,7 +69,7 @@ class MatchedNetwork:
         return self._select([np.concatenate(rows) for rows in zip(*parts, strict=True)])
 
     def _prepare(self, batch: NDArray[Any]) -> list[NDArray[Any]]:
-        """Return the values of the file's inputs, in its order."""
+        """Return the values of the file's inputs, in the file's order, layout and dtypes."""
         names = list(names_of(batch.dtype)) or list(self.inputs)
         values = feed(batch, names)
         name_of = {pair["name"]: name for name, pair in self.inputs.items()}
@@ -75,7 +81,7 @@ class MatchedNetwork:
         return arrays
 
     def _select(self, outputs: Sequence[NDArray[Any]]) -> list[NDArray[np.float32]]:
-        """Return the network's outputs, in its order and layout, as floats."""
+        """Return the network's outputs as float32, in its order and layout; see `outputs`."""
         if not self.outputs:
             return [np.asarray(output, np.float32) for output in outputs]
         names = [port.name for port in self.contents.outputs]
@@ -84,18 +90,24 @@ class MatchedNetwork:
 
 
 def _fill_up(rows: NDArray[Any], count: int) -> NDArray[Any]:
-    """Append zeros, up to `count` rows."""
+    """Return the rows with zeros appended, `count` rows in all."""
     missing = np.zeros_like(rows, shape=(count - len(rows), *rows.shape[1:]))
     return np.concatenate([rows, missing])
 
 
 def _to_dtype(values: NDArray[Any], port: Port, pair: dict[str, Any]) -> NDArray[Any]:
-    """Return values in the dtype of an input; floats are rounded to its levels."""
+    """Return values in the dtype of an input; floats are rounded to an integer input's levels.
+
+    Raises:
+        ModelError: an integer input has no scale, and the floats are not whole numbers.
+    """
     if values.dtype == port.dtype:
         return np.ascontiguousarray(values)
     wanted = np.dtype(port.dtype)
     if wanted.kind not in "iu" or values.dtype.kind != "f":
         return np.ascontiguousarray(values.astype(wanted))
+
+    # Without a scale, the input takes whole numbers such as pixels
     scale = pair.get("scale")
     zero_point = pair.get("zero_point") or 0
     if scale is None:
@@ -113,7 +125,11 @@ def _to_dtype(values: NDArray[Any], port: Port, pair: dict[str, Any]) -> NDArray
 
 
 def _to_network(values: NDArray[Any], pair: dict[str, Any]) -> NDArray[np.float32]:
-    """Return an output of the file in the layout of the network, as floats."""
+    """Return an output of the file in the layout of the network, as float32.
+
+    Raises:
+        ModelError: the output has another number of values than that of the network.
+    """
     if pair.get("scale") is not None:
         shifted = values.astype(np.float32) - np.float32(pair.get("zero_point") or 0)
         values = shifted * np.float32(pair["scale"])

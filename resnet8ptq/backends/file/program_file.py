@@ -1,4 +1,4 @@
-"""Reads a quantized exported program of torch (.pt2), which torch computes in float."""
+"""Describes a quantized exported program of torch (.pt2), and runs it in torch, in float."""
 
 import io
 import operator
@@ -23,7 +23,11 @@ _DEQUANTIZE = ROUNDED[1:]
 
 
 def fetch(path: Path) -> bytes:
-    """Return the checked records of a program; torch reads only these."""
+    """Return an archive of a program's checked records; torch reads only these.
+
+    Raises:
+        ModelError: see `gates.exported_program.read_network`.
+    """
     return torch_archive.pack(gate.read_network(path)).getvalue()
 
 
@@ -55,7 +59,7 @@ def _read_version(content: bytes) -> str:
 
 
 def open_run(content: bytes, threads: int) -> RawRun:
-    """Load a program in torch."""
+    """Load a program in torch; `threads` has no effect."""
     module = _load(content).module()
 
     def run(values: Any) -> list[Any]:
@@ -67,9 +71,9 @@ def open_run(content: bytes, threads: int) -> RawRun:
 
 
 def open_tensors(content: bytes, threads: int) -> Tensors:
-    """Load the program as a function that returns the float tensors that its nodes compute.
+    """Load a program so that it returns the float32 tensors that its nodes compute.
 
-    A rounded tensor is returned once: its rounded values, under the name of the float tensor.
+    A tensor that a quantize node reads is replaced by its rounded values, under its own name.
     """
     module = _load(content).module()
     nodes = [node for node in module.graph.nodes if node.op == "call_function"]
@@ -95,7 +99,13 @@ def open_tensors(content: bytes, threads: int) -> Tensors:
 
 
 def _weights(module: Any, node: Any) -> dict[str, Any]:
-    """Return the attributes of `Inner` for a layer's stored weights; empty if it has none."""
+    """Return the attributes of `Inner` for a layer's stored weights.
+
+    The result is empty for nodes that are no layer, and for weights that are floats or computed.
+
+    Args:
+        node: the layer, or an activation after it.
+    """
     if node.target in ACTIVATIONS:
         node = node.args[0]
     if node.target not in LAYERS or node.args[1].target not in _DEQUANTIZE:
@@ -135,7 +145,7 @@ def _is_float(node: Any) -> bool:
 
 
 def _rounded(quantize: Any) -> Inner:
-    """Return the tensor that a quantize_per_tensor node rounds, with its range."""
+    """Return the tensor that a quantize_per_tensor node rounds, with the range of its levels."""
     source, scale, zero_point, least, most = quantize.args[:5]
     low = scale * (least - zero_point)
     high = scale * (most - zero_point)

@@ -1,7 +1,7 @@
-"""Scores a file of another program unchanged, and compares it with its FP32 network.
+"""The quantizer of `backend=file`, which passes on a file of another program unchanged.
 
 The file is untrusted: `reading` checks it. `matching` maps the file's inputs and outputs to those
-of the FP32 network. FP32 runs in the file's framework if that framework can run it.
+of the FP32 network. By default, FP32 runs in the file's framework if that framework can run it.
 """
 
 import logging
@@ -52,7 +52,7 @@ _TAKES: Takes = {
     "slim": ([False], _UNCHANGED),
 }
 
-# By a file's framework: the function that counts its kernels.
+# The function that counts the kernels of a file, by the file's framework.
 _COUNTERS = {
     "onnx": "resnet8ptq.backends.onnx.profiler:count_kernels",
     "openvino": "resnet8ptq.backends.openvino.profiler:count_kernels",
@@ -60,15 +60,20 @@ _COUNTERS = {
 
 
 class FileQuantizer(Quantizer):
-    """The quantizer of `backend=file`: checks and copies a file of another program."""
+    """Checks and copies a file of another program; see `contract.Quantizer`."""
 
     @property
     def runs_torch(self) -> bool:
-        """Return whether FP32 runs in torch, or in ExecuTorch, whose files torch exports."""
+        """Whether FP32 runs in torch, or in ExecuTorch, whose files torch exports."""
         return (self._options.fp32 or self._engine) in ("torch", "executorch")
 
     def resolve(self, decisions: Decisions | None = None) -> Resolved:
-        """Return the dtypes of the file; refuse settings that would change it."""
+        """Return the dtypes, execution and format of the file; refuse settings that change a file.
+
+        Raises:
+            ConfigError: `reading` refuses the file.
+            UnsupportedError: a setting does not apply to a file of another program.
+        """
         refuse_others(self.config, _TAKES)
         contents = self._admitted.contents
         engine = None
@@ -83,7 +88,13 @@ class FileQuantizer(Quantizer):
         )
 
     def fit(self, model: Fp32Model) -> dict[str, object]:
-        """Match inputs and outputs, and find the framework of FP32; see `contract.Quantizer`."""
+        """Match inputs and outputs, and find FP32's framework and the file's method.
+
+        See `contract.Quantizer`.
+
+        Raises:
+            ConfigError: the file does not match the network, see `matching`.
+        """
         options = self._options
         contents = self._admitted.contents
         contract = model.contract
@@ -94,9 +105,8 @@ class FileQuantizer(Quantizer):
         outputs = match_outputs(
             contract.outputs, ports=contents.outputs, asked=options.outputs, path=path
         )
-        backend = replace(
-            options, inputs=inputs, outputs=outputs, fp32=options.fp32 or self._find_fp32(model)
-        )
+        fp32 = options.fp32 or self._find_fp32(model)
+        backend = replace(options, inputs=inputs, outputs=outputs, fp32=fp32)
         method = "static"
         if contents.dynamic:
             method = "dynamic"
@@ -107,7 +117,7 @@ class FileQuantizer(Quantizer):
     def quantize(
         self, model: Fp32Model, decisions: Decisions, calibration: Split, folder: Path
     ) -> Artifact:
-        """Copy the file, with its external data, as a single file; see `contract.Quantizer`."""
+        """Copy the checked file, which is a single file; see `contract.Quantizer`."""
         self.resolve()
         admitted = self._admitted
         contents = admitted.contents
@@ -123,7 +133,10 @@ class FileQuantizer(Quantizer):
         return Artifact(path, quantized_layers=len(contents.narrowed), ranges={}, details=details)
 
     def verify(self, artifact: Artifact, model: Fp32Model, calibration: Split) -> dict[str, str]:
-        """Compare the kernels with the file's definition, where the runtime can run both."""
+        """Compare the kernels of ONNX Runtime or LiteRT with the file's definition.
+
+        The result is empty for other frameworks; see `contract.Quantizer`.
+        """
         open_fp32 = partial(open_runner, str(model.onnx_path), self.runtime.threads)
         name = self._path.name
         if self._engine == "onnx":
@@ -149,15 +162,18 @@ class FileQuantizer(Quantizer):
         return self._match(reader.open_run(content, threads, reference))
 
     def _match(self, run: RawRun) -> Predict:
-        """Return a function from network inputs to network outputs; `fit` has matched both."""
+        """Return a function from network inputs to network outputs, as `fit` has matched them."""
         inputs = self._options.inputs or {}
         outputs = self._options.outputs or {}
         return predictor.MatchedNetwork(run, self._admitted.contents, inputs, outputs)
 
     def load(self, path: Path, threads: int) -> Predictor:
-        """Load the copy; `fit` has matched its inputs and outputs."""
+        """Load the copy, with the inputs and outputs that `fit` has matched.
+
+        A file other than the copy is checked first.
+        """
         options = self._options
-        admitted = self._admitted  # an equal copy needs no second check
+        admitted = self._admitted
         if files.sha256(path) != files.sha256(admitted.path):
             admitted = reading.admit(path, self.runtime.cache_root)
         return predictor.load(
@@ -165,8 +181,9 @@ class FileQuantizer(Quantizer):
         )
 
     def count_kernels(self, path: Path) -> tuple[int, int]:
-        """Count the kernels of ONNX Runtime and OpenVINO; for others, the layers stored as
-        integers.
+        """Count the kernels of ONNX Runtime or OpenVINO; for other frameworks, the file's layers.
+
+        A layer with integer weights and integer inputs then counts as one on integers.
         """
         counter = _COUNTERS.get(self._engine)
         if counter is not None:
@@ -177,7 +194,7 @@ class FileQuantizer(Quantizer):
         return integer, len(contents.layers) - integer
 
     def profile(self, path: Path, threads: int) -> NoReturn:
-        """Raise `UnsupportedError`: only networks quantized by this package are profiled."""
+        """Raise `UnsupportedError`: only files that this package has quantized are profiled."""
         raise UnsupportedError(f"+analysis=profile: {_UNCHANGED}; expected other backends")
 
     @property
@@ -197,7 +214,11 @@ class FileQuantizer(Quantizer):
         return reading.admit(self._path, self.runtime.cache_root)
 
     def _find_fp32(self, model: Fp32Model) -> str:
-        """Return the framework that runs the FP32 network: that of the file, or ONNX Runtime."""
+        """Return the framework that runs the FP32 network by default.
+
+        This is the file's framework; but ONNX Runtime if the file is TFLite and TensorFlow's
+        converter does not take the network.
+        """
         if self._engine != "tflite":
             return self._engine
         if is_tflites(model.format, is_float=True) and model.fold:

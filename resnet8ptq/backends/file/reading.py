@@ -28,18 +28,18 @@ _CODE = (".pt", ".pth", ".jit", ".ptl")
 
 @dataclass(frozen=True)
 class Admitted:
-    """A checked file in the cache, packed as one file, and its description."""
+    """A checked file, which the cache keeps as a single file, and its description."""
 
     path: Path
     contents: Contents
 
     def open_run(self, threads: int) -> RawRun:
-        """Load the file."""
+        """Load the file; see `RawRun`."""
         run: RawRun = reader_of(self.path).open_run(self.path.read_bytes(), threads)
         return run
 
     def open_tensors(self, threads: int) -> Tensors:
-        """Load a copy that returns every float tensor inside the file.
+        """Load a copy that returns the tensors inside the file.
 
         Raises:
             UnsupportedError: files of this format do not give their inner tensors.
@@ -50,13 +50,16 @@ class Admitted:
         return tensors
 
     def open_logits(self, threads: int) -> RawRun | None:
-        """Load a copy that ends before the final softmax; None without a softmax."""
+        """Load a copy that ends before the final softmax.
+
+        None without a softmax, or if files of this format cannot be cut.
+        """
         run: RawRun | None = reader_of(self.path).open_logits(self.path.read_bytes(), threads)
         return run
 
 
 def find_path(options: BackendConfig) -> Path:
-    """Return the file that the settings name.
+    """Return the path that the settings name, with `~` expanded.
 
     Raises:
         ConfigError: the settings name no file.
@@ -68,10 +71,10 @@ def find_path(options: BackendConfig) -> Path:
 
 
 def find_suffix(path: Path) -> str:
-    """Return the suffix of a file that can be scored.
+    """Return the suffix of a file that can be scored, in lower case.
 
     Raises:
-        ConfigError: the format of the file is unknown, or holds code.
+        ConfigError: the suffix is unknown, or that of a format that holds code.
     """
     suffix = path.suffix.lower()
     takes = f"expected {' | '.join(find_readers())}"
@@ -93,7 +96,8 @@ def admit(path: Path, cache_root: Path) -> Admitted:
     """Check and describe a file; the cache keeps the file and its description.
 
     Raises:
-        ConfigError: the file is missing, unsafe, damaged, or cannot be run at its fixed sizes.
+        ConfigError: the file is missing, of an unknown format, unsafe, damaged or not quantized, or
+            fails its test run, see `_try`.
         UnsupportedError: the library that runs the file is not installed.
     """
     suffix = find_suffix(path)
@@ -120,10 +124,10 @@ def admit(path: Path, cache_root: Path) -> Admitted:
 
 
 def digest(path: Path) -> str:
-    """Return a hash of a file and of its external data files.
+    """Return the hash of a file with its external data, and for an .xml file of the .bin file.
 
     Raises:
-        ConfigError: there is no such file.
+        ConfigError: the path is missing or a folder.
     """
     if not path.is_file():
         state = "a folder" if path.is_dir() else f"not there{files.name_nearest(path)}"
@@ -136,7 +140,7 @@ def digest(path: Path) -> str:
 
 
 def reader_of(path: Path) -> Any:
-    """Return the module that reads a file of this suffix."""
+    """Return the module that reads files with this path's suffix; the path may be a suffix only."""
     return import_module(find_readers()[path.suffix.lower() or path.name].reader)
 
 
@@ -146,7 +150,11 @@ def gives_tensors(suffix: str) -> bool:
 
 
 def _read(path: Path, module: str) -> tuple[bytes, dict[str, Any]]:
-    """Return the content as a single file, and its description; runs in its own process."""
+    """Return the content as a single file, and its description; runs in its own process.
+
+    Raises:
+        ModelError: the file is damaged or unsafe, has no quantized layer, or fails its test run.
+    """
     substitute = files.name_substitute(path)
     if substitute:
         raise ModelError(f"{path} {substitute}")
@@ -165,7 +173,17 @@ def _read(path: Path, module: str) -> tuple[bytes, dict[str, Any]]:
 
 
 def _try(contents: Contents, opened: Any) -> Contents:
-    """Run the file on zeros; add the measured batch size and output shapes to the description."""
+    """Return the description, completed by a run on zeros.
+
+    The run shows whether the batch size is fixed, and the shapes of the outputs. With free sizes in
+    the inputs, the shapes stay as declared, and so does all else if the run fails.
+
+    Args:
+        opened: loads the file as a `RawRun`.
+
+    Raises:
+        Exception: the run fails although the inputs have fixed sizes.
+    """
     free = any(None in port.shape for port in contents.inputs)
     sizes: tuple[int, ...] = (2, 1)
     if contents.batch is not None and contents.batch != 1:
@@ -177,8 +195,9 @@ def _try(contents: Contents, opened: Any) -> Contents:
         zeros = [_zeros(port, size) for port in contents.inputs]
         try:
             outputs: Sequence[NDArray[Any]] = opened()(zeros)
-            if any(array.shape[:1] != (size,) for array in outputs):
-                raise ValueError(f"returned {[a.shape for a in outputs]} for {size} samples")
+            shapes = [array.shape for array in outputs]
+            if any(shape[:1] != (size,) for shape in shapes):
+                raise ValueError(f"returned {shapes} for {size} samples")
         except Exception as error:
             failure = error
             continue
@@ -190,7 +209,7 @@ def _try(contents: Contents, opened: Any) -> Contents:
                 port = replace(port, shape=tuple(array.shape[1:]))
             shaped.append(port)
         fixed = contents.batch
-        if fixed in (None, 1):
+        if fixed in (None, 1):  # the run with two samples decides
             fixed = None if size == 2 else 1
         return replace(contents, batch=fixed, outputs=tuple(shaped))
     if free:

@@ -1,4 +1,4 @@
-"""Reads a quantized .tflite file."""
+"""Describes a quantized .tflite file, and runs it in LiteRT."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -89,7 +89,7 @@ def read(content: bytes, path: Path) -> Contents:
 
 
 def _unpacked_constants(model: Any) -> dict[int, Any]:
-    """Return the constants that a DEQUANTIZE turns into float32, by the id of its output.
+    """Return the constants that a DEQUANTIZE turns into float32, by the id of its output object.
 
     TensorFlow's converter stores float16 weights this way, and other tools 8-bit weights.
     """
@@ -103,16 +103,24 @@ def _unpacked_constants(model: Any) -> dict[int, Any]:
 
 
 def open_run(content: bytes, threads: int, reference: bool = False) -> RawRun:
-    """Load a file in LiteRT; inputs are resized to each batch."""
+    """Load a file in LiteRT; each call resizes the inputs to its values.
+
+    Args:
+        reference: whether LiteRT's slow reference kernels run.
+    """
     network = open_interpreter(content, threads, reference=reference)
     return LoadedFile(network, lambda own, details: own.get_tensor(details["index"])).run
 
 
 def open_tensors(content: bytes, threads: int) -> Tensors:
-    """Load the file with an interpreter that keeps every tensor; integers are dequantized."""
+    """Load a file so that it returns the tensors that its operators compute, dequantized.
+
+    These are float32 tensors, and integers with one scale. Conversions are left out, because they
+    repeat a tensor in another dtype. XNNPACK is disabled, see `open_interpreter`.
+    """
     model = tflite.read_model(content)
     tensors = model.subgraphs[0].tensors
-    made: list[int] = []  # without conversions, which only repeat their inputs in another dtype
+    made: list[int] = []
     for name, operator in tflite.operators(model):
         if name not in ("QUANTIZE", "DEQUANTIZE"):
             made += map(int, operator.outputs)
@@ -146,7 +154,10 @@ def open_tensors(content: bytes, threads: int) -> Tensors:
 
 
 def read_constant(model: Any, tensor: Any) -> NDArray[np.float32] | None:
-    """Return the dequantized values of weights or of a bias; None if they are not known."""
+    """Return the values of a constant, dequantized.
+
+    None for a computed tensor, for integers without a known scale, and for unknown dtypes.
+    """
     if not tflite.is_constant(model, tensor):
         return None
     dtype = _NAMES[tensor.type]
@@ -169,7 +180,10 @@ def read_constant(model: Any, tensor: Any) -> NDArray[np.float32] | None:
 
 
 def _scale_blocks(model: Any, levels: NDArray[Any], details: Any) -> NDArray[np.float32] | None:
-    """Return weights [channels, inputs] whose blocks of inputs have a scale each; else None."""
+    """Return weights [channels, inputs], dequantized with one scale for each block of inputs.
+
+    None if the file has zero points, computed scales, or sizes that do not fit.
+    """
     of_scales = model.subgraphs[0].tensors[details.scales]
     scales = read_constant(model, of_scales)
     if scales is None or details.zeroPoints >= 0 or scales.ndim != 2:
@@ -181,7 +195,7 @@ def _scale_blocks(model: Any, levels: NDArray[Any], details: Any) -> NDArray[np.
 
 
 def _is_value(tensor: Any) -> bool:
-    """Return whether a tensor holds floats, or integers with one scale."""
+    """Return whether a tensor holds float32, int8, uint8 or int16; integers need one scale."""
     dtype = _NAMES[tensor.type]
     parameters = tensor.quantization
     if dtype == "float32":
@@ -205,7 +219,7 @@ def _inner(tensor: Any) -> Inner:
 
 
 def open_logits(content: bytes, threads: int) -> RawRun | None:
-    """Load a copy that ends before its softmax; None if it has no softmax."""
+    """Load a copy that ends before the final softmax; None unless it computes the only output."""
     cut = end_at_logits(content)
     if cut is None:
         return None
@@ -213,13 +227,20 @@ def open_logits(content: bytes, threads: int) -> RawRun | None:
 
 
 def _ports(model: Any, indices: Any, kind: str) -> tuple[Port, ...]:
-    """Return inputs or outputs, with the names in the first signature, if any."""
+    """Return inputs or outputs, with their names in the first signature, or those of the tensors.
+
+    Args:
+        kind: `inputs` or `outputs`.
+    """
     names = {}
     if model.signatureDefs:
         for item in getattr(model.signatureDefs[0], kind) or []:
             names[item.tensorIndex] = item.name.decode()
     tensors = model.subgraphs[0].tensors
-    return tuple(_port(tensors[index], names.get(index, "")) for index in map(int, indices))
+    ports = []
+    for index in map(int, indices):
+        ports.append(_port(tensors[index], names.get(index, "")))
+    return tuple(ports)
 
 
 def _port(tensor: Any, name: str) -> Port:
@@ -242,7 +263,7 @@ def _layer(layer: tflite.TfliteLayer) -> Layer:
 
 
 def _at_inference(layer: Layer) -> Layer:
-    """Return a layer as LiteRT runs it: with integer weights, it rounds float inputs to int8."""
+    """Return a layer as LiteRT runs it: with integer weights, it rounds float data to int8."""
     if layer.is_quantized and layer.activations == "float32":
         return replace(layer, activations="int8")
     return layer
