@@ -1,4 +1,4 @@
-"""ONNX Runtime: quantizer, predictor, and rewriting of its files."""
+"""Quantizes with ONNX Runtime, and runs the files in it."""
 
 from resnet8ptq.core.descriptor import Backend, Search
 

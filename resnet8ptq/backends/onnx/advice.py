@@ -24,7 +24,7 @@ from resnet8ptq.models.summary import Summary
 
 
 def sweep(flags: Collection[str], network: Summary | None) -> str | None:
-    """Return the settings of a sweep over dtypes that are fast and exact on this CPU."""
+    """Return the settings of a sweep over the dtypes to try on a CPU with these flags."""
     dtypes = "dtype=u8s8"
     if may_saturate("u8s8", flags):
         dtypes = "dtype=uint8,u8s8 reduce_range=true"
@@ -34,7 +34,7 @@ def sweep(flags: Collection[str], network: Summary | None) -> str | None:
 
 
 def advise(flags: Collection[str], network: Summary | None) -> Iterator[Advice]:
-    """Yield ONNX Runtime's configurations for a CPU with these flags."""
+    """Yield advice on static and dynamic quantization for a CPU with these flags."""
     yield from _static(flags, network)
     yield from _dynamic(flags, network)
 

@@ -73,7 +73,10 @@ class Opener(Protocol):
 def compare_kernels(
     name: str, open_file: Opener, open_fp32: Callable[[], Predict], calibration: Split
 ) -> dict[str, str]:
-    """Return the SQNR of the kernels as a param; warn if kernels add more noise than quantization.
+    """Return the SQNR of the kernels as a param; warn if kernels add too much noise.
+
+    `KernelNoise.exceeds` decides how much is too much. The result is empty without noise, and
+    without samples.
 
     Args:
         name: the file's name, for the warning.
@@ -102,7 +105,7 @@ def compare_kernels(
 def find_optimizer(
     open_file: Opener, samples: np.ndarray, defined: Sequence[np.ndarray], kernels_db: float
 ) -> str | None:
-    """Return the optimizer that makes the outputs wrong; None if no single one does.
+    """Return the first optimizer without which the noise is small or halved; None without such.
 
     Args:
         defined: the outputs without graph optimization.
@@ -119,6 +122,7 @@ def find_optimizer(
 def _explain(
     open_file: Opener, samples: np.ndarray, defined: Sequence[np.ndarray], kernels_db: float
 ) -> str:
+    """Return the cause of the noise and the mend, for the warning."""
     optimizer = find_optimizer(open_file, samples, defined, kernels_db)
     if optimizer is None:
         return "no single optimizer is the cause; try another backend, or graph optimization off"

@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
-from resnet8ptq.backends.contract import refuse_others
+from resnet8ptq.backends.contract import Takes, refuse_others
 from resnet8ptq.config.schema import DTYPES, QuantizationConfig
 from resnet8ptq.graph.layers import find_stacks
 from resnet8ptq.graph.links import Links
@@ -29,20 +29,30 @@ LAYERS = ("ConvInteger", "MatMulInteger", "DynamicQuantizeLSTM")
 
 def refuse_static_settings(config: QuantizationConfig) -> None:
     """Raise `UnsupportedError` for a setting that applies to static quantization only."""
-    unset = ([None], "has no meaning with method=dynamic")
-    refuse_others(config, {"format": unset, "float_output": ([False], unset[1])})
-    refuse_others(config, {"symmetric.activations": unset, "calib.table": unset})
+    reason = "has no meaning with method=dynamic"
+    takes: Takes = {
+        "format": ([None], reason),
+        "float_output": ([False], reason),
+        "symmetric.activations": ([None], reason),
+        "calib.table": ([None], reason),
+    }
+    refuse_others(config, takes)
 
 
 def quantize(
     onnx_path: Path, path: Path, skipped: Sequence[str], config: QuantizationConfig
 ) -> None:
-    """Write the dynamically quantized model to `path`; `onnx_path` is a copy that may change.
+    """Write the dynamically quantized model to `path`; the file at `onnx_path` is rewritten.
 
     With per_channel=true, products of several constant matrices stay in float, because their
     kernels take no scale for each channel.
+
+    Args:
+        skipped: names of the nodes that stay in float.
     """
     proto = onnx.load(onnx_path)
+
+    # Products that have no scale for each channel
     stacks = []
     if config.per_channel:
         constants = Links(proto.graph).constants
@@ -53,6 +63,8 @@ def quantize(
     if stacks:
         log.info("per_channel: left in float: %s", ", ".join(stacks)[:200])
     onnx.save(rewrite(proto, [transpose_weights, remove_unused]), onnx_path)
+
+    # Quantize without the lines that the quantizer logs for each tensor
     logging.getLogger().addFilter(_is_of_use)  # the quantizer logs to the root
     try:
         quantize_dynamic(
@@ -69,13 +81,13 @@ def quantize(
 
 
 def _is_of_use(record: logging.LogRecord) -> bool:
-    """Return whether to show a record; the quantizer logs one for each tensor without ranges."""
+    """Return whether to show a record of the log; False for lines about single tensors."""
     of_each = ("Quantization parameters for tensor", "Inference failed or unsupported type")
     return not record.getMessage().startswith(of_each)
 
 
 def transpose_weights(model: ir.Model) -> None:
-    """Transpose the weights of each Gemm that has `transB`, and remove the attribute.
+    """Transpose the constant weights of each Gemm that has `transB`, and remove the attribute.
 
     ONNX Runtime's quantizer would transpose shared weights once for each Gemm that reads them.
     """

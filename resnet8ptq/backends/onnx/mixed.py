@@ -1,4 +1,4 @@
-"""`method=mixed`: static convolutions, and dynamic matrix products and LSTMs, in one file.
+"""The layers of `method=mixed`: static convolutions, and dynamic matrix products and LSTMs.
 
 Convolutions get static ranges, because their dynamic kernel is slower than FP32. Matrix products
 get ranges that are computed at inference; ONNX Runtime accepts no others for an LSTM.
@@ -16,7 +16,11 @@ _PRODUCTS = ("MatMul", "Gemm")
 
 
 def check_both_kinds(graph: onnx.GraphProto, skipped: Collection[str]) -> None:
-    """Raise `UnsupportedError` if the nodes to quantize are of one kind only."""
+    """Raise `UnsupportedError` unless there are static and dynamic layers to quantize.
+
+    Args:
+        skipped: names of nodes that stay in float.
+    """
     products = find_dynamic(graph, skipped)
     convolutions = 0
     for node in graph.node:
@@ -29,7 +33,7 @@ def check_both_kinds(graph: onnx.GraphProto, skipped: Collection[str]) -> None:
 
 
 def find_dynamic(graph: onnx.GraphProto, skipped: Collection[str]) -> list[str]:
-    """Return the names of the matrix products with one constant matrix, and of the LSTMs.
+    """Return the names of the products with one constant matrix, and of LSTMs with such weights.
 
     Args:
         skipped: names of nodes that stay in float.
@@ -47,7 +51,7 @@ def find_dynamic(graph: onnx.GraphProto, skipped: Collection[str]) -> list[str]:
 def find_not_static(graph: onnx.GraphProto, left: Collection[str]) -> list[str]:
     """Return the names of the nodes without a static range.
 
-    These are the nodes in `left`, and the operators without weights that no static layer reads:
+    These are the nodes in `left`, and nodes other than `LAYERS` on which no static layer depends:
     rounding their values costs time and gains nothing. A Relu or Clip that runs in a convolution's
     kernel keeps a static range.
 

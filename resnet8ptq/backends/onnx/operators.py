@@ -1,4 +1,4 @@
-"""The operators that ONNX Runtime quantizes, and the kernels that run them."""
+"""The operators that ONNX Runtime quantizes, and those of the layers in an optimized graph."""
 
 import re
 from collections.abc import Mapping
@@ -30,14 +30,14 @@ def count_kernels(operators: Mapping[str, int]) -> tuple[int, int]:
 
 
 def find_quantized() -> frozenset[str]:
-    """Return the operators that ONNX Runtime quantizes in QDQ or in QOperator format."""
+    """Return the ONNX operators that ONNX Runtime quantizes in QDQ or in QOperator format."""
     from onnxruntime.quantization.registry import QLinearOpsRegistry
 
     return find_in_qdq() | frozenset(QLinearOpsRegistry)
 
 
 def find_in_qdq() -> frozenset[str]:
-    """Return the operators that ONNX Runtime quantizes in QDQ format."""
+    """Return the ONNX operators that ONNX Runtime quantizes in QDQ format."""
     from onnxruntime.quantization.registry import QDQRegistry
 
     return frozenset(QDQRegistry)

@@ -25,7 +25,7 @@ class _Provider(Limit):
     """A provider's name; this build may lack it, since a target may run the files."""
 
     def check(self, key: str, got: Any) -> None:
-        """Raise `ConfigError` for an unknown name; lists the providers of this build."""
+        """Raise `ConfigError` for an unknown name, with the providers of this build."""
         if not self.holds(got):
             import onnxruntime  # imported only for this message
 

@@ -17,19 +17,19 @@ from resnet8ptq.target.measure import CPU, OnnxFile, RefusalError, check_provide
 
 
 def check_file(path: Path) -> None:
-    """Check that an ONNX file is valid: its structure, operators, attributes and names.
-
-    Raises:
-        onnx.checker.ValidationError: the file is invalid.
-    """
+    """Read an ONNX file; raise an error if it is damaged, or invalid for `onnx.checker`."""
     onnx.checker.check_model(onnx.load(path))
 
 
 def load(path: Path, threads: int, provider: str = CPU) -> Predictor:
-    """Load an ONNX file, to run on `threads` threads of an execution provider.
+    """Load an ONNX file, to run on an execution provider.
+
+    Args:
+        threads: number of threads of the CPU.
 
     Raises:
-        UnsupportedError: the provider is missing, does not start, or refuses the file.
+        UnsupportedError: another provider than the CPU's is missing, does not start, or refuses the
+            file.
     """
     open_logits = partial(_open_logits, path, threads, provider)
     if provider == CPU:
@@ -39,14 +39,18 @@ def load(path: Path, threads: int, provider: str = CPU) -> Predictor:
 
 
 def open_kernels(path: Path, threads: int, provider: str, without: Sequence[str] = ()) -> Predict:
-    """Load a file as a function, with some optimizers disabled; see `load`."""
+    """Load a file as a function; see `load`.
+
+    Args:
+        without: names of ONNX Runtime's optimizers to disable.
+    """
     if provider == CPU:
         return open_runner(str(path), threads, without=without)
     return partial(_run, _open(provider, str(path), threads, without))
 
 
 def refuse_missing(provider: str) -> None:
-    """Raise `UnsupportedError` if ONNX Runtime lacks an execution provider here."""
+    """Raise `UnsupportedError` if ONNX Runtime on this machine lacks an execution provider."""
     with _refusals(provider):
         check_provider(provider)
 
@@ -58,6 +62,7 @@ def _open(provider: str, model: str | bytes, threads: int, without: Sequence[str
 
 @contextmanager
 def _refusals(provider: str) -> Iterator[None]:
+    """Raise an error of the block as `UnsupportedError`, with the provider's name."""
     with errors_as(UnsupportedError, f"backend.provider={provider}: it refuses the file"):
         try:
             yield

@@ -1,4 +1,4 @@
-"""Times the nodes of an ONNX file with ONNX Runtime's profiler."""
+"""Times or counts the nodes of an ONNX file after ONNX Runtime's optimization."""
 
 import json
 import tempfile
@@ -25,14 +25,14 @@ Event = Mapping[str, Any]
 
 @contextmanager
 def profile(path: Path, threads: int) -> Iterator[Profiler]:
-    """Load an ONNX file, as `predictor.load` does, to time its optimized nodes."""
+    """Load an ONNX file, as `predictor.load` does for the CPU, to time its optimized nodes."""
     with tempfile.TemporaryDirectory() as folder:
         session = open_session(str(path), threads, Path(folder))
         yield _Profiler(session, Path(folder))
 
 
 def count_kernels(path: Path) -> tuple[int, int]:
-    """Return the numbers of layers that run on integers and in float, after optimization."""
+    """Return the numbers of layers that run on integers and in float on the CPU."""
     with tempfile.TemporaryDirectory() as folder:
         session = open_session(str(path), 1, Path(folder))
         session.end_profiling()
@@ -55,12 +55,12 @@ class _Profiler:
 
 
 def read_trace(events: Sequence[Event], unfused: Collection[str], runs: int) -> list[NodeTime]:
-    """Return the nodes of a trace, in their order of execution.
+    """Return the nodes of a trace with their mean times, see `to_nodes`.
 
     Args:
         events: events in ONNX Runtime's format, with times in whole microseconds; an event
             `model_run` starts each run, and its nodes follow.
-        unfused: names of nodes, see `find_unfused`.
+        unfused: the names that `find_unfused` returns.
         runs: the number of runs to use, from the end.
     """
     selected = []
@@ -69,6 +69,8 @@ def read_trace(events: Sequence[Event], unfused: Collection[str], runs: int) -> 
             selected.append(event)
     # A run and its first node may begin in the same microsecond.
     selected.sort(key=lambda event: (event["ts"], event["cat"] != "Session"))
+
+    # Sum the time of each node in each run, in ms
     times: list[dict[tuple[str, str, str], float]] = []
     for event in selected:
         if event["name"] == "model_run":
@@ -95,7 +97,11 @@ def _kind(args: Mapping[str, Any]) -> str:
 def find_unfused(graph: onnx.GraphProto) -> set[str]:
     """Return the names of nodes that compute in float between DequantizeLinear and QuantizeLinear.
 
-    The quantizer meant these nodes for integer kernels, but ONNX Runtime did not fuse them.
+    The quantizer meant these nodes for integer kernels, but ONNX Runtime did not fuse them. A node
+    counts if QuantizeLinear alone reads its first output.
+
+    Args:
+        graph: the optimized graph.
     """
     producers: dict[str, str] = {}
     consumers: dict[str, set[str]] = defaultdict(set)

@@ -1,4 +1,4 @@
-"""ONNX Runtime: static, dynamic and weight-only quantization; the artifact is one ONNX file."""
+"""The quantizer of `backend=onnx`, with every method of `method=`; the artifact is an ONNX file."""
 
 import itertools
 import logging
@@ -93,7 +93,7 @@ _INTEGER_LAYERS = ("QLinearConv", "QGemm", "QLinearMatMul")
 
 
 class OnnxQuantizer(Quantizer):
-    """See `contract.Quantizer`."""
+    """Quantizes with ONNX Runtime, and runs the file there; see `contract.Quantizer`."""
 
     widths: ClassVar[tuple[int, ...]] = (2, 4, 8, FLOAT_BITS)
 
@@ -104,11 +104,16 @@ class OnnxQuantizer(Quantizer):
 
     @property
     def level_pools(self) -> tuple[str, ...]:
-        """Return no pool for format=qoperator: QLinearAveragePool has a scale for its output."""
+        """AveragePool; none for format=qoperator, whose QLinearAveragePool has an output scale."""
         return () if self.config.format == "qoperator" else ("AveragePool",)
 
     def resolve(self, decisions: Decisions | None = None) -> Resolved:
-        """Return dtypes, schemes and the format; refuse an execution provider that is missing."""
+        """Return dtypes, schemes and the format; see `contract.Quantizer`.
+
+        Raises:
+            UnsupportedError: the execution provider is missing, or the method, the dtype or the
+                bits do not take a setting.
+        """
         config = self.config
         if self.provider != CPU:
             predictor.refuse_missing(self.provider)
@@ -156,9 +161,13 @@ class OnnxQuantizer(Quantizer):
         return resolved
 
     def fit(self, model: Fp32Model) -> dict[str, object]:
-        """Choose the format if it is `auto`, and refuse what cannot work; see `contract.Quantizer`.
+        """Choose the format if it is `auto`; see `contract.Quantizer`.
 
-        With method=weight_only, `op_types` is set to the operators that the method supports.
+        With method=weight_only, `op_types` becomes the operators that the method quantizes.
+
+        Raises:
+            UnsupportedError: the settings leave the method no layer, or `float_output` is
+                impossible.
         """
         config = self.config
         if config.dtype.is_fp32 or config.method == "dynamic":
@@ -191,7 +200,10 @@ class OnnxQuantizer(Quantizer):
     def _choose_format(
         self, graph: onnx.GraphProto, decisions: Decisions, skipped: Collection[str]
     ) -> str:
-        """Return the format; for `auto`, the smaller qoperator if it is possible."""
+        """Return the format of the settings, by default qdq.
+
+        `auto` becomes qoperator, whose files are smaller, if nothing speaks against it.
+        """
         asked = self.config.format or "qdq"
         if asked != "auto" or self.config.method == "dynamic":
             return asked
@@ -205,7 +217,7 @@ class OnnxQuantizer(Quantizer):
     def _why_qdq(
         self, graph: onnx.GraphProto, decisions: Decisions, skipped: Collection[str]
     ) -> str:
-        """Return the reason against format=qoperator; empty if it is possible."""
+        """Return the reason against format=qoperator; empty if there is none."""
         if self.plan(decisions).is_narrow:
             return "weights are below 8 bits"
         if self.config.dtype.name == "w8a16":
@@ -226,7 +238,10 @@ class OnnxQuantizer(Quantizer):
     def quantize(
         self, model: Fp32Model, decisions: Decisions, calibration: Split, folder: Path
     ) -> Artifact:
-        """Quantize with ONNX Runtime, then rewrite the file where ONNX Runtime lacks an option."""
+        """Quantize with ONNX Runtime, then run the passes of `rewriting`; see `contract.Quantizer`.
+
+        dtype=fp32 copies the network, and dtype=fp16 only stores its weights in float16.
+        """
         path = folder / MODEL_FILE
         config = self.config
         calibrated: dict[str, Range] = {}
@@ -256,13 +271,15 @@ class OnnxQuantizer(Quantizer):
                 onnx.save(rewriting.raise_opset_for_bits(proto, least), source)
             else:
                 onnx.save(proto, source)
+
+            # Quantize by the method
             if config.method == "dynamic":
                 dynamic.quantize(source, path=temporary, skipped=skipped, config=config)
             elif config.method == "weight_only":
                 weight_only.quantize(source, path=temporary, skipped=skipped, config=config)
                 details = weight_only.describe_left(proto.graph, skipped, config)
             else:
-                if dynamic_nodes:
+                if dynamic_nodes:  # method=mixed quantizes these first
                     names = [node.name for node in proto.graph.node]
                     others = [name for name in names if name not in dynamic_nodes]
                     dynamic.quantize(source, path=source, skipped=others, config=config)
@@ -275,6 +292,8 @@ class OnnxQuantizer(Quantizer):
                     file_format=file_format,
                     activations=activations,
                 )
+
+            # Change the file where ONNX Runtime's quantizer lacks an option
             written = onnx.load(temporary)
             count = self._count(written, proto.graph, file_format)
             written = rewrite(written, self._passes(proto.graph, narrow, tables))
@@ -282,7 +301,12 @@ class OnnxQuantizer(Quantizer):
         return Artifact(path, quantized_layers=count, ranges=calibrated, details=details)
 
     def _save(self, written: onnx.ModelProto, path: Path, calibration: Split) -> None:
-        """Save a file; with `slim`, save a smaller one with the same results."""
+        """Save a file; with `slim`, drop its unused parts.
+
+        Raises:
+            QuantizationError: the slim file is invalid, or gives other outputs on a batch of
+                calibration samples.
+        """
         if not self.config.slim:
             return onnx.save(written, path)
         onnx.save(slim(written), path)
@@ -301,8 +325,9 @@ class OnnxQuantizer(Quantizer):
     def _find_skipped(
         self, graph: onnx.GraphProto, decisions: Decisions
     ) -> tuple[list[str], list[str]]:
-        """Return the nodes without a static range, and, with method=mixed, those with dynamic
-        ranges.
+        """Return the nodes that stay in float, and those that method=mixed quantizes dynamically.
+
+        With method=mixed, the first list also has the dynamic nodes, which get no static range.
         """
         skipped = find_float_nodes(graph, self.select(decisions))
         if self.config.method != "mixed":
@@ -311,7 +336,12 @@ class OnnxQuantizer(Quantizer):
         return mixed.find_not_static(graph, {*skipped, *products}), products
 
     def _count(self, written: onnx.ModelProto, network: onnx.GraphProto, file_format: str) -> int:
-        """Return the number of quantized layers; refuse a file without any."""
+        """Return the number of quantized layers; refuse a file without any.
+
+        Raises:
+            UnsupportedError: ONNX Runtime quantizes none of the layers with these settings.
+            QuantizationError: no layer is quantized for another reason.
+        """
         count = count_quantized_layers(written)
         if count > 0:
             return count
@@ -350,7 +380,7 @@ class OnnxQuantizer(Quantizer):
         return passes
 
     def verify(self, artifact: Artifact, model: Fp32Model, calibration: Split) -> dict[str, str]:
-        """Run one sample, then compare the kernels with the file; see `contract.Quantizer`."""
+        """Run one sample, and for integers compare the kernels; see `contract.Quantizer`."""
         params = run_once(self, artifact, calibration, read=predictor.check_file)
         if self.config.dtype.is_float:
             return params
@@ -368,7 +398,7 @@ class OnnxQuantizer(Quantizer):
     def _find_narrow(
         self, graph: onnx.GraphProto, decisions: Decisions, skipped: Collection[str]
     ) -> dict[str, WeightScheme]:
-        """Return the schemes of layers below 8 bits; none with method=weight_only."""
+        """Return the schemes of quantized layers below 8 bits; none with method=weight_only."""
         if self.config.method == "weight_only":
             return {}
         layers = weight_layers(graph)
@@ -383,8 +413,8 @@ class OnnxQuantizer(Quantizer):
     ) -> list[str]:
         """Return the nodes whose embedding tables are stored in 8 bits, with a scale for each row.
 
-        The list is empty with `method=weight_only` and `Gather` in `op_types`, which stores tables
-        in 4-bit blocks.
+        There are none if method=weight_only stores tables in 4-bit blocks, for `Gather` in
+        `op_types`.
         """
         method = self.config.method
         if method == "weight_only" and "Gather" in weight_only.find_operators(self.config):
@@ -394,21 +424,24 @@ class OnnxQuantizer(Quantizer):
         return [node.name for node in find_tables(graph) if node.name not in skipped]
 
     def _find_unbounded(self, activations: Activations, skipped: Collection[str]) -> list[str]:
+        """Return the nodes not in `skipped` with infinite values, which must stay in float."""
         names = [name for name in activations.find_unbounded() if name not in skipped]
         if names:
             log.info("left in float, since values are infinite: %s", ", ".join(names)[:200])
         return names
 
     def _leaves_outputs_in_float(self, graph: onnx.GraphProto) -> bool:
+        """Return whether matrix products return float, for the float operators of attention."""
         return self.config.attention != "all" and bool(find_attention(graph))
 
     def _find_unsplit(
         self, graph: onnx.GraphProto, left: Collection[str]
     ) -> dict[str, list[dict[str, str]]]:
-        """Return the constants that keep one scale with per_channel=true; no other options are set.
+        """Return the constants that keep one scale with per_channel=true, as quantizer options.
 
-        With a scale for each channel, products of several matrices do not run, and the bias of
-        grouped weights fails.
+        Each has one empty entry of options, which stands for one scale. With a scale for each
+        channel, products of several matrices do not run, and ONNX Runtime's quantizer fails on the
+        bias of a grouped ConvTranspose.
         """
         names = {*find_stacks(graph), *find_split_groups(graph)}.difference(left)
         nodes = [node for node in graph.node if node.name in names]
@@ -432,20 +465,26 @@ class OnnxQuantizer(Quantizer):
         file_format: str,
         activations: Activations,
     ) -> dict[str, Range]:
-        """Quantize `source` into `path`; return the ranges around the quantized nodes."""
+        """Quantize `source` into `path`; return the ranges around the quantized nodes.
+
+        Args:
+            graph: the FP32 network, without the dynamic layers that `source` may have.
+            skipped: names of the nodes without static ranges.
+        """
         config = self.config
-        in_float = dict.fromkeys(skipped)  # names, in order
+
+        # Nodes that ONNX Runtime's quantizer must not quantize; names, in order
+        in_float = dict.fromkeys(skipped)
         if config.float_output:
             in_float |= dict.fromkeys(rewriting.find_output_nodes(graph))
         in_float |= dict.fromkeys(self._find_unbounded(activations, in_float))
         kept = rewriting.find_not_fused(graph, config.format == "qoperator")
         in_float |= dict.fromkeys(kept)
-
-        # Layers that keep one scale for all channels, or none at all
         ranges = activations.find_around(in_float)
         in_float |= dict.fromkeys(_find_without_range(graph, ranges))
+
+        # Layers without a scale for each channel keep one scale; QOperator has no option for it
         whole: dict[str, list[dict[str, str]]] = {}  # options for weights with one scale
-        # QOperator has no option for one scale
         if config.per_channel and file_format == "qoperator":
             in_float |= dict.fromkeys(find_stacks(graph))
         elif config.per_channel:
@@ -460,6 +499,8 @@ class OnnxQuantizer(Quantizer):
         float_outputs: list[str] = []
         if self._leaves_outputs_in_float(graph):
             float_outputs = _FLOAT_OUTPUTS
+
+        # Leave alone all nodes that FP32 lacks: added readers, and dynamic layers
         proto = rewrite(onnx.load(source), [rewriting.add_readers])
         known = {node.name for node in graph.node}
         added = [node.name for node in proto.graph.node if node.name not in known]
@@ -489,11 +530,15 @@ class OnnxQuantizer(Quantizer):
     count_kernels = staticmethod(profiler.count_kernels)
 
     def load(self, path: Path, threads: int) -> Predictor:
-        """Load a file on the execution provider; see `contract.Quantizer`."""
+        """Load a file on the provider of the settings; see `contract.Quantizer`."""
         return predictor.load(path, threads, self.provider)
 
     def profile(self, path: Path, threads: int) -> AbstractContextManager[Profiler]:
-        """Load a file to time its nodes on the CPU; see `contract.Quantizer`."""
+        """Load a file to time its nodes on the CPU; see `contract.Quantizer`.
+
+        Raises:
+            UnsupportedError: the settings name another provider.
+        """
         if self.provider != CPU:
             raise UnsupportedError(
                 f"backend.provider={self.provider}: nodes are timed on the CPU only; a run's "
@@ -521,10 +566,10 @@ def _name_scheme(symmetric: bool) -> str:
 
 @contextmanager
 def _lines_counted() -> Iterator[None]:
-    """Log one line with the number of biases beyond 32 bits; ONNX Runtime logs a line for each.
+    """Replace ONNX Runtime's lines about biases beyond 32 bits by one line of each kind.
 
-    The context drops ONNX Runtime's lines about scales without a channel axis, integer tensors and
-    copies.
+    It logs a line for each raised weight scale, and for each bias that is cut off. Its lines about
+    scales without a channel axis, tensors without a range, and copied biases are dropped.
     """
     raised = cut = 0
 
@@ -537,7 +582,7 @@ def _lines_counted() -> Iterator[None]:
         cut += cuts
         # A normalization's scales have no second axis, so they are quantized per tensor.
         vector = message.startswith("Axis ") and message.endswith("with rank 1")
-        # Tensors of integers, such as shapes, stay in float
+        # Tensors of integers, such as shapes, have no range
         integers = message.startswith("Inference failed or unsupported type")
         copied = message.startswith("Created a copy of bias input")
         return not (raises or cuts or vector or integers or copied)
@@ -563,9 +608,10 @@ def _lines_counted() -> Iterator[None]:
 
 
 def count_quantized_layers(proto: onnx.ModelProto) -> int:
-    """Count convolutions and matrix products on integers, and those with weights in blocks.
+    """Count convolutions, matrix products and LSTMs on integers, and layers of stored weights.
 
-    In QDQ format, a layer on integers is a float operator with dequantized data and weights.
+    In QDQ format, a layer on integers is a float operator with dequantized data and weights. Stored
+    weights are those in blocks, and those of `weight_storage.count_layers`.
     """
     nodes = proto.graph.node
     stored = weight_storage.count_layers(proto.graph)

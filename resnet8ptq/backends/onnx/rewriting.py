@@ -1,9 +1,10 @@
-"""Passes over the graphs of ONNX Runtime's quantizer, where the quantizer lacks an option.
+"""Passes around ONNX Runtime's quantizer, where the quantizer lacks an option or has a fault.
 
 - Weights below 8 bits: ONNX has int4 and 16-bit activations since opset 21, int2 since opset 25.
 - `float_output`: the outputs of the last layers, and the nodes after them, stay in float. An 8-bit
-  softmax gives tied top scores, and 8-bit logits are coarser than the last layer's 32-bit sums.
-  Both formats of ONNX Runtime can return those sums as float.
+  softmax gives tied top scores, and 8-bit logits are coarser than the last layer's 32-bit sums. In
+  QOperator format, only a Gemm can return its sums as float.
+- Readers that the quantizer overlooks, and activations that it would remove wrongly.
 - Float layers between quantized ones, and sums before normalizations, are protected from ONNX
   Runtime's optimizer.
 - Embedding tables in 8 bits: the quantizer would dequantize a whole table for every batch.
@@ -62,6 +63,9 @@ _EIGHT_BITS = (
 def raise_opset_for_bits(proto: onnx.ModelProto, bits: int) -> onnx.ModelProto:
     """Return the network in an opset that supports these weight bits and 16-bit activations.
 
+    Args:
+        bits: the fewest bits of a layer's weights; 8 for 16-bit activations alone.
+
     Raises:
         UnsupportedError: an operator cannot be converted.
     """
@@ -86,7 +90,7 @@ def write_narrow_weights(network: onnx.GraphProto, schemes: Mapping[str, WeightS
 
     Args:
         network: the network with the float weights.
-        schemes: the weight schemes, by the layers' short names.
+        schemes: the schemes of the layers to change, by short name.
     """
 
     def write(model: ir.Model) -> None:
@@ -101,12 +105,16 @@ def write_narrow_weights(network: onnx.GraphProto, schemes: Mapping[str, WeightS
             levels = np.moveaxis(grid.quantize(weights), 0, channel_axis(layer))
             # ONNX Runtime 1.31 fuses a Gemm with 2-bit weights and computes wrong values: store 4
             # bits.
-            bits = 2 if scheme.bits == 2 and layer.op_type == "Conv" else 4
+            bits = 4
+            if scheme.bits == 2 and layer.op_type == "Conv":
+                bits = 2
             kind, _, _ = _TYPES[bits]
             shape: tuple[int, ...] = ()
             if scheme.per_channel:
                 shape = (-1,)
             scales = grid.scale.reshape(shape)
+
+            # Replace the 8-bit weights, and the rounded bias
             dequantize = producer_of(node, 1)
             assert dequantize is not None
             stored = helper.make_tensor("", kind, levels.shape, levels.ravel())
@@ -123,11 +131,11 @@ def write_narrow_weights(network: onnx.GraphProto, schemes: Mapping[str, WeightS
 
 
 def add_readers(model: ir.Model) -> None:
-    """Add an Identity for each reader that ONNX Runtime's quantizer overlooks.
+    """Add an Identity after each tensor that has a reader which ONNX Runtime's quantizer overlooks.
 
-    The quantizer counts nodes only. The quantizer removes a tensor that it fuses or stores as
-    integers, although an inner graph reads the tensor; and it clips an output of the graph to the
-    range of the Relu after it. `restore_outputs` gives such an output its own name again.
+    The quantizer sees no readers in inner graphs, and may remove a tensor that they need. It also
+    clips an output of the graph to the range of a Relu or Clip after it. `restore_outputs` gives
+    such an output its own name again.
     """
     graph = model.graph
     for node in list(graph):
@@ -156,7 +164,11 @@ def _copy_after(node: ir.Node, value: ir.Value, name: str) -> ir.Value:
 
 
 def restore_outputs(names: Sequence[str]) -> Pass:
-    """Return a pass that gives the outputs their own names, which `add_readers` changed."""
+    """Return a pass that gives the outputs their own names, which `add_readers` changed.
+
+    Args:
+        names: the names of the network's outputs, in their order.
+    """
 
     def restore(model: ir.Model) -> None:
         renamed = {}
@@ -165,6 +177,8 @@ def restore_outputs(names: Sequence[str]) -> Pass:
                 renamed[name] = value
         if not renamed:
             return
+
+        # Free the names, which the tensors before the copies have
         for node in model.graph:
             for value in node.outputs:
                 if value.name in renamed:
@@ -180,9 +194,12 @@ def find_not_fused(graph: onnx.GraphProto, qoperator: bool) -> list[str]:
 
     The quantizer removes a Relu or Clip because the range of its output clips the values. However,
     a range in 8 bits includes 0, unlike the interval of some Clips. In QOperator format the
-    quantizer also removes a Relu or Clip whose input has another range, because other nodes read
-    the input or because it shares the scale of a moved tensor. The quantizer also clips the value
-    of a Pad to the range of the Pad's input.
+    quantizer also removes a Relu or Clip whose input keeps another range: an input that other nodes
+    read, or that has the scale of an earlier tensor (`_SAME_SCALE`). That format also clips the
+    constant of a Pad to the range of the Pad's input.
+
+    Args:
+        qoperator: whether the file has QOperator format.
     """
     names = find_offset_clips(graph)
     if not qoperator:
@@ -195,6 +212,8 @@ def find_not_fused(graph: onnx.GraphProto, qoperator: bool) -> list[str]:
         moved = maker is not None and maker.op_type in _SAME_SCALE
         if moved or links.only_reader(node.input[0]) is not node:
             names.append(node.name)
+
+    # A Pad with zeros is exact, because each range includes 0
     for node, is_zero in constant_pads(graph):
         if not is_zero:
             names.append(node.name)
@@ -205,8 +224,8 @@ def find_output_nodes(graph: onnx.GraphProto) -> list[str]:
     """Return the names of the nodes after the last layers of an FP32 graph.
 
     Raises:
-        UnsupportedError: a last layer has an activation, which is fused into its kernel; or the
-            graph has no layer.
+        UnsupportedError: an activation follows a last layer, so it is fused into the layer's
+            kernel; or the graph has no layer.
     """
     wrong = "float_output: got {} before the output, expected a layer"
     last, behind = find_tail(graph)
@@ -220,10 +239,13 @@ def find_output_nodes(graph: onnx.GraphProto) -> list[str]:
 
 
 def check_float_output(graph: onnx.GraphProto, skipped: Collection[str]) -> None:
-    """Check an FP32 graph: format=qoperator must be able to return the last layers' sums as float.
+    """Check that format=qoperator can return the sums of an FP32 graph's last layers as float.
+
+    Args:
+        skipped: names of the nodes that stay in float.
 
     Raises:
-        UnsupportedError: the last layer's integer operator returns 8 bits only.
+        UnsupportedError: the integer operator of a last layer returns 8 bits only.
     """
     for layer in find_tail(graph)[0]:
         is_float = layer.op_type == "ConvTranspose" or layer.name in skipped
@@ -235,7 +257,7 @@ def leave_output_in_float(model: ir.Model) -> None:
     """Remove the quantization of the last layers' outputs from a quantized graph.
 
     Raises:
-        UnsupportedError: the last layer's integer operator returns 8 bits only.
+        UnsupportedError: the integer operator of a last layer returns 8 bits only.
     """
     for layer in _find_last(model.graph):
         if layer.op_type in dynamic.LAYERS:  # dynamic layers have float outputs already
@@ -251,6 +273,8 @@ def leave_output_in_float(model: ir.Model) -> None:
             rounded.append(output)
         else:
             raise UnsupportedError(_EIGHT_BITS.format(layer.op_type))
+
+        # Readers of the dequantized output take the float output
         for value in rounded:
             for dequantize in value.consumers():
                 replace(dequantize.outputs[0], output)
@@ -271,7 +295,7 @@ def _find_last(graph: ir.Graph) -> list[ir.Node]:
 
 
 def protect_float_layers(model: ir.Model) -> None:
-    """Insert a Sum of one input before each float layer.
+    """Insert a Sum of one input before each float layer that ONNX Runtime would round.
 
     On loading, ONNX Runtime's WeightBiasQuantization (since 1.21) rounds the weights of a float
     Conv, ConvTranspose or Gemm between DequantizeLinear and QuantizeLinear, per tensor, and runs it
@@ -299,13 +323,13 @@ def _has_narrow_input(node: ir.Node) -> bool:
 
 
 def keep_sums_apart(model: ir.Model) -> None:
-    """Replace each Add before a layer normalization by a Sum.
+    """Replace each Add before a LayerNormalization or a ReduceMean by a Sum.
 
-    On loading, ONNX Runtime fuses such an Add with the normalization into a SkipLayerNormalization,
-    which is slower on a CPU than both (docs/design.md). No optimizer fuses a Sum.
+    On loading, ONNX Runtime fuses an Add with a layer normalization into a SkipLayerNormalization,
+    which is slower on a CPU than both. No optimizer fuses a Sum.
     """
     for node in model.graph:
-        # The normalization is whole, or in single operators
+        # A normalization in single operators begins with ReduceMean
         if node.op_type in ("LayerNormalization", "ReduceMean"):
             add = producer_of(node, 0)
             if add is not None and add.op_type == "Add":
@@ -313,7 +337,7 @@ def keep_sums_apart(model: ir.Model) -> None:
 
 
 def _is_quantized(value: ir.Value) -> bool:
-    """Return whether a tensor is quantized, directly or after a chain of single consumers."""
+    """Return whether QuantizeLinear follows, directly or after a chain of single consumers."""
     while not value.is_graph_output() and len(value.consumers()) == 1:
         [reader] = value.consumers()
         if reader.op_type == "QuantizeLinear":
@@ -323,9 +347,9 @@ def _is_quantized(value: ir.Value) -> bool:
 
 
 def quantize_tables(names: Collection[str]) -> Pass:
-    """Return a pass that stores the tables of the Gather nodes `names` in 8 bits.
+    """Return a pass that stores the tables of the Gather nodes `names` in 8 bits; see `round_rows`.
 
-    See `round_rows`. If another node reads a float table, the file keeps that table as well.
+    If another node reads a table, the float table stays too.
     """
 
     def quantize(model: ir.Model) -> None:

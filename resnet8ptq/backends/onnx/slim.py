@@ -1,4 +1,4 @@
-"""`slim`: removes the parts of an ONNX file that inference does not read."""
+"""Removes the parts of an ONNX file that inference does not read, for the setting `slim`."""
 
 import itertools
 import string
@@ -17,7 +17,8 @@ _WINDOW_DEFAULTS = {"strides": 1, "dilations": 1, "pads": 0}
 def slim(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy without descriptions, long names, unused opsets, defaults and duplicates.
 
-    Inputs and outputs keep their names. `contract.check_same` then compares the results bit by bit.
+    Inputs and outputs keep their names. Callers compare the outputs of both files, see
+    `contract.check_same`.
     """
     graph = onnx.GraphProto(
         name="g",
@@ -26,6 +27,8 @@ def slim(proto: onnx.ModelProto) -> onnx.ModelProto:
         input=proto.graph.input,
         output=proto.graph.output,
     )
+
+    # Remove what protobuf holds and inference does not read
     versions = {opset.domain: opset.version for opset in proto.opset_import}
     nodes = list(find_all(graph, onnx.NodeProto))
     for node in nodes:
@@ -35,6 +38,8 @@ def slim(proto: onnx.ModelProto) -> onnx.ModelProto:
     used = {node.domain for node in nodes}
     opsets = [opset for opset in proto.opset_import if opset.domain in used]
     small = onnx.ModelProto(ir_version=proto.ir_version, opset_import=opsets, graph=graph)
+
+    # Merge and rename the tensors
     model = onnx_ir.from_proto(small)
     _merge_constants(model.graph)
     _rename(model.graph)
@@ -45,13 +50,15 @@ def slim(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _merge_constants(graph: onnx_ir.Graph) -> None:
-    """Merge equal constants, and reduce the equal zero points of a layer to one.
+    """Merge equal constants, and remove unused ones.
 
-    QLinearConv accepts one zero point for all channels, or one for each channel.
+    Before, a QLinearConv whose channels have equal zero points takes only one.
     """
     for node in graph:
         if node.op_type == "QLinearConv":
             _reduce_zero_points(graph, node)
+
+    # The first constant with a value replaces all later ones
     first: dict[tuple[str, tuple[int, ...], bytes], onnx_ir.Value] = {}
     for name, value in list(graph.initializers.items()):
         fixed = value.is_graph_output() or value.is_graph_input()
@@ -68,7 +75,7 @@ def _merge_constants(graph: onnx_ir.Graph) -> None:
 
 
 def _reduce_zero_points(graph: onnx_ir.Graph, node: onnx_ir.Node) -> None:
-    """Replace equal zero points of all channels by one."""
+    """Replace the zero points of a QLinearConv's weights by one number, if all are equal."""
     shared = node.inputs[5]
     assert shared is not None and shared.const_value is not None
     values = shared.const_value.numpy()
@@ -81,7 +88,13 @@ def _reduce_zero_points(graph: onnx_ir.Graph, node: onnx_ir.Node) -> None:
 
 
 def _drop_defaults(node: onnx.NodeProto, version: int) -> None:
-    """Remove attributes whose value is the default, or follows from the weights."""
+    """Remove attributes whose value is the default, or follows from the weights.
+
+    Attributes that the operator requires stay, and so do those of ONNX Runtime's own operators.
+
+    Args:
+        version: the opset version of the node's domain.
+    """
     if not onnx.defs.has(node.op_type, node.domain):  # ONNX Runtime's own operators
         return
     schemas = onnx.defs.get_schema(node.op_type, version, node.domain).attributes
@@ -125,7 +138,7 @@ def _short_names() -> Iterator[str]:
 
 
 def _values(graph: onnx_ir.Graph) -> Iterator[onnx_ir.Value]:
-    """Yield the tensors of a graph and of its inner graphs, in the order of the nodes."""
+    """Yield the tensors of a graph and of its inner graphs, in the order of use; some repeat."""
     yield from graph.inputs
     for node in graph:
         for value in node.inputs:

@@ -1,9 +1,9 @@
-"""Weight-only quantization in ONNX Runtime: weights in blocks that share a scale.
+"""`method=weight_only` in ONNX Runtime: by default weights in blocks that share a scale.
 
-`weight_only.block_size=null` stores one scale per output channel, see `weight_storage`.
+With `weight_only.block_size=null`, each output channel has one scale instead, see `weight_storage`.
 
 ONNX Runtime's operator MatMulNBits multiplies float activations by weights of 4 or 8 bits, and
-GatherBlockQuantized looks up rows of a table of 4 bits:
+GatherBlockQuantized looks up rows of a table in 4 bits:
 https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
 """
 
@@ -54,7 +54,7 @@ def resolve(config: QuantizationConfig) -> Resolved:
     """Return dtypes, bits and execution of the settings.
 
     Raises:
-        UnsupportedError: a setting does not apply to weights in blocks.
+        UnsupportedError: a setting does not apply to weights alone, or to their storage.
     """
     if by_channel(config):
         return resolve_stored(config, file_format="Cast and Mul")
@@ -83,13 +83,17 @@ def resolve(config: QuantizationConfig) -> Resolved:
 
 
 def find_operators(config: QuantizationConfig) -> list[str]:
-    """Return the operators that the settings quantize; Gather only if `op_types` names it."""
+    """Return the operators that the settings quantize.
+
+    Gather is among them only with weights in blocks, and if `op_types` names it.
+    """
     possible: Sequence[str] = (*LAYERS, _EMBEDDING)
     if by_channel(config):
         possible = weight_storage.OPERATORS
     if config.op_types is None:
         return [name for name in possible if name != _EMBEDDING]
-    return [name for name in possible if name in (config.op_types or possible)]
+    named = config.op_types or possible
+    return [name for name in possible if name in named]
 
 
 def by_channel(config: QuantizationConfig) -> bool:
@@ -98,7 +102,11 @@ def by_channel(config: QuantizationConfig) -> bool:
 
 
 def find_layers(graph: onnx.GraphProto, skipped: Collection[str] = ()) -> list[onnx.NodeProto]:
-    """Return the matrix products of an FP32 network that `quantize` can quantize."""
+    """Return the matrix products of an FP32 network that `quantize` can store in blocks.
+
+    Args:
+        skipped: names of nodes that stay in float.
+    """
     ranks = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
     layers = []
     for node in weight_layers(graph).values():
@@ -136,7 +144,7 @@ def find_embeddings(graph: onnx.GraphProto, skipped: Collection[str] = ()) -> li
 def check_layers(
     graph: onnx.GraphProto, skipped: Collection[str], config: QuantizationConfig
 ) -> None:
-    """Check that there is a layer to quantize; warn about the layers that stay in float.
+    """Check that there is a layer to quantize; with blocks, warn about layers that stay in float.
 
     Raises:
         UnsupportedError: there is no layer to quantize.
@@ -159,9 +167,7 @@ def check_layers(
 def describe_left(
     graph: onnx.GraphProto, skipped: Collection[str], config: QuantizationConfig
 ) -> dict[str, str]:
-    """Return the number of layers that stay in float, by operator, as a param; empty if there are
-    none.
-    """
+    """Return the number of layers in float by operator, as a param; empty without such layers."""
     if by_channel(config):
         left = weight_storage.count_left(graph, skipped)
     else:
@@ -170,19 +176,27 @@ def describe_left(
 
 
 def count_left(graph: onnx.GraphProto, skipped: Collection[str]) -> Counter[str]:
-    """Count the convolutions and matrix products that stay in float, by operator."""
+    """Count the convolutions and matrix products that weights in blocks leave in float.
+
+    The counts are by operator; see `weight_layers`.
+    """
     layers = Counter(node.op_type for node in weight_layers(graph).values())
     layers.subtract(node.op_type for node in find_layers(graph, skipped))
     return +layers
 
 
 def quantize(source: Path, path: Path, skipped: Sequence[str], config: QuantizationConfig) -> None:
-    """Write the model with quantized weights to `path`."""
+    """Write the model with quantized weights to `path`.
+
+    Args:
+        skipped: names of nodes that stay in float.
+    """
     if by_channel(config):
         return onnx.save(weight_storage.quantize(onnx.load(source), skipped), path)
     # The library configures logging on import, which has no effect once a run has configured it.
     from onnxruntime.quantization import matmul_nbits_quantizer as library
 
+    # Choose the layers, and write each Gemm as the MatMul that the library takes
     proto = onnx.load(source)
     chosen = {node.name for node in find_layers(proto.graph, skipped)}
     embeddings: set[str] = set()
@@ -193,6 +207,8 @@ def quantize(source: Path, path: Path, skipped: Sequence[str], config: Quantizat
     chosen |= embeddings
     proto = rewrite(proto, [write_as_products(chosen)])
     others = [node.name for node in proto.graph.node if node.name not in chosen]
+
+    # Quantize without the library's log
     quantizer = library.MatMulNBitsQuantizer(
         proto, algo_config=_algorithm(library, config, bool(embeddings)), nodes_to_exclude=others
     )
@@ -210,7 +226,7 @@ def quantize(source: Path, path: Path, skipped: Sequence[str], config: Quantizat
 
 
 def write_as_products(names: Collection[str]) -> Pass:
-    """Return a pass that replaces each named Gemm by a MatMul of the same name and an Add.
+    """Return a pass that replaces each named Gemm by a MatMul of its name, and an Add for a bias.
 
     ONNX Runtime's function takes MatMul only. alpha and beta become part of the constants.
     """
@@ -224,7 +240,7 @@ def write_as_products(names: Collection[str]) -> Pass:
 
 
 def _split(gemm: ir.Node) -> None:
-    """Replace a Gemm by a MatMul, and an Add if it has a bias."""
+    """Replace a Gemm by a MatMul, and an Add if the Gemm has a bias."""
     write = Writer(gemm)
     name = str(gemm.name)
     output = str(gemm.outputs[0].name)
@@ -235,6 +251,8 @@ def _split(gemm: ir.Node) -> None:
         values = values.T
     weights = np.ascontiguousarray(values) * alpha
     factors = [gemm.inputs[0], write.constant(f"{name}__weights", weights)]
+
+    # The last new node takes over the name of the output
     bias = gemm.inputs[2] if len(gemm.inputs) > 2 else None
     if bias is None:
         replace_node(gemm, write("MatMul", factors, output, name))
@@ -246,6 +264,11 @@ def _split(gemm: ir.Node) -> None:
 
 
 def _algorithm(library: Any, config: QuantizationConfig, embeddings: bool) -> Any:
+    """Return the library's object for the settings of weights in blocks.
+
+    Args:
+        embeddings: whether embedding tables are quantized too.
+    """
     chosen = config.weight_only
     bits = _bits(config)
     if chosen.algorithm == "hqq":
@@ -270,7 +293,7 @@ def _bits(config: QuantizationConfig) -> int:
 
 
 def _is_symmetric(config: QuantizationConfig) -> bool:
-    # Zero points are the default, as in the library: for under 2% of a file, 4 bits lose less.
+    # Zero points are the default, as in the library: under 2% of the bytes, and 4 bits lose less.
     return config.symmetric.weights is True
 
 

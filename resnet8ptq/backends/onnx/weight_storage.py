@@ -1,9 +1,9 @@
 """Weights stored in 8 bits with a scale for each output channel, or in float16.
 
-The file holds int8 levels, a Cast and a Mul in place of each float tensor; or float16 values and a
-Cast. ONNX Runtime computes both once, as it loads the file: the network then has FP32's speed and a
-quarter of its bytes, or half of them. Any layer takes such weights, including convolutions and
-recurrent layers. A DequantizeLinear would be computed for every batch.
+In place of a float tensor, the file holds int8 levels with a Cast and a Mul, or float16 values with
+a Cast. ONNX Runtime computes these nodes once, as it loads the file. The network then has FP32's
+speed, and its weights a quarter or half of the bytes. A DequantizeLinear would be computed for
+every batch.
 """
 
 import logging
@@ -30,7 +30,7 @@ _EMBEDDING = "Gather"
 
 
 def check_storable(graph: onnx.GraphProto, skipped: Collection[str], half: bool = False) -> None:
-    """Raise `UnsupportedError` if no layer has constant weights to store."""
+    """Raise `UnsupportedError` if `find_weights` yields no weights."""
     if any(find_weights(graph, skipped, half)):
         return
     why = "no layer has constant float weights that {} bits would make smaller"
@@ -42,11 +42,13 @@ def check_storable(graph: onnx.GraphProto, skipped: Collection[str], half: bool 
 def find_weights(
     graph: onnx.GraphProto, skipped: Collection[str], half: bool = False
 ) -> Iterator[tuple[onnx.NodeProto, int, tuple[int, ...]]]:
-    """Yield each layer with the index of a weight input, and the axes that share a scale.
+    """Yield the layers with constant float32 weights to store, once for each weight input.
 
-    Weights that would not shrink are left out, and so are weights too large for float16.
+    Each comes with the index of the input, and the axes along which weights share a scale. Weights
+    that `_shrinks` refuses are left out, and with `half` those beyond float16's range.
 
     Args:
+        skipped: names of nodes that stay in float.
         half: whether weights become float16, including embedding tables; for tables in 8 bits see
             `rewriting.quantize_tables`.
     """
@@ -69,7 +71,7 @@ def find_weights(
 
 
 def _shared_axes(node: onnx.NodeProto, index: int, rank: int) -> tuple[int, ...]:
-    """Return the axes of a weight that share a scale; empty for an input without weights."""
+    """Return the axes along which weights share a scale; empty for an input without weights."""
     if node.op_type in _RECURRENT:  # W and R [directions, gates, inputs]
         return (2,) if index in (1, 2) and rank == 3 else ()
     if node.op_type == _EMBEDDING:  # [words, values]
@@ -88,7 +90,7 @@ def _shared_axes(node: onnx.NodeProto, index: int, rank: int) -> tuple[int, ...]
 
 
 def _shrinks(tensor: onnx.TensorProto, axes: tuple[int, ...]) -> bool:
-    """Return whether levels and scales have fewer bytes than the tensor."""
+    """Return whether more than two values share a scale; fewer values save hardly any bytes."""
     shared = int(np.prod([tensor.dims[axis] for axis in axes]))
     return shared > 2  # 1 byte for each value, and 4 for the scale that `shared` values have
 
@@ -96,7 +98,7 @@ def _shrinks(tensor: onnx.TensorProto, axes: tuple[int, ...]) -> bool:
 def quantize(
     proto: onnx.ModelProto, skipped: Collection[str], half: bool = False
 ) -> onnx.ModelProto:
-    """Return the network with the weights of all layers not skipped in 8 bits or float16.
+    """Return the network with the weights of `find_weights` in 8 bits, or with `half` in float16.
 
     `proto` must not be used afterwards.
     """
@@ -128,6 +130,8 @@ def quantize(
             for tensor_name, array in tensors.items():
                 graph.initializer.append(numpy_helper.from_array(array, tensor_name))
         node.input[index] = made[name]
+
+    # The new nodes come first, before the nodes that read them
     others = list(graph.node)
     del graph.node[:]
     graph.node.extend([*nodes, *others])
@@ -135,7 +139,7 @@ def quantize(
 
 
 def count_layers(graph: onnx.GraphProto) -> int:
-    """Count the layers whose weights are levels, a Cast and a Mul; or float16 and a Cast."""
+    """Count the layers and embeddings whose weights `quantize` has stored."""
     types = {tensor.name: tensor.data_type for tensor in graph.initializer}
     levels = set()
     weights = set()
@@ -156,7 +160,7 @@ def count_layers(graph: onnx.GraphProto) -> int:
 
 
 def count_left(graph: onnx.GraphProto, skipped: Collection[str]) -> Counter[str]:
-    """Count the layers with constant weights that stay in float, by operator."""
+    """Count the layers with constant weights that are not stored in 8 bits, by operator."""
     constants = Links(graph).constants
     nodes = list(graph.node)  # keep the objects, as protobuf may make new ones with other ids
     taken = {id(node) for node, _, _ in find_weights(graph, skipped)}
