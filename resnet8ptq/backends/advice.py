@@ -29,11 +29,13 @@ OUT_OF_16_BITS = "vpmaddubsw sums two products in 16 bits, which saturate withou
 
 @dataclass(frozen=True)
 class Advice:
-    """A configuration with its verdict, the reason and the source.
+    """A configuration with a verdict.
 
     Attributes:
-        settings: the settings, as typed.
+        settings: the settings, as on the command line.
         verdict: `TRY`, `SLOW`, `WRONG` or `CANNOT`.
+        why: the reason for the verdict.
+        source: the origin of the reason, such as a page of docs/.
     """
 
     settings: str
@@ -43,7 +45,10 @@ class Advice:
 
 
 def advise_start(backend: Backend, network: Summary | None) -> Iterator[Advice]:
-    """Yield the plain 8-bit configuration of a backend that has no module of advice."""
+    """Yield advice for a backend without a module of advice: its plain 8-bit configuration.
+
+    A backend that does not quantize has none.
+    """
     if backend.quantizes:
         settings = " ".join([f"backend={backend.name}", *backend.search.start])
         why = f"the plain 8-bit configuration{in_float(backend.name, network)}"
@@ -51,12 +56,12 @@ def advise_start(backend: Backend, network: Summary | None) -> Iterator[Advice]:
 
 
 def granularity(network: Summary | None) -> str:
-    """Return the settings of `per_channel` to sweep."""
+    """Return the values of `per_channel` to sweep; depthwise convolutions need true."""
     return "per_channel=true" if network and network.depthwise else "per_channel=false,true"
 
 
 def may_saturate(dtype: str, flags: Collection[str]) -> bool:
-    """Return whether a QDQ file with this dtype may saturate its integer sums on this CPU."""
+    """Return whether 16-bit sums of a QDQ file with this dtype may saturate; see `saturates`."""
     activations, weights = DTYPES[dtype]
     return saturates(
         Resolved(
@@ -72,7 +77,7 @@ def may_saturate(dtype: str, flags: Collection[str]) -> bool:
 
 
 def beyond_x86(flags: Collection[str]) -> str:
-    """Return the facts about the kernels of a CPU that is not x86."""
+    """Return the known facts about the 8-bit sums of a CPU that is not x86, as text."""
     if not is_arm(flags):
         return "nothing is known of this CPU's kernels: measure"
     if "asimddp" in flags:
@@ -81,9 +86,9 @@ def beyond_x86(flags: Collection[str]) -> str:
 
 
 def in_float(backend: str, network: Summary | None) -> str:
-    """Return the end of a sentence that counts the operators that stay in float.
+    """Return the end of a sentence, with the number of each operator that stays in float.
 
-    The text is empty if there are none, or if the network is unknown.
+    The text is empty without such operators, and for an unknown network.
     """
     if network is None:
         return ""

@@ -1,4 +1,7 @@
-"""The interface between the pipeline and a framework: `Quantizer`, its artifact and predictor."""
+"""The interface between the pipeline and a framework: `Quantizer`, its artifact and predictor.
+
+Functions that several quantizers share follow the classes.
+"""
 
 import itertools
 from abc import ABC, abstractmethod
@@ -35,21 +38,21 @@ from resnet8ptq.precision.plan import Plan, Selection
 
 Options = TypeVar("Options", bound=BackendConfig)
 
-# Runs a network on a batch; returns its outputs.
+# Maps network inputs [n, ...] to each output [n, ...].
 Predict = Callable[[NDArray[np.float32]], Sequence[NDArray[np.float32]]]
-Nodes = Mapping[str, Mapping[str, int]]  # counts by provider and operator
-# Allowed values and reason against others, by key
+Nodes = Mapping[str, Mapping[str, int]]  # number of nodes, by provider and operator
+# For each key of a setting, the accepted values and the reason against others
 Takes = Mapping[str, tuple[Sequence[object], str]]
 
 
 def _backends_with(step: str) -> str:
-    """Return the backends whose search has this step (`descriptor.Search`), as typed."""
+    """Return the setting `backend=` with the backends whose `descriptor.Search` has this step."""
     names = [name for name, backend in find_backends().items() if getattr(backend.search, step)]
     return f"backend={' | '.join(names)}"
 
 
 def without_corrections(reason: str) -> Takes:
-    """Return `Takes` that refuse every correction with this reason, for `refuse_others`."""
+    """Return `Takes` that refuse every correction with this reason."""
     return {f"corrections.{name}": ([False], reason) for name in CORRECTIONS}
 
 
@@ -113,15 +116,17 @@ class Resolved:
     The defaults are those of dtype=fp32.
 
     Attributes:
-        execution: `integer` if the artifact is meant for integer kernels, `simulated` if it
-            simulates them in float, `float` for dtype=fp32; with method=weight_only and
-            dtype=fp16 it begins with `weights only`. The kernels that actually run are counted
-            later, see `describe_execution`.
-        weight_bits, activation_bits: 8, or 7 with a reduced range, or 16; None for float32, or if
-            the framework does not report it.
-        weight_scheme, activation_scheme: `symmetric` or `affine`.
-        file_format: file format of the artifact.
-        engine: torch's engine, or `openvino`, with its float type unless that is float32.
+        weight_dtype, activation_dtype: several dtypes are joined by `, `.
+        execution: `integer` if the artifact is meant for integer kernels, `simulated` if rounded
+            values are computed in float. It begins with `weights only` if activations are not
+            rounded in the file, and is `float` for dtype=fp32 and for foreign float16 files. The
+            kernels that actually run are counted later, see `describe_execution`.
+        weight_bits, activation_bits: bits of a value, the most if layers differ; 7 with a reduced
+            range. None for float32, or if the framework does not report them.
+        weight_scheme, activation_scheme: `symmetric` or `affine`; None if not reported.
+        file_format: the format of the artifact; None for dtype=fp32.
+        engine: torch's integer engine, or `openvino`, followed by its float type unless that is
+            float32; None for others.
     """
 
     weight_dtype: str = "float32"
@@ -136,7 +141,11 @@ class Resolved:
 
     def to_params(self) -> dict[str, str]:
         """Return the values that are not None, as MLflow params; no name equals a config key."""
-        return {key: str(value) for key, value in vars(self).items() if value is not None}
+        params = {}
+        for key, value in vars(self).items():
+            if value is not None:
+                params[key] = str(value)
+        return params
 
 
 @dataclass(frozen=True)
@@ -144,10 +153,10 @@ class Artifact:
     """A model file, ready to deploy.
 
     Attributes:
-        quantized_layers: number of convolutions and matrix products with quantized weights and
-            activations. With method=weight_only, number of those with quantized weights; with
-            dtype=fp16, of those with float16 weights, including embeddings. 0 for FP32.
-        ranges: activation ranges from calibration, by ONNX tensor name.
+        quantized_layers: number of layers that compute on quantized weights and activations. With
+            method=weight_only or dtype=fp16, number of layers whose weights alone have fewer bits.
+            0 for dtype=fp32.
+        ranges: activation ranges that the quantizer used, by ONNX tensor name; may be empty.
         details: further MLflow params from the framework.
     """
 
@@ -168,11 +177,12 @@ class Predictor:
 
     Attributes:
         predict: returns each output [n, ...], in the network's order, for network inputs [n, ...].
-        open_logits: loads a copy that ends before the final softmax; None without a softmax.
+        open_logits: loads a copy that ends before the final softmax. It returns None without a
+            softmax, or if the format cannot be cut.
         time_ms: returns the milliseconds of a batch, measured on the target; None if this machine
-        measures.
+            measures.
         find_nodes: returns the number of nodes that ran a batch, by ONNX Runtime's execution
-            provider and operator; None if `Quantizer.count_kernels` counts them on this machine.
+            provider and operator; None if `Quantizer.count_kernels` counts the kernels.
     """
 
     predict: Predict
@@ -181,9 +191,10 @@ class Predictor:
     find_nodes: Callable[[NDArray[np.float32]], Nodes] | None = None
 
     def logits(self, batch: NDArray[np.float32]) -> NDArray[np.float32] | None:
-        """Return the final softmax's input [n, classes], dequantized; None without a softmax.
+        """Return the final softmax's input [n, classes], dequantized.
 
-        Logarithms of quantized probabilities are too coarse: those have steps of about 1/256.
+        None without a softmax, or if the format cannot be cut. Logarithms of 8-bit probabilities
+        are no substitute: with steps of about 1/256, they are too coarse.
         """
         if self._to_logits is None:
             return None
@@ -202,7 +213,7 @@ class NodeTime:
         operator: the framework's name for the operator.
         kind: `integer`: takes 8-bit tensors; `conversion`: from or to 8 bits, or between float
             types; `unfused`: float, although meant for an integer kernel; `float`; `other`.
-        ms: milliseconds for a batch: the mean of the middle half of the runs.
+        ms: milliseconds for a batch, see `to_nodes`.
     """
 
     name: str
@@ -218,14 +229,24 @@ class Profiler(Protocol):
         """Run a batch; see `Predictor`."""
 
     def nodes(self, runs: int) -> list[NodeTime]:
-        """Return the nodes with their times in the last `runs` batches; called once, at the end."""
+        """Return the nodes with their times in the last `runs` batches.
+
+        Callers call this once, after the last batch.
+        """
 
 
 Key = tuple[str, str, str]  # name, operator and kind of a node
 
 
 def to_nodes(times: Sequence[Mapping[Key, float]]) -> list[NodeTime]:
-    """Return the nodes in execution order, each with its mean time in ms over the middle runs."""
+    """Return the nodes in execution order, each with its mean time over the middle runs.
+
+    A quarter of a node's shortest times and a quarter of its longest ones are left out, rounded
+    down.
+
+    Args:
+        times: for each run, the times of its nodes in ms.
+    """
     keys = [*dict.fromkeys(itertools.chain.from_iterable(times))]
     rows = []
     for run in times:
@@ -239,7 +260,7 @@ def to_nodes(times: Sequence[Mapping[Key, float]]) -> list[NodeTime]:
 
 @dataclass(frozen=True)
 class Quantizer(ABC):
-    """A framework with the settings of one run; decisions are arguments of its methods."""
+    """A framework with the settings of one run; its methods take the decisions as arguments."""
 
     config: QuantizationConfig
     runtime: Runtime
@@ -250,7 +271,7 @@ class Quantizer(ABC):
         return Decisions.of(self.config)
 
     def plan(self, decisions: Decisions | None = None) -> Plan:
-        """Return the grids of the weights.
+        """Return the scheme of each layer's weights, without `reduce_range`.
 
         Args:
             decisions: by default, those that the settings contain.
@@ -258,13 +279,13 @@ class Quantizer(ABC):
         return Plan.of(decisions or self.asked, WeightScheme.of(self.config))
 
     def select(self, decisions: Decisions) -> Selection:
-        """Return the nodes to quantize."""
+        """Return the selection of the nodes to quantize."""
         return Selection.of(self.config, decisions)
 
     def activations(
         self, model: Fp32Model, decisions: Decisions, calibration: Split
     ) -> Activations:
-        """Return the activation ranges, which are calibrated when they are first needed."""
+        """Return the activation ranges, with those of the decisions; see `Activations`."""
         return Activations(
             model.onnx_path,
             calibration,
@@ -283,7 +304,7 @@ class Quantizer(ABC):
 
     @property
     def runs_torch(self) -> bool:
-        """Whether FP32 runs in torch; the run then compares torch with ONNX Runtime."""
+        """Whether FP32 runs as a torch module, which loading then compares with ONNX Runtime."""
         return False
 
     @property
@@ -296,8 +317,7 @@ class Quantizer(ABC):
 
     @abstractmethod
     def resolve(self, decisions: Decisions | None = None) -> Resolved:
-        """Return the dtypes, bits and execution that settings and decisions lead to in this
-        framework.
+        """Return the dtypes, bits and execution that the framework uses.
 
         The pipeline also calls this before any work, to refuse settings early.
 
@@ -305,15 +325,16 @@ class Quantizer(ABC):
             decisions: by default, those that the settings contain.
 
         Raises:
-            UnsupportedError: the framework does not support the combination, with the reason.
+            UnsupportedError: the framework does not support the settings or decisions.
         """
 
     def fit(self, model: Fp32Model) -> dict[str, object]:
-        """Return the values of settings that depend on the network, by key, before any work.
+        """Return the values of settings that depend on the network, by key.
+
+        The pipeline calls this before any work.
 
         Raises:
-            UnsupportedError: the framework cannot quantize this network with these settings, with
-                the reason.
+            UnsupportedError: the framework cannot quantize this network with these settings.
         """
         return {}
 
@@ -321,10 +342,10 @@ class Quantizer(ABC):
     def quantize(
         self, model: Fp32Model, decisions: Decisions, calibration: Split, folder: Path
     ) -> Artifact:
-        """Write the quantized model into `folder`; for dtype=fp32, the unchanged network.
+        """Write the quantized model into `folder`; for dtype=fp32, the network without rounding.
 
         Args:
-            model: the network: its ONNX file, or for TFLite its source.
+            model: the network; quantizers read its ONNX file, or that of TFLite its source.
             decisions: bits, layers in float and ranges; a quantizer must not read these from the
                 settings.
             calibration: samples that determine the activation ranges.
@@ -332,12 +353,18 @@ class Quantizer(ABC):
 
         Raises:
             QuantizationError: the framework failed, or quantized nothing.
+            UnsupportedError: the framework cannot quantize this network.
         """
 
     def verify(self, artifact: Artifact, model: Fp32Model, calibration: Split) -> dict[str, str]:
-        """Compare the outputs of a file's kernels with its definition; return the result as params.
+        """Compare the outputs of a file's kernels with the file's definition.
 
-        This is called once for each run, on the final file, with the arguments of `quantize`.
+        The result is MLflow params; by default nothing is compared. The pipeline calls this once,
+        on the final file of a run.
+
+        Args:
+            artifact: the result of `quantize`.
+            model, calibration: the arguments of `quantize`.
         """
         return {}
 
@@ -349,7 +376,7 @@ class Quantizer(ABC):
     def count_kernels(self, path: Path) -> tuple[int, int]:
         """Return the numbers of convolutions and matrix products that run on integers and in float.
 
-        The runtime may execute a layer in float although it is an integer layer in the file.
+        A runtime may compute a layer in float although the file has it on integers.
         """
 
     @abstractmethod
@@ -357,14 +384,13 @@ class Quantizer(ABC):
         """Load an artifact, as `load` does, to time its nodes.
 
         Raises:
-            UnsupportedError: the framework does not time nodes, or simulates integers; raised
-                before loading.
+            UnsupportedError: the framework cannot time this file's nodes; raised before loading.
         """
 
 
 @contextmanager
 def running(backend: str) -> Iterator[None]:
-    """Raise `UnsupportedError` if the block, which runs a valid file of the quantizer, fails."""
+    """Raise a library's error in the block, which runs a valid file, as `UnsupportedError`."""
     why = f"backend={backend}: the framework cannot run its quantized file"
     with errors_as(UnsupportedError, why, "try another backend, dtype or format"):
         yield
@@ -373,11 +399,10 @@ def running(backend: str) -> Iterator[None]:
 def run_once(
     quantizer: Quantizer, artifact: Artifact, calibration: Split, read: Callable[[Path], object]
 ) -> dict[str, str]:
-    """Run one sample of a file that `read` accepts; see `Quantizer.verify`.
+    """Read a file, and run one sample if there is one; see `Quantizer.verify`.
 
     Args:
-        read: reads a file, and raises an error if the file is invalid, which is a fault of the
-            quantizer and never reported as a limit of the framework.
+        read: reads a file, and raises an error if the file is invalid.
 
     Raises:
         QuantizationError: the file is invalid.
@@ -399,11 +424,10 @@ def refuse_empty(framework: str, graph: onnx.GraphProto, advice: str = "") -> No
     Args:
         framework: name of the framework, for the message.
         graph: the FP32 network.
-        advice: text at the end of the message, such as a mend.
+        advice: text at the end of the message of `QuantizationError`, such as a mend.
 
     Raises:
-        UnsupportedError: every layer multiplies by a stack of matrices, for which the framework has
-            no integer kernel; the message names the layers.
+        UnsupportedError: `find_stacks` lists every layer, so the framework has no integer kernel.
         QuantizationError: any other reason.
     """
     stacks = find_stacks(graph)
@@ -433,12 +457,12 @@ def describe_execution(meant: str, on_integers: int, in_float: int) -> str:
 
 
 def options_of(config: QuantizationConfig, kind: type[Options]) -> Options:
-    """Return the options of a backend; its defaults if the settings have none."""
+    """Return the backend's options if they are of this kind; otherwise the kind's defaults."""
     return config.backend if isinstance(config.backend, kind) else kind()
 
 
 def refuse_others(config: QuantizationConfig, takes: Takes) -> None:
-    """Raise `UnsupportedError` for the first setting that a framework lacks, with the reason."""
+    """Raise `UnsupportedError`, with the reason, for the first setting with another value."""
     for key, (values, reason) in takes.items():
         value = attrgetter(key)(config)
         if value not in values:
@@ -447,13 +471,17 @@ def refuse_others(config: QuantizationConfig, takes: Takes) -> None:
 
 
 def resolve_stored(config: QuantizationConfig, file_format: str | None) -> Resolved:
-    """Return how weights of fewer bits, computed in float32, are stored and executed.
+    """Return the types and the execution of weights that are stored in fewer bits than float32.
 
     The weights are 16-bit floats (dtype=fp16), or 8-bit integers with a scale for each output
-    channel (method=weight_only). On a CPU without float16 arithmetic, other operators in float16
-    would be slower, not smaller.
+    channel (method=weight_only). The network computes in float32: on a CPU without float16
+    arithmetic, operators in float16 would be slower.
 
-    Raises: UnsupportedError: a setting does not apply to such weights.
+    Args:
+        file_format: see `Resolved`.
+
+    Raises:
+        UnsupportedError: a setting does not apply to such weights.
     """
     if config.dtype.name != "fp16":
         refuse_others(config, WEIGHTS_ALONE)
@@ -477,7 +505,7 @@ def resolve_stored(config: QuantizationConfig, file_format: str | None) -> Resol
 
 
 def check_same(whole: Predict, small: Predict, batches: Iterable[NDArray[np.float32]]) -> None:
-    """Raise `QuantizationError` if a file and its slim copy give different bits on a batch."""
+    """Raise `QuantizationError` if a file and its slim copy return different values for a batch."""
     for batch in batches:
         pairs = zip(whole(batch), small(batch), strict=True)
         if not all(np.array_equal(one, other) for one, other in pairs):

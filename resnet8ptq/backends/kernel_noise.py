@@ -23,14 +23,14 @@ NEAR_DB = 6.0  # a quarter of the noise
 
 @dataclass(frozen=True)
 class KernelNoise:
-    """The SQNR of the kernels against the file's definition, and of each against FP32.
-
-    All are in dB, and infinite without noise.
+    """Three SQNRs in dB, which are infinite without noise.
 
     Attributes:
-        quantization_db: of the definition against FP32; None if the kernels' SQNR reaches the
-            limit, because it is then not measured.
-        computed_db: of the kernels' outputs against FP32; minus infinity if not measured.
+        kernels_db: the SQNR of the kernels' outputs against the file's definition.
+        quantization_db: the SQNR of the definition against FP32; None if it is not measured,
+            because `kernels_db` reaches the limit.
+        computed_db: the SQNR of the kernels' outputs against FP32; minus infinity if it is not
+            measured.
     """
 
     kernels_db: float
@@ -48,7 +48,8 @@ class KernelNoise:
         """Compare the outputs [n, ...] that the file defines with those that its kernels compute.
 
         Args:
-            run_fp32: returns FP32's outputs; called only if the kernels' SQNR is below `limit_db`.
+            run_fp32: returns FP32's outputs; called only if `kernels_db` is below the limit.
+            limit_db: the value of `kernels_db` from which the noise is accepted.
         """
         kernels_db = _sqnr_db(defined, computed)
         if kernels_db >= limit_db:
@@ -62,37 +63,50 @@ class KernelNoise:
 
     @property
     def exceeds(self) -> bool:
-        """Whether the kernels miss the limit, and add more noise than the quantization."""
+        """Whether the kernels miss the limit, and add more noise than the quantization.
+
+        False if their outputs are nearer to FP32, see `is_nearer`.
+        """
         is_noisy = self.quantization_db is not None and self.kernels_db < self.quantization_db
         return is_noisy and not self.is_nearer
 
     @property
     def is_nearer(self) -> bool:
-        """Whether the kernels are far nearer to FP32 than what stands for the definition."""
-        return (
-            self.quantization_db is not None and self.computed_db > self.quantization_db + NEAR_DB
-        )
+        """Whether the kernels' outputs are more than `NEAR_DB` nearer to FP32 than the definition.
+
+        The outputs that stand for the definition are then in doubt, not the kernels.
+        """
+        if self.quantization_db is None:
+            return False
+        return self.computed_db > self.quantization_db + NEAR_DB
 
     def describe(self) -> str:
-        """Return both SQNRs as text."""
+        """Return `kernels_db` and `quantization_db` as a part of a warning."""
         return (
             f"more noise (SQNR {self.kernels_db:.1f} dB) than the quantization "
             f"({self.quantization_db:.1f} dB)"
         )
 
     def to_params(self) -> dict[str, str]:
-        """Return the kernels' SQNR as a param; empty if they are exact."""
+        """Return `kernels_db` as an MLflow param; empty if it is infinite."""
         if math.isinf(self.kernels_db):
             return {}
         return {"kernels_sqnr_db": f"{self.kernels_db:.1f}"}
 
 
 def _sqnr_db(signal: Sequence[Array], values: Sequence[Array]) -> float:
+    """Return the SQNR of the worst output in dB; infinite if `sqnr_db` returns None."""
     value = sqnr_db(signal, values)
     return math.inf if value is None else value
 
 
 def draw_batch(calibration: Split, most: int = SAMPLES) -> Array | None:
-    """Return a few calibration samples as one batch; None if there are none (all ranges preset)."""
+    """Return a few calibration samples as one batch.
+
+    None if there are no samples, because all ranges are preset.
+
+    Args:
+        most: the largest batch size; the network or the memory may allow less.
+    """
     count = min(calibration.limit(most), len(calibration))
     return calibration.inputs(np.arange(count)) if count else None

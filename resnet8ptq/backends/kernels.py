@@ -31,7 +31,7 @@ def saturates(resolved: Resolved, operators: Collection[str], flags: Collection[
 
     Args:
         resolved: the resolved settings of a quantized run.
-        operators: the operators of the FP32 network, by ONNX name.
+        operators: the operators of the FP32 network, by ONNX name; read for method=dynamic only.
         flags: the CPU's flags, see `machine.cpu`.
     """
     if machine.sums_exactly(flags) or "int8" not in resolved.weight_dtype.split(", "):
@@ -51,7 +51,7 @@ def saturates(resolved: Resolved, operators: Collection[str], flags: Collection[
 
 
 def avoid_saturation(resolved: Resolved) -> str:
-    """Return settings with which no sum saturates, as text for a message."""
+    """Return settings with which no 16-bit sum saturates, as text for a message."""
     settings = "reduce_range=true"
     if resolved.engine is None:  # ONNX Runtime also takes unsigned weights
         settings += " or dtype=uint8"

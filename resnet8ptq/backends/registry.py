@@ -29,10 +29,13 @@ def make_quantizer(config: QuantizationConfig, runtime: Runtime) -> Quantizer:
 def complete(
     asked: BackendConfig, network_format: str, outputs: list[str] | None, is_float: bool
 ) -> BackendConfig:
-    """Return a backend's settings, completed with the defaults that depend on the network.
+    """Return a backend's settings with the defaults that depend on the network.
+
+    A backend that quantizes has no path; `backend=file` stays unchanged.
 
     Args:
-        outputs: `model.outputs`.
+        network_format: the format of the network's file.
+        outputs: the setting `model.outputs`.
         is_float: whether the dtype is a float type.
     """
     if not asked.quantizes:

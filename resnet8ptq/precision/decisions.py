@@ -1,4 +1,4 @@
-"""The decisions for one network, by settings or by search: bits, float layers, ranges."""
+"""The decisions for one network, by settings or by search: bits, nodes in float, and ranges."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,10 +13,10 @@ class Decisions:
     Attributes:
         bits: bits of the weights by a layer's short name, `FLOAT_BITS` for float; all other layers
             have the bits of the dtype. None if the bits are still to be chosen.
-        in_float: nodes that stay in float, by ONNX name.
+        in_float: names of further nodes that stay in float.
         ranges: activation ranges by ONNX tensor name, from a calibration table, fine-tuning or a
-            correction. Decided ranges take precedence over calibration, which is skipped if they
-            cover all tensors.
+            correction. They take precedence over calibration, which is skipped if they cover all
+            tensors around quantized nodes.
     """
 
     bits: Mapping[str, int] | None = field(default_factory=dict)
@@ -25,7 +25,7 @@ class Decisions:
 
     @classmethod
     def of(cls, config: QuantizationConfig) -> "Decisions":
-        """Return the choices in the settings; `auto` is left to the steps of the preparation."""
+        """Return the bits and nodes in the settings; the preparation's steps choose for `auto`."""
         plan = config.precision.plan
         excluded = config.nodes_to_exclude
         return cls(

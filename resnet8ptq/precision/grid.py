@@ -1,4 +1,4 @@
-"""The grids for rounding weights and activations, the same in every backend.
+"""The grids for rounding weights, and the number of levels of activations.
 
 Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
 Inference", CVPR 2018: value = scale * (level - zero_point).
@@ -29,8 +29,8 @@ _SHARES = np.linspace(1, 0.3, 71)  # candidates for the range, as shares of the 
 class WeightScheme:
     """The quantization of weights; `dtype` is int8, uint8, int4, int3 or int2.
 
-    Below 8 bits, the range is the fraction of the largest weight with the smallest squared error.
-    With few levels, clipping the largest weights reduces the error.
+    Below 8 bits, the end of the range is the share of the largest weight, from 0.3 to 1, that has
+    the smallest squared error. With few levels, clipping the largest weights reduces the error.
     """
 
     dtype: str
@@ -42,11 +42,12 @@ class WeightScheme:
     def of(cls, config: QuantizationConfig, reduce_range: bool = False) -> "WeightScheme":
         """Return the scheme for the settings of a quantized run.
 
-        By default, int8 weights and per-channel weights are symmetric.
+        By default, weights are symmetric, except uint8 with one scale for each layer. Weights with
+        a scale for each channel are always symmetric.
 
         Raises:
             UnsupportedError: the settings ask for affine per-channel weights, which no backend's
-            convolution supports.
+                convolution supports.
         """
         if config.per_channel and config.symmetric.weights is False:
             raise UnsupportedError(
@@ -66,7 +67,7 @@ class WeightScheme:
 
     @property
     def bits(self) -> int:
-        """Bits of a weight."""
+        """Bits of a stored weight; `reduce_range` does not change them."""
         return int(self.dtype.lstrip("uint"))
 
     @property
@@ -76,21 +77,23 @@ class WeightScheme:
 
     @property
     def levels(self) -> tuple[int, int]:
-        """Lowest and highest level."""
+        """Lowest and highest level; opposite numbers for signed symmetric weights."""
         lowest, highest = _LEVELS[self.dtype, self.reduce_range and not self.clips]
         if lowest and self.symmetric:
             lowest = -highest
         return lowest, highest
 
     def grid(self, weights: NDArray[np.float32], axis: int) -> "Grid":
-        """Return the grid of a layer's weights; `axis` is the axis of the output channels.
+        """Return the grid of a layer's weights; `scale` and `zero_point` broadcast over them.
 
-        No other function gives weights a scale. Corrections learn on this grid, and every backend's
-        file holds it. `scale` and `zero_point` broadcast over the weights.
+        Corrections and fine-tuning learn on this grid.
 
         >>> weights = np.array([[-1.27, 0.635], [0.1, 0.2]], np.float32)
         >>> WeightScheme("int8").grid(weights, 0).quantize(weights).tolist()
         [[-127, 64], [10, 20]]
+
+        Args:
+            axis: the axis of the weights that counts output channels.
         """
         reduced = None  # None stands for all axes, with one scale for the layer
         if self.per_channel:
@@ -109,6 +112,8 @@ class WeightScheme:
         scale = np.where(empty, 1.0, scale)
         if self.clips:
             scale = _least_error(weights, scale, reduced, highest)
+
+        # The level of the value 0
         if self.symmetric:
             zero_point = np.full_like(scale, np.round((lowest + highest) / 2))
         else:
@@ -127,8 +132,8 @@ def fit_bias(
     """Return weights [channels, ...] whose scales let the bias [channels] fit in 32 bits.
 
     A bias has the scale of the weights times that of the input. With weights near 0 the bias would
-    be cut off, so one weight of such a channel, or of the layer, is raised. The raised weight adds
-    less than 2**-14 of the bias to the output.
+    be cut off, so one weight of such a channel, or of the layer, is raised. With 8-bit inputs, the
+    raised weight adds less than 2**-14 of the largest bias to the output.
 
     >>> weights = np.array([[1e-9, 0], [1, 1]], np.float32)
     >>> (fit_bias(weights, np.array([4, 4], np.float32), 2**-7, True) * 2**23).tolist()
@@ -136,8 +141,10 @@ def fit_bias(
 
     Args:
         scale: the scale of the input.
+        per_channel: whether each channel has a scale, or the layer only one.
     """
     rows = weights.reshape(len(weights), -1)
+    # A bias of 2**30 steps leaves room within 32 bits
     least = 127 * np.abs(bias) / (scale * 2.0**30)
     if not per_channel:
         rows = rows.reshape(1, -1)
@@ -154,9 +161,14 @@ def _least_error(
     reduced: tuple[int, ...] | None,
     highest: int,
 ) -> NDArray[np.float64]:
-    """Return the fraction of `scale` that rounds `weights` with the smallest squared error.
+    """Return the multiple of `scale`, of those in `_SHARES`, that has the smallest squared error.
 
-    Weights that already lie on such a grid, one of them at its end, get the same grid again.
+    Weights that already lie on a grid, with one of them at its end, get the same grid again.
+
+    Args:
+        scale: the scale at which the largest weight gets the last level.
+        reduced: the axes that share a scale; None for all axes.
+        highest: the highest level; the lowest is its opposite.
     """
     errors = []
     candidates = []
@@ -172,7 +184,10 @@ def _least_error(
 
 @dataclass(frozen=True)
 class Grid:
-    """Scale and zero_point, shaped to broadcast over the weights; levels `lowest`..`highest`."""
+    """The scale and zero point of each weight, and the lowest and highest level.
+
+    `scale` and `zero_point` broadcast over the weights.
+    """
 
     scale: NDArray[np.float32]
     zero_point: NDArray[np.int64]
@@ -180,7 +195,10 @@ class Grid:
     highest: int
 
     def quantize(self, weights: NDArray[np.float32]) -> NDArray[np.int64]:
-        """Return the nearest level of each weight (ties to even)."""
+        """Return the nearest level of each weight, within the ends of the grid.
+
+        Half steps are rounded to the even number of steps from zero.
+        """
         levels = np.round(weights / self.scale).astype(np.int64) + self.zero_point
         return np.clip(levels, self.lowest, self.highest)
 
@@ -195,15 +213,21 @@ class Grid:
 
 @dataclass(frozen=True)
 class ActivationScheme:
-    """The quantization of activations: `2**bits` levels, one scale per tensor."""
+    """The quantization of activations, with one scale for each tensor.
+
+    Attributes:
+        bits: bits of a level.
+        symmetric: whether the range is symmetric, without the lowest level.
+        level_pools: see `backends.contract.Quantizer`.
+    """
 
     bits: int = 8
     symmetric: bool = False
-    level_pools: tuple[str, ...] = ()  # see `backends.contract.Quantizer`
+    level_pools: tuple[str, ...] = ()
 
     @property
     def steps(self) -> int:
-        """Number of steps between the lowest and the highest level; an even number if symmetric."""
+        """Number of steps between the lowest and the highest level; even if symmetric."""
         levels = 2**self.bits
         if self.symmetric:
             levels -= 1  # without the lowest level, which has no opposite

@@ -1,4 +1,4 @@
-"""The nodes of a graph that are quantized, and the bits of each layer's weights."""
+"""The nodes of a graph to quantize, and the bits of each layer's weights."""
 
 import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -28,8 +28,8 @@ class Plan:
 
     Attributes:
         default: the scheme of layers that are not in `bits`.
-        bits: bits by a layer's short name, see `graph.layers.weight_layers`; one of `limits.BITS`.
-            Layers that stay in float are left out, see `split_bits`.
+        bits: bits of the weights by a layer's short name, see `graph.layers.weight_layers`. Layers
+            that stay in float are left out, see `split_bits`.
         undecided: whether the bits are still to be chosen.
     """
 
@@ -49,14 +49,17 @@ class Plan:
 
     @property
     def most_bits(self) -> int:
-        """The largest number of bits of a layer's weights; 7 with a reduced range."""
+        """The largest number of bits in the plan, its default included.
+
+        8 bits with a reduced range count as 7. Undecided layers count as 8 bits.
+        """
         bits = max([self.default.bits, *self.bits.values()])
         if self.undecided:
             bits = max(bits, 8)
         return 7 if bits == 8 and self.default.reduce_range else bits
 
     def describe(self) -> str:
-        """Return the types of the weights, such as `int4, int8`."""
+        """Return the dtypes in the plan, its default included, such as `int4, int8`."""
         types = {self.default.dtype}
         for name in self.bits:
             types.add(self.scheme(name).dtype)
@@ -67,12 +70,13 @@ class Plan:
     ) -> dict[str, str]:
         """Return the plan as MLflow params.
 
-        `planned_bits` is the plan as a setting, without layers that have the dtype's bits.
+        `planned_bits` is the plan as a setting, without layers that have the bits of the default.
 
         Args:
             layers: short names of the quantized layers.
-            decided: bits of this plan, with layers in float.
-            products: short names of the products of attention, which no dtype quantizes.
+            decided: the decided bits, with `FLOAT_BITS` for layers in float.
+            products: short names of the products of attention. `planned_bits` keeps these with any
+                bits, because by default they stay in float.
         """
         own = []
         for name, width in decided.items():
@@ -94,7 +98,7 @@ class Plan:
         }
 
     def scheme(self, layer: str) -> WeightScheme:
-        """Return the scheme of a layer's weights."""
+        """Return the scheme of a layer's weights; below 8 bits it is symmetric."""
         bits = self.bits.get(layer, self.default.bits)
         if bits == self.default.bits:
             return self.default
@@ -104,11 +108,14 @@ class Plan:
     def narrow(
         self, layers: Collection[str], products: Collection[str] = ()
     ) -> dict[str, WeightScheme]:
-        """Return the schemes of `layers` below 8 bits; raise `ConfigError` for an unknown layer.
+        """Return the schemes of `layers` below 8 bits, by short name.
 
         Args:
             layers: short names of the layers with weights.
-            products: short names of the products of attention.
+            products: short names of the products of attention, which the plan may name too.
+
+        Raises:
+            ConfigError: the plan names an unknown layer.
         """
         check_known("precision.plan", chosen=self.bits, names=[*layers, *products], kind="layers")
         schemes = {}
@@ -121,14 +128,16 @@ class Plan:
 
 @dataclass(frozen=True)
 class Selection:
-    """The operators and nodes to quantize; None selects all.
+    """The settings and decisions that choose the nodes to quantize; see `find_float_nodes`.
 
     Attributes:
-        float_tail: whether nodes after the last layers stay in float; None: if they join values of
-            different kinds, see `keeps_tail`.
+        op_types: operators to quantize; None for all.
+        nodes_to_quantize: names of nodes to quantize; None for all.
+        nodes_to_exclude: names of nodes that stay in float.
+        float_tail: whether nodes after the last layers stay in float; None if `keeps_tail` decides.
         float_layers: short names of layers that stay in float; see `weight_layers` and
             `attention_products`.
-        bits: bits of the layers that `precision.plan` quantizes.
+        bits: decided bits by short name, without the layers in float.
         attention: the quantized part of a network with attention: `weights`, `products` or `all`;
             `op_types` and `nodes_to_quantize` take precedence.
     """
@@ -143,7 +152,7 @@ class Selection:
 
     @classmethod
     def of(cls, config: QuantizationConfig, decisions: Decisions | None = None) -> "Selection":
-        """Return the nodes to quantize by the settings and the decisions.
+        """Return the selection by the settings and the decisions.
 
         Args:
             decisions: by default, those that the settings contain.
@@ -162,23 +171,27 @@ class Selection:
 
 
 def split_bits(decisions: Decisions) -> tuple[dict[str, int], list[str]]:
-    """Return the layers with decided bits, and the layers that stay in float by decision."""
-    decided = decisions.bits or {}
-    bits = {layer: width for layer, width in decided.items() if width != FLOAT_BITS}
-    return bits, sorted(decided.keys() - bits.keys())
+    """Return the decided bits by layer, and the layers that are decided to stay in float."""
+    bits = {}
+    in_float = []
+    for layer, width in (decisions.bits or {}).items():
+        if width == FLOAT_BITS:
+            in_float.append(layer)
+        else:
+            bits[layer] = width
+    return bits, sorted(in_float)
 
 
 def find_float_nodes(graph: onnx.GraphProto, selection: Selection) -> list[str]:
     """Return the names of the nodes that stay in float.
 
-    The settings are `attention`, `op_types`, `nodes_to_quantize`, `nodes_to_exclude`, `float_tail`
-    and `precision.plan`. A Relu or Clip is quantized together with the layer before it, because
-    frameworks fuse the two, and the range before the activation would cost half of the levels.
-    After an excluded layer, the activation stays in float.
+    The selection decides, and products with a constant vector always stay in float. `op_types`,
+    `nodes_to_quantize` and `float_tail` choose a Relu or Clip together with the node before it.
+    Frameworks fuse the two, and the range before the activation would cost half of the levels.
 
     Raises:
-        ConfigError: a node, layer or operator is unknown (the message has the nearest names), or a
-            product of attention has fewer than 8 bits.
+        ConfigError: a node, an operator or a layer in float is unknown (the message has the nearest
+            names), or a product of attention has fewer than 8 bits.
         QuantizationError: no node is left to quantize.
     """
     # Find the nodes that the settings choose
@@ -220,8 +233,10 @@ def find_float_nodes(graph: onnx.GraphProto, selection: Selection) -> list[str]:
 def keeps_tail(graph: onnx.GraphProto, float_tail: bool | None) -> bool:
     """Return whether the nodes after the last layers stay in float.
 
-    By default they do if they join values of different operators, such as coordinates in pixels and
-    the scores of a Sigmoid: these share no useful 8-bit scale.
+    Args:
+        float_tail: the answer, if it is set. With None they stay in float if a Concat joins values
+            of different operators, such as coordinates in pixels and the scores of a Sigmoid. Such
+            values share no useful 8-bit scale.
     """
     if float_tail is not None:
         return float_tail
@@ -243,13 +258,16 @@ def keeps_tail(graph: onnx.GraphProto, float_tail: bool | None) -> bool:
 
 
 def find_left_by_attention(graph: onnx.GraphProto, selection: Selection) -> list[onnx.NodeProto]:
-    """Return the nodes that stay in float only because the network has attention.
+    """Return the nodes that `attention` leaves in float; see `left_by_attention`.
+
+    There are none with `op_types` or `nodes_to_quantize`, which take precedence.
 
     Raises:
         ConfigError: `precision.plan` gives a product of attention fewer than 8 bits.
     """
+    # Products that the plan quantizes, whatever `attention` says
     products = attention_products(graph)
-    planned = set()  # the names of the products that the plan quantizes
+    planned = set()
     for name, bits in selection.bits.items():
         if name not in products:
             continue
@@ -269,17 +287,16 @@ def find_left_by_attention(graph: onnx.GraphProto, selection: Selection) -> list
 def find_quantized_products(
     graph: onnx.GraphProto, selection: Selection
 ) -> dict[str, onnx.NodeProto]:
-    """Return the quantized products of attention, by short name."""
+    """Return the products of attention that are not in float, by short name."""
     return _without_float(attention_products(graph), graph, selection)
 
 
 def find_quantized_layers(
     graph: onnx.GraphProto, selection: Selection
 ) -> dict[str, onnx.NodeProto]:
-    """Return the quantized layers, by short name; see `find_float_nodes`.
+    """Return the layers that are not in float, by short name; see `find_float_nodes`.
 
-    Steps of the preparation take their layers from here, so that they change only layers that the
-    backend quantizes.
+    Steps of the preparation change only these layers.
     """
     return _without_float(weight_layers(graph), graph, selection)
 
@@ -314,7 +331,12 @@ def check_known(
     names: list[str],
     kind: str = "names of the model's ONNX nodes",
 ) -> None:
-    """Raise `ConfigError` for the first name that is not in `names`, with the nearest ones."""
+    """Raise `ConfigError` for the first of `chosen` that is not in `names`, with the nearest names.
+
+    Args:
+        key: the setting, for the message.
+        kind: a description of `names`, for the message.
+    """
     known = {*names}
     for name in chosen:
         if name in known:

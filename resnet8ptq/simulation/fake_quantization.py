@@ -1,4 +1,4 @@
-"""Fake quantization in torch: rounds float values to the grid of the integers.
+"""Fake quantization in torch: rounds floats to the values that the levels of a grid stand for.
 
 The gradient of rounding, which is zero almost everywhere, is replaced by 1 (straight-through:
 Bengio et al., "Estimating or Propagating Gradients Through Stochastic Neurons for Conditional
@@ -17,11 +17,10 @@ from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 class FakeQuantize(nn.Module):  # type: ignore[misc]
     """Rounds activations to the levels of a learned range.
 
-    The module learns the logarithm of each end's growth factor, as in Jain et al., "Trained
+    The module learns the logarithm of each end's growth factor. As in Jain et al., "Trained
     Quantization Thresholds for Accurate and Efficient Fixed-Point Inference of Deep Neural
-    Networks", MLSys
-    2020. One learning rate therefore fits ranges of any size. No end crosses zero, so zero stays a
-    level.
+    Networks", MLSys 2020, one learning rate therefore fits ranges of any size. No end crosses zero,
+    so zero stays a level.
 
     Attributes:
         drop: probability that a value is not rounded, see `corrections.reconstruction`.
@@ -41,7 +40,7 @@ class FakeQuantize(nn.Module):  # type: ignore[misc]
         self.log_growth = nn.Parameter(torch.zeros(2))
 
     def ends(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return both ends of the range, differentiable."""
+        """Return both ends of the range as differentiable tensors."""
         low, high = self.initial * self.log_growth.exp()
         if self.scheme.symmetric:
             high = torch.maximum(-low, high)
@@ -49,12 +48,12 @@ class FakeQuantize(nn.Module):  # type: ignore[misc]
         return low, high
 
     def range(self) -> Range:
-        """Return the current range."""
+        """Return both ends of the range as numbers."""
         low, high = self.ends()
         return float(low.detach()), float(high.detach())
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the nearest level of each value; with `drop`, some values stay exact."""
+        """Return each value rounded to the nearest level; with `drop`, some values stay exact."""
         rounded = Round.apply(values, *self.ends(), self.scheme.steps)
         if not self.drop:
             return rounded
@@ -64,7 +63,7 @@ class FakeQuantize(nn.Module):  # type: ignore[misc]
 def drop_rounding(rounded: torch.Tensor, exact: torch.Tensor, probability: float) -> torch.Tensor:
     """Return rounded values; each is replaced by its exact value with this probability.
 
-    Whole numbers, such as tokens, are exact already.
+    Integer tensors, such as tokens, are returned exact.
     """
     if not exact.is_floating_point():
         return exact
@@ -85,7 +84,7 @@ class Round(torch.autograd.Function):  # type: ignore[misc]
     def forward(
         ctx: Any, values: torch.Tensor, low: torch.Tensor, high: torch.Tensor, steps: int
     ) -> torch.Tensor:
-        """Return the nearest level of each value, clipped to the range."""
+        """Return each value rounded to the nearest level, clipped to the range."""
         # Compute in place where possible, because memory traffic takes much of a training step.
         scale = (high - low) / steps
         zero_point = float(torch.round(-low / scale))
@@ -97,12 +96,14 @@ class Round(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradients of values, low and high."""
+        """Return the gradients of values, low and high; None for steps."""
         values, rounded = ctx.saved_tensors
         low, high = ctx.ends
         inside = values.clamp(low, high) == values
         within = gradient * inside
         scaled = (within * (rounded - values)).sum() / (high - low)
+
+        # Split the gradients of clipped values between both ends
         above = beyond = gradient.sum() - within.sum()
         if low < 0:
             above = (gradient * (values > high)).sum()
@@ -117,7 +118,7 @@ class FakeQuantizeWeight(nn.Module):  # type: ignore[misc]
         self.scheme = scheme
 
     def forward(self, weights: torch.Tensor) -> torch.Tensor:
-        """Return the weights on their grid."""
+        """Return the rounded weights, whose gradient is that of the weights."""
         array = weights.detach().cpu().numpy()
         rounded = torch.from_numpy(self.scheme.grid(array, axis=0).round(array)).to(weights.device)
         return weights + (rounded - weights).detach()
@@ -140,7 +141,7 @@ class FakeQuantizeNarrowWeight(nn.Module):  # type: ignore[misc]
         self.log_growth = nn.Parameter(torch.zeros_like(self.initial))
 
     def forward(self, weights: torch.Tensor) -> torch.Tensor:
-        """Return the weights on their grid."""
+        """Return the rounded weights, with gradients for the weights and the step."""
         largest = weights.detach().abs().amax(self.dims, keepdim=True) / self.highest
         bound = largest.clamp(min=torch.finfo(torch.float32).tiny)  # zeros accept any step
         step = torch.minimum(self.initial * self.log_growth.exp(), bound)

@@ -1,4 +1,4 @@
-"""Inserts fake quantization into a network at the places where the backends quantize."""
+"""Inserts fake quantization into a torch module of a network, at the tensors that are quantized."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,6 +40,8 @@ _SHARING = {
 
 
 class _Quantized(nn.Module):  # type: ignore[misc]
+    """An operator whose output is rounded."""
+
     def __init__(self, operator: Any, quantizer: FakeQuantize) -> None:
         super().__init__()
         self.operator = operator
@@ -51,10 +53,11 @@ class _Quantized(nn.Module):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class Student:
-    """The trained network: maps raw pixels [n, H, W, C] to logits [n, classes].
+    """The network with fake quantization, for training.
 
     Attributes:
-        quantizers: fake quantization by ONNX tensor name; some tensors share one.
+        module: maps the network's input [n, ...] to logits [n, classes].
+        quantizers: fake quantization of activations by ONNX tensor name; some tensors share one.
     """
 
     module: Any
@@ -66,10 +69,10 @@ class Student:
 
 
 def load_logits(onnx_path: Path) -> Any:
-    """Load the network without its softmax: raw pixels [n, H, W, C] to logits [n, classes].
+    """Load the network as a torch module that maps inputs [n, ...] to logits [n, classes].
 
     Raises:
-        UnsupportedError: the network does not end in a softmax.
+        UnsupportedError: the network does not end in a softmax, or onnx2torch cannot convert it.
     """
     proto = onnx.load(onnx_path)
     last = proto.graph.node[-1]
@@ -88,14 +91,17 @@ def build_student(
     activations: ActivationScheme,
     float_output: bool,
 ) -> Student:
-    """Load the network and insert fake quantization.
+    """Load the network and insert fake quantization of weights and activations.
 
     Args:
+        skipped: names of the nodes that stay in float.
         ranges: initial ranges of every tensor around quantized nodes.
+        weights: the scheme of each layer's weights.
+        activations: the scheme of all activations.
+        float_output: see `quantize_activations`.
 
     Raises:
-        UnsupportedError: the network does not end in a softmax, or a layer's weights cannot be
-        trained.
+        UnsupportedError: see `load_logits`; or layers share weights, or have no weights to train.
     """
     graph = onnx.load(onnx_path).graph
     body = load_logits(onnx_path)
@@ -107,6 +113,8 @@ def build_student(
             if scheme.clips:
                 rounding = FakeQuantizeNarrowWeight(scheme, layer.weight)
             parametrize.register_parametrization(layer, "weight", rounding)
+
+    # The quantizer of the network's input comes first
     quantizers = quantize_activations(body, graph, skipped, ranges, activations, float_output)
     entrance = quantizers.get(graph.input[0].name, nn.Identity())
     return Student(nn.Sequential(entrance, body).eval(), quantizers)
@@ -122,20 +130,32 @@ def quantize_activations(
 ) -> dict[str, FakeQuantize]:
     """Insert fake quantization of activations into `body`; return the modules by ONNX tensor name.
 
-    The module for the network's input is returned, but not inserted. A final softmax stays in
+    The module for the network's first input is returned, but not inserted. A final softmax stays in
     float.
+
+    Args:
+        body: the torch module of `graph`, whose submodules have the names of the nodes.
+        skipped: names of the nodes that stay in float.
+        ranges: initial ranges by ONNX tensor name; other tensors are not rounded.
+        float_output: whether the last layer and all later nodes return float.
     """
     source = graph.input[0].name
-    quantizers = {source: FakeQuantize(ranges[source], scheme)} if source in ranges else {}
+    quantizers = {}
+    if source in ranges:
+        quantizers[source] = FakeQuantize(ranges[source], scheme)
     # The frameworks do not quantize the input of a Relu or Clip that is fused.
-    chosen = [node for node in fused_activations(graph) if node.name not in skipped]
-    fused = {node.input[0]: node.output[0] for node in chosen}
-    sharing = _SHARING | {*scheme.level_pools}
+    fused = {}
+    for node in fused_activations(graph):
+        if node.name not in skipped:
+            fused[node.input[0]] = node.output[0]
+
+    # Nodes whose output is rounded
     nodes = list(graph.node)
     if nodes[-1].op_type == "Softmax":
         nodes.pop()
     if float_output:  # leave out the last layer and all later nodes
         nodes = nodes[: max(nodes.index(layer) for layer in weight_layers(graph).values())]
+    sharing = _SHARING | {*scheme.level_pools}
     for node in nodes:
         source = node.input[0]
         output = node.output[0]
@@ -146,13 +166,18 @@ def quantize_activations(
         else:
             continue
         setattr(body, node.name, _Quantized(getattr(body, node.name), quantizers[output]))
-    return quantizers | {name: quantizers[to] for name, to in fused.items() if to in quantizers}
+
+    # The input of a fused activation has the range of its output
+    for name, output in fused.items():
+        if output in quantizers:
+            quantizers[name] = quantizers[output]
+    return quantizers
 
 
 def write_back(onnx_path: Path, student: Student) -> onnx.ModelProto:
-    """Return the network with the student's weights and biases and unchanged names.
+    """Return the network with the student's weights and biases, under the same names.
 
-    Only weights with a learned grid are rounded.
+    Weights below 8 bits are rounded, because their grid is learned; others stay exact.
     """
     proto = onnx.load(onnx_path)
     tensors = Links(proto.graph).constants
@@ -163,6 +188,8 @@ def write_back(onnx_path: Path, student: Student) -> onnx.ModelProto:
             (quantizer,) = layer.parametrizations.weight
             if isinstance(quantizer, FakeQuantizeWeight):
                 weights = layer.parametrizations.weight.original
+
+        # Torch has the output channels first
         weights = weights.movedim(0, channel_axis(node))
         for name, values in zip(node.input[1:], (weights, layer.bias), strict=False):
             array = np.ascontiguousarray(values.detach().cpu().numpy())
@@ -171,7 +198,7 @@ def write_back(onnx_path: Path, student: Student) -> onnx.ModelProto:
 
 
 def _layers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
-    """Return the layers with weights; raise `UnsupportedError` if two share their weights."""
+    """Return `weight_layers`; raise `UnsupportedError` if two of them share their weights."""
     layers = weight_layers(graph)
     if len({node.input[1] for node in layers.values()}) < len(layers):
         raise UnsupportedError(
@@ -181,10 +208,10 @@ def _layers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
 
 
 def find_layer(body: Any, node: onnx.NodeProto) -> Any:
-    """Return the torch module with a layer's weights, which onnx2torch may wrap with padding.
+    """Return the `Linear` or `Conv2d` of a layer, which onnx2torch may wrap with padding.
 
     Raises:
-        UnsupportedError: no module has the weights.
+        UnsupportedError: the layer has no such module.
     """
     for module in getattr(body, node.name).modules():
         if isinstance(module, nn.Linear | nn.Conv2d):

@@ -1,9 +1,9 @@
-"""Makes calibration samples without data, as inputs with the statistics of batch normalization.
+"""Makes calibration samples without data, from the statistics of batch normalization.
 
-As in Cai et al., "ZeroQ: A Novel Zero Shot Quantization Framework", CVPR 2020, section 3.1, each
-BatchNormalization holds the mean and the variance of its input on the training samples. Gradient
-descent changes noise until the network's values have this mean and variance. The graph is read
-before folding, which removes these numbers.
+A BatchNormalization holds the mean and the variance of its input on the training samples. As in Cai
+et al., "ZeroQ: A Novel Zero Shot Quantization Framework", CVPR 2020, section 3.1, gradient descent
+changes noise so that the network's values approach them. The graph is read before folding, which
+removes these numbers.
 """
 
 import logging
@@ -44,11 +44,14 @@ def make_samples(
 
     Args:
         unfolded: the network with its BatchNormalization.
-        like: samples of the same shape; pictures also give the range of the values.
+        like: samples with the shape and the type of the inputs; if they are stored as pixels, they
+            also give the range of the values.
         source: the network's file, for messages.
 
     Raises:
-        UnsupportedError: the network has no such statistics, or torch cannot run the network.
+        UnsupportedError: the network takes more than one float32 input, has no BatchNormalization
+            with constant statistics, or cannot be converted to torch.
+        ConfigError: see `find_device`.
     """
     shape = like.zeros.shape[1:]
     if like.fields is not None or like.zeros.dtype != np.float32:
@@ -84,6 +87,7 @@ def make_samples(
         )
         np.save(folder / "samples.npy", values)
 
+    # Map the samples from the cache, because they may be large
     folder = cache.entry(runtime.cache_root, "synthetic", key, make)
     values = np.asarray(np.load(folder / "samples.npy", mmap_mode="r"))
     return Split(
@@ -97,8 +101,9 @@ def make_samples(
 
 
 def _find_range(like: Split) -> tuple[float, float]:
-    """Return the smallest and the largest input, which pixels 0 and 255 give; infinite
-    otherwise.
+    """Return the smallest and the largest value of prepared pixels; infinite for other samples.
+
+    These are the values that pixels of 0 and 255 become.
     """
     stored = like.stored[:1]
     if stored.dtype != np.uint8:
@@ -108,7 +113,10 @@ def _find_range(like: Split) -> tuple[float, float]:
 
 
 def _read_statistics(graph: onnx.GraphProto) -> Statistics:
-    """Return mean and standard deviation [channels] of the input of each BatchNormalization."""
+    """Return mean and standard deviation [channels] of each BatchNormalization's input, by node.
+
+    A node whose statistics are not constants is left out.
+    """
     links = Links(graph)
     statistics = {}
     for node in graph.node:
@@ -127,15 +135,27 @@ def _learn(
     seed: int,
     device: torch.device,
 ) -> NDArray[np.float32]:
-    """Return inputs [count, ...] for which the values inside the network have these statistics."""
+    """Return inputs whose values inside the network approach these statistics.
+
+    Args:
+        shape: the shape of the inputs, [count, ...].
+        ends: the smallest and the largest input; infinite for no limit.
+    """
     losses: list[torch.Tensor] = []
     for name, (mean, deviation) in statistics.items():
         compare = partial(_compare, losses, mean.to(device), deviation.to(device))
         module.get_submodule(name).register_forward_pre_hook(compare)
+
+    # Start from noise, around the middle of the range
     random = torch.Generator().manual_seed(seed)
-    free = np.isinf(ends).any()
-    middle, spread = (0.0, 1.0) if free else (sum(ends) / 2, (ends[1] - ends[0]) / 4)
+    middle = 0.0
+    spread = 1.0
+    if not np.isinf(ends).any():
+        middle = sum(ends) / 2
+        spread = (ends[1] - ends[0]) / 4
     noise = middle + spread * torch.randn(shape, generator=random)
+
+    # Each batch is learned alone
     learned = []
     for part in track(noise.split(BATCH), "Synthetic samples", "batches"):
         batch = part.clamp(*ends).to(device).requires_grad_()
@@ -146,7 +166,8 @@ def _learn(
             module(batch)
             loss = torch.stack(losses).mean()
             after = float(loss.detach())
-            before = before if step else after
+            if step == 0:
+                before = after
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -164,7 +185,11 @@ def _compare(
     _: Any,
     inputs: tuple[torch.Tensor, ...],
 ) -> None:
-    """Add a tensor's [n, channels, ...] distance from the statistics, in units of the deviation."""
+    """Append a tensor's distance from the statistics to `losses`, in units of the deviation.
+
+    Args:
+        inputs: the tensor [n, channels, ...], as the only input of a module.
+    """
     rows = inputs[0].transpose(0, 1).flatten(1)  # [channels, values]
     shift = (rows.mean(1) - mean) / deviation
     stretch = rows.std(1, correction=0) / deviation - 1
