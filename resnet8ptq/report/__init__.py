@@ -1,1 +1,1 @@
-"""The report of a finished sweep, made from its records in MLflow."""
+"""Verdicts, recommendations and reports of runs and sweeps, from their records and files."""

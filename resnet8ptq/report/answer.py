@@ -42,13 +42,14 @@ class Explanation:
     Attributes:
         headline: the advice, such as `Keep NAME`; for the model of the headline, also the reason.
         outcome: the outcome of the verdict; empty for FP32.
-        verdict: the verdict as a sentence.
+        verdict: the verdict in words.
         facts: the metric with its 95% interval, size and latency, as far as known; for FP32, the
             latencies.
         command: the deploy command; empty without one, as for FP32.
-        note: for the best model, whether another one was better by chance, and a smaller one that
-            is as good; empty otherwise.
-        hint: a sentence if no model is faster than FP32; empty otherwise.
+        note: for the best model, that another one looks better by chance, and that a smaller one is
+            as good, if so; empty otherwise.
+        hint: for the model of the headline, a sentence if none is shown to be faster than FP32;
+            empty otherwise.
         untried: the command of a setting that should be faster; empty without a hint or a setting.
     """
 
@@ -113,10 +114,10 @@ def _explain(selected: ModelSelection, choices: Sequence[Recommendation]) -> Exp
 
 
 def _say_timed(selected: ModelSelection) -> str:
-    """Return the subject of `NOTHING_FASTER`: `nothing here`, or the models it is restricted to.
+    """Return the subject of the sentence `NOTHING_FASTER`.
 
-    It is restricted if a candidate is shown to be faster than FP32, but is not in
-    `ModelSelection.within`.
+    It is `nothing here`, unless a candidate outside of `ModelSelection.within` is shown to be
+    faster than FP32.
     """
     within = by_run_id(selected.within)
     measured_within = by_run_id(selected.measured_within)

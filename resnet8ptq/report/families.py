@@ -51,7 +51,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Family:
-    """The cells of one family; the measured ones have the same samples, and are tested together."""
+    """The cells of one family, whose measured runs are ranked and tested together."""
 
     cells: tuple[Cell, ...]
     limits: ReportConfig = field(default_factory=ReportConfig)  # see `verdicts.assess`

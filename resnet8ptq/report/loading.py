@@ -32,16 +32,16 @@ MAX_BYTES = 2**30  # largest artifact
 
 
 def load_families(store: Store, records: Sequence[RunRecord]) -> list[Family]:
-    """Read the predictions and ranges of a sweep's runs; return the tested families.
+    """Return the families of a sweep's runs, with the values of each sample and ranges.
 
-    A file that is missing or damaged causes a warning. A run without its predictions is kept as
+    A file that is missing or damaged causes a warning. A run that lacks its values is kept as
     failed.
     """
     return [_load_family(store, family) for family in group_by_samples(records)]
 
 
 def without_files(records: Sequence[RunRecord], limits: ReportConfig) -> list[Family]:
-    """Return the families of runs without reading files; no run of them is measured or tested."""
+    """Return the families of runs without reading files, so that no cell counts as measured."""
     families = []
     for members in group_by_samples(records):
         cells = map(Cell, members, labels(members))
@@ -71,7 +71,7 @@ def _load_family(store: Store, records: Sequence[RunRecord]) -> Family:
 def _load_cell(
     store: Store, task: Task, record: RunRecord, label: str, kept: dict[bytes, Array]
 ) -> Cell:
-    """Read a run; if one of its files is missing or damaged, warn, and keep the run as failed."""
+    """Read the values of a run; if they are missing or damaged, warn, and keep it as failed."""
     try:
         return _read_cell(store, task, record, label=label, kept=kept)
     except TrackingError as error:
@@ -135,7 +135,7 @@ def _read_ranges(path: Path) -> dict[str, Any]:
 
 
 def add_earlier_runs(store: Store, families: Sequence[Family]) -> list[Family]:
-    """Return the families with the earlier runs on their samples, and with `Family.added`."""
+    """Return the families with their attributes `earlier_runs` and `added`."""
     return [_add_earlier(store, family) for family in families]
 
 

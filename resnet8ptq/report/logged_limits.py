@@ -16,7 +16,7 @@ PREFER = "prefer"  # a key of `report`
 def limits_of(records: Sequence[RunRecord], asked: Mapping[str, float | None]) -> ReportConfig:
     """Return the limits: as requested, else as the runs have logged them, else the defaults.
 
-    `prefer` cannot be requested.
+    `prefer` is as logged, or else the default.
 
     Args:
         asked: requested limits by key of `report`; None for the logged limit.

@@ -83,7 +83,7 @@ def _is_resolved(record: RunRecord, key: str) -> bool:
 
 
 def _is_setting(key: str) -> bool:
-    """Return whether a setting may name runs: it changes the model, and has no other column."""
+    """Return whether a param may name runs, see `_VARY` and `_VARY_BELOW`."""
     shown = key.endswith(".name") or key in _NAMED  # separate columns show these
     return key in _VARY or (key.startswith(_VARY_BELOW) and not shown and key not in _MEASURES)
 

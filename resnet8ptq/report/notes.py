@@ -195,9 +195,9 @@ def _on_passed_over(named: Sequence[tuple[RunRecord, str]]) -> list[str]:
 
 
 def say_machine(metric: Metric, record: RunRecord) -> str:
-    """Return the machine that ran a file; for a target machine, also its distance from the run's.
+    """Return the target machine that ran a file, and how far its outputs differ, if known.
 
-    Empty if the run's own machine ran the file.
+    The outputs are compared with those on the machine of the run. Empty without a target machine.
     """
     here = record.metrics.get(f"target/here_{metric.name}")
     if not record.measured_on or here is None:

@@ -1,8 +1,9 @@
 """Recommends a sweep's models by use, each with its verdict; `rule` chooses one for the headline.
 
-A sweep with selection samples (`experiment.samples`) chooses on them, because the best of many
-models looks too good on the samples that chose it. Models chosen in this way are assessed as a
-separate family, without a correction for the other models. For speed, FP32 is a candidate too.
+With selection samples (`experiment.samples`), these choose the best, the smallest and the fastest
+models, because the best of many models looks too good on the samples that chose it. Models chosen
+in this way are assessed as a separate family, without a correction for the other models. For speed,
+FP32 is a candidate too.
 """
 
 import math
@@ -199,8 +200,8 @@ class ModelSelection:
         The rule chooses among the models `within` that pass on the reported samples, where verdicts
         are corrected for all models. If none passes, the rule chooses among the undecided ones. If
         it then finds none, or would keep FP32, it chooses again, with the `others`. With selection
-        samples, the undecided model that it chooses is assessed by itself, because the reported
-        samples did not choose it.
+        samples, the chosen undecided model is also assessed by itself, because the reported samples
+        did not choose it; this verdict replaces the other one if it is a pass.
         """
         chosen = self._choose(with_verdict(self.within, PASS))
         if chosen is not None:
@@ -273,7 +274,7 @@ class ModelSelection:
 
     @property
     def on_selection(self) -> bool:
-        """Whether the family has only steps of a search, scored on the selection samples."""
+        """Whether the family has steps of a search on selection samples, and no reported run."""
         is_step = any(cell.record.split == "choice" for cell in self.family.cells)
         return is_step and not self.family.reported
 
@@ -404,8 +405,8 @@ def why_none(selected: ModelSelection) -> list[str]:
 def say_remedy(measured: Sequence[Cell]) -> str:
     """Return sentences with settings that may reduce the loss.
 
-    The text is empty if a model passes by its loss or is undecided, or if all files come from other
-    programs.
+    The text is empty unless the loss of each model fails or is void, and if all files come from
+    other programs.
     """
     losses = set()
     has_settings = False
@@ -542,8 +543,8 @@ def _assess(selected: ModelSelection, chosen: Sequence[Recommendation]) -> list[
     """Return the recommendations with their verdicts on the reported samples.
 
     Models of `own_family` are assessed together. The balanced model is chosen on the reported
-    samples, so its verdict stays corrected for all models, unless it is the model of another such
-    use too. The verdict of `RECOMMENDED` stays as it is, see `ModelSelection.headline`.
+    samples, so its verdict stays corrected for all models, unless it is in `own_family` for another
+    use. The verdict of `RECOMMENDED` stays as it is, see `ModelSelection.headline`.
     """
     own = verdicts.assess_losses(own_family(selected, chosen))
     assessed = by_run_id(own.cells)

@@ -106,8 +106,7 @@ def choose(
     Args:
         measured: the models that pass, and the undecided ones within the limit.
         prefer: one of `PREFERENCES`.
-        loss_error: losses that differ by at most this count as equal where a smaller one would
-            decide, see `dominates`.
+        loss_error: a smaller loss is clearly better only if it differs by more than this.
     """
     candidates = [one for one in measured if one.passes]
     if not candidates:

@@ -52,7 +52,7 @@ MOST_NEEDED = 1_000_000  # largest number of samples that is shown
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a model keeps its limits; if undecided, the sample size that would decide."""
+    """The verdict on a model: its parts, its text, and the sample size that would decide."""
 
     loss: str  # the verdict on the loss alone: `PASS`, `FAIL`, `UNDECIDED` or `VOID`
     # If undecided, the sample size for 80% power at the measured loss; NaN if samples do not vary.
@@ -64,7 +64,7 @@ class Verdict:
 
     @property
     def outcome(self) -> str:
-        """The verdict on the model, which every table, page and exit code shows."""
+        """The verdict on the model, on which tables, pages and exit codes agree."""
         if self._is_at_fault:
             return FAIL
         return self.loss
@@ -75,7 +75,7 @@ class Verdict:
         return bool(self.fault) and self.loss != VOID
 
     def say(self, after: str = "") -> str:
-        """Return the verdict as text, with `after` behind the outcome and the sample size."""
+        """Return the verdict as text: outcome, sample size, `after` and fault, in this order."""
         text = self.outcome
         if self.samples is not None:
             text += f" (needs {self.samples:,} samples)"

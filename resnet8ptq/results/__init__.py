@@ -7,7 +7,7 @@
     best = sweep.choice("smallest")  # as the report recommends it
     print(best.label, best.loss, best.loss_upper_bound, best.verdict)
 
-`resnet8ptq verdict` gives the same to a shell, as JSON and an exit code.
+`resnet8ptq verdict` gives a shell the verdict on a run or a sweep, as JSON and an exit code.
 """
 
 from resnet8ptq.report.recommend import Recommendation

@@ -25,8 +25,8 @@ STEPS = 50  # halvings of an interval
 def add_bounds(family: Family) -> Family:
     """Return an assessed family with the bounds of each measured run in its record.
 
-    A run has no bound if its samples have no spread, if grouped samples count as independent, or if
-    FP32 is broken. The unit is that of `RunRecord.loss`.
+    A run has no bound if its margins are unknown, as for grouped samples that count as independent,
+    or if FP32 is broken. The unit is that of `RunRecord.loss`.
     """
     metric = family.metric
     limit = metric.limit(family.limits)

@@ -127,14 +127,14 @@ class Files(_Part):
 
 
 class Commands(_Part):
-    """Commands for a shell in the folder of the sweep."""
+    """Commands for a shell, in the folder where the sweep was started."""
 
     deploy: str | None = _of("deploy_command")
     reproduce: str | None = _of("reproduce_command")
 
 
 class AsGood(_Part):
-    """The runs compared with the best one on the scored samples."""
+    """The runs that are or may be as good as the best one, on the scored samples."""
 
     best: str = Field(description="id of the run recommended as the best")
     margin: float = Field(description="half of the limit, in the unit of loss.limit")
@@ -199,8 +199,8 @@ class Answer:
 
     Attributes:
         run: the run; None if the sweep recommends no run for the use.
-        sweep: the sweep that was asked for a recommendation; None if a run was.
-        use: the use that was asked for; empty without a sweep.
+        sweep: the sweep whose recommendation is judged; None if a run itself was requested.
+        use: the requested use; empty without a sweep.
         because: the reason for this run, or why there is none; empty without a sweep.
     """
 
@@ -315,7 +315,7 @@ def to_markdown(answer: Answer) -> str:
 
 
 def describe(answer: Answer, show: Callable[[str], str] = printable) -> str:
-    """Return the verdict in a few sentences, or the reason why there is no measured run.
+    """Return the verdict in a few sentences; without a measured run, the reason.
 
     Args:
         show: escapes untrusted texts.

@@ -290,7 +290,7 @@ def _first_model(runs: Sequence[RunRecord]) -> RunRecord | None:
 
 
 def _name_other(store: Store, kind: str) -> str:
-    """Return the end of the message about a missing sweep: the newest run; else empty."""
+    """Return the end of the message about a missing sweep, which names the newest run, or empty."""
     if kind != SWEEP:
         return ""
     newest = history.find_newest(store)
@@ -344,7 +344,7 @@ def _read_sweep(folder: Path, tracking: TrackingConfig, run: RunRecord | None = 
 
 
 def _read_run(folder: Path, tracking: TrackingConfig) -> Runs:
-    """Read a run from its folder, and its sweep from the folder above or from the store."""
+    """Read a run from its folder; its sweep, if any, from the folder above or the store."""
     kept = _read_journal(folder)
     record = _of_folder(RunRecord.of_journal(kept, folder))
     if record.kind == SWEEP:

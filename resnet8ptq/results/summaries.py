@@ -63,7 +63,7 @@ class SweepSummary:
     def choice(self, use: str = RECOMMENDED) -> RunRecord | None:
         """Return the recommended run for a use; None without one, or if FP32 itself is recommended.
 
-        If the sweep scored several sets of samples, the run is that of the first set.
+        If the sweep scored several sets of samples, the first recommendation for the use counts.
         """
         choice = find_recommendation(use, self.choices)
         return None if choice is None else choice.run

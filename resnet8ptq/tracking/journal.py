@@ -1,4 +1,4 @@
-"""The journal of a run in its folder, so that no data are lost while the store is unavailable.
+"""A run's journal: its data in its own folder, so that none are lost without the store.
 
 `record.json` is written when the run starts and when it ends. In between, the process of the run
 holds `.lock`, which distinguishes a running run from a killed one.
@@ -80,7 +80,7 @@ class DataSet:
 
 @dataclass(frozen=True)
 class LoggedModel:
-    """A file of the folder with the shapes of its outputs; see `Recorder.log_model`."""
+    """The run's artifact, a file of its folder, for MLflow; see `Recorder.log_model`."""
 
     __pydantic_config__ = _STRICT
 
@@ -91,7 +91,7 @@ class LoggedModel:
 
 @dataclass
 class Journal:
-    """The data of one run for MLflow."""
+    """The data of one run, from which `mlflow_store` logs the run to MLflow."""
 
     __pydantic_config__ = _STRICT
 
@@ -160,7 +160,7 @@ _ADAPTER = TypeAdapter(Journal)
 
 
 def lock(folder: Path) -> FileLock:
-    """Lock a run's folder until `release` is called or the object is deleted.
+    """Lock a run's folder until the result is released or deleted.
 
     Raises:
         TrackingError: another run works in the folder.

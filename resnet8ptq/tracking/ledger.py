@@ -125,7 +125,7 @@ def _counts(record: RunRecord, scored: RunRecord) -> bool:
 
 
 def _find(store: Store, scored: RunRecord, digest: str) -> list[RunRecord]:
-    """Return the `MOST` newest runs by a condition on their digest; for a sweep, earlier runs."""
+    """Return the newest runs whose digest meets a condition; for a sweep, only runs before it."""
     filters = f"tags.test_digest {digest}"
     if scored.sweep_id:
         begun = store.client.get_run(scored.sweep_id).info.start_time

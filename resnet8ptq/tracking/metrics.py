@@ -181,18 +181,21 @@ def _curve_keys(journal: Journal) -> set[str]:
 
 
 def show_latencies(values: Mapping[str, float], group: str = "") -> dict[str, float]:
-    """Return the latencies and speedups in `values`, by their names in a group of MLflow."""
+    """Return the latencies and speedups in `values`, by their names in MLflow below `group`."""
     shown = _show(LATENCIES, values)
     return {f"{group}{name}": number for name, number in shown.items()}
 
 
 def read_latencies(shown: Mapping[str, float]) -> dict[str, float]:
-    """Return the latencies and speedups of MLflow's metrics, without a group, as in a record."""
+    """Return latencies and speedups of MLflow's metrics by their names in a record.
+
+    Those in the group `ALONE` are left out.
+    """
     return {one.key: shown[one.name] for one in LATENCIES if one.name in shown}
 
 
 def _describe(journal: Journal) -> tuple[list[Shown], list[Shown]]:
-    """Return how MLflow shows a run's metrics, main and further ones; empty for a damaged task."""
+    """Return how MLflow shows a run's main and further metrics; empty if its task is damaged."""
     try:
         task = registry.recall(journal.params)
     except TrackingError:  # the folder comes from other people

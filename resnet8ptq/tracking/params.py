@@ -146,7 +146,7 @@ def applies(key: str, params: Mapping[str, str]) -> bool:
 
 
 def _is_met(way: Sequence[Field[Any]], params: Mapping[str, str]) -> bool:
-    """Return whether the settings of a run fulfil the conditions of all fields on a key's way.
+    """Return whether the settings of a run fulfil the conditions of all fields that lead to a key.
 
     Conditions on settings that the run lacks do not count.
     """

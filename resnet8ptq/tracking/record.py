@@ -383,7 +383,10 @@ class RunRecord(BaseModel):
 
     @property
     def held_out(self) -> bool:
-        """Whether the run was scored on held-out or selection samples, not on the test set."""
+        """Whether the run scored held-out or selection samples instead of the test samples.
+
+        Selection samples may be the test samples, see `same_samples`.
+        """
         return self.split in ("held_out", "choice")
 
     @property
@@ -585,10 +588,11 @@ _SHOWN = ("label", "status", "value", "loss", "verdict", "size_bytes", "latency_
 
 
 def to_frame(runs: Iterable[RunRecord]) -> "pandas.DataFrame":
-    """Return a frame of the runs, indexed by `run_id`, with a column for each described attribute.
+    """Return a frame with a row for each run, indexed by `run_id`.
 
-    `metric` is the metric's name. Each setting of `settings` is a separate column. A number that
-    was not measured is NaN.
+    The columns are attributes of `RunRecord`, without params, metrics and tags. `metric` is the
+    metric's name. Each setting of `settings` is a separate column. A number that was not measured
+    is NaN.
 
         frame = load_sweep().to_frame()
         frame[frame.loss_upper_bound <= 0.01].sort_values("size_bytes")

@@ -1,4 +1,4 @@
-"""Open runs and the parent runs of sweeps, in their folders and in MLflow while it is reachable."""
+"""Opens, logs and closes runs and sweeps, in their folders and, while reachable, in MLflow."""
 
 import json
 import logging
@@ -35,7 +35,7 @@ _CLOSED_AS = {"ok": "FINISHED", "failed": "FAILED", "killed": "KILLED"}  # our s
 
 @dataclass
 class Run:
-    """An open run."""
+    """An open run, to which an experiment logs; see `Recorder`."""
 
     store: Store
     journal: Journal
@@ -44,7 +44,7 @@ class Run:
 
     @property
     def run_id(self) -> str:
-        """The run's id in the store; empty until the store has answered, or if it refused."""
+        """The run's id in the store; empty until the store has created the run, if it does."""
         opened = self._opened
         if opened is None or not opened.done() or opened.exception() is not None:
             return ""
@@ -286,7 +286,7 @@ def restart_parent(store: Store, earlier: RunRecord, folder: Path) -> str:
 
 
 def _load_parent(store: Store, earlier: RunRecord, folder: Path) -> Journal:
-    """Read a sweep's journal; if the folder lacks it, restore it from the store, with a warning."""
+    """Read a sweep's journal; if the folder has none or another's, restore it from the store."""
     key = earlier.key
     try:
         kept = Journal.load(folder)

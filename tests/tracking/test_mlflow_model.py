@@ -1,5 +1,6 @@
 """Tests of a run's model in MLflow: its name, its metrics, its description in the registry."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import mlflow
@@ -9,6 +10,7 @@ import pytest
 from mlflow.entities import LoggedModelStatus
 
 from resnet8ptq.core import code
+from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.deploy import registering
 from resnet8ptq.deploy.source import SourceRun
@@ -90,6 +92,15 @@ def test_a_model_without_its_files_is_logged_again(own_store, logged):
     assert model is not None and model.model_id != output.model_id
     assert Path(model.artifact_location.removeprefix("file://"), "MLmodel").is_file()
     assert {metric.key: metric.value for metric in model.metrics}["accuracy_percent"] == 75
+
+
+def test_a_file_that_no_backend_writes_is_refused(own_store, logged):
+    """As another person's journal may name one."""
+    (logged.folder / "model.txt").write_text("a note")
+    logged.journal.key = "changed"
+    logged.journal.model = replace(logged.journal.model, file="model.txt")
+    with pytest.raises(TrackingError, match=r"model\.txt"):
+        upload.push(own_store, logged.journal, logged.folder)
 
 
 def test_a_deleted_model_is_logged_again(own_store, logged):

@@ -178,7 +178,11 @@ def _ranked(rows: Rows) -> Values:
 
 
 def _by_layer(rows: Rows) -> Values:
-    """Return the lowest SQNRs of each layer: of its weights, by itself, and of its output."""
+    """Return SQNRs of each layer by column: of its weights, and of its output in two ways.
+
+    The layer itself or all layers before it too cause the error of the output. If a layer has
+    several tensors of a kind, the lowest SQNR counts.
+    """
     values: Values = {}
     for row in rows:
         columns = {_WEIGHTS: "sqnr_db"}

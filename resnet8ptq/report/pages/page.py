@@ -5,8 +5,9 @@
     resnet8ptq report run_id=ID              the sweep with that parent run, or a run
 
 `max_drop=0.05`, `min_accuracy=0.85` and, without labels, `min_sqnr_db=30` set other limits than
-those of the sweep. `folder=PATH` is the folder of the files (default: the sweep's own), `uri=` and
-`root=` set the MLflow store. The files are also logged on the parent run.
+those of the sweep. `folder=PATH` is the folder of the files (default: the sweep's own if it was
+made here, else the current one), `uri=` and `root=` set the MLflow store. The files are also logged
+on the parent run, or on the single run.
 """
 
 import logging
@@ -115,7 +116,7 @@ def write_report(
 def _find_figures(
     store: Store, selected: ModelSelection, over: Sequence[Panel]
 ) -> dict[str, bytes]:
-    """Draw the figures of a family, and read those of its first recommended run, by file name."""
+    """Return the figures of a family by file name, with those of the first recommended run."""
     drawn = _draw(selected)
     if over:
         drawn["trade_offs.svg"] = trade_off.to_svg(over).encode()
@@ -133,8 +134,8 @@ def _encode(texts: Mapping[str, str]) -> dict[str, bytes]:
 def _load_figures(store: Store, record: RunRecord, names: Collection[str]) -> dict[str, bytes]:
     """Read the figures of a run; leave out missing or damaged ones, with a warning.
 
-    The background process draws the figures after the run has ended; if it was killed, they are
-    missing.
+    The background process may draw the figures after the run has ended. If it was killed before,
+    they are missing.
     """
     lacks = "the report leaves out a figure"
     loaded = {}

@@ -1,4 +1,4 @@
-"""Figures of a sweep's report. The functions return None without data."""
+"""Figures of a sweep's report. A function returns None if the runs have no data for its figure."""
 
 import re
 from collections.abc import Sequence

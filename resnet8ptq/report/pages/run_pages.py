@@ -41,7 +41,7 @@ def log_answers(store: Store, parent_id: str, chosen: Sequence[ModelSelection]) 
 def log_run_pages(store: Store, chosen: Sequence[ModelSelection]) -> None:
     """Log verdict, description and latencies of measured runs, in the background.
 
-    Runs that the store has not are left out.
+    Runs without an id in the store are left out.
     """
     now_ms = int(1000 * time.time())
     additions: list[Addition] = []
@@ -93,10 +93,11 @@ def describe(selected: ModelSelection, cell: Cell) -> str:
 
 
 def _show_latencies(selected: ModelSelection, cell: Cell) -> dict[str, float]:
-    """Return the latencies that MLflow shows for a run of a sweep; empty for a single run.
+    """Return the latencies to log on a run's page, by their names in MLflow.
 
     Latencies measured in turns have other names than those of a run that was timed alone, so that
-    MLflow does not compare them.
+    MLflow does not compare them. Empty for a single run, which has logged them itself, and for a
+    run that was not timed in turns with the others.
     """
     record = cell.record
     timing = selected.timing

@@ -76,7 +76,7 @@ class Axis:
         return round(self.start + part * (self.end - self.start), 1)
 
     def ticks(self, scale: float) -> list[tuple[float, str]]:
-        """Return positions and texts of a few values; the texts are round multiples of `scale`."""
+        """Return positions and texts of the marks; a text is the value, multiplied by `scale`."""
         low = scale * self.low
         high = scale * self.high
         ticks = []
@@ -278,7 +278,7 @@ def _make_x_axis(points: Sequence[Point]) -> Axis:
 def _make_y_axis(points: Sequence[Point], most: float) -> tuple[float, Axis]:
     """Return the largest loss that is drawn, and the vertical axis; the smallest loss is on top.
 
-    The axis shows the limit `most` and most intervals.
+    The axis includes the limit `most`, and intervals up to `SPAN` times the limit.
     """
     largest = SPAN * most
     if not most:

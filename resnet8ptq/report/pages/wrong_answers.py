@@ -44,7 +44,7 @@ class WrongAnswers:
 
 
 def load_wrong_answers(store: Store, selected: ModelSelection) -> WrongAnswers | None:
-    """Return the wrong answers of the first recommended model; None if its run has none."""
+    """Return the wrong answers of the first recommended model; None without any in a sound file."""
     recommended = selected.recommendations
     if not recommended or recommended[0].choice is None:
         return None

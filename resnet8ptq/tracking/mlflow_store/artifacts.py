@@ -2,8 +2,9 @@
 
 A store is untrusted, and each of its runs names the address of its files. MLflow would send the
 user's name, password and token to any host in these addresses, and read any file. An address is
-used only if it belongs to the store. In a database, it is a path below the store's artifacts. On a
-server, it is an address `mlflow-artifacts:`, which the server itself answers.
+used only if it belongs to the store. If the store is a database, this is a path below the store's
+artifacts. If it is a server, this is an address `mlflow-artifacts:`, which the server itself
+answers.
 """
 
 from collections.abc import Iterator

@@ -111,8 +111,8 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
     A run without `Journal.model` logs none. The folder must hold the artifact and `EXAMPLE`.
 
     Raises:
-        TrackingError: the artifact or the example is missing, or a link, or MLflow has refused the
-            model.
+        TrackingError: the artifact or the example is missing, a link or another kind of file, or
+            MLflow has refused the model.
     """
     described = journal.model
     if described is None or find_model(store, run_id) is not None:
@@ -198,14 +198,25 @@ def _pin(backend: Backend) -> list[str]:
 
 
 def _find_backend(journal: Journal, path: Path) -> Backend:
-    """Return the run's backend if it writes such files, or else the first backend that does."""
+    """Return the run's backend if it writes such files, or else the first backend that does.
+
+    Raises:
+        TrackingError: no backend writes such files.
+    """
     writers = [one for one in find_backends().values() if path.suffix in one.suffixes]
+    if not writers:
+        raise TrackingError(f"{path}: expected the file of a backend; its record.json is damaged")
     named = [one for one in writers if one.name == journal.params.get("backend")]
     return (named or writers)[0]
 
 
 def _pyfunc(path: Path, serving: str, config: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `Model.log` for a file that `served_model` runs by `serving`."""
+    """Return the arguments of `Model.log` for a file that `served_model` serves.
+
+    Args:
+        serving: the name of the backend's module that loads the file.
+        config: the values that `ServedModel.load_context` reads.
+    """
     import mlflow.pyfunc
 
     spec = find_spec(serving)

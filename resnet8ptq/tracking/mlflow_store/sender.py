@@ -46,17 +46,17 @@ def _create(store: Store, journal: Journal) -> str:
 
 
 def send(store: Store, folder: Path, call: Callable[..., object], *arguments: Any) -> None:
-    """Call a function with store, run id and `arguments`, unless a call for the run failed before.
+    """Call a function with store, run id and `arguments`, or leave the data to `close_run`.
 
-    A call fails if the store is unavailable, or if the process that opened the run has died. Then
-    `close_run` logs the whole run.
+    They are left to `close_run` from the first call at which the store was unavailable, and if the
+    process that opened the run has died.
     """
     _open.setdefault(folder, None)
     _send(store, folder, call, *arguments)
 
 
 def close_run(store: Store, journal: Journal, folder: Path) -> None:
-    """Close the run in the store; if a call failed before, log the whole run."""
+    """Close the run in the store; if `send` has left out calls for it, log the whole run."""
     if _open.setdefault(folder, None) is None and store.answers:
         _open[folder] = ""
         _send(store, folder, lambda *_: upload.push(store, journal, folder))

@@ -63,7 +63,7 @@ def check_id(text: str, key: str = "run_id") -> str:
 
 @dataclass(frozen=True)
 class Store:
-    """An MLflow store and the experiment in it; `open_store` and `find_store` make it.
+    """The address of an MLflow store, and the experiment in it.
 
     Attributes:
         root: the folder that may hold the artifacts of a database whose address the user has named;
@@ -99,7 +99,7 @@ class Store:
 
     @property
     def ui_command(self) -> str:
-        """The address of the runs; for a database after the command that serves it."""
+        """How to browse the runs: a page of the server, or the command `ui` and its page."""
         page = view.path(self.experiment_id)
         if self.uri.startswith("http"):
             return f"{redact(self.uri)}{page}"
@@ -255,7 +255,7 @@ def _is_misread(path: Path) -> bool:
 
 
 def _make_database(path: Path) -> None:
-    """Create MLflow's tables in a temporary file, and move it into place when complete.
+    """Create MLflow's tables in a temporary database, and copy it into place when complete.
 
     MLflow migrates an empty database through all its versions. Each of the dozens of steps waits
     for the disk, which takes seconds in total, unless the file is in memory.
