@@ -15,8 +15,9 @@ class AlarmError(Exception):
 
 @contextmanager
 def time_limit(seconds: float | None) -> Iterator[None]:
-    """Raise `AlarmError` in the block after `seconds`; None for no limit.
+    """Raise `AlarmError` in the block after `seconds`, and every 5 seconds from then on.
 
+    None means no limit.
     Only the main thread of a system with SIGALRM can be interrupted; elsewhere there is no limit.
     A library's call is interrupted when it returns to Python.
     """

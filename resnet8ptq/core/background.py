@@ -45,7 +45,8 @@ _store: Sequence[str] = ()  # the settings that name the store
 def allowed() -> Iterator[None]:
     """Allow `put` to send calls to the background process while the block runs.
 
-    The end of the block waits for all calls. The first `put` or `prepare` starts the process.
+    The end of the block waits for all calls, and logs their errors. The first `put` or `prepare`
+    starts the process.
     """
     global _allowed, _used, _pool, _store
     _allowed = True
@@ -67,7 +68,9 @@ def allowed() -> Iterator[None]:
 
 
 def put(function: Callable[P, T], *args: P.args, **named: P.kwargs) -> "Future[T]":
-    """Call a module-level function in the background, after earlier calls; `wait` raises errors.
+    """Call a function in the background, after earlier calls; return the call's future.
+
+    `result` or `wait` raises the error of the call. Function and arguments are pickled.
 
     Raises:
         Exception: the function's own error, if the function runs in this process.
@@ -89,7 +92,10 @@ def put(function: Callable[P, T], *args: P.args, **named: P.kwargs) -> "Future[T
 
 
 def prepare(function: Callable[[], object]) -> None:
-    """Call a function in the background ahead of its use, such as a slow import."""
+    """Call a function such as a slow import in the background, before its result is needed.
+
+    Outside of `allowed`, nothing is called.
+    """
     if _allowed:
         _start().submit(_prepare, function)
 
@@ -108,7 +114,7 @@ def result(future: "Future[T]") -> T:
 
 
 def wait_until_idle() -> None:
-    """Wait until the background process is idle, before a measurement; errors stay for `wait`."""
+    """Wait for the calls of `put`, before a measurement; `wait` then still raises their errors."""
     with _waiting_for(_pending):
         futures.wait(_pending)
 
@@ -127,7 +133,7 @@ def name_store(words: Sequence[str]) -> None:
 
 
 def wait() -> None:
-    """Wait for all calls.
+    """Wait for the calls of `put` whose results nobody has asked for.
 
     Raises:
         TrackingError: a call failed; the message names the first error and the number of errors.

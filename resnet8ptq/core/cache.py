@@ -2,8 +2,8 @@
 
 An entry is a folder `<root>/<kind>/<hash of key>` with an `entry.json` that holds the key and the
 SHA-256 of each file. An entry is built in a temporary folder and renamed, so that it is complete or
-absent. An entry whose files do not match is made again. Once a day, the entries that no run has
-used for `UNUSED_DAYS` are removed.
+absent. An entry whose files do not match is made again. At most once a day, after a new entry, the
+entries that no run has used for `UNUSED_DAYS` are removed.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ Key = Mapping[str, str | int | bool]
 
 
 def folder(setting: str | None) -> Path:
-    """Return the cache's root: `setting`, `$RESNET8PTQ_CACHE` or the user's cache folder."""
+    """Return the cache's root: `setting`, else `$RESNET8PTQ_CACHE`, else the user's folder."""
     name = setting or os.environ.get("RESNET8PTQ_CACHE") or pooch.os_cache("resnet8ptq")
     return Path(name).expanduser().absolute()
 
@@ -77,7 +77,7 @@ def runtime(
 
 
 def entry(root: Path, kind: str, key: Key, make: Callable[[Path], None]) -> Path:
-    """Return the folder of the entry `key`; if it is missing, `make(empty folder)` fills it.
+    """Return the folder of the entry `key`; `make(empty folder)` fills it if it is missing.
 
     Use this for a step that takes longer than reading its result. The key must identify all inputs
     of the step (files by their hash) and the step's code. Processes that need the same entry wait
@@ -87,7 +87,8 @@ def entry(root: Path, kind: str, key: Key, make: Callable[[Path], None]) -> Path
         folder = cache.entry(root, "folded", key, make)
 
     Raises:
-        ConfigError: the cache folder cannot be written.
+        ConfigError: the cache folder cannot be written, or its disk is full.
+        Exception: the error of `make`.
     """
     text = _as_text(key)
     path = path_of(root, kind, key)
@@ -134,10 +135,10 @@ def find(root: Path, kind: str, key: Key) -> Path | None:
 
 
 def check_still_there(root: Path, error: FileNotFoundError) -> None:
-    """Raise an error that names the cache if a missing file belongs to it.
+    """Check that a missing file does not belong to the cache.
 
     Raises:
-        PtqError: the file was removed while a run was using it.
+        PtqError: it does, so it was removed while the run was using it.
     """
     missing = Path(str(error.filename))
     if missing.is_relative_to(root):
@@ -184,7 +185,10 @@ def _mark_used(path: Path) -> None:
 
 
 def _remove_unused(root: Path) -> None:
-    """Remove the entries that no run has used for long; only once a day, as listing takes time."""
+    """Remove the entries that no run has used for `UNUSED_DAYS`.
+
+    This happens at most once a day, because listing the entries takes time.
+    """
     now = time.time()
     checked = root / CHECKED
     with suppress(OSError):  # the folder is another user's, or another process removed it
@@ -211,5 +215,5 @@ def _is_whole(path: Path, key: str) -> bool:
 
 
 def downloads_folder() -> Path:
-    """Return the folder for downloads: the root of the default cache, even with `cache_dir`."""
+    """Return the folder for downloads: the cache's root, whatever the setting `cache_dir` is."""
     return folder(None)

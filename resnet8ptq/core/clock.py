@@ -1,4 +1,4 @@
-"""The time since the command of this process began, for limits that include its start."""
+"""The time at which the command of this process began, for limits that include its start."""
 
 import time
 

@@ -19,10 +19,10 @@ _NAME = re.compile(r"(\w+)(?: as \w+)?")
 
 @functools.cache  # the code does not change while a process runs
 def behind(module: str) -> str:
-    """Return a hash of the code of a module and of its direct and indirect imports.
+    """Return a hash of the code of a module and of its direct and indirect imports; see `closure`.
 
-    Each cache key contains such a hash. When the code that makes an entry changes, the entry is
-    made again, without a version number that someone must raise.
+    With this hash in its key, a cache entry is made again when the code that makes it changes. No
+    one must raise a version number.
 
         key = {"network": sha256, "code": code.behind(__name__)}
 
@@ -56,11 +56,15 @@ def imports(module: str) -> frozenset[str]:
     """Return the modules of this package that a module imports or names."""
     text = _file(module).read_text("utf-8")
     names = {*_IMPORT.findall(text), *_NAMED.findall(text)}
+
+    # A name such as "a.*" stands for every folder of a package
     for name in [*names]:
         if name.endswith(".*"):
             package = name.removesuffix(".*")
             for path in _file(package).parent.glob("*/__init__.py"):
                 names.add(f"{package}.{path.parent.name}")
+
+    # In `from a import b`, b may be a module or a name inside of `a`
     for package, listed in _FROM.findall(text):
         names.add(package)
         for name in _NAME.findall(listed.partition("#")[0]):

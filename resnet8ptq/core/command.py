@@ -3,7 +3,7 @@
 | code | meaning |
 |---|---|
 | 0 | every run finished; `unsupported` counts as finished |
-| 1 | a run failed: its traceback is in the run |
+| 1 | a run of a sweep failed, or another error than a wrong input |
 | 2 | an input is wrong: a setting, a network's file or data, a folder that cannot be written |
 | 130, 141, 143 | interrupted (SIGINT), pipe closed (SIGPIPE), terminated (SIGTERM) |
 """
@@ -45,8 +45,8 @@ T = TypeVar("T")
 class Abort(BaseException):
     """Ends Hydra with an error.
 
-    An `Exception` would not end Hydra's work: Hydra prints the exception of a job, and turns that
-    of a callback into a warning.
+    An `Exception` would not end Hydra's work: after that of a job, Hydra continues with the next
+    job, and it turns that of a callback into a warning.
     """
 
     def __init__(self, error: Exception) -> None:
@@ -59,7 +59,7 @@ class Ending:
 
     Attributes:
         code: the exit code.
-        error: the first error that was reported.
+        error: the first error or interrupt; None without one.
     """
 
     code: int
@@ -111,6 +111,7 @@ def finish(
     signal.
 
     Args:
+        run: returns an exit code; None is 0.
         find_sweep: returns the sweep that `run` has begun, if any.
         report: reports an error and returns the exit code; by default `print_error`.
     """
@@ -130,16 +131,20 @@ def finish(
         error = broken
         code = 141
     except (Exception, Abort) as raised:
-        stopped = _find_interrupt(raised)
-        error = stopped or (raised.error if isinstance(raised, Abort) else raised)
+        error = raised
+        if isinstance(raised, Abort):
+            error = raised.error
+        error = _find_interrupt(raised) or error
         if isinstance(error, Exception):
             status = "failed"
             code = report(error)
         else:
             print("interrupted", file=sys.stderr)
             code = 130
-        if isinstance(error, _INPUTS) and (sweep := find_sweep()) and not sweep.is_search:
-            code = 1  # one job failed, and the others have run
+        if isinstance(error, _INPUTS):
+            sweep = find_sweep()
+            if sweep and not sweep.is_search:
+                code = 1  # one job failed, and the others have run
     finally:
         try:
             # Close the sweep after an error, too, so that its record is complete
@@ -169,15 +174,18 @@ def parse_words(words: list[str], schema: type[T], usage: str | None, plain: str
     """Return a command's key=value words as an instance of its dataclass `schema`.
 
     Args:
+        usage: the text of `--help`.
         plain: the key that a word without `=` sets; empty for no key.
 
     Raises:
-        ConfigError: a key is unknown, or a value has the wrong type.
-        SystemExit: `--help` was printed.
+        ConfigError: a key is unknown or missing, or a value is missing or has the wrong type.
+        SystemExit: the words ask for help, which was printed.
     """
     if {"-h", "--help"} & set(words):
         print(invocation.adapt(usage or ""))
         raise SystemExit(0)
+
+    # Complete and quote the words for OmegaConf
     known = [f"{item.name}=" for item in fields(cast(Any, schema))]
     assigned = []
     for word in words:
@@ -190,6 +198,8 @@ def parse_words(words: list[str], schema: type[T], usage: str | None, plain: str
             key = word[:-1]
             raise ConfigError(f"{key}: got nothing, expected a value; for the default leave it out")
         assigned.append(_quote_text(word, schema))
+
+    # OmegaConf checks the keys and types
     try:
         typed = OmegaConf.from_dotlist(assigned)
         merged = OmegaConf.merge(OmegaConf.structured(schema), typed)
@@ -207,6 +217,8 @@ def _quote_text(word: str, schema: Any) -> str:
         schema: a dataclass; values of its `str` fields are quoted.
     """
     key, _, value = word.partition("=")
+
+    # Follow the key, such as `calib.name`, to the type of its field
     kind = schema
     for name in key.split("."):
         kind = get_type_hints(kind).get(name) if is_dataclass(kind) else None
@@ -249,7 +261,10 @@ _SEVERAL = re.compile(r"(?:Ambiguous value for argument|Sweep parameters) '(([^'
 
 
 def no_such_option(name: str, group: str, options: Collection[str]) -> str:
-    """Return the message for an unknown option of a config group, with the closest match."""
+    """Return the message for an unknown option of a config group, with one that may be meant.
+
+    The name may be mistyped, a path, or another tool's name of an option.
+    """
     message = no_such_name(group, name, options)
     without_near = f"{group}: got {name!r}, expected {' | '.join(options)}"
     meant = other_names.OPTIONS.get(group, {}).get(name.casefold())
@@ -257,6 +272,8 @@ def no_such_option(name: str, group: str, options: Collection[str]) -> str:
         return f"{without_near}; try {group}={meant}"
     if group not in other_names.PATHS:
         return message
+
+    # Another setting takes the path of a network or of data
     path = Path(name).expanduser()
     if not path.exists() and nearest(name, options) is None:
         path = files.find_nearest(path) or path
@@ -278,7 +295,10 @@ def aborting(*errors: type[Exception]) -> Iterator[None]:
 
 
 def print_error(error: Exception) -> int:
-    """Print an error in one line, after its traceback if it is unexpected; return the exit code."""
+    """Print an error in one line; return the exit code.
+
+    The traceback comes first if the error is unexpected, or if the user has set HYDRA_FULL_ERROR.
+    """
     if _WANTS_TRACEBACK or not isinstance(error, EXPECTED):
         print(show(redact("".join(traceback.format_exception(error)))), file=sys.stderr)
     print(f"error: {explain(error)}", file=sys.stderr)
@@ -286,15 +306,21 @@ def print_error(error: Exception) -> int:
 
 
 def exit_code(error: Exception) -> int:
-    """Return 2 for a wrong input or a folder without the rights to write, 1 for other errors."""
+    """Return 2 for a wrong input, or a file or folder without the rights for it; otherwise 1."""
     is_input = isinstance(error, (*COMPOSING, *_INPUTS))
     is_refused = isinstance(error, OSError) and error.errno in _REFUSED
     return 2 if is_input or is_refused else 1
 
 
 def explain(error: BaseException) -> str:
-    """Return an error and its cause in one line; Hydra's error alone may name only the key."""
+    """Return an error in one line without secrets.
+
+    Errors of Hydra and OmegaConf are written anew with key, value and accepted values, because
+    their texts describe internals or lack the mend.
+    """
     text = str(error)
+
+    # Unknown keys, on the command line or in the file of an option
     cause = error.__cause__
     if isinstance(error, HydraException) and cause is not None:
         text += f": {cause}"
@@ -314,6 +340,8 @@ def explain(error: BaseException) -> str:
         known = [item.name for item in fields(lacking.object_type)]
         text = f"{match[1]}.yaml: {no_such_key(str(lacking.full_key), known)}"
         text += "; its `defaults` name its dataclass, as in [/hydra/schema/NAME@_here_]"
+
+    # Wrong values and options; an extra is found in Hydra's text, before that is replaced
     if match := _NO_VALUE.search(text):
         got, kind, key = match.groups()
         text = f"{key}: got {got!r}, expected {_KINDS.get(kind, kind)}{mend_value(key, got)}"
@@ -331,6 +359,8 @@ def explain(error: BaseException) -> str:
         if decimals:
             mend = f"numbers have a decimal point: {key}=0.{decimals[1]}; {mend}"
         text = f"{key}: got several values, expected one; {mend}"
+
+    # Drop internals, and add the mends
     text = _INTERNALS.split(text)[0]
     if isinstance(error, OSError) and error.errno in _OF_DISK:
         text += f"; {_OF_DISK[error.errno]}"

@@ -34,7 +34,7 @@ def run(name: str, words: Sequence[str], quiet: bool = False) -> dict[str, Any]:
         quiet: whether the command's log is dropped.
 
     Raises:
-        PtqError: the command failed with this error.
+        PtqError: the command failed with this error, or its process ended without an answer.
         KeyboardInterrupt: the caller was interrupted; the command was interrupted too, and has
             ended.
     """

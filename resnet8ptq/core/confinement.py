@@ -59,7 +59,9 @@ def limit() -> None:
 
 
 def cut_network() -> str:
-    """Move this process to a network namespace without interfaces; on failure return the reason.
+    """Move this process to a network namespace without interfaces.
+
+    Returns the reason if this fails, and otherwise an empty text.
 
     This needs root, or a user namespace, which the kernel makes only for single-threaded processes.
     """
@@ -85,9 +87,9 @@ def limits_writes() -> bool:
 
 
 def write_only_to(folder: Path) -> None:
-    """Let this process and its children write to one folder only, if the kernel can.
+    """Let this process and its children write to one folder and /dev/null only, if the kernel can.
 
-    Uses Landlock (man 7 landlock), which needs no privileges. Reading is not limited.
+    Landlock (`man 7 landlock`) needs no privileges. Reading is not limited.
 
     Raises:
         PermissionError: the kernel has Landlock, but refuses the rules.

@@ -42,7 +42,8 @@ def stdout(console: Console | None, width: int) -> Console:
     """Return `console`, or by default a console on stdout.
 
     Args:
-        width: in characters, if stdout is not a terminal. In a pipe, rich would fold lines at 80.
+        width: in characters, used unless the console is a terminal. In a pipe, rich would fold
+            lines at 80.
     """
     console = console or Console(soft_wrap=False, force_terminal=_force(sys.stdout))
     if not console.is_terminal:
@@ -51,7 +52,7 @@ def stdout(console: Console | None, width: int) -> Console:
 
 
 def _force(stream: TextIO) -> bool | None:
-    """Return rich's `force_terminal`: False for a pipe, even if FORCE_COLOR is set.
+    """Return rich's `force_terminal`: False for a pipe or a file, even if FORCE_COLOR is set.
 
     Jupyter and CI set FORCE_COLOR. rich would then treat a pipe as a terminal, and print each frame
     of a spinner as a line.
@@ -101,7 +102,8 @@ def print_table(
         totals: number of last rows below a separating line.
         compact: no lines between columns, for a narrow terminal.
     """
-    table = Table(title=Text(show(title)) if title else None, title_justify="left")
+    heading = Text(show(title)) if title else None
+    table = Table(title=heading, title_justify="left")
     if compact:
         table.box = SIMPLE
         table.padding = (0, 0, 0, 0)
@@ -135,7 +137,7 @@ class LogHandler(RichHandler):
         return super().render_message(record, show(message))
 
     def emit(self, record: LogRecord) -> None:
-        """Write a record, on one line without a terminal; delay the next line of `watch`."""
+        """Write a record, unfolded if stderr is no terminal; delay the next line of `watch`."""
         if stderr().is_terminal:
             super().emit(record)
         else:
@@ -200,7 +202,10 @@ def waiting(label: str, draws_per_second: float = 10) -> Iterator[None]:
 
 
 def measuring(label: str) -> AbstractContextManager[None]:
-    """Show a spinner that draws seldom, so that drawing does not disturb a measurement."""
+    """Show a spinner during a measurement; it draws seldom, so as not to disturb the measurement.
+
+    See `waiting`.
+    """
     return waiting(label, 1 / 2.5)
 
 

@@ -1,7 +1,7 @@
-"""The descriptor of a backend: all facts about it that the rest of the program uses.
+"""The descriptor of a backend: facts about it that the rest of the program uses.
 
 Each folder of `resnet8ptq/backends` defines one as `BACKEND`. Its import is cheap: functions,
-classes and modules are named as `module:name`, and imported when they are needed.
+classes and modules are given by name, such as `module:name`, and imported when they are needed.
 """
 
 from dataclasses import dataclass
@@ -22,19 +22,19 @@ class Search:
     Attributes:
         start: settings of the plain 8-bit configuration.
         sums_in_16_bits: whether the kernels need `reduce_range` on a CPU whose 16-bit sums
-        saturate.
+            saturate.
         fewer_bits: settings to add to `dtype=w4a8`; None if the backend's files hold no weights
             below 8 bits.
         chooses_operators: whether `op_types` is a separate step, to leave pools in float.
         dynamic: whether `method=dynamic` quantizes matrix products.
         mixed: whether `method=mixed` quantizes matrix products dynamically and convolutions
-        statically.
+            statically.
         diagnoses: whether the search diagnoses its models, in QDQ format.
         weights_alone: whether `method=weight_only` stores weights by output channel.
         weights_in_blocks: whether `method=weight_only` stores weights of matrix products in 4-bit
-        blocks.
-        float16_weights: whether `dtype=fp16` halves its files.
+            blocks.
         wide_activations: whether integer kernels take 16-bit activations.
+        float16_weights: whether `dtype=fp16` halves the backend's files.
     """
 
     start: tuple[str, ...] = ("dtype=int8", "calib=minmax", "per_channel=true")
@@ -52,13 +52,13 @@ class Search:
 
 @dataclass(frozen=True)
 class Backend:
-    """A framework that quantizes and runs its own files.
+    """A framework that quantizes networks and runs the files, or only runs files.
 
     Attributes:
         name: the value of `backend=`.
-        rank: the backend's position in lists and tables.
+        quantizer: the backend's subclass of `backends.contract.Quantizer`.
+        rank: the backend's position in lists and tables, in ascending order.
         other_names: names of the backend in other tools, for messages about a wrong `backend=`.
-        quantizer: the class of `backends.contract.Quantizer`.
         options: the dataclass of the backend's settings, a subclass of `schema.BackendConfig`.
         complete: a function of the options, the network's format, `model.outputs` and whether the
             dtype is float, that returns the options with defaults for this network; may be empty.
@@ -72,7 +72,7 @@ class Backend:
         operators: a set of the operators with integer kernels, by ONNX name, or a function that
             returns the set; empty if the framework chooses operators for each network.
         lacks: operators that the framework cannot run, in 8 bits or in float; the list is
-        incomplete.
+            incomplete.
         dynamic_operators: operators that only `method=dynamic` quantizes.
         has_ranges: whether artifacts have the activation ranges that a plain run calibrates. False
             if the framework calibrates itself, or computes activations in float.
@@ -80,14 +80,14 @@ class Backend:
         converts: formats of networks that the framework's own converter quantizes as a whole.
         search: the start and the steps of `experiment=auto`.
         advice: a module with `advise` and `sweep`, see `backends.advice`; if empty, the advice is
-        `search.start`.
+            `search.start`.
         reads: suffixes of the files of other programs that `reader` reads.
         reader: a module with the functions that `backends.file.reading` calls.
         example: the package with `templates/runner.py.j2`, the part of a deployed `example.py` that
             loads and runs the file; empty if it is the quantizer's package. It is installed with
             `runtime` and numpy alone, so it must not import this package.
         serving: a flavor of MLflow, or a module for `served_model.py`; empty if files are not
-        served.
+            served.
         not_served: the reason why files are not served.
     """
 
@@ -140,7 +140,7 @@ class Backend:
         return not self.extra or find_spec(self.extra) is not None
 
     def find_operators(self) -> frozenset[str]:
-        """Return the operators with integer kernels, by ONNX name."""
+        """Return the operators with integer kernels, by ONNX name; `operators` must name them."""
         named = resolve_name(self.operators)
         return frozenset(named() if callable(named) else named)
 
@@ -154,8 +154,12 @@ def find_backends() -> dict[str, Backend]:
     """
     package = import_module(f"{_PACKAGE}.backends")
     folders = [item.name for item in iter_modules(package.__path__) if item.ispkg]
-    backends = [import_module(f"{package.__name__}.{name}").BACKEND for name in folders]
-    return {one.name: one for one in sorted(backends, key=lambda one: (one.rank, one.name))}
+    backends: list[Backend] = []
+    for name in folders:
+        module = import_module(f"{package.__name__}.{name}")
+        backends.append(module.BACKEND)
+    backends.sort(key=lambda backend: (backend.rank, backend.name))
+    return {backend.name: backend for backend in backends}
 
 
 def find_search(option: str) -> Search:
@@ -166,4 +170,8 @@ def find_search(option: str) -> Search:
 
 def find_readers() -> dict[str, Backend]:
     """Return the backends that read files of other programs, by the files' suffix."""
-    return {suffix: backend for backend in find_backends().values() for suffix in backend.reads}
+    readers = {}
+    for backend in find_backends().values():
+        for suffix in backend.reads:
+            readers[suffix] = backend
+    return readers

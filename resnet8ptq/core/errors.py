@@ -1,7 +1,7 @@
-"""All errors that this package raises on purpose.
+"""Errors whose message is written for the user, in one line.
 
-The program exits with 2 after a `ConfigError`, `DataError` or `ModelError`: an input is wrong. The
-program exits with 1 after any other `PtqError`.
+A `ConfigError`, `DataError` or `ModelError` means that an input is wrong; `core.command` has the
+exit codes.
 """
 
 import pickle
@@ -13,34 +13,34 @@ from resnet8ptq.core.text import one_line, printable
 
 
 class PtqError(Exception):
-    """Base class; `str()` of an error is one clear line without control characters."""
+    """Base class; `str()` of an error is one line without control characters."""
 
     def __str__(self) -> str:
         return printable(super().__str__())
 
 
 class ConfigError(PtqError):
-    """A setting is wrong; the message names the key, its value and the accepted values."""
+    """A setting is wrong, or a file or folder that it names."""
 
 
 class DataError(PtqError):
-    """A data file is missing, damaged or unsuitable; the message names the file."""
+    """A data set is missing, damaged or unsuitable."""
 
 
 class DataNotFoundError(DataError):
-    """The data set is not on disk and cannot be downloaded."""
+    """CIFAR-10 is not on disk and cannot be downloaded."""
 
 
 class JobError(PtqError):
-    """A job of a sweep could not be started, or its process died; the message names which."""
+    """Jobs of a sweep could not be started, or a job's process died."""
 
 
 class ModelError(PtqError):
-    """The FP32 model is missing, damaged, or does not fit the data."""
+    """The FP32 model is missing, damaged or unsuitable, or does not fit the data."""
 
 
 class ParityError(ModelError):
-    """A converted model disagrees with the original; the message gives the difference."""
+    """The outputs of a converted model differ from those of the original."""
 
 
 class QuantizationError(PtqError):

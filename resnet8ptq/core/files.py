@@ -1,4 +1,4 @@
-"""Files: atomic writing, bounded reading, free disk space, CSV and hashes."""
+"""Files: atomic writing, bounded reading, free disk space, nearest names, CSV and hashes."""
 
 import csv
 import errno
@@ -21,7 +21,7 @@ from resnet8ptq.core.text import nearest, show
 def atomic(path: Path, mode: int = 0o644) -> Iterator[Path]:
     """Yield a temporary path beside `path`; rename it to `path` unless the block raises.
 
-    A killed process leaves either the whole file or none.
+    A process that is killed leaves at `path` either the whole new file or the state before.
     """
     handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
     os.close(handle)
@@ -63,8 +63,9 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def name_substitute(path: Path) -> str:
-    """Return the end of a message if a file is only a substitute for a download; otherwise
-    empty.
+    """Return the end of a message about a file that is not the expected download.
+
+    The file may be empty, a pointer of Git LFS or a web page; for others, the text is empty.
     """
     with path.open("rb") as file:
         start = file.read(64).lstrip().lower()
@@ -78,7 +79,9 @@ def name_substitute(path: Path) -> str:
 
 
 def check_room(size: int, folder: Path) -> None:
-    """Check that `size` bytes are free, because a write to a mapped file on a full disk is fatal.
+    """Check that the disk of `folder` has `size` bytes free.
+
+    A write to a mapped file on a full disk ends the process.
 
     Raises:
         ValueError: the disk has less free space.
@@ -119,9 +122,10 @@ def name_nearest(path: object) -> str:
 
 
 def full_disk(error: BaseException) -> str:
-    """Return the part of an error's text that reports a full disk; empty for other errors.
+    """Return the part of an error that reports a full disk or quota; empty for other errors.
 
-    Libraries and other processes pass on only the text of the operating system's error.
+    The texts of the error and of its causes are searched, because libraries and other processes
+    pass on only the text of the operating system's error.
     """
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return os.strerror(error.errno)
@@ -137,8 +141,8 @@ def full_disk(error: BaseException) -> str:
 def to_csv(rows: Iterable[Iterable[object]]) -> str:
     """Return rows of values as CSV, safe for terminals and spreadsheets.
 
-    Control characters and marks of text direction become `?`. Text that a spreadsheet would read as
-    a formula gets a leading `'`.
+    Control characters except line breaks, and marks of text direction, become `?`. Text that a
+    spreadsheet would read as a formula gets a leading `'`.
     """
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(map(_make_safe, row) for row in rows)
@@ -164,7 +168,7 @@ def sha256(path: Path) -> str:
 
 
 def hash_folder(folder: Path, pattern: str = "*") -> str:
-    """Return the hexadecimal SHA-256 of the names and contents of all matching files."""
+    """Return the hexadecimal SHA-256 of the names and contents of matching files below a folder."""
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.rglob(pattern) if path.is_file()):
         digest.update(f"{path.relative_to(folder)}: {sha256(path)}\n".encode())
@@ -172,7 +176,7 @@ def hash_folder(folder: Path, pattern: str = "*") -> str:
 
 
 def hash_with_data(path: Path) -> str:
-    """Return the SHA-256 of a file, and for an ONNX file also of its external data files.
+    """Return a SHA-256 of a file, which for an ONNX file includes its external data files.
 
     Exporters may write the weights into a file beside the model (torch's do by default). The model
     names such a data file in entries `location: NAME`.

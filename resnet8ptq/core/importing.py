@@ -1,4 +1,4 @@
-"""Lets the user's modules, such as a metric or a network, be imported from the current folder."""
+"""Lets the user's modules, such as a metric or a network, be imported from a folder."""
 
 import os
 import sys
@@ -11,8 +11,8 @@ def allow(folder: Path) -> None:
     """Search a folder for modules, after the standard library and installed packages.
 
     `python -m` searches the current folder first, so a file such as `random.py` or `onnx.py` would
-    replace a library. This function moves the folder to the end, here and in later child processes.
-    A checkout that runs from its own folder stays first.
+    replace a library. This function moves the folder to the end, and later child processes do not
+    search their current folder first. A checkout that runs from its own folder stays first.
     """
     os.environ.setdefault("PYTHONSAFEPATH", "1")  # for `-m` and `-c` in child processes
     path = str(folder)

@@ -18,7 +18,8 @@ def command(name: str, *words: str) -> str:
     """Return the command line that calls `name` (`run`, `deploy`, `ui`, ...) with `words`.
 
     The line begins as this process's command line does: with the script `resnet8ptq`, or with
-    Python and `run.py` or `-m resnet8ptq`. A program that is not on PATH gets its full path.
+    `python run.py` for the command `run`. Otherwise it begins with `python -m resnet8ptq`. A
+    program that is not on PATH gets its full path.
     """
     called = Path(sys.argv[0])
     if called.name == SCRIPT:

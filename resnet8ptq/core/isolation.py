@@ -1,4 +1,4 @@
-"""Runs functions that read untrusted files, each in a separate process with limits."""
+"""Runs functions that read untrusted files, in separate processes with limits."""
 
 import logging
 import multiprocessing
@@ -37,14 +37,15 @@ def call(
     process has no network access if the system can prevent access; see `confinement`.
 
     Args:
+        crashed: the error for a process that ends before the function returns.
         network: whether the function has network access; user code may need it to download.
-        seconds: the time limit by the clock; None for no limit. For untrusted files, callers pass
-            `confinement.MAX_SECONDS`. The limit of `confinement` is on the CPU time of all cores,
-            so an endless loop on one core reaches it late.
+        seconds: the time limit by the clock; None for no limit. The limit of `confinement` is on
+            the CPU time of all cores, so an endless loop on one core reaches it late.
 
     Raises:
         PtqError: the error `crashed`, if the process ends before the function returns, or the time
             is up.
+        Exception: the function's own error; a `RuntimeError` with its text if it cannot be pickled.
     """
     with start(network) as process:
         try:
@@ -109,6 +110,7 @@ def serve() -> None:
 
 
 def _answer(content: bytes) -> tuple[bool, object]:
+    """Return True and the result of a pickled call, or False and its error."""
     try:
         function, args = pickle.loads(content)
         return True, function(*args)

@@ -1,4 +1,4 @@
-"""Describes the machine of a run: versions, CPU, threads, peak memory and commit."""
+"""Describes the machine of a run: versions, CPU, threads, peak memory and commits."""
 
 import os
 import platform
@@ -34,10 +34,11 @@ VNNI = frozenset({"avx512_vnni", "avx512vnni", "avx_vnni"})  # flags of Linux an
 
 @dataclass(frozen=True)
 class Runtime:
-    """The cache, the threads and the time that a run uses.
+    """The cache, the threads, the time and the device that a run uses.
 
     Attributes:
         cache_root: see `cache.folder`.
+        threads: number of threads.
         threads_fixed: whether the user set `threads`; otherwise an evaluation uses fewer if that is
             faster.
         deadline: the time limit; searches and learned rounding end there, with the best so far.
@@ -64,8 +65,8 @@ def threads(setting: int | None) -> int:
 def cpu() -> tuple[str, tuple[str, ...]]:
     """Return the CPU's name and its feature flags, sorted.
 
-    Linux lists both in /proc/cpuinfo (`man 5 proc`); most ARM machines lack the name. On other
-    systems py-cpuinfo runs programs to find them, which takes a second.
+    Linux lists both in /proc/cpuinfo (`man 5 proc`), where most ARM machines lack the name.
+    Otherwise py-cpuinfo runs programs to find them, which takes a second.
     """
     with suppress(OSError):
         first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
@@ -102,7 +103,7 @@ def sums_exactly(flags: Collection[str] | None = None) -> bool:
 
 @cache
 def versions() -> dict[str, str]:
-    """Return `{"version.<package>": version}` of the packages that affect results.
+    """Return `{"version.<package>": version}` of Python and of the packages that affect results.
 
     The versions are read from metadata, without importing the packages.
     """
@@ -117,7 +118,11 @@ def versions() -> dict[str, str]:
 
 
 def find_version(package: str) -> str:
-    """Return the installed version of a package; see `_find_installed`."""
+    """Return the installed version of a package.
+
+    Raises:
+        PackageNotFoundError: the package is not installed.
+    """
     return _find_installed(package)[1]
 
 
@@ -125,6 +130,9 @@ def pin(package: str) -> str:
     """Return the requirement of a package in its installed version.
 
     The build name of torch, such as `+cpu`, is left out, because registries list only the number.
+
+    Raises:
+        PackageNotFoundError: the package is not installed.
     """
     name, number = _find_installed(package)
     return f"{name}=={number.partition('+')[0]}"
@@ -151,7 +159,7 @@ def _find_installed(package: str) -> tuple[str, str]:
 
 @cache
 def describe() -> dict[str, str]:
-    """Return versions, platform, CPU and commit, as tags for a run."""
+    """Return versions, platform, CPU and commits, as tags for a run."""
     name, flags = cpu()
     described = {
         **versions(),
@@ -181,7 +189,10 @@ def _find_project_commit() -> str:
 
 
 def _git_commit() -> str:
-    """Return the commit of this program's checkout, with `-dirty` if files differ, or `unknown`."""
+    """Return the commit of this program's checkout, with `-dirty` if files differ.
+
+    Without a checkout or git, it is `unknown`.
+    """
     command = ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
     here = Path(__file__).parents[2]
     if not (here / ".git").exists():  # the package is installed, perhaps inside another repository
@@ -194,7 +205,7 @@ def _git_commit() -> str:
 
 
 class PeakMemory:
-    """Peak resident memory of this process since the object was made (Linux).
+    """Peak resident memory of this process since the last such object was made (Linux).
 
     The kernel keeps one peak per process. The constructor resets it (`man 5 proc`,
     /proc/pid/clear_refs), so that a run does not report the peak of an earlier run.

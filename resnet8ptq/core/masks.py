@@ -17,10 +17,10 @@ _FIRST = 48  # the character of the value 0
 
 
 def read(segmentation: Any, height: int, width: int) -> bytes:
-    """Return the mask of an annotation: polygons [[x, y, ...], ...], or run lengths.
+    """Return the mask of an annotation, which holds polygons [[x, y, ...], ...] or run lengths.
 
-    Returns b"" for any other form, which many data sets of boxes have. Everything is checked here,
-    because the C code of pycocotools does not check its input.
+    Returns b"" for any other form, which many data sets of boxes have, and for invalid or too large
+    masks. Everything is checked here, because the C code of pycocotools does not check its input.
     """
     from pycocotools import mask
 
@@ -45,7 +45,7 @@ def read(segmentation: Any, height: int, width: int) -> bytes:
 
 
 def _is_polygon(polygon: Sequence[float], height: int, width: int) -> bool:
-    """Return whether a polygon has three points or more, none far outside of the picture."""
+    """Return whether a polygon has three points or more, none far outside, and no huge outline."""
     if len(polygon) < _LEAST or len(polygon) % 2:
         return False
     points = np.array(polygon, np.float64).reshape(-1, 2)
@@ -94,14 +94,20 @@ def _compress(counts: list[int], height: int, width: int) -> bytes:
 
 
 def encode(inside: NDArray[np.bool_], top: int, left: int, height: int, width: int) -> bytes:
-    """Return the mask of a picture, of which `inside` [rows, columns] is the part at top, left."""
+    """Return the mask of a picture; `inside` [rows, columns] is its part at `top` and `left`."""
+    # Find the edges of the runs in each column, as positions in the picture
     rows = len(inside)
     columns = np.zeros((inside.shape[1], rows + 1), np.int8)  # the extra row ends each run
     columns[:, :rows] = inside.T
-    column, row = np.divmod(np.flatnonzero(np.diff(columns.ravel(), prepend=0)), rows + 1)
+    changes = np.flatnonzero(np.diff(columns.ravel(), prepend=0))
+    column, row = np.divmod(changes, rows + 1)
     edges = (left + column) * height + top + row
-    apart = edges[1:-1:2] != edges[2::2]  # drop edges where a run continues in the next column
-    edges = edges[np.concatenate([[True], np.repeat(apart, 2), [True]])] if len(edges) else edges
+
+    # Drop the edges where a run continues in the next column
+    if len(edges):
+        apart = edges[1:-1:2] != edges[2::2]
+        kept = np.concatenate([[True], np.repeat(apart, 2), [True]])
+        edges = edges[kept]
     runs = np.diff(edges, prepend=0, append=height * width)
     if not runs[-1]:  # the last pixel is in the mask
         runs = runs[:-1]
@@ -114,7 +120,7 @@ def empty(height: int, width: int) -> bytes:
 
 
 def of_box(box: Sequence[float], height: int, width: int) -> bytes:
-    """Return the mask of a box: left, top, width and height, in pixels."""
+    """Return the mask of a box (left, top, width and height in pixels), rounded to whole pixels."""
     left, top, *size = box
     edges = np.round([left, top, left + size[0], top + size[1]])
     left, top, right, bottom = edges.clip(0, [width, height] * 2).astype(int).tolist()
@@ -127,14 +133,14 @@ def to_coco(mask: bytes, height: int, width: int) -> dict[str, Any]:
 
 
 def decode(mask: bytes, height: int, width: int) -> NDArray[np.uint8]:
-    """Return a mask as an array [height, width] of 0 and 1."""
+    """Return a mask as an array [height, width] of 0 and 1; zeros for b""."""
     runs = _parse(mask) or [height * width]
     values = (np.arange(len(runs)) % 2).astype(np.uint8)
     return np.repeat(values, runs).reshape(width, height).T
 
 
 def iou(first: Sequence[Any], second: Sequence[Any]) -> NDArray[np.float64]:
-    """Return the IoU of masks in COCO's format [first, second]."""
+    """Return the IoU [first, second] of each pair of masks in COCO's format."""
     from pycocotools import mask
 
     return np.asarray(mask.iou(list(first), list(second), [0] * len(second)))
@@ -172,8 +178,9 @@ def move(
     offset: Sequence[float],
     to: tuple[int, int],
 ) -> bytes:
-    """Return a mask resized to another grid of pixels, by bilinear interpolation and a threshold of
-    0.5.
+    """Return a mask resized to another grid of pixels, by bilinear interpolation.
+
+    Pixels above 0.5 are inside. b"" gives the mask without an object.
 
     Args:
         size, to: height and width of the mask, and of the result.
@@ -183,6 +190,8 @@ def move(
 
     if not mask:
         return empty(*to)
+
+    # Interpolate only the part of the result that covers the object
     box = np.asarray(coco.toBbox({"size": list(size), "counts": mask}))
     begin = np.floor((box[:2] - offset) / scale).clip(0, to[::-1]).astype(int)
     end = np.ceil((box[:2] + box[2:] - offset) / scale).clip(begin, to[::-1]).astype(int)

@@ -1,4 +1,4 @@
-"""The memory budget for the tensors of a run, which sets the batch sizes."""
+"""The memory budget for the tensors of a run, from which batch sizes follow."""
 
 import ctypes
 import os
@@ -19,7 +19,7 @@ _VARIABLE = "RESNET8PTQ_MEMORY_GB"  # child processes inherit the limit
 
 
 def set_limit(gigabytes: float | None) -> None:
-    """Set the memory that this process may use; None for half of the free memory."""
+    """Set the memory for this process and its later children; None for half of the free memory."""
     if gigabytes is None:
         os.environ.pop(_VARIABLE, None)
     else:
@@ -29,9 +29,10 @@ def set_limit(gigabytes: float | None) -> None:
 def budget() -> int:
     """Return the number of bytes for a run's tensors.
 
-    The budget is the largest power of two up to half of `memory_gb`, but at least `LEAST` and at
-    most `MOST`. The other half is for libraries, weights and their copies. With a power of two,
-    batches and the sums over them are the same in all runs unless memory is very short.
+    The budget is the largest power of two up to half of the memory that `set_limit` sets, but at
+    least `LEAST` and at most `MOST`. The other half is for libraries, weights and their copies.
+    With a power of two, batches and the sums over them are the same in all runs unless memory is
+    very short.
     """
     asked = os.environ.get(_VARIABLE)
     whole = int(float(asked) * 1e9) if asked else _half_of_free()
@@ -40,7 +41,10 @@ def budget() -> int:
 
 @cache
 def _half_of_free() -> int:
-    """Return half of the memory that was free at this process's first call."""
+    """Return half of the memory that was free at this process's first call.
+
+    If the system does not report it, return enough for the largest budget.
+    """
     free = free_bytes()
     if free is None:
         return 2 * MOST
@@ -79,11 +83,11 @@ def in_groups(sizes: Sequence[int], within: int) -> list[slice]:
 
 @cache
 def return_large_blocks() -> None:
-    """Make this process return large blocks to the system as soon as they are freed.
+    """Make this process return blocks of 4 MB or more to the system as soon as they are freed.
 
     By default glibc keeps freed blocks of up to 32 MB, often in pieces of unsuitable sizes.
-    Returning a block takes a little time, so only networks with large tensors call this. The call
-    has an effect with glibc only (`man 3 mallopt`).
+    Returning a block takes a little time, so this is called only for networks with large tensors.
+    The call has an effect with glibc only (`man 3 mallopt`).
     """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 2**22)

@@ -54,7 +54,7 @@ def number(head: str, value: Callable[[Row], Any], style: Any = "", key: str = "
 
 @dataclass(frozen=True)
 class Table(Generic[Row]):
-    """Rows, each with a cell for every column."""
+    """Rows, the columns that give their cells, and a title."""
 
     columns: Sequence[Column[Row]]
     rows: Sequence[Row]
@@ -72,7 +72,7 @@ class Table(Generic[Row]):
 
     @property
     def lines(self) -> list[list[str]]:
-        """The cells of each row as texts."""
+        """The cells of each row as texts, in the columns for people."""
         columns = self.shown
         lines = []
         for row in self.rows:
@@ -85,7 +85,7 @@ class Table(Generic[Row]):
         return [column.head for column in self.columns if column.is_number]
 
     def without_empty(self) -> "Table[Row]":
-        """Return the table without the columns that have no text in any row."""
+        """Return the table with those columns for people that have text in some row."""
         kept = [column for column in self.shown if any(map(column.show, self.rows))]
         return replace(self, columns=kept)
 

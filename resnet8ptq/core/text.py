@@ -1,4 +1,4 @@
-"""Untrusted text, made safe for a terminal, a log, a page or a file name."""
+"""Untrusted text made safe for a terminal, a log, a page or a file name; mends for wrong words."""
 
 import re
 from collections.abc import Collection, Iterable
@@ -8,7 +8,7 @@ def redact(text: str) -> str:
     """Return a message without the user names, passwords and parameters of its URLs.
 
     A password may contain any of `/?#@`, so everything up to the last `@` of a URL may belong to
-    it. Text after a `?` may also be part of a password.
+    it. In the path of an SQLite or local file, an `@` stays.
 
     >>> redact("cannot reach http://me:a/b@c@host:5000/runs")
     'cannot reach http://host:5000/runs'
@@ -133,6 +133,8 @@ _SOME = 5  # words of a longer list
 def or_nearest(word: object, known: Collection[str], in_help: bool = True) -> str:
     """Return the known words for a message, with the closest match to `word`, if any.
 
+    Of more than 20 words, only the number or the first ones are returned.
+
     >>> or_nearest("int9", ["fp32", "int8"])
     'fp32 | int8 (nearest: int8)'
 
@@ -174,7 +176,7 @@ _SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
 
 
 def mend_value(key: str, got: object) -> str:
-    """Return the setting that a value with a unit means, such as `30s` or `1%`; empty for others.
+    """Return the setting that a value such as `30s`, `1%` or `32x24` means; empty for others.
 
     >>> mend_value("max_drop", "1%"), mend_value("minutes", "30s")
     ('; try max_drop=0.01', '; try minutes=0.5')
@@ -201,15 +203,24 @@ def mend_value(key: str, got: object) -> str:
 
 
 def safe_name(text: str) -> str:
-    """Return a text as a file or folder name, without separators and wildcards."""
+    """Return a text as a file or folder name of at most 100 characters.
+
+    Separators, wildcards and other unusual characters become `_`.
+    """
     return re.sub(r"[^\w.,=-]|^\.", "_", text)[:100] or "_"
 
 
 def show(text: object) -> str:
-    """Return a text with `?` for each control character, since these could control a terminal."""
+    """Return a text with `?` for each control character except line breaks.
+
+    Control characters could move the cursor or change the settings of a terminal.
+    """
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in str(text))
 
 
 def plain(text: str) -> str:
-    """Return a label for matplotlib: at most 80 characters, without formula marks."""
+    """Return a label for matplotlib from the first 80 characters, with `$` escaped.
+
+    matplotlib would read text between two `$` as a formula.
+    """
     return printable(text)[:80].replace("$", r"\$")

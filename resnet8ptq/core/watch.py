@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-QUIET_SECONDS = 2.5  # the longest silence
+QUIET_SECONDS = 2.5  # the silence before the first line of a step
 LOOK_SECONDS = 0.5
 LINE_SECONDS = 15.0  # the longest pause between the lines of a step that takes minutes
 _FRAMEWORKS = {  # modules that users know by name
@@ -42,6 +42,8 @@ class WatchedStep:
     Attributes:
         unit: the name of the parts, such as `batches`; empty for a step without progress.
         total: the number of parts; None if it is unknown.
+        done: the number of finished parts.
+        begin: the time by `time.monotonic`.
     """
 
     label: str
@@ -69,8 +71,10 @@ class Watch:
         draws: returns whether the terminal already shows running steps as bars.
 
     Attributes:
+        steps: the running steps.
         between: the label between steps; if empty, no line is printed there.
-        quiet_s: the longest silence of a step.
+        quiet_s: the silence before a line in seconds; during a long step, the silence grows up to
+            `LINE_SECONDS`.
     """
 
     def __init__(
@@ -97,7 +101,7 @@ class Watch:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread, once in a process."""
+        """Start the thread, unless it runs in this process."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
@@ -109,7 +113,7 @@ class Watch:
 
     @contextmanager
     def step(self, label: str, unit: str = "", total: int | None = None) -> Iterator[WatchedStep]:
-        """Register a running step during the block."""
+        """Register a running step during the block, and start the thread."""
         step = WatchedStep(label, unit, total)
         if not self.steps and not self.between:  # no line was due before
             self._heard = step.begin
@@ -124,10 +128,14 @@ class Watch:
             self._turned = _now()
 
     def look(self) -> float:
-        """Write the running steps if a line is due; return the seconds until the next one."""
+        """Write a line if it is due; return the seconds until the next one.
+
+        The line has the innermost step, and the outer ones that have progress.
+        """
         with self._lock:
             steps = [*self.steps]
             now = _now()
+            # A long silent step needs fewer lines
             pause = min(max(self.quiet_s, (now - self._turned) / 30), LINE_SECONDS)
             left = max(self._heard, self._said) + pause - now
             if left > 0:
