@@ -1,9 +1,9 @@
-"""Activation ranges of a network on the calibration samples, measured once for all runs.
+"""Activation ranges of a network on the calibration samples, measured for all runs.
 
 The statistics of a tensor do not depend on dtype, granularity or framework, and its histogram does
-not depend on the method. Therefore ONNX Runtime runs the ONNX graph once, and every tensor is
-observed. The cache keeps the statistics, and the ranges of each method, for all later runs. The
-statistics of a tensor after a Reshape or Relu follow from those of its input.
+not depend on the method. Therefore ONNX Runtime runs the ONNX graph, every float tensor is
+observed, and the cache keeps the statistics and the ranges of each method for all later runs. The
+statistics of a tensor after a Reshape or Relu usually follow from those of its input.
 """
 
 import json
@@ -64,6 +64,8 @@ class Activations:
 
     Attributes:
         onnx_path: file of the FP32 network.
+        calibration: the calibration samples.
+        calib: the settings of the calibration method.
         runtime: threads of the passes, and the cache of the statistics.
         preset: ranges from elsewhere, by ONNX tensor name, which take precedence.
     """
@@ -75,10 +77,10 @@ class Activations:
     preset: Mapping[str, Range] = field(default_factory=dict)
 
     def find_ranges(self, names: Iterable[str]) -> dict[str, Range]:
-        """Return the ranges of those tensors in `names` that exist in the ONNX graph, in order.
+        """Return the ranges of the float activations in `names`, in order.
 
-        If all ranges are preset, the network does not run. With torch's own method
-        (calib=histogram), only preset ranges are returned.
+        Names of other or unknown tensors are left out. If all ranges are preset, the network does
+        not run. With torch's own method (calib=histogram), only preset ranges are returned.
 
         Raises:
             QuantizationError: one of these activations is NaN or infinite. Tensors outside `names`
@@ -98,7 +100,7 @@ class Activations:
         return chosen
 
     def _not_finite(self, name: str) -> QuantizationError:
-        """Return the error for a tensor, which names the samples that stand out."""
+        """Return the error for a tensor; it names the samples that stand out, if there are any."""
         why = ""
         for outlier in self.outliers():
             why += f"; {outlier.describe(self.calibration)}"
@@ -114,7 +116,7 @@ class Activations:
 
         The keys are the names in the ONNX graph; the ranges (low, high) follow the run's
         calibration method. Backends that round activations themselves call this. The first call
-        runs the network; later calls, from any backend with these samples, read the cache.
+        runs the network; later calls with these samples, from any backend, read the cache.
 
         Raises:
             QuantizationError: see `find_ranges`.
@@ -127,7 +129,7 @@ class Activations:
         """Return the names of nodes with an input or output that is NaN or infinite.
 
         Such a node, for example the logarithm of zero, can stay in float. Layers are not listed.
-        The list is empty if the ranges are preset, or if torch chooses them.
+        The list is empty if any range is preset, or if torch chooses the ranges.
         """
         if self.preset or not find_method(self.calib.name).choose:
             return []
@@ -145,7 +147,8 @@ class Activations:
     def find_beyond(self, largest: float) -> dict[str, float]:
         """Return the layers whose inputs or outputs exceed `largest`, with the largest magnitude.
 
-        NaN and infinite values count as infinite.
+        Magnitudes are those of the ranges, by the calibration method. Those with NaN or infinity
+        count as infinite.
         """
         peaks = {}
         for name, ends in self._load_ranges().items():
@@ -161,8 +164,9 @@ class Activations:
         return beyond
 
     def outliers(self) -> list[Outliers]:
-        """Return the samples whose values stand out in a tensor; empty before the network has
-        run.
+        """Return the samples whose values stand out in a tensor.
+
+        The list is empty if the cache has no statistics yet.
         """
         kind, key = self._kind
         folder = cache.find(self.runtime.cache_root, kind, self._key(key))
@@ -257,9 +261,7 @@ class Activations:
         )
 
     def _compare_samples(self, observers: Mapping[str, TensorObserver]) -> Iterator[Outliers]:
-        """Yield the samples whose values stand out; a sample counts only in its first such
-        tensor.
-        """
+        """Yield the samples whose values stand out, by tensor, unless all were named before."""
         calibration = self.calibration
         every = np.arange(len(calibration))
         batches = calibration.parts(1, padded=False)
@@ -277,6 +279,7 @@ class Activations:
 
     def _observe(self, proto: onnx.ModelProto, names: Sequence[str]) -> dict[str, TensorObserver]:
         """Run all samples, and observe the tensors `names`."""
+        # Group the tensors by memory, and find out which have a value for each sample
         observers = {name: make_observer(self.calib) for name in names}
         inputs = [value.name for value in proto.graph.input if value.name in observers]
         computed = [name for name in names if name not in inputs]
@@ -306,7 +309,7 @@ class Activations:
         return observers
 
     def _find_batched(self, run: Runner, names: Sequence[str]) -> set[str]:
-        """Return the tensors with a first axis of samples, found by runs of 1 and 2 samples."""
+        """Return the tensors with a first axis of samples, found by runs of one and two samples."""
         some = np.arange(min(2, len(self.calibration)))
         alone = run(self.calibration.inputs(some[:1]))
         both = run(self.calibration.inputs(some))
@@ -325,7 +328,8 @@ class Activations:
             run = open_runner(expose(proto, parts[0]), threads)
             (sample,) = self.calibration.take(np.arange(1)).batches(1)
             return [run], fit_batch([run], sample)
-        # The tensors of one sample exceed the memory budget.
+
+        # The tensors of one sample exceed the memory budget
         memory.return_large_blocks()
         source = proto.graph.input[0].name
         names = list(chain.from_iterable(parts))

@@ -30,7 +30,8 @@ class CocoReader(CalibrationDataReader):  # type: ignore[misc]
     >>> quantize_static("yolox.onnx", "yolox.int8.onnx", reader)
 
     Attributes:
-        paths: the pictures' paths, sorted by name or in the order of the annotations.
+        paths: the pictures' paths, sorted or in the order of the annotations.
+        annotations: the content of the annotation file; None without one.
         records: the annotations of the pictures, [n], see `data.boxes`; None without annotations.
     """
 
@@ -49,7 +50,7 @@ class CocoReader(CalibrationDataReader):  # type: ignore[misc]
         channels_first: bool = True,
         inputs: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
-        """Choose the pictures, without reading them.
+        """Choose the pictures; `get_next` reads them.
 
         Args:
             images: the folder of the pictures.
@@ -59,14 +60,16 @@ class CocoReader(CalibrationDataReader):  # type: ignore[misc]
                 the folder.
             start_index: index of the first picture.
             size_limit: the largest number of pictures; 0 for no limit.
-            stride: number of pictures that are decoded at once, and in memory.
+            stride: number of pictures that are decoded at once, and in memory, rounded down to
+                whole batches; at least one batch.
             batch_size: pictures of each step; the last step may have fewer.
             is_evaluation: whether each step contains the indices of its pictures, as `image_id`.
             channels_first: whether the network takes [C, H, W].
             inputs: values of the network's other inputs, such as `image_shape`, for one sample.
 
         Raises:
-            DataError: there are no pictures, or the annotations are not in COCO's format.
+            DataError: there are no pictures from `start_index` on, or the annotations are not in
+                COCO's format.
             ValueError: a number is too small.
         """
         for name, value, least in (
@@ -126,10 +129,14 @@ class CocoReader(CalibrationDataReader):  # type: ignore[misc]
             return None
         stop = min(start + self.batch_size, len(self.paths))
         self._next = stop
+
+        # Decode the pictures of several batches at once, from the index `first` on
         first = start // self.stride * self.stride
         if self._decoded is None or self._decoded[0] != first:
             self._decoded = first, self._decode(self.paths[first : first + self.stride])
         batch = self._decoded[1][start - first : stop - first]
+
+        # Add the values of the other inputs, and the indices of the pictures
         step: dict[str, NDArray[Any]] = {self.input_name: batch}
         for name, values in self.inputs.items():
             step[name] = np.tile(np.asarray(values, np.float32), (len(batch), 1))

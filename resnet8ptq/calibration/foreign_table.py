@@ -3,8 +3,8 @@
 Formats: `calibration.json` of any run; ONNX Runtime's `TensorQuantOverrides` as JSON; AIMET's
 encodings, versions 0.6, 1.0 and 2.0
 (https://quic.github.io/aimet-pages/releases/latest/techniques/encoding_spec.html). Each gives a
-range by tensor name. Encodings of weights are left out, because the ranges of weights follow from
-their values.
+range by tensor name. Encodings by channel, which are those of weights, are left out, because the
+ranges of weights follow from their values.
 """
 
 import logging
@@ -62,11 +62,12 @@ def read_ranges(parsed: object, path: Path) -> dict[str, Range]:
 def match_tensors(
     ranges: Mapping[str, Range], graph: onnx.GraphProto, path: str
 ) -> dict[str, Range]:
-    """Return the ranges of tensors that the network has; warn about the others.
+    """Return the ranges of tensors that the network has; warn about their use and about the others.
 
     Raises:
         ConfigError: the network has none of the tensors.
     """
+    # Match the names with the inputs and the outputs of nodes
     known = set(input_names(graph))
     for node in graph.node:
         known.update(node.output)
@@ -77,6 +78,8 @@ def match_tensors(
             matched[name] = ends
         else:
             unmatched.append(name)
+
+    # Report both kinds
     listed = ", ".join(unmatched[:NAMED])
     if len(unmatched) > NAMED:
         listed += ", ..."
@@ -97,7 +100,10 @@ def match_tensors(
 
 
 def _entries(parsed: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the name and the entry of each activation; encodings by channel are left out."""
+    """Yield the name and the entry of each activation.
+
+    Encodings by channel are left out, and so are values of ONNX Runtime's format that are no lists.
+    """
     if isinstance(parsed.get("data"), dict):  # calibration.json
         yield from parsed["data"].items()
         return
@@ -124,7 +130,10 @@ def _is_by_channel(entry: Mapping[str, Any]) -> bool:
 
 
 def _find_range(entry: Any) -> Range | None:
-    """Return the range of an entry, from two ends or from scale and offset; None without either."""
+    """Return the range of an entry, from its ends, or else from its scale and offset.
+
+    None if the entry has neither, or if a number is not valid.
+    """
     if isinstance(entry, list) and len(entry) == 1:
         entry = entry[0]
     if not isinstance(entry, dict):
@@ -141,9 +150,9 @@ def _find_range(entry: Any) -> Range | None:
 
 
 def _from_levels(entry: Mapping[str, Any]) -> Range | None:
-    """Return the range of an entry that has a scale and an offset or zero point.
+    """Return the range of an entry that has a scale, and perhaps an offset or zero point.
 
-    None if the entry lacks a valid scale, or its levels are unknown.
+    None if a number is missing or not valid, or if the number of levels is unknown.
 
     AIMET 0.6 and 1.0: low = scale * offset, with unsigned levels. AIMET 2.0 and ONNX:
     low = scale * (least level - zero_point).

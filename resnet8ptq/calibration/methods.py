@@ -1,7 +1,7 @@
-"""The calibration methods: each turns the statistics of activations into a range [low, high].
+"""Calibration methods, which turn the statistics of an activation into a range [low, high].
 
-Statistics are collected in one pass over the calibration samples: the range of each tensor and, for
-the methods that need it, a histogram (`calibration.observer`).
+The statistics of a tensor are its range in each batch of calibration samples and, for the methods
+that need it, a histogram (`calibration.observer`).
 """
 
 import itertools
@@ -24,12 +24,12 @@ Batch = NDArray[np.float32]
 
 
 def minmax(stats: TensorStats, config: CalibConfig) -> Range:
-    """The smallest and the largest value."""
+    """Return the smallest and the largest value."""
     return stats.low, stats.high
 
 
 def moving_average(stats: TensorStats, config: CalibConfig) -> Range:
-    """An exponential moving average of each batch's smallest and largest value.
+    """Return the exponential moving averages of each batch's smallest and largest value.
 
     `average <- (1 - c) * average + c * batch` with c = `config.averaging_constant`, starting with
     the first batch. The result depends on `config.batch_size` and on the order of the samples.
@@ -46,7 +46,10 @@ def moving_average(stats: TensorStats, config: CalibConfig) -> Range:
 
 
 def percentile(stats: TensorStats, config: CalibConfig) -> Range:
-    """The range of the middle `config.percentile` percent; half of the rest is cut on each side."""
+    """Return the range of the middle `config.percentile` percent of the values.
+
+    Half of the rest is cut on each side, at edges of the histogram's bins.
+    """
     cdf = np.cumsum(stats.counts / stats.counts.sum())
     cut = (100.0 - config.percentile) / 200.0
     edges = stats.edges
@@ -56,13 +59,14 @@ def percentile(stats: TensorStats, config: CalibConfig) -> Range:
 
 
 def entropy(stats: TensorStats, config: CalibConfig) -> Range:
-    """The symmetric threshold with the lowest KL divergence.
+    """Return the range up to the threshold around zero with the lowest KL divergence.
 
     Each candidate clips the distribution to a window around zero, and quantizes it to
     `config.num_quantized_bins` levels. Its score is the divergence of the clipped distribution from
     the quantized one. Source: S. Migacz, "8-bit Inference with TensorRT", GTC 2017. On the same
     histogram, this method gives the thresholds of ONNX Runtime's entropy calibration.
     """
+    # Compare windows of `half` bins on each side of the middle bin
     counts = stats.counts
     levels = config.num_quantized_bins
     middle = len(counts) // 2
@@ -81,6 +85,7 @@ def _divergence(counts: NDArray[np.int64], middle: int, half: int, levels: int) 
     clipped[0] += counts[:start].sum()
     clipped[-1] += counts[end:].sum()
 
+    # Quantize the window, then give each level's total evenly to its bins that are not empty
     merged = len(window) // levels  # bins per level; the last level takes the remainder
     whole = merged * levels
     totals = window[:whole].reshape(levels, merged).sum(axis=1)
@@ -100,7 +105,8 @@ def _divergence(counts: NDArray[np.int64], middle: int, half: int, levels: int) 
 def _smooth(counts: NDArray[np.int64]) -> NDArray[np.float64] | None:
     """Move a small count to empty bins, so that the divergence stays finite.
 
-    The result is None if the other bins are so few that each would lose a whole count.
+    The result is None if all bins are empty, or if the other bins are so few that each would lose a
+    whole count.
     """
     tiny = 0.0001
     empty = counts == 0
@@ -114,14 +120,15 @@ def _smooth(counts: NDArray[np.int64]) -> NDArray[np.float64] | None:
 
 
 def mse(stats: TensorStats, config: CalibConfig) -> Range:
-    """The range with the smallest squared error between the values and their 8-bit versions.
+    """Return the range with the smallest squared error between values and their 8-bit versions.
 
     Minimizes `sum (x - Q(x))^2` over both ends, where `s = (high - low) / 255`, `z = round(-low/s)`
     and `Q(x) = s * clip(round(x / s), -z, 255 - z)`: 256 levels, one of them zero. Without negative
-    (positive) values the lower (upper) end stays zero. The search tries 16 fractions of each end,
-    then refines three times around the best; ties go to minmax. Source: M. Nagel et al., "A
-    White Paper on Neural Network Quantization", 2021, section 3.1.
+    (positive) values the search keeps the lower (upper) end at zero. It tries 16 fractions of each
+    end, then refines three times around the best; ties go to the whole range. Source: M. Nagel et
+    al., "A White Paper on Neural Network Quantization", 2021, section 3.1.
     """
+    # Use only the bins that are not empty
     edges = stats.edges
     counts = stats.counts.astype(np.float64)
     counts[len(counts) // 2] -= stats.zeros  # zero is quantized without error in any range
@@ -239,6 +246,7 @@ def run_pass(
     """Yield the calibration samples in batches [n, ...], with a progress bar.
 
     Args:
+        config: its `batch_size`, limited to the network's largest batch, is that of the batches.
         at_once: the largest number of samples at once; larger batches are split. None for the
             limits of the network and of the memory budget, see `Split.limit`.
 
@@ -247,6 +255,8 @@ def run_pass(
     """
     size = min(config.batch_size, calibration.at_once or config.batch_size)
     step = min(size, at_once or calibration.limit(size))
+
+    # List the steps first, so that the progress bar knows their number
     every = np.arange(len(calibration))
     steps = []
     for part in calibration.parts(size, padded=False):

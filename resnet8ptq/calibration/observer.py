@@ -1,4 +1,4 @@
-"""Observes a tensor in one pass over the calibration samples.
+"""Observes the values of a tensor, batch by batch.
 
 The histogram of a calibration method spans the observed range, which is only known after the last
 batch. Values are therefore counted in finer bins, with an edge at zero. Their width is 2**-15 of a
@@ -26,11 +26,12 @@ class TensorObserver:
     """The range of a tensor in each batch, and the counts of its values.
 
     Attributes:
-        counting: whether values are counted; otherwise only their ranges are kept.
+        counting: whether values are counted; otherwise only ranges and peaks are kept.
         batches: the range of each batch, in order.
-        counts: the counts of the fine bins [2 * HALF], in ascending order.
+        counts: the counts of the fine bins [2 * HALF], in ascending order; empty before values are
+            counted.
         exponent: the bins span [-2**exponent, 2**exponent).
-        finite: whether no value was NaN or infinite; otherwise only the ranges are kept.
+        finite: whether no value was NaN or infinite; after the first one, values are not counted.
         peaks: the largest magnitudes of the samples of each call, in order, see `observe`.
     """
 
@@ -49,7 +50,7 @@ class TensorObserver:
     def observe(
         self, values: NDArray[np.float32], new_batch: bool = True, samples: int = 1
     ) -> None:
-        """Add values.
+        """Take the values of a tensor for one or several samples into account.
 
         Args:
             new_batch: whether the values start a batch; else they continue the last one.
@@ -57,7 +58,8 @@ class TensorObserver:
                 sample, or if the values do not belong to single samples.
         """
         # Zeros stand for samples without values, such as boxes of empty pictures
-        lows = highs = np.zeros(samples, np.float32)
+        lows = np.zeros(samples, np.float32)
+        highs = lows
         if values.size:
             rows = values.reshape(samples, -1)
             lows = rows.min(axis=1)
@@ -69,6 +71,8 @@ class TensorObserver:
         if self.counting and self.finite:
             self._widen(max(-low, high))
             self._count(values.reshape(-1), math.floor(low / self.width))
+
+        # The values may continue the last batch
         if not new_batch:
             last_low, last_high = self.batches.pop()
             low = float(np.minimum(low, last_low))
@@ -76,7 +80,10 @@ class TensorObserver:
         self.batches.append((low, high))
 
     def clipped(self, low: float, high: float) -> "TensorObserver":
-        """Return an observer of the same values, limited to [low, high]."""
+        """Return an observer of the same values, limited to [low, high]; the peaks stay unlimited.
+
+        Without limits, or after a value that is not finite, the observer returns itself.
+        """
         if (low, high) == (-math.inf, math.inf) or not self.finite:
             return self
         least, most = np.clip([low, high], -HALF * self.width, (HALF - 1) * self.width)
@@ -95,7 +102,8 @@ class TensorObserver:
         """Return whether one of `num_bins` bins over the range is narrower than a fine bin.
 
         A clipped tensor has the fine bins of its source, which may be too wide for its own range.
-        Without finite values there are no bins.
+        Without counting, no bin is too wide. After a value that is not finite, the counts are
+        incomplete, and the result is True.
         """
         if not self.finite:
             return True
@@ -103,10 +111,11 @@ class TensorObserver:
         return self.counting and 0 < 2 * threshold / num_bins < self.width
 
     def stats(self, num_bins: int) -> TensorStats:
-        """Return the statistics, with a histogram of `num_bins` bins.
+        """Return the statistics, with a histogram of `num_bins` bins if values are counted.
 
         The count of a fine bin across an edge is divided in proportion. The number of values below
-        an edge is thus exact, except for the values of one fine bin.
+        an edge is thus exact, except for the values of one fine bin. After a value that is not
+        finite, the histogram is zero.
         """
         stats = TensorStats.of_batches(np.array(self.batches))
         if self.counting and not self.finite:

@@ -38,7 +38,7 @@ class Outliers:
         tensor: the ONNX name of the first such tensor, in graph order.
         samples: indices in the calibration samples, the largest value first.
         ratio: the smallest peak of `samples` to the largest of all others; infinite for NaN and
-        infinity.
+            infinity.
         total: number of calibration samples.
     """
 
@@ -62,7 +62,10 @@ class Outliers:
         )
 
     def clip(self, calib: CalibConfig) -> str:
-        """Return the settings whose range excludes these samples; empty if no setting does."""
+        """Return the settings whose range excludes these samples.
+
+        The text is empty if no setting does, or if `calib` already does.
+        """
         percentile = 100 - 100 * _CUT * len(self.samples) / self.total
         clips = calib.name == "percentile" and calib.percentile <= percentile
         if clips or percentile < _LEAST_PERCENTILE or self.ratio > _RESOLVED:
@@ -70,7 +73,7 @@ class Outliers:
         return f"calib=percentile calib.percentile={math.floor(100 * percentile) / 100:g}"
 
     def mend(self, calib: CalibConfig) -> str:
-        """Return the mend as text: remove the samples, or choose a range that leaves them out."""
+        """Return the mend as text: remove the samples, or choose a range that excludes them."""
         which = "this sample" if len(self.samples) == 1 else "these samples"
         mend = f"remove {which} if damaged"
         clip = self.clip(calib)
@@ -87,7 +90,8 @@ def find_outliers(tensor: str, peaks: Peaks) -> Outliers | None:
     """Return the samples that exceed all others by at least `RATIO`; None if there are none.
 
     Outliers lie above a gap between the sorted peaks, so a heavy tail, which decreases step by
-    step, has none. Samples of zeros, such as black pictures, are not compared.
+    step, has none. Samples of zeros, such as black pictures, are not compared. There are no
+    outliers among fewer than `LEAST` samples, and at most a share of `MOST`, or a single one.
     """
     sizes = np.where(np.isfinite(peaks), peaks, np.inf).astype(np.float64)
     order = np.argsort(-sizes, kind="stable")

@@ -11,7 +11,7 @@ from resnet8ptq.data.sampling import draw_calibration
 
 
 class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
-    """Feeds samples to ONNX Runtime, one by one or in batches; only one batch is in memory.
+    """Feeds samples to ONNX Runtime, one by one or in batches.
 
     ONNX Runtime's calibrators keep the activations of all samples. With many samples, give
     `quantize_static` the extra option `CalibStridedMinMax`: a number of batches.
@@ -54,7 +54,8 @@ class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
 
         Raises:
             DataError: the data set is not available, or is damaged.
-            ConfigError: a class has fewer samples, or `root` is not a folder.
+            ConfigError: every class has fewer samples, `name` is unknown, or `root` is not a
+                folder.
         """
         config = locate.find_data(DataConfig(name, root, on_missing="error"))
         drawn = draw_calibration(registry.load(config.name, config.root), samples_per_class, seed)
@@ -76,11 +77,10 @@ class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
         return {self.input_name: self.stored[start : start + self.batch_size].astype(np.float32)}
 
     def set_range(self, start_index: int, end_index: int) -> None:
-        """Read only the batches from `start_index` up to `end_index`, exclusive; restart at the
-        first.
+        """Read only the batches from `start_index` to before `end_index`, and restart there.
 
         Raises:
-            IndexError: a batch is out of range.
+            IndexError: a batch does not exist, or the end lies before the start.
         """
         if not 0 <= start_index <= end_index <= len(self):
             raise IndexError(

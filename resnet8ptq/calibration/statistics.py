@@ -18,6 +18,8 @@ class TensorStats:
     magnitude. Zero lies in the middle, where the entropy search starts.
 
     Attributes:
+        low, high: the smallest and the largest value.
+        counts: number of values in each bin; empty without a histogram.
         zeros: number of values at zero or very close to it; a ReLU returns many of them.
         batches: the range of each batch, in order.
     """

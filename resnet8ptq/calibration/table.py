@@ -8,7 +8,7 @@
 | `calibration.provenance.json` | network, method and samples of the ranges, and the files' hashes |
 
 ONNX Runtime's functions write the first three. Ranges belong to a network, a method and calibration
-samples; a table is refused if one of the three differs.
+samples; without `calib.trust`, a table is refused if one of the three differs.
 """
 
 import hashlib
@@ -80,7 +80,7 @@ def as_tensors_data(ranges: Mapping[str, Range]) -> TensorsData:
 
 
 def load_ranges(path: str | Path, provenance: Provenance | None) -> dict[str, Range]:
-    """Read the ranges of an earlier run as float32 values, by ONNX tensor name.
+    """Return the ranges in a table, by ONNX tensor name.
 
     Args:
         path: a `calibration.json`, or its folder.
@@ -88,8 +88,8 @@ def load_ranges(path: str | Path, provenance: Provenance | None) -> dict[str, Ra
             any origin, in the formats of `foreign_table`.
 
     Raises:
-        ConfigError: the file is missing, damaged or edited; or it belongs to another model, method
-            or samples; or a range is not valid.
+        ConfigError: the file is missing, damaged or of another format; or with `provenance`, it was
+            edited, or belongs to another model, method or samples; or a range is not valid.
     """
     table = Path(path).expanduser()
     if table.suffix in (".flatbuffers", ".cache") and not table.is_dir():
