@@ -1,4 +1,4 @@
-"""Runs batches in parallel, and finds the fastest batch size, threads and number at once."""
+"""Runs batches in parallel, and finds their fastest size, threads and number at once."""
 
 import json
 import logging
@@ -59,6 +59,8 @@ def run_all(
     if len(copies) == 1:
         yield from map(copies[0], batches)
         return
+
+    # A batch takes any copy that is idle
     idle: SimpleQueue[Callable[[NDArray[np.float32]], T]] = SimpleQueue()
     for copy in copies:
         idle.put(copy)
@@ -70,6 +72,7 @@ def run_all(
         finally:
             idle.put(copy)
 
+    # Yield the oldest batch first, to keep the order
     waiting: deque[Future[T]] = deque()
     with ThreadPoolExecutor(len(copies)) as pool:
         for batch in batches:
@@ -90,8 +93,8 @@ def find_batching(
 
     Args:
         split: the samples, of which the measurement runs the first.
-        batch_size: the batch size in the settings; None for the fastest. A network with a fixed
-            batch size has precedence.
+        batch_size: the batch size in the settings; None for the fastest. A fixed batch size of the
+            network has precedence.
         about: the artifact's part of the cache key, such as network, framework and dtype.
     """
     sizes = list(BATCH_SIZES)
@@ -167,11 +170,14 @@ def _find_fastest(
             known = times.pop(pace, None)
             turn.append(known or measure_pace(load, split, pace))
         turns.append(turn)
+
+    # One thread for a batch wins unless several are clearly faster, see `MARGIN`
     margins = np.ones(len(paces))
     for index, pace in enumerate(paces):
         if pace.threads == 1:
             margins[index] = MARGIN
-    return paces[int((np.median(turns, axis=0) * margins).argmin())]
+    weighted = np.median(turns, axis=0) * margins
+    return paces[int(weighted.argmin())]
 
 
 def _at_once(way: tuple[int, int]) -> int:
@@ -183,7 +189,8 @@ def measure_pace(load: Load, split: Split, batching: Batching) -> float:
     """Return the seconds per sample, measured on the first samples after a warm-up."""
     copies = [load(batching.threads).predict for _ in range(batching.at_once)]
     most = max(TRIAL_IMAGES, 4 * batching.at_once * batching.batch_size)
-    batches = split.take(np.arange(min(most, len(split)))).batches(batching.batch_size)
+    first = split.take(np.arange(min(most, len(split))))
+    batches = first.batches(batching.batch_size)
 
     # Warm each copy up, unless it is slow
     for copy in copies:

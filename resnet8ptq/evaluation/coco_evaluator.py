@@ -69,6 +69,8 @@ class CocoEvaluator:
         reader = reader or self.reader
         if reader.annotations is None or reader.records is None or not reader.is_evaluation:
             raise ValueError("reader: expected annotations and is_evaluation=True")
+
+        # Run and decode batch by batch, so that only detections stay in memory
         class_ids = reader.annotations.class_ids
         for step in iter(reader.get_next, None):
             records = reader.records[step.pop(IMAGE_ID)]
@@ -76,7 +78,7 @@ class CocoEvaluator:
             repeated = self._run & ids
             if repeated:
                 raise ValueError(f"picture {min(repeated)} was run before")
-            if self._decoder is None:
+            if self._decoder is None:  # the first batch shows the shapes of the outputs
                 self._decoder = self._find_decoder(step, reader.input_name, class_ids)
             detections = Outputs(self._decoder(self._run_on(step)))
             scores = DetectionScores(detections, records, class_ids, self.config.resamples)
@@ -102,6 +104,8 @@ class CocoEvaluator:
         whole = annotations
         if not isinstance(whole, Mapping):
             whole = json.loads(Path(whole).read_bytes())
+
+        # Leave out the pictures that were not run
         images = [image for image in whole["images"] if image["id"] in self._run]
         boxes = [box for box in whole["annotations"] if box["image_id"] in self._run]
         scored = {"images": images, "annotations": boxes, "categories": whole["categories"]}

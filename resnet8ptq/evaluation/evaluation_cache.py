@@ -1,4 +1,4 @@
-"""Keeps evaluations, so that a file with small outputs runs only once on the same samples."""
+"""Keeps evaluations with small outputs, so that equal evaluations run only once."""
 
 import json
 from dataclasses import astuple, replace
@@ -50,9 +50,12 @@ def load(folder: Path, final: str) -> Evaluation:
         final: the kind of the outputs, see `Outputs.final`.
     """
     path = folder / "logits.npy"
+    logits = None
+    if path.exists():
+        logits = np.load(path)
     outputs = Outputs(
         values=_map_arrays(folder, "output"),
-        logits=np.load(path) if path.exists() else None,
+        logits=logits,
         final=final,
         raw=_map_arrays(folder, "raw"),
     )

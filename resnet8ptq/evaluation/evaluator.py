@@ -63,11 +63,14 @@ def _load_remote(
     target: Target, path: Path, runtime: str, precision: str, threads: int
 ) -> Predictor:
     file = target.load(path, runtime, threads, precision)
+    find_nodes = None
+    if runtime == "onnxruntime":
+        find_nodes = file.find_nodes
     return Predictor(
         predict=lambda batch: file.run(batch)[0],
         open_logits=lambda: None,
         time_ms=lambda batch: 1000 * file.time(batch),
-        find_nodes=file.find_nodes if runtime == "onnxruntime" else None,
+        find_nodes=find_nodes,
     )
 
 
@@ -189,6 +192,7 @@ class Evaluator:
         of samples needs a baseline. The file depends on the shape and dtype of the samples, not on
         their values.
         """
+        # Inputs of another shape or dtype need another file
         inputs = samples.zeros
         fields = samples.fields
         form = inputs.dtype, inputs.shape, fields and fields.any_length
@@ -326,7 +330,9 @@ class Evaluator:
         The part describes framework, samples, reduction, target and code.
         """
         reduction = self.task.scope.reduction
-        kind = f"{reduction} {code.behind(type(reduction).__module__)}" if reduction else ""
+        kind = ""
+        if reduction:
+            kind = f"{reduction} {code.behind(type(reduction).__module__)}"
         about = {"backend": _backend(quantizer), "samples": samples.digest, "reduction": kind}
         if self.target is not None:
             about["target"] = json.dumps(self.target.describe(), sort_keys=True)
@@ -367,7 +373,10 @@ class Evaluator:
         return [load(batching.threads) for _ in range(batching.at_once)], batching
 
     def baseline(self, samples: Split) -> Baseline:
-        """Return the FP32 network in the framework, run over `samples` unless the cache has it."""
+        """Return the FP32 network in the framework, with its outputs for `samples`.
+
+        The cache keeps both, so that the network runs once over the same samples.
+        """
         network = files.sha256(self.network.onnx_path)
         key = {"model": network, **self._evaluation_key(self.fp32_quantizer, samples)}
         path = self._convert(self.network, samples)

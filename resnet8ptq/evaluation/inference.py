@@ -101,7 +101,7 @@ def extend(before: Evaluation | None, after: Evaluation) -> Evaluation:
 def _pad(batches: Sequence[Sequence[Array]]) -> list[Sequence[Array]]:
     """Return outputs [n, length, ...] of batches, padded with zeros to the longest batch.
 
-    Outputs without an axis of the length, such as classes, are unchanged.
+    Outputs whose axis 1 has one size in all batches, such as classes, are unchanged.
     """
     padded = []
     for of_all_batches in zip(*batches, strict=True):  # one output
@@ -138,11 +138,14 @@ def targets_of(split: Split) -> Targets:
     def pick_pictures(indices: NDArray[np.int64]) -> NDArray[np.uint8]:
         return split.stored[indices]
 
+    pictures = None
+    if split.has_pictures:
+        pictures = pick_pictures
     return Targets(
         labels=split.labels,
         groups=split.groups,
         inputs=split.inputs,
-        pictures=pick_pictures if split.has_pictures else None,
+        pictures=pictures,
         lengths=split.masked_lengths,
         whole_length=split.whole_length,
     )

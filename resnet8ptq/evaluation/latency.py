@@ -1,7 +1,7 @@
-"""Latency of a model and its FP32 baseline, timed in turns in one process.
+"""Latencies of models, such as a file and its FP32 baseline, timed in turns in one process.
 
-On a shared machine, latency drifts by more than quantization changes it. Models timed in turns run
-under the same load, so their ratio is reliable.
+On a shared machine, latency can drift by more than quantization changes it. Models timed in turns
+run under the same load, so their ratio is reliable.
 """
 
 import math
@@ -164,6 +164,8 @@ def time_in_turns(
         for index in order:
             times[index].append(_time_ms(predictors[index], batch))
         order.reverse()
+
+        # End the warm-up early, or the turns, if the time is up
         spent = time.perf_counter() - begin
         if LEAST_WARM_UP <= turn + 1 < warm_up and spent > limit / 2:
             warm_up = turn + 1

@@ -1,7 +1,7 @@
 """Ratios of latencies, with intervals, for models timed in turns.
 
-Latencies of different runs are measured minutes apart. In that time, a machine's speed changes by
-more than the models differ.
+Latencies of different runs are measured minutes apart. In that time, a machine's speed can change
+by more than the models differ.
 """
 
 import math
@@ -143,5 +143,6 @@ def ratio(model: Blocks, reference: Blocks, of: int = 1) -> Ratio:
     count = len(logs)
     if count < 2:
         return Ratio(math.exp(mean), 0.0, math.inf)
-    half = float(stdtrit(count - 1, 1 - PART / of)) * float(logs.std(ddof=1)) / math.sqrt(count)
+    error = float(logs.std(ddof=1)) / math.sqrt(count)
+    half = float(stdtrit(count - 1, 1 - PART / of)) * error
     return Ratio(math.exp(mean), math.exp(mean - half), math.exp(mean + half))

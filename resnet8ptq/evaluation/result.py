@@ -77,5 +77,10 @@ class RunResult:
                 names.append(criterion.name)
             for name in names:
                 metrics[f"{CHOICE}{name}"] = values.get(name)
-        metrics = task.metrics(measured.comparison) | metrics
-        return {key: float(value) for key, value in metrics.items() if value is not None}
+
+        # Leave out what is unknown
+        known = {}
+        for key, value in (task.metrics(measured.comparison) | metrics).items():
+            if value is not None:
+                known[key] = float(value)
+        return known

@@ -1,13 +1,13 @@
 """A group-sequential test of the loss of hits, which may decide after a part of the samples.
 
-Samples are scored in blocks. After each block, at an analysis, two one-sided tests compare the
-paired loss with a limit, by Tango's score statistic (`statistics.tango`). One proves that the loss
-is within the limit, the other that it is beyond. The level of each test is spent over the analyses
-by the O'Brien-Fleming type function of Lan and DeMets, "Discrete sequential boundaries for clinical
-trials", Biometrika 70, 1983, which spends little at the first analyses. The bounds are computed by
-the recursive integration of Armitage, McPherson and Rowe, "Repeated significance tests on
-accumulating data", JRSS A 132, 1969. The bounds do not assume a stop by the other test or for
-futility, so each error rate stays below its level even if such a stop is ignored.
+Samples are scored in blocks. After each block, at an interim or the last analysis, two one-sided
+tests compare the paired loss with a limit, by Tango's score statistic (`statistics.tango`). One
+proves that the loss is within the limit, the other that it is beyond. The level of each test is
+spent over the analyses by the O'Brien-Fleming type function of Lan and DeMets, "Discrete sequential
+boundaries for clinical trials", Biometrika 70, 1983, which spends little at the first analyses. The
+bounds are computed by the recursive integration of Armitage, McPherson and Rowe, "Repeated
+significance tests on accumulating data", JRSS A 132, 1969. The bounds do not assume a stop by the
+other test or for futility, so each error rate stays below its level even if such a stop is ignored.
 
 P-values, intervals and estimates after the stop use the stage-wise ordering of Tsiatis, Rosner and
 Mehta, "Exact confidence intervals following a group sequential test", Biometrics 40, 1984: an
@@ -174,12 +174,15 @@ class StoppingPlan:
         last = self.bounds[-1]
         expected = z / math.sqrt(time)
         deviation = math.sqrt((1 - time) / time)
-        return float(ndtr((abs(expected) - last) / deviation)) + float(
-            ndtr((-abs(expected) - last) / deviation)
-        )
+        near = float(ndtr((abs(expected) - last) / deviation))
+        opposite = float(ndtr((-abs(expected) - last) / deviation))
+        return near + opposite
 
     def margin(self, lost: int, won: int, seen: int, loss: float) -> Margin:
-        """Return the margin of `tango` for a loss, corrected for the interim analyses."""
+        """Return the margin of the measured loss over `loss`, corrected for interim analyses.
+
+        Without the correction, the margin is that of `tango`. It is unknown if that is unknown.
+        """
         now = tango(lost, won, seen, loss)
         at_limit = tango(lost, won, seen, self.limit)
         if UNKNOWN in (now, at_limit):

@@ -1,4 +1,4 @@
-"""Hits of a run that stopped early (`evaluate.stop=decided`), and the plan of its test.
+"""Hits of a run that may stop early (`evaluate.stop=decided`), and the plan of its test.
 
 A task only declares that its test is `sequential`; it does not depend on this module.
 """
@@ -102,7 +102,7 @@ def find_outcome(comparison: Comparison) -> str:
 
 
 def read_pair(test: PairedTest, arrays: Arrays) -> Paired:
-    """Return the values in `predictions.npz`, including those of a run that stopped early.
+    """Return the values in `predictions.npz`, with the plan of a run that may stop early.
 
     Raises:
         KeyError, ValueError: the arrays are those of another task, or damaged.

@@ -1,7 +1,7 @@
-"""`task=anomaly`: finds anomalies, which the network reconstructs worse than normal samples.
+"""`task=anomaly`: ranks anomalies above normal samples by a score, measured by the AUC.
 
-As in MLPerf Tiny and DCASE, the score of a clip is by default the mean over its windows of the mean
-squared error (`task.join`). The metric is the AUC of ranking anomalies above normal clips.
+The network returns the score, or reconstructs the sample with an error that is the score. As in
+MLPerf Tiny and DCASE, the score of a clip is by default the mean over its windows (`task.join`).
 """
 
 from dataclasses import dataclass, replace
@@ -103,13 +103,17 @@ def _make(config: AnomalyConfig, context: TaskContext) -> Task:
     if labels is not None:
         values = np.unique(labels).tolist()
     if labels is None or labels.ndim > 1 or values != [0, 1]:
-        got = "None" if labels is None else ", ".join(map(str, values[:10]))
+        got = ", ".join(map(str, values[:10]))
+        if labels is None:
+            got = "None"
         if len(values) > 10:
             got += ", …"
         raise ConfigError(
             f"task=anomaly: the labels of {context.data} are {got}; expected 0 (normal) and 1 (an "
             "anomaly), one for each sample"
         )
+
+    # The network reconstructs its input, or returns a score
     if list(context.outputs.values()) not in ([context.input_shape], [(1,)], [()]):
         raise ModelError(
             f"returns {describe(context.outputs)}; task=anomaly takes one output: the "

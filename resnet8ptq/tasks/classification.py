@@ -139,7 +139,9 @@ class ClassScores(Scores):
         """Mean of 2 TP / (2 TP + FP + FN) over the classes that occur in labels or predictions."""
         counts = self.confusion()
         sizes = counts.sum(axis=0) + counts.sum(axis=1)
-        return float(np.mean(2 * counts.diagonal()[sizes > 0] / sizes[sizes > 0]))
+        occurs = sizes > 0
+        f1 = 2 * counts.diagonal()[occurs] / sizes[occurs]
+        return float(f1.mean())
 
     def more(self) -> Metrics:
         """Return macro F1 and, with more than 5 classes, top-5 accuracy."""

@@ -95,7 +95,7 @@ class LineScores(ReducedScores):
 
     @cached_property
     def errors_of_others(self) -> Counts:
-        """The number of wrong characters of each line, compared with the text of the next line."""
+        """The number of wrong characters of each line against the true text of the next line."""
         others = [*self.labels[1:], *self.labels[:1]]
         return np.array(list(map(count_errors, self.texts, others)))
 
@@ -123,7 +123,9 @@ def build(primary: str = "cer", alphabet: Alphabet | None = None, resamples: int
         primary: `cer` or `wer`.
         alphabet: decodes the outputs; None for a finished run.
     """
-    other = METRICS["wer" if primary == "cer" else "cer"]
+    other = METRICS["cer"]
+    if primary == "cer":
+        other = METRICS["wer"]
     return Task(
         "ctc",
         METRICS[primary],
@@ -157,8 +159,10 @@ def _score(
         true_words = true.split()
         texts.append(said)
         labels.append(true)
-        characters.append((count_errors(said, true), len(true)))
-        words.append((count_errors(said.split(), true_words), len(true_words)))
+        wrong_characters = count_errors(said, true)
+        wrong_words = count_errors(said.split(), true_words)
+        characters.append((wrong_characters, len(true)))
+        words.append((wrong_words, len(true_words)))
 
     # Make the error rates functions of line indices, for the bootstrap
     by_character = np.array(characters, np.float64)
@@ -211,8 +215,8 @@ def _doubt(metric: Metric, baseline: LineScores, expected: float | None) -> str 
 def read_alphabet(path: Path) -> list[str]:
     """Return the symbols of an alphabet file, in the order of the classes.
 
-    In a vocab.json of Hugging Face, `|` stands for the space unless there is one, and the symbols
-    of special tokens are empty.
+    In a vocab.json of Hugging Face without a space, `|` stands for the space. The symbols of
+    special tokens are empty.
 
     Raises:
         ConfigError: the file is not readable as an alphabet.
@@ -245,12 +249,15 @@ def _fit(config: CtcConfig, outputs: Mapping[str, tuple[int | None, ...]]) -> Al
     The file may have a line for the blank or not.
 
     Raises:
-        ConfigError: there is no file, or the network has no class `task.blank`.
+        ConfigError: `task.alphabet` is null or not readable, or `task.blank` is no class of the
+            network.
         ModelError: no output fits.
     """
     if config.alphabet is None:
         raise ConfigError(f"task.alphabet: got null, {EXPECTED}; try task=ctc task.alphabet=FILE")
     symbols = read_alphabet(Path(config.alphabet))
+
+    # Classes are usually last; the blank may be one more class than the file has
     for number, shape in enumerate(outputs.values()):
         for axis in (1, 0):
             if len(shape) != 2 or shape[axis] not in (len(symbols), len(symbols) + 1):

@@ -36,7 +36,9 @@ def build(config: CustomConfig, call: UserMetric | None, outputs: Sequence[str] 
         call: the metric; None for a finished run, because the name in a store may be anyone's code.
         outputs: the names of the network's outputs.
     """
-    title = str((config.metric or {}).get("_target_", "metric")).rpartition(".")[2]
+    settings = config.metric or {}
+    target = str(settings.get("_target_", "metric"))
+    title = target.rpartition(".")[2]
     percent = config.percent
     metric = Metric(
         "custom_metric", title, config.direction == "maximize", percent, bounded=percent
@@ -111,7 +113,7 @@ def _load(settings: Any) -> UserMetric:
     target = (settings or {}).get("_target_")
     if not target:
         raise ConfigError(f"task.metric._target_: got null, {EXPECTED}")
-    try:
+    try:  # the name and the arguments are the user's
         settings = dict(settings)
         if not isinstance(get_object(target), type):
             settings["_partial_"] = True  # load the function itself, not its result

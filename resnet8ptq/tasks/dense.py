@@ -137,7 +137,7 @@ def _measure(name: str, said: Maps, true: Maps, peak: float) -> float:
     The metrics of depth leave out pixels with a true depth of at most 0.
 
     Raises:
-        DataError: no pixel has a depth above 0.
+        DataError: the metric is one of depth, and no pixel has a true depth above 0.
     """
     if name == "ssim":
         return ssim(said.clip(0, peak) / peak, true / peak)

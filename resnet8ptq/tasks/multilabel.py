@@ -74,7 +74,10 @@ class MultilabelScores(ClasswiseScores):
         return self.labels.sum(axis=0)
 
     def more(self) -> Metrics:
-        """Return the mean F1 of the classes at the threshold; 0 for a class without right ones."""
+        """Return the mean F1 of the classes at the threshold.
+
+        A class without right predictions has an F1 of 0.
+        """
         predicted = _to_probabilities(self.outputs).values[0] > self.threshold
         hits = (predicted & self.labels).sum(axis=0)
         named = predicted.sum(axis=0) + self.labels.sum(axis=0)

@@ -52,6 +52,8 @@ class NextToken:
                 f"returns logits of {returned} tokens for windows of {tokens.shape[1]}; "
                 "expected one for each"
             )
+
+        # A logit predicts the token after it, so both must be text
         following = tokens[:, 1:, np.newaxis]
         counted = is_text[:, 1:] & is_text[:, :-1]
         surprise = np.zeros(counted.shape, np.float32)
@@ -78,6 +80,8 @@ class NextToken:
                 f"task=perplexity: the tokens are {tokens.min()} to {tokens.max()}; expected 0 to "
                 f"{self.vocabulary - 1}, as the network's outputs"
             )
+
+        # Without a mask, every token is text
         is_text = np.ones(tokens.shape, np.bool_)
         mask = find_mask(inputs.dtype)
         if mask is not None:
@@ -86,7 +90,7 @@ class NextToken:
 
 
 def _find_tokens(names: Sequence[str]) -> str:
-    """Return the name of the input with the tokens: `TOKENS`, or the only input without "mask".
+    """Return the name of the input with the tokens: `TOKENS`, or the only one not named a mask.
 
     Raises:
         DataError: several inputs or none may hold the tokens.

@@ -74,8 +74,8 @@ def make(config: TaskConfig, context: TaskContext) -> Task:
     """Return the task that the settings name, or with `task=auto` the one that fits, see `choose`.
 
     Raises:
-        ConfigError: the name is unknown or stands alone without the task's settings, the data do
-            not fit, the task cannot join samples so, or the data have no groups to join.
+        ConfigError: the name is unknown or stands alone without the task's settings, or the data or
+            `task.join` do not fit.
         ModelError: the outputs of the network do not fit.
     """
     if config.name == AUTO:
@@ -127,6 +127,8 @@ def choose(context: TaskContext) -> str:
         if context.final == PROBABILITIES and (context.classes or 0) > 1:
             return "agreement"
         return "deviation"
+
+    # The dtype shows the kind of the labels
     if context.of_tokens:
         return "tokens"
     match context.labels.dtype.kind:
@@ -140,6 +142,8 @@ def choose(context: TaskContext) -> str:
             return "segmentation" if context.labels.ndim == 3 else "dense"
         case "b":
             return "multilabel"
+
+    # The labels are classes
     if (context.classes, len(context.class_names)) == (1, 2):
         return "binary"
     return "classification"
@@ -162,7 +166,7 @@ def _choose_by_boxes(context: TaskContext) -> str:
 
 
 def _choose_by_text(context: TaskContext) -> str:
-    """Return the task for labels that are texts; `classification`, which refuses them, if none."""
+    """Return the task for labels that are texts, or `classification`, which refuses them."""
     shapes = list(context.outputs.values())
     if any(len(shape) == 2 for shape in shapes):
         return "ctc"
@@ -188,6 +192,8 @@ def recall(params: Mapping[str, str], class_names: tuple[str, ...] = ()) -> Task
     try:
         scored_as = params.get("scored_as", "classification")
         kind = _find(scored_as)
+
+        # Read the settings back, as far as the schema has them
         settings: dict[str, Any] = {"name": scored_as}
         for field in fields(kind.schema):
             if field.name != "name" and f"task.{field.name}" in params:
@@ -205,7 +211,7 @@ def recall(params: Mapping[str, str], class_names: tuple[str, ...] = ()) -> Task
 def find_changed(params: Mapping[str, str]) -> tuple[str, ...]:
     """Return the task's settings that differ from the defaults, as overrides, from MLflow params.
 
-    With other settings, the same outputs have other scores, those of FP32 included.
+    With other settings, the same outputs may have other scores, those of FP32 included.
     """
     scored_as = params.get("scored_as", "classification")
     defaults: dict[str, Any] = {}

@@ -29,12 +29,15 @@ def build(primary: str = "mae", resamples: int = 9999) -> Task:
         primary: `mae` or `rmse`. The error is averaged over a sample's values, then over the
             samples; the root comes last.
     """
+    other = "mae"
+    if primary == "mae":
+        other = "rmse"
     return Task(
         "regression",
         _error_metric(primary),
         partial(_score, primary, resamples),
         BOOTSTRAP,
-        beside=(_error_metric("rmse" if primary == "mae" else "mae"),),
+        beside=(_error_metric(other),),
         files=TaskFiles(arrays=partial(keep_values, _take_output)),
         doubt=partial(_doubt, primary),
         joining=Joining(),

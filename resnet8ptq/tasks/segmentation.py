@@ -86,13 +86,14 @@ class MaskDecoder:
 
 
 def _resize(old: int, new: int) -> NDArray[np.float32]:
-    """Return the matrix [new, old] of a bilinear resizing along an axis, between pixels' centres.
+    """Return the matrix [new, old] that resizes one axis linearly, between the centres of pixels.
 
-    The result equals that of torch's `interpolate` with `align_corners=False` and of
-    `tf.image.resize`.
+    Applied to both axes, the result equals that of torch's `interpolate` with `align_corners=False`
+    and of `tf.image.resize`.
     """
     places = ((np.arange(new) + 0.5) * old / new - 0.5).clip(0, old - 1)
-    return np.maximum(0, 1 - np.abs(places[:, np.newaxis] - np.arange(old))).astype(np.float32)
+    distances = np.abs(places[:, np.newaxis] - np.arange(old))
+    return np.maximum(0, 1 - distances).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,7 @@ class SegmentationScores(ClasswiseScores):
             scored = ~np.isin(mask, self.ignored) & (mask < size)
             true = mask[scored].astype(np.int64)
             said = np.minimum(predicted[scored], size)
+            # Count pixels by true and predicted class; one more column for other classes
             pairs = np.bincount(true * (size + 1) + said, minlength=size * (size + 1))
             matrix = pairs.reshape(size, size + 1)
             row[:] = matrix[:, :size].diagonal(), matrix.sum(1), matrix.sum(0)[:size]
@@ -276,11 +278,14 @@ def _find_output(context: TaskContext) -> tuple[int, int | None]:
     Raises:
         ModelError: no output has two or three axes.
     """
+    # Pictures with channels last suggest classes last
     taken = context.input_shape
     last = taken[:1] not in ((1,), (3,)) and taken[-1:] in ((1,), (3,))
     for number, shape in enumerate(context.outputs.values()):
+        if len(shape) == 3 and last:
+            return number, 2
         if len(shape) == 3:
-            return number, 2 if last else 0
+            return number, 0
         if len(shape) == 2:
             return number, None
     raise ModelError(

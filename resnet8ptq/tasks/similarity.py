@@ -56,6 +56,8 @@ def _score(
 ) -> BootstrapScores:
     exact = np.asarray(targets.labels, np.float64)
     values = outputs.values[output].reshape(len(exact), -1).astype(np.float64)
+
+    # Two embeddings give the score of a pair
     if embeds:
         pairs = pair_up(targets.groups)
         if (exact[pairs[:, 0]] != exact[pairs[:, 1]]).any():
@@ -151,6 +153,8 @@ def _make(config: SimilarityConfig, context: TaskContext) -> Task:
             f"task=similarity: the labels of {context.data} are {list(labels.shape)}, expected a "
             "score for each pair [N]"
         )
+
+    # Further outputs may be values of each token, with two axes
     flat = [number for number, shape in enumerate(context.outputs.values()) if len(shape) < 2]
     if len(flat) != 1:
         raise ModelError(

@@ -237,7 +237,7 @@ class Task:
         return metrics
 
     def describe(self) -> dict[str, str]:
-        """Return the name, the metric and the scope of the task as MLflow params."""
+        """Return the name, the metric and `scope.params` as MLflow params."""
         metric = {"metric": self.metric.name, "metric_direction": self.metric.direction}
         return {"scored_as": self.name, **metric, **self.scope.params}
 

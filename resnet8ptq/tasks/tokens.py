@@ -69,6 +69,8 @@ def find_entities(tags: Tags) -> Spans:
     kind_before = "_"
     for index, tag in enumerate([*tags, "O"]):
         now, kind = _part(tag)
+
+        # An entity ends before this tag, also at a change of the kind
         changed = kind != kind_before
         if before in ("E", "S") or (before in ("B", "I") and now in ("B", "S", "O")):
             ends = True
@@ -76,6 +78,8 @@ def find_entities(tags: Tags) -> Spans:
             ends = before not in ("O", ".") and changed
         if ends:
             spans.add((kind_before, start, index - 1))
+
+        # An entity begins at this tag, also without B-
         resumes = before in ("E", "S", "O") and now in ("E", "I")
         if now in ("B", "S") or resumes or (now not in ("O", ".") and changed):
             start = index
@@ -99,6 +103,8 @@ def find_strict_entities(tags: Tags, closed: bool = False) -> Spans:
     start = 0
     while start < len(parts):
         prefix, kind = parts[start]
+
+        # Follow the tags of the same kind after a B-
         last = prefix
         end = start
         while prefix == "B" and end + 1 < len(parts):
@@ -109,6 +115,8 @@ def find_strict_entities(tags: Tags, closed: bool = False) -> Spans:
             last = inner
             if inner != "I":  # the tag ends the entity
                 break
+
+        # Keep what is complete, and go on behind it
         is_whole = prefix == "B" and (not closed or last in "EL")
         if is_whole or prefix in "SU":
             spans.add((kind, start, end))
@@ -160,7 +168,11 @@ class TagDecoder:
         different = dict.fromkeys((*self.tags, *self.of_labels))
         if metric == "token_accuracy":
             return tuple(different)
-        return tuple(sorted({_part(tag)[1] for tag in different if tag[0] != "O"}))
+        kinds = set()
+        for tag in different:
+            if tag[0] != "O":
+                kinds.add(_part(tag)[1])
+        return tuple(sorted(kinds))
 
 
 @dataclass(frozen=True)
@@ -243,7 +255,8 @@ class TokenScores(ClasswiseScores):
         pairs = []  # each cut to the shorter of the two
         for true, said in zip(others, self.said, strict=True):
             pairs.append((true[: len(said)], said[: len(true)]))
-        return float(_f1(self._count(self.metric, pairs).sum(axis=(0, 2))))
+        counts = self._count(self.metric, pairs)
+        return float(_f1(counts.sum(axis=(0, 2))))
 
     def more(self) -> Metrics:
         """Return the token accuracy, unless it is the primary metric."""
@@ -280,6 +293,7 @@ def build(
         primary: a key of `METRICS`.
         decoder: decodes the outputs; None for a finished run.
     """
+    # A finished run has neither kinds nor names
     kinds: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
     scope = Scope()
@@ -287,12 +301,17 @@ def build(
         kinds = decoder.list_kinds(primary)
         class_names = decoder.tags
         scope = Scope(output=decoder.output)
+
+    # The accuracy stands beside the F1 only
+    beside: tuple[Metric, ...] = ()
+    if primary == "entity_f1":
+        beside = (METRICS["token_accuracy"],)
     return Task(
         "tokens",
         METRICS[primary],
         partial(_score, primary, decoder, resamples),
         replace(BOOTSTRAP, intervals=f"{BOOTSTRAP.intervals} over the sentences"),
-        beside=(METRICS["token_accuracy"],) if primary == "entity_f1" else (),
+        beside=beside,
         class_names=class_names,
         pair_metrics=count_lost,
         scope=scope,
@@ -322,8 +341,9 @@ def _score(
     true = []
     said = []
     for exact, predicted, kept in zip(labels, classes, scored, strict=True):
+        of_labelled = predicted[: len(kept)][kept]
         true.append([decoder.of_labels[label] for label in exact[kept]])
-        said.append([decoder.tags[number] for number in predicted[: len(kept)][kept]])
+        said.append([decoder.tags[number] for number in of_labelled])
     return TokenScores(outputs, true, said, scored, decoder, metric, resamples)
 
 
@@ -365,7 +385,10 @@ def read_tags(path: Path) -> tuple[str, ...]:
 
 def _make(config: TokensConfig, context: TaskContext) -> Task:
     expected = "a class for each token [N, tokens], or lists of a label for each word"
-    check_labels("tokens", context, "i" if context.of_tokens else "", expected)
+    kinds = ""
+    if context.of_tokens:
+        kinds = "i"
+    check_labels("tokens", context, kinds, expected)
     assert context.labels is not None
     of_labels = context.class_names
     tags = of_labels

@@ -127,14 +127,20 @@ def _list_pairs(identities: Indices) -> Indices:
     count = len(identities)
     if count * (count - 1) // 2 <= MOST_PAIRS:
         return np.stack(np.triu_indices(count, 1), axis=1)
+
+    # List the pairs of equal identities
     order = np.argsort(identities, kind="stable")
     same = [np.zeros((0, 2), np.int64)]
     for members in np.split(order, np.flatnonzero(np.diff(identities[order])) + 1):
-        same.append(members[np.stack(np.triu_indices(len(members), 1), axis=1)])
+        numbers = np.stack(np.triu_indices(len(members), 1), axis=1)
+        same.append(members[numbers])
+
+    # Draw others, more than needed because some are equal or repeated
     random = np.random.default_rng(statistics.RESAMPLING_SEED)
     drawn = np.sort(random.integers(0, count, (3 * MOST_PAIRS, 2)), axis=1)
     drawn = random.permutation(np.unique(drawn, axis=0))
-    others = drawn[identities[drawn[:, 0]] != identities[drawn[:, 1]]]
+    one, other = identities[drawn].T
+    others = drawn[one != other]
     return np.concatenate([*same, others[:MOST_PAIRS]])
 
 
@@ -149,6 +155,8 @@ def find_hits(values: Values, identities: Indices, k: int) -> NDArray[np.bool_]:
     hits = np.zeros(len(values), np.bool_)
     for start in range(0, len(values), AT_ONCE):
         rows = np.arange(start, min(start + AT_ONCE, len(values)))
+
+        # Compare with all other samples
         nearness = unit[rows] @ unit.T
         nearness[rows - start, rows] = -np.inf
         same = identities == identities[rows, np.newaxis]
@@ -207,7 +215,8 @@ def _score(
         by_name["recall"] = _find_recall(values, identities, k)
 
     # Make the metrics of the pairs
-    pairs = Pairs.of(cosine(values[chosen[:, 0]], values[chosen[:, 1]]), drawn, same)
+    scores = cosine(values[chosen[:, 0]], values[chosen[:, 1]])
+    pairs = Pairs.of(scores, drawn, same)
     by_name["eer"] = _by_pairs(pairs, items, find_eer), 0.5
     by_name["tar"] = _by_pairs(pairs, items, partial(find_tar, far)), far
     statistic, chance = by_name.pop(primary)
@@ -270,6 +279,8 @@ def _make(config: VerificationConfig, context: TaskContext) -> Task:
             f"returns {describe(context.outputs)}; task=verification takes one output, the "
             "embedding [width] of each sample; model.outputs=[NAME] keeps one of several"
         )
+
+    # Some identities must have a pair of samples
     counts = np.unique(labels, return_counts=True)[1]
     if labels.ndim > 1 or len(counts) < 2 or counts.max() < 2:
         raise ConfigError(

@@ -23,7 +23,7 @@ Results = Sequence[Mapping[str, Any]]  # COCO's results format
 
 @dataclass(frozen=True)
 class Matches:
-    """The detections of one class, highest scores first, and its objects.
+    """The D detections of one class, highest scores first, and its objects.
 
     Attributes:
         picture: [D], the index of each detection's picture.
@@ -47,7 +47,7 @@ class CocoResult:
         areas: the names of the ranges of areas; the first range covers all areas.
         precision: pycocotools' array [10 thresholds, 101 recalls, classes, areas], with the classes
             in the order of the annotations' categories; -1 without objects.
-        recall: [10 thresholds, classes, areas], likewise.
+        recall: [10 thresholds, classes, areas], with the same classes; -1 without objects.
         matches: the matches of every class, over all areas.
     """
 
@@ -76,8 +76,10 @@ class CocoResult:
     @cached_property
     def by_class(self) -> Values:
         """AP of each class [classes]; NaN without objects."""
-        classes = self.precision.shape[2]
-        return np.array([_mean(self.precision[:, :, label, 0]) for label in range(classes)])
+        values = []
+        for label in range(self.precision.shape[2]):
+            values.append(_mean(self.precision[:, :, label, 0]))
+        return np.array(values)
 
 
 def _mean(values: Values) -> float:
@@ -125,7 +127,9 @@ def evaluate(
             "categories": annotations["categories"],
         }
         truth.createIndex()
-        detected = truth.loadRes(list(map(dict, results))) if len(results) else _empty(truth)
+        detected = _empty(truth)  # pycocotools loads no empty results
+        if len(results):
+            detected = truth.loadRes(list(map(dict, results)))
         evaluation = COCOeval(truth, detected, kind)
         if sigmas:
             evaluation.params.kpt_oks_sigmas = np.array(sigmas)

@@ -71,6 +71,8 @@ def _split_prototypes(frame: Frame) -> "tuple[Frame, Prototypes | None]":
     index = [len(shape) for shape in frame.outputs.values()].index(3)
     shape = list(frame.outputs.values())[index]
     rows = {name: sizes for name, sizes in frame.outputs.items() if len(sizes) == 2}
+
+    # Try the coefficients as first and as last axis
     for first, coefficients, (high, wide) in (
         (True, shape[0], shape[1:]),
         (False, shape[2], shape[:2]),

@@ -74,11 +74,12 @@ class Frame:
 
     @property
     def anchors(self) -> NDArray[np.float64] | None:
-        """Width and height [strides, anchors, 2] in pixels; None if a stride lacks anchors."""
+        """Width and height [strides, anchors, 2] in pixels; None unless each stride has as many."""
         anchors = self.config.anchors
         if anchors is None:
             anchors = [COCO_ANCHORS.get(stride, ()) for stride in self.config.strides]
-        if len(anchors) != len(self.config.strides) or len(set(map(len, anchors))) != 1:
+        counts = set(map(len, anchors))
+        if len(anchors) != len(self.config.strides) or len(counts) != 1:
             return None
         return np.array(anchors, np.float64).reshape(len(anchors), -1, 2)
 
@@ -172,7 +173,9 @@ def find_head(frame: Frame) -> str:
     context += f" and an input of {frame.height} x {frame.width}"
     returned = f"returns {describe(frame.outputs)}, with {context}"
     if name != "auto":
-        mend = f"task.head={' or '.join(fitting)} fits" if fitting else "no other head fits"
+        mend = "no other head fits"
+        if fitting:
+            mend = f"task.head={' or '.join(fitting)} fits"
         raise ModelError(f"{returned}: task.head={name} takes {HEADS[name].takes}; {mend}")
     if fitting:
         raise ModelError(f"{returned}: several heads fit; task.head takes {' | '.join(fitting)}")
@@ -203,6 +206,8 @@ def corners(boxes: Array, written: str, frame: Frame) -> Floats:
             bottom = y + height / 2
         case _:  # "xyxy"
             left, top, right, bottom = values
+
+    # Fractions of the input's size become pixels
     pixels = np.stack([left, top, right, bottom], axis=-1)
     if frame.config.normalized:
         pixels *= np.array([frame.width, frame.height] * 2, np.float32)
@@ -254,7 +259,9 @@ def _decode_yolox(outputs: Sequence[Array], frame: Frame) -> Candidates:
         strides.append(np.full((rows * columns, 1), stride, np.float32))
     cells = np.concatenate(grids)
     steps = np.concatenate(strides)
-    boxes = _around((values[..., :2] + cells) * steps, np.exp(values[..., 2:4]) * steps)
+    centres = (values[..., :2] + cells) * steps
+    sizes = np.exp(values[..., 2:4]) * steps
+    boxes = _around(centres, sizes)
     return Candidates(boxes, values[..., 4:5] * values[..., 5:])
 
 
@@ -293,7 +300,8 @@ def _decode_yolov3(outputs: Sequence[Array], frame: Frame) -> Candidates:
         values = values.reshape(-1, rows, columns, len(sizes), 5 + frame.classes)
 
         # Decode boxes relative to cells and anchors
-        centres = (_sigmoid(values[..., :2]) + _grid(*size)[:, :, np.newaxis]) * stride
+        cells = _grid(*size)[:, :, np.newaxis]
+        centres = (_sigmoid(values[..., :2]) + cells) * stride
         decoded = _around(centres, np.exp(values[..., 2:4]) * sizes)
         count = len(values), rows * columns * len(sizes)
         boxes.append(decoded.reshape(*count, 4))
@@ -384,6 +392,7 @@ def _find_detections(frame: Frame) -> list[int]:
 
     The result is empty for other outputs.
     """
+    # Sort the outputs by shape; a count is a single number
     boxes = []
     counts = []
     flat = []
@@ -412,7 +421,7 @@ def _find_detections(frame: Frame) -> list[int]:
 
 
 def _find_named(frame: Frame, indices: Sequence[int], pattern: str) -> list[int]:
-    """Return those of the indices whose output has a name that matches a part of the pattern."""
+    """Return the indices, out of `indices`, of outputs whose name contains a match of a pattern."""
     names = list(frame.outputs)
     return [index for index in indices if re.search(pattern, names[index], re.I)]
 

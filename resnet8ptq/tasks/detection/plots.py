@@ -45,7 +45,7 @@ def curves(model: DetectionScores, baseline: DetectionScores, title: str) -> Fig
 def pictures(
     model: DetectionScores, baseline: DetectionScores, class_names: Sequence[str], title: str
 ) -> Figure:
-    """Draw the pictures that changed most: annotations, detections of FP32, those of the model."""
+    """Draw the pictures that changed most, with annotations and the detections of both models."""
     assert model.show is not None  # every run sets it
     change = box_changes(model, baseline)
     shown = np.argsort(-change, kind="stable")[:PICTURES]
@@ -64,8 +64,9 @@ def pictures(
         heads = [f"picture {record['image_id']}: annotations", "FP32", "quantized"]
         for column, (axes, objects, head) in enumerate(zip(row, drawn, heads, strict=True)):
             axes.imshow(pixels.squeeze(), cmap="gray")
-            unmatched = _unmatched(objects, partners[column], model.sigmas)
-            alone = unmatched if column else np.zeros(len(objects.rows), bool)
+            alone = _unmatched(objects, partners[column], model.sigmas)
+            if column == 0:  # annotations are never red
+                alone = np.zeros(len(objects.rows), bool)
             _draw(axes, objects, alone, class_names, pixels.shape[:2])
             axes.set_title(head, fontsize=10)
             axes.set_axis_off()
@@ -120,13 +121,14 @@ class _Objects:
 
 
 def _detected(scores: DetectionScores, index: int) -> _Objects:
-    """Return the detections of one picture that are drawn."""
+    """Return the detections of one picture with a score of at least `SHOWN_SCORE`."""
     rows = scores.outputs.values[0][index]
     kept = (rows[:, 5] != decoding.NOTHING) & (rows[:, 4] >= SHOWN_SCORE)
     outlines = None
     if scores.kind == "segm":
-        texts = np.array(scores.masks_in_input(index), np.object_)[kept[: decoding.count(rows)]]
-        outlines = [masks.to_coco(text, *scores.input_size) for text in texts]
+        texts = np.array(scores.masks_in_input(index), np.object_)
+        drawn = texts[kept[: decoding.count(rows)]]
+        outlines = [masks.to_coco(text, *scores.input_size) for text in drawn]
     return _Objects(np.asarray(rows[kept], np.float64), outlines)
 
 
@@ -163,7 +165,7 @@ def _annotated(scores: DetectionScores, index: int) -> _Objects:
 
 
 def _unmatched(objects: _Objects, others: _Objects, sigmas: Sequence[float]) -> NDArray[np.bool_]:
-    """Return for each object [D] whether no other object of its class is similar enough."""
+    """Return for each object [D] whether `others` has no similar object of its class."""
     if not len(objects.rows) or not len(others.rows):
         return np.ones(len(objects.rows), np.bool_)
     first = objects.rows[:, np.newaxis]
@@ -209,6 +211,7 @@ def _draw(
     class_names: Sequence[str],
     size: tuple[int, int],
 ) -> None:
+    # Draw mask, keypoints, box and name of each object
     for number, (row, single) in enumerate(zip(objects.rows, alone, strict=True)):
         left, top, right, bottom, score, label = row[:6]
         colour = "red" if single else "lime"

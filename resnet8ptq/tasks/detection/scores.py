@@ -143,7 +143,7 @@ class DetectionScores(ClasswiseScores):
 
     @property
     def samples_of_class(self) -> NDArray[np.int64]:
-        """The number of pictures with objects of each class [classes]; crowds do not count."""
+        """The number of pictures with objects of each class that count [classes]; see `Matches`."""
         return np.array([np.count_nonzero(m.objects) for m in self.evaluation.matches])
 
     def more(self) -> Metrics:
@@ -171,6 +171,8 @@ def to_coco(pictures: Array, class_ids: Sequence[int], with_masks: bool = False)
         image_id = int(record["image_id"])
         size = (int(record["height"]), int(record["width"]))
         images.append({"id": image_id, "height": size[0], "width": size[1]})
+
+        # List the objects; those without a mask become crowds
         count = int(record["count"])
         texts = masks.of_record(record) if with_masks else []
         for number, box in enumerate(record["boxes"][:count]):

@@ -30,6 +30,8 @@ def _suppression(most: int, iou: float, score: float) -> onnxruntime.InferenceSe
     boxes = helper.make_tensor_value_info("boxes", TensorProto.FLOAT, [None, None, 4])
     scores = helper.make_tensor_value_info("scores", TensorProto.FLOAT, [None, None, None])
     selected = helper.make_tensor_value_info("selected", TensorProto.INT64, [None, 3])
+
+    # The settings are constants of the graph, so each of them has a session
     constants = [
         helper.make_tensor("most", TensorProto.INT64, [1], [most]),
         helper.make_tensor("iou", TensorProto.FLOAT, [1], [iou]),

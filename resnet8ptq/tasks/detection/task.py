@@ -59,6 +59,9 @@ def build(
         sigmas: the constant of each keypoint in the OKS; empty if masks or boxes are scored, by
         IoU.
     """
+    params = {}
+    if decoder is not None:
+        params["head"] = decoder.head
     return Task(
         name,
         AP,
@@ -70,7 +73,7 @@ def build(
         scope=Scope(
             output=0,  # the other output has masks as texts
             reduction=decoder,
-            params={"head": decoder.head} if decoder else {},
+            params=params,
         ),
         files=TaskFiles(
             tables=partial(list_classes, "ap", class_names),
@@ -192,7 +195,9 @@ def _check_masks(context: TaskContext) -> None:
             "boxes alone"
         )
     assert context.labels is not None
-    bare = {}  # number of objects without a mask, by picture
+
+    # Count the objects without a mask by picture
+    bare = {}
     for record in context.labels:
         number = masks.of_record(record).count(b"")
         if number:
@@ -220,6 +225,8 @@ def _find_sigmas(config: KeypointsConfig, context: TaskContext) -> tuple[float, 
             f"task=keypoints: the objects of {context.data} have no keypoints; expected them in "
             "data.annotations, such as person_keypoints_val2017.json"
         )
+
+    # COCO's constants fit only a person's 17 keypoints
     sigmas: tuple[float, ...] = COCO_SIGMAS
     got = "null, which is COCO's 17"
     if config.sigmas is not None:

@@ -77,7 +77,8 @@ class Replicates(SampleValues):
         known = statistics.drop_undefined(losses)
         unchanged = len(known) and not known.any()
         if metric.bounded and unchanged:
-            return Margin.unchanged(limit, min(len(counts) * int(counts.min()), items))
+            smallest = int(counts.min())
+            return Margin.unchanged(limit, min(len(counts) * smallest, items))
 
         # Otherwise, the spread of the excess over the limit decides
         allowed: float | Values = limit
@@ -93,7 +94,7 @@ class Replicates(SampleValues):
         return margin
 
     def metrics(self, baseline: Self) -> Metrics:
-        """Return the share of bootstrap samples without a value of model or baseline, unless 0."""
+        """Return the share of bootstrap samples on which a model has no value; empty if it is 0."""
         share = float((~np.isfinite(self.replicates - baseline.replicates)).mean())
         if not share:
             return {}

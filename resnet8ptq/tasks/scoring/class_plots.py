@@ -70,7 +70,8 @@ def confusion(model: Hits, baseline: Hits, class_names: Sequence[str], title: st
     left.set(title="samples")
 
     # Counts may rise and fall, so the colours have a middle
-    change = (whole - baseline.confusion(len(class_names)))[np.ix_(shown, shown)]
+    changes = whole - baseline.confusion(len(class_names))
+    change = changes[np.ix_(shown, shown)]
     limit = max(1, int(np.abs(change).max()))
     show_matrix(right, change, cmap="PuOr", norm=TwoSlopeNorm(0, -limit, limit))
     _label_cells(right, change, np.abs(change) > 0.6 * limit, names, "{:+d}")

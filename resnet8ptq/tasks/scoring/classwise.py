@@ -131,6 +131,8 @@ def list_classes(metric: str, names: Sequence[str], comparison: Comparison) -> d
     model = comparison.model
     baseline = comparison.baseline
     changes = ClassChanges.of(model, baseline)
+
+    # Turn the columns into rows
     columns = (
         names,
         baseline.samples_of_class.tolist(),

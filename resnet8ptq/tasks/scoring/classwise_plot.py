@@ -35,7 +35,12 @@ def draw(comparison: Comparison, class_names: Sequence[str], title: str) -> Figu
         left.barh(rows + offset, values, height=0.38, color=colour, label=name)
     differences = model.by_class[:, shown] - baseline.by_class[:, shown]
     low, high = np.nanquantile(differences, (0.025, 0.975), axis=0)
-    colours = ["C3" if label in changes.lost else "0.3" for label in shown]
+    colours = []
+    for label in shown:
+        if label in changes.lost:
+            colours.append("C3")
+        else:
+            colours.append("0.3")
     right.hlines(rows, low, high, color=colours, linewidth=2)
     right.scatter(deltas[shown], rows, color=colours, zorder=3, s=18)
     right.axvline(0, color="0.6", linewidth=1)

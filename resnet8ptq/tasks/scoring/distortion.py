@@ -89,9 +89,9 @@ def find_units(signal: Array) -> list[tuple[slice, ...]]:
     Detectors join coordinates in pixels with scores from 0 to 1, along the first or the last axis
     of a sample. In an SQNR over both, the noise of the scores vanishes: YOLO with all scores at 0
     had 30 dB. The root mean square over samples and positions gives each index of the axis a size.
-    A cut lies where every size on one side is at least `UNITS` times every size on the other, whose
-    sizes are not all zero. An axis is not cut if it is longer than `MOST_PARTS` or than the number
-    of positions.
+    A cut lies where every size on one side is at least `UNITS` times as large as every size on the
+    other side, which are not all zero. An axis is not cut if it is longer than `MOST_PARTS` or than
+    the number of positions.
 
     >>> boxes = np.full((2, 4, 9), 100.0)
     >>> find_units(np.concatenate([boxes, np.full((2, 3, 9), 0.5)], axis=1))
@@ -129,7 +129,11 @@ def _find_borders(sizes: NDArray[np.float64], start: int = 0) -> list[int]:
     for index in range(1, len(sizes)):
         left = sizes[:index]
         right = sizes[index:]
-        smaller, larger = (left, right) if left.max() < right.max() else (right, left)
+        smaller = right
+        larger = left
+        if left.max() < right.max():
+            smaller = left
+            larger = right
         if smaller.max() > 0 and larger.min() >= best * smaller.max():
             best = larger.min() / smaller.max()
             border = index
@@ -173,7 +177,11 @@ def has_fractions(output: Array) -> bool:
     """
     if output.dtype.kind != "f":
         return False
-    return any((np.trunc(output[part]) != output[part]).any() for part in parts(output))
+    for part in parts(output):
+        values = output[part]
+        if (np.trunc(values) != values).any():
+            return True
+    return False
 
 
 def worst_output(signal: Sequence[Array], ratios: Sequence[float]) -> int:
@@ -190,7 +198,11 @@ def worst_output(signal: Sequence[Array], ratios: Sequence[float]) -> int:
         return 0
     every = range(len(ratios))
     candidates = [index for index in every if has_fractions(signal[index])]
-    return max(candidates or every, key=lambda index: (math.isnan(ratios[index]), ratios[index]))
+
+    def rank(index: int) -> tuple[bool, float]:
+        return math.isnan(ratios[index]), ratios[index]  # NaN is the worst
+
+    return max(candidates or every, key=rank)
 
 
 def sqnr_db(signal: Sequence[Array], values: Sequence[Array]) -> float | None:

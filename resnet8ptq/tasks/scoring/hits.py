@@ -1,4 +1,4 @@
-"""Predicted classes, whose numbers of right ones McNemar's test compares."""
+"""Predicted classes; McNemar's test compares which of them are right."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property

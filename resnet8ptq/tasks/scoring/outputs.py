@@ -28,11 +28,12 @@ class Outputs:
     Attributes:
         values: every output [n, ...] in the network's order, or the arrays to which the task has
             reduced or joined them.
-        logits: the input of the final softmax for the first m <= n samples [m, ...]; None if the
-            model does not end in a softmax, or logits were not collected.
+        logits: the input of the softmax for the first m <= n samples [m, ...]; None if it is not
+            known.
         final: the kind of the network's outputs: `PROBABILITIES`, `LOGITS` or `VALUES`.
         raw: with a reduction, the network's outputs for the first batches, in the network's order;
-            with joined samples, the network's outputs for all samples; otherwise empty.
+            with joined samples, the network's outputs for all samples. Otherwise, and if the
+            batches have outputs of several shapes, it is empty.
     """
 
     values: tuple[Array, ...]
@@ -42,10 +43,7 @@ class Outputs:
 
     @property
     def returned(self) -> tuple[Array, ...]:
-        """The network's outputs, before they were reduced or joined.
-
-        With a reduction, these are the outputs for the first batches only.
-        """
+        """The network's outputs before they were reduced or joined: `raw`, or else `values`."""
         return self.raw or self.values
 
     def __len__(self) -> int:
@@ -123,7 +121,7 @@ class TaskContext:
 
     @property
     def classes(self) -> int | None:
-        """The number of scores in the network's only output; None for other networks."""
+        """The number of probabilities or logits in the network's only output; else None."""
         if len(self.outputs) != 1 or self.final == VALUES:
             return None
         [shape] = self.outputs.values()

@@ -29,5 +29,6 @@ def _rates(scores: NDArray[np.floating], positive: NDArray[np.bool_]) -> tuple[A
     """Return the false and true positive rates from 0, at each score in descending order."""
     order = np.argsort(-scores, kind="stable")
     last = np.append(np.diff(scores[order]) != 0, True)  # the last of equal scores
-    rates = [np.cumsum(kind[order])[last] / kind.sum() for kind in (~positive, positive)]
-    return np.append(0, rates[0]), np.append(0, rates[1])
+    false = np.cumsum(~positive[order])[last]
+    true = np.cumsum(positive[order])[last]
+    return np.append(0, false / false[-1]), np.append(0, true / true[-1])

@@ -262,7 +262,8 @@ def find_skewness(values: Values) -> float:
     spread = float(values.std())
     if not spread:
         return 0.0
-    return float((((values - values.mean()) / spread) ** 3).mean())
+    standardized = (values - values.mean()) / spread
+    return float((standardized**3).mean())
 
 
 def correct_skewness(t: float, skewness: float) -> float:
@@ -288,7 +289,7 @@ def tango(lost: float, won: float, total: int, limit: float) -> Margin:
 
     Tango, "Equivalence test and confidence interval for the difference in proportions for the
     paired-sample design", Statistics in Medicine 17, 1998. The margin is corrected for continuity;
-    otherwise a good model with few flips would fail up to twice as often as the level allows.
+    otherwise, good models with few flips would fail more often than the level allows.
 
     Args:
         lost: the number of items, out of `total`, that only the other model gets right.
@@ -517,7 +518,8 @@ def delong_skewness(ours: Auc, theirs: Auc) -> float:
         (ours.of_negatives, theirs.of_negatives),
     ):
         changes = own - other
-        third += float(((changes - changes.mean()) ** 3).mean()) / len(changes) ** 2
+        centred = changes - changes.mean()
+        third += float((centred**3).mean()) / len(changes) ** 2
     return third / error**3
 
 
@@ -618,7 +620,9 @@ def count_effective(items: int, class_counts: Counts) -> float:
 
     This is the number of classes times the harmonic mean of their items, but at most `items`.
     """
-    return min(len(class_counts) ** 2 / float((1 / class_counts).sum()), items)
+    classes = len(class_counts)
+    harmonic_mean = classes / float((1 / class_counts).sum())
+    return min(classes * harmonic_mean, items)
 
 
 def bootstrap_p(differences: Values) -> float:
@@ -665,7 +669,8 @@ def holm(p_values: Sequence[float], planned: int = 0) -> list[float]:
     [0.06, 0.03, 0.06]
     """
     order = np.argsort(p_values)
-    scaled = np.asarray(p_values)[order] * (max(len(order), planned) - np.arange(len(order)))
+    count = max(len(order), planned)
+    scaled = np.asarray(p_values)[order] * (count - np.arange(len(order)))
     corrected = np.empty(len(order))
     corrected[order] = np.minimum(np.maximum.accumulate(scaled), 1)
     return corrected.tolist()

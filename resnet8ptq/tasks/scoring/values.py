@@ -1,4 +1,4 @@
-"""The per-sample values of a model, and the pair of model and FP32 that a paired test compares."""
+"""The values of a model that a paired test needs, and the pair of model and FP32."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +32,7 @@ class SampleValues(ABC):
 
     @abstractmethod
     def against(self, other: Self) -> tuple[Interval, float]:
-        """Return the 95% interval of this metric minus another model's, and the p-value."""
+        """Return the 95% interval of this metric minus another model's, and the test's p-value."""
 
     @abstractmethod
     def margin(self, baseline: Self, metric: Metric, limit: float, items: int) -> Margin:
@@ -43,7 +43,7 @@ class SampleValues(ABC):
         return self.margin(other, metric, limit, items)
 
     def select(self, rows: NDArray[np.bool_]) -> Self | None:
-        """Return the values of the samples in a mask [n]; None if they give no such values."""
+        """Return the values of the samples in a mask [n]; None if they cannot be selected."""
         return None
 
     @abstractmethod
@@ -51,7 +51,7 @@ class SampleValues(ABC):
         """Return the arrays to keep, by name."""
 
     def losses(self, baseline: Self) -> Values | None:
-        """Return the loss of each sample against the baseline [n]; None for other values."""
+        """Return the loss of each sample against the baseline [n]; None if samples have none."""
         return None
 
     def metrics(self, baseline: Self) -> Metrics:
@@ -113,7 +113,10 @@ class Paired:
         return all(np.array_equal(ours[name], theirs[name]) for name in self.baseline.shared)
 
     def margin_over(self, other: Self, metric: Metric, limit: float, items: int) -> Margin:
-        """Return the margin over a limit of the loss against another run on the same samples."""
+        """Return the margin over a limit of the loss against another run on the same samples.
+
+        The margin is unknown if only one of the two runs may stop early.
+        """
         if type(self.model) is not type(other.model):
             return UNKNOWN  # one of the two stopped early
         return self.model.margin_over(other.model, metric, limit, items)
