@@ -28,9 +28,9 @@ from resnet8ptq.models.sources.contract import Network
 def find_inputs(graph: onnx.GraphProto) -> dict[str, int]:
     """Return the batch axis of each input whose first axis has another meaning and a fixed size.
 
-    Another input must have its batch axis in front, with a free size or the size 1. The batch axis
-    of the first kind of inputs is their only axis of that name or size. With a free batch, it may
-    also be their only axis of size 1, because exporters fix the batch size of an initial state.
+    The batch size has the name of the first free size in front of an input; without one, it is 1.
+    The batch axis of an input is its only axis of that name or size. With a free batch, it may also
+    be its only axis of size 1, because exporters fix the batch size of an initial state.
     """
     shapes = {}
     firsts = []  # the size, or the name of a free size, of each input's first axis

@@ -44,7 +44,7 @@ def _find_decided(
 ) -> tuple[onnx.NodeProto, bool] | None:
     """Return the first If whose condition is equal for all `feeds`, and the value of the condition.
 
-    None without such an If.
+    Returns None without such an If.
     """
     conditions = [node for node in proto.graph.node if node.op_type == "If"]
     if not conditions:
@@ -60,7 +60,7 @@ def _find_decided(
 
 
 def _compute(proto: onnx.ModelProto, name: str, feeds: Sequence[Feeds]) -> set[bool]:
-    """Return the values of a condition; none if it needs inputs that `feeds` lack."""
+    """Return the values of a condition for all `feeds`; empty if they lack an input for it."""
     part = between(proto, "", [name])
     needed = [value.name for value in graph_inputs(part.graph)]
     if not feeds[0].keys() >= {*needed}:
@@ -80,6 +80,8 @@ def _inline(model: ir.Model, output: str, key: str) -> None:
     branch = node.attributes[key].as_graph()
     nodes = list(branch)
     stored = list(branch.initializers.values())
+
+    # Give the branch's tensors names that the graph does not have
     made = []
     for inner in nodes:
         made += [value for value in inner.outputs if value.name]
@@ -102,9 +104,9 @@ def _inline(model: ir.Model, output: str, key: str) -> None:
 
 
 def _short_names(graph: ir.Graph) -> Iterator[str]:
-    """Yield free names in place of long ones.
+    """Yield short names that the graph does not have.
 
-    Without this, each level of nesting would double a name that a branch reuses.
+    Without them, each level of nested branches would lengthen the names of its tensors.
     """
     used: set[str | None] = set(graph.initializers)
     for node in graph:

@@ -39,6 +39,7 @@ class Folding:
 
     Attributes:
         operators_before, operators_after: number of nodes by operator.
+        bytes_before, bytes_after: size of the file.
         failure: the reason why there is no preprocessed graph; None if there is one.
     """
 
@@ -64,11 +65,11 @@ class Folding:
 
 
 def fold_batch_norms(unfolded: Path, folded: Path) -> Folding:
-    """Fold batch normalization into the convolutions, by ONNX Runtime's own preprocessing.
+    """Write the graph `unfolded` to `folded`, with batch normalization folded into layers.
 
-    Keras 3 exports batch normalization as Mul and Add, which would otherwise stay separate
-    operators. A failure of ONNX Runtime is recorded, not raised, because the unfolded graph can
-    still be quantized.
+    ONNX Runtime's own preprocessing folds it into convolutions, `fold_into_layers` into other
+    layers. Keras 3 exports batch normalization as Mul and Add, which are folded as well. A failure
+    is recorded, not raised, because the unfolded graph can still be quantized.
     """
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -87,6 +88,8 @@ def fold_batch_norms(unfolded: Path, folded: Path) -> Folding:
                 quant_pre_process(unfolded, folded, skip_symbolic_shape=has_if)
             except Exception:  # ONNX's own inference may still work
                 quant_pre_process(unfolded, folded, skip_symbolic_shape=True)
+
+        # Fold into the layers that ONNX Runtime leaves, then restore the normal form
         proto = onnx.load(folded)
         normalization.simplify_gemms(proto.graph)
         all_named = all(node.name for node in proto.graph.node)
@@ -116,11 +119,11 @@ def _import_tools() -> None:
 
 
 def fold_into_layers(graph: onnx.GraphProto) -> None:
-    """Fold what changes each channel by constants into the layer before it, in place.
+    """Fold nodes that change each channel by constants into the layer before them, in place.
 
     Such nodes are Mul, Add and BatchNormalization after a Gemm, MatMul or ConvTranspose. ONNX
-    Runtime folds all three into a Conv only. The layer's output must have no other consumer. An
-    offset after a MatMul stays, because a MatMul has no bias.
+    Runtime folds all three into a Conv only. The layer's output must have no other reader. An Add
+    or BatchNormalization after a MatMul stays, because a MatMul has no bias.
     """
     links = Links(graph)
     ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in graph.value_info}
@@ -129,6 +132,8 @@ def fold_into_layers(graph: onnx.GraphProto) -> None:
     for node in graph.node:
         if _is_product(node, links.constants) or _is_transposed(node, links.constants):
             layers[node.output[0]] = node
+
+        # Drop a node that the layer can compute, and give the layer its output
         changed = _find_changed(node, layers, links.constants)
         if changed is not None and not links.is_shared(changed):
             layer = layers[changed]
@@ -144,19 +149,21 @@ def fold_into_layers(graph: onnx.GraphProto) -> None:
 
 
 def count_unfolded_norms(graph: onnx.GraphProto) -> int:
-    """Return the number of BatchNormalization nodes that stay, because no layer is before them.
+    """Return the number of BatchNormalization nodes that stay, because they follow no layer.
 
-    Such a node follows a Relu or a Concat, for example, as in networks that normalize activations.
+    Such a node follows a Relu or a Concat, for example, as in networks that normalize activations,
+    or a layer whose output has other readers.
     """
     links = Links(graph)
-    return sum(
-        node.op_type == "BatchNormalization" and not _follows_layer(links, node.input[0])
-        for node in graph.node
-    )
+    count = 0
+    for node in graph.node:
+        if node.op_type == "BatchNormalization" and not _follows_layer(links, node.input[0]):
+            count += 1
+    return count
 
 
 def _follows_layer(links: Links, name: str) -> bool:
-    """Return whether a tensor comes from a layer, maybe changed by constants, for one reader."""
+    """Return whether a tensor with one reader comes from a layer, perhaps changed by constants."""
     node = links.producers.get(name)
     if node is None or links.is_shared(name):
         return False
@@ -188,7 +195,12 @@ class _Affine:
 def _find_changed(
     node: onnx.NodeProto, layers: Collection[str], constants: Collection[str]
 ) -> str | None:
-    """Return the output of a layer that a node changes by constants; None for other nodes."""
+    """Return the output of a layer that a node changes by constants; None for other nodes.
+
+    Args:
+        layers: the outputs of layers.
+        constants: the names of constants.
+    """
     others = [name for name in node.input if name not in layers]
     if len(others) != len(node.input) - 1 or not all(name in constants for name in others):
         return None
@@ -202,6 +214,7 @@ def _find_changed(
 
 
 def _is_product(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> bool:
+    """Return whether a node is a product with one constant matrix, plus perhaps a constant bias."""
     if node.op_type not in ("Gemm", "MatMul") or node.input[1] not in constants:
         return False
     is_plain = attribute(node, "alpha", 1.0) == attribute(node, "beta", 1.0) == 1
@@ -211,9 +224,9 @@ def _is_product(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto])
 
 
 def _is_transposed(node: onnx.NodeProto, constants: Collection[str]) -> bool:
-    """Return whether a node is a ConvTranspose with constant weights, in one group.
+    """Return whether a node is a ConvTranspose with constant inputs but the first, in one group.
 
-    ONNX Runtime's quantizer leaves one of several groups in float if it has a bias.
+    ONNX Runtime's quantizer leaves a ConvTranspose of several groups in float if it has a bias.
     """
     constant = all(name in constants for name in filter(None, node.input[1:]))
     return node.op_type == "ConvTranspose" and attribute(node, "group", 1) == 1 and constant
@@ -222,7 +235,9 @@ def _is_transposed(node: onnx.NodeProto, constants: Collection[str]) -> bool:
 def _read_affine(
     links: Links, layer: onnx.NodeProto, node: onnx.NodeProto, rank: int
 ) -> _Affine | None:
-    """Return how a node changes the channels of the layer's output; None if not by channel.
+    """Return how a node changes the channels of the layer's output.
+
+    Returns None if the change differs within a channel, or if the layer cannot compute it.
 
     Args:
         rank: number of axes of the layer's output; 0 if unknown. A constant with more axes would
@@ -242,6 +257,7 @@ def _read_affine(
         scale = weight / np.sqrt(variance + attribute(node, "epsilon", 1e-5))
         return _Affine(scale, bias - mean * scale)
 
+    # The other node is a Mul or an Add of one constant
     [name] = [name for name in node.input if name != layer.output[0]]
     values = read_initializer(links, name)
     behind = 0 if is_product else len(weights.dims) - 2  # axes behind the channels
@@ -285,7 +301,7 @@ def _is_by_channel(shape: tuple[int, ...], channels: int, behind: int = 0) -> bo
 
 @contextmanager
 def _strict() -> Iterator[None]:
-    """Raise RuntimeError when `quant_pre_process` logs that its optimization failed."""
+    """Raise RuntimeError when `quant_pre_process` logs an error, as of a failed optimization."""
 
     def refuse(record: logging.LogRecord) -> bool:
         if record.levelno >= logging.ERROR:

@@ -86,7 +86,10 @@ def check_file(config: ModelConfig, source: Path, cache_root: Path) -> None:
         ModelError: the file is refused, or its check took too much memory or time.
     """
     file_format = None if config.module is not None else formats.find_format(source)
-    if file_format is None or not file_format.check:
+    if file_format is None:
+        return
+    formats.check_values(source, config.inputs)
+    if not file_format.check:
         return
     key: cache.Key = {
         "model": hash_network(config, source),

@@ -1,4 +1,4 @@
-"""Finds the FP32 network, in the settings, the environment or a download, and hashes it."""
+"""Finds the file of the FP32 network, or downloads the default network, and hashes it."""
 
 import hashlib
 import importlib.util
@@ -31,7 +31,8 @@ def locate(config: ModelConfig, data_name: str) -> Path:
     """Return the network's file or folder, downloaded if necessary; for a module, its weights.
 
     Raises:
-        ModelError: the file is missing, empty or not a model.
+        ModelError: the file is missing, empty, too large or not a model; the settings of a module
+            are incomplete; or the default network cannot be downloaded.
     """
     if config.module is not None:
         return _state_dict(config)
@@ -63,9 +64,11 @@ def locate(config: ModelConfig, data_name: str) -> Path:
 def hash_network(config: ModelConfig, source: Path) -> str:
     """Return a hexadecimal hash of all sources of the network.
 
+    These are the files, `model.inputs` and `model.outputs`, and for a module also its arguments and
+    the code of its top-level package or file.
+
     Args:
-        source: the result of `locate`. The hash covers every file of a folder; for a module, also
-            the code of its top-level package or file.
+        source: the result of `locate`.
     """
     more: list[Any] = []
     if config.inputs or config.outputs:
@@ -123,7 +126,7 @@ def _checked(path: Path, key: str) -> Path:
 
 
 def _check_size(path: Path) -> Path:
-    """Return the path; refuse a size above the limit, because the whole content is hashed."""
+    """Return the path; refuse a file or folder above the limit, because all of it is hashed."""
     if path.is_dir():
         stored = [file for file in path.rglob("*") if file.is_file()]
         size = sum(file.stat().st_size for file in stored)

@@ -1,7 +1,7 @@
 """Summarizes a network's file: inputs, outputs, operators, and requirements for a run.
 
-An ONNX file is only parsed; other formats are exported first. Both happen in a separate process,
-and the cache keeps the graph. The network is neither run nor quantized.
+A separate process reads an ONNX file, or exports another format to ONNX, and the cache keeps the
+graph. The network is not quantized, and needs no data.
 """
 
 import math
@@ -44,20 +44,22 @@ class Summary:
     Attributes:
         contract: inputs and outputs; sizes that the file leaves free are None.
         opset: opset of an ONNX file, or of the export from another format.
-        operators: number of nodes by operator, without nodes that only compute shapes.
-        layers: number of convolutions and matrix products with constant weights.
+        operators: number of nodes by operator, without nodes that depend only on shapes and
+            constants.
+        layers: number of convolutions, matrix products and LSTMs with constant weights.
+        depthwise: number of grouped convolutions.
         parameters: number of values in all constants.
         quantized: the operators that each backend quantizes by default. Operators in `FOLDED` are
             folded, all others stay in float. Backends that cannot take the network's inputs, or
             run its operators, are missing.
+        final: the operator that computes the first output; empty if none does.
         converted: the backends whose own converter quantizes the whole network.
         left: number of nodes by operator that stay in float by default because of attention; the
             converters of `converted` quantize these nodes.
         inner_layers: number of layers inside operators such as If or Loop, by that operator; no
             backend quantizes such layers.
         lacking: the operators that a backend cannot run, by backend, see `Backend.lacks`.
-        unfolded_norms: number of BatchNormalization nodes that stay, because no layer is before
-            them.
+        unfolded_norms: number of BatchNormalization nodes that stay, see `count_unfolded_norms`.
     """
 
     path: Path
@@ -104,11 +106,11 @@ class Summary:
 def summarize(
     path: Path, cache_root: Path, config: ModelConfig | None = None, sample: Sample = None
 ) -> Summary:
-    """Read a network's file or folder.
+    """Return the summary of a network's file or folder.
 
     Args:
         config: the settings of the network; None for the defaults.
-        sample: a sample [1, ...], for files that do not declare the inputs.
+        sample: a sample [1, ...] for a torch module, which does not declare its inputs.
 
     Raises:
         ModelError: the file is not a model, is unsafe, or has nothing to quantize.
@@ -170,7 +172,7 @@ def summarize(
 
 
 def _count_operators(nodes: Iterable[onnx.NodeProto], static: set[str]) -> Counter[str]:
-    """Return the number of nodes by operator, without those that compute `static` tensors only."""
+    """Return the number of nodes by operator, without those whose outputs are all `static`."""
     counts: Counter[str] = Counter()
     for node in nodes:
         if not static.issuperset(node.output):
@@ -182,17 +184,16 @@ def load_graph(path: Path, cache_root: Path, config: ModelConfig | None = None) 
     """Return the graph of a network's file, exported to ONNX.
 
     Raises:
-        ModelError: the file is not a model, or is unsafe.
+        ModelError: see `summarize`.
     """
     return _export_graph(path, cache_root, config or ModelConfig(), None).graph
 
 
 @dataclass(frozen=True)
 class NetworkFile:
-    """The located file of a network, or of a module's weights, which is read on first use.
+    """The located file of a network, or of a module's weights.
 
-    The file is read only if a step asks for its content, because that takes a second. The inputs of
-    a module are unknown until a run has samples.
+    The file is read only if a step asks for its content, because that takes a second.
     """
 
     path: Path
@@ -201,7 +202,7 @@ class NetworkFile:
 
     @classmethod
     def find(cls, config: ModelConfig, data_name: str, cache_root: Path) -> "NetworkFile":
-        """Locate the network, see `network_path.locate`; its path becomes part of the settings."""
+        """Locate the network, see `network_path.locate`; `config` of the result has its path."""
         path = locate(config, data_name)
         named = config if config.module is not None else replace(config, path=str(path))
         return cls(path, named, cache_root)
@@ -218,15 +219,17 @@ class NetworkFile:
 
     @cached_property
     def contract(self) -> Contract:
-        """The inputs and outputs; raises `ModelError` for a file that is unsafe or not a model."""
+        """The inputs and outputs; empty for a module, whose inputs only samples show.
+
+        Raises:
+            ModelError: see `summarize`.
+        """
         if self.config.module is not None:
             return Contract((), ())
         return read_contract(load_graph(self.path, self.cache_root, self.config))
 
     def find_picture_size(self) -> tuple[int, int] | None:
-        """Return height and width of the input pictures; None if they are free, or without
-        pictures.
-        """
+        """Return height and width of the input pictures, see `contract.picture_size`."""
         return picture_size(self.contract, self.config.inputs or {})
 
     def find_input_names(self) -> list[str]:
@@ -237,6 +240,7 @@ class NetworkFile:
 def _export_graph(
     path: Path, cache_root: Path, config: ModelConfig, sample: Sample
 ) -> onnx.ModelProto:
+    """Return the network as an ONNX model, which a separate process makes and the cache keeps."""
     is_module = config.module is not None  # a module is the user's code, which may download files
     name = formats.format_name(path, is_module)
     if not is_module:
@@ -265,7 +269,10 @@ def _export_graph(
 
 
 def _read_graph(path: Path, name: str, sample: Sample, config: ModelConfig) -> bytes:
-    """Return the graph with inferred shapes; an ONNX file is not converted."""
+    """Return the serialized graph with inferred shapes.
+
+    The opset of an ONNX file stays.
+    """
     import warnings
 
     warnings.simplefilter("ignore")  # TensorFlow and tf2onnx call deprecated functions
@@ -278,7 +285,7 @@ def _read_graph(path: Path, name: str, sample: Sample, config: ModelConfig) -> b
 
 
 def with_known_operators() -> list[Backend]:
-    """Return the backends whose operators are known, in the order of tables."""
+    """Return the backends with a list of operators, in the order of tables."""
     return [backend for backend in find_backends().values() if backend.operators]
 
 
@@ -319,7 +326,7 @@ def requirements(summary: Summary) -> list[str]:
 
 
 def _require_labels(summary: Summary) -> str:
-    """Return the labels that fit the outputs of a network."""
+    """Return a line about the labels that fit the outputs of a network."""
     inputs = summary.contract.inputs
     outputs = summary.contract.outputs
     if [tensor.shape for tensor in inputs] == [tensor.shape for tensor in outputs]:
@@ -360,7 +367,11 @@ def _describe(tensor: Tensor) -> str:
 
 
 def print_summary(summary: Summary, settings: Sequence[str] = ()) -> None:
-    """Print a summary as tables on stdout, then lines about the settings of the run."""
+    """Print a summary on stdout: facts, tables, requirements.
+
+    Args:
+        settings: lines about the settings of the run, printed last.
+    """
     console = stdout(None, 130)
     say(
         console,

@@ -1,7 +1,7 @@
 """Reads a network that computes in float16, bfloat16 or float64 as float32.
 
-Every number of 16 bits is a float32 number, so such weights keep their values. The outputs differ
-from those of the file by the rounding of the narrower type.
+Every float16 and bfloat16 number is a float32 number, so such weights keep their values. The
+outputs differ from those of the file by the rounding of the narrower type.
 """
 
 from collections.abc import Collection
@@ -26,7 +26,7 @@ _SETTINGS = ("to", "dtype", "output_datatype", "stash_type", "softmax_precision"
 
 
 def find_dtype(proto: onnx.ModelProto) -> int | None:
-    """Return the type of `DTYPES` in which a layer has its weights, inner graphs included.
+    """Return the first type of `DTYPES` in which a layer has its weights, inner graphs included.
 
     Without such a layer, it is the type of an input that samples cannot have, such as float64
     before a Cast. Returns None for a network that needs no `to_float32`.
@@ -67,7 +67,7 @@ def _has_layers(proto: onnx.ModelProto, dtype: int) -> bool:
 
 
 def to_float32(proto: onnx.ModelProto, dtype: int) -> onnx.ModelProto:
-    """Return the model with float32 in place of a type: constants, inputs, outputs and casts.
+    """Return the model with float32 in place of `dtype`, in constants, declarations and attributes.
 
     `proto` must not be used afterwards.
     """
@@ -82,6 +82,8 @@ def to_float32(proto: onnx.ModelProto, dtype: int) -> onnx.ModelProto:
     for setting in find_all(proto, onnx.AttributeProto):
         if setting.name in _SETTINGS and setting.i == dtype:
             setting.i = TensorProto.FLOAT
+
+    # Drop the Casts that no longer change a type
     inferred = infer_shapes(proto)
     floats = set()
     for value in (*inferred.input, *inferred.value_info, *inferred.output):
@@ -91,7 +93,7 @@ def to_float32(proto: onnx.ModelProto, dtype: int) -> onnx.ModelProto:
 
 
 def _drop_casts(model: ir.Model, floats: Collection[str]) -> None:
-    """Remove the Casts from float32 to float32, except in inner graphs.
+    """Remove the Casts from float32 to float32, except in inner graphs and from input to output.
 
     Args:
         floats: the names of the float32 tensors.

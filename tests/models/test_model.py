@@ -248,6 +248,15 @@ def test_a_file_of_weights_alone_is_refused_with_the_settings_that_take_it(
         load(shapes, cache_root, tmp_path / "weights.pt")
 
 
+def test_values_of_inputs_are_refused_for_other_formats(cache_root, tmp_path):
+    """The check of a Keras file takes no values, and ended in a TypeError."""
+    path = tmp_path / "network.h5"
+    path.write_bytes(b"\x89HDF\r\n\x1a\n")
+    config = ModelConfig(path=str(path), inputs={"rate": 16000})
+    with pytest.raises(ModelError, match=r"model\.inputs: .*expected an \.onnx file"):
+        model.check_file(config, path, cache_root)
+
+
 def test_a_folder_is_refused_by_its_key(shapes, cache_root, tmp_path):
     with pytest.raises(ModelError, match=r"^model\.path: "):
         load(shapes, cache_root, tmp_path)

@@ -13,10 +13,12 @@ EXPECTS_FP32 = "expected the FP32 model; to score this file beside it: resnet8pt
 def check(source: Path, name: str, inputs: Any) -> None:
     """Call a format's check, see `sources.formats`; a library's error becomes a `ModelError`.
 
-    The function is defined here because the process that checks a file imports only this module.
+    The function is defined here so that the process that checks a file imports only this module and
+    that of the check.
 
     Args:
-        inputs: the setting `model.inputs`; passed only to checks of formats that take it.
+        name: the check, as `module:name`.
+        inputs: the setting `model.inputs`, set only for a format whose check takes it.
     """
     values = [inputs] if inputs else []
     with errors_as(ModelError, f"{source}: cannot be read"):

@@ -127,9 +127,10 @@ def _checked(records: dict[str, bytes], path: Path, own: bool = False) -> dict[s
 
 
 def _clean(content: bytes) -> bytes:
-    """Return a program's graph, in JSON, without `_ORIGINS`, and with operators that are safe.
+    """Return a program's graph, in JSON, without parts that torch would look up or that are unsafe.
 
-    Its outputs are plain. `_UNFILLED` memory holds zeros, and weight normalization is spelled out.
+    `_ORIGINS` are empty, outputs in a library's class are a tuple, `_UNFILLED` memory holds zeros,
+    and weight normalization is written as products.
     """
     graph = json.loads(content)
     for _, value in _items(graph):
@@ -168,18 +169,21 @@ def _spell_out_weight_norms(graph: dict[str, Any]) -> Iterator[Any]:
         if node["target"] != _WEIGHT_NORM:
             yield node
             continue
-        given = {item["name"]: item["arg"] for item in node["inputs"]}
+        arguments = {item["name"]: item["arg"] for item in node["inputs"]}
         [output] = node["outputs"]
         name = output["as_tensor"]["name"]
         norm = {"as_tensor": {"name": f"{name}_norm"}}
         factor = {"as_tensor": {"name": f"{name}_factor"}}
         for made in (norm, factor):
-            values[made["as_tensor"]["name"]] = values[given["g"]["as_tensor"]["name"]]
+            values[made["as_tensor"]["name"]] = values[arguments["g"]["as_tensor"]["name"]]
 
-        norm_inputs = {"v": given["v"], "pow": {"as_int": 2}, "dim": given.get("dim", _FIRST)}
+        # Each step is a node with the name of its output
+        weights = arguments["v"]
+        axis = arguments.get("dim", _FIRST)
+        norm_inputs = {"v": weights, "pow": {"as_int": 2}, "dim": axis}
         yield _make_node("norm_except_dim.default", norm_inputs, norm)
-        yield _make_node("div.Tensor", {"self": given["g"], "other": norm}, factor)
-        yield _make_node("mul.Tensor", {"self": given["v"], "other": factor}, output)
+        yield _make_node("div.Tensor", {"self": arguments["g"], "other": norm}, factor)
+        yield _make_node("mul.Tensor", {"self": weights, "other": factor}, output)
 
 
 def _make_node(operator: str, inputs: Mapping[str, Any], output: dict[str, Any]) -> dict[str, Any]:
@@ -221,7 +225,7 @@ def _check(records: Mapping[str, bytes]) -> Iterator[str]:
 
 
 def _is_plain(key: str, value: Any) -> bool:
-    """Return whether torch takes a value of the JSON as data, by the key's own grammar."""
+    """Return whether torch takes a value of the JSON as data; some keys have a grammar."""
     if key in ("use_pickle", "guards_code", "metadata"):
         return not value
     if not _NAME.fullmatch(key):
@@ -236,7 +240,10 @@ def _is_plain(key: str, value: Any) -> bool:
 
 
 def _items(content: Any) -> Iterator[tuple[str, Any]]:
-    """Yield every key and value of nested JSON; a text in a list has the list's key."""
+    """Yield every key and value of nested JSON.
+
+    A text in a list has the list's key; other items of a list have an empty one.
+    """
     waiting = [("", content)]
     while waiting:
         key, value = waiting.pop()

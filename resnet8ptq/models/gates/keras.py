@@ -2,10 +2,10 @@
 
 A config names classes and functions, which Keras looks up and calls with values from the file.
 Keras's safe mode guards neither constructors nor functions: `keras.layers.TFSMLayer` loads a
-SavedModel, `keras.datasets.mnist.load_data` accesses the internet. The whole config must therefore
-follow a grammar of layers, their parts, functions and words listed here, names, numbers, and nested
-lists and objects of these. Keras gets a copy of the checked content, because two readers of one
-file may read different content.
+SavedModel, `keras.datasets.mnist.load_data` accesses the internet. The whole config may therefore
+consist only of the layers, their parts, functions and words listed here, of names and numbers, and
+of nested lists and objects of these. Keras gets a copy of the checked content, because two readers
+of one file may read different content.
 """
 
 import io
@@ -133,6 +133,7 @@ class KerasFile:
     Attributes:
         config: the JSON that describes the layers, without training settings.
         content: the content of an HDF5 file: the weights of a .keras file, or the whole .h5 file.
+        is_zip: whether the file is a .keras file.
     """
 
     config: dict[str, Any]
@@ -140,7 +141,7 @@ class KerasFile:
     is_zip: bool
 
     def write(self, folder: Path) -> Path:
-        """Write the layers and weights as a file that Keras can load."""
+        """Write the layers and weights as a file that Keras can load; return its path."""
         config = json.dumps(self.config)
         if self.is_zip:
             path = folder / "model.keras"
@@ -160,8 +161,8 @@ def read_keras(path: Path) -> KerasFile:
     """Read a .h5 or .keras file, and check that it holds only allowed layers and weights.
 
     Raises:
-        ModelError: the file is damaged or not a Keras file, or has layers, functions or settings
-            that are not allowed, or weights outside the file.
+        ModelError: the file is damaged, too large or not a Keras file, or has layers, functions or
+            settings that are not allowed, or weights outside the file.
     """
     with errors_as(ModelError, f"{path}: Keras refuses it"):
         if path.stat().st_size > MAX_BYTES:
@@ -192,7 +193,7 @@ def find_objects(config: Any) -> Iterator[dict[str, Any]]:
 
 
 def _open_hdf5(content: bytes) -> tuple[Any, bytes, str | None]:
-    """Return the config of a .h5 file, the content, and the reason to refuse the file, if any."""
+    """Return the config of a .h5 file, `content` itself, and the reason to refuse it, if any."""
     with h5py.File(io.BytesIO(content)) as file:
         config = file.attrs.get(LEGACY_CONFIG)
     if config is None:
@@ -201,9 +202,7 @@ def _open_hdf5(content: bytes) -> tuple[Any, bytes, str | None]:
 
 
 def _open_zip(content: bytes) -> tuple[Any, bytes, str | None]:
-    """Return the config of a .keras file, the weights, and the reason to refuse the file, if
-    any.
-    """
+    """Return the config of a .keras file, its weights, and the reason to refuse it, if any."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         sizes = {info.filename: info.file_size for info in archive.infolist()}
         if CONFIG not in sizes:
@@ -220,7 +219,7 @@ def _open_zip(content: bytes) -> tuple[Any, bytes, str | None]:
 
 
 def _reasons_against(config: Any, content: bytes) -> Reasons:
-    """Yield why a file is refused: its layers, then its weights."""
+    """Yield the reasons to refuse a file: those in its config, then those in its weights."""
     yield from _strange_config(config)
     with h5py.File(io.BytesIO(content)) as file:
         yield from _strange_weights(file)
@@ -245,7 +244,7 @@ def _is_one_of(value: Any, known: Collection[str]) -> bool:
 
 
 def _strange_object(value: dict[str, Any], where: str) -> Reasons:
-    """Yield reasons to refuse an object, by its class or function, its settings, or other keys."""
+    """Yield reasons to refuse an object: its class or function, its settings, its other keys."""
     kind = value.get("class_name")
     config = value.get("config")
     if kind == "__tuple__" and value.keys() == {"class_name", "items"}:
@@ -291,7 +290,7 @@ def _strange_origin(value: dict[str, Any], where: str) -> Reasons:
 
 
 def _strange_settings(config: dict[str, Any], where: str) -> Reasons:
-    """Yield reasons to refuse the settings of a layer; each key allows other values."""
+    """Yield reasons to refuse the settings of a layer; some keys have a grammar of their own."""
     for key, value in config.items():
         yield from _strange_key(key, where)
         if key == "name":
@@ -355,10 +354,10 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _strange_node(node: Any, where: str) -> Reasons:
-    """Yield reasons to refuse arguments other than tensors, numbers, null, slices and nests of
-    these.
+    """Yield reasons to refuse the arguments with which a layer is called.
 
-    A node is {"args": ..., "kwargs": ...}, or in Keras 2 a list of [name, node, output, kwargs].
+    Tensors, numbers, null, slices and nests of these are allowed. A node is {"args": ..., "kwargs":
+    ...}, or in Keras 2 a list of [name, node, output, kwargs].
     """
     if isinstance(node, dict) and node.keys() <= {"args", "kwargs"}:
         yield from _strange_argument(list(node.values()), where)
@@ -408,7 +407,7 @@ def _strange_keras_tensor(value: dict[str, Any], where: str) -> Reasons:
 
 
 def _strange_weights(file: h5py.File) -> Reasons:
-    """Yield reasons to refuse links to other files, and more data than weights need."""
+    """Yield reasons to refuse weights: links, data in other files, or more than `MAX_BYTES`."""
     groups: list[h5py.Group] = [file]
     seen = {file["/"]}
     count = 0

@@ -75,7 +75,8 @@ def read_onnx(path: Path) -> onnx.ModelProto:
 
     Raises:
         ModelError: the file is too large, damaged, already quantized or optimized too far, or it
-            has data outside of its folder or operators of other domains.
+            has data outside of its folder, operators of other domains, sparse tensors, or inputs
+            that are no tensors.
     """
     if path.stat().st_size > MAX_BYTES:
         raise ModelError(f"{path}: larger than 2 GiB; expected a file within protobuf's limit")
@@ -126,8 +127,8 @@ def read_quantized(path: Path) -> bytes:
     """Check a quantized file; return its content with the external data inlined.
 
     Raises:
-        ModelError: the file is too large or damaged, or it has a cycle, operators other than
-            computations, or data outside of its folder.
+        ModelError: the file is too large or damaged, or it has a cycle, functions, operators other
+            than computations, or data outside of its folder.
     """
     content = files.read_bytes(path, MAX_BYTES)
     proto = _parse(content, path)
@@ -164,7 +165,12 @@ def _is_external(tensor: TensorProto) -> bool:
 def _read_inside(
     tensor: TensorProto, path: Path, hashed: Collection[str], contents: dict[str, bytes]
 ) -> None:
-    """Replace a reference to a file beside `path` by the data; `hashed` has the allowed names."""
+    """Replace a reference to a file beside `path` by the data.
+
+    Args:
+        hashed: the allowed names.
+        contents: the content of each file that is already read, by name; the function adds to it.
+    """
     where = {entry.key: entry.value for entry in tensor.external_data}
     name = where.get("location", "")
     beside = path.parent / name
@@ -236,7 +242,7 @@ def _check_inlined_size(proto: onnx.ModelProto) -> None:
 
 
 def check_graph(proto: onnx.ModelProto, path: Path) -> None:
-    """Check a graph as `read_onnx` and `check_layers` do; errors name `path`."""
+    """Check an exported graph as `read_onnx` and `check_layers` do; errors name `path`."""
     _check(proto, path)
     check_layers(proto, path)
 
@@ -287,7 +293,7 @@ def _check_model(proto: onnx.ModelProto) -> None:
 
 
 def _reasons_against(proto: onnx.ModelProto) -> Iterator[str]:
-    """Yield why a file is refused before its layers are counted: its data, types or operators."""
+    """Yield the reasons to refuse a file, except its layers: data, types and operators."""
     tensors = list(find_all(proto, TensorProto))
     for tensor in tensors:
         if _is_external(tensor):
@@ -349,7 +355,10 @@ def _reasons_not_to_quantize(proto: onnx.ModelProto) -> Iterator[str]:
 
 
 def _reasons_without_layers(proto: onnx.ModelProto) -> Iterator[str]:
-    """Yield why a graph has no layers to quantize, unless it has some of `STORED`."""
+    """Yield why a graph without layers of known weights is refused.
+
+    Operators of `STORED` suffice, unless an inner graph has layers.
+    """
     inner = find_inner_layers(proto.graph)
     if inner:
         yield (
@@ -371,7 +380,7 @@ _INDICES = (TensorProto.INT32, TensorProto.INT64)
 
 
 def find_inner_layers(graph: onnx.GraphProto) -> list[str]:
-    """Return, for each layer in an inner graph, the operator around it, such as If."""
+    """Return, for each layer in an inner graph, the outermost operator around it, such as If."""
     around = []
     for node in graph.node:
         for inner in find_all(node, onnx.NodeProto):
@@ -381,7 +390,7 @@ def find_inner_layers(graph: onnx.GraphProto) -> list[str]:
 
 
 def _counted(names: list[str]) -> str:
-    """Return the number of times that each name occurs.
+    """Return the names with the number of times that each occurs, as text.
 
     >>> _counted(["QLinearConv", "QGemm", "QLinearConv"])
     '2 QLinearConv, 1 QGemm'
@@ -392,7 +401,7 @@ def _counted(names: list[str]) -> str:
 def find_weights(
     graph: onnx.GraphProto, operators: Sequence[str] = (*LAYERS, *RECURRENT)
 ) -> Iterator[tuple[str, TensorProto]]:
-    """Yield each layer's operator and the constant of its weights."""
+    """Yield the operator of each layer with constant weights, and the stored constant."""
     origin = dict(Links(graph).constants)
     for node in graph.node:
         if node.op_type == "Constant":

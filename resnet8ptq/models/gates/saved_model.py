@@ -1,8 +1,8 @@
 """Cuts an untrusted TensorFlow SavedModel to its inference graph, and checks its operators.
 
 TensorFlow's operators can read and write files and call Python. The check allows stateless
-operators that tf2onnx can convert, calls of functions, variables, and the few operators that
-restore variables. TensorFlow imports the graph only after the check.
+operators that tf2onnx can convert, calls of functions, branches, loops, variables, and the few
+operators that restore variables. TensorFlow imports the graph only after the check.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -43,7 +43,8 @@ class Program:
 
     Attributes:
         graph: a GraphDef that computes the outputs and restores the variables.
-        inputs: tensors, such as `serving_default_input_1:0`, by their names in the signature.
+        inputs, outputs: tensors, such as `serving_default_input_1:0`, by their names in the
+            signature.
         restore: the operation that restores the variables, and the tensor for the path of their
             file; None without variables.
     """
@@ -58,8 +59,8 @@ def read_program(folder: Path) -> Program:
     """Parse a SavedModel, and check its inference part.
 
     Raises:
-        ModelError: the folder is damaged, or has operators beyond inference or variables of another
-        folder.
+        ModelError: the folder is damaged or too large, has no graph or no single signature for
+            inference, has operators beyond inference, or reads variables of another folder.
     """
     path = folder / FILE
     for stored in (folder / "variables").glob("*"):
@@ -72,6 +73,7 @@ def read_program(folder: Path) -> Program:
 
 
 def _cut_to_inference(content: bytes, folder: Path) -> Program:
+    """Return the inference part of a parsed SavedModel; errors name `folder`."""
     import tensorflow as tf
     from tensorflow.core.protobuf import saved_model_pb2
 
@@ -116,7 +118,7 @@ def _cut_to_inference(content: bytes, folder: Path) -> Program:
 
 
 def _read_copies(graph: Any, copies: Mapping[str, str], restored: Collection[str]) -> None:
-    """Let the nodes read the restored copy of each variable that is not restored itself.
+    """Let the nodes read the restored copy of each variable that is not restored, in place.
 
     `tf.saved_model.save` of a Keras 3 model stores a copy of each variable, and restores only the
     copies. TensorFlow 2 assigns the copies to the variables through Python objects, which are not
@@ -130,7 +132,7 @@ def _read_copies(graph: Any, copies: Mapping[str, str], restored: Collection[str
 
 
 def _find_copies(graph: Any) -> dict[str, str]:
-    """Return the variable whose initial value is a copy of another, by the other's name."""
+    """Return each variable that gets the value of another, by the name of the other."""
     read = {}
     for node in graph.node:
         if node.op == "ReadVariableOp":
@@ -175,7 +177,11 @@ def _tensor_names(infos: Any) -> dict[str, str]:
 
 
 def _signature(meta: Any, folder: Path) -> Any:
-    """Return the signature `serving_default`, or the only one."""
+    """Return the signature `serving_default`, or the only one.
+
+    Raises:
+        ModelError: there is no such signature.
+    """
     signatures = {}
     for name, item in meta.signature_def.items():
         if item.inputs and item.outputs:
@@ -191,9 +197,7 @@ def _signature(meta: Any, folder: Path) -> Any:
 
 
 def _imported_ops() -> set[str]:
-    """Return the allowed operators: stateless operators that tf2onnx can convert, calls,
-    variables.
-    """
+    """Return the operators that inference may have, see the module."""
     import tf2onnx.onnx_opset  # noqa: F401  fills the table
     from tensorflow.python.framework import op_def_registry
     from tf2onnx.handler import tf_op
@@ -211,7 +215,7 @@ def _imported_ops() -> set[str]:
 
 
 def _strange(graph: Any, allowed: Collection[str]) -> Iterator[str]:
-    """Yield the operators of a graph, and of its functions, that are not allowed."""
+    """Yield the operators that are not allowed, in a graph and in the functions that it calls."""
     bodies = [function.node_def for function in _reachable(graph).values()]
     for node in chain(graph.node, *bodies):
         if node.op not in allowed:
@@ -219,11 +223,12 @@ def _strange(graph: Any, allowed: Collection[str]) -> Iterator[str]:
 
 
 def _foreign_reads(graph: Any, filename: str) -> Iterator[str]:
-    """Yield the operators that read another checkpoint, or pass another path to a function.
+    """Yield the nodes that read another checkpoint, or pass another path to a function.
+
+    A text argument of a function counts as a path.
 
     Args:
-        filename: the node for the path of the folder's own checkpoint. A text argument of a
-            function must be that path.
+        filename: the node for the path of the folder's own checkpoint.
     """
     from tensorflow import string
 
@@ -231,6 +236,8 @@ def _foreign_reads(graph: Any, filename: str) -> Iterator[str]:
     for function in _reachable(graph).values():
         arguments = {argument.name for argument in function.signature.input_arg}
         bodies.append((function.node_def, arguments))
+
+    # Follow each path back to its origin
     for nodes, allowed in bodies:
         passed_on = {node.name: node.input[0] for node in nodes if node.op == "Identity"}
         for node in nodes:

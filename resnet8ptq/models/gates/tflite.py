@@ -1,4 +1,4 @@
-"""Checks an untrusted TFLite file; refuses it if damaged, quantized, or not plain TFLite."""
+"""Checks an untrusted TFLite file before LiteRT and tf2onnx read it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +15,11 @@ MAX_BYTES = 2**31 - 1  # FlatBuffers' limit
 
 
 def check(path: Path) -> None:
-    """Raise `ModelError` if a file is damaged, quantized, or has custom operators."""
+    """Refuse a file that is too large, damaged, quantized, or not plain FP32.
+
+    Raises:
+        ModelError: the file is refused; see `_reasons_against`.
+    """
     if path.stat().st_size > MAX_BYTES:
         raise ModelError(f"{path}: larger than 2 GiB; expected one file, within FlatBuffers' limit")
     from ai_edge_litert.schema_py_generated import Model
@@ -27,7 +31,10 @@ def check(path: Path) -> None:
 
 
 def _reasons_against(model: Any) -> Iterator[str]:
-    """Yield why a file is refused: custom operators, or rounded tensors."""
+    """Yield the reasons to refuse a file: custom operators, a state, several graphs, or tensors.
+
+    Tensors must be dense, and neither rounded to integers nor computed in float16.
+    """
     from ai_edge_litert.schema_py_generated import BuiltinOperator, TensorType
 
     kinds = {}
@@ -42,6 +49,8 @@ def _reasons_against(model: Any) -> Iterator[str]:
             yield KEEPS_STATE
     if model.SubgraphsLength() != 1:
         yield f"has {model.SubgraphsLength()} graphs; expected one"
+
+    # Refuse tensors that are sparse, or narrower than float32
     graph = model.Subgraphs(0)
     for index in range(graph.TensorsLength()):
         tensor = graph.Tensors(index)

@@ -1,7 +1,7 @@
 """Checks the zip archive of an exported program before torch reads it.
 
-`torch.export.load` can execute the content of an archive, so only the records of `program.save` are
-allowed. torch gets a copy of the checked records, because two readers of one zip file may read
+`torch.export.load` can execute the content of an archive, so only the records that a network needs
+are allowed. torch gets a copy of the checked records, because two readers of one zip file may read
 different content.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from resnet8ptq.core.errors import QuantizationError, errors_as
 
-MAX_BYTES = 2**27  # most bytes of the compressed records, which are JSON
+MAX_BYTES = 2**27  # most unpacked bytes of the compressed records, which are JSON
 
 # The operators of inference. No operator here reads or writes files, uses memory outside its
 # tensors, or calls its arguments. `relu_` counts as `relu`.
@@ -82,17 +82,26 @@ OPERATORS = {
 
 
 def is_allowed(namespace: str, name: str) -> bool:
-    """Return whether an operator is allowed in inference."""
+    """Return whether `OPERATORS` has an operator, or the one that `name` applies in place.
+
+    >>> is_allowed("aten", "relu_"), is_allowed("aten", "from_file")
+    (True, False)
+    """
     known = OPERATORS.get(namespace, frozenset())
     return name in known or (name.endswith("_") and name[:-1] in known)
 
 
 def read_archive(path: Path, records: re.Pattern[str]) -> dict[str, bytes]:
-    """Return the content of each record by its name; the file's size bounds the memory.
+    """Return the content of each record by its name.
+
+    The file's size and `MAX_BYTES` limit the memory.
+
+    Args:
+        records: a pattern of the allowed names.
 
     Raises:
         QuantizationError: the file is not a zip archive, is damaged, or has records that are not
-        allowed.
+            allowed.
     """
     with (
         errors_as(QuantizationError, f"{path}: not an archive, or damaged"),
@@ -120,8 +129,10 @@ def refusal(path: Path, strange: str) -> QuantizationError:
 
 
 def describe(names: Collection[str]) -> str:
-    """Return the kind of an archive, judged by its records, and the remedy, if it is no .keras
-    file.
+    """Return the kind of an archive without a config of Keras, and the remedy, for a message.
+
+    Args:
+        names: the names of its records.
     """
     records = {name.partition("/")[2] for name in names}
     if "archive_format" in records:
@@ -140,7 +151,7 @@ def describe(names: Collection[str]) -> str:
 
 
 def _strange(archive: zipfile.ZipFile, records: re.Pattern[str], file_bytes: int) -> Iterator[str]:
-    """Yield the records that `torch.export.save` does not write, or the fault of the archive."""
+    """Yield the records whose names are not allowed, then the faults of the archive."""
     names = set()  # in lower case, because some file systems ignore case
     packed_bytes = 0
     unpacked_bytes = 0  # bytes of the compressed records

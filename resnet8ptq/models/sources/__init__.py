@@ -1,8 +1,8 @@
 """Readers of network file formats, one module for each.
 
-Each reader has `read(source, sample) -> Network`. A reader is imported only in the separate process
-that reads one file (see `model.load_network`), because some readers import TensorFlow, and a crash
-should end only that process.
+Each reader has `read(source, sample) -> Network`, some with further settings. Readers run in a
+separate process for each file (see `model.load_network`), because some import TensorFlow, and a
+crash should end only that process.
 """
 
 import copy
@@ -20,17 +20,18 @@ from resnet8ptq.core.text import no_such_name
 from resnet8ptq.graph.links import output_names
 from resnet8ptq.graph.passes import remove_unused, rewrite
 from resnet8ptq.models.sources.contract import Network, Sample
-from resnet8ptq.models.sources.formats import EXPECTED, find_format, takes_values
+from resnet8ptq.models.sources.formats import EXPECTED, check_values, find_format
 
 
 def read_network(source: Path, sample: Sample, config: ModelConfig) -> Network:
     """Read a network from its file or folder, or from the weights of `model.module`.
 
     Args:
-        sample: a sample, for files that do not declare their inputs; a record has several inputs.
+        sample: a sample that the network must take; None without data.
 
     Raises:
-        ModelError: the file is not a network of a supported kind.
+        ModelError: the file is not a network of a supported kind, does not fit the sample, or takes
+            no `model.inputs`.
     """
     if config.module is not None:
         from resnet8ptq.models.sources import torch_module
@@ -39,8 +40,7 @@ def read_network(source: Path, sample: Sample, config: ModelConfig) -> Network:
     file_format = find_format(source)
     if file_format is None:
         raise ModelError(f"{source}: is not a model; {EXPECTED}")
-    if config.inputs and not takes_values(source):
-        raise ModelError(f"model.inputs: got {source}, expected an .onnx file")
+    check_values(source, config.inputs)
     reader = resolve_name(file_format.reader)
     values = [config.inputs] if config.inputs else []
     network: Network = reader(source, sample, *values)

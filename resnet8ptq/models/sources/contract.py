@@ -15,7 +15,7 @@ Sample = NDArray[Any] | None  # a sample [1, ...] as stored, perhaps a record; N
 
 
 def is_record(sample: Sample) -> bool:
-    """Return whether a sample has several inputs."""
+    """Return whether a sample is a record, with a field for each input."""
     return sample is not None and bool(names_of(sample.dtype))
 
 
@@ -43,8 +43,9 @@ class Network:
 
 
 def prepare_tensorflow() -> None:
-    """Silence TensorFlow and tf2onnx, and disable oneDNN; call this before TensorFlow is
-    imported.
+    """Silence TensorFlow and tf2onnx, and disable oneDNN.
+
+    Call this before TensorFlow is imported.
     """
     logging.getLogger("tf2onnx").setLevel(logging.ERROR)
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"

@@ -28,8 +28,7 @@ def read(source: Path, sample: Sample) -> Network:
     """Read an exported program.
 
     Raises:
-        ModelError: the file is damaged, holds more than a network, has inputs without samples, or
-            torch cannot export it.
+        ModelError: the file is damaged or holds more than a network; or see `from_program`.
     """
     packed = torch_archive.pack(gate.read_network(source))
     silent = warnings.catch_warnings(action="ignore")
@@ -42,7 +41,8 @@ def from_program(program: Any, source: Path, sample: Sample) -> Network:
     """Return a program as a network; errors name `source`.
 
     Raises:
-        ModelError: samples cannot fill an input, or torch cannot export the program.
+        ModelError: the program is in training mode, torch cannot export it, samples cannot fill an
+            input, or the exported graph has nothing to quantize.
     """
     if any(map(_trains, program.graph.nodes)):
         raise ModelError(
@@ -96,7 +96,7 @@ def _store_attention(program: Any) -> None:
 
 
 def _trains(node: Any) -> bool:
-    """Return whether a node normalizes by the batch's own statistics, or drops random values."""
+    """Return whether a node normalizes by statistics of the batch, or drops values at random."""
     schema = getattr(node.target, "_schema", None)
     switches = {"aten::batch_norm": "training", "aten::dropout": "train"}
     switch = switches.get(getattr(schema, "name", ""))

@@ -1,7 +1,11 @@
 """The table of file formats for networks."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from resnet8ptq.core.errors import ModelError
 
 
 @dataclass(frozen=True)
@@ -14,10 +18,10 @@ class Format:
             `core.code` searches for it.
         suffixes: allowed file suffixes, in lower case; empty for any.
         magic: position and bytes that identify the format; None if only the suffix does.
-        check: the function, as `module:name`, that refuses damaged and unsafe files within a
-            second; empty if only the reader does.
+        check: the function, as `module:name`, that refuses damaged and unsafe files without
+            reading the network; empty if only the reader does.
         contains: a file that identifies a folder of this format; None if the format is a single
-        file.
+            file.
     """
 
     name: str
@@ -86,9 +90,9 @@ TFLITE_FORMATS = ("keras", "saved_model")  # formats that TensorFlow's converter
 
 
 def find_format(path: Path) -> Format | None:
-    """Return the format of a file or folder by its first bytes or its name; None if unknown.
+    """Return the format of a file or folder by its first bytes and its name; None if unknown.
 
-    Only a few bytes are read; `check_file` and the readers decide whether the content is sound.
+    The format's check and reader decide whether the content is sound.
     """
     for file_format in FORMATS:
         if file_format.is_of(path):
@@ -102,8 +106,18 @@ def takes_values(path: Path) -> bool:
     return file_format is not None and file_format.name == "onnx"
 
 
+def check_values(path: Path, inputs: Mapping[str, Any] | None) -> None:
+    """Raise `ModelError` if `inputs`, the setting `model.inputs`, is set for another format."""
+    if inputs and not takes_values(path):
+        raise ModelError(f"model.inputs: got {path}, expected an .onnx file")
+
+
 def format_name(path: Path, is_module: bool = False) -> str:
-    """Return a network's format; `is_module` is whether the file has a torch module's weights."""
+    """Return the name of a network's format; `module` for a torch module or an unknown file.
+
+    Args:
+        is_module: whether the file has the weights of a torch module.
+    """
     file_format = None if is_module else find_format(path)
     if file_format is None:
         return "module"
@@ -111,5 +125,9 @@ def format_name(path: Path, is_module: bool = False) -> str:
 
 
 def is_tflites(name: str, is_float: bool) -> bool:
-    """Return whether TensorFlow converts a format to .tflite; for floats, .tflite counts too."""
+    """Return whether a network of this format becomes a .tflite file without ONNX.
+
+    TensorFlow's converter takes the formats of `TFLITE_FORMATS`. A .tflite file counts only if
+    `is_float` is set: the artifact then computes in float.
+    """
     return name in TFLITE_FORMATS or (is_float and name == "tflite")

@@ -28,11 +28,11 @@ _UNGROUPED = re.compile(r"(Depthwise|Separable)Conv[12]D|Conv[123]DTranspose")
 
 
 def read(source: Path, sample: Sample) -> Network:
-    """Read a Keras file; its inputs have Keras's names.
+    """Read a Keras file; inputs and outputs get Keras's names, see `_export_model`.
 
     Raises:
-        ModelError: see `load_keras`; or the weights have NaN, samples of one array cannot fill
-            several inputs, or samples cannot have the dtype of an input.
+        ModelError: see `load_keras`; or the weights have NaN or infinity, or the samples do not
+            fit the inputs.
     """
     prepare_tensorflow()
     model = load_keras(source)
@@ -58,7 +58,11 @@ def read(source: Path, sample: Sample) -> Network:
 
 
 def load_keras(source: Path) -> Any:
-    """Load a Keras file; raise `ModelError` if it holds code, or Keras refuses it."""
+    """Return the model of a Keras file.
+
+    Raises:
+        ModelError: see `gates.keras.read_keras`; or Keras refuses the file.
+    """
     file = gate.read_keras(source)
     for value in gate.find_objects(file.config):
         settings = value.get("config")
@@ -74,7 +78,11 @@ def load_keras(source: Path) -> Any:
 
 
 def _input_specs(model: Any, source: Path, sample: Sample) -> list[Any]:
-    """Return the `TensorSpec` of each input; free sizes are taken from the samples."""
+    """Return the `TensorSpec` of each input; free sizes are those of the sample.
+
+    Raises:
+        ModelError: the sample does not fit the inputs.
+    """
     import tensorflow as tf
 
     inputs = [Tensor(t.name, tuple(t.shape[1:]), t.dtype) for t in model.inputs]
@@ -92,7 +100,7 @@ def _input_specs(model: Any, source: Path, sample: Sample) -> list[Any]:
 
 
 def _shape_of(sample: Sample, name: str) -> tuple[int, ...] | None:
-    """Return the shape of an input's samples; None without samples for the input."""
+    """Return the shape of a sample for an input, without the batch; None without such a sample."""
     if sample is None:
         return None
     if not is_record(sample):
@@ -103,7 +111,11 @@ def _shape_of(sample: Sample, name: str) -> tuple[int, ...] | None:
 
 
 def _export_model(model: Any, call: Callable[..., Any], specs: Sequence[Any]) -> onnx.ModelProto:
-    """Return the model exported by tf2onnx, with readable names."""
+    """Return the model exported by tf2onnx, with Keras's names of inputs and outputs.
+
+    A single input with a name that Keras generates becomes `input`; a single output of a Softmax
+    becomes `probabilities`.
+    """
     import tensorflow as tf
     import tf2onnx
 
@@ -144,7 +156,11 @@ def _export_model(model: Any, call: Callable[..., Any], specs: Sequence[Any]) ->
 
 
 def _keep_constants(graph: onnx.GraphProto, captures: Iterable[tuple[Any, Any]]) -> None:
-    """Turn graph inputs that a layer holds, such as Normalization's mean, into constants."""
+    """Turn graph inputs whose values a layer holds, such as Normalization's mean, into constants.
+
+    Args:
+        captures: pairs of a layer's tensor, with its value, and of the graph input for it.
+    """
     values = {inner.name: outer for outer, inner in captures}
     for value in list(graph.input):
         if value.name in values:

@@ -33,12 +33,12 @@ def read(source: Path, sample: Sample, inputs: Mapping[str, Any] | None = None) 
     """Read an ONNX file.
 
     Args:
-        sample: a sample; a record allows several inputs.
-        inputs: constant values of inputs by name, such as the size of pictures, without the batch
-            axis.
+        sample: a sample; only a record can fill several inputs.
+        inputs: constant values of inputs by name, such as the size of pictures; the batch axis may
+            be left out.
 
     Raises:
-        ModelError: see `gates.onnx.read_onnx` and `to_supported`; or `inputs` are wrong.
+        ModelError: see `read_graph` and `to_supported`; or ONNX Runtime cannot run the file.
     """
     graph = read_graph(source, inputs or {})
     converted = to_supported(graph.proto, source, sample)
@@ -56,7 +56,11 @@ def read(source: Path, sample: Sample, inputs: Mapping[str, Any] | None = None) 
 
 
 def check(source: Path, inputs: Mapping[str, Any] | None = None) -> None:
-    """Refuse a file that `read` would refuse, except for reasons that need a sample."""
+    """Refuse a file that `read_graph` or ONNX Runtime refuses.
+
+    Raises:
+        ModelError: the file is refused.
+    """
     graph = read_graph(source, inputs or {})
     with errors_as(ModelError, f"{source}: ONNX Runtime cannot run it"):
         _open_original(graph.original, graph.moved)
@@ -67,7 +71,8 @@ class ReadGraph:
     """The graph of a file, before it is normalized.
 
     Attributes:
-        proto: the graph, with the batch axis first and every If with a constant condition resolved.
+        proto: the graph, in which the batch axis of each input is the first, and an If with a
+            constant condition is replaced by its branch.
         original: the model that runs for comparison, serialized.
         moved, original_dtype, emptied: see `Network`.
     """
@@ -83,7 +88,8 @@ def read_graph(source: Path, inputs: Mapping[str, Any]) -> ReadGraph:
     """Read the graph of a file.
 
     Raises:
-        ModelError: see `gates.onnx.read_onnx` and `check_layers`; or `inputs` are wrong.
+        ModelError: see `gates.onnx.read_onnx` and `check_layers`; or `inputs` are wrong, or every
+            output is the label of a class.
     """
     proto = gate.read_onnx(source)
     if any(node.op_type in gate.LABELLERS for node in proto.graph.node):
@@ -125,7 +131,11 @@ def read_graph(source: Path, inputs: Mapping[str, Any]) -> ReadGraph:
 
 
 def _open_original(original: bytes, axes: Mapping[str, int]) -> Runner:
-    """Load the original for samples with the batch axis in front; `axes` has its old position."""
+    """Load the original as a function of samples whose batch axis is the first.
+
+    Args:
+        axes: the batch axis of inputs in the original, by name, if it is not the first.
+    """
     session = open_session(original, 0, spins=False, without=[normalization.PAD_FUSION])
     names = session_inputs(session)
 
@@ -141,7 +151,11 @@ def _open_original(original: bytes, axes: Mapping[str, int]) -> Runner:
 
 
 def _fix_input(graph: onnx.GraphProto, name: str, values: Any) -> None:
-    """Replace an input by a constant, with one row for all samples."""
+    """Give an input a constant value, the same for every sample, in place.
+
+    Raises:
+        ModelError: there is no such input, or the values do not fit it.
+    """
     inputs = {value.name: value for value in gate.graph_inputs(graph)}
     if name not in inputs:
         names = ", ".join(inputs)
@@ -154,6 +168,8 @@ def _fix_input(graph: onnx.GraphProto, name: str, values: Any) -> None:
             raise ValueError("not finite")
     except (KeyError, TypeError, ValueError):
         raise ModelError(f"model.inputs.{name}: got {values}, expected numbers") from None
+
+    # Spread the values over the declared shape, if they fit it
     sizes = [dim.dim_value or 1 for dim in declared.shape.dim]  # a free size counts as 1
     missing = len(sizes) - constant.ndim
     if missing < 0:
@@ -167,7 +183,8 @@ def _fix_input(graph: onnx.GraphProto, name: str, values: Any) -> None:
 def to_supported(proto: onnx.ModelProto, source: Path, sample: Sample) -> onnx.ModelProto:
     """Return a normalized copy of a graph, converted to a supported opset.
 
-    Every reader calls this last, so that later steps do not depend on the format.
+    Readers of all formats but Keras call this last, so that later steps do not depend on the
+    format; tf2onnx writes a Keras model in a supported opset.
 
     Raises:
         ModelError: weights have NaN or infinity, the opset is not supported, or samples cannot fill
@@ -192,8 +209,11 @@ def to_supported(proto: onnx.ModelProto, source: Path, sample: Sample) -> onnx.M
 
 
 def check_inputs(inputs: Sequence[Tensor], source: Path, sample: Sample) -> None:
-    """Raise `ModelError` if samples of one array should fill several inputs, or for other
-    dtypes.
+    """Check that samples can fill the inputs.
+
+    Raises:
+        ModelError: the samples are one array for several inputs, or the dtype of an input is not
+            one of `INPUT_DTYPES`.
     """
     if len(inputs) != 1 and sample is not None and not is_record(sample):
         mend = ask_for_values(inputs, "data.inputs")

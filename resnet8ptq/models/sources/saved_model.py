@@ -26,11 +26,11 @@ _KEEP_CALLS = ("_XlaMustCompile", "_noinline")
 
 
 def read(source: Path, sample: Sample) -> Network:
-    """Read a SavedModel folder. The variables become constants.
+    """Read a SavedModel folder; its variables become constants.
 
     Raises:
-        ModelError: the folder is damaged, or has operators beyond inference or inputs that samples
-            cannot fill.
+        ModelError: see `gates.saved_model.read_program` and `to_supported`; or the exported graph
+            has nothing to quantize.
     """
     prepare_tensorflow()
     import tensorflow as tf
@@ -76,7 +76,7 @@ def _drop_attributes(called: Any) -> None:
 
 
 def freeze(program: gate.Program, source: Path) -> Any:
-    """Return the graph with its stored variables as constants."""
+    """Return the graph of the program's outputs, with the stored variables as constants."""
     import tensorflow as tf
 
     graph = program.graph

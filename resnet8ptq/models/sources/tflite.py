@@ -14,13 +14,12 @@ from resnet8ptq.models.sources.onnx import to_supported
 
 
 def read(source: Path, sample: Sample) -> Network:
-    """Read a TFLite file; the original runs in LiteRT, one sample at a time.
+    """Read a TFLite file; the original runs in LiteRT, in batches of the file's size.
 
     Free sizes are set to those of the samples.
 
     Raises:
-        ModelError: the file is damaged or already quantized, or has custom operators or inputs that
-            samples cannot fill.
+        ModelError: see `gates.tflite.check` and `to_supported`; or LiteRT cannot run the file.
     """
     prepare_tensorflow()
     import tf2onnx

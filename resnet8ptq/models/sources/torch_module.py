@@ -1,4 +1,4 @@
-"""A user's `torch.nn.Module` class, by its dotted path, as the source of the FP32 network.
+"""A user's torch module, as a class and weights or as an object, as the source of the FP32 network.
 
 The import of the class runs the user's code, which the user has named for this. The weights are
 untrusted data: safetensors, or a state dict that holds only tensors.
@@ -32,9 +32,13 @@ def read(source: Path, sample: Sample, name: str, arguments: Mapping[str, Any]) 
     A module declares no input shape. The export therefore tries channels first, as in torch's
     convolutions, then the samples' own layout. Records fill the parameters with the same names.
 
+    Args:
+        name: the dotted path of the class.
+        arguments: the arguments of its constructor.
+
     Raises:
-        ModelError: the class cannot be imported, the weights do not fit, or the module does not
-        run.
+        ModelError: the class cannot be imported, the weights do not fit, there is no sample, or the
+            module does not run on it; or see `from_program`.
     """
     if sample is None:
         raise ModelError(f"{name}: its input shape is unknown; set data=")
@@ -62,7 +66,8 @@ def export(network: torch.nn.Module, example: Any, samples: Mapping[str, NDArray
         samples: inputs [n, ...] by name, and labels.
 
     Raises:
-        ModelError: example and samples are missing, or the module takes none of the inputs.
+        ModelError: example and samples are missing, or the module cannot be exported with any of
+            the inputs.
     """
     copied = copy.deepcopy(network).cpu().float().eval()
     parameters = list(signature(copied.forward).parameters)
@@ -91,7 +96,7 @@ def export(network: torch.nn.Module, example: Any, samples: Mapping[str, NDArray
 
 
 def _flatten_outputs(program: Any) -> Any:
-    """Return a program with a tuple of outputs instead of a dict or a library's class."""
+    """Return a program that returns its outputs as a flat tuple, or as a tensor if that is all."""
     module = program.module_call_graph[0]  # the outermost module
     outputs = module.signature.out_spec
     if not outputs.is_leaf():
@@ -101,7 +106,7 @@ def _flatten_outputs(program: Any) -> Any:
 
 
 def _by_parameter(example: Any, parameters: list[str]) -> dict[str, torch.Tensor]:
-    """Return an example of any form as tensors by parameter name, floats in float32."""
+    """Return an example, see `export`, as tensors by parameter name; floats become float32."""
     if isinstance(example, Mapping):
         named = dict(example)
     else:
@@ -148,7 +153,10 @@ def _examples(network: torch.nn.Module, sample: NDArray[Any]) -> Iterator[dict[s
 
 
 def _export_program(network: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> Any:
-    """Export a module with a free batch size and a free length of texts, if torch can."""
+    """Export a module with a free batch size and, if torch can, a free length of texts.
+
+    If torch cannot free the batch size either, the program takes one sample.
+    """
     examples = tuple(inputs.values())
     fields = []
     for name, example in inputs.items():
@@ -177,6 +185,11 @@ def _export_program(network: torch.nn.Module, inputs: Mapping[str, torch.Tensor]
 
 
 def _build_module(path: str, arguments: Mapping[str, Any]) -> torch.nn.Module:
+    """Return an object of the class with this dotted path.
+
+    Raises:
+        ModelError: the class cannot be imported or built, or is not a module's.
+    """
     package, _, name = path.rpartition(".")
     why = f"model.module: got {path!r}, which cannot be built"
     takes = "expected package.module.Class, in the current folder or on PYTHONPATH, with "
@@ -191,7 +204,11 @@ def _build_module(path: str, arguments: Mapping[str, Any]) -> torch.nn.Module:
 
 
 def _load_weights(network: torch.nn.Module, source: Path) -> None:
-    """Load a state dict, whose names and shapes must all match those of the module."""
+    """Load weights into a module, whose names and shapes they must match exactly.
+
+    Raises:
+        ModelError: the file is damaged, holds more than tensors, or does not match.
+    """
     why = f"model.state_dict: {source} does not fit it"
     takes = "expected .safetensors, or a state dict of only tensors, written by torch.save"
     with errors_as(ModelError, why, takes):
