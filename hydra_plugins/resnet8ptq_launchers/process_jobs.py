@@ -59,7 +59,10 @@ class ProcessJobs(JobsLauncher):
         return ParallelJobs(fit("hydra.launcher.cpus_per_task", cpus, cores), cpus)
 
     def run(self, jobs: Sequence[Job]) -> dict[int, JobReturn]:
-        """Start jobs as CPUs become free, and collect their results; interrupt them on an error."""
+        """Start jobs as CPUs become free, and collect their results.
+
+        Ctrl-C, SIGTERM and errors interrupt the jobs.
+        """
         os.environ.setdefault("OMP_NUM_THREADS", str(self.cpus))  # BLAS has no other setting
         at_once = max(1, machine.threads(None) // self.cpus)
         context = _make_context()

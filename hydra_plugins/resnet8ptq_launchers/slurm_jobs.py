@@ -120,7 +120,10 @@ class SlurmJobs(JobsLauncher):
         return ParallelJobs(settings.array_parallelism, cpus, variables=variables())
 
     def run(self, jobs: Sequence[Job]) -> dict[int, JobReturn]:
-        """Submit the jobs, and collect their results as they end; cancel them on an error."""
+        """Submit the jobs, and collect their results as they end.
+
+        Ctrl-C, SIGTERM and errors cancel the jobs.
+        """
         # The jobs inherit it through sbatch; OpenMP and BLAS have no other setting.
         os.environ.setdefault("OMP_NUM_THREADS", str(self.settings["cpus_per_task"]))
         submitted = self._submit([_SlurmJob(**vars(job)) for job in jobs])

@@ -172,7 +172,7 @@ class RemoteFile:
 
 @cache
 def connect(command: str, timeout_s: float, provider: str = CPU) -> Target:
-    """Return the target of a command, the same for equal arguments.
+    """Return the target of a command, the same object for equal arguments.
 
     The connection opens with the first request.
     """

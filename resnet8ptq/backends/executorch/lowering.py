@@ -86,7 +86,7 @@ def _copy_dequantized(module: Any) -> Any:
 
 
 def _make_partitioner() -> Any:
-    """Return XNNPACK's partitioner, which leaves out operators that XNNPACK would fail on.
+    """Return a partitioner that keeps two patterns from XNNPACK, which handles them wrongly.
 
     XNNPACK concatenates 8-bit tensors of one scale only; its partitioner does not compare scales.
     XNNPACK also rounds the output of a Pad of an 8-bit tensor, even if the program keeps that

@@ -1,7 +1,7 @@
 """Serves ExecuTorch files.
 
-MLflow copies this module beside the file; `tracking.mlflow_store.served_model` calls it there. It
-must not import resnet8ptq, which may be missing on the server.
+MLflow copies this module beside the file; `tracking.mlflow_store.served_model` calls it there.
+This module must not import resnet8ptq, which may be missing on the server.
 """
 
 from collections.abc import Callable

@@ -62,7 +62,7 @@ def _avoid_unit_scales(model: ir.Model) -> None:
 
 
 def _keep_reduced_axes(model: ir.Model) -> None:
-    """Let float reductions keep their axes, and drop these by a Squeeze afterwards.
+    """Let float reductions over constant axes keep them, and drop them by a Squeeze.
 
     OpenVINO applies the scales of a matrix product only after the reduction. If the reduction drops
     an axis, as the mean over a text's tokens does, outputs are wrong by up to the whole range.
@@ -154,7 +154,7 @@ def _is_rounded(node: ir.Node) -> bool:
 
 
 def _pad_with_zeros(model: ir.Model) -> None:
-    """Rewrite Pads of rounded values, such as before causal convolutions, so that they pad zeros.
+    """Rewrite Pads of rounded values, such as before causal convolutions, with equal results.
 
     If zero is not level 0, OpenVINO pads with a wrong value, up to 129 levels off, in two cases: on
     the second axis, as in [N, time, channels]; and if the tensors before and after the Pad share

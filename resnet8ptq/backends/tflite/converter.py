@@ -41,8 +41,8 @@ def convert(
             files.
         quantized: whether to quantize; otherwise the file is float.
         per_channel: one scale of the weights per output channel instead of one per tensor.
-        integer_io: whether inputs and outputs are integers; only with `samples`.
-        wide: whether activations have 16 bits instead of 8; only with `samples`.
+        integer_io: whether inputs and outputs are integers; without effect if `samples` is None.
+        wide: whether activations have 16 bits instead of 8; without effect if `samples` is None.
 
     Raises:
         ModelError: Keras refuses the file, or `gates.saved_model` refuses the folder.

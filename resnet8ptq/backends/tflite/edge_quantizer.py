@@ -141,7 +141,7 @@ def tensors_around(model: Any, operators: Iterable[Any]) -> set[int]:
 
 
 def _spread(model: Any, ranges: Mapping[int, Range]) -> dict[int, Range]:
-    """Return the ranges, with those of the outputs of `MOVES`, which have their input's range."""
+    """Return the ranges; outputs of `MOVES` without a range get that of their input."""
     known = dict(ranges)
     for code, operator in contents.operators(model):
         if code not in MOVES:

@@ -104,7 +104,10 @@ class LoadedFile:
 
 
 def to_input(batch: NDArray[Any], details: dict[str, Any]) -> NDArray[Any]:
-    """Return the levels of samples for an int8 or int16 input; other samples unchanged."""
+    """Return samples in the form of the input: as levels if it is int8 or int16.
+
+    Samples that already have its dtype, and samples for other inputs, stay unchanged.
+    """
     if details["dtype"] not in (np.int8, np.int16) or batch.dtype == details["dtype"]:
         return batch
     ends = np.iinfo(details["dtype"])

@@ -1,7 +1,7 @@
 """Tells PT2E which tensors of an exported graph to quantize, and by which grids.
 
-`OnnxNodeQuantizer` does so: `observed` names the tensors to calibrate; `annotate` then sets the
-scales.
+`OnnxNodeQuantizer.observed` names the tensors to calibrate. With their ranges, `annotate` then sets
+the scales.
 """
 
 from collections.abc import Collection, Mapping
