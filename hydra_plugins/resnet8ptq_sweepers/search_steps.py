@@ -106,7 +106,7 @@ class SearchSweeper(Sweeper):
     def _launch(self, batch: list[list[str]], seconds: float | None) -> list[Any]:
         """Run jobs; return the record or the error of each, whatever a job raises.
 
-        Only Ctrl-C and other requests to end the program pass.
+        Only Ctrl-C and other requests to end the program are raised.
 
         Args:
             seconds: the time limit of the whole batch; None for no limit.

@@ -27,7 +27,7 @@ class Target:
     """Another machine, reached by a command that starts Python there.
 
     Attributes:
-        command: such as `ssh pi@board python3`.
+        command: the command, such as `ssh pi@board python3`.
         timeout_s: the longest time for one answer.
         provider: the execution provider of ONNX Runtime there.
     """

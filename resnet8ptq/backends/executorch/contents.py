@@ -83,7 +83,7 @@ _INTEGERS = {"xnn_datatype_qint8", "xnn_datatype_qcint8"}
 
 
 def _decode(payload: bytes) -> Any:
-    """Return XNNPACK's graph of a delegate, as JSON of ExecuTorch's flatc, parsed."""
+    """Return XNNPACK's graph of a delegate, parsed from the JSON of ExecuTorch's flatc."""
     from executorch.backends.xnnpack.serialization import xnnpack_graph_serialize as xnnpack
     from executorch.exir._serialize._flatbuffer import _flatc_decompile
 

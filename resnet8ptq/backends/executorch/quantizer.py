@@ -178,7 +178,7 @@ def _count_layers(operators: Sequence[contents.Operator]) -> tuple[int, int]:
 
 
 def _check_run(content: bytes, module: Any, calibration: Split) -> None:
-    """Run one sample; raise `UnsupportedError` if it fails, or has more noise than signal."""
+    """Run one sample; raise `UnsupportedError` if it fails or its outputs are mostly noise."""
     why = "backend=executorch: the runtime cannot run the file"
     mend = "try backend=onnx"
     count = min(1, len(calibration))  # none if all ranges are preset

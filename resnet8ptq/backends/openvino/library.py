@@ -76,7 +76,7 @@ def compile_graph(
         on_integers: whether integer kernels run; otherwise QDQ is computed in float.
 
     Raises:
-        UnsupportedError: OpenVINO cannot compile the graph, such as for want of a kernel.
+        UnsupportedError: OpenVINO cannot compile the graph, for example because it lacks a kernel.
     """
     settings = {
         "LP_TRANSFORMS_MODE": on_integers,

@@ -130,7 +130,7 @@ def _layer_before(name: str, producers: Mapping[str, onnx.NodeProto]) -> onnx.No
 
 
 def tensors_around(model: Any, operators: Iterable[Any]) -> set[int]:
-    """Return the indices of the operators' tensors, and of those that `MOVES` copy them from."""
+    """Return the indices of the operators' tensors, and of tensors whose values move to these."""
     around: set[int] = set()
     for operator in operators:
         around.update(map(int, (*operator.inputs, *operator.outputs)))
@@ -278,7 +278,7 @@ def _rule(scopes: Iterable[str], operation: str, config: dict[str, Any] | None) 
 
 
 def _is_known(model: Any, operator: Any, ranges: Mapping[int, Range]) -> bool:
-    """Return whether every float activation around an operator has a range."""
+    """Return whether each float activation that an operator reads or writes has a range."""
     tensors = model.subgraphs[0].tensors
     for index in map(int, (*operator.inputs, *operator.outputs)):
         if index < 0 or index in ranges:  # an index below 0 stands for an omitted input

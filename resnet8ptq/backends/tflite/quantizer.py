@@ -169,7 +169,7 @@ class TfliteQuantizer(Quantizer):
         return resolved
 
     def fit(self, model: Fp32Model) -> dict[str, object]:
-        """Check that the converter takes the network's format and inputs, and that it is folded.
+        """Check that the network is folded, and that the flow supports its format and inputs.
 
         Returns no settings; see `contract.Quantizer`.
         """

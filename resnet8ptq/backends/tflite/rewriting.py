@@ -277,8 +277,8 @@ def _with_room(grid: Grid, weights: Array, bias: NDArray[np.float64], input_scal
 def _name_activations(model: Any, names: list[str], graph: onnx.GraphProto) -> dict[int, str]:
     """Return the ONNX name of each matched activation, by its index in the file.
 
-    The matched activations are the graph's inputs, the inputs and outputs of layers, and sums,
-    differences and products of two matched ones.
+    The matched activations are the graph's inputs, the inputs and outputs of layers, sums,
+    differences and products of two matched ones, and copies of a matched one in another scale.
     """
     nodes = weight_layers(graph)
     activations = dict.fromkeys(model.subgraphs[0].inputs, graph.input[0].name)
@@ -309,7 +309,7 @@ def _name_activations(model: Any, names: list[str], graph: onnx.GraphProto) -> d
 
 
 def _find_node(graph: onnx.GraphProto, kind: str, inputs: list[str]) -> onnx.NodeProto | None:
-    """Return the first node of an operator with these inputs, in any order; None without one."""
+    """Return the first node of an operator with these inputs, in any order, or None."""
     wanted = sorted(inputs)
     for node in graph.node:
         if node.op_type == kind and sorted(node.input) == wanted:

@@ -120,7 +120,7 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
         return node.target in (*LAYERS, *_ARITHMETIC, *ACTIVATIONS, *_PASSING)
 
     def _is_fused(self, node: Node) -> bool:
-        """Return whether only the output of an activation, such as Relu, is rounded.
+        """Return whether `node` is fused with an activation, such as Relu, whose output is rounded.
 
         The activation must be the only reader of `node`, a layer, sum or product.
         """

@@ -230,8 +230,9 @@ class TorchQuantizer(Quantizer):
     def _reduced(self) -> str | None:
         """The part that has 7 bits, `weights` or `activations`; None if both have 8.
 
-        If one part is reduced, `backend.reduced` names it. By default, it is the activations, or
-        static weights with a scale for each channel, because these lose less.
+        `backend.reduced` may name the part. With `auto`, it is the weights if they have a scale for
+        each channel, because they then lose less than activations. Without such scales, and with
+        method=dynamic, it is the activations.
         """
         config = self.config
         reduce_range = config.reduce_range
@@ -241,7 +242,7 @@ class TorchQuantizer(Quantizer):
         if not reduce_range:
             return None
 
-        # Choose the part that loses less
+        # Choose the part, by default the one that loses less
         if self._options.reduced != "auto":
             return self._options.reduced
         finer = config.per_channel and config.method != "dynamic"
