@@ -14,6 +14,14 @@ class OwnConf(SearchPathPlugin):
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Append the user's `conf` folder if it exists; the package's options take precedence."""
         conf = folders.find_conf()
-        mains = [Path(part.path) for part in search_path.get_path() if part.provider == "main"]
-        if conf in mains and (own := folders.find_own_conf(Path.cwd())):
+        mains = []
+        for part in search_path.get_path():
+            if part.provider == "main":
+                mains.append(Path(part.path))
+
+        # Hydra loads this plugin in other programs too
+        if conf not in mains:
+            return
+        own = folders.find_own_conf(Path.cwd())
+        if own is not None:
             search_path.append("own", f"file://{own}")

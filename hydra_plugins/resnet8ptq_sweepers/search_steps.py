@@ -79,22 +79,26 @@ class SearchSweeper(Sweeper):
         def launch(steps: Sequence[Step], limits: search.TimeLimits) -> list[Any]:
             limit = [] if "max_seconds" in typed else [f"max_seconds={limits.soft_s:.0f}"]
             batch = [[*shared, *step.overrides, *limit] for step in steps]
-            return self._launch(batch, None if running.parallel else limits.hard_s)
+            seconds = (
+                None if running.parallel else limits.hard_s
+            )  # an alarm stops this process only
+            return self._launch(batch, seconds)
 
         def check(step: Step) -> None:
             search.check_step(compose(step.overrides), [*typed.values()], asked.untuned)
 
-        # Read the network here, unless the jobs run elsewhere
+        # Read the network in this process, unless other processes run the jobs
         fixed = find_fixed(typed.values())
         asked = Asked(self.goal, tuple(backends), 0.0, fixed, machine.sums_exactly())
         if running.parallel is None:  # other machines may hold the network and the data
             asked = search.read_network(asked, compose([f"backend={backends[0]}"]), running)
+        at_once = running.parallel.at_once if running.parallel else 1
         searched = search.SettingsSearch(
             asked=asked,
             launch=launch,
             allowed=running.limits,
             budget=running.budget,
-            at_once=running.parallel.at_once if running.parallel else 1,
+            at_once=at_once,
             check=check,
             delivery=running.delivery,
             begun_s=running.command_begun_s,
@@ -121,6 +125,7 @@ class SearchSweeper(Sweeper):
         except (Abort, KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
         except BaseException as error:  # also a panic of a library in Rust
+            # An error outside the jobs, such as the end of the time, is the result of each job
             failure = error if isinstance(error, Exception) else RuntimeError(str(error))
             return [failure] * len(batch)
         finally:

@@ -72,7 +72,11 @@ def check_precision(core: Any, precision: str) -> None:
         return
     listed = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     if PRECISIONS[precision] not in listed:
-        has = " | ".join(name for name, text in PRECISIONS.items() if text in listed)
+        known = []
+        for name, capability in PRECISIONS.items():
+            if capability in listed:
+                known.append(name)
+        has = " | ".join(known)
         raise RefusalError(f"{precision} is no type of this CPU in OpenVINO, expected {has}")
 
 
@@ -177,7 +181,10 @@ def _find_reason(lines: Sequence[str]) -> str:
     The text is empty without messages, and is cut at 400 characters.
     """
     colors = re.compile(r"\x1b\[[\d;]*m")
-    texts = [colors.sub("", line).strip() for line in lines if line.strip()]
+    texts = []
+    for line in lines:
+        if line.strip():
+            texts.append(colors.sub("", line).strip())
     first = texts[0] if texts else ""
     for text in texts:
         if re.search(r"\[[EF]:onnxruntime", text):

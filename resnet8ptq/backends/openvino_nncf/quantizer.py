@@ -83,14 +83,16 @@ class NncfQuantizer(RunsInOpenvino):
         options = self._options
         # Without a preset, NNCF uses mixed for a transformer, and performance for other networks
         mixed = options.preset == "mixed" or (not options.preset and options.model_type)
+        weight_bits = 7 if self.config.reduce_range else 8
+        activation_scheme = "affine" if mixed else "symmetric"
         resolved = Resolved(
             weight_dtype="int8",
             activation_dtype="uint8",
             execution="integer",
-            weight_bits=7 if self.config.reduce_range else 8,
+            weight_bits=weight_bits,
             activation_bits=8,
             weight_scheme="symmetric",
-            activation_scheme="affine" if mixed else "symmetric",
+            activation_scheme=activation_scheme,
             file_format="OpenVINO IR",
         )
         return self.with_engine(resolved)
@@ -103,12 +105,10 @@ class NncfQuantizer(RunsInOpenvino):
         """
         with errors_as(UnsupportedError, "backend=openvino_nncf: OpenVINO cannot read the network"):
             read_graph(model.onnx_path)
-        quantizes = not self.config.dtype.is_float
-        if (
-            quantizes
-            and not self._options.model_type
-            and find_attention(onnx.load(model.onnx_path).graph)
-        ):
+
+        # NNCF does not look for attention itself
+        is_unset = not self.config.dtype.is_float and not self._options.model_type
+        if is_unset and find_attention(onnx.load(model.onnx_path).graph):
             log.warning(
                 "backend.model_type: got null for a network with attention, whose outliers NNCF "
                 "then rounds; try backend.model_type=transformer"

@@ -18,6 +18,11 @@ from numpy.typing import NDArray
 
 LAYERS = ("CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED")
 
+# The positions of data, weights and bias among a layer's inputs; the first of TRANSPOSE_CONV is the
+# shape of the output
+_POSITIONS = {"TRANSPOSE_CONV": (2, 1, 3)}
+_USUAL_POSITIONS = (0, 1, 2)
+
 ACTIVATIONS: dict[int, type[np.int8] | type[np.int16]] = {
     TensorType.INT8: np.int8,
     TensorType.INT16: np.int16,
@@ -103,9 +108,7 @@ def layers(model: Any) -> Iterator[TfliteLayer]:
         if code not in LAYERS:
             continue
         indices = [*operator.inputs, -1]  # -1 stands for no bias
-        data, weights, bias = 0, 1, 2
-        if code == "TRANSPOSE_CONV":  # its first input is the output's shape
-            data, weights, bias = 2, 1, 3
+        data, weights, bias = _POSITIONS.get(code, _USUAL_POSITIONS)
         yield TfliteLayer(
             operator,
             code,

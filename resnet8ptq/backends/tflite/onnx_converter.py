@@ -219,6 +219,7 @@ def _run(python: Path, content: bytes, inputs: Sequence[str]) -> bytes:
             confinement.die_with(parent)
             confinement.write_only_to(folder)
 
+        # Run the converter in its own environment, and read the file that it writes
         here = dict.fromkeys(("HOME", "TMPDIR"), name)  # libraries write files there
         words = [str(python), "-I", "-c", _CODE, str(source), name, *inputs]
         done = environment.run_program(words, env=here, before=confine)

@@ -177,6 +177,8 @@ class TfliteQuantizer(Quantizer):
             raise UnsupportedError(
                 "model.fold=false: backend=tflite always folds; try model.fold=true"
             )
+
+        # Each converter has its own formats and inputs
         if self._flow != "onnx2tf" and not is_tflites(model.format, self.config.computes_in_float):
             raise UnsupportedError(
                 f"backend.flow=convert: got {model.source.name}, expected a Keras file or a "
@@ -358,7 +360,12 @@ class TfliteQuantizer(Quantizer):
                 names[index] = chosen[-1] if chosen else alike[-1]
         activations = self.activations(model, decisions, calibration)
         ranges = activations.find_ranges(dict.fromkeys(names.values()))
-        known = {index: ranges[name] for index, name in names.items() if name in ranges}
+        known = {}
+        for index, name in names.items():
+            if name in ranges:
+                known[index] = ranges[name]
+
+        # Quantize; 16-bit activations are symmetric
         symmetric = bool(config.symmetric.activations)
         integer_io = self._options.integer_io
         wide = self._is_wide

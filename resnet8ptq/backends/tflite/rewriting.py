@@ -331,7 +331,10 @@ def _pools_to_means(
     links = Links(graph)
     for operator in _whole_pools(model):
         readers = links.readers(activations.get(operator.inputs[0], ""))
-        names = [node.output[0] for node in readers if node.op_type in _POOLS]
+        names = []
+        for node in readers:
+            if node.op_type in _POOLS:
+                names.append(node.output[0])
         if len(names) == 1 and names[0] in ranges:
             contents.to_mean(model, operator)
             activations[operator.outputs[0]] = names[0]

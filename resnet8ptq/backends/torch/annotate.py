@@ -91,7 +91,11 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
 
             # A node whose output shares a scale takes that of its root; a softmax has a fixed one
             roots |= dict.fromkeys(map(self._root, tensors))
-        return [node.name for node in roots if node.target not in SOFTMAX]
+        names = []
+        for node in roots:
+            if node.target not in SOFTMAX:
+                names.append(node.name)
+        return names
 
     def annotate(self, module: GraphModule) -> GraphModule:
         """Annotate the quantization of the inputs and the output of each chosen node."""

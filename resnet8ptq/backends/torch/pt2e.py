@@ -98,6 +98,8 @@ def _spell_out_norms(exported: Any) -> list[str]:
         paths = [parameter.target for parameter in parameters]
         weight, bias, mean, variance = attrgetter(*paths)(exported)
         factor = weight / torch.sqrt(variance + eps)
+
+        # The constants [channels] broadcast over the axes after the channels
         steps = ((aten.mul.Tensor, factor), (aten.add.Tensor, bias - mean * factor))
         with graph.inserting_before(node):
             for operator, operand in steps:

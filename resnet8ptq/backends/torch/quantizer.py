@@ -88,13 +88,18 @@ class TorchQuantizer(Quantizer):
             reason = f"this build of torch has {', '.join(engines)}"
             refuse_others(config, {"backend.engine": (["auto", *engines], reason)})
         refuse_others(config, method.TAKES)
+
+        # Report the dtypes, and the part that has 7 bits
+        weights = self._weights
         activations = self._activations
         suffix = " (dynamic)" if config.method == "dynamic" else ""
+        weight_bits = 7 if weights.reduce_range else None
+        activation_bits = 7 if activations.reduce_range else 8
         resolved = Resolved(
-            weight_dtype=self._weights.dtype,
+            weight_dtype=weights.dtype,
             activation_dtype=f"{activations.dtype}{suffix}",
-            weight_bits=7 if self._weights.reduce_range else None,
-            activation_bits=7 if activations.reduce_range else 8,
+            weight_bits=weight_bits,
+            activation_bits=activation_bits,
             execution="simulated",
             file_format=file.FORMAT,
         )

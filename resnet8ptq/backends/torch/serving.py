@@ -29,6 +29,8 @@ def load(path: Path, engine: str | None) -> Run:
 
     if engine is not None:
         torch.backends.quantized.engine = engine
+
+    # A program needs its operators registered; a TorchScript file holds its code
     if path.suffix == ".pt2":
         import_module(_OPERATORS)
         module = torch.export.load(path).module()
