@@ -59,6 +59,8 @@ def call(words: list[str]) -> int | None:
         return None
     if name not in COMMANDS:
         raise ConfigError(_explain_unknown(name, words))
+
+    # Import only the libraries of this command
     with waiting("Loading libraries"):
         command = resolve_name(COMMANDS[name])
     code: int | None = command(others)

@@ -45,6 +45,8 @@ def run_or_analyse(settings: Settings, folder: Path, recorder: Recorder) -> RunR
     experiment = resolve_name(function)
     if name is None and not settings.config.backend.quantizes:
         experiment = partial(experiment, check_file=_file_check(settings, folder))
+
+    # Unsupported settings are a result; other errors end the run
     try:
         result: RunResult = experiment(settings, folder, recorder)
     except UnsupportedError as reason:

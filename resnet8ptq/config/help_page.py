@@ -66,6 +66,8 @@ def print_page(conf: Path, words: Sequence[str], own: Path | None = None) -> Non
             chosen[name] = option
         elif not word.startswith("-"):
             topics.append(word)
+
+    # Choose the page
     if "all" in topics:
         page = show_all(conf, chosen, own)
     elif topics or chosen:
@@ -221,6 +223,7 @@ def _walk(node: yaml.Node, prefix: str, lines: Sequence[str]) -> Iterator[Key]:
         end = value.end_mark
         if name in _INTERNAL or named.value == "defaults":  # `defaults` of an option names others
             continue
+        # A key with keys below it, or a key with a value
         if isinstance(value, yaml.MappingNode) and value.value:
             comment = _comment(lines[named.end_mark.line], named.end_mark.column)
             if comment:

@@ -95,7 +95,10 @@ class Combination:
 
     @property
     def framework(self) -> str:
-        """The framework, with its flow if that is pt2e or onnx2tf; for a file, `READER file`."""
+        """The framework, with the flow if it is pt2e or onnx2tf.
+
+        For a file, it is `READER file`, or `file` if the reader is unknown.
+        """
         if self.backend == FILE:
             reader = find_readers().get(Path(self.path).suffix.lower())
             return f"{reader.name} file" if reader else "file"

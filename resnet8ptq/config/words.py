@@ -365,6 +365,8 @@ def _check_section(override: Override, groups: Collection[str]) -> None:
     for value in values(override):
         if isinstance(value, dict) or "${" in str(value):
             continue
+
+        # If only one key below it accepts the value, that key is meant
         inner = fields(kind)
         takers = [item.name for item in inner if _takes_word(item, value)]
         listed = " | ".join(f"{key}.{item.name}" for item in inner)
@@ -548,6 +550,8 @@ def _fault(key: str, metadata: Any, value: Any, local: bool) -> ConfigError | No
             limit.check(key, value)
         if not local:
             return None
+
+        # The jobs run here, with this machine's CPUs and files
         limits.check_threads(key, value)
         if metadata.get("is_path") and (value == "" or not Path(str(value)).expanduser().exists()):
             got = f"{value or 'nothing'} (not there)"
@@ -579,6 +583,8 @@ def find_idle(
             for item in path:
                 conditions += item.metadata.get("only", {}).items()
             unmet.append(_unmet(conditions, config, typed=typed, swept=swept))
+
+        # Several backends, sources or tasks may have the key
         if unmet and None not in unmet:  # no path to the key has an effect
             meant = ""
             if key == "max_drop":  # the name that `judge`, `report` and `deploy` have for it

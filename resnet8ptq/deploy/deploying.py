@@ -155,6 +155,8 @@ def _new_folder(folder: Path) -> Iterator[Path]:
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     except OSError as error:
         raise ConfigError(f"folder: cannot write to {folder} ({error})") from None
+
+    # Rename it at the end, so that nobody sees half of a folder
     try:
         yield temporary
         temporary.chmod(0o755)

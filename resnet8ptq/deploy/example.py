@@ -146,7 +146,8 @@ def steps(vectors: Vectors) -> list[str]:
 def reads_pictures(vectors: Vectors) -> bool:
     """Return whether the example reads picture files.
 
-    The samples must be grey or RGB pictures. If the data are missing, the vectors have no samples.
+    The samples must be grey or RGB pictures. If the data are missing, the vectors hold only network
+    inputs, from which the example reads no picture.
     """
     shape = vectors.samples.shape[1:]
     is_picture = vectors.samples.dtype == np.uint8 and len(shape) == 3 and shape[-1] in (1, 3)

@@ -69,6 +69,8 @@ def predict(
 ) -> Vectors:
     """Run the model on inputs [n, ...], one sample at a time; see `Vectors`."""
     runs = [predictor.predict(inputs[n : n + 1]) for n in range(len(inputs))]
+
+    # Join the samples of each output; its largest value sets the tolerance
     outputs = []
     tolerances = []
     for parts in zip(*runs, strict=True):

@@ -187,6 +187,7 @@ def compare_machines(
     Args:
         there: the outputs of the target; the same number of samples is run here.
     """
+    # Run as many samples here as there, since the target may have stopped early
     local = replace(evaluator, target=None)
     task = evaluator.task
     seen = samples.take(np.arange(len(there.outputs)))

@@ -29,6 +29,8 @@ def find_properties(graph: onnx.GraphProto) -> list[str]:
     operators = {node.op_type for node in graph.node}
     attention = bool(find_attention(graph))
     convolutions, products, recurrent = _find_weights(graph)
+
+    # With many weights in both kinds of layers, the search tries method=mixed
     both = min(convolutions, products + recurrent)
     is_dynamic = recurrent > 0 or products > convolutions
     present = {

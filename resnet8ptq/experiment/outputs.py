@@ -116,9 +116,7 @@ def _title(config: RunConfig, value: str) -> str:
 
 
 def _drawn(calibration: CalibrationSet) -> Iterable[Sequence[object]]:
-    """Yield the rows of `calibration.csv`: the samples' indices, with their labels if these are
-    classes.
-    """
+    """Return the rows of `calibration.csv`: indices, and labels if each sample has one value."""
     labels = calibration.split.labels
     indices = calibration.indices.tolist()
     if labels is None or labels.ndim > 1 or labels.dtype.kind == "V":

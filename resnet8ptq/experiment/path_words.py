@@ -58,6 +58,8 @@ def complete(words: Sequence[str], conf: Path, own: Path | None = None) -> list[
             _check_one(named, keyed)
         keyed.append(named)
         before = word
+
+    # Without `data`, the path chooses the source
     typed = list(_parse_all(keyed))
     if not _names_data(typed, conf, own):
         settings = _find_source(typed)
@@ -239,7 +241,7 @@ def _read_experiment(name: str, folders: Sequence[Path | None]) -> str:
 def _find_source(typed: Sequence[Override]) -> dict[str, str]:
     """Return the settings of the data source for the typed paths; empty if no path tells it.
 
-    The keys of COCO tell it without a look at their paths; the paths in `data.root` must exist.
+    The keys of COCO name their source without a look at the paths; those in `data.root` must exist.
 
     Raises:
         ConfigError: no source reads a path, or the paths of a sweep have different sources.

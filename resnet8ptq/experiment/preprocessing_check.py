@@ -1,4 +1,4 @@
-"""Detects an implausible FP32 result, and finds a preprocessing that fits better."""
+"""Detects an implausible FP32 result, and looks for a preprocessing that fits better."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence

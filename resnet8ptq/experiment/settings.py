@@ -192,6 +192,8 @@ def _begin(
     """
     check_names(asked)
     config = fill_defaults(asked, jobs, threads)
+
+    # The benchmark's files take the place of paths that are not named
     named = mlperf_tiny.Paths(config.data.root, config.model.path, config.backend.path)
     paths = mlperf_tiny.find_files(config.benchmark, named, quantizes=config.backend.quantizes)
     config = replace(
@@ -200,6 +202,8 @@ def _begin(
         model=replace(config.model, path=paths.network),
         backend=replace(config.backend, path=paths.quantized),
     )
+
+    # From here on, this process keeps to the limits of the run
     memory.set_limit(config.memory_gb)
     runtime = cache.runtime(
         config.cache_dir, config.threads, seconds=config.max_seconds, device=config.device

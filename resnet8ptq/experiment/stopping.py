@@ -1,4 +1,7 @@
-"""Stops scoring when a test decides, in runs (`evaluate.stop=decided`) and in search trials."""
+"""Stops scoring when a test decides, in runs (`evaluate.stop=decided`) and in search trials.
+
+A run also stops when no decision is likely.
+"""
 
 import logging
 from dataclasses import dataclass

@@ -38,6 +38,8 @@ def open_subject(
     config = settings.config
     data, fp32 = load_data_and_network(settings)
     samples = draw_to_analyse(config, data)
+
+    # Training samples that the task cannot score are compared with FP32, if that is enough
     name = f"the training samples of {data.name}"
     make = partial(make_task, dataset=data, fp32=fp32, name=name)
     try:

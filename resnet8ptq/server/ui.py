@@ -82,6 +82,8 @@ def find_store(asked: Arguments) -> tuple[str, str]:
     if uri := asked.uri or os.environ.get(address.VARIABLE):
         address.check(uri, written=bool(asked.uri))
         return uri, view.HOME
+
+    # Without an address, the store lies in a local folder
     database = Path(asked.root).absolute() / store.DATABASE
     if not database.is_file():
         run = invocation.command("run")
@@ -155,6 +157,8 @@ def start(words: list[str], variables: dict[str, str]) -> Iterator["subprocess.P
         stdin=subprocess.DEVNULL,
         process_group=0,  # Ctrl-C reaches only this process, which ends MLflow
     )
+
+    # MLflow ends its own workers; after a while, they are killed with it
     try:
         yield process
     finally:

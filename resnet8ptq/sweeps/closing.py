@@ -183,6 +183,8 @@ def _write_report(
     elif records or _has_analyses(running):
         with console.waiting("Drawing the report"):
             page.write_report(store, parent_id, chosen, folder)
+
+    # Name the runs that were not repeated, and keep the final timings
     if running.shared.resume:
         skipped = sum(_is_earlier(running, record) for record in records)
         print(f"Skipped: {skipped} of {len(records)} runs had finished before")

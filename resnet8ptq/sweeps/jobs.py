@@ -32,6 +32,8 @@ def enter(parallel: ParallelJobs) -> None:
     logging.getLogger("submitit").setLevel(logging.WARNING)  # hides the end of each job
     for name, value in parallel.variables.items():
         os.environ.setdefault(name, value)
+
+    # Refuse a node without the folders, before anything is written
     needed = {"the sweep's folder": parallel.folder}
     for name in _PATHS:
         if name in parallel.variables:

@@ -134,6 +134,8 @@ def _continue(
     if earlier is None:
         log.warning("sweep.resume: no earlier sweep with these overrides, code and versions")
         return background.put(parent_run.begin, tracking, folder, tags)
+
+    # Send what the earlier command left, then open its run again
     print(f"Resume: continuing {earlier.name}")  # no log is set up yet
     opened: Future[tuple[Store, str]] = Future()
     with in_one_line(store):

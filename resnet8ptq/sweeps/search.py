@@ -115,6 +115,8 @@ class SettingsSearch:
             ranked = searching.rank(self.asked, self.tried)
             if not ranked or (self.confirmed and not ranked[0].saves):
                 return
+
+            # Confirm the best so far, if there is time
             if again_s(ranked[0]) > self.budget.until_late_s(self._spent_s()):
                 settings = searching.say(ranked[0].settled_step.settings)
                 if ranked[0].run_id == self.delivery.confirmed_id:
@@ -127,6 +129,8 @@ class SettingsSearch:
                 continue  # confirm the next model
             if not done.measured:  # the time was up, so the best file is kept
                 return
+
+            # End, unless another step could still pass
             is_hopeless = not ranked[0].passes or searching.loses_nothing(self.asked, done)
             if done.passes or is_hopeless:
                 return
@@ -384,6 +388,8 @@ def read_network(asked: Asked, config: RunConfig, running: "RunningSweep") -> As
     except Exception as error:
         _say(f"the properties of the network are not known: {printable(str(error))}")
         return asked
+
+    # FP32 is delivered if nothing can be quantized
     assert running.delivery is not None  # a search has set it
     running.delivery.fp32 = facts.onnx_path
     return replace(

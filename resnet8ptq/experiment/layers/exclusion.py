@@ -56,8 +56,8 @@ class Exclusion:
         nodes: ONNX names of the nodes to leave in float, the noisiest groups first.
         steps: all trials, in order; the first has all layers quantized.
         seconds: time of the search.
-        excluded_ms: median latency at batch 1, minus that of the file with all layers quantized;
-            None if not measured.
+        excluded_ms: median latency at batch 1 on this machine, minus that of the file with all
+            layers quantized; None if not measured.
     """
 
     nodes: list[str]
