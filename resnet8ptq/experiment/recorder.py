@@ -38,4 +38,4 @@ class Recorder(Protocol):
         """
 
     def log_result(self, result: RunResult) -> None:
-        """Log the metrics and the resolved settings."""
+        """Log the metrics, the params and the status of the result."""

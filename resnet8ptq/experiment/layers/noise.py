@@ -1,4 +1,4 @@
-"""The noise that each rounded tensor adds to a network's output, estimated from one quantized file.
+"""The noise that rounded tensors add to a network's output, estimated from one quantized file.
 
 FP32 runs with a group of tensors rounded as in the file. The noisiest group is halved again and
 again. This takes at most dozens of measurements on a few samples, for any number of layers.
@@ -60,7 +60,7 @@ def rank(
     samples: Split,
     threads: int,
 ) -> list[NoiseSource]:
-    """Return the groups of `halve` as joined sources, the highest noise per tensor first.
+    """Return the groups of `halve` as joined sources, the highest noise per source first.
 
     Args:
         fp32: the network before quantization.
