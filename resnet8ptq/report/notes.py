@@ -338,7 +338,7 @@ def _on_earlier_runs(family: Family) -> list[str]:
 
 
 def _on_stops(task: Task, named: Sequence[tuple[RunRecord, str]]) -> list[str]:
-    """Return the note on `evaluate.stop=decided`, and the corrected loss of each run with it."""
+    """Return notes on runs with `evaluate.stop=decided`: the method, and their corrected losses."""
     metric = task.metric
     stopped = [(record, label) for record, label in named if record.stopped_loss is not None]
     if not stopped:
@@ -365,22 +365,24 @@ def _on_stops(task: Task, named: Sequence[tuple[RunRecord, str]]) -> list[str]:
 
 
 def _on_undefined(task: Task, named: Sequence[tuple[RunRecord, str]]) -> list[str]:
-    """Return a note on each run with bootstrap samples that have no value of the metric."""
+    """Return notes on the runs with bootstrap samples that have no value of the metric."""
+    undefined = [(record, label) for record, label in named if record.metrics.get(UNDEFINED)]
     lines = []
     title = task.metric.title
-    for record, label in named[:NAMED]:
-        share = record.metrics.get(UNDEFINED)
-        if not share:
-            continue
+    for record, label in undefined[:NAMED]:
+        share = record.metrics[UNDEFINED]
         effect = "Interval, p and verdict use the others"
         if share > 1 - KNOWN:
             effect = "That is more than 1%: no interval, and the verdict is undecided"
         lines.append(UNDEFINED_NOTE.format(label=label, share=share, title=title, effect=effect))
+    if len(undefined) > NAMED:
+        more = f"{len(undefined) - NAMED:,} more runs ({UNDEFINED} in runs.csv)"
+        lines.append(f"The same for {more}.")
     return lines
 
 
 def _on_batches(task: Task, named: Sequence[tuple[RunRecord, str]]) -> list[str]:
-    """Return a note on each run with dynamic ranges: its metric at batch size 1."""
+    """Return notes on the runs with dynamic ranges: their metric at batch size 1."""
     metric = task.metric
     alone = f"batch1/{task.metric.name}"
     dynamic = [(record, label) for record, label in named if alone in record.metrics]

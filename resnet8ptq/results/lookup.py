@@ -72,7 +72,7 @@ class Runs:
         """Return the requested run, assessed among the runs of its sweep.
 
         Raises:
-            ConfigError: the run is an analysis, or see `select`.
+            ConfigError: the run is an analysis, or `select` refuses a limit.
         """
         assert self.run is not None
         # Look up only this run's file, because each takes a request to a server

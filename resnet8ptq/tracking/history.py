@@ -143,9 +143,9 @@ def under(parent_id: str) -> str:
 def load_children(store: Store, parent_id: str) -> list[RunRecord]:
     """Return the runs of a sweep, in the order of its jobs.
 
-    For a repeated job, the finished run counts, or else the newest. Start times alone do not
-    decide, because a clock may have been set back. A job without a run in this sweep may have the
-    finished run of another sweep, see `adopt`. No run is returned twice.
+    For a repeated job, its newest finished run counts, or else its newest run. Start times alone
+    do not decide, because a clock may have been set back. A job without a run in this sweep may
+    have the finished run of another sweep, see `adopt`. No run is returned twice.
 
     Raises:
         TrackingError: such a run of another sweep is no longer in the store.

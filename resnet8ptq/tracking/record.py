@@ -110,7 +110,7 @@ class RunRecord(BaseModel):
 
     name: Text = _tag("mlflow.runName", "name of the run")
     status: Text = _tag("status", "ok, unsupported, failed, killed or running", "?")
-    reason: Text = _tag("reason", "why the run is unsupported or failed")
+    reason: Text = _tag("reason", "why the run is unsupported, failed or killed")
     sweep_id: Annotated[str, AfterValidator(_id_or_empty)] = _tag(
         PARENT_TAG, "id of the sweep's parent run; empty for a single run"
     )
@@ -137,7 +137,7 @@ class RunRecord(BaseModel):
     cause: Text = _param("cause", "why a file is far from FP32")
     doubt: Text = _param("doubt", "why FP32 is broken and the verdict void")
     silent: Text = _param("silent", "an output that depends on the sample in FP32 only")
-    chosen_by: Text = _param("chosen_by", "the samples that chose the run's settings")
+    chosen_by: Text = _param("chosen_by", "number and kind of the selection samples")
     scored_as: Text = _param("scored_as", "name of the task", "classification")
     calibration_samples: Text = _param("calibration_samples")
     latency_threads: Text = _param("latency.threads", "threads of the latency", "?")
@@ -182,7 +182,11 @@ class RunRecord(BaseModel):
         f"{BASELINE}latency_p50_ms",
         "latency_ms of FP32 in the same framework, measured in turns with the run",
     )
-    speedup: Number = _metric("speedup", "fp32_latency_ms divided by latency_ms")
+    speedup: Number = _metric(
+        "speedup",
+        "fp32_latency_ms divided by latency_ms; for models timed in turns with each other, that of "
+        "the fastest FP32",
+    )
 
     # Assessed among the runs of the sweep
     label: Text = _assessed("the combination in words, as in the report", "")
@@ -195,15 +199,14 @@ class RunRecord(BaseModel):
     )
     limit: Number = _assessed("largest loss that passes, such as report.max_drop")
     verdict: str | None = _assessed(
-        "pass, fail, undecided, void or unsupported; fail also below the metric's own limit; null "
-        "for FP32 and for failed runs"
+        "pass, fail, undecided, void or unsupported; fail also for a `fault`; null for FP32 and "
+        "for runs that did not end with a result"
     )
     loss_verdict: str | None = _assessed("verdict on the loss alone; null without a measurement")
     verdict_text: Text = _assessed("the verdict as in the report's table", "")
     fault: Text = _assessed("why the model fails independently of its loss", "")
     loss_upper_bound: Number = _assessed(
-        "the loss is at most this: one-sided 95% bound, corrected (Holm): with `use=` for the "
-        "recommended models, with `run_id=` for all of the sweep"
+        "the loss is at most this: one-sided 95% bound, corrected (Holm) as the verdict is"
     )
     loss_lower_bound: Number = _assessed(
         "the loss is at least this: one-sided 95% bound, corrected in the same way"
@@ -217,10 +220,10 @@ class RunRecord(BaseModel):
         "path of the quantized file, or its address in a remote store"
     )
     equal_runs: tuple[str, ...] = _assessed(
-        "ids of the other runs of the sweep with an equal file; the report has one row for them", ()
+        "ids of the other runs of the sweep with an equal file, in the same row of the report", ()
     )
     reproduce_command: str | None = _assessed(
-        "the command that repeats a sweep's run; null for other runs"
+        "the command that repeats a sweep's run; null if it is not known or not safe to repeat"
     )
 
     @classmethod

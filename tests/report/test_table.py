@@ -465,6 +465,15 @@ def test_bootstrap_samples_without_a_value_are_counted_below_the_table():
     assert not any("bootstrap samples" in line for line in notes_on(ALL))
 
 
+def test_undefined_bootstrap_samples_are_counted_in_every_run():
+    """Also behind a dozen of others; after the first dozen, the runs are only counted."""
+    share = {"ci95/undefined_share": 0.004}
+    runs = [with_metrics(record(seed=str(seed)), **(share if seed else {})) for seed in range(20)]
+    lines = [line for line in notes_on(runs) if "undefined_share" in line or "0.40%" in line]
+    assert len(lines) == notes.NAMED + 1
+    assert lines[-1].startswith("The same for 7 more runs")
+
+
 def test_a_pipe_gets_whole_cells():
     text = printed(ALL, terminal.ALL)
     assert "…" not in text

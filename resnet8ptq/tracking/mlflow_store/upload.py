@@ -226,7 +226,7 @@ def finish(store: Store, run_id: str, journal: Journal) -> None:
 
 
 def push(store: Store, journal: Journal, folder: Path) -> str:
-    """Log an ended run from its folder; return its id. Parts of the run may be in the store."""
+    """Log an ended run, of which the store may have a part, from its folder; return its id."""
     record = history.find_logged(store, journal.key)
     run_id = create_run(store, journal) if record is None else record.run_id
     tags = {key: value for key, value in journal.tags.items() if key != "status"}
