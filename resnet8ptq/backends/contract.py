@@ -153,9 +153,8 @@ class Artifact:
     """A model file, ready to deploy.
 
     Attributes:
-        quantized_layers: number of layers that compute on quantized weights and activations. With
-            method=weight_only or dtype=fp16, number of layers whose weights alone have fewer bits.
-            0 for dtype=fp32.
+        quantized_layers: number of layers with quantized weights and activations; in a file whose
+            weights alone have fewer bits, number of layers with such weights. 0 for dtype=fp32.
         ranges: activation ranges that the quantizer used, by ONNX tensor name; may be empty.
         details: further MLflow params from the framework.
     """
@@ -493,6 +492,8 @@ def resolve_stored(config: QuantizationConfig, file_format: str | None) -> Resol
             execution="weights only, float activations",
             file_format=file_format,
         )
+
+    # float16 needs no scales, so only the method and the excluded nodes matter
     if config.nodes_to_exclude == "auto":
         raise UnsupportedError("nodes_to_exclude=auto: dtype=fp16 takes a list of names")
     refuse_others(config, _HALF)

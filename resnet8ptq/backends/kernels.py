@@ -39,6 +39,8 @@ def saturates(resolved: Resolved, operators: Collection[str], flags: Collection[
     if resolved.activation_bits is not None:  # torch
         whole = resolved.activation_bits == 8 and resolved.weight_bits != 7
         return resolved.engine != "qnnpack" and whole
+
+    # ONNX Runtime: the kernels of its formats take different pairs of dtypes
     if resolved.weight_bits != 8:
         return False
     if resolved.file_format == "QDQ":

@@ -28,7 +28,9 @@ class Decisions:
         """Return the bits and nodes in the settings; the preparation's steps choose for `auto`."""
         plan = config.precision.plan
         excluded = config.nodes_to_exclude
-        return cls(
-            bits=None if plan == "auto" else (plan or {}),
-            in_float=() if excluded == "auto" else excluded,
-        )
+        bits = plan or {}
+        if plan == "auto":
+            bits = None
+        if excluded == "auto":
+            excluded = ()
+        return cls(bits=bits, in_float=excluded)

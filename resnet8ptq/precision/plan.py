@@ -240,6 +240,8 @@ def keeps_tail(graph: onnx.GraphProto, float_tail: bool | None) -> bool:
     """
     if float_tail is not None:
         return float_tail
+
+    # Find the operators whose values each Concat joins, before any moves
     producers = Links(graph).producers
     _, tail = find_tail(graph)
     for node in tail:

@@ -75,6 +75,8 @@ def make_samples(
                 f"calib.synthetic: {source} has no BatchNormalization whose mean and variance "
                 f"could be read; {_MEND}"
             )
+
+        # Learn the inputs, not the weights
         torch.set_num_threads(runtime.threads)
         module = to_torch_module(proto).to(device).requires_grad_(False)
         values = _learn(

@@ -36,8 +36,10 @@ class Port:
     high: float | None = None
 
     def __str__(self) -> str:
-        sizes = ", ".join("?" if size is None else str(size) for size in self.shape)
-        return f"{self.name} [{sizes}] {self.dtype}"
+        sizes = []
+        for size in self.shape:
+            sizes.append("?" if size is None else str(size))
+        return f"{self.name} [{', '.join(sizes)}] {self.dtype}"
 
 
 def _ends(scale: float, zero_point: int, levels: str) -> tuple[float, float]:

@@ -51,13 +51,14 @@ def read(content: bytes, path: Path) -> Contents:
     for number in range(meta.num_outputs()):
         outputs.append(_port(f"output_{number}", meta.output_tensor_meta(number)))
     layers = [_layer(operator) for operator in operators if operator.is_layer]
+    counts = Counter(operator.kind for operator in operators)
     return Contents(
         format="ExecuTorch",
         producer="",
         inputs=tuple(inputs),
         outputs=tuple(outputs),
         layers=tuple(layers),
-        operators=dict(Counter(operator.kind for operator in operators).most_common()),
+        operators=dict(counts.most_common()),
     )
 
 

@@ -258,6 +258,8 @@ def _check_axes(key: str, axes: list[int], have: Shape, takes: Shape, between: s
         before = have[:-1]
     if len(axes) == len(before) and _fits(before, tuple(axes), takes):
         return
+
+    # Propose an order that fits, if there is one
     mend = ""
     ways = _ways(have, takes)
     if ways:

@@ -101,14 +101,15 @@ def read(content: bytes, path: Path) -> Contents:
     graph = _Graph.of(proto.graph)
     versions = [opset.version for opset in proto.opset_import if opset.domain in gate.ONNX_DOMAINS]
     operators = Counter(node.op_type for node in find_all(proto.graph, onnx.NodeProto))
+    inputs = gate.graph_inputs(proto.graph)
     return Contents(
         format=f"ONNX opset {max(versions, default=0)}",
         producer=f"{proto.producer_name} {proto.producer_version}".strip().removesuffix(" None"),
-        inputs=tuple(map(graph.input, gate.graph_inputs(proto.graph))),
+        inputs=tuple(map(graph.input, inputs)),
         outputs=tuple(map(graph.output, proto.graph.output)),
         layers=tuple(graph.layers(proto.graph)),
         operators=dict(operators.most_common()),
-        batch=_batch(gate.graph_inputs(proto.graph)),
+        batch=_batch(inputs),
         dynamic=any(name.startswith("DynamicQuantize") for name in operators),
     )
 
@@ -197,6 +198,8 @@ class _Graph:
         for part in (graph, *find_all(graph, onnx.GraphProto)):
             for tensor in part.initializer:
                 constants[tensor.name] = tensor
+
+        # A constant may also be the output of a node
         producers: dict[str, onnx.NodeProto] = {}
         consumers: dict[str, list[onnx.NodeProto]] = {}
         for node in find_all(graph, onnx.NodeProto):
@@ -488,6 +491,7 @@ class _Graph:
             if node.op_type not in _LAYERS:
                 continue
             weights, zero = _LAYERS[node.op_type]
+            # Blocks are packed in bytes, so an attribute has their width
             stored = ""
             if node.op_type == _BLOCKS:
                 stored = f"int{attribute(node, 'bits', 4)}"
@@ -590,7 +594,9 @@ def _dtype(code: int) -> str:
 
 
 def _port(value: onnx.ValueInfoProto, triple: tuple[float, int, str] | None) -> Port:
-    shape = [dim.dim_value if dim.dim_value > 0 else None for dim in _dims(value)]
+    shape: list[int | None] = []
+    for dim in _dims(value):
+        shape.append(dim.dim_value if dim.dim_value > 0 else None)
     dtype = _dtype(value.type.tensor_type.elem_type)
     port = Port(value.name, tuple(shape[1:]), dtype)
     if triple is None or triple[2] not in _ROUNDED:

@@ -156,6 +156,8 @@ def _layer(value: Any, varying: Container[str]) -> _Layer | None:
         node = node.input_value(0).get_node()
     if node.get_type_name() not in _LAYERS:
         return None
+
+    # float32 weights have no rounding to compare
     weights = node.input_value(1)
     stored = _stored(weights)
     is_computed = weights.get_node().get_friendly_name() in varying
@@ -239,7 +241,9 @@ def _batch(inputs: Any) -> int | None:
 
 
 def _port(value: Any) -> Port:
-    sizes = [None if size.is_dynamic else size.get_length() for size in value.get_partial_shape()]
+    sizes: list[int | None] = []
+    for size in value.get_partial_shape():
+        sizes.append(None if size.is_dynamic else size.get_length())
     kind = value.get_element_type().get_type_name()
     name = value.get_node().get_friendly_name()
     if value.get_names():

@@ -7,6 +7,8 @@ from resnet8ptq.config.limits import limited, one_of
 from resnet8ptq.config.schema import BackendConfig
 from resnet8ptq.core.descriptor import FILE, find_readers
 
+_FRAMEWORKS = dict.fromkeys(backend.name for backend in find_readers().values())  # each once
+
 
 @dataclass
 class FileConfig(BackendConfig):
@@ -15,9 +17,7 @@ class FileConfig(BackendConfig):
     name: str = FILE
     inputs: Any = None  # an untyped dict, because Hydra adds no keys to typed dicts
     outputs: Any = None
-    fp32: str | None = limited(
-        None, one_of(*dict.fromkeys(backend.name for backend in find_readers().values()))
-    )
+    fp32: str | None = limited(None, one_of(*_FRAMEWORKS))
 
     @property
     def framework(self) -> str:

@@ -36,13 +36,15 @@ def read(content: bytes, path: Path) -> Contents:
     program = _load(content)
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     signature = program.graph_signature
+    inputs = [_port(name, values[name]) for name in signature.user_inputs]
+    outputs = [_port(name, values[name]) for name in signature.user_outputs]
     nodes = program.module().graph.nodes
     operators = Counter(str(node.target) for node in nodes if node.op == "call_function")
     return Contents(
         format=f"exported program of torch, version {_read_version(content)}",
         producer="torch.export",
-        inputs=tuple(_port(name, values[name]) for name in signature.user_inputs),
-        outputs=tuple(_port(name, values[name]) for name in signature.user_outputs),
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
         layers=tuple(_layers(nodes)),
         operators=dict(operators),
         simulated=True,
@@ -78,6 +80,8 @@ def open_tensors(content: bytes, threads: int) -> Tensors:
     module = _load(content).module()
     nodes = [node for node in module.graph.nodes if node.op == "call_function"]
     rounded_from = {node.args[0].name for node in nodes if node.target in _QUANTIZE}
+
+    # Keep each float tensor, or its rounded values if a quantize node reads it
     kept = {}
     for node in nodes:
         if node.target in _QUANTIZE or node.name in rounded_from or not _is_float(node):
@@ -110,6 +114,8 @@ def _weights(module: Any, node: Any) -> dict[str, Any]:
         node = node.args[0]
     if node.target not in LAYERS or node.args[1].target not in _DEQUANTIZE:
         return {}
+
+    # Run the dequantize node on its stored arguments
     dequantize = node.args[1]
     values = []
     for value in dequantize.args:
@@ -162,7 +168,9 @@ def _load(content: bytes) -> Any:
 
 
 def _port(name: str, value: Any) -> Port:
-    sizes = [size if isinstance(size, int) else None for size in value.shape[1:]]
+    sizes: list[int | None] = []
+    for size in value.shape[1:]:
+        sizes.append(size if isinstance(size, int) else None)  # a free size is a symbol
     return Port(name, tuple(sizes), str(value.dtype).removeprefix("torch."))
 
 

@@ -107,6 +107,8 @@ class FileQuantizer(Quantizer):
         )
         fp32 = options.fp32 or self._find_fp32(model)
         backend = replace(options, inputs=inputs, outputs=outputs, fp32=fp32)
+
+        # The method of the other program, as this package names it
         method = "static"
         if contents.dynamic:
             method = "dynamic"
@@ -216,8 +218,8 @@ class FileQuantizer(Quantizer):
     def _find_fp32(self, model: Fp32Model) -> str:
         """Return the framework that runs the FP32 network by default.
 
-        This is the file's framework; but ONNX Runtime if the file is TFLite and TensorFlow's
-        converter does not take the network.
+        This is the file's framework. For a TFLite file, it is ONNX Runtime if TensorFlow's
+        converter does not take the network, or with model.fold=false.
         """
         if self._engine != "tflite":
             return self._engine

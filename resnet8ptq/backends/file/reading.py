@@ -103,6 +103,7 @@ def admit(path: Path, cache_root: Path) -> Admitted:
     suffix = find_suffix(path)
     name = "model.zip" if suffix == ".xml" else f"model{suffix}"  # the name in the cache
     module = find_readers()[suffix].reader
+    # The key needs the reader's code, because the reader is imported by name
     about = {"suffix": suffix, "reader": code.behind(module)}
     key: cache.Key = {"files": digest(path), **about, **cache.made_with(__name__)}
 
@@ -162,6 +163,8 @@ def _read(path: Path, module: str) -> tuple[bytes, dict[str, Any]]:
     with errors_as(ModelError, f"{path}: cannot be read"):
         content: bytes = reader.fetch(path)
         contents: Contents = reader.read(content, path)
+
+    # A float32 file is a mistake, such as the path of the FP32 network
     if not contents.narrowed:
         raise ModelError(
             f"{path}: none of its {len(contents.layers)} layers has integer or float16 weights; "

@@ -66,6 +66,8 @@ def read(content: bytes, path: Path) -> Contents:
     model = tflite.read_model(content)
     graph = model.subgraphs[0]
     operators = Counter(name for name, _ in tflite.operators(model))
+
+    # Describe the layers, and find those whose inputs are rounded at inference
     unpacked = _unpacked_constants(model)
     layers = []
     rounds_inputs = False
@@ -164,6 +166,8 @@ def read_constant(model: Any, tensor: Any) -> NDArray[np.float32] | None:
     if dtype in ("float32", "float16"):
         data = np.asarray(model.buffers[tensor.buffer].data, np.uint8)
         return data.view(dtype).reshape(tensor.shape).astype(np.float32)
+
+    # Integers: one scale for each block, each channel, or the whole tensor
     parameters = tensor.quantization
     if dtype not in _DEQUANTIZED or parameters is None:
         return None

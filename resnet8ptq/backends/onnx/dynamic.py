@@ -28,7 +28,10 @@ LAYERS = ("ConvInteger", "MatMulInteger", "DynamicQuantizeLSTM")
 
 
 def refuse_static_settings(config: QuantizationConfig) -> None:
-    """Raise `UnsupportedError` for a setting that applies to static quantization only."""
+    """Raise `UnsupportedError` if a setting that only static quantization reads is set.
+
+    These are `format`, `float_output`, `symmetric.activations` and `calib.table`.
+    """
     reason = "has no meaning with method=dynamic"
     takes: Takes = {
         "format": ([None], reason),

@@ -109,6 +109,8 @@ def find_unfused(graph: onnx.GraphProto) -> set[str]:
         producers |= dict.fromkeys(node.output, node.op_type)
         for name in node.input:
             consumers[name].add(node.op_type)
+
+    # Nodes between both conversions
     unfused = set()
     for node in graph.node:
         if node.op_type in _CONVERSIONS or not node.input:

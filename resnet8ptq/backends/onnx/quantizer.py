@@ -224,6 +224,8 @@ class OnnxQuantizer(Quantizer):
             return "activations have 16 bits"
         if self._leaves_outputs_in_float(graph):
             return "matrix products return float before the float operators of attention"
+
+        # QDQ quantizes more operators
         kinds = {node.op_type for node in graph.node if node.name not in skipped}
         without = kinds & QDQRegistry.keys() - QLinearOpsRegistry.keys()
         if without:
@@ -424,7 +426,7 @@ class OnnxQuantizer(Quantizer):
         return [node.name for node in find_tables(graph) if node.name not in skipped]
 
     def _find_unbounded(self, activations: Activations, skipped: Collection[str]) -> list[str]:
-        """Return the nodes not in `skipped` with infinite values, which must stay in float."""
+        """Return the nodes of `Activations.find_unbounded` that are not in `skipped`."""
         names = [name for name in activations.find_unbounded() if name not in skipped]
         if names:
             log.info("left in float, since values are infinite: %s", ", ".join(names)[:200])

@@ -117,7 +117,9 @@ def _rename(graph: onnx_ir.Graph) -> None:
     kept = {value.name for value in fixed}
     constants = [*graph.initializers.values()]
     values = [value for value in dict.fromkeys(_values(graph)) if value not in fixed]
-    for number, value in enumerate(values):  # frees the short names, which constants may have
+
+    # Free the short names first, which constants may have
+    for number, value in enumerate(values):
         value.name = f"renamed {number}"
     names = _short_names()
     for value in values:

@@ -133,6 +133,8 @@ def find_embeddings(graph: onnx.GraphProto, skipped: Collection[str] = ()) -> li
     for node in graph.node:
         if node.op_type == "MatMul":
             tables.difference_update(node.input)
+
+    # Blocks are along the rows, so a lookup must take whole rows
     lookups = []
     for node in graph.node:
         is_lookup = node.op_type == _EMBEDDING and node.input[0] in tables
@@ -273,6 +275,8 @@ def _algorithm(library: Any, config: QuantizationConfig, embeddings: bool) -> An
     bits = _bits(config)
     if chosen.algorithm == "hqq":
         return library.HQQWeightOnlyQuantConfig(block_size=chosen.block_size, bits=bits)
+
+    # The library's default algorithm; with an accuracy level, products are in int8
     accuracy_level = None
     if chosen.int8_products:
         accuracy_level = _ACCURACY_LEVEL

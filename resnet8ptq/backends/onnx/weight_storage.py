@@ -80,6 +80,8 @@ def _shared_axes(node: onnx.NodeProto, index: int, rank: int) -> tuple[int, ...]
         return (rank - 1,)
     if index != 1 or rank < 2:
         return ()
+
+    # Weights on the right: an output channel is a column, a row, or a filter
     if node.op_type == "MatMul":  # [..., inputs, outputs]
         return (rank - 2,)
     if node.op_type == "Gemm":
@@ -141,8 +143,8 @@ def quantize(
 def count_layers(graph: onnx.GraphProto) -> int:
     """Count the layers and embeddings whose weights `quantize` has stored."""
     types = {tensor.name: tensor.data_type for tensor in graph.initializer}
-    levels = set()
-    weights = set()
+    levels = set()  # after the Cast of integers
+    weights = set()  # after the Mul by the scales, or the Cast of float16
     layers = 0
     for node in graph.node:
         if node.op_type == "Cast":
