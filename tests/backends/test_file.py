@@ -125,6 +125,24 @@ def test_layers_of_inner_graphs_are_among_the_layers(tmp_path, cache_root):
     assert [layer.weights for layer in contents.quantized] == ["int8"]
 
 
+def test_quantize_linear_without_a_zero_point_names_its_dtype(tmp_path, cache_root):
+    """Since opset 21 an attribute may name the dtype; without it, it is uint8."""
+    proto = parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 21]>
+        signed (float[n, 2] x) => (float[n, 2] y)
+        <int8[2, 2] levels = {1, 2, 3, 4}, float scale = {0.5}> {
+            rounded = QuantizeLinear <output_dtype = 3> (x, scale)
+            data = DequantizeLinear(rounded, scale)
+            weights = DequantizeLinear(levels, scale)
+            y = MatMul(data, weights)
+        }""")
+    onnx.save(proto, tmp_path / "signed.onnx")
+    contents = contents_of(tmp_path / "signed.onnx", cache_root)
+    assert contents.activation_dtype == "int8"
+    [port] = contents.inputs
+    assert (port.low, port.high) == (-64.0, 63.5)
+
+
 def test_logits_behind_an_integer_softmax_are_floats(quantize, shapes_model, tmp_path):
     cell = quantize("backend=tflite", "dtype=int8")
     asked = make_config("data=shapes", "backend=file", f"backend.path={cell.artifact.path}")

@@ -236,7 +236,10 @@ class _Graph:
         return takers
 
     def output(self, value: onnx.ValueInfoProto) -> Port:
-        """Return the port of an output, for integers with the output scale of the producer."""
+        """Return the port of an output; an integer output has the scale of its producer's output.
+
+        Nodes that only move the values do not count as producers.
+        """
         node = self.producers.get(value.name)
         while node is not None and node.op_type in _MOVES and node.op_type != "Cast":
             node = self.producers.get(node.input[0])
@@ -543,10 +546,18 @@ class _Graph:
         return stored if stored in FLOATS else "float32"
 
     def _zero_dtype(self, node: onnx.NodeProto, index: int) -> str:
-        """Return the dtype of a zero point; uint8, ONNX's default, without a constant one."""
-        if len(node.input) <= index or node.input[index] not in self.constants:
-            return "uint8"
-        return _dtype(self.constants[node.input[index]].data_type)
+        """Return the dtype of a zero point, which is that of the levels.
+
+        Without a constant zero point, QuantizeLinear may name the dtype; ONNX's default is uint8.
+        """
+        zero = self.constants.get(input_at(node, index))
+        if zero is not None:
+            return _dtype(zero.data_type)
+        if node.op_type == "DequantizeLinear":
+            node = self.producers.get(node.input[0], node)
+        if node.op_type == "QuantizeLinear":
+            return _dtype(attribute(node, "output_dtype", 0) or onnx.TensorProto.UINT8)
+        return "uint8"
 
     def _scale(
         self, node: onnx.NodeProto, places: tuple[int, int] | None

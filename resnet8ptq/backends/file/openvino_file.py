@@ -193,7 +193,10 @@ def _compute(layers: list[_Layer]) -> list[NDArray[np.float32]]:
 
 
 def _inner(name: str, operator: Any) -> Inner:
-    """Return a tensor, for a FakeQuantize with one constant range also that range."""
+    """Return the description of an operator's output, with the range of a FakeQuantize.
+
+    The range is left out if it is not constant, or not the same for all values.
+    """
     if operator.get_type_name() != "FakeQuantize":
         return Inner(name)
     least = _read_scalar(operator.input_value(3))

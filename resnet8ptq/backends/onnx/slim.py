@@ -52,7 +52,7 @@ def slim(proto: onnx.ModelProto) -> onnx.ModelProto:
 def _merge_constants(graph: onnx_ir.Graph) -> None:
     """Merge equal constants, and remove unused ones.
 
-    Before, a QLinearConv whose channels have equal zero points takes only one.
+    First, the zero points of a QLinearConv's channels become one number if they are equal.
     """
     for node in graph:
         if node.op_type == "QLinearConv":
