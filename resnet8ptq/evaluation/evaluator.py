@@ -1,6 +1,6 @@
 """Quantizes, reloads and runs a network, scores it, and compares it with FP32.
 
-No other module scores artifacts.
+No other module scores the artifacts of runs.
 """
 
 import json
@@ -63,6 +63,7 @@ def _load_remote(
     target: Target, path: Path, runtime: str, precision: str, threads: int
 ) -> Predictor:
     file = target.load(path, runtime, threads, precision)
+    # Only ONNX Runtime reports where its nodes ran
     find_nodes = None
     if runtime == "onnxruntime":
         find_nodes = file.find_nodes
@@ -97,7 +98,8 @@ class Quantized:
 class Baseline:
     """The FP32 network in one framework, run over some samples.
 
-    The cache keeps outputs instead of scores, so that another task needs no new run.
+    The cache keeps outputs instead of scores, so that another task with the same reduction, or
+    without one, needs no new run.
 
     Attributes:
         outputs: the outputs for the samples.
@@ -301,6 +303,8 @@ class Evaluator:
             "method": self.quantizer.config.method,
             **self._evaluation_key(self.quantizer, samples),
         }
+
+        # Run the samples unless the cache has the outputs
         evaluation = evaluation_cache.find(root, key, final)
         if evaluation is None:
             evaluation = self._infer(self.quantizer, path, samples, label, batch_size, logits)
@@ -375,7 +379,7 @@ class Evaluator:
     def baseline(self, samples: Split) -> Baseline:
         """Return the FP32 network in the framework, with its outputs for `samples`.
 
-        The cache keeps both, so that the network runs once over the same samples.
+        The cache keeps both, see `Baseline`.
         """
         network = files.sha256(self.network.onnx_path)
         key = {"model": network, **self._evaluation_key(self.fp32_quantizer, samples)}

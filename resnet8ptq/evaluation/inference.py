@@ -139,7 +139,7 @@ def targets_of(split: Split) -> Targets:
         return split.stored[indices]
 
     pictures = None
-    if split.has_pictures:
+    if split.has_pictures:  # other samples cannot be drawn
         pictures = pick_pictures
     return Targets(
         labels=split.labels,

@@ -10,7 +10,7 @@ from resnet8ptq.tasks.task import Task
 
 @dataclass(frozen=True)
 class Measurement:
-    """The measurement of an artifact, which was loaded from disk and run over the test samples.
+    """The measurement of an artifact, which was loaded from disk and run over reported samples.
 
     Attributes:
         metrics: metrics that `comparison` lacks, by MLflow name; a value of None was not measured.

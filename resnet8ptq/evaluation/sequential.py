@@ -62,6 +62,8 @@ def find_bounds(fractions: tuple[float, ...], level: float) -> tuple[float, ...]
         share = spend(fraction, level)
         root = math.sqrt(fraction)
         bound = _solve(paths, fraction, share - spent)
+
+        # Only paths below the bound go on
         paths = paths.step(fraction, -FARTHEST * root, bound * root)
         spent = share
         bounds.append(bound)
@@ -70,6 +72,7 @@ def find_bounds(fractions: tuple[float, ...], level: float) -> tuple[float, ...]
 
 def _solve(paths: "_Paths", fraction: float, share: float) -> float:
     """Return the bound that paths cross at this analysis with the probability `share`."""
+    # Bisect; no share of a test's level lies beyond 40 standard errors
     low = 0.0
     high = 40.0
     root = math.sqrt(fraction)

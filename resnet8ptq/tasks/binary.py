@@ -140,6 +140,8 @@ def _make(config: BinaryConfig, context: TaskContext) -> Task:
     names = context.class_names
     if context.classes != 1:
         names = classification.check_classes("binary", context)
+
+    # Both classes need samples, because the AUC compares them
     check_labels("binary", context, "iu", "two classes, 0 and 1")
     labels = np.unique(np.asarray(context.labels))
     if len(names) != 2 or labels.tolist() != [0, 1]:

@@ -424,8 +424,8 @@ def find_class_output(outputs: Mapping[str, Sequence[int | None]], classes: int)
         outputs: the shape of each output by name, without the batch axis.
         classes: the number of classes that the labels have.
     """
-    exact = []
-    possible = []
+    exact = []  # outputs with a score for each class
+    possible = []  # outputs with several scores
     for name, shape in outputs.items():
         scores = count_scores(shape) or 0
         if scores == classes:

@@ -111,6 +111,8 @@ def _score(
     for index, (said, true) in enumerate(zip(values, exact, strict=True)):
         for name in pair:
             measured[name][index] = _measure(name, said.astype(np.float64), true * scale, peak)
+
+    # The bootstrap needs only the primary metric of each picture
     per_item = measured.pop(primary)
     return DenseScores(
         outputs,
@@ -224,6 +226,8 @@ def _make(config: DenseConfig, context: TaskContext) -> Task:
             f"returns {describe(context.outputs)}, and {context.data} has targets {list(true)}; "
             "task=dense expects one output of their size"
         )
+
+    # SSIM needs a whole window
     if min(sorted(true)[-2:]) <= 2 * RADIUS and config.primary in PAIRS[0]:
         raise ModelError(f"returns {describe(context.outputs)}; SSIM needs more than 10 pixels")
     return build(config.primary, config.peak, config.resamples)

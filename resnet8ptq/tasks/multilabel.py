@@ -187,6 +187,8 @@ def _make(config: MultilabelConfig, context: TaskContext) -> Task:
             f"returns {describe(context.outputs)}; {context.data} has labels of "
             f"{labels.shape[1]} classes; expected one output with a value for each class"
         )
+
+    # The average precision compares samples with and without a class
     if not (labels.any(axis=0) & ~labels.all(axis=0)).any():
         raise ConfigError(
             f"task=multilabel: no class of {context.data} has samples with and without it"

@@ -144,6 +144,8 @@ def _score(vocabulary: int, resamples: int, outputs: Outputs, targets: Targets) 
     tokens = np.count_nonzero(numbers, axis=1).astype(np.float64)
     if not tokens.any():
         raise DataError("task=perplexity: no window has two tokens")
+
+    # The perplexity of any windows follows from sums of surprise and tokens
     sums = surprise.sum(axis=1, dtype=np.float64)
     return WindowScores(
         outputs,

@@ -170,6 +170,8 @@ def _choose_by_text(context: TaskContext) -> str:
     shapes = list(context.outputs.values())
     if any(len(shape) == 2 for shape in shapes):
         return "ctc"
+
+    # A long vector, or one shorter than the number of texts, is no vector of class scores
     different = len(set(np.asarray(context.labels).tolist()))
     length = 0
     if len(shapes) == 1 and len(shapes[0]) == 1:

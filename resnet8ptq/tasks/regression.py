@@ -95,6 +95,8 @@ def _take_output(scores: BootstrapScores) -> Array:
 def _make(config: RegressionConfig, context: TaskContext) -> Task:
     check_labels("regression", context, "fiub", "values [N, ...]")
     labels = np.asarray(context.labels)
+
+    # The output needs one value for each target value
     shapes = list(context.outputs.values())
     if len(shapes) != 1 or math.prod(size or 0 for size in shapes[0]) != labels[:1].size:
         mend = ""

@@ -265,6 +265,8 @@ def _make(config: SegmentationConfig, context: TaskContext) -> Task:
             f"labels up to {needed - 1}; expected a value of each class for each pixel; "
             "task.ignored= for labels of no class"
         )
+
+    # The output is resized to the masks
     size = (masks.shape[1], masks.shape[2])
     decoder = MaskDecoder(output, axis, len(names), size, config.threshold)
     return build(names, decoder, config.ignored, config.resamples)

@@ -96,6 +96,8 @@ def pair_up(numbers: NDArray[np.int64] | None) -> NDArray[np.int64]:
     largest = groups.sizes.max()
     if largest != 2:
         raise DataError(f"data.groups: got groups of {largest} samples, expected pairs")
+
+    # Samples of a group are neighbours in the order
     first = groups.starts[groups.sizes == 2]
     return groups.order[np.stack([first, first + 1], axis=1)]
 

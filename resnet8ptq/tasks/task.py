@@ -168,14 +168,14 @@ class Task:
         criterion: a metric of `pair_metrics` with less variance over samples than the primary
             metric, by which a sweep chooses among the models near the best; None if only the
             primary metric counts.
-        beside: further metrics that have a column in the table.
+        beside: further metrics with a column in the table of a sweep.
         class_names: names of the labels' classes; empty if labels are not classes.
         pair_metrics: metrics of a comparison by MLflow name.
         reference: FP32 as the reference; None if labels are the reference.
         doubt: returns the reason why no verdict is valid for a baseline with these scores, or None.
             If FP32 is not proven better than chance, or is clearly worse than expected, then the
             network, the data or the preprocessing may be wrong.
-        joining: the values that are joined for a group; None if only single samples are scored.
+        joining: the values that `task.join` joins for a group; None if the task has no such values.
         summary: the result of a run in one line.
     """
 

@@ -287,6 +287,8 @@ def _make(config: VerificationConfig, context: TaskContext) -> Task:
             f"task=verification: {context.data} has {len(counts)} identities for {len(labels)} "
             "samples; expected two or more, with two or more samples of some"
         )
+
+    # With all others as neighbours, every query would be a hit
     if config.k >= len(labels) - 1:
         raise ConfigError(
             f"task.k: got {config.k}, and {context.data} has {len(labels)} samples; expected fewer "

@@ -63,8 +63,8 @@ class CocoResult:
         areas = list(enumerate(self.areas[1:], 1))
         metrics = {
             "ap": _mean(self.precision[..., 0]),
-            "ap50": _mean(self.precision[0, ..., 0]),
-            "ap75": _mean(self.precision[5, ..., 0]),
+            "ap50": _mean(self.precision[0, ..., 0]),  # the first threshold is 0.50
+            "ap75": _mean(self.precision[5, ..., 0]),  # the sixth is 0.75
         }
         for index, area in areas:
             metrics[f"ap_{area}"] = _mean(self.precision[..., index])

@@ -118,6 +118,7 @@ class Prototypes:
         size = np.array([frame.width, frame.height] * 2)
         texts = []
         for row in rows:
+            # The pixels whose indices are in the box
             edges = np.ceil(np.nan_to_num(row[:4])).clip(0, size)
             left, top, right, bottom = edges.astype(int).tolist()
             y = (np.arange(top, bottom) + 0.5) * high / frame.height - 0.5

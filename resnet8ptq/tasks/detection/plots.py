@@ -176,6 +176,8 @@ def _unmatched(objects: _Objects, others: _Objects, sigmas: Sequence[float]) -> 
         alike = _oks(first, second, sigmas)
     else:
         alike = _iou(first, second)
+
+    # Objects match if they are alike and of the same class
     same = first[..., 5] == second[..., 5]
     return np.asarray(~((alike >= OVERLAP) & same).any(axis=1))
 

@@ -94,6 +94,8 @@ class DetectionScores(ClasswiseScores):
         scale = self.pictures["scale"][:, np.newaxis, np.newaxis]
         offset = self.pictures["offset"][:, np.newaxis, np.newaxis]
         shape = detections.shape[:2]
+
+        # Keypoints have x, y and visibility
         if self.sigmas:
             points = detections[..., 6:].reshape(*shape, len(self.sigmas), 3)
             points[..., :2] = (points[..., :2] - offset) / scale

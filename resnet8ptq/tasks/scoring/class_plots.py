@@ -104,6 +104,7 @@ def _label_cells(
     class_names: Sequence[str],
     text: str,
 ) -> None:
+    # Leave cells of 0 empty
     texts = np.where(counts, np.vectorize(text.format, otypes=["U"])(counts), "")
     label_cells(axes, texts, dark, size=9)
     axes.set_aspect("equal")

@@ -105,6 +105,8 @@ def find_units(signal: Array) -> list[tuple[slice, ...]]:
         positions = signal[0].size // max(1, count)
         if not 1 < count <= min(positions, MOST_PARTS):
             continue
+
+        # The first axis with a border has all the cuts
         borders = _find_borders(_sizes_along(signal, axis))
         if borders:
             ends = [0, *borders, count]
@@ -124,6 +126,7 @@ def _sizes_along(signal: Array, axis: int) -> NDArray[np.float64]:
 
 def _find_borders(sizes: NDArray[np.float64], start: int = 0) -> list[int]:
     """Return the sorted indices at which the sizes change by `UNITS`, see `find_units`."""
+    # Find the border with the largest factor
     best = UNITS
     border = 0
     for index in range(1, len(sizes)):
@@ -139,6 +142,8 @@ def _find_borders(sizes: NDArray[np.float64], start: int = 0) -> list[int]:
             border = index
     if not border:
         return []
+
+    # Both sides may have further borders
     left_borders = _find_borders(sizes[:border], start)
     right_borders = _find_borders(sizes[border:], start + border)
     return [*left_borders, start + border, *right_borders]

@@ -180,6 +180,8 @@ def check_labels(task: str, context: TaskContext, kinds: str, expected: str) -> 
     labels = context.labels
     if labels is not None and labels.dtype.kind in kinds:
         return
+
+    # Say what the labels are, and how texts become classes
     got = "none"
     mend = ""
     if labels is not None:

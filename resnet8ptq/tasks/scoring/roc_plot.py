@@ -18,7 +18,7 @@ def draw(model: Ranking, baseline: Ranking, title: str) -> Figure:
         rates = _rates(ranking.scores, ranking.labels == 1)
         label = f"{name}, AUC {ranking.auc.value:.4f}"
         axes.plot(*rates, color=colour, linestyle=line, label=label)
-    axes.plot([0, 1], [0, 1], color="0.8", linewidth=1, zorder=0)
+    axes.plot([0, 1], [0, 1], color="0.8", linewidth=1, zorder=0)  # random scores
     axes.set(xlabel="false positive rate", ylabel="true positive rate", title=plain(title))
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")

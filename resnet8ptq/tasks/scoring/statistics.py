@@ -51,6 +51,7 @@ def wilson(correct: int, total: int) -> Interval:
     half_width = z / scale * math.sqrt(4 * total * p * (1 - p) + z**2)
     low = centre - half_width
     high = centre + half_width
+
     # Set the ends exactly, because rounding would leave 1e-17
     if correct <= 0:
         low = 0.0
@@ -252,7 +253,7 @@ UNKNOWN = Margin(0.0, math.inf)
 
 
 def _to_z(t: float, items: float) -> float:
-    """Return the standard normal value with the same probability as Student's t of `items`."""
+    """Return the standard normal value with the same probability as t, from `items` items."""
     tail = float(stdtr(items - 1, -abs(t)))
     return math.copysign(float(ndtri(max(tail, sys.float_info.min))), t)
 
@@ -512,6 +513,8 @@ def delong_skewness(ours: Auc, theirs: Auc) -> float:
     error = delong_error(ours, theirs)
     if error == 0:
         return 0.0
+
+    # Add the third cumulants of both means
     third = 0.0
     for own, other in (
         (ours.of_positives, theirs.of_positives),
@@ -592,8 +595,8 @@ def bootstrap_margin(excess: Values, items: int, class_counts: Counts | None = N
     Args:
         excess: the loss minus the limit on every bootstrap sample [times] of `items`; NaN for
             samples without a value, see `drop_undefined`.
-        class_counts: the number of items of each class that has items; None if the metric is not a
-            mean over classes.
+        class_counts: the number of items of each class that has items, if the metric is a mean over
+            classes; None for one class of all `items`.
     """
     finite = drop_undefined(excess)
     counts = np.array([items])
@@ -605,6 +608,8 @@ def bootstrap_margin(excess: Values, items: int, class_counts: Counts | None = N
     resampled = float(((counts - 1) / counts**2).sum())
     if not len(finite) or not resampled:
         return UNKNOWN
+
+    # Correct the error, and turn the skewness of the mean into that of an item
     spread = float(finite.std(ddof=1))
     effective = count_effective(items, counts)
     return Margin.student(

@@ -115,7 +115,7 @@ class Paired:
     def margin_over(self, other: Self, metric: Metric, limit: float, items: int) -> Margin:
         """Return the margin over a limit of the loss against another run on the same samples.
 
-        The margin is unknown if only one of the two runs may stop early.
+        The margin is unknown if one of the runs, or both, may stop early.
         """
         if type(self.model) is not type(other.model):
             return UNKNOWN  # one of the two stopped early
