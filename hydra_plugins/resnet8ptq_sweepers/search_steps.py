@@ -79,9 +79,8 @@ class SearchSweeper(Sweeper):
         def launch(steps: Sequence[Step], limits: search.TimeLimits) -> list[Any]:
             limit = [] if "max_seconds" in typed else [f"max_seconds={limits.soft_s:.0f}"]
             batch = [[*shared, *step.overrides, *limit] for step in steps]
-            seconds = (
-                None if running.parallel else limits.hard_s
-            )  # an alarm stops this process only
+            # An alarm interrupts only jobs in this process
+            seconds = None if running.parallel else limits.hard_s
             return self._launch(batch, seconds)
 
         def check(step: Step) -> None:

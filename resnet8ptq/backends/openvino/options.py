@@ -14,8 +14,8 @@ class OpenvinoConfig(BackendConfig):
 
     Attributes:
         inference_precision: the float type of the layers that stay in float, by OpenVINO's name.
-            The FP32 baseline always computes in f32, so that the loss includes this type's
-            rounding.
+            The FP32 baseline always computes in f32, so that the loss includes the rounding to
+            another type.
     """
 
     name: str = "openvino"

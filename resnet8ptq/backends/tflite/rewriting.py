@@ -341,7 +341,7 @@ def _pools_to_means(
 
 
 def pools_to_means(model: Any) -> None:
-    """Turn each average pool over a whole map into a mean, in place, in a float file."""
+    """Turn each average pool over a whole map of a float file into a mean, in place."""
     for operator in _whole_pools(model):
         contents.to_mean(model, operator)
 

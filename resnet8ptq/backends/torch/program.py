@@ -111,7 +111,7 @@ def _open(path: Path) -> Any:
 
 
 def _end_at_logits(module: Any) -> Predict | None:
-    """Return a copy that ends before the final softmax; None without one, or with more outputs."""
+    """Return a copy that ends before the final softmax; None without one, or with several outputs."""
     graph = torch.fx.Graph()
     outputs = graph.graph_copy(module.graph, {}, return_output_node=True)[0]
     if len(outputs) != 1:
@@ -128,7 +128,10 @@ def _end_at_logits(module: Any) -> Predict | None:
 
 
 def count_layers(path: Path) -> tuple[int, int]:
-    """Return the number of `LAYERS` with quantized data and weights, and that of the others."""
+    """Return the number of layers with quantized data and weights, and the number of others.
+
+    Layers are the operators in `LAYERS`, which lacks transposed convolutions.
+    """
     quantized = 0
     in_float = 0
     for node in _open(path).graph.nodes:
