@@ -60,7 +60,7 @@ def read_operators(content: bytes) -> list[Operator]:
 
 
 def _read_delegate(payload: bytes) -> Iterator[Operator]:
-    """Yield the operators of a graph that XNNPACK runs, by the types of their tensors."""
+    """Yield the operators of a graph that XNNPACK runs, from the content of the graph."""
     graph = _decode(payload)
     types = {}
     for value in graph["xvalues"]:

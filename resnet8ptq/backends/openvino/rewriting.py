@@ -154,7 +154,7 @@ def _is_rounded(node: ir.Node) -> bool:
 
 
 def _pad_with_zeros(model: ir.Model) -> None:
-    """Rewrite Pads of rounded values, such as before causal convolutions, with equal results.
+    """Rewrite Pads of rounded values so that OpenVINO pads with the right value.
 
     If zero is not level 0, OpenVINO pads with a wrong value, up to 129 levels off, in two cases: on
     the second axis, as in [N, time, channels]; and if the tensors before and after the Pad share

@@ -242,7 +242,7 @@ def _store(samples: LazySamples | NDArray[Any], path: Path) -> None:
 
 
 def renumber(graph: Any) -> None:
-    """Name the operators that OpenVINO has numbered by their position, in place.
+    """Rename the operators that OpenVINO has named, by their type and position, in place.
 
     OpenVINO numbers operators without a name by a counter of the process, so equal settings would
     give different files.

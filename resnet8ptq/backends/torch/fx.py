@@ -336,7 +336,7 @@ def _observers(prepared: Any, graph: onnx.GraphProto) -> list[tuple[str, RangeOb
 
     Tensors that the ONNX graph lacks are left out. Several tensors may share an observer, whose
     range covers all: the inputs and the output of a Concat, or of an operator that only moves
-    values. If only a Clip takes a tensor, its observer covers only the clipped values.
+    values. If only a Clip reads a tensor, its observer covers only the clipped values.
     """
     modules = dict(prepared.named_modules(remove_duplicate=False))
     scopes = prepared.meta["_observed_graph_module_attrs"].node_name_to_scope
