@@ -138,7 +138,7 @@ def _width() -> int:
 
 
 def _read_defaults(text: str) -> tuple[dict[str, str | None], dict[str, str]]:
-    """Return the groups in the defaults list of `config.yaml`, and those with a chosen option."""
+    """Return the groups in the defaults list of `config.yaml`, and the options chosen for them."""
     listed: dict[str, str | None] = {}
     for entry in yaml.safe_load(text)["defaults"]:
         if isinstance(entry, dict):

@@ -22,7 +22,7 @@ class Combination:
 
     Attributes:
         path: path of a file quantized by another program; else empty.
-        fp32: the framework of the FP32 baseline of such a file.
+        fp32: the framework of the FP32 baseline of a file quantized by another program.
         in_blocks: whether blocks of weights share a scale, with method=weight_only.
     """
 

@@ -49,8 +49,7 @@ def check_and_arrange(words: Sequence[str], conf: Path, own: Path | None = None)
         own: the user's folder of further options, if any.
 
     Raises:
-        ConfigError: a setting or option is unknown, a word has no key, or a value is outside the
-            limits of its setting or does not fit the other words.
+        ConfigError: a setting or option is unknown, a word has no key, or a value is not accepted.
     """
     parser = get_args_parser()
     words = list(map(_complete_analysis, words))

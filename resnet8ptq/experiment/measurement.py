@@ -155,12 +155,12 @@ def find_execution(
 
 
 def _describe_providers(provider: str, nodes: Nodes) -> dict[str, str]:
-    """Return a param: the number of nodes of each provider, and the operators of the other ones.
+    """Return a param: the number of nodes of each provider, and operators of unrequested providers.
 
-    There is no param for the CPU's provider.
+    There is no param if the requested provider is the CPU's.
 
     Raises:
-        UnsupportedError: the provider runs no node of the file.
+        UnsupportedError: the requested provider runs no node of the file.
     """
     if provider == CPU:
         return {}
@@ -225,8 +225,8 @@ def find_p_within(
 ) -> float | None:
     """Return the p-value of "the loss is at the limit or above", not corrected for other runs.
 
-    FP32 has no p-value. The p-value is also None if it would not be valid, because samples of a
-    group are not independent, or because the number of samples was not fixed in advance.
+    FP32 has no p-value. It is also None if it would not be valid: samples of a group are not
+    independent, or the number of samples was not fixed in advance.
     """
     stops = config.evaluate.stop != "all"
     if config.dtype.is_fp32 or stops or has_groups(samples, task):

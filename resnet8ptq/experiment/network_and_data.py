@@ -110,7 +110,7 @@ def make_task(
         name: the name of these samples in errors; empty for the data set's name.
 
     Raises:
-        ConfigError: the samples, such as their labels, or the settings do not fit the task.
+        ConfigError: the samples or the settings do not fit the task, such as without labels.
         ModelError: the task does not score outputs of this form.
     """
     context = TaskContext(

@@ -155,7 +155,7 @@ def _name_path(word: str, before: str, words: Sequence[str]) -> str:
 def _quote_path(word: str) -> str:
     """Return a word whose value is an existing path, quoted if Hydra's grammar refuses it.
 
-    `data.root=größe` is such a word. Any other word is returned unchanged.
+    For example, Hydra refuses `data.root=größe`. Any other word is returned unchanged.
     """
     key, _, value = word.partition("=")
     if not value or word.startswith("-"):
@@ -239,9 +239,9 @@ def _read_experiment(name: str, folders: Sequence[Path | None]) -> str:
 
 
 def _find_source(typed: Sequence[Override]) -> dict[str, str]:
-    """Return the settings of the data source for the typed paths; empty if no path tells it.
+    """Return the settings of the data source for the typed paths; empty if they choose none.
 
-    The keys of COCO name their source without a look at the paths; those in `data.root` must exist.
+    COCO's keys alone choose their source. Paths of `data.root` choose a source only if all exist.
 
     Raises:
         ConfigError: no source reads a path, or the paths of a sweep have different sources.

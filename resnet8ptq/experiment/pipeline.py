@@ -211,9 +211,10 @@ def _check_result(
 def _describe_measurement(
     timing: LatencyConfig, samples: SamplesByRole, measurement: Measurement
 ) -> dict[str, str]:
-    """Return params: the hash of the outputs, and whatever applies of three others.
+    """Return params: the hash of the outputs, and notes on the measurement.
 
-    These are the size of timed batches, a silent output, and an evaluation from the cache.
+    Notes name the size of timed batches, a silent output, and an evaluation from the cache, each
+    only if there is one.
     """
     params = {"outputs_sha256": measurement.outputs_sha256}
     if "latency_batch_p50_ms" in measurement.metrics:

@@ -1,7 +1,7 @@
 """Finds calibration samples that stand out, and values that dynamic ranges cannot hold.
 
-Samples that stand out in the network's inputs are found before the run quantizes anything, those
-that stand out in tensors inside the network after calibration.
+Samples that stand out in the network's inputs are found before the run quantizes anything. Samples
+that stand out in tensors inside the network are found after calibration.
 """
 
 from collections.abc import Iterable

@@ -51,8 +51,8 @@ def find_finished(
 
     If a launcher restarts a finished job, this is the job's own run. With `sweep.resume`, it may be
     a run of any sweep, which this sweep then adopts by a tag. With `again`, it may be a run of any
-    job of this sweep. A run that its time limit cut short does not count, nor a run of another
-    sweep with figures of another machine.
+    job of this sweep. A run that its time limit cut short does not count. A run of another sweep
+    does not count either if its measurements came from another machine.
     """
     if identity is None or not (again or _may_repeat(sweep)):
         return None

@@ -66,8 +66,8 @@ class SettingsSearch:
         launch: runs steps as jobs with these time limits; returns the record or the error of each,
             in the same order.
         allowed: the limits for a pass.
-        check: raises `ConfigError` for a step whose settings conflict with each other or with the
-            settings of the user, or that needs training samples that are missing.
+        check: raises `ConfigError` for a step whose settings conflict, also with those of the user,
+            or that needs training samples that are missing.
         delivery: keeps the best model so far as a file.
         budget: the time limit.
         at_once: the largest number of parallel jobs.
@@ -99,7 +99,7 @@ class SettingsSearch:
     def run(self) -> None:
         """Try steps until the goal is met, no step is left or the time is up; confirm the best.
 
-        If the best model passes on the selection samples only, the search goes on, unless the
+        If the best model passes on the selection samples only, the search goes on. It ends if the
         reported samples show no loss, or only a small one on too few samples, see
         `searching.loses_nothing`. A step that fails does not end the search.
 

@@ -2,10 +2,10 @@
 
 As in Cai et al., "ZeroQ: A Novel Zero Shot Quantization Framework", CVPR 2020, section 3.2, the
 error of the output is measured with one layer rounded, and the errors are assumed to add up. With
-`corrections.adaround`, weights below 8 bits are measured with learned rounding. Of the Pareto-
-optimal plans in error and bytes, the largest within `max_bytes` is chosen, or the smallest within
-`max_drop`; a binary search quantizes plans to find it. Everything is measured on training samples
-that did not calibrate.
+`corrections.adaround`, weights below 8 bits are measured with learned rounding. The candidates are
+the Pareto-optimal plans in error and bytes. A binary search quantizes some of them, and chooses the
+largest within `max_bytes`, or the smallest within `max_drop`. Errors and drops are measured on
+training samples that did not calibrate.
 """
 
 import copy

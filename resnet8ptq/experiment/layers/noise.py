@@ -114,8 +114,8 @@ def halve(
 ) -> list[tuple[float, Sequence[NoiseSource]]]:
     """Return groups of sources with their noise, the highest noise per source first.
 
-    The noisiest group is halved repeatedly, until its noise is below `LEAST` of the whole, the
-    halves have taken `runs` measurements, or each group is a single source.
+    The noisiest group is halved repeatedly. This ends when its noise is below `LEAST` of the whole,
+    after `runs` measurements of halves, or when each group is a single source.
     """
     if not sources:
         return []
