@@ -70,7 +70,7 @@ def list_inputs(model: Any) -> list[str]:
 def _write_network(
     model: Any, example: Any, samples: Mapping[str, NDArray[Any]], root: Path
 ) -> Path:
-    if hasattr(model, "SerializeToString"):
+    if hasattr(model, "SerializeToString"):  # an ONNX model
         content = model.SerializeToString()
         key = hashlib.sha256(content).hexdigest()
         return _entry(root, key, name="model.onnx", write=lambda path: path.write_bytes(content))

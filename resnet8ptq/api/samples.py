@@ -120,6 +120,8 @@ def _write_samples(
                 )
             for name, values in batch.items():
                 writers[name].append(values)
+
+        # The headers follow at the end, when the number of samples is known
         if not writers:
             raise DataError("data: got no sample, expected two or more")
         for writer in writers.values():
@@ -330,12 +332,16 @@ def _to_array(values: Any, name: str) -> NDArray[Any]:
         values = values.detach().cpu()
         if str(values.dtype) == "torch.bfloat16":  # numpy has no bfloat16
             values = values.float()
+
+    # Arrays of several shapes do not make one array
     try:
         array = np.asarray(values)
     except ValueError as error:
         raise DataError(
             f"data: {name}: got samples of several shapes, expected one shape; pad them"
         ) from error
+
+    # Only labels may be texts
     accepted = "biuf"
     if name == LABELS:
         accepted = "biufU"

@@ -255,12 +255,14 @@ def learn_apart(
     Args:
         widths: the numbers of bits.
     """
+    # All layers stay in float, so both walks go through the same network
     torch.set_num_threads(setting.runtime.threads)
     walk = setting.walk(proto)
     learned: dict[tuple[str, int], Array] = {}
     walks = (walk, walk.through(proto))
     nodes = layers.find_plain_layers(proto.graph, setting.selection)
     for index, (name, node) in enumerate(nodes.items()):
+        # Each layer has its own generator, as in `learn_rounding`
         random = np.random.default_rng([seed, index])
         weights = read_weights(proto.graph, node)
         label = _label(name, index, len(nodes))

@@ -64,6 +64,7 @@ def find_pairs(
 
     A ReLU or leaky ReLU may lie between them. The kinds are convolution and matrix product.
     """
+    # The layer that reads each tensor may be the second of a pair
     chosen = layers.find_plain_layers(graph, selection).values()
     seconds = {node.input[0]: node for node in chosen}
     links = Links(graph)
@@ -76,7 +77,8 @@ def find_pairs(
         second = seconds.get(name)
         if second is None:
             continue
-        # A Gemm after a Conv multiplies along the width, not the channels.
+
+        # A Gemm after a Conv multiplies along the width, not the channels
         alike = (first.op_type == "Conv") == (second.op_type == "Conv")
         if alike and links.only_reader(name) is second:
             pairs.append((first, second))

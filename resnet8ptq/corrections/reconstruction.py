@@ -311,7 +311,7 @@ class _Problem:
 
 
 def _samples(proto: onnx.ModelProto, setting: CorrectionSettings) -> Any:
-    """Return the samples [n, ...], or as many of them as fit each tensor into a step's memory.
+    """Return the samples [n, ...]; fewer if one tensor for all would exceed a step's memory.
 
     Raises:
         UnsupportedError: learning from one sample exceeds the memory budget.
@@ -382,6 +382,8 @@ def _blocks(module: Any, roundings: Mapping[str, LearnedRounding]) -> list[Block
     for node in module.graph.nodes:
         if node.op == "call_module":
             last[node] = max((index[user] for user in node.users), default=-1)
+
+    # Find the layers of a part by the learned rounding among its modules
     owners = {id(rounding): name for name, rounding in roundings.items()}
 
     def modules_of(part: list[Any]) -> list[Any]:

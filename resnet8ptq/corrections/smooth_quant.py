@@ -157,12 +157,15 @@ def smooth(proto: onnx.ModelProto, setting: CorrectionSettings) -> onnx.ModelPro
             weights=weights,
             activations=setting.activations,
         )
+
+        # Divide only if it lowers the error; the first alpha divides nothing
         errors = [problem.error(problem.divisors(alpha)) for alpha in ALPHAS]
         best = int(np.argmin(errors))
         log.debug("corrections.smooth_quant: %s: alpha %g", group.tensor, ALPHAS[best])
         if best:
             _divide(links, group, problem.divisors(ALPHAS[best]))
             changes.append(errors[best] / errors[0] - 1)
+
     log.info(
         "corrections.smooth_quant: divided %d of %d inputs; squared error of their layers' "
         "outputs, with inputs and weights rounded, %+.1f%% on average",

@@ -129,6 +129,7 @@ def _find_preprocessing(run: Run, samples: Split, expected: Outputs, sized: bool
         except ModelError:  # an integer input without a scale takes only whole numbers
             return -math.inf
 
+    # Another preprocessing must be clearly better than the network's own
     now = measure(samples)
     best = ""
     best_db = max(FAR_DB, now + BETTER_DB)
@@ -191,6 +192,8 @@ def _find_last_step(outputs: Outputs, expected: Outputs) -> str:
     theirs = outputs[0].astype(np.float64)
     if len(outputs) != 1 or theirs.ndim != 2 or theirs.shape != ours.shape:
         return ""
+
+    # The file may have one step more, or one less; constants do not count
     now = _centred_db(ours, theirs)
     for name, step in _LAST_STEPS.items():
         with np.errstate(all="ignore"):
@@ -227,6 +230,8 @@ def _find_class_order(outputs: Outputs, expected: Outputs) -> str:
     classes = theirs.shape[1]
     if not 3 <= classes <= 1000:
         return ""
+
+    # Pair the classes by correlation, which must give each a partner
     with np.errstate(invalid="ignore", divide="ignore"):
         alike = np.nan_to_num(np.corrcoef(ours.T, theirs.T)[:classes, classes:])
     order = alike.argmax(axis=1)  # the file's column for each column of FP32

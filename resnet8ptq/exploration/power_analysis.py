@@ -193,6 +193,8 @@ def _print(result: PowerAnalysis, data: str) -> None:
         if row.needed <= MOST:
             needed_size = f"about {round_size(row.needed):,}"
         rows.append((changed, passes, fails, needed_size))
+
+    # Print the table, then the meaning of its columns
     title = f"{data}: {result.total:,} test samples, limit {metric.say_loss(result.limit)}"
     consoles.print_table(console, HEADS, rows, title=title, right=range(len(HEADS)))
     for note in NOTES:

@@ -112,6 +112,8 @@ def fine_tune(
             activations=settings.activations,
             float_output=settings.float_output,
         )
+
+        # Train it, and store the result only if all epochs are done
         trainer = Trainer(
             settings=settings.training,
             seed=settings.seed,

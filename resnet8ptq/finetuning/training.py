@@ -126,6 +126,8 @@ class Trainer:
                 self.log_point(point)
             log.info("qat: continues after epoch %d of %d", state.epoch, self.settings.epochs)
             return state
+
+        # Otherwise start with the untrained student, which may stay the best
         student = self._weights()
         state = _State(0, student, optimizer.state_dict(), student, math.inf, [])
         self._validate(state)
@@ -199,6 +201,7 @@ class Trainer:
 
         Without classes as labels, the teacher's classes are the labels.
         """
+        # Sum over batches, because a batch may be smaller than the others
         right = 0
         total = 0.0
         labels = self.held_out.labels
@@ -221,6 +224,8 @@ class Trainer:
         if mean < state.best_loss:
             state.best = state.student
             state.best_loss = mean
+
+        # The point lies at the end of the epoch
         steps = state.epoch * -(-len(self.train) // self.settings.batch_size)
         point = {"qat/validation_loss": mean, "qat/validation_accuracy": accuracy}
         self._add(state, {"step": float(steps), **point})

@@ -80,6 +80,8 @@ class Breakdown:
             f"Batch {self.batch_size}: {self.ms:.3f} ms in 8 bits, {self.fp32_ms:.3f} ms in FP32: "
             f"{ratio:.2f} times FP32's speed."
         )
+
+        # Compare the gain of the operators with the cost of conversions
         saved = self.saved_ms
         cost = self.conversions_ms
         if saved <= 0:

@@ -79,6 +79,7 @@ def _print_steps(properties: Sequence[str], settings: Sequence[str]) -> None:
 
 def _check(words: Sequence[str]) -> list[str]:
     """Return the settings for the printed commands, checked as by `resnet8ptq run`."""
+    # A word without a key names the network
     conf = folders.find_conf()
     own = folders.find_own_conf(Path.cwd())
     named = []
@@ -87,6 +88,8 @@ def _check(words: Sequence[str]) -> list[str]:
         if is_plain and not Path(word).exists():  # `complete` gives existing files a key
             word = grammar.assign("model.path", word)
         named.append(word)
+
+    # Refuse the settings that the advice varies
     settings = grammar.check_and_arrange(path_words.complete(named, conf, own), conf, own)
     for override in map(grammar.parse, settings):
         if override.key_or_group in _VARIED:
@@ -112,6 +115,8 @@ def print_advice(
     if network is not None:
         layers = f"{network.layers} layers with weights, {network.depthwise} of them depthwise"
         say(console, f"{network.path}: {network.format}, {layers}")
+
+    # List the configurations, then the commands
     advices = candidates.advise(flags, network)
     rows = []
     for entry in advices:

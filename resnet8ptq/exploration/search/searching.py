@@ -614,6 +614,8 @@ def _diagnose(asked: Asked, own: Sequence[Tried], best: Step) -> list[Step]:
     is_possible = find_search(best.backend).diagnoses and not best.is_mixed
     if _find_diagnosis(own) is not None or not is_possible:
         return []
+
+    # Diagnose the settings of the best model, without trying changes
     files = _without_fixed(asked, ("format=qdq", "slim=false"))  # the analysis sets both anyway
     settings = {**best.settings, **files}
     settings.pop("evaluate.split")  # a diagnosis measures on training samples

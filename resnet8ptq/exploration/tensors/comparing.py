@@ -400,6 +400,7 @@ def _explain(
     batches: Sequence[NDArray[Any]],
 ) -> None:
     """Explain the costliest layer, a few others below `SOUND_DB`, and a few with other biases."""
+    # Choose the layers, the noisiest first
     order = sorted(range(len(pairs)), key=lambda number: pairs[number].compared.own_db)
     faulty = []
     biased = []
@@ -423,6 +424,8 @@ def _explain(
                 wanted.append(alone)
                 got.append(file)
                 own.append(fp32)
+
+        # Explain the outputs by the weights, if they are known
         compared = pairs[number].compared
         weights = None
         dtype = ""
@@ -596,6 +599,7 @@ class _Fp32:
 
     def describe(self, name: str, inner: Inner) -> ComparedTensor:
         """Return a tensor with its nodes, weights and biases, without measurements."""
+        # The tensor stays in float if its producer, its layer and its readers do
         producer = self._links.producers.get(name)
         layer = self._layer_of(name)
         readers = self._links.readers(name)

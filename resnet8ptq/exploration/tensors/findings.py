@@ -165,6 +165,8 @@ def find_unlike_channels(compared: TensorComparison) -> list[Finding]:
             hit.append(weight)
     if not hit:
         return []
+
+    # Describe the weights that lose the largest share of channels
     hit.sort(key=lambda weight: -(_count_lost(weight) / len(weight.channels)))
     worst = hit[0]
     meaning = (
@@ -272,6 +274,8 @@ def find_unlike_inputs(compared: TensorComparison) -> list[Finding]:
                 small.append(_SmallInput(tensor, name, part, largest))
     if not small:
         return []
+
+    # Describe the input that keeps least
     small.sort(key=lambda one: one.part.sqnr_db)
     worst = small[0]
     meaning = (

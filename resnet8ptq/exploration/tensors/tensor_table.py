@@ -178,13 +178,15 @@ def draw_ratios(axes: Any, compared: TensorComparison, named: Collection[str]) -
     axes.plot(positions, alone, color="tab:blue", marker=".", label="layer alone")
     axes.plot(positions, so_far, color="tab:red", marker=".", label="with what came before")
 
-    # Mark the faults and the costliest layer
+    # Mark the faults
     marked = [position for position in positions if tensors[position].name in named]
     if marked:
         heights = [alone[position] for position in marked]
         axes.plot(
             marked, heights, "o", color="black", fillstyle="none", markersize=10, label="fault"
         )
+
+    # Point at the costliest layer
     axes.axhline(LOST_DB, color="grey", linestyle="--", linewidth=0.8)
     worst = compared.costliest
     axes.annotate(
@@ -195,6 +197,8 @@ def draw_ratios(axes: Any, compared: TensorComparison, named: Collection[str]) -
         ha="center",
         arrowprops={"arrowstyle": "->"},
     )
+
+    # Name the tensors if there is room
     axes.set_xlabel("tensors in the order of execution")
     axes.set_ylabel(f"SQNR (dB), drawn up to {HIGHEST_DB:g}")
     if len(tensors) <= LABELLED:
