@@ -524,8 +524,8 @@ def _descend(
     """Return 1 for each weight to round up and 0 for the others, by coordinate descent.
 
     Coordinate descent starts from the nearest levels, and from levels drawn with the weights'
-    fractions as probabilities. In depthwise layers the descent ends within 1% of the smallest
-    error, measured against all 2^9 choices of a channel.
+    fractions as probabilities. For depthwise kernels of 3 x 3, its error was within 1% of the
+    smallest error of all 2^9 choices.
     """
     fraction = choices.fraction.cpu().numpy()
     drawn = (random.random((STARTS, *fraction.shape)) < fraction).astype(np.float32)

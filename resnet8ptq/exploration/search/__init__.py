@@ -1,1 +1,1 @@
-"""Changes of settings that reduce the quantization loss, and the order in which they are tried."""
+"""The search for settings: the steps that it tries, their order, and advice before any run."""

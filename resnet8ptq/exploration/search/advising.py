@@ -7,8 +7,8 @@
 Lists the configurations to try, and those that are slow, possibly wrong or impossible here, each
 with its reason and source. The commands of sweeps follow, with the network, the data and the other
 settings of the command line: all settings of `resnet8ptq run` except those that the sweeps vary.
-`model.path` takes the same files as in `resnet8ptq run`; `cache_dir=` is the folder of converted
-networks.
+For a network, its properties and the steps of `resnet8ptq ship` come last. `model.path` takes the
+same files as in `resnet8ptq run`; `cache_dir=` is the folder of converted networks.
 """
 
 from collections.abc import Sequence
