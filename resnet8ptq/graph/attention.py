@@ -88,7 +88,7 @@ def left_by_attention(graph: onnx.GraphProto, products: bool = False) -> list[on
     Normalizations, Softmax, GELU, masks and sums have outliers in few channels, which leave few
     8-bit levels for the other channels (Bondarenko et al., "Understanding and Overcoming the
     Challenges of Efficient Transformer Quantization", EMNLP 2021). Layers with weights do nearly
-    all of the work, and stay quantized, with their fused Relu or Clip. So do embedding tables.
+    all of the work; they stay quantized, as their fused Relu or Clip and embedding tables do.
 
     Args:
         products: whether attention's products and fused operators are quantized too.
@@ -117,7 +117,7 @@ def left_by_attention(graph: onnx.GraphProto, products: bool = False) -> list[on
 
 
 def stretched_by_masks(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]]:
-    """Map the name of each tensor that a mask's constant stretches to its producer and readers.
+    """Return the producer and the readers of each tensor that a mask stretches, by its name.
 
     A mask adds about -10,000, or minus infinity, before a Softmax. In 8 bits, all unmasked scores
     would then share one or two levels.

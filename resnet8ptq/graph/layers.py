@@ -160,7 +160,7 @@ def _find_interval(
 
 
 def find_offset_clips(graph: onnx.GraphProto) -> list[str]:
-    """Return the names of Clip nodes whose interval excludes 0, or is not known.
+    """Return the names of Clip nodes whose interval excludes 0, or is unknown.
 
     An 8-bit range always includes 0, so rounding cannot replace such a Clip.
     """
@@ -236,7 +236,7 @@ def constant_pads(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, bool
 
 
 def find_cuts(graph: onnx.GraphProto) -> dict[int, str]:
-    """Map the index of each node after which the graph can be cut in two to the cut's tensor.
+    """Return the tensor of each cut in two of the graph, by the index of the node before the cut.
 
     All nodes after a cut depend only on the cut's tensor and on tensors without a layer before
     them. Tensors of the second kind, such as a mask, are cheap to compute again.

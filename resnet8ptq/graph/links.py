@@ -1,8 +1,8 @@
 """The links of a graph: the constant or the producer of each tensor, and its readers.
 
 `Links` are built once for a pass, so that the pass takes linear time. A node with inner graphs (If,
-Loop, Scan) also reads the tensors that its inner graphs use. `only_reader` and `is_shared` count
-the user of an output as one more reader.
+Loop, Scan) also reads the tensors that its inner graphs use. An output of the graph has no
+`only_reader`, and counts as shared.
 """
 
 from collections.abc import Iterator

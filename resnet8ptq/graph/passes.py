@@ -210,7 +210,7 @@ def values_of(constant: ir.Value) -> Any:
 
 
 def producer_of(node: ir.Node, index: int) -> ir.Node | None:
-    """Return the node that computes an input; None for constants, network inputs, and no input."""
+    """Return the node that computes an input; None if no node does, or the input is missing."""
     if index >= len(node.inputs):
         return None
     value = node.inputs[index]

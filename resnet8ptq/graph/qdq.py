@@ -1,4 +1,4 @@
-"""Finds the rounded tensors of a graph in QDQ format, and rounds a part of them in its FP32 graph.
+"""Finds the rounded tensors of a QDQ graph, and rounds weights or activations in its FP32 graph.
 
 A rounded activation passes through QuantizeLinear and DequantizeLinear; rounded weights are stored
 as integers, with DequantizeLinear after them.

@@ -112,8 +112,8 @@ def fit_batch(runners: Sequence[Runner], sample: NDArray[Any]) -> int:
 def group_by_memory(proto: onnx.ModelProto, names: Sequence[str]) -> list[list[str]]:
     """Split tensors into groups that, for one sample, fit into a step's memory budget.
 
-    A larger tensor is a group alone. A step that reads many inner tensors runs the network once for
-    each group.
+    A tensor larger than the budget is a group alone. A step that reads many inner tensors runs the
+    network once for each group.
     """
     sizes = tensor_bytes(proto)
     groups = memory.in_groups([sizes.get(name, 0) for name in names], memory.step())
@@ -209,8 +209,8 @@ def end_at_logits(proto: onnx.ModelProto) -> bool:
     """Make the final softmax's input the only output, in place; return whether there is one.
 
     A softmax would hide effects of quantization. A graph without a final softmax, or with several
-    outputs, stays unchanged. A softmax that computes the output is removed; one with nodes after it
-    stays, unused like these nodes.
+    outputs, stays unchanged. The softmax is removed unless other nodes read it; these nodes stay,
+    although no output needs them.
     """
     graph = proto.graph
     softmax = _find_final_softmax(graph)

@@ -1,4 +1,4 @@
-"""Infers the shapes and types of a graph's tensors, without the values of its weights.
+"""Infers the shapes and types of a graph's tensors, without the values of large constants.
 
 ONNX's own inference takes and returns the whole model as bytes. For a network of 400 MB, that takes
 several seconds and three copies.
@@ -27,6 +27,8 @@ def infer_shapes(proto: onnx.ModelProto, length: int | None = None) -> onnx.Grap
     graph.output.extend(whole.output)
     graph.value_info.extend(whole.value_info)
     graph.sparse_initializer.extend(whole.sparse_initializer)
+
+    # Inference reads the values of shapes and axes only, which are small
     for tensor in whole.initializer:
         if math.prod(tensor.dims) <= _SMALL:
             graph.initializer.append(tensor)

@@ -149,8 +149,8 @@ def find_difference(
 def _fix_outputs(traced: Any, graph: onnx.GraphProto) -> None:
     """Make a traced module return the outputs of its ONNX graph, in a tuple if there are several.
 
-    onnx2torch's module returns all outputs of each node that computes one, and a list if there are
-    several nodes. A list can neither be traced nor loaded again.
+    onnx2torch instead returns every output of the nodes that compute outputs of the graph, in a
+    list if there are several such nodes. A list can neither be traced nor loaded again.
     """
     producers = Links(graph).producers
     calls = {node.target: node for node in traced.find_nodes(op="call_module")}
@@ -578,7 +578,7 @@ def _fix_split(axis: int, count: int, sizes: list[int] | None) -> Fixed:
 
 
 def _fix_slice(constants: Mapping[int, Any]) -> Fixed:
-    """Return a Slice with fixed bounds; its axes count from the first, the last, or both.
+    """Return a Slice with fixed bounds, along axes that may count from the start and the end.
 
     Args:
         constants: starts, ends, axes and steps by input index, from 1; axes and steps may be
@@ -619,7 +619,7 @@ def _fix_slice(constants: Mapping[int, Any]) -> Fixed:
 
 
 def _part(start: int, end: int, step: int) -> slice:
-    """Return the slice of an axis, which the caller reverses if `step` is negative."""
+    """Return the slice of an axis, which the caller reverses before if `step` is negative."""
     if step < 0:
         start = -start - 1
         end = -end - 1
@@ -873,9 +873,9 @@ _TORCHVISION_OPERATORS = {
 def import_torchvision() -> None:
     """Import torchvision, if installed, so that a user's module can import it too.
 
-    With a CPU build of torch, the compiled operators of pip's torchvision may not load, and its
-    import fails on two of them. Both are declared here without a kernel. If a network calls one,
-    torchvision's error says to reinstall torchvision.
+    With a CPU build of torch, the compiled operators of pip's torchvision may not load, and the
+    import of torchvision fails on two of them. Both are declared here without a kernel. If a
+    network calls one, torchvision's error says to reinstall torchvision.
 
     Raises:
         RuntimeError: the import failed on something else.
@@ -898,7 +898,7 @@ def _import_onnx2torch() -> types.ModuleType:
 
     onnx2torch imports torchvision for two operators of object detectors, RoiAlign and
     NonMaxSuppression. The import takes a second and may fail (see `import_torchvision`). Without
-    this import, a graph with these operators is refused.
+    torchvision, both operators raise NotImplementedError.
     """
     torchvision = types.ModuleType("torchvision")
     operators = types.ModuleType("torchvision.ops")

@@ -159,10 +159,13 @@ def _make_pool(node: Node) -> tuple[Any, list[int]] | None:
 
 
 def _average_pool(node: Node) -> torch.nn.Module | None:
-    """Return an AveragePool with unequal padding before and after an axis; None for others."""
+    """Return an AveragePool with unequal padding before and after an axis; None for others.
+
+    The sizes of the axes must be known.
+    """
     made = _make_pool(node)
     spatial = node.sizes[2:]
-    if made is None or made[1][::2] == made[1][1::2] or 0 in spatial:
+    if made is None or made[1][::2] == made[1][1::2] or not spatial or 0 in spatial:
         return None
     pool, widths = made
     inside = 1.0 if node("count_include_pad", 0) else 0.0
@@ -172,7 +175,7 @@ def _average_pool(node: Node) -> torch.nn.Module | None:
 
 
 def _lp_pool(node: Node) -> torch.nn.Module | None:
-    """Return an LpPool; None for windows that torch's mean lacks.
+    """Return an LpPool; None for windows that torch's mean lacks, and with `ceil_mode`.
 
     torch's own LpPool lacks padding, and does not take absolute values for odd powers.
     """
@@ -195,7 +198,7 @@ def _spatial(node: Node) -> tuple[int, ...]:
 
 
 def _over(find: Callable[..., Any], axes: Sequence[int], keeps: bool) -> torch.nn.Module:
-    """Return a reduction by `torch.amax` or `torch.amin`, which `find` is.
+    """Return a reduction by `find`, which is `torch.amax` or `torch.amin`.
 
     If the axes are dropped, a second operator drops them, because XNNPACK's reductions keep them.
     """
@@ -293,7 +296,10 @@ def _find_pads(node: Node, kernel: Sequence[int]) -> NDArray[np.int64] | None:
 
 
 def _conv_transpose(node: Node) -> torch.nn.Module | None:
-    """Return a ConvTranspose with unequal padding before and after an axis; None for others."""
+    """Return a ConvTranspose with unequal padding before and after an axis; None for others.
+
+    The padding must be known, see `_find_pads`.
+    """
     weights = torch.tensor(node.constants[1])
     bias = node.constants.get(2)
     rank = weights.ndim - 2
@@ -449,7 +455,7 @@ def _gather_nd(node: Node) -> torch.nn.Module | None:
 def _along(function: Callable[..., Any], node: Node) -> torch.nn.Module:
     """Return a module of values and of indices along the node's axis.
 
-    Indices below 0 count from the end, which torch's functions refuse.
+    Indices below 0, which torch's functions refuse, count from the end.
     """
     axis = node("axis", 0)
     return Joint(
@@ -554,8 +560,8 @@ def _resize(node: Node) -> torch.nn.Module | None:
     """Return torch's interpolation if it computes the same values; else a product with matrices.
 
     The unit matrix shows how torch and ONNX Runtime resize an axis, because a Resize is linear
-    along each axis. Returns None for crops, for a kept aspect ratio, for a resized batch, and if
-    the sizes are unknown.
+    along each axis. Returns None for crops, for a kept aspect ratio, for a resized batch, if the
+    sizes are unknown, and unless the node has a target for each axis.
     """
     rank = len(node.sizes)
     cropped = b"tf_crop" in node("coordinate_transformation_mode", b"")
@@ -645,6 +651,8 @@ def _find_matrix(node: Node, key: int, size: int, target: float) -> NDArray[np.f
         """<ir_version: 8, opset_import: ["" : 17]>
         axis (float[a, 1, b, 1] x) => (float[a, 1, c, 1] y) { y = Resize(x) }"""
     )
+
+    # Resize a unit matrix by the node's own settings
     [resize] = proto.graph.node
     resize.input[:] = inputs
     resize.attribute.extend(item for item in node.proto.attribute if item.name != _POLICY[0])

@@ -117,7 +117,7 @@ def fix_sizes(
     """Return a copy of a normalized graph with constant sizes, for inputs like `sample`.
 
     Args:
-        sample: a network input [1, ...].
+        sample: a sample as the network takes it, [1, ...].
         batch: the fixed batch size; None for a free one.
         any_length: names of the inputs whose first axis after the batch stays free.
 
@@ -453,7 +453,8 @@ def _fix_shaped(
 ) -> None:
     """Give a node a constant shape, if one serves all sizes; otherwise the node stays.
 
-    A Gather that reads every element in order becomes a Reshape, a Resize to sizes one by scales.
+    A Gather that reads every element in order becomes a Reshape. A Resize gets scales in place of
+    sizes.
     """
     before = []  # the shape of the input, for each size
     shapes = []  # the target shape, for each size

@@ -140,7 +140,7 @@ def _find_runner(network: Network, samples: SampleArray) -> Predict | None:
 
 
 def _find_axis(few: NDArray[Any], more: NDArray[Any]) -> int:
-    """Return the axis with 2 values for `few` and 3 for `more`; 0 if none or several have them."""
+    """Return the axis of size 2 in `few` and 3 in `more`; 0 if no axis or several are so."""
     if few.ndim != more.ndim:
         return 0
     sizes = list(zip(few.shape, more.shape, strict=True))

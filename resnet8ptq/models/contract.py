@@ -123,7 +123,7 @@ class Match:
     """The conversion from stored samples to network inputs; see `data.dataset.Split`.
 
     Attributes:
-        layout: the permutation of a sample's axes, see `find_layout`.
+        layout: the permutation of a sample's axes, see `find_layout`; None if they stay.
         dtype: the dtype of the input.
         fields: the conversion of records, in place of `layout` and `dtype`.
     """
@@ -349,7 +349,10 @@ def arranged(shape: tuple[int, ...], layout: Sequence[int] | None) -> tuple[int,
 
 
 def likely_layouts(shape: tuple[int, ...]) -> list[tuple[int, ...] | None]:
-    """Return the layouts to try for a torch network: channels first if there are any, unchanged."""
+    """Return the layouts to try for a torch network: channels first, then unchanged.
+
+    A vector stays unchanged.
+    """
     rank = len(shape)
     return [None] if rank < 2 else [_moves(max(rank, 3))[0], None]
 

@@ -437,8 +437,7 @@ def _free_length(
     """Return the graph with all sizes constant except the length of the samples.
 
     Raises:
-        ParityError: padding changes the outputs, so samples must not be cut; or the free length
-            does.
+        ParityError: padding or the free length changes the outputs.
     """
     freed = batch_axis.fix_sizes(network.proto, samples[:1], batch, fields.any_length)
 
@@ -507,8 +506,8 @@ def compare_outputs(got: Outputs, expected: Outputs, final: str, label: str) -> 
         label: the framework and file, for messages.
 
     Raises:
-        ParityError: the difference exceeds the tolerance, a top-1 class or a shape differs, or
-            `expected` has NaN or infinity.
+        ParityError: the difference exceeds the tolerance, a shape or, beyond ties, a top-1 class
+            differs, or `expected` has NaN or infinity.
     """
     differences = [0.0]
     flipped = 0

@@ -173,6 +173,8 @@ def _follows_layer(links: Links, name: str) -> bool:
         return _follows_layer(links, node.input[0])
     if node.op_type not in ("Add", "Mul"):
         return False
+
+    # An Add or Mul must change one computed tensor by a constant
     computed = []
     for operand in node.input:
         producer = links.producers.get(operand)
@@ -251,9 +253,8 @@ def _read_affine(
     if node.op_type == "BatchNormalization":
         if layer.op_type == "MatMul":
             return None
-        weight, bias, mean, variance = [
-            read_initializer(links, name).astype(np.float64) for name in node.input[1:]
-        ]
+        constants = [read_initializer(links, name) for name in node.input[1:]]
+        weight, bias, mean, variance = np.array(constants, np.float64)
         scale = weight / np.sqrt(variance + attribute(node, "epsilon", 1e-5))
         return _Affine(scale, bias - mean * scale)
 

@@ -83,7 +83,8 @@ def check_file(config: ModelConfig, source: Path, cache_root: Path) -> None:
         source: the result of `locate`.
 
     Raises:
-        ModelError: the file is refused, or its check took too much memory or time.
+        ModelError: the file is refused, its format takes no `model.inputs`, or its check took too
+            much memory or time.
     """
     file_format = None if config.module is not None else formats.find_format(source)
     if file_format is None:
@@ -91,6 +92,8 @@ def check_file(config: ModelConfig, source: Path, cache_root: Path) -> None:
     formats.check_values(source, config.inputs)
     if not file_format.check:
         return
+
+    # A file that has passed is not checked again
     key: cache.Key = {
         "model": hash_network(config, source),
         "format": file_format.name,
@@ -122,8 +125,8 @@ def load_network(
     Raises:
         ModelError: the file is missing, empty, not a model or unsafe, does not fit the data, or
             cannot be converted or folded.
-        ParityError: ONNX Runtime disagrees with the original on up to 1,000 samples, of calibration
-            if there are any.
+        ParityError: ONNX Runtime disagrees with the original on up to 1,000 samples (those of
+            calibration, if there are any).
     """
     source = locate(config, data.name)
     digest = hash_network(config, source)

@@ -64,8 +64,8 @@ def locate(config: ModelConfig, data_name: str) -> Path:
 def hash_network(config: ModelConfig, source: Path) -> str:
     """Return a hexadecimal hash of all sources of the network.
 
-    These are the files, `model.inputs` and `model.outputs`, and for a module also its arguments and
-    the code of its top-level package or file.
+    These are the files, `model.inputs` and `model.outputs`; for a module also its path, its
+    arguments, and the code of its top-level package or file.
 
     Args:
         source: the result of `locate`.

@@ -83,7 +83,7 @@ def raise_opset(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
 
 
 def _write_coordinates(graph: onnx.GraphProto) -> None:
-    """Write the coordinates by which opset 10 resizes into each Resize that lacks them, in place.
+    """Give each Resize without coordinates those of opset 10, in place.
 
     onnx's converter to opset 11 omits them, although opset 11 has other defaults.
     """
@@ -169,7 +169,7 @@ def _keep_pads(model: ir.Model) -> None:
 
     ONNX Runtime (1.31) turns a Pad with zeros into padding of the pool, which never counts as the
     largest value. The optimizer compares the value's bytes with those of 0.0, so it keeps a Pad
-    with -0.0. After a Relu, no value is below 0, so both paddings give the same maximum.
+    with -0.0. A Pad after a Relu stays: without negative values, both give the same maximum.
     """
     for node in nodes_of(model, "Pad"):
         source = producer_of(node, 0)
@@ -184,7 +184,7 @@ def _keep_pads(model: ir.Model) -> None:
 
 
 def _pads_with_zeros(pad: ir.Node) -> bool:
-    """Return whether the value of a Pad is 0, its default, and not computed."""
+    """Return whether the value of a Pad is a constant 0, which is its default."""
     value = pad.inputs[2] if len(pad.inputs) > 2 else None
     if value is None:
         return True
@@ -321,7 +321,7 @@ class _Product:
         return cls(constant[0], tensor, weights, output, summed=summed, kept=kept, added=added)
 
     def write(self, node: ir.Node, written: dict[Any, ir.Value]) -> ir.Value:
-        """Write a MatMul that computes the Einsum before the node, and return the output.
+        """Write a MatMul, and moves of axes around it, before the Einsum; return their output.
 
         Args:
             written: the matrices that earlier calls have written; the method adds to them, and

@@ -1,7 +1,7 @@
 """Summarizes a network's file: inputs, outputs, operators, and requirements for a run.
 
 A separate process reads an ONNX file, or exports another format to ONNX, and the cache keeps the
-graph. The network is not quantized, and needs no data.
+graph. The network is not quantized; only a torch module needs a sample.
 """
 
 import math
@@ -202,7 +202,7 @@ class NetworkFile:
 
     @classmethod
     def find(cls, config: ModelConfig, data_name: str, cache_root: Path) -> "NetworkFile":
-        """Locate the network, see `network_path.locate`; `config` of the result has its path."""
+        """Locate the network, see `network_path.locate`."""
         path = locate(config, data_name)
         named = config if config.module is not None else replace(config, path=str(path))
         return cls(path, named, cache_root)

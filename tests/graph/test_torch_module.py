@@ -554,3 +554,15 @@ def test_initial_states_can_be_inputs():
 def test_variants_of_recurrent_layers_that_torch_lacks_are_unsupported(settings):
     with pytest.raises(UnsupportedError, match="GRU"):
         to_torch_module(recur("GRU", settings))
+
+
+def test_a_pool_of_unknown_rank_is_left_to_onnx2torch():
+    """onnx infers no shape after an operator of another domain, and onnx2torch lacks this one."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17, "com.microsoft": 1]>
+        network (float[N, 2, 4, 4] x) => (float[N, 2, 4, 4] y)
+        { gelu = com.microsoft.Gelu(x)
+          y = AveragePool <kernel_shape = [2, 2], pads = [0, 0, 1, 1]> (gelu) }"""
+    )
+    with pytest.raises(UnsupportedError, match="onnx2torch"):
+        to_torch_module(proto)

@@ -1,4 +1,4 @@
-"""Checks of untrusted files, one module for each format, before a library reads them."""
+"""Checks of untrusted files by format, before a framework reads them."""
 
 from pathlib import Path
 from pkgutil import resolve_name

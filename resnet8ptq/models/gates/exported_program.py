@@ -73,7 +73,11 @@ _TEXTS = {
 
 
 def read_records(path: Path) -> dict[str, bytes]:
-    """Return a saved program's records; raise `QuantizationError` if it holds anything else."""
+    """Return the records of a program that was saved here.
+
+    Raises:
+        QuantizationError: the file holds anything else.
+    """
     return _checked(torch_archive.read_archive(path, _RECORDS), path)
 
 
@@ -98,6 +102,8 @@ def read_network(path: Path) -> dict[str, bytes]:
             records[f"archive/{inner}"] = record
         if len(folders) > 1:
             raise torch_archive.refusal(path, "records of two programs")
+
+        # torch would unpickle the samples, so they are dropped
         if _SAMPLE in records:
             records[_SAMPLE] = b""
         return _checked(records, path, own=True)

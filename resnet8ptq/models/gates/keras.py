@@ -332,7 +332,7 @@ def _strange_name(name: Any, where: str) -> Reasons:
 
 
 def _strange_tensors(value: Any, where: str) -> Reasons:
-    """Yield reasons to refuse values other than nested lists of [layer's name, node, output]."""
+    """Yield reasons to refuse values other than nests of tensors: [layer's name, node, output]."""
     if _is_tensor(value):
         yield from _strange_name(value[0], where)
     elif isinstance(value, list):
@@ -417,6 +417,8 @@ def _strange_weights(file: h5py.File) -> Reasons:
             if isinstance(group.get(name, getlink=True), h5py.ExternalLink | h5py.SoftLink):
                 yield f"{name!r} is a link; expected weights in the file itself"
                 continue
+
+            # Count the weights, and visit each group once
             item = group[name]
             if isinstance(item, h5py.Dataset):
                 if item.external or item.is_virtual:

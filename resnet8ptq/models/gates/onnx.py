@@ -227,7 +227,7 @@ def _check_inlined_size(proto: onnx.ModelProto) -> None:
         count = size = 0
         for node in find_all(measured, onnx.NodeProto):
             called = (node.domain, node.op_type, node.overload)
-            if called in functions:
+            if called in functions:  # the nodes of the function take the place of the call
                 inner_count, inner_size = measure(called)
                 count += inner_count
                 size += inner_size

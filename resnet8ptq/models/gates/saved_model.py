@@ -149,7 +149,11 @@ def _variables(graph: Any) -> set[str]:
 
 
 def _check_operators(graph: Any, allowed: Collection[str], folder: Path) -> None:
-    """Raise `ModelError` for the first operator of a graph that is not allowed."""
+    """Check that all operators of a graph are allowed.
+
+    Raises:
+        ModelError: one is not; the message names the first.
+    """
     strange = next(_strange(graph, allowed), None)
     if strange is None:
         return

@@ -31,7 +31,7 @@ def check(path: Path) -> None:
 
 
 def _reasons_against(model: Any) -> Iterator[str]:
-    """Yield the reasons to refuse a file: custom operators, a state, several graphs, or tensors.
+    """Yield the reasons to refuse a file: custom operators, a state, several graphs, odd tensors.
 
     Tensors must be dense, and neither rounded to integers nor computed in float16.
     """

@@ -29,8 +29,8 @@ class Network:
         source_opset: opset of an ONNX file, or of the export from another format.
         moved: the original batch axis of each input and output whose batch axis was moved to the
             front.
-        original_dtype: the dtype in which the original computes, if it is not float32. Graph and
-            `predict` compute in float32.
+        original_dtype: the dtype in which the original computes, if it is not float32; graph and
+            `predict` compute in float32 even then.
         emptied: names of the removed inputs for earlier tokens of a decoder.
     """
 

@@ -41,8 +41,8 @@ def from_program(program: Any, source: Path, sample: Sample) -> Network:
     """Return a program as a network; errors name `source`.
 
     Raises:
-        ModelError: the program is in training mode, torch cannot export it, samples cannot fill an
-            input, or the exported graph has nothing to quantize.
+        ModelError: the program is in training mode, or torch cannot export it; or see
+            `gates.onnx.check_graph` and `to_supported`.
     """
     if any(map(_trains, program.graph.nodes)):
         raise ModelError(

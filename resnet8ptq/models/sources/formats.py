@@ -107,7 +107,7 @@ def takes_values(path: Path) -> bool:
 
 
 def check_values(path: Path, inputs: Mapping[str, Any] | None) -> None:
-    """Raise `ModelError` if `inputs`, the setting `model.inputs`, is set for another format."""
+    """Raise `ModelError` if the setting `model.inputs` is set, and the file is not ONNX."""
     if inputs and not takes_values(path):
         raise ModelError(f"model.inputs: got {path}, expected an .onnx file")
 

@@ -89,7 +89,7 @@ def read_graph(source: Path, inputs: Mapping[str, Any]) -> ReadGraph:
 
     Raises:
         ModelError: see `gates.onnx.read_onnx` and `check_layers`; or `inputs` are wrong, or every
-            output is the label of a class.
+            output depends on an ArrayFeatureExtractor.
     """
     proto = gate.read_onnx(source)
     if any(node.op_type in gate.LABELLERS for node in proto.graph.node):

@@ -29,8 +29,8 @@ def read(source: Path, sample: Sample) -> Network:
     """Read a SavedModel folder; its variables become constants.
 
     Raises:
-        ModelError: see `gates.saved_model.read_program` and `to_supported`; or the exported graph
-            has nothing to quantize.
+        ModelError: see `gates.saved_model.read_program`, `gates.onnx.check_graph` and
+            `to_supported`.
     """
     prepare_tensorflow()
     import tensorflow as tf

@@ -19,7 +19,8 @@ def read(source: Path, sample: Sample) -> Network:
     Free sizes are set to those of the samples.
 
     Raises:
-        ModelError: see `gates.tflite.check` and `to_supported`; or LiteRT cannot run the file.
+        ModelError: see `gates.tflite.check`, `gates.onnx.check_graph` and `to_supported`; or LiteRT
+            cannot run the file.
     """
     prepare_tensorflow()
     import tf2onnx

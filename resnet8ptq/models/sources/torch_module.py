@@ -188,7 +188,7 @@ def _build_module(path: str, arguments: Mapping[str, Any]) -> torch.nn.Module:
     """Return an object of the class with this dotted path.
 
     Raises:
-        ModelError: the class cannot be imported or built, or is not a module's.
+        ModelError: the class cannot be imported or built, or is no class of torch modules.
     """
     package, _, name = path.rpartition(".")
     why = f"model.module: got {path!r}, which cannot be built"
