@@ -96,6 +96,8 @@ def _explain(selected: ModelSelection, choices: Sequence[Recommendation]) -> Exp
             hint = NOTHING_FASTER.format(models=_say_timed(selected), machine=machine)
             if untried:
                 hint += KNOWN
+
+    # The best model has a note on better and on smaller ones
     note = ""
     if any(choice.use == BEST for choice in choices):
         note = say_chance(selected, cell) + say_balanced(selected, cell)
@@ -119,6 +121,7 @@ def _say_timed(selected: ModelSelection) -> str:
     It is `nothing here`, unless a candidate outside of `ModelSelection.within` is shown to be
     faster than FP32.
     """
+    # The sentence must not deny a faster model that the table shows
     within = by_run_id(selected.within)
     measured_within = by_run_id(selected.measured_within)
     for cell in selected.candidates:

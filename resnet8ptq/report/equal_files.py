@@ -31,6 +31,7 @@ def group(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
     measured_by = [key for key in varied(records) if key.startswith(_MEASURED_BY)]
     groups: dict[tuple[object, ...], list[RunRecord]] = {}
     for record, model in zip(records, models_of(records), strict=True):
+        # FP32 and runs without a file stay alone
         key: tuple[object, ...] = (record.run_id,)
         if record.status == "ok" and record.quantized:
             key = (model, record.samples_digest, record.select(*measured_by))
@@ -58,6 +59,7 @@ def models_of(records: Sequence[RunRecord]) -> list[tuple[str | None, ...]]:
     for record in records:
         kernels = (record.backend, record.engine, record.dynamic_batch, *record.select(*RUN_ON))
         model: tuple[str | None, ...] = (*kernels, record.artifact_sha256 or record.run_id)
+        # A file with equal outputs takes the key of the first such file
         if record.outputs_sha256:
             dtypes = record.select("weight_dtype", "activation_dtype")
             outputs = (*kernels, *dtypes, record.size_bytes, record.outputs_sha256)

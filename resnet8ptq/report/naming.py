@@ -52,6 +52,8 @@ def varied(records: Sequence[RunRecord]) -> list[str]:
     by_backend: dict[str, list[RunRecord]] = {}
     for record in records:
         by_backend.setdefault(record.backend, []).append(record)
+
+    # Compare the runs of each backend, whose settings have the same defaults
     varying: set[str] = set()
     for members in by_backend.values():
         keys: set[str] = set()

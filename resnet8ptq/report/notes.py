@@ -281,6 +281,7 @@ def _on_limits(family: Family) -> list[str]:
     """Return the notes on the verdicts: the limit, the outcomes, and reservations; if any."""
     records = family.records
     metric = family.metric
+    # Collect the outcomes, and the runs for which the tests are corrected
     verdicts = set()
     tested = []
     planned = 1

@@ -437,6 +437,8 @@ def recommend(selected: ModelSelection) -> list[Recommendation]:
     candidates = selected.candidates
     if not candidates or selected.on_selection:
         return []
+
+    # Recommend the headline's model and the best one; the first model in the list leads the report
     title = selected.family.metric.title
     best = _best(selected, f"best {title}", candidates)
     uses = {}

@@ -84,6 +84,8 @@ def find_answer(asked: Arguments) -> Answer:
         source = lookup.find_in_store(open_store(asked.tracking), asked.run_id, asked.sweep)
     else:
         source = lookup.find_newest(asked.tracking)
+
+    # Judge the run, or the recommendation of the sweep
     if source.run is None:
         answer = assess_sweep(source.assess_sweep(limits), asked.use)
     elif asked.use != Arguments.use:

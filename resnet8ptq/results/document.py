@@ -284,6 +284,7 @@ def _sweep(sweep: SweepSummary | None) -> dict[str, Any] | None:
 
 def _as_good(sweep: SweepSummary) -> dict[str, Any] | None:
     """Return the values of `AsGood`; None unless the sweep recommends exactly one best run."""
+    # Each set of scored samples has its own best run; they are not compared with each other
     best = [choice for choice in sweep.choices if choice.use == "best"]
     if len(best) != 1:
         return None
@@ -326,7 +327,7 @@ def describe(answer: Answer, show: Callable[[str], str] = printable) -> str:
         if answer.use:
             text = f"No model is recommended for `use={answer.use}`. {text}"
         return text
-    if run.metric is None or run.loss is None or run.loss_verdict is None:
+    if run.metric is None or run.loss is None or run.loss_verdict is None:  # not measured
         return f"{show(run.label)}: {show(run.why_none)}"
     text = f"{show(run.label)}: {show(say_verdict(run))}"
     if answer.verdict == VOID:

@@ -331,6 +331,7 @@ def _read_sweep(folder: Path, tracking: TrackingConfig, run: RunRecord | None = 
     if not _is_sweep(folder):
         raise ConfigError(f"folder: got {folder}, a run's folder, expected the folder of a sweep")
     kept = _read_journal(folder)
+    # Only the store knows which runs of another sweep belong to a resumed one
     if SharedSweep.load(folder).resume:
         store = open_store(tracking)
         return _load_sweep(store, _find_logged(store, kept, folder), run)
@@ -351,6 +352,8 @@ def _read_run(folder: Path, tracking: TrackingConfig) -> Runs:
         raise ConfigError(f"folder: got {folder}, a sweep's folder, expected the folder of a run")
     if not record.sweep_id:
         return _alone(_NO_STORE, record)
+
+    # A sweep's folder usually holds those of its runs, except for runs of another sweep
     above = folder.parent
     if (above / FILE).is_file() and Journal.load(above).run_id == record.sweep_id:
         source = _read_sweep(above, tracking, record)
@@ -409,6 +412,7 @@ def _find_file(store: Store, record: RunRecord, possible: Set[str]) -> str | Non
 
     None if neither has a file with one of the `possible` names.
     """
+    # The folder of a run made here saves a request to the store
     own = origin.own_folder(record)
     if own is not None:
         for path in sorted(own.glob("*")):

@@ -142,6 +142,7 @@ def _choose(selected: ModelSelection) -> list[Recommendation]:
     choices = []
     for recommended in selected.recommendations:
         cell = recommended.choice
+        # Take the bounds by which the verdict was corrected, see `recommend._assess`
         if cell is not None and recommended.use != RECOMMENDED:
             cell = cells.get(cell.record.run_id, cell)
         elif cell is not None and selected.headline is not None and selected.headline.alone:

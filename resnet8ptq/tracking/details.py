@@ -69,6 +69,7 @@ def add_result(record: RunRecord, path: Path) -> RunRecord:
     except (OSError, ValueError) as error:
         reason = f"is damaged ({type(error).__name__})"
         raise TrackingError(f"run {record.run_id}: {FILE} {reason}") from None
+    # The right side of each union wins: the exact values of the file, but MLflow's tags
     return record.changed(
         params=params.complete(record.params | kept.params | kept.resolved),
         metrics=kept.metrics | metrics.read_latencies(record.metrics),

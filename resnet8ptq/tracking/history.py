@@ -109,7 +109,8 @@ def find_runs(
     view = ViewType.ALL if deleted else ViewType.ACTIVE_ONLY
     direction = "DESC" if newest_first else "ASC"
     words = store.words
-    # MLflow returns at most 1,000 runs on a page
+
+    # Read page by page
     records: list[RunRecord] = []
     token = None
     while True:

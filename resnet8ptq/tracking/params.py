@@ -80,6 +80,7 @@ def select(journal: Journal) -> dict[str, str]:
     shown; settings with a value come before unset settings. Resolved values, which a run logs
     later, have reserved places, so that they remove no setting.
     """
+    # Order the settings: main ones, then swept ones, then those changed otherwise
     params = journal.params
     implied = _implied(params)
     ordered = dict.fromkeys((*MAIN, *_find_swept(journal)))
@@ -89,6 +90,8 @@ def select(journal: Journal) -> dict[str, str]:
         is_of_analysis = analysis and key.startswith("analysis.")
         if is_changed or is_of_analysis:
             ordered[key] = None
+
+    # Unset settings come last, because they may have to leave room for resolved values
     chosen = [key for key in ordered if _has_effect(key, params, implied)]
     chosen.sort(key=lambda key: params.get(key) in _UNSET)
     shown = [*chosen[: MOST - len(RESOLVED)], *RESOLVED]

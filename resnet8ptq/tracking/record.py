@@ -602,6 +602,7 @@ def to_frame(runs: Iterable[RunRecord]) -> "pandas.DataFrame":
     """
     import pandas
 
+    # Collect the columns, and those that hold numbers
     names = ["run_id"]
     numbers = []
     for name, field in RunRecord.model_fields.items():
@@ -610,6 +611,8 @@ def to_frame(runs: Iterable[RunRecord]) -> "pandas.DataFrame":
             if field.annotation in (float | None, int | None):
                 numbers.append(name)
     names += _DERIVED
+
+    # Runs of several sweeps may have other settings, each with its own column
     columns = dict.fromkeys(names)
     rows = []
     for run in runs:

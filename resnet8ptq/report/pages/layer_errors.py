@@ -185,6 +185,7 @@ def _by_layer(rows: Rows) -> Values:
     """
     values: Values = {}
     for row in rows:
+        # An activation has two SQNRs, see `_OWN` and `_WHOLE`; weights have one
         columns = {_WEIGHTS: "sqnr_db"}
         if row["kind"] == "activation":
             columns = {_OWN: "layer_sqnr_db", _WHOLE: "sqnr_db"}

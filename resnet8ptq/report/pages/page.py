@@ -323,6 +323,7 @@ def summarize(selected: ModelSelection) -> list[str]:
     """Return sentences on the runs, the verdicts, and the recommended model or the lack of one."""
     family = selected.family
     measured = selected.family.measured
+    # Count the runs, and state the limits and the verdicts
     lines = [_say_counts(family)]
     if len(family.models) < len(measured):
         lines.append(f"The measured runs wrote {len(family.models)} different files.")
@@ -340,6 +341,8 @@ def summarize(selected: ModelSelection) -> list[str]:
         return [*lines, *why_none(selected)]
     best = answer.explain(selected)[0]
     lines.append(f"{best.headline}. {best.verdict}")
+
+    # Explain a choice among models that are not shown to keep the limit
     if not selected.shown:
         none = "No model passes."
         if selected.apart:

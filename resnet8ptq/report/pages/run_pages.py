@@ -48,6 +48,7 @@ def log_run_pages(store: Store, chosen: Sequence[ModelSelection]) -> None:
     for selected in chosen:
         for cell in selected.family.cells:
             record = cell.record
+            # A run without an id in the store is named by its key
             if cell.paired is not None and record.run_id != record.key:
                 points: list[Point] = []
                 for key, value in _show_latencies(selected, cell).items():

@@ -64,7 +64,7 @@ def measure_spreads(family: Family, limits: ReportConfig) -> list[SeedSpread]:
     margins: list[Margin] = []
     for cells in group_by_configuration(family):
         by_seed = {cell.record.seed: cell for cell in cells}
-        if len(by_seed) == 1:
+        if len(by_seed) == 1:  # one draw shows no spread
             continue
         draws = list(by_seed.values())
         spread = _measure(family, draws)

@@ -170,7 +170,7 @@ def panels(selected: ModelSelection) -> list[Panel]:
         data = []
         for cell in family.models:
             x = scale * cell.metric(metric_name)
-            if not math.isnan(x):
+            if not math.isnan(x):  # models that were not timed have no latency
                 data.append(_point(selected, cell, row=rows[cell.record.run_id], x=x))
         if data:
             data += _baselines(family, metric_name, scale)
@@ -193,7 +193,7 @@ def _point(selected: ModelSelection, cell: Cell, row: int, x: float) -> Point:
     delta = record.delta(metric)
     if delta is not None:
         loss = metric.cost(delta)
-    if record.stopped_loss is not None:
+    if record.stopped_loss is not None:  # corrected for stopping, as its interval is
         loss = record.stopped_loss
     ends = [loss, loss]
     interval = record.interval("delta")

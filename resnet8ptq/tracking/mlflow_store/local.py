@@ -60,6 +60,8 @@ def _find_newest(connection: sqlite3.Connection, experiment_id: str) -> NewestRu
     newest = connection.execute(_NEWEST, (int(experiment_id),)).fetchone()
     if newest is None:
         return None
+
+    # A sweep stands for its runs
     parent = connection.execute(_TAG, (newest[0], PARENT_TAG)).fetchone()
     run_id = newest[0] if parent is None else parent[0]
     folder = connection.execute(_TAG, (run_id, "folder")).fetchone()

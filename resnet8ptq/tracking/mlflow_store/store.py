@@ -225,6 +225,7 @@ def open_store(config: TrackingConfig) -> Store:
         TrackingError: the store cannot be written or read, the server does not answer, the
             experiment was deleted, or its files lie outside of the store.
     """
+    # Use the server or database that the user has named
     uri = config.uri or os.environ.get(address.VARIABLE)
     if uri:
         address.check(uri, written=bool(config.uri))
@@ -232,6 +233,8 @@ def open_store(config: TrackingConfig) -> Store:
         return _open(
             uri, name=config.experiment_name, named=str(Path(config.root).absolute()), root=None
         )
+
+    # Otherwise use the local store
     root = Path(config.root).absolute()
     if _is_misread(root):
         raise ConfigError(

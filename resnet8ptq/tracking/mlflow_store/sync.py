@@ -121,6 +121,7 @@ def _load_all(root: Path, experiment: str | None = None) -> list[tuple[Path, Jou
     Args:
         experiment: the name of the runs' experiment; None for any.
     """
+    # In the order in which they were written, so that the newer of two journals stays
     pairs: dict[str, tuple[Path, Journal]] = {}
     for path in sorted(root.rglob(journal.FILE), key=lambda path: path.stat().st_mtime_ns):
         try:
