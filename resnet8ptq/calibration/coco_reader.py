@@ -55,7 +55,7 @@ class CocoReader(CalibrationDataReader):  # type: ignore[misc]
         Args:
             images: the folder of the pictures.
             input_name: the network's input for pictures.
-            preprocess: the steps; `size` is required.
+            preprocess: the settings of the preprocessing; `size` is required.
             annotations: a file in COCO's format that lists the pictures; None for all pictures in
                 the folder.
             start_index: index of the first picture.

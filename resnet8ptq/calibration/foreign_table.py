@@ -132,7 +132,7 @@ def _is_by_channel(entry: Mapping[str, Any]) -> bool:
 def _find_range(entry: Any) -> Range | None:
     """Return the range of an entry, from its ends, or else from its scale and offset.
 
-    None if the entry has neither, or if a number is not valid.
+    None if the entry has neither, or if its values are not valid.
     """
     if isinstance(entry, list) and len(entry) == 1:
         entry = entry[0]

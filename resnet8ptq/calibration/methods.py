@@ -59,7 +59,7 @@ def percentile(stats: TensorStats, config: CalibConfig) -> Range:
 
 
 def entropy(stats: TensorStats, config: CalibConfig) -> Range:
-    """Return the range up to the threshold around zero with the lowest KL divergence.
+    """Return the range around zero whose threshold has the lowest KL divergence.
 
     Each candidate clips the distribution to a window around zero, and quantizes it to
     `config.num_quantized_bins` levels. Its score is the divergence of the clipped distribution from
@@ -124,7 +124,7 @@ def mse(stats: TensorStats, config: CalibConfig) -> Range:
 
     Minimizes `sum (x - Q(x))^2` over both ends, where `s = (high - low) / 255`, `z = round(-low/s)`
     and `Q(x) = s * clip(round(x / s), -z, 255 - z)`: 256 levels, one of them zero. Without negative
-    (positive) values the search keeps the lower (upper) end at zero. It tries 16 fractions of each
+    (positive) values the search keeps the lower (upper) end at zero. It tries 17 fractions of each
     end, then refines three times around the best; ties go to the whole range. Source: M. Nagel et
     al., "A White Paper on Neural Network Quantization", 2021, section 3.1.
     """
@@ -246,7 +246,7 @@ def run_pass(
     """Yield the calibration samples in batches [n, ...], with a progress bar.
 
     Args:
-        config: its `batch_size`, limited to the network's largest batch, is that of the batches.
+        config: has the batch size, which the network's largest batch limits.
         at_once: the largest number of samples at once; larger batches are split. None for the
             limits of the network and of the memory budget, see `Split.limit`.
 

@@ -23,7 +23,7 @@ _LEAST = -100  # binary exponent; the inverse of smaller values overflows
 
 @dataclass
 class TensorObserver:
-    """The range of a tensor in each batch, and the counts of its values.
+    """The range of a tensor in each batch, the counts of its values, and the peaks of the samples.
 
     Attributes:
         counting: whether values are counted; otherwise only ranges and peaks are kept.

@@ -35,7 +35,7 @@ class Outliers:
     """Samples that stand out in a tensor.
 
     Attributes:
-        tensor: the ONNX name of the first such tensor, in graph order.
+        tensor: the ONNX name of the tensor.
         samples: indices in the calibration samples, the largest value first.
         ratio: the smallest peak of `samples` to the largest of all others; infinite for NaN and
             infinity.

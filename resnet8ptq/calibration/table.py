@@ -83,7 +83,7 @@ def load_ranges(path: str | Path, provenance: Provenance | None) -> dict[str, Ra
     """Return the ranges in a table, by ONNX tensor name.
 
     Args:
-        path: a `calibration.json`, or its folder.
+        path: the table, or the folder of a `calibration.json`.
         provenance: the provenance of this run's ranges, see `provenance`; None accepts a table of
             any origin, in the formats of `foreign_table`.
 
@@ -132,7 +132,10 @@ def _is_other(record: logging.LogRecord) -> bool:
 
 
 def _describe(key: str, value: object) -> str:
-    """Return `model 0123456789ab`, or `method percentile (num_bins=2048, percentile=99.9)`."""
+    """Return an entry of a provenance as text, such as `model 0123456789ab`.
+
+    A method has its parameters, as in `method percentile (num_bins=2048, percentile=99.9)`.
+    """
     if isinstance(value, str):
         return f"{key} {value[:12]}"
     if not isinstance(value, dict):

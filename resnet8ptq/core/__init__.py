@@ -1,1 +1,1 @@
-"""Cache, files, errors, text, machine and console: code that is independent of networks."""
+"""Cache, files, errors, text, machine, console and other code that runs no network."""

@@ -136,7 +136,7 @@ def wait() -> None:
     """Wait for the calls of `put` whose results nobody has asked for.
 
     Raises:
-        TrackingError: a call failed; the message names the first error and the number of errors.
+        TrackingError: a call failed; the message has the first error and the mend.
     """
     errors = []
     while _pending:

@@ -77,7 +77,7 @@ def runtime(
 
 
 def entry(root: Path, kind: str, key: Key, make: Callable[[Path], None]) -> Path:
-    """Return the folder of the entry `key`; `make(empty folder)` fills it if it is missing.
+    """Return the folder of the entry `key`; `make(empty folder)` fills a missing or damaged one.
 
     Use this for a step that takes longer than reading its result. The key must identify all inputs
     of the step (files by their hash) and the step's code. Processes that need the same entry wait

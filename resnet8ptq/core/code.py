@@ -21,8 +21,8 @@ _NAME = re.compile(r"(\w+)(?: as \w+)?")
 def behind(module: str) -> str:
     """Return a hash of the code of a module and of its direct and indirect imports; see `closure`.
 
-    With this hash in its key, a cache entry is made again when the code that makes it changes. No
-    one must raise a version number.
+    With this hash in its key, a cache entry is made again when the code that makes it changes.
+    Nobody needs to raise a version number.
 
         key = {"network": sha256, "code": code.behind(__name__)}
 

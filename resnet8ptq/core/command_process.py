@@ -5,7 +5,7 @@ For a function that reads an untrusted file, see `isolation`; for drawing and up
 
 A command changes much of its process: logging, signals, threads of frameworks, environment. The
 caller, such as a notebook, keeps its own state. The command's log appears where the caller's stderr
-goes.
+goes, or is dropped.
 """
 
 import json

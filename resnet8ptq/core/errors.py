@@ -48,7 +48,7 @@ class QuantizationError(PtqError):
 
 
 class TrackingError(PtqError):
-    """The MLflow store cannot be reached or written, or a record cannot be read."""
+    """The MLflow store cannot be used, or a run's record is damaged or unsuitable."""
 
 
 class UnsupportedError(PtqError):

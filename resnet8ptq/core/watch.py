@@ -151,9 +151,9 @@ class Watch:
             return pause
 
     def _find_import(self) -> str:
-        """Return a label for a framework imported since the last line; empty if there is none.
+        """Return a label for the imports since the last line; empty if there are none.
 
-        The label names frameworks that users know, not the libraries that a framework imports.
+        The label names a framework that users know, not the libraries that it imports.
         """
         names = list(sys.modules)  # names in the order in which their imports began
         for name in reversed(names[self._modules :]):

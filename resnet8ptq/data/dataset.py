@@ -299,7 +299,8 @@ class Dataset:
     """A training and a test split with their classes.
 
     Attributes:
-        class_names: names of the classes; empty if the labels are not classes.
+        class_names: names of the classes; empty if the labels are not classes, or are masks of
+            classes without names.
         named: False if the classes are only numbers up to the largest label, so that the network
             may have more classes.
         class_ids: the ids of the classes in the annotations; empty if the data have no such ids.

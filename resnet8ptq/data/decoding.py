@@ -140,7 +140,7 @@ def _versions() -> dict[str, str]:
 
 
 def _hash(picture: Picture) -> str:
-    """Return the SHA-256 of a picture's content; empty if a file is missing or too large."""
+    """Return the SHA-256 of a picture's content; empty if a file is unreadable or too large."""
     if not isinstance(picture.content, Path):
         return hashlib.sha256(picture.content()).hexdigest()
     with suppress(OSError):

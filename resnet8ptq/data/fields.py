@@ -65,7 +65,7 @@ class Fields:
         return int(stored[self.length_mask].shape[0])
 
     def whole(self, stored: NDArray[Any]) -> NDArray[Any]:
-        """Return stored records [n] as records of network inputs, with their stored length."""
+        """Return stored records [n] as records of network inputs, without cutting them."""
         return pack(self._fill(stored))
 
     def prepare(self, stored: NDArray[Any]) -> NDArray[Any]:

@@ -36,8 +36,8 @@ class Preprocessing:
     def apply(self, stored: NDArray[Any], dtype: str = "float32") -> NDArray[Any]:
         """Return samples [n, ...] as `dtype`.
 
-        Floats are computed in float64 and rounded to float32, and for float16 again. For an integer
-        type or `bool`, the samples keep their stored values.
+        For `float32`, the values are computed in float64 and rounded once; for `float16`, they are
+        then rounded again. For an integer type or `bool`, the samples keep their stored values.
 
         Args:
             dtype: the dtype of the network's input: `float32`, `float16`, an integer type or

@@ -40,7 +40,7 @@ def read(
     cache_root: Path,
     calibrating: str | None = None,
 ) -> Dataset:
-    """Load a data set that `locate.find_data` has located; large samples are mapped from files.
+    """Load a data set that `locate.find_data` has located; its samples are mapped from files.
 
     Jobs of one process share the data set.
 
@@ -48,8 +48,7 @@ def read(
         calibrating: a folder of unlabelled pictures for calibration; None for training samples.
 
     Raises:
-        DataError: a file is missing or damaged, or its labels do not fit; the message names the
-            file.
+        DataError: a file is missing, damaged or unsuitable; the message names the file.
         ConfigError: the settings do not fit the data, or the cache folder cannot be written.
     """
     return _read(json.dumps([asdict(config), asdict(preprocess), calibrating]), cache_root)

@@ -142,7 +142,7 @@ def draw_held_out(data: Dataset, samples: int | None, taken: Sequence[Split] = (
         taken: splits whose samples are not drawn.
 
     Raises:
-        ConfigError: fewer than `samples` are free, or they form fewer than two groups.
+        ConfigError: fewer than `samples` are free, or the free ones form fewer than two groups.
     """
     free = data.unseen & _is_in_none(data.train, taken)
     sizes = _size_units(data.train, free)
@@ -232,7 +232,7 @@ def draw_selection(data: Dataset, samples: int | None, calibration: Split) -> Sp
 
     Returns:
         The samples; None if there are fewer than `LEAST_TO_CHOOSE` of them, or fewer than twice as
-        many training samples. Groups count as one sample. Also None if only one of the splits has
+        many training samples. A group counts as one sample. Also None if only one of the splits has
         labels.
     """
     labelled = (data.train.labels is None) == (data.test.labels is None)

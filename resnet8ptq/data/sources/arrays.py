@@ -1,4 +1,4 @@
-"""`data=arrays`: .npz, .npy and idx files, whose arrays are recognized by usual names.
+"""`data=arrays`: .npz, .npy and idx files; settings or usual names identify the arrays.
 
 No file is unpickled. Inputs are mapped from their file, because they may exceed the memory. Arrays
 of .npz and idx files are first unpacked into the cache.
@@ -314,6 +314,7 @@ def unpack_idx(file: BinaryIO, packed: int, to: Path) -> None:
     Raises:
         ValueError: the file is not an idx file, its size differs from its header, or it is too
             large unpacked.
+        Exception: the file is gzipped and damaged; gzip raises several types.
     """
     dtype, shape = _read_idx_header(file)
     size = math.prod(shape) * dtype.itemsize
@@ -443,7 +444,7 @@ def _find_split(arrays: Arrays, config: ArraysConfig, root: Path) -> list[Chosen
 def _test_by_validation(arrays: Arrays, root: Path) -> Arrays:
     """Return the arrays, renamed if validation stands in for a missing test side.
 
-    `x_val` becomes `x_test`, for example. There must be training arrays.
+    `x_val` becomes `x_test`, for example. Without training arrays, nothing is renamed.
     """
     if not _of_own_names(arrays, "train", ()):
         return arrays
@@ -967,7 +968,8 @@ def _find_classes(
     """Return the names of the classes, and whether the user or an array names them.
 
     Raises:
-        DataError: the array holds no different texts, or a label has no name.
+        ConfigError: several arrays may hold the names.
+        DataError: the array does not hold up to 1,000 different texts, or a label has no name.
     """
     names = config.classes
     origin = "data.classes"
@@ -991,7 +993,7 @@ def _find_classes(
 def name_classes(
     source: object, highest: int, names: Sequence[str] | None, origin: str = "data.classes"
 ) -> tuple[tuple[str, ...], bool]:
-    """Return the names of the classes, and whether they are `names`; by default, their numbers.
+    """Return the names of the classes, by default their numbers, and whether `names` is set.
 
     >>> name_classes("labels.npy", highest=2, names=None)
     (('0', '1', '2'), False)

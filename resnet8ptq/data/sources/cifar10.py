@@ -96,8 +96,8 @@ def read_split(folder: Path, split: Side) -> tuple[NDArray[np.uint8], NDArray[np
     A batch may hold any number of images from 1.
 
     Raises:
-        DataError: a batch is missing, truncated, refused, or inconsistent; the message names the
-            file.
+        DataError: a batch is missing, damaged or inconsistent, or holds other objects than arrays;
+            the message names the file.
     """
     planes, labels = zip(*(_read_batch(folder / name) for name in BATCHES[split]), strict=True)
     images = np.concatenate(planes).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)

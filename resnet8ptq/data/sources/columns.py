@@ -490,7 +490,7 @@ def _several(
 
     Lists of 0 and 1 of equal length may be lists of labels, or rows of the matrix [N, classes].
     They are rows if a list repeats a value, which a list of labels does not. They are also rows if
-    each has two values, because as lists of labels they would all have both labels. A one-hot
+    each list has two values, because as lists of labels all would have both labels. A one-hot
     matrix is returned as classes, [N].
 
     Raises:

@@ -332,7 +332,7 @@ def _decode(
 
 
 def find_pictures(folder: Path) -> list[Path]:
-    """Return the pictures in a folder and its subfolders, sorted by path.
+    """Return the pictures in a folder and its subfolders, sorted by path, without hidden ones.
 
     Raises:
         DataError: there are no pictures.

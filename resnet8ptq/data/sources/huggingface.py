@@ -75,7 +75,7 @@ def _open(config: TableConfig, cache_root: Path) -> tuple[DataTable, TableConfig
 
 
 def _read_batches(root: Path, limits: Limits) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """Return the rows of all splits; the schema's metadata hold row numbers and class names."""
+    """Return the rows of all splits; the schema's metadata hold row counts and class names."""
     # The library logs the installed frameworks
     logging.getLogger("datasets").setLevel(logging.WARNING)
     import datasets

@@ -290,7 +290,9 @@ def find_pictures(table: DataTable, folder: Path, config: TableConfig) -> list[P
 def _find_pictures(
     table: DataTable, inputs: Sequence[str], folder: Path, config: TableConfig
 ) -> list[Picture] | None:
-    """Return the pictures in the column of inputs; None if it holds no pictures, or with several.
+    """Return the pictures in the column of inputs.
+
+    None if there are several columns, or if the column holds no pictures.
 
     Raises:
         DataError: a cell is empty, or its path leads out of `folder`.
