@@ -293,8 +293,9 @@ class Activations:
         def observe(name: str, values: NDArray[np.float32], is_first: bool, samples: int) -> None:
             if name in masked:  # masks hold minus infinity, which has no range
                 values = np.maximum(values, _LOWEST)
-            is_batched = name in batched and len(values) == samples
-            observers[name].observe(values, is_first, samples if is_batched else 1)
+            if name not in batched or len(values) != samples:
+                samples = 1  # the values do not belong to single samples
+            observers[name].observe(values, is_first, samples)
 
         # Run batch by batch; observe the tensors of a batch in parallel
         with ThreadPoolExecutor(self.runtime.threads) as pool:  # numpy releases the GIL

@@ -47,6 +47,8 @@ def run(name: str, words: Sequence[str], quiet: bool = False) -> dict[str, Any]:
                 process.send_signal(signal.SIGINT)
                 process.wait()
                 raise
+
+        # The command writes its answer last, also after an error
         if not answer.exists():
             raise PtqError(
                 f"{name}: its process ended with code {process.returncode} and no answer; see its "

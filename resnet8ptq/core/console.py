@@ -108,6 +108,8 @@ def print_table(
         table.box = SIMPLE
         table.padding = (0, 0, 0, 0)
         table.collapse_padding = True
+
+    # Numbers are aligned to the right, and not folded
     for column, head in enumerate(heads):
         justify: JustifyMethod = "right" if column in right else "left"
         folded = not whole or justify == "left"
@@ -118,8 +120,11 @@ def print_table(
         if totals and index == len(rows) - totals:
             table.add_section()
         style = styles[index] if styles else None
-        table.add_row(*(Text(show(cell)) for cell in row), style=style or None)
-    if not console.is_terminal:  # in a pipe, a row is one line
+        cells = [Text(show(cell)) for cell in row]
+        table.add_row(*cells, style=style or None)
+
+    # In a pipe, a row is one line
+    if not console.is_terminal:
         unbounded = console.options.update(max_width=_UNBOUNDED)
         console.width = max(console.width, console.measure(table, options=unbounded).maximum)
     console.print(table)

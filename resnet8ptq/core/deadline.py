@@ -30,7 +30,9 @@ class Deadline:
     @classmethod
     def after(cls, seconds: float | None) -> "Deadline":
         """Return the deadline after this number of seconds; None means no limit."""
-        return cls(math.inf if seconds is None else time.monotonic() + seconds)
+        if seconds is None:
+            return cls(math.inf)
+        return cls(time.monotonic() + seconds)
 
     @property
     def is_over(self) -> bool:

@@ -142,7 +142,9 @@ class Backend:
     def find_operators(self) -> frozenset[str]:
         """Return the operators with integer kernels, by ONNX name; `operators` must name them."""
         named = resolve_name(self.operators)
-        return frozenset(named() if callable(named) else named)
+        if callable(named):
+            named = named()
+        return frozenset(named)
 
 
 @cache

@@ -181,10 +181,12 @@ def hash_with_data(path: Path) -> str:
     Exporters may write the weights into a file beside the model (torch's do by default). The model
     names such a data file in entries `location: NAME`.
     """
-    names = find_data_names(path)
-    beside = [path.parent / name for name in sorted(names) if Path(name).name == name]
+    hashes = []
+    for name in sorted(find_data_names(path)):
+        file = path.parent / name
+        if Path(name).name == name and file.is_file():  # only files beside the model count
+            hashes.append(sha256(file))
     digest = sha256(path)
-    hashes = [sha256(file) for file in beside if file.is_file()]
     if not hashes:
         return digest
     return hashlib.sha256(" ".join([digest, *hashes]).encode()).hexdigest()

@@ -26,10 +26,11 @@ def deferred() -> Iterator[None]:
         if len(received) > 1 and callable(handler):
             handler(number, frame)
 
-    # None stands for a handler of C code, which cannot be restored.
-    handled = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.getsignal(number) for number in handled}
-    before = {number: handler for number, handler in before.items() if handler is not None}
+    before = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        handler = signal.getsignal(number)
+        if handler is not None:  # None stands for a handler of C code, which cannot be restored
+            before[number] = handler
     for number in before:
         signal.signal(number, note)
     try:

@@ -27,6 +27,8 @@ def read(segmentation: Any, height: int, width: int) -> bytes:
     try:
         if height * width >= MAX_PIXELS:
             return b""
+
+        # Run lengths, as a list or compressed
         if isinstance(segmentation, dict):
             counts = segmentation["counts"]
             if isinstance(counts, str):
@@ -34,6 +36,8 @@ def read(segmentation: Any, height: int, width: int) -> bytes:
             if segmentation["size"] != [height, width] or not _are_runs(counts, height * width):
                 return b""
             return _compress(counts, height, width)
+
+        # Polygons, whose union is the mask
         if not segmentation:
             return b""
         if not all(_is_polygon(polygon, height, width) for polygon in segmentation):
@@ -70,13 +74,13 @@ def _parse(text: bytes) -> list[int]:
         bits = character - _FIRST
         if not 0 <= bits < 64 or shift > 60:
             raise ValueError("no run lengths")
-        value |= (bits & 31) << shift
+        value |= (bits & 31) << shift  # five bits of the number, the lowest first
         shift += 5
         if bits & 32:  # more digits of the number follow
             continue
         if bits & 16:  # the number is negative
             value -= 1 << shift
-        if len(counts) > 2:
+        if len(counts) > 2:  # from the fourth on, a number is the difference to the last but one
             value += counts[-2]
         counts.append(value)
         value = 0
@@ -195,10 +199,11 @@ def move(
     box = np.asarray(coco.toBbox({"size": list(size), "counts": mask}))
     begin = np.floor((box[:2] - offset) / scale).clip(0, to[::-1]).astype(int)
     end = np.ceil((box[:2] + box[2:] - offset) / scale).clip(begin, to[::-1]).astype(int)
-    x, y = (
-        scale[axis] * (np.arange(begin[axis], end[axis]) + 0.5) + offset[axis] - 0.5
-        for axis in (0, 1)
-    )
+    centres = []  # of the result's pixels, as x and y in the mask
+    for axis in (0, 1):
+        pixels = np.arange(begin[axis], end[axis]) + 0.5
+        centres.append(scale[axis] * pixels + offset[axis] - 0.5)
+    x, y = centres
     inside = sample(decode(mask, *size), y, x) > 0.5
     return encode(inside, int(begin[1]), int(begin[0]), *to)
 

@@ -91,7 +91,9 @@ class Table(Generic[Row]):
 
     def to_markdown(self, escape: Callable[[str], str]) -> str:
         """Return the table in Markdown; `escape` makes a text safe for Markdown."""
-        marks = ["---:" if head in self.numeric else "---" for head in self.heads]
+        marks = []
+        for head in self.heads:
+            marks.append("---:" if head in self.numeric else "---")
         rows = []
         for cells in (self.heads, *self.lines):
             rows.append(f"| {' | '.join(map(escape, cells))} |")
@@ -107,16 +109,20 @@ class Table(Generic[Row]):
 
 def to_csv(*tables: Table[Any]) -> str:
     """Return tables as one CSV text with unrounded values; columns that a table lacks are empty."""
-    keys: dict[str, None] = {}  # an ordered set
+    # Collect the keys of all tables, in order
+    keys: dict[str, None] = {}
     for table in tables:
-        keys |= dict.fromkeys(column.key for column in table.columns if column.key)
+        for column in table.columns:
+            if column.key:
+                keys[column.key] = None
     rows: list[list[object]] = [[*keys]]
     for table in tables:
         columns = {column.key: column for column in table.columns}
         for row in table.rows:
             cells: list[object] = []
             for key in keys:
-                cells.append(columns[key].value(row) if key in columns else "")
+                cell = columns[key].value(row) if key in columns else ""
+                cells.append(cell)
             rows.append(cells)
     return files.to_csv(rows)
 

@@ -177,8 +177,11 @@ def _write(
     at_once = DECODED_AT_ONCE
     if preprocess.size is None:  # a picture may have 90 million pixels
         at_once = threads
+
+    # Decode some pictures in parallel, then write them in order
+    starts = range(0, len(packed), at_once)
     with pictures.bombs_refused(), ThreadPoolExecutor(threads) as pool:
-        for start in track(range(0, len(packed), at_once), f"Decoding {len(packed)} pictures"):
+        for start in track(starts, f"Decoding {len(packed)} pictures"):
             some = packed[start : start + at_once]
             for index, image in enumerate(pool.map(decode_one, some), start):
                 if isinstance(image, str):

@@ -150,7 +150,8 @@ def fit(picture: Image.Image, preprocess: PreprocessConfig) -> Image.Image:
     Raises:
         DataError: `preprocess.resize=crop` would make more than `MAX_PIXELS` pixels.
     """
-    picture = picture.convert("L" if preprocess.channels == "grey" else "RGB")
+    mode = "L" if preprocess.channels == "grey" else "RGB"
+    picture = picture.convert(mode)
     if preprocess.size is None:
         return picture
     height, width = _sides(preprocess.size)
@@ -203,6 +204,8 @@ def placement(width: int, height: int, preprocess: PreprocessConfig) -> Coordina
         left, top = _CENTRING[preprocess.align]
         offset = (round((wide - inside_wide) * left), round((high - inside_high) * top))
         return CoordinateMap((inside_wide / width, inside_high / height), offset)
+
+    # `fit` and `crop` fill the whole size, and cut off what is outside of it
     scale = max(wide / width, high / height)
     if preprocess.resize == "fit":  # `fit` crops before it resizes
         middle = ((wide - scale * width) / 2, (high - scale * height) / 2)

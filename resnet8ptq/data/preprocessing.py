@@ -106,6 +106,8 @@ def make_preprocessing(
     """
     mean = listed(config.mean)
     std = listed(config.std)
+
+    # The numbers of channels must fit
     for key, values in (("mean", mean), ("std", std)):
         if len(values) not in (1, *shape[-1:]):
             raise ConfigError(

@@ -82,9 +82,11 @@ def find_size(
         find_networks: returns height and width of the network's pictures, or None if it fixes no
             size; called only if needed, because it is slow.
     """
-    size = None
     if preprocess.size is not None:
         return preprocess
+
+    # Ask for the network's size only if there are pictures
+    size = None
     with suppress(PtqError, OSError):
         sizes = list_sizes(data, cache_root)
         if sizes:

@@ -129,13 +129,14 @@ def split_one(
     train = whole.take(trained)
     test = whole.take(tested)
     _warn_repeated(test, root)
+    by_class = ", the same fraction of each class" if whole.has_classes else ""
     log.info(
         "%s: has no split: %d samples to train, %d to test%s, by data.split_seed=%d and "
         "data.test_fraction=%g%s",
         root,
         len(train),
         len(test),
-        ", the same fraction of each class" if whole.has_classes else "",
+        by_class,
         config.split_seed,
         config.test_fraction,
         _describe_equal(len(whole), len(different), kind),
@@ -207,6 +208,7 @@ def keep_split(
         DataError: training and test samples differ in shape.
         ConfigError: training and test pictures differ in size, and `preprocess.size` is null.
     """
+    # Both sides must have one shape
     sides = (train.split, test.split)
     trained = train.split.stored.shape[1:]
     tested = test.split.stored.shape[1:]
@@ -220,6 +222,8 @@ def keep_split(
             f"{root}: training and test samples are {trained} and {tested}; expected one shape for "
             "both"
         )
+
+    # Report flaws that do not stop a run
     _warn_untrained(sides, class_names, root, named)
     _warn_shared(train, test, root)
     _warn_shared_groups(train.split, test.split, root)

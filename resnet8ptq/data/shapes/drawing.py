@@ -189,17 +189,20 @@ def _paint(canvas: Floats, colour: Floats, distance: Floats) -> None:
 
 def _draw_class(rng: np.random.RandomState, field: Field, n: int) -> NDArray[np.uint8]:
     """Draw n pictures of one shape, uint8 [n,32,32,3]."""
+    # A background with a gradient
     base = _uniform(rng, 70, 185, 3, n, 1, 1)
     x, y = _axes(rng, n, 0)
-    canvas = base + _offset(rng, 0, 50, n) * (x / SIDE)  # background gradient
+    canvas = base + _offset(rng, 0, 50, n) * (x / SIDE)
 
-    for _ in range(2):  # clutter behind the shape: small ellipses
+    # Clutter behind the shape: small ellipses
+    for _ in range(2):
         x, y = _axes(rng, n, 15)
         a = _uniform(rng, 1, 3.5, n, 1, 1)
         b = _uniform(rng, 1, 3.5, n, 1, 1)
         ellipse = (np.sqrt((x / a) * (x / a) + (y / b) * (y / b)) - 1) * np.minimum(a, b)
         _paint(canvas, base + _offset(rng, 15, 70, n), ellipse)
 
+    # The shape
     x, y = _axes(rng, n, 6)
     radius = _uniform(rng, 6.5, 12, n, 1, 1)
     aspect = _uniform(rng, 0.85, 1.2, n, 1, 1)
@@ -207,7 +210,8 @@ def _draw_class(rng: np.random.RandomState, field: Field, n: int) -> NDArray[np.
     distance = field(x / radius, y / radius * aspect, proportions) * radius
     _paint(canvas, base + _offset(rng, 28, 112, n), distance)
 
-    x, y = _axes(rng, n, 10)  # a bar in front of the shape, in about six of ten pictures
+    # A bar in front of the shape, in about six of ten pictures
+    x, y = _axes(rng, n, 10)
     bar = np.maximum(np.abs(y) - _uniform(rng, -2, 2, n, 1, 1), np.abs(x) - 12)
     _paint(canvas, base + _offset(rng, 15, 70, n), bar)
 

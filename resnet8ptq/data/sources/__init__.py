@@ -110,6 +110,8 @@ def find_settings(path: Path, annotated: bool = False) -> dict[str, str]:
     """
     if not path.exists():
         raise ConfigError(f"data.root: got {path}, no such file or folder")
+
+    # Boxes are in another file than their pictures
     if annotated and path.is_dir():
         return {"data": "coco", "data.images": str(path)}
     if path.suffix.lower() == ".json":
@@ -117,6 +119,8 @@ def find_settings(path: Path, annotated: bool = False) -> dict[str, str]:
             f"data.root: got {path}; COCO's boxes need their pictures; try data=coco "
             f"data.images=FOLDER data.annotations={path}"
         )
+
+    # The name of a file, or the content of a folder, tells the source
     name = name_file(path) if path.is_file() else _name_folder(path)
     if name is not None:
         return {"data": name, "data.root": str(path)}

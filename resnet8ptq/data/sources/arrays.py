@@ -428,6 +428,8 @@ def _find_split(arrays: Arrays, config: ArraysConfig, root: Path) -> list[Chosen
         if chosen is None:
             return None
         sides.append(chosen)
+
+    # Both sides need the same inputs, and the test side needs labels
     train, test = sides
     if _list_keys(train.inputs) != _list_keys(test.inputs):
         return None
@@ -451,6 +453,8 @@ def _test_by_validation(arrays: Arrays, root: Path) -> Arrays:
     for name in arrays:
         if "test" in _simple(name).split("_"):
             return arrays
+
+    # Rename the arrays of the first name of validation that occurs
     for validation in TEST_NAMES[1]:
         own = _of_own_names(arrays, validation, ())
         if own:
@@ -475,6 +479,8 @@ def _find_side(arrays: Arrays, config: ArraysConfig, root: Path, side: str) -> C
     own = _of_own_names(arrays, side, {labels, groups})
     if config.labels is not None:
         labels = None
+
+    # A usual name is the only input; otherwise all arrays of this side are inputs
     if config.inputs is None and single is not None:
         return Chosen(single, labels, groups)
     inputs = own
@@ -771,6 +777,8 @@ def _read_split(
     if len(images) > MAX_SAMPLES:
         raise DataError(f"{inputs}: has {len(images):,} samples, expected at most {MAX_SAMPLES:,}")
     _check_finite(inputs)
+
+    # Labels and groups must have a value for each sample
     for other, kind in ((labels, "labels"), (groups, "groups")):
         if other is not None and other.values.shape[:1] != images.shape[:1]:
             raise DataError(
@@ -907,6 +915,7 @@ def name_binary(sides: Sequence[Split], source: object, padded: bool = False) ->
     Raises:
         ConfigError: padded masks have 0 and 255 as their only values.
     """
+    # Collect the values of all masks
     values: set[int] = set()
     for split in sides:
         if split.labels is not None and split.labels.ndim == 3 and split.labels.dtype == np.uint8:
@@ -918,6 +927,8 @@ def name_binary(sides: Sequence[Split], source: object, padded: bool = False) ->
             f"preprocess.resize: got letterbox, which pads with 255, and {source} has masks of 0 "
             "and 255; expected masks of 0 and 1"
         )
+
+    # White pixels are class 1
     log.info("%s: masks of 0 and 255, taken as classes 0 and 1", source)
     named = []
     for split in sides:

@@ -71,7 +71,8 @@ def fetch(folder: Path) -> Path:
         processor=pooch.Untar(extract_dir="cifar-10"),
         downloader=pooch.HTTPDownloader(progressbar=True, timeout=15),
     )
-    return next(Path(member).parent for member in members if member.endswith("test_batch"))
+    test_batches = [Path(member) for member in members if member.endswith("test_batch")]
+    return test_batches[0].parent
 
 
 def digests(folder: Path, split: Side, cache_root: Path) -> dict[str, str]:
@@ -113,13 +114,20 @@ def read_class_names(folder: Path) -> tuple[str, ...]:
     path = folder / "batches.meta"
     if not path.exists():
         return CLASS_NAMES
-    names: Any = _read_dict(path).get("label_names")
-    named = isinstance(names, list) and all(
-        isinstance(name, str) and re.fullmatch(r"(?=.*[^\W_])\w{1,100}", name) for name in names
-    )
-    if not named or len(names) != 10 or len(set(names)) != 10:
+    stored: Any = _read_dict(path).get("label_names")
+    names = []
+    if isinstance(stored, list):
+        names = [name for name in stored if _is_name(name)]
+    if names != stored or len(names) != 10 or len(set(names)) != 10:
         raise DataError(f"{path}: label_names must be ten different names")
     return tuple(names)
+
+
+def _is_name(value: object) -> bool:
+    """Return whether a value is a text of 1 to 100 letters, digits and `_`, not only of `_`."""
+    if not isinstance(value, str):
+        return False
+    return re.fullmatch(r"(?=.*[^\W_])\w{1,100}", value) is not None
 
 
 def _read_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

@@ -253,6 +253,8 @@ def _read_list(path: Path, content: Any, key: str, read: Callable[[Entry], Any])
         raise DataError(
             f"{path}: {key}: got {len(entries):,} entries, expected at most {MAX_ENTRIES[key]:,}"
         )
+
+    # Turn the errors of an entry into one line that names it
     values = []
     for index, entry in enumerate(entries):
         try:

@@ -172,7 +172,7 @@ def is_number(column: Column) -> bool:
 
 
 def check_left_out(table: DataTable, name: str, column: Column) -> None:
-    """Check that a column of text, which is not taken as an input, does not hold numbers.
+    """Check that a column of text, which is not taken as an input, does not hold mostly numbers.
 
     A single cell such as `?` turns a column of numbers into text. Without this check, the samples
     would lack that column.
@@ -216,6 +216,8 @@ def pictures_at(table: DataTable, name: str, folder: Path) -> list[Picture]:
         if not text:
             cell = table.rows.cell(name, row)
             raise DataError(f"{cell}: holds nothing; expected the path of a picture")
+
+        # A path may lead out by `..`, by a link, or as an absolute one
         path = top / text
         try:
             is_inside = "\0" not in text and path.resolve().is_relative_to(top)
@@ -275,6 +277,8 @@ def write_numbers(
             f"data.inputs: got {list_names(names)}, and a column of lists among them; expected "
             "that one alone, or columns of numbers"
         )
+
+    # Find the shape of a sample
     stored: tuple[int, ...] = (len(parts),)
     if has_lists:
         stored = parts[0].shape[1:]
@@ -285,6 +289,8 @@ def write_numbers(
             f"data.shape: got {list(shape)}, expected sizes that make {math.prod(stored)} numbers, "
             f"which each row of {table.source} has"
         )
+
+    # Write the rows in groups
     count = len(parts[0])
     whole = np.lib.format.open_memmap(to, "w+", _common_dtype(parts), (count, *shape))
     for start in range(0, count, AT_ONCE):
@@ -309,6 +315,8 @@ def _read_numbers(table: DataTable, name: str) -> NDArray[Any]:
     if not is_numbers(column):
         row, got = _first_not_a_number(column)
         raise DataError(f"{cell(row)}: got {got}, expected a number")
+
+    # Flatten nested lists, each level of which adds an axis
     while _is_list(column.type):
         per_row = math.prod(shape[1:])
         check_filled(column, cell, per_row)
@@ -321,6 +329,8 @@ def _read_numbers(table: DataTable, name: str) -> NDArray[Any]:
             )
         shape.append(int(lengths[0]))
         column = pc.list_flatten(column)
+
+    # Check the numbers themselves
     check_filled(column, cell, math.prod(shape[1:]))
     values = column.to_numpy().reshape(shape)
     if values.dtype.kind == "b":
@@ -552,9 +562,16 @@ def groups(table: DataTable, name: str) -> NDArray[np.int64]:
 def _by_name(
     column: Column, source: str, cell: NameCell, classes: Sequence[str] | None
 ) -> tuple[NDArray[np.int64], tuple[str, ...], bool]:
+    """Return labels of texts as `labels` returns them; each different text is a class.
+
+    Raises:
+        DataError: a text is empty or is not in `classes`, or there are too few or many classes.
+    """
     texts = [printable(text) for text in column.to_pylist()]
     if "" in texts:
         raise _empty(cell(texts.index("")))
+
+    # The classes are those of the settings, or all different texts
     if classes is None:
         classes = sorted(set(texts))
         log.info(

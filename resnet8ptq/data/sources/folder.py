@@ -149,13 +149,8 @@ def _read_paired(
         path, beside = pairs[index]
         _check_shape(path, beside)
         targets.append(Picture(str(beside), beside))
-    decoded, good = decode(
-        targets,
-        preprocess=preprocess,
-        on_bad=config.on_bad,
-        cache_root=cache_root,
-        read=pictures.decode if config.masks is None else pictures.decode_mask,
-    )
+    read = pictures.decode if config.masks is None else pictures.decode_mask
+    decoded, good = decode(targets, preprocess, config.on_bad, cache_root, read)
     labels = np.asarray(decoded)
     if config.masks is not None:
         labels = labels[..., 0]

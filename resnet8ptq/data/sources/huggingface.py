@@ -85,6 +85,8 @@ def _read_batches(root: Path, limits: Limits) -> tuple[pa.Schema, Iterator[pa.Re
     sides = loaded if isinstance(loaded, dict) else {"": loaded}
     for side in sides.values():
         limits.check(root, len(side.features), sum(map(len, sides.values())))
+
+    # All sides have the same columns; the first one tells the class names
     [first, *_] = sides.values()
     classes = {}
     for name, kind in first.features.items():

@@ -76,6 +76,8 @@ def _open(config: TableConfig, cache_root: Path) -> tuple[DataTable, TableConfig
     numbered = [_number_rows(root, len(rows))]
     if config.test is None:
         return DataTable(root, rows, sha256, numbered), config
+
+    # Append the rows of the test file
     test = Path(config.test)
     of_test = files.sha256(test)
     test_rows = read(test, of_test, cache_root)
@@ -374,17 +376,24 @@ def read_tagged(path: Path) -> pa.Table:
         if not line.strip():
             words.append([])
             tags.append([])
-        elif cells[0] != "-DOCSTART-" and not (line.startswith("# ") and len(cells) != width):
-            width = width or len(cells)  # the first word's line sets the number
-            if len(cells) != width or width < 2:
-                raise DataError(
-                    f"{path}: line {number}: has {len(cells)} columns, expected "
-                    f"{max(width, 2)}: a word, and its tag in the last"
-                )
-            words[-1].append(cells[0])
-            tags[-1].append(cells[-1].strip())
+            continue
+        is_comment = line.startswith("# ") and len(cells) != width
+        if cells[0] == "-DOCSTART-" or is_comment:
+            continue
+
+        # The first word's line sets the number of columns
+        width = width or len(cells)
+        if len(cells) != width or width < 2:
+            raise DataError(
+                f"{path}: line {number}: has {len(cells)} columns, expected "
+                f"{max(width, 2)}: a word, and its tag in the last"
+            )
+        words[-1].append(cells[0])
+        tags[-1].append(cells[-1].strip())
+
+    # Two blank lines in a row leave an empty sentence
     of_texts = pa.list_(pa.string())
-    tokens = pa.array(list(filter(None, words)), of_texts)  # drops empty sentences
+    tokens = pa.array(list(filter(None, words)), of_texts)
     labels = pa.array(list(filter(None, tags)), of_texts)
     return pa.table({"tokens": tokens, "labels": labels})
 
@@ -523,6 +532,8 @@ def _find_inputs(table: DataTable, config: TableConfig, others: Sequence[str]) -
     named = _find_named(table, config, others)
     if config.inputs is not None or len(named) == 1:
         return named
+
+    # Without one usual name, take all columns of numbers
     numeric = []
     for name in others:
         if name.lower() in NUMBERING or name in table.row_numbers:
@@ -576,6 +587,7 @@ def _find_sides(table: DataTable, name: str, rows: NDArray[np.int64]) -> list[ND
     Raises:
         DataError: a cell names no side, or a side has no rows.
     """
+    # Each cell must name a side
     column = table.column("data.split", name).to_pylist()
     cells = [str(column[row]).strip().lower() for row in rows]
     takes = (*TRAIN_NAMES, *TEST_NAMES[0], *TEST_NAMES[1])
@@ -588,6 +600,8 @@ def _find_sides(table: DataTable, name: str, rows: NDArray[np.int64]) -> list[ND
             raise DataError(
                 f"{table.rows.cell(name, row)}: got {got}, expected {' | '.join(takes)}{mend}"
             )
+
+    # Names such as `val` are test samples only if no row has `test`
     train = np.flatnonzero(np.isin(cells, TRAIN_NAMES))
     for names in TEST_NAMES:
         test = np.flatnonzero(np.isin(cells, names))

@@ -283,7 +283,8 @@ def _find_begins(numbers: Sequence[int | None]) -> NDArray[np.int64]:
     last = None
     for number in numbers:
         is_begin = number is not None and number != last
-        begins.append(number if is_begin else -1)
+        begin = number if is_begin else -1
+        begins.append(begin)
         last = number
     return np.array(begins, np.int64)
 
