@@ -57,7 +57,7 @@ def _names_of_backends() -> dict[str, str]:
 
 PATHS = {"data": "data.root", "model": "model.path"}  # groups for which a path may be typed
 _TENSORRT = "onnx: TensorRT reads its QDQ files"
-OPTIONS = {
+OPTIONS = {  # by config group, or by a key that takes one of several words
     "backend": {
         "tensorrt": _TENSORRT,
         "trt": _TENSORRT,
