@@ -118,8 +118,8 @@ class Resolved:
     Attributes:
         weight_dtype, activation_dtype: several dtypes are joined by `, `.
         execution: `integer` if the artifact is meant for integer kernels, `simulated` if rounded
-            values are computed in float. It begins with `weights only` if activations are not
-            rounded in the file, and is `float` for dtype=fp32 and for foreign float16 files. The
+            values are computed in float. It begins with `weights only` if only the weights have
+            fewer bits, and is `float` for dtype=fp32 and for float16 files of other programs. The
             kernels that actually run are counted later, see `describe_execution`.
         weight_bits, activation_bits: bits of a value, the most if layers differ; 7 with a reduced
             range. None for float32, or if the framework does not report them.
@@ -210,8 +210,9 @@ class NodeTime:
 
     Attributes:
         operator: the framework's name for the operator.
-        kind: `integer`: takes 8-bit tensors; `conversion`: from or to 8 bits, or between float
-            types; `unfused`: float, although meant for an integer kernel; `float`; `other`.
+        kind: `integer` for nodes that take 8-bit tensors, `conversion` for those from or to 8 bits
+            or between float types, `unfused` for float nodes that were meant for an integer kernel,
+            `float` or `other`.
         ms: milliseconds for a batch, see `to_nodes`.
     """
 

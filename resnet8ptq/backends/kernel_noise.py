@@ -65,7 +65,7 @@ class KernelNoise:
     def exceeds(self) -> bool:
         """Whether the kernels miss the limit, and add more noise than the quantization.
 
-        False if their outputs are nearer to FP32, see `is_nearer`.
+        False if `is_nearer`, because the definition is then in doubt.
         """
         is_noisy = self.quantization_db is not None and self.kernels_db < self.quantization_db
         return is_noisy and not self.is_nearer
@@ -74,7 +74,7 @@ class KernelNoise:
     def is_nearer(self) -> bool:
         """Whether the kernels' outputs are more than `NEAR_DB` nearer to FP32 than the definition.
 
-        The outputs that stand for the definition are then in doubt, not the kernels.
+        The computation that stands for the definition is then wrong, not the kernels.
         """
         if self.quantization_db is None:
             return False

@@ -31,7 +31,7 @@ def complete(
 ) -> BackendConfig:
     """Return a backend's settings with the defaults that depend on the network.
 
-    A backend that quantizes has no path; `backend=file` stays unchanged.
+    The path is dropped, because only `backend=file` has one; its settings stay unchanged.
 
     Args:
         network_format: the format of the network's file.

@@ -54,7 +54,7 @@ class _Places:
         axis: the axis of the weights that counts output channels, without transB.
         bias: index of the bias; None if the operator takes no bias.
         data_scale: index of the data's scale. The scale of an integer bias is its product with the
-            weights' scale. None if the bias is a float, or missing.
+            weights' scale. None if the operator takes a float bias, or none.
     """
 
     weights: int
@@ -165,7 +165,7 @@ def _dequantize(values: NDArray[Any], tensor: Inner) -> NDArray[Any]:
 
 
 def open_logits(content: bytes, threads: int) -> RawRun | None:
-    """Load a copy that ends before the final softmax; None unless it computes the only output."""
+    """Load a copy without the final softmax; None if no softmax computes the only output."""
     proto = onnx.ModelProto.FromString(content)
     if not end_at_logits(proto):
         return None
@@ -362,7 +362,7 @@ class _Graph:
         """Return the attributes of `Inner` for weights that are stored as integers.
 
         The result is empty if the levels, the scales or the zero points are not constants, or if
-        scales or zero points count neither 1 nor the channels.
+        the number of scales or of zero points is neither 1 nor that of the channels.
 
         Args:
             name: the name of the levels.

@@ -217,7 +217,7 @@ def _read_scalar(value: Any) -> float | None:
 
 
 def open_logits(content: bytes, threads: int) -> RawRun | None:
-    """Load a copy that ends before the final softmax; None unless it computes the only output."""
+    """Load a copy without the final softmax; None if no softmax computes the only output."""
     cut = archive.end_at_logits(archive.read(content))
     return None if cut is None else _open(cut, threads)
 

@@ -125,7 +125,7 @@ def admit(path: Path, cache_root: Path) -> Admitted:
 
 
 def digest(path: Path) -> str:
-    """Return the hash of a file with its external data, and for an .xml file of the .bin file.
+    """Return hashes of a file with its external data, and of the .bin file beside an .xml file.
 
     Raises:
         ConfigError: the path is missing or a folder.

@@ -105,7 +105,7 @@ def _unpacked_constants(model: Any) -> dict[int, Any]:
 
 
 def open_run(content: bytes, threads: int, reference: bool = False) -> RawRun:
-    """Load a file in LiteRT; each call resizes the inputs to its values.
+    """Load a file in LiteRT; each call resizes the inputs to the shapes of its values.
 
     Args:
         reference: whether LiteRT's slow reference kernels run.
@@ -223,7 +223,7 @@ def _inner(tensor: Any) -> Inner:
 
 
 def open_logits(content: bytes, threads: int) -> RawRun | None:
-    """Load a copy that ends before the final softmax; None unless it computes the only output."""
+    """Load a copy without the final softmax; None if no softmax computes the only output."""
     cut = end_at_logits(content)
     if cut is None:
         return None

@@ -105,7 +105,9 @@ def compare_kernels(
 def find_optimizer(
     open_file: Opener, samples: np.ndarray, defined: Sequence[np.ndarray], kernels_db: float
 ) -> str | None:
-    """Return the first optimizer without which the noise is small or halved; None without such.
+    """Return the first optimizer without which the outputs are right; None if there is none.
+
+    Right outputs reach `LIMIT_DB`, and have half of the noise at most.
 
     Args:
         defined: the outputs without graph optimization.
