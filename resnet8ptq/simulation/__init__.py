@@ -1,1 +1,1 @@
-"""Simulates integer kernels in float, with the network as a torch module."""
+"""Runs the network as a torch module: with fake quantization, or to make synthetic samples."""

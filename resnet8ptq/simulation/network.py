@@ -136,7 +136,9 @@ def quantize_activations(
     Args:
         body: the torch module of `graph`, whose submodules have the names of the nodes.
         skipped: names of the nodes that stay in float.
-        ranges: initial ranges by ONNX tensor name; other tensors are not rounded.
+        ranges: initial ranges by ONNX tensor name. A tensor without one is not rounded, unless it
+            shares the scale of a rounded input.
+        scheme: the scheme of all activations.
         float_output: whether the last layer and all later nodes return float.
     """
     source = graph.input[0].name

@@ -49,8 +49,8 @@ def make_samples(
         source: the network's file, for messages.
 
     Raises:
-        UnsupportedError: the network takes more than one float32 input, has no BatchNormalization
-            with constant statistics, or cannot be converted to torch.
+        UnsupportedError: the network does not take a single float32 input, has no
+            BatchNormalization with constant statistics, or cannot be converted to torch.
         ConfigError: see `find_device`.
     """
     shape = like.zeros.shape[1:]
