@@ -70,7 +70,7 @@ class MaskDecoder:
         height, width = wide.shape[2:]
         rows = _resize(height, self.size[0])
         columns = _resize(width, self.size[1])
-        # The output is that of an ArgMax
+        # The output holds classes, as that of an ArgMax
         if wide.shape[1] == 1 and (wide.dtype.kind in "iu" or self.classes > 2):
             nearest = wide[:, 0, rows.argmax(1)[:, np.newaxis], columns.argmax(1)]
             return (nearest.round().clip(0, 255).astype(np.uint8),)
@@ -139,7 +139,7 @@ class SegmentationScores(ClasswiseScores):
 
     @cached_property
     def by_class(self) -> Values:
-        """IoU of each class on each bootstrap sample [resamples, classes]; NaN without pixels."""
+        """IoU of each class on each bootstrap sample [resamples, classes], NaN as in `of_class`."""
         weights = draw_weights(self.total, self.resamples).astype(np.float64)
         pooled = weights @ self.counts.reshape(self.total, -1)
         return _iou(pooled.reshape(self.resamples, 3, self.classes))

@@ -119,7 +119,7 @@ class Reference:
 
     Attributes:
         rescore: returns the scores of a model with the outputs of FP32 as its targets.
-        note: the line that explains the reference below every table.
+        note: the line of a report that explains the reference.
     """
 
     rescore: Callable[[Any, Any], Scores]
@@ -168,7 +168,7 @@ class Task:
         criterion: a metric of `pair_metrics` with less variance over samples than the primary
             metric, by which a sweep chooses among the models near the best; None if only the
             primary metric counts.
-        beside: further metrics with a column in the table of a sweep.
+        beside: further metrics that tables show beside the primary metric.
         class_names: names of the labels' classes; empty if labels are not classes.
         pair_metrics: metrics of a comparison by MLflow name.
         reference: FP32 as the reference; None if labels are the reference.

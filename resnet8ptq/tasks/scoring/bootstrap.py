@@ -101,7 +101,7 @@ class Replicates(SampleValues):
         return {UNDEFINED: share}
 
     def arrays(self) -> dict[str, Array]:
-        """Return all arrays by name."""
+        """Return the arrays that are not None, by name."""
         return {name: array for name, array in vars(self).items() if array is not None}
 
 

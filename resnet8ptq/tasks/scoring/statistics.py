@@ -386,7 +386,7 @@ class CrossedMean:
 
 
 def crossed_mean(values: Values) -> CrossedMean:
-    """Return the mean of values [draws, samples], with standard errors; each axis is at least 2.
+    """Return the mean of values [draws, samples], with standard errors; both axes need two or more.
 
     The model is two-way random effects without replication. The variance of the mean is the part of
     the samples, plus that of the draws, minus the residual that both parts contain (Searle, Casella
