@@ -57,7 +57,7 @@ class Pairs:
         items: the numbers of the two items of each pair [pairs, 2], which are equal for two samples
             of one item. The bootstrap draws items: identities, or listed pairs.
         same: whether both samples of a pair have one identity [pairs].
-        last: the index of the last pair of each different score.
+        last: for each different score, the index of its last pair.
     """
 
     items: Indices

@@ -71,9 +71,9 @@ def is_silent(signal: Array, values: Array) -> bool:
 def to_db(ratio: float) -> float | None:
     """Return the SQNR in dB of a noise ratio, see `noise_ratio`.
 
-    -10 * log10(noise / signal) (Jayant and Noll, Digital Coding of Waveforms, 1984: signal variance
-    over error variance). The result is None if the SQNR is not finite: without noise, or with a
-    signal of zero.
+    The SQNR is -10 * log10(noise / signal), the signal variance over the error variance (Jayant and
+    Noll, Digital Coding of Waveforms, 1984). The result is None if the SQNR is not finite: without
+    noise, with values that are not finite, or with a signal of zero.
 
     >>> to_db(0.001)
     30.0
@@ -100,7 +100,7 @@ def find_units(signal: Array) -> list[tuple[slice, ...]]:
     whole: list[tuple[slice, ...]] = [(slice(None),)]
     if signal.ndim < 3 or signal.dtype.kind != "f":
         return whole
-    for axis in dict.fromkeys((1, signal.ndim - 1)):
+    for axis in (1, signal.ndim - 1):
         count = signal.shape[axis]
         positions = signal[0].size // max(1, count)
         if not 1 < count <= min(positions, MOST_PARTS):
