@@ -77,6 +77,8 @@ class JobsLauncher(Launcher):
         make_context: Any = HydraContext  # without a loader: the jobs compose nothing
         context = make_context(None, self.hydra_context.callbacks)
         shared = (context, self.task_function, Singleton.get_state())
+
+        # Compose all jobs before the first one runs
         jobs = []
         for number, overrides in enumerate(job_overrides, initial_job_idx):
             config = self._compose(number, list(overrides))

@@ -63,7 +63,8 @@ class ProcessJobs(JobsLauncher):
 
         Ctrl-C, SIGTERM and errors interrupt the jobs.
         """
-        os.environ.setdefault("OMP_NUM_THREADS", str(self.cpus))  # BLAS has no other setting
+        # The jobs inherit it; BLAS has no other setting
+        os.environ.setdefault("OMP_NUM_THREADS", str(self.cpus))
         at_once = max(1, machine.threads(None) // self.cpus)
         context = _make_context()
 

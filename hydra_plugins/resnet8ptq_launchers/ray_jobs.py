@@ -34,6 +34,7 @@ class RayJobs(JobsLauncher):
     @classmethod
     def plan(cls, settings: DictConfig) -> ParallelJobs:
         """Return the settings of the jobs, see `jobs.plan`; ask a running cluster for its CPUs."""
+        # A Ray of this sweep has the cores of this machine
         cpus = settings.ray.remote.num_cpus
         init = settings.ray.init
         key = "hydra.launcher.ray.remote.num_cpus"
@@ -63,6 +64,8 @@ class RayJobs(JobsLauncher):
             options: Any = OmegaConf.to_container(self.settings.remote, resolve=True)
             work = ray.remote(**options)(lambda job: job())
             waiting = {work.remote(job).future(): job for job in jobs}
+
+            # A dead worker is the end of its job only
             for future in as_completed(waiting):
                 job = waiting[future]
                 try:

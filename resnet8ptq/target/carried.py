@@ -110,6 +110,7 @@ class JobWriter(Target):
 
     def _write(self, request: Mapping[str, Any], payload: bytes) -> None:
         """Append a request to the job; an equal payload is written only the first time."""
+        # A payload that the job holds is named by its position
         digest = hashlib.sha256(payload).digest()
         start = self._payloads.get(digest)
         fields = {**request, "bytes": len(payload)}
@@ -176,6 +177,8 @@ def _key(request: Mapping[str, Any], sha256: str) -> tuple[str, str, str]:
 def _read(path: Path) -> list[Reply]:
     """Return the answers of a result file; see `Carried` for the errors."""
     wrong = ConfigError(f"result: got {path}, expected the output of python measure.py > result")
+
+    # An answer is a line, then its bytes; an error has no other fields, so it is raised first
     replies = []
     try:
         with path.open("rb") as file:

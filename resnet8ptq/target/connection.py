@@ -134,6 +134,7 @@ class Connection:
                 end.close()
 
     def _write(self, content: bytes) -> None:
+        # In steps, because the command may read slowly or end
         view = memoryview(content)
         while view:
             self._await([], [self._write_end])

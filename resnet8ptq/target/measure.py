@@ -160,6 +160,7 @@ class OnnxFile:
 @contextmanager
 def _messages_kept() -> Iterator[list[str]]:
     """Collect the lines that libraries write to standard error; pass them on afterwards."""
+    # C++ code writes to the file descriptor, past Python's `sys.stderr`
     lines: list[str] = []
     with tempfile.TemporaryFile() as file:
         before = os.dup(2)
@@ -297,6 +298,7 @@ def _to_levels(values: Any, detail: dict[str, Any]) -> Any:
 
 def describe() -> dict[str, Any]:
     """Return this machine: type, system, Python, CPU, cores, and versions of numpy and runtimes."""
+    # Every package with a provider is a build of ONNX Runtime
     versions: dict[str, str] = {}
     for package in (*_PACKAGES, *PROVIDER_PACKAGES.values()):
         name = "onnxruntime" if package in PROVIDER_PACKAGES.values() else package

@@ -87,9 +87,12 @@ def _decode(payload: bytes) -> Any:
     from executorch.backends.xnnpack.serialization import xnnpack_graph_serialize as xnnpack
     from executorch.exir._serialize._flatbuffer import _flatc_decompile
 
+    # The header says where the graph is in the payload
     header = xnnpack.XNNHeader.from_bytes(payload[: xnnpack.XNNHeader.EXPECTED_LENGTH])
     start = header.flatbuffer_offset
     size = header.flatbuffer_size
+
+    # flatc reads and writes files only
     with TemporaryDirectory() as scratch:
         schema = Path(scratch, "schema.fbs")
         graph = Path(scratch, "graph.bin")

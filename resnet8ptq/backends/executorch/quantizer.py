@@ -142,6 +142,8 @@ class ExecutorchQuantizer(Quantizer):
         if layers == 0:
             graph = onnx.load(model.onnx_path).graph
             refuse_empty("XNNPACK", graph, ": it runs no layer in 8 bits")
+
+        # Report how much of the program XNNPACK runs
         delegated = sum(operator.delegated for operator in operators)
         integer = sum(operator.integer for operator in operators)
         whole = len(operators)
@@ -185,6 +187,8 @@ def _check_run(content: bytes, module: Any, calibration: Split) -> None:
     for batch in calibration.take(np.arange(count)).batches(1):
         with errors_as(UnsupportedError, why, mend):
             outputs = predictor.LoadedProgram(content, 1)(batch)
+
+        # Other roundings differ a little; wrong kernels differ by more than the signal
         for output, expected in zip(outputs, infer(module, batch), strict=True):
             if expected.dtype != np.float32:  # class numbers may change with ties
                 continue

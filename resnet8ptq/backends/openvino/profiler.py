@@ -36,6 +36,8 @@ def count_kernels(path: Path) -> tuple[int, int]:
     """
     network = open_network(path, 1)
     compiled = network.request(1).get_compiled_model()
+
+    # OpenVINO's plugin names the kernel of each node that runs
     kernels: list[str] = []
     for node in compiled.get_runtime_model().get_ops():
         about = node.get_rt_info()

@@ -30,6 +30,7 @@ def avoid_faults(proto: onnx.ModelProto) -> onnx.ModelProto:
     The model computes the same up to rounding. The function changes `proto`, which must not be used
     afterwards.
     """
+    # Only means need the sizes, which take time to infer
     sizes: Mapping[str, Sequence[int]] = {}
     if any(node.op_type in (_POOL, "ReduceMean") for node in proto.graph.node):
         sizes = find_sizes(proto)
@@ -177,7 +178,7 @@ def _pad_with_zeros(model: ir.Model) -> None:
                 output=f"{name}__outside",
             )
             wider = write.constant(f"{name}__pads", np.insert(widths, 1, 0, axis=1).reshape(-1))
-            operands = [inside, wider, *node.inputs[2:]]
+            operands = [inside, wider, *node.inputs[2:]]  # the value that pads stays
             mode: dict[str, Any] = {**node.attributes}
             padded = write("Pad", operands, f"{name}__inner", **mode)
             replace_node(node, _chain(write, value=padded, steps=[("Squeeze", [1])], output=name))

@@ -81,6 +81,7 @@ class NncfQuantizer(RunsInOpenvino):
             raise UnsupportedError(_MISSING)
         refuse_others(self.config, _TAKES)
         options = self._options
+
         # Without a preset, NNCF uses mixed for a transformer, and performance for other networks
         mixed = options.preset == "mixed" or (not options.preset and options.model_type)
         weight_bits = 7 if self.config.reduce_range else 8

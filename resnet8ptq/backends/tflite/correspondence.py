@@ -70,6 +70,8 @@ def _of_graph(onnx_path: Path, batch: NDArray[Any]) -> Sketches:
     inputs = float_inputs(proto.graph)
     names = float_tensors(proto)
     run = open_runner(expose(proto, names), 1)
+
+    # Run sample by sample, as the file does
     sketches: Sketches = {}
     for number in range(len(batch)):
         sample = batch[number : number + 1]
@@ -81,10 +83,14 @@ def _of_graph(onnx_path: Path, batch: NDArray[Any]) -> Sketches:
 def _of_file(content: bytes, batch: NDArray[Any]) -> Sketches:
     interpreter = open_interpreter(content, 1, keeps_all=True)
     [input_] = interpreter.get_input_details()
+
+    # The tensors of the file are named by their index
     floats = []
     for tensor in interpreter.get_tensor_details():
         if tensor["dtype"] == np.float32:
             floats.append(tensor["index"])
+
+    # Read all tensors after each sample
     sketches: Sketches = {}
     for number in range(len(batch)):
         interpreter.set_tensor(input_["index"], batch[number : number + 1])

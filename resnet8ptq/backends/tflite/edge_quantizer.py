@@ -208,6 +208,7 @@ def _fit_biases(model: Any, ranges: Mapping[int, Range], per_channel: bool) -> N
     tensors = model.subgraphs[0].tensors
     known = {id(tensors[index]): limits for index, limits in ranges.items()}
     for layer in contents.layers(model):
+        # Skip layers without a bias, and layers that stay in float because of their input
         if layer.bias is None or id(layer.input) not in known:
             continue
         if not (_is_float_constant(model, layer.weights) and _is_float_constant(model, layer.bias)):
@@ -302,6 +303,8 @@ def _integer_ends(
     outputs = [*map(int, graph.outputs)]
     if asked is not None:
         return [(inputs, asked), (outputs, asked)]
+
+    # Without a setting, the quantized operators decide
     made: set[int] = set()
     read: set[int] = set()
     for operator in operators:

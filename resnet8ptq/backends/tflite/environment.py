@@ -126,6 +126,7 @@ def _ways() -> Iterator[tuple[Sequence[str], Sequence[str]]]:
     In the commands, `{}` stands for the environment's folder. The folder may be moved afterwards,
     because only the environment's interpreter is called, not its scripts.
     """
+    # Any interpreter with venv can do it; uv can also download one
     made = str(interpreter_of(Path("{}")))
     wheels = ("--only-binary", ":all:", "--no-deps", *_PACKAGES)
     for python in _interpreters():

@@ -68,6 +68,8 @@ def check_input(model: Fp32Model) -> None:
             f"backend=tflite: got input {tensor} with a free size, expected fixed sizes; try "
             "backend=onnx"
         )
+
+    # The files of onnx2tf take one sample of floats
     if tensor.dtype != "float32" or contract.batch not in (None, 1):
         got = tensor.dtype
         if tensor.dtype == "float32":
@@ -125,6 +127,7 @@ def prepare_graph(proto: onnx.ModelProto) -> onnx.ModelProto:
     # onnx2tf would change other names, and with them the input's layout
     names: dict[str, str] = {}
     for value in (*graph.input, *graph.output):
+        # The first axis is the batch
         value.type.tensor_type.shape.dim[0].dim_value = 1
         plain = re.sub(r"\W", "_", value.name)
         while plain in names.values():

@@ -36,6 +36,8 @@ def open_interpreter(
     resolver = OpResolverType.AUTO
     if reference:
         resolver = _REFERENCE
+
+    # LiteRT warns of the memory that all kept tensors take
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Warning: Enabling `experimental_preserve_all_tensors`")
         interpreter = Interpreter(
@@ -91,12 +93,15 @@ class LoadedFile:
 
     def run(self, values: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         """Return each output for one array per input; inputs are resized to the arrays' shapes."""
+        # Resize only for new shapes, because the tensors are then allocated again
         pairs = list(zip(self._inputs, values, strict=True))
         if any(tuple(details["shape"]) != array.shape for details, array in pairs):
             for details, array in pairs:
                 self.interpreter.resize_tensor_input(details["index"], array.shape)
             self.interpreter.allocate_tensors()
             self._describe()
+
+        # Run; the details are new after a resize
         for details, array in zip(self._inputs, values, strict=True):
             self.interpreter.set_tensor(details["index"], to_input(array, details))
         self.interpreter.invoke()
@@ -135,6 +140,8 @@ def end_at_logits(content: bytes) -> bytes | None:
     code, last = list(contents.operators(model))[-1]
     if code != "SOFTMAX" or list(last.outputs) != list(graph.outputs):
         return None
+
+    # Cut the softmax off
     graph.operators.pop()
     graph.outputs = [last.inputs[0]]
     model.signatureDefs = None  # the signatures name the old output

@@ -158,6 +158,8 @@ class TfliteQuantizer(Quantizer):
             refuse_others(self.config, _DYNAMIC_TAKES)
         if self._is_wide:
             refuse_others(self.config, _WIDE_TAKES[self._flow])
+
+        # Both converters write integer layers of the same dtypes
         resolved = Resolved(
             weight_dtype=plan.describe(),
             activation_dtype="int8",  # method=dynamic rounds activations at inference
@@ -283,11 +285,14 @@ class TfliteQuantizer(Quantizer):
 
     def _split(self, model: Any) -> tuple[list[Any], int]:
         """Return the weights of a file's quantized layers, and the number of other layers."""
+        # The dtype of a quantized layer's output depends on the method
         output = TensorType.INT8
         if self.config.method == "dynamic":
             output = TensorType.FLOAT32
         elif self._is_wide:
             output = TensorType.INT16
+
+        # With float weights or another output, a layer runs in float
         quantized = []
         in_float = 0
         for layer in contents.layers(model):
@@ -397,6 +402,8 @@ class TfliteQuantizer(Quantizer):
         plan = self.plan(decisions)
         if config.method == "dynamic":
             return content
+
+        # The converter's own file has minmax ranges, 8 bits, and the weights of the source
         changed = decisions.ranges or config.calib.name != "minmax" or model.uncorrected
         if not (changed or plan.is_narrow or plan.bits):
             return content

@@ -91,6 +91,7 @@ def write_corrected(
     chosen = {}
     for layer, name in zip(contents.layers(model), names, strict=True):
         if name in narrow:
+            # The operator's version tells a runtime that weights may have 4 bits
             layer.weights.type = TensorType.INT4
             code = model.operatorCodes[layer.operator.opcodeIndex]
             code.version = max(code.version, _VERSIONS[layer.code])
@@ -117,7 +118,7 @@ def match_layers(model: Any, fp32: onnx.GraphProto) -> list[str]:
             weights or bias with another layer.
     """
     nodes = weight_layers(fp32)
-    left = list(weight_layers(fp32))
+    left = list(weight_layers(fp32))  # each node matches one layer
     names: list[str] = []
     seen: set[int] = set()
     for layer in contents.layers(model):
@@ -238,6 +239,7 @@ def _round(
     node: onnx.NodeProto,
     scheme: WeightScheme,
 ) -> Rounded:
+    # The bias of a MatMul is a separate Add in the graph, but a part of the file's layer
     weights = read_weights(graph, node)
     bias = np.zeros(len(weights))
     if node.op_type != "MatMul":

@@ -32,6 +32,8 @@ def convert_checked(prepared: Any, calibration: Split) -> Any:
     samples = kernel_noise.draw_batch(calibration)
     if samples is None:
         return convert_fx(prepared)
+
+    # Run FP32, the reference that the scales define, and the integer kernels
     copied = copy.deepcopy(prepared)  # the observers of the original see no sample twice
     quantized = convert_fx(prepared)
     try:

@@ -58,6 +58,7 @@ def read_events(events: Sequence[Any]) -> dict[Key, float]:
     """
     times: dict[Key, float] = {}
     for event in events:
+        # Operators below the network's direct ones are part of their time
         if event.cpu_parent is None:  # the outputs are dequantized after the network
             is_counted = event.name == "aten::dequantize"
         else:

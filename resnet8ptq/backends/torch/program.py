@@ -118,6 +118,8 @@ def _end_at_logits(module: Any) -> Predict | None:
         return None
     [output] = outputs
     graph.set_codegen(module.graph._codegen)
+
+    # The softmax's output may be rounded to its grid
     while output.target in ROUNDED:
         output = output.args[0]
     if output.target not in SOFTMAX:

@@ -106,6 +106,8 @@ def save(module: Any, example: Example, path: Path, freeze: bool, debug: bool = 
     """
     archive = io.BytesIO()
     why = "TorchScript cannot trace the network"
+
+    # Tracing runs the network, so a missing kernel shows here
     with known_warnings(), torch.inference_mode():
         with errors_as(UnsupportedError, why, f"try {PT2E}"):
             traced = torch.jit.trace(_Network(module).eval(), example.inputs, check_trace=False)

@@ -51,6 +51,8 @@ def store(module: Any, layers: Collection[str], half: bool) -> int:
     for call in module.graph.find_nodes(op="call_module"):
         if call.target not in layers:
             continue
+
+        # A layer counts if one of its weights is stored
         has_stored = False
         for path, key in [*_find_weights(module, call)]:
             if (path, key) not in stored:  # layers may share weights
