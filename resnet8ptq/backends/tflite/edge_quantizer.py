@@ -86,6 +86,8 @@ def find_quantized(
     for code, operator in contents.operators(model):
         output = int(operator.outputs[0])
         alike = names.get(output, [""])
+
+        # Of equal tensors, the last is the output of a fused activation, the first the operator's
         if code in contents.LAYERS:
             node = _layer_before(alike[-1], producers)
         else:
