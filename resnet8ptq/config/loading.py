@@ -246,7 +246,12 @@ _IN_A_STORE = (
 
 
 def _find_conditions(config: RunConfig) -> Iterator[limits.Condition]:
-    """Yield the conditions on combined settings; refuse a setting that another one disables."""
+    """Yield the conditions on combined settings.
+
+    Raises:
+        ConfigError: settings conflict, a setting makes another one useless, or a backend's own
+            settings are missing.
+    """
     backend = config.backend
     if not isinstance(backend, backend.descriptor.schema):
         raise ConfigError(f"backend.name: got {backend.name!r} alone; try backend={backend.name}")
@@ -294,6 +299,9 @@ def _find_conditions_of_analysis(config: RunConfig, named: bool) -> Iterator[lim
 
     Args:
         named: whether `nodes_to_exclude` lists names.
+
+    Raises:
+        ConfigError: a setting of another analysis is set.
     """
     chosen = config.nodes_to_quantize
     excluded = config.nodes_to_exclude
@@ -327,7 +335,11 @@ def _find_conditions_of_analysis(config: RunConfig, named: bool) -> Iterator[lim
 
 
 def _find_conditions_of_plan(config: RunConfig) -> Iterator[limits.Condition]:
-    """Yield the conditions on `precision.plan`; `auto` needs exactly one limit."""
+    """Yield the conditions on `precision.plan`; `auto` needs exactly one limit.
+
+    Raises:
+        ConfigError: a limit is set without `auto`.
+    """
     precision = config.precision
     limits_set = 2 - [precision.max_bytes, precision.max_drop].count(None)
     if precision.plan == "auto":

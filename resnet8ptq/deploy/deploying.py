@@ -127,7 +127,7 @@ def _check(asked: Arguments) -> None:
 
 
 def _check_register(run: SourceRun, name: str | None) -> None:
-    """Refuse to register another person's model, because serving it runs its unchecked code.
+    """Raise `ConfigError` for another person's model: serving it would run its unchecked code.
 
     MLflow registers the model that the run has logged, not the file that was checked.
     """

@@ -74,7 +74,11 @@ def _time(selected: ModelSelection, folder: Path) -> PairedLatency | None:
 
 
 def _folder(cell: Cell, sweep: Path) -> Path:
-    """Return the folder of a run made here; refuse other runs, whose files could run code."""
+    """Return the folder of a run made here.
+
+    Raises:
+        TrackingError: the run was made elsewhere, so that its files could run code.
+    """
     own = origin.own_folder(cell.record, sweep) or origin.own_folder(cell.record)
     if own is None:
         raise TrackingError(
