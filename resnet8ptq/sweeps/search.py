@@ -99,9 +99,10 @@ class SettingsSearch:
     def run(self) -> None:
         """Try steps until the goal is met, no step is left or the time is up; confirm the best.
 
-        If the best model passes on the selection samples only, the search goes on. It ends if the
-        reported samples show no loss, or only a small one on too few samples, see
-        `searching.loses_nothing`. A step that fails does not end the search.
+        If the best model passes on the selection samples only, the search goes on, up to
+        `report.confirmations` models. It also ends if the reported samples show no loss, or only a
+        small one on too few samples, see `searching.loses_nothing`. A step that fails does not end
+        the search.
 
         Raises:
             ConfigError: the settings of all first steps conflict.
@@ -134,7 +135,8 @@ class SettingsSearch:
             is_hopeless = not ranked[0].passes or searching.loses_nothing(self.asked, done)
             if done.passes or is_hopeless:
                 return
-            _say("  not shown to pass on the reported samples: the search goes on")
+            if len(self.confirmed) < self.allowed.confirmations:
+                _say("  not shown to pass on the reported samples: the search goes on")
 
     def _try_steps(self) -> None:
         while steps := searching.next_steps(self.asked, self.tried):

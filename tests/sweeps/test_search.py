@@ -260,6 +260,12 @@ def test_the_search_goes_on_where_the_reported_samples_do_not_show_a_pass(capsys
     assert "the search goes on" in capsys.readouterr().err
 
 
+def test_the_last_confirmation_does_not_say_that_the_search_goes_on(capsys):
+    search = Jobs(lambda step: record(0.006 if step.kind != CONFIRM else 0.009)).run()
+    assert [done.passes for done in search.confirmed] == [False, False]
+    assert capsys.readouterr().err.count("the search goes on") == 1
+
+
 def test_the_search_ends_where_the_reported_samples_are_too_few_for_any_model():
     jobs = Jobs(lambda s: record(0.004, *([0.02] if s.kind == CONFIRM else [])))
     jobs.run()
