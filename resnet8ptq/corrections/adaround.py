@@ -560,8 +560,8 @@ def find_kept(weights: Array, scheme: WeightScheme) -> NDArray[np.bool_]:
 def on_levels(weights: Array, levels: NDArray[np.int64], scheme: WeightScheme) -> Array:
     """Return weights from which every backend derives the same grid and these levels.
 
-    Each weight gets the value of its level. Without clipping, the weights of `find_kept` keep their
-    own value, which preserves the range.
+    Each weight gets the value of its level; without clipping, the weights of `find_kept` keep their
+    own value instead, which preserves the range.
     """
     kept = find_kept(weights, scheme) & (not scheme.clips)
     return np.where(kept, weights, scheme.grid(weights, 0).dequantize(levels))

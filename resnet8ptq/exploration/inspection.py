@@ -37,7 +37,7 @@ def inspect(settings: Settings, data_given: bool) -> None:
         data_given: whether `data` was set; default data are not compared with the network.
 
     Raises:
-        ConfigError: the file of `backend=file` cannot be read, see `run_inspection`.
+        ConfigError, UnsupportedError: with `backend=file`, see `run_inspection`.
         ModelError: the network's file is not a model, is unsafe, or has nothing to quantize.
     """
     config = settings.config

@@ -198,7 +198,7 @@ def find_outlier_weight(compared: TensorComparison) -> list[Finding]:
     """Report weights with values much larger than nearly all others of their channel."""
     hit = []
     for weight in sorted(compared.weights, key=lambda weight: weight.spread.bulk_db):
-        # Another channel with small values is no outlier, see `find_unlike_channels`
+        # Large values that fill a channel are no outliers, see `find_unlike_channels`
         is_peaked = weight.spread.peaks >= OUTLIER and weight.spread.bulk_db < LOW_DB
         largest = max(weight.channels, key=lambda channel: channel.peak)
         if is_peaked and (largest.peaks >= OUTLIER or not largest.reach):

@@ -83,7 +83,7 @@ class Spread:
     """Histogram of values by magnitude, with an octave for each bin, such as [0.5, 1).
 
     Attributes:
-        counts: number of values in each bin; zeros, subnormals and infinities are left out.
+        counts: number of values in each bin; zeros, subnormals, infinities and NaN are left out.
         signal, noise: sums of squares of the values, and of the errors of their rounding.
         low, high: the ends of all values.
     """
