@@ -89,6 +89,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> PowerAnalysis:
     Raises:
         ConfigError: the task's metric is not a share of hits, so its variance is unknown, or the
             samples are not independent.
+        PtqError: network or samples cannot be read, or do not fit each other.
     """
     config = settings.config
     data, network = load_data_and_network(settings)

@@ -58,6 +58,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> DiagnosisResult:
     Raises:
         UnsupportedError: the method is not `static`, the backend cannot take a setting, or its
             files do not give their tensors.
+        PtqError: network or samples cannot be read, or do not fit each other.
     """
     config = settings.config
     refuse_others(config, {"method": (["static"], _STATIC)})

@@ -26,6 +26,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> ProfileResult:
 
     Raises:
         UnsupportedError: the framework does not report times, or cannot take a setting.
+        PtqError: network or samples cannot be read, or do not fit each other.
     """
     timing = settings.config.latency
     settings.quantizer.resolve()

@@ -51,6 +51,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> ComparisonResult
     Raises:
         UnsupportedError: the backend cannot take a setting, the format does not give its inner
             tensors, or none is matched.
+        PtqError: network, samples or file cannot be read, or do not fit each other.
     """
     resolved = settings.quantizer.resolve()
     tunes = preparation.tunes(settings.config)  # whether steps tune by the metric
@@ -86,6 +87,7 @@ def compare_artifact(
 
     Raises:
         UnsupportedError: the format does not give its inner tensors, or none is matched.
+        ConfigError: the file cannot be read, or an input has no clear match in the network.
     """
     backend = settings.config.backend
     runtime = settings.runtime
