@@ -49,10 +49,10 @@ def distinct(records: Sequence[RunRecord]) -> list[RunRecord]:
 def models_of(records: Sequence[RunRecord]) -> list[tuple[str | None, ...]]:
     """Return a key of each run's model, which is equal for equal files on the same kernels.
 
-    Files with one hash are the same. Hashes may differ only by names in a file, so files of the
-    same size and dtypes also count as the same if all outputs on the scored samples are equal, bit
-    for bit. A dynamically quantized file takes its ranges from the batch, so the key contains the
-    batch size.
+    Files with one hash are the same. Names in a file may change its hash. Therefore, files of the
+    same size and dtypes also count as the same if all their outputs on the scored samples are
+    equal bit for bit. A dynamically quantized file takes its ranges from the batch, so the key
+    contains the batch size.
     """
     first: dict[tuple[object, ...], tuple[str | None, ...]] = {}
     models: list[tuple[str | None, ...]] = []
@@ -86,8 +86,8 @@ def by_model(
     Args:
         items: the argument of the test for each run.
         test: returns a result for each item of its list, corrected for their number.
-        worst: returns the item that counts for a model whose runs scored differently, such as with
-            other numbers of threads: the least favourable one, in any order of the runs.
+        worst: returns the least favourable item of a model, in any order of its runs. Its runs may
+            have scored differently, such as with other numbers of threads.
     """
     models = models_of(records)
     by_key: dict[tuple[str | None, ...], list[T]] = {}  # the arguments of each model

@@ -116,9 +116,8 @@ class Family:
     def planned(self) -> int:
         """The least number of models for which Holm's method corrects the verdicts.
 
-        The number is `report.confirmations`. If the predictions of models are lost, the number is
-        at least that of the measured and the lost models, so that the others do not pass more
-        easily.
+        The number is `report.confirmations`. If the predictions of some models are lost, it is at
+        least the number of all models. Otherwise, the others would pass more easily.
         """
         planned = max((record.confirmations for record in self.records), default=1)
         lost = [cell for cell in self.cells if cell.lost and cell.record.quantized]
@@ -310,7 +309,7 @@ def task_of(records: Sequence[RunRecord]) -> Task:
 
 
 def best_first(records: Sequence[RunRecord]) -> list[int]:
-    """Return the indices of the runs, the best metric first, runs without a metric last.
+    """Return the indices of the runs by the metric, the best first, runs without a value last.
 
     If a run used `evaluate.stop=decided`, the metric on the selection samples decides, because the
     reported samples may differ.

@@ -154,7 +154,7 @@ def _on_equal_files(named: Sequence[tuple[RunRecord, str]]) -> list[str]:
 
 
 def _on_speed(family: Family) -> list[str]:
-    """Return the notes on simulated runs, and on latencies and speedups; if any."""
+    """Return the notes on simulated runs, and on the columns of latencies and speedups."""
     executions = set()
     threads = set()
     for record in family.records:
@@ -278,7 +278,7 @@ def _on_tests(task: Task, records: Sequence[RunRecord]) -> list[str]:
 
 
 def _on_limits(family: Family) -> list[str]:
-    """Return the notes on the verdicts: the limit, the outcomes, and reservations; if any."""
+    """Return the notes on the verdicts: the limit, the outcomes, and reservations."""
     records = family.records
     metric = family.metric
     # Collect the outcomes, and the runs for which the tests are corrected
@@ -317,7 +317,7 @@ def _on_open_verdicts(records: Sequence[RunRecord]) -> list[str]:
 
 
 def _on_earlier_runs(family: Family) -> list[str]:
-    """Return notes on earlier runs on the same samples, and on samples added since; if any."""
+    """Return notes on earlier runs on the same samples, and on samples added since then."""
     earlier = family.earlier_runs
     if not earlier.count:
         return []

@@ -1,9 +1,9 @@
 """Recommends a sweep's models by use, each with its verdict; `rule` chooses one for the headline.
 
-With selection samples (`experiment.samples`), these choose the best, the smallest and the fastest
-models, because the best of many models looks too good on the samples that chose it. Models chosen
-in this way are assessed as a separate family, without a correction for the other models. For speed,
-FP32 is a candidate too.
+The best of many models looks too good on the samples that chose it. A sweep with selection samples
+(`experiment.samples`) therefore chooses the best, the smallest and the fastest models on these.
+Models chosen in this way are assessed as a separate family, without a correction for the other
+models. For speed, FP32 is a candidate too.
 """
 
 import math
@@ -121,8 +121,8 @@ class ModelSelection:
     def _ran(self) -> list[Cell]:
         """The models that ran as they are deployed; if there are none, files for NPUs.
 
-        Models without a sound FP32, models with an output that no longer depends on the sample, and
-        the steps of a search whose model is in the family are left out.
+        Left out are models whose FP32 is in doubt, and models with an output that no longer depends
+        on the sample. The steps of a search are left out if the family has its confirmed model.
         """
         ran = []
         for_npus = []
@@ -158,9 +158,9 @@ class ModelSelection:
     def shown(self) -> list[Cell]:
         """The candidates that are shown to keep the limit, on either set of samples.
 
-        A candidate also counts if it passes on the reported samples, corrected for all models, and
-        its measured loss on the selection samples is within the limit. Then the reported samples
-        prove the limit, even if the fewer selection samples do not decide.
+        These are the `passing` ones. Those `measured_within` that pass on the reported samples,
+        corrected for all models, count too: they prove the limit, even if the fewer selection
+        samples do not decide.
         """
         shown = by_run_id(self.passing)
         shown.update(by_run_id(with_verdict(self.measured_within, PASS)))
@@ -200,8 +200,8 @@ class ModelSelection:
         The rule chooses among the models `within` that pass on the reported samples, where verdicts
         are corrected for all models. If none passes, the rule chooses among the undecided ones. If
         it then finds none, or would keep FP32, it chooses again, with the `others`. With selection
-        samples, the chosen undecided model is also assessed by itself, because the reported samples
-        did not choose it; this verdict replaces the other one if it is a pass.
+        samples, the reported samples did not choose this undecided model. It is therefore also
+        assessed by itself, and a pass in this test counts.
         """
         chosen = self._choose(with_verdict(self.within, PASS))
         if chosen is not None:
@@ -405,7 +405,7 @@ def why_none(selected: ModelSelection) -> list[str]:
 def say_remedy(measured: Sequence[Cell]) -> str:
     """Return sentences with settings that may reduce the loss.
 
-    The text is empty unless the loss of each model fails or is void, and if all files come from
+    The text is empty if the loss of any model is neither a fail nor void, or if all files come from
     other programs.
     """
     losses = set()

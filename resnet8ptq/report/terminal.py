@@ -90,7 +90,7 @@ def print_paths(folder: Path, store: Store) -> None:
 
 
 def print_answers(chosen: Sequence[ModelSelection]) -> None:
-    """Print the recommended models of each family, or why there is none.
+    """Print the recommended models of each family with a measured run, or why there is none.
 
     The model of the headline comes last, with verdict, measurements and command.
     """

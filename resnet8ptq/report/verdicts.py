@@ -7,8 +7,8 @@ that is not significant does not prove equality. A verdict is void if FP32 itsel
 better than chance, or is clearly below the accuracy that the user expects. A loss against a broken
 network has no meaning.
 
-A model fails independently of its loss in two cases: its metric is below its own limit, such as
-`report.min_accuracy`, or one of its outputs no longer depends on the sample.
+A model fails independently of its loss if its metric is below its own limit, such as
+`report.min_accuracy`. It also fails if one of its outputs no longer depends on the sample.
 """
 
 import math

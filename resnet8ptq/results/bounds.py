@@ -2,7 +2,7 @@
 
 A test asks whether the loss lies below a limit. The upper bound is the smallest limit for which the
 same test passes, at the level that Holm's correction leaves to the model. By its loss, a model
-therefore passes exactly if its upper bound is at most the limit, and fails exactly if its lower
+therefore passes exactly if its upper bound is at most the limit. It fails exactly if its lower
 bound is at least the limit.
 """
 
@@ -67,9 +67,9 @@ def _find_bounds(
 def levels(p_values: Sequence[float], planned: int = 0) -> list[float]:
     """Return Holm's level (1979) for each p-value, in the same order.
 
-    The smallest p-value is tested at 0.05 / m, the second smallest at 0.05 / (m - 1), and so on,
-    where m is the number of p-values, but at least `planned`. The first p-value above its level
-    ends the procedure, and its level holds for all larger ones.
+    The smallest p-value is tested at 0.05 / m, the second smallest at 0.05 / (m - 1), and so on. m
+    is the number of p-values, but at least `planned`. The first p-value above its level ends the
+    procedure, and its level holds for all larger ones.
 
     >>> [round(level, 4) for level in levels([0.5, 0.001, 0.9])]
     [0.025, 0.0167, 0.025]

@@ -165,8 +165,8 @@ def find_newest(tracking: TrackingConfig) -> Runs:
 def _read_newest(newest: NewestRun, tracking: TrackingConfig) -> Runs | None:
     """Return the runs of the newest run's folder; None if the store must be read.
 
-    That is so if the folder was not made here or has other runs than the store, if the run is an
-    analysis or still running, or if the sweep shares runs with another folder.
+    That is so if the folder was not made here, or has other runs than the store. It is also so if
+    the run is an analysis or still running, or if the sweep may share runs with another folder.
 
     Raises:
         ConfigError: the folder lacks a file, or all runs of the sweep are analyses.

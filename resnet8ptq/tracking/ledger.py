@@ -2,9 +2,9 @@
 
 Each run is another chance of a wrong pass, but the correction of a sweep counts only its own runs.
 To find samples that were added after an undecided verdict, each run logs a sketch of its samples:
-the smallest sample ids (bottom-k sketch; Cohen and Kaplan, "Summarizing Data using Bottom-k
-Sketches", PODC 2007). If a twentieth of an earlier run's samples are scored again, its sketch holds
-at least one of them in 96% of the cases (1 - 0.95^64).
+the smallest sample ids (Cohen and Kaplan, "Summarizing Data using Bottom-k Sketches", PODC 2007).
+If a twentieth of an earlier run's samples are scored again, its sketch holds at least one of them
+in 96% of the cases (1 - 0.95^64).
 """
 
 import logging

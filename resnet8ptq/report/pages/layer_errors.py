@@ -66,7 +66,7 @@ class HeatMap:
 
 
 def load_heat_maps(store: Store, run_id: str) -> list[HeatMap]:
-    """Return the heat maps of a sweep or a single run, by its id."""
+    """Return the heat maps of the sweep or the single run with this id."""
     runs = history.load_children(store, run_id) or [history.load_run(store, run_id)]
     by_mode: dict[str, list[RunRecord]] = {}
     maps = []

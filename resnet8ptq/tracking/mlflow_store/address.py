@@ -89,9 +89,9 @@ def check(uri: str, written: bool) -> None:
             from the environment.
 
     Raises:
-        ConfigError: a setting holds a password, the environment holds a password that an error
-            could print, a parameter may hold a secret, the address cannot be parsed, or MLflow has
-            no such kind of store. The message quotes at most the scheme of the address.
+        ConfigError: a setting holds a password, the environment holds one that an error could
+            print, or a parameter may hold a secret. Also if the address cannot be parsed, or MLflow
+            has no such kind of store. The message quotes at most the scheme of the address.
     """
     if not uri:  # the address is not set
         return
