@@ -236,7 +236,7 @@ def constant_pads(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, bool
 
 
 def find_cuts(graph: onnx.GraphProto) -> dict[int, str]:
-    """Return the tensor of each cut in two of the graph, by the index of the node before the cut.
+    """Return the tensors at which the graph can be cut in two, by the index of the node before.
 
     All nodes after a cut depend only on the cut's tensor and on tensors without a layer before
     them. Tensors of the second kind, such as a mask, are cheap to compute again.

@@ -164,8 +164,8 @@ def _set_outputs(graph: onnx.GraphProto, names: Sequence[str]) -> None:
 def keep_apart(proto: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
     """Return a copy in which ONNX Runtime does not fuse the producers of these tensors.
 
-    Fusion changes the last bits. ONNX Runtime fuses a node only if its output has a single reader,
-    so a second node reads each tensor and returns its size.
+    Fusion changes the last bits of values. ONNX Runtime fuses a node only if its output has a
+    single reader, so a second node reads each tensor and returns its size.
     """
     nodes = list(proto.graph.node)
     apart = copy.deepcopy(proto)

@@ -619,7 +619,7 @@ def _fix_slice(constants: Mapping[int, Any]) -> Fixed:
 
 
 def _part(start: int, end: int, step: int) -> slice:
-    """Return the slice of an axis, which the caller reverses before if `step` is negative."""
+    """Return the slice of an axis, which the caller has reversed if `step` is negative."""
     if step < 0:
         start = -start - 1
         end = -end - 1

@@ -140,7 +140,7 @@ def _find_runner(network: Network, samples: SampleArray) -> Predict | None:
 
 
 def _find_axis(few: NDArray[Any], more: NDArray[Any]) -> int:
-    """Return the axis of size 2 in `few` and 3 in `more`; 0 if no axis or several are so."""
+    """Return the axis of size 2 in `few` and 3 in `more`; 0 if none or several match."""
     if few.ndim != more.ndim:
         return 0
     sizes = list(zip(few.shape, more.shape, strict=True))

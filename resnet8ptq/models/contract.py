@@ -225,8 +225,9 @@ def _only_length(contract: Contract, stored: np.dtype[Any]) -> int | None:
 
 
 def _any_length(contract: Contract, stored: np.dtype[Any]) -> tuple[str, ...]:
-    """Return the inputs whose free first axis is as long as the mask; empty without the mask.
+    """Return the inputs of free length, with the mask among them; otherwise none.
 
+    Their first axis is free in the network, and as long as the mask in the samples.
     A network without the mask as an input cannot ignore padding.
     """
     masked = find_masked(stored)
@@ -321,7 +322,7 @@ def _advise(sample_shape: tuple[int, ...], takes: Shape) -> str:
 def picture_size(contract: Contract, fixed: Collection[str] = ()) -> tuple[int, int] | None:
     """Return height and width of a network's input pictures, with 1 or 3 channels first or last.
 
-    Returns None if height or width is free, or unless exactly one input is a picture.
+    Returns None if height or width is free, or unless the network has one input, a picture.
 
     Args:
         fixed: names of inputs with set values, which do not count.

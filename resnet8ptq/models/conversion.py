@@ -121,9 +121,8 @@ def convert(
 ) -> None:
     """Write `unfolded.onnx`, `folded.onnx` and `conversion.json` into `folder`.
 
-    Backends take one of the two graphs; only TensorFlow's own converter takes the user's file.
-    `read_record` returns the record. If folding fails, `folded.onnx` is missing, and the record has
-    the reason.
+    Backends take one of the two graphs; only backend=tflite may take the user's file. `read_record`
+    returns the record. If folding fails, `folded.onnx` is missing, and the record has the reason.
 
     Args:
         folder: an existing, empty folder.
@@ -434,7 +433,7 @@ def _find_branch(graph: onnx.GraphProto) -> str | None:
 def _free_length(
     network: Network, samples: SampleArray, batch: int | None, fields: Fields
 ) -> onnx.ModelProto:
-    """Return the graph with all sizes constant except the length of the samples.
+    """Return the graph with a free length of texts; its other sizes are as `fix_sizes` makes them.
 
     Raises:
         ParityError: padding or the free length changes the outputs.

@@ -64,7 +64,7 @@ class Fp32Model:
         return self.conversion.final
 
     def describe(self) -> dict[str, str]:
-        """Return the changes of the graph by conversion and preprocessing, as MLflow params."""
+        """Return the opset and the effect of folding, as MLflow params."""
         record = self.conversion
         params = {"opset": str(record.opset)}
         if record.source_opset != record.opset:
@@ -208,7 +208,11 @@ def _with_torch(model: Fp32Model, checked: Split, cache_root: Path) -> Fp32Model
 
 
 def _report(model: Fp32Model) -> None:
-    """Log the changes to the graph; raise `ModelError` if `fold` is set and folding failed."""
+    """Log the changes and restrictions of the graph.
+
+    Raises:
+        ModelError: `fold` is set, and folding failed.
+    """
     record = model.conversion
     if model.fold and record.preprocessing.failure:
         raise ModelError(

@@ -49,7 +49,7 @@ MIN_IR_VERSION = 8  # the IR of opset 17; since IR 4, initializers need not be i
 
 
 def opset(proto: onnx.ModelProto) -> int:
-    """Return the version of ONNX's own operator set that the graph uses, under either name."""
+    """Return the version of ONNX's own operator set that the graph imports."""
     return max(entry.version for entry in proto.opset_import if entry.domain in ONNX_DOMAINS)
 
 
@@ -255,8 +255,8 @@ def store_and_write_products(proto: onnx.ModelProto) -> onnx.ModelProto:
 def write_products(model: ir.Model) -> None:
     """Replace Einsums of a computed tensor and weights by MatMuls, which backends quantize.
 
-    For example, attention is exported with the equation `btd,dhk->bthk`. An Einsum stays if no
-    single MatMul computes it, such as one whose inputs and output all have the same axis.
+    For example, attention is exported with the equation `btd,dhk->bthk`. An Einsum with an ellipsis
+    stays, and one with an axis that both inputs and the output have.
     """
     written: dict[tuple[str, tuple[int, ...], int], ir.Value] = {}
     for node in nodes_of(model, "Einsum"):
@@ -299,7 +299,7 @@ class _Product:
 
     @classmethod
     def of(cls, node: ir.Node) -> "_Product | None":
-        """Return the axes of an Einsum; None if no MatMul of weights computes it."""
+        """Return the axes of an Einsum; None if `write` cannot make it a MatMul of weights."""
         constant = [value is not None and value.is_initializer() for value in node.inputs]
         equation = node.attributes["equation"].as_string().replace(" ", "")
         terms = re.fullmatch(r"([a-zA-Z]+),([a-zA-Z]+)->([a-zA-Z]+)", equation)

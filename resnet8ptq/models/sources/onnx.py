@@ -151,7 +151,7 @@ def _open_original(original: bytes, axes: Mapping[str, int]) -> Runner:
 
 
 def _fix_input(graph: onnx.GraphProto, name: str, values: Any) -> None:
-    """Give an input a constant value, the same for every sample, in place.
+    """Give an input constant values, in place.
 
     Raises:
         ModelError: there is no such input, or the values do not fit it.
@@ -183,8 +183,8 @@ def _fix_input(graph: onnx.GraphProto, name: str, values: Any) -> None:
 def to_supported(proto: onnx.ModelProto, source: Path, sample: Sample) -> onnx.ModelProto:
     """Return a normalized copy of a graph, converted to a supported opset.
 
-    Readers of all formats but Keras call this last, so that later steps do not depend on the
-    format; tf2onnx writes a Keras model in a supported opset.
+    Readers of all formats but Keras call this, so that later steps do not depend on the format;
+    tf2onnx writes a Keras model in a supported opset.
 
     Raises:
         ModelError: weights have NaN or infinity, the opset is not supported, or samples cannot fill

@@ -1,7 +1,7 @@
 """A user's torch module, as a class and weights or as an object, as the source of the FP32 network.
 
-The import of the class runs the user's code, which the user has named for this. The weights are
-untrusted data: safetensors, or a state dict that holds only tensors.
+The import of the class runs the user's own code. The weights are untrusted data: safetensors, or a
+state dict that holds only tensors.
 """
 
 import copy
@@ -96,7 +96,7 @@ def export(network: torch.nn.Module, example: Any, samples: Mapping[str, NDArray
 
 
 def _flatten_outputs(program: Any) -> Any:
-    """Return a program that returns its outputs as a flat tuple, or as a tensor if that is all."""
+    """Make a program return its outputs as a flat tuple, in place; a single tensor stays."""
     module = program.module_call_graph[0]  # the outermost module
     outputs = module.signature.out_spec
     if not outputs.is_leaf():
