@@ -144,8 +144,10 @@ def rounded_activations(
         layer = producers.get(name)
         if layer is not None and layer.op_type in FUSED:
             layer = producers.get(layer.input[0], layer)
+        layer_name = ""
         around = links.readers(name)
         if layer is not None:
+            layer_name = layer.name
             around = [producers[name], layer, *around]
         neighbours = dict.fromkeys(neighbour.name for neighbour in around)
         dequantizes = quantized_links.readers(node.output[0])
@@ -154,7 +156,7 @@ def rounded_activations(
         activation = RoundedActivation(
             name=name,
             dequantized=dequantizes[0].output[0],
-            layer="" if layer is None else layer.name,
+            layer=layer_name,
             nodes=tuple(neighbours),
             scale=scale,
             low=(levels.min - zero_point.item()) * scale,

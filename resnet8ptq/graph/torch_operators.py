@@ -545,7 +545,8 @@ def _recurrent(node: Node) -> torch.nn.Module | None:
             values = values.flip(0)
         # The options are biases, layers, dropout, training, bidirectional, batch first
         options = True, 1, 0.0, False, directions == 2, False
-        outputs = network(values, states if is_lstm else states[0], [*weights], *options)
+        initial = states if is_lstm else states[0]  # only an LSTM has two states
+        outputs = network(values, initial, [*weights], *options)
         steps = outputs[0]
         last = [outputs[index] for index in range(1, count)]
         if is_reverse:
@@ -624,7 +625,8 @@ def _interpolations(node: Node, key: int, targets: list[Any]) -> list[Fixed]:
     mode = node("mode", b"nearest")
     rank = len(node.sizes)
     settings: dict[str, Any] = {"size": None, "scale_factor": None}
-    settings["size" if key == 3 else "scale_factor"] = targets
+    name_of_targets = "size" if key == 3 else "scale_factor"
+    settings[name_of_targets] = targets
     corners = [None] if mode == b"nearest" else [False, True]
     modules = []
     for name in _MODES[mode].get(rank, ()):

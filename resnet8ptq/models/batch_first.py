@@ -56,8 +56,13 @@ def find_inputs(graph: onnx.GraphProto) -> dict[str, int]:
 
 def _axes(value: onnx.ValueInfoProto) -> list[int | str]:
     """Return the size of each axis of a tensor, or the name of a free size."""
-    dims = value.type.tensor_type.shape.dim
-    return [dim.dim_value if dim.dim_value > 0 else dim.dim_param or "?" for dim in dims]
+    axes: list[int | str] = []
+    for dim in value.type.tensor_type.shape.dim:
+        if dim.dim_value > 0:
+            axes.append(dim.dim_value)
+        else:
+            axes.append(dim.dim_param or "?")
+    return axes
 
 
 def move_inputs(model: ir.Model, axes: Mapping[str, int]) -> None:

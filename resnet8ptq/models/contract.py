@@ -114,8 +114,10 @@ def _tensor(value: onnx.ValueInfoProto) -> Tensor:
 
 def _sizes(value: onnx.ValueInfoProto) -> Shape:
     """Return the size of each axis; a free size is None."""
-    dims = value.type.tensor_type.shape.dim
-    return tuple(dim.dim_value if dim.dim_value > 0 else None for dim in dims)
+    sizes: list[int | None] = []
+    for dim in value.type.tensor_type.shape.dim:
+        sizes.append(dim.dim_value if dim.dim_value > 0 else None)
+    return tuple(sizes)
 
 
 @dataclass(frozen=True)
@@ -225,9 +227,8 @@ def _only_length(contract: Contract, stored: np.dtype[Any]) -> int | None:
 
 
 def _any_length(contract: Contract, stored: np.dtype[Any]) -> tuple[str, ...]:
-    """Return the inputs of free length, with the mask among them; otherwise none.
+    """Return the names of the text inputs of free length; empty if the mask is not among them.
 
-    Their first axis is free in the network, and as long as the mask in the samples.
     A network without the mask as an input cannot ignore padding.
     """
     masked = find_masked(stored)

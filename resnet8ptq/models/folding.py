@@ -264,7 +264,8 @@ def _read_affine(
     behind = 0 if is_product else len(weights.dims) - 2  # axes behind the channels
     if not _is_by_channel(values.shape, channels, behind):
         return None
-    if values.ndim > max(2, rank if is_product else len(weights.dims)):
+    axes = rank if is_product else len(weights.dims)
+    if values.ndim > max(2, axes):
         return None
     by_channel = np.broadcast_to(values.reshape(-1), channels).astype(np.float64)
     if node.op_type == "Mul":

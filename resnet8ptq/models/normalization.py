@@ -352,7 +352,8 @@ class _Product:
 
         # Restore the axes of the output
         if len(self.added) > 1:
-            split = [0] * len(self.kept) + [sizes[axis] for axis in self.added]
+            added_sizes = [sizes[axis] for axis in self.added]
+            split = [0] * len(self.kept) + added_sizes  # a 0 keeps the size of the product
             shape = write.constant(f"{name}__split", split)
             value = write("Reshape", [value, shape], f"{name}__parts")
         order = self.kept + self.added
@@ -496,10 +497,10 @@ def write_explicitly(proto: onnx.ModelProto) -> onnx.ModelProto:
 def write_paddings(proto: onnx.ModelProto) -> None:
     """Replace `auto_pad` by explicit paddings, in place, if the sizes are known.
 
-    onnx2torch only supports explicit paddings. `SAME_UPPER` and `SAME_LOWER` give ceil(size /
-    stride) outputs along an axis, and size * stride for a ConvTranspose. The larger half of an odd
-    padding is at the end for `SAME_UPPER`, at the beginning for `SAME_LOWER`. A ConvTranspose with
-    `output_shape` or `output_padding` keeps `auto_pad`, because these attributes change paddings.
+    onnx2torch supports neither `SAME_UPPER` nor `SAME_LOWER`. Both give ceil(size / stride) outputs
+    along an axis, and size * stride for a ConvTranspose. The larger half of an odd padding is at
+    the end for `SAME_UPPER`, at the beginning for `SAME_LOWER`. A ConvTranspose with `output_shape`
+    or `output_padding` keeps `auto_pad`, because these attributes change paddings.
     """
     sizes: dict[str, list[int]] = {}
     for node in proto.graph.node:

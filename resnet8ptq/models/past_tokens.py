@@ -54,7 +54,7 @@ def _can_do_without(node: onnx.NodeProto, past: Mapping[str, onnx.ValueInfoProto
     """Return whether a node joins earlier tokens to others, or returns their whole shape.
 
     Args:
-        past: the inputs for earlier tokens, by name; one of their axes has a free size.
+        past: the inputs for earlier tokens, by name.
     """
     read = [name for name in node.input if name in past]
     if not read:  # an inner graph of the node reads them

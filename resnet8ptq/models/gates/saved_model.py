@@ -73,7 +73,11 @@ def read_program(folder: Path) -> Program:
 
 
 def _cut_to_inference(content: bytes, folder: Path) -> Program:
-    """Return the inference part of a parsed SavedModel; errors name `folder`."""
+    """Return the inference part of a SavedModel from the content of its file.
+
+    Raises:
+        ModelError: see `read_program`.
+    """
     import tensorflow as tf
     from tensorflow.core.protobuf import saved_model_pb2
 
