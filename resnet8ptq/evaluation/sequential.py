@@ -9,9 +9,9 @@ bounds are computed by the recursive integration of Armitage, McPherson and Rowe
 significance tests on accumulating data", JRSS A 132, 1969. The bounds do not assume a stop by the
 other test or for futility, so each error rate stays below its level even if such a stop is ignored.
 
-P-values, intervals and estimates after the stop use the stage-wise ordering of Tsiatis, Rosner and
-Mehta, "Exact confidence intervals following a group sequential test", Biometrics 40, 1984: an
-earlier stop for a side is stronger evidence for that side than a later stop.
+P-values, intervals and estimates after the stop use the stage-wise ordering: a stop is stronger
+evidence for its side than a later stop (Tsiatis, Rosner and Mehta, "Exact confidence intervals
+following a group sequential test", Biometrics 40, 1984).
 """
 
 import math
@@ -91,11 +91,11 @@ class _Paths(NamedTuple):
 
     Attributes:
         time: the time of the analysis; the variance is 1 at time 1.
-        places, mass: the integration nodes [n] and their probability mass [n].
+        nodes, mass: the integration nodes [n] and their probability mass [n].
     """
 
     time: float
-    places: Floats
+    nodes: Floats
     mass: Floats
 
     @classmethod
@@ -105,11 +105,11 @@ class _Paths(NamedTuple):
 
     def above(self, time: float, value: float) -> float:
         """Return the probability that these paths are above a value at a later time."""
-        return float(self.mass @ ndtr((self.places - value) / math.sqrt(time - self.time)))
+        return float(self.mass @ ndtr((self.nodes - value) / math.sqrt(time - self.time)))
 
     def below(self, time: float, value: float) -> float:
         """Return the probability that these paths are below a value at a later time."""
-        return float(self.mass @ ndtr((value - self.places) / math.sqrt(time - self.time)))
+        return float(self.mass @ ndtr((value - self.nodes) / math.sqrt(time - self.time)))
 
     def step(self, time: float, low: float, high: float) -> Self:
         """Return those of the paths that are between two values at a later time."""
@@ -118,10 +118,10 @@ class _Paths(NamedTuple):
         high = min(high, reach)
         half = max(high - low, 0.0) / 2
         deviation = math.sqrt(time - self.time)
-        places = (low + high) / 2 + half * _NODES
-        away = (places[:, np.newaxis] - self.places) / deviation
+        nodes = (low + high) / 2 + half * _NODES
+        away = (nodes[:, np.newaxis] - self.nodes) / deviation
         density = np.exp(-(away**2) / 2) @ self.mass / (deviation * math.sqrt(2 * math.pi))
-        return type(self)(time, places, density * half * _WEIGHTS)
+        return type(self)(time, nodes, density * half * _WEIGHTS)
 
 
 @dataclass(frozen=True)

@@ -112,8 +112,8 @@ class DeviationValues(Replicates):
 class DeviationScores(OutputScores):
     """Outputs of one model, compared with reference outputs.
 
-    A sample's error is the norm of its noise divided by the root mean square norm of the reference;
-    with several outputs, it is the mean of these errors. The limit applies to the worst output.
+    A sample's error is the norm of its noise divided by the root mean square norm of the reference.
+    With several outputs, it is the mean of their errors. The limit applies to the worst output.
     Parts of an output in different units count as outputs, see `distortion.find_units`.
     """
 

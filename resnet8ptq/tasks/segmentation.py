@@ -91,8 +91,8 @@ def _resize(old: int, new: int) -> NDArray[np.float32]:
     Applied to both axes, the result equals that of torch's `interpolate` with `align_corners=False`
     and of `tf.image.resize`.
     """
-    places = ((np.arange(new) + 0.5) * old / new - 0.5).clip(0, old - 1)
-    distances = np.abs(places[:, np.newaxis] - np.arange(old))
+    positions = ((np.arange(new) + 0.5) * old / new - 0.5).clip(0, old - 1)
+    distances = np.abs(positions[:, np.newaxis] - np.arange(old))
     return np.maximum(0, 1 - distances).astype(np.float32)
 
 

@@ -302,7 +302,7 @@ def build(
         class_names = decoder.tags
         scope = Scope(output=decoder.output)
 
-    # The accuracy stands beside the F1 only
+    # The accuracy is a second metric, unless it is the first
     beside: tuple[Metric, ...] = ()
     if primary == "entity_f1":
         beside = (METRICS["token_accuracy"],)

@@ -133,11 +133,11 @@ class Prototypes:
         return masks.join(texts)
 
 
-def _find_ends(places: NDArray[np.floating]) -> tuple[int, int]:
+def _find_ends(positions: NDArray[np.floating]) -> tuple[int, int]:
     """Return start and stop of the rows that interpolation at ascending positions needs."""
-    if not places.size:
+    if not positions.size:
         return 0, 1
-    return max(0, math.floor(places[0])), math.ceil(places[-1]) + 1
+    return max(0, math.floor(positions[0])), math.ceil(positions[-1]) + 1
 
 
 @dataclass(frozen=True)

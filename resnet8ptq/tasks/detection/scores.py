@@ -164,8 +164,8 @@ class DetectionScores(ClasswiseScores):
 def to_coco(pictures: Array, class_ids: Sequence[int], with_masks: bool = False) -> dict[str, Any]:
     """Return the annotations of pictures [n] in COCO's format, from records of `data.boxes`.
 
-    With masks, an object without a mask is treated as a crowd that fills the box, so that neither
-    the object nor detections in the box are counted.
+    With masks, an object without a mask becomes a crowd that fills the box. Neither the object nor
+    detections in the box then count.
     """
     images = []
     annotations = []

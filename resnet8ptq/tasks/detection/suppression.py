@@ -31,7 +31,7 @@ def _suppression(most: int, iou: float, score: float) -> onnxruntime.InferenceSe
     scores = helper.make_tensor_value_info("scores", TensorProto.FLOAT, [None, None, None])
     selected = helper.make_tensor_value_info("selected", TensorProto.INT64, [None, 3])
 
-    # The settings are constants of the graph, so each of them has a session
+    # The settings are constants of the graph, so each combination has a session
     constants = [
         helper.make_tensor("most", TensorProto.INT64, [1], [most]),
         helper.make_tensor("iou", TensorProto.FLOAT, [1], [iou]),

@@ -27,7 +27,7 @@ class Replicates(SampleValues):
     Attributes:
         values: a value of each item [n], such as its error; None if no item has its own value.
         class_counts: the number of items of each class [classes], if the metric is a mean over
-            classes; a single number if only some items count; None if all items count, and for
+            classes. If only some items count, their number [1]. None if all items count, and for
             older runs.
     """
 

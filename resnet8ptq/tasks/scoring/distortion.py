@@ -89,9 +89,9 @@ def find_units(signal: Array) -> list[tuple[slice, ...]]:
     Detectors join coordinates in pixels with scores from 0 to 1, along the first or the last axis
     of a sample. In an SQNR over both, the noise of the scores vanishes: YOLO with all scores at 0
     had 30 dB. The root mean square over samples and positions gives each index of the axis a size.
-    A cut lies where every size on one side is at least `UNITS` times as large as every size on the
-    other side, which are not all zero. An axis is not cut if it is longer than `MOST_PARTS` or than
-    the number of positions.
+    A cut lies where all sizes on one side are at least `UNITS` times those on the other side, which
+    are not all zero. An axis is not cut if it is longer than `MOST_PARTS` or than the number of
+    positions. Outputs of integers, or with one axis for each sample, have no parts.
 
     >>> boxes = np.full((2, 4, 9), 100.0)
     >>> find_units(np.concatenate([boxes, np.full((2, 3, 9), 0.5)], axis=1))

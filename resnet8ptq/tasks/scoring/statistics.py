@@ -112,8 +112,9 @@ class Margin:
     Attributes:
         z: the test statistic, standard normal if the true loss is at the limit; the smaller the
             loss, the smaller z.
-        correction: the amount, in units of z, that weakens both claims, for continuity (half a step
-            of a counted loss) or for the uncertain skewness; infinite if the items decide nothing.
+        correction: the amount, in units of z, that weakens both claims. It allows for continuity
+            (half a step of a counted loss) or for the uncertain skewness, and is infinite if the
+            items decide nothing.
         no_change: whether `items_needed` is for a model that changes no item.
         unseen: the probability that the items show none of the rare losses that would reach the
             limit, see `with_rare_losses`; 0 if this probability does not matter.
@@ -587,8 +588,8 @@ def bootstrap_margin(excess: Values, items: int, class_counts: Counts | None = N
     """Return the margin of a loss, with the bootstrap's standard error (Efron, 1979) and skewness.
 
     Over bootstrap samples of k items, the variance is too small by the factor (k - 1) / k, and the
-    skewness is that of an item divided by sqrt(k). In a mean over classes, the first factor holds
-    for each class of k items, and the variance of the class is assumed proportional to 1 / k. The
+    skewness is that of an item divided by sqrt(k). In a mean over classes, the factor holds for
+    each class of k items. The variance of such a class is assumed proportional to 1 / k. The
     degrees of freedom follow from `count_effective`. Without usable replicates, or with one item in
     each class, the margin is unknown.
 
